@@ -20,7 +20,9 @@ from torch.distributed import PrefixStore, TCPStore
 from agent_client.agent.agent import Agent
 from agent_client.agent.config import AgentConfig
 from agent_client.agent.parts import GroupPlace
+from agent_client.collectives.connectors import connector
 from agent_client.collectives.gloo import GlooGroup, connect_store
+from agent_client.collectives.group_spec import GroupSpec
 from agent_client.collectives.peers import Peers
 from agent_client.state.train_state import TrainState
 from agent_client.transfer.fetch import Fetch
@@ -59,8 +61,8 @@ def momenta(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
 class StoreActor:
     """Hosts a TCPStore, as a manager's store process does."""
 
-    def serve(self) -> str:
-        self._store = TCPStore("0.0.0.0", 0, is_master=True, wait_for_workers=False)
+    def serve(self, port: int = 0) -> str:
+        self._store = TCPStore("0.0.0.0", port, is_master=True, wait_for_workers=False)
         return f"{LOOPBACK}:{self._store.port}"
 
 
@@ -85,18 +87,19 @@ class GlooActor:
     """One rank of a gloo group that is made and given up as it is told."""
 
     device = "cpu"
+    connected_by = "gloo"
 
     def __init__(self) -> None:
         torch.set_num_threads(1)
-        self.group: GlooGroup | None = None
+        self.connector = connector(self.connected_by)
+        self.group: Any = None
         self.is_reducing = False
 
     def meet(self, store: str, key: str, rank: int, size: int, **options: float) -> float:
         """Seconds it took."""
         timeouts = {"connect_timeout_s": 60.0, "timeout_s": 100.0} | options
         began_at = time.monotonic()
-        named = PrefixStore(key, connect_store(store, 60.0))
-        self.group = GlooGroup(named, rank, size, LOOPBACK, **timeouts)
+        self.group = self.connector.connect(GroupSpec(store, key, rank, size, LOOPBACK, **timeouts))
         return time.monotonic() - began_at
 
     def all_reduce(self, seed: int, length: int) -> str:
@@ -258,16 +261,37 @@ class AgentActor:
         agent = self.agent
         agent.start_quorum()
         self.sgd.zero_grad()
-        place, _ = agent.slot()
-        generator = torch.Generator().manual_seed(1000 * agent.current_step + place)
-        self.backward(self.model(torch.randn(16, 8, generator=generator).to(self.device)).square().mean())
-        for parameter in self.model.parameters():
-            if reduces and parameter.grad is not None:
-                agent.all_reduce(parameter.grad, within_group=within_group).result()
+        self.compute()
+        if reduces:
+            self.reduce(within_group=within_group)
         if error:
             agent.report_error(error)
         is_participating = agent.is_participating
-        is_committed = self.apply()
+        return self.describe(self.apply(), is_participating)
+
+    def compute(self) -> None:
+        place, _ = self.agent.slot()
+        generator = torch.Generator().manual_seed(1000 * self.agent.current_step + place)
+        self.backward(self.model(torch.randn(16, 8, generator=generator).to(self.device)).square().mean())
+
+    def backward(self, loss: torch.Tensor) -> None:
+        loss.backward()
+
+    def reduce(self, **options: bool) -> None:
+        for parameter in self.model.parameters():
+            if parameter.grad is not None:
+                self.agent.all_reduce(parameter.grad, **options).result()
+
+    def apply(self) -> bool:
+        """Vote, and apply the averaged gradients."""
+        is_committed = self.agent.should_commit()
+        if is_committed:
+            self.sgd.step()
+        return is_committed
+
+    def describe(self, is_committed: bool, is_participating: bool) -> dict[str, Any]:
+        """The step that has just ended."""
+        agent = self.agent
         return {
             "committed": is_committed,
             "participated": is_participating,
@@ -277,16 +301,6 @@ class AgentActor:
             "batches": agent.batches_committed,
             "hash": self.hash(),
         }
-
-    def backward(self, loss: torch.Tensor) -> None:
-        loss.backward()
-
-    def apply(self) -> bool:
-        """Vote, and apply the averaged gradients."""
-        is_committed = self.agent.should_commit()
-        if is_committed:
-            self.sgd.step()
-        return is_committed
 
     def steps(self, until: int) -> list[dict[str, Any]]:
         """All that were tried until `until` are committed."""

@@ -71,17 +71,10 @@ class CatchUpActor(AgentActor):
         is_committed = self.apply()
         if is_committed and self.schedule is not None:
             self.schedule.step()
-        return {
-            "committed": is_committed,
-            "participated": is_participating,
+        return self.describe(is_committed, is_participating) | {
             "follows": agent.catches_up,
-            "step": agent.current_step,
-            "quorum_id": agent.quorum_id,
-            "participants": list(agent.participants),
-            "batches": agent.batches_committed,
             "lr": self.sgd.param_groups[0]["lr"],
             "took_s": time.monotonic() - began_at,
-            "hash": self.hash(),
         }
 
     def apply(self) -> bool:

@@ -4,20 +4,15 @@ import contextlib
 import functools
 import itertools
 import json
-import os
-import queue
 import signal
-import subprocess
-import sys
-import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self
 
-from examples.daemons import ROOT, Daemon, command, lighthouse, python_path
+from examples.daemons import ROOT, Daemon, command, lighthouse
 from examples.ports import LOOPBACK, free_port
-from tests.agent_client.ranks import WITHOUT_DNS
+from tests.agent_client.ranks import Rank, RankServer
 from tests.processes import PATIENCE_S, eventually
 
 TRAIN_SCRIPT = ROOT / "examples" / "train_ddp.py"
@@ -29,68 +24,15 @@ RECOVERS_WITHIN_S = 2 * PATIENCE_S
 Event = dict[str, Any]
 
 
-class ForkServer:
-    """tests/agent_client/fork_server.py as a child process."""
-
-    def __init__(self, log: Path) -> None:
-        environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": python_path()} | WITHOUT_DNS
-        with log.open("ab") as output:
-            self._process = subprocess.Popen(
-                [sys.executable, str(Path(__file__).with_name("fork_server.py"))],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=output,
-                env=environment,
-                cwd=ROOT,
-                start_new_session=True,
-            )
-        self._log = log
-        self._numbers = itertools.count(1)
-        self._started: queue.SimpleQueue[int] = queue.SimpleQueue()
-        self._ready = threading.Event()
-        self.ended: dict[int, int] = {}
-        self._reader = threading.Thread(target=self._read, daemon=True)
-        self._reader.start()
-
-    def wait_ready(self) -> None:
-        assert self._ready.wait(PATIENCE_S), f"the fork server did not start within {PATIENCE_S:g} s; see {self._log}"
-
-    def start(
-        self, arguments: Sequence[str], environment: dict[str, str], output: Path, script: Path = TRAIN_SCRIPT
-    ) -> int:
-        """The pid of a new process that runs the training script."""
-        order = {"script": str(script), "arguments": list(arguments), "environment": environment}
-        return self._order(order | {"output": str(output)})
-
-    def start_store(self, port: int, output: Path) -> int:
-        """The pid of a new process that hosts a TCPStore."""
-        return self._order({"store_port": port, "output": str(output)})
-
-    def _order(self, order: dict[str, Any]) -> int:
-        order = {"start": next(self._numbers)} | order
-        assert self._process.stdin is not None
-        self._process.stdin.write(json.dumps(order).encode() + b"\n")
-        self._process.stdin.flush()
-        return self._started.get(timeout=PATIENCE_S)
-
-    def stop(self) -> None:
-        assert self._process.stdin is not None
-        self._process.stdin.close()
-        self._process.wait(PATIENCE_S)
-        self._reader.join(PATIENCE_S)
-        assert self._process.stdout is not None
-        self._process.stdout.close()
-
-    def _read(self) -> None:
-        assert self._process.stdout is not None
-        for line in self._process.stdout:
-            said: dict[str, Any] = json.loads(line)
-            if "ready" in said:
-                self._ready.set()
-            elif "started" in said:
-                self._started.put(said["pid"])
-            else:
-                self.ended[said["ended"]] = said["status"]
+PRELOADED = (
+    "sklearn.datasets",
+    "agent_client.training.ddp",
+    "agent_client.training.diloco",
+    "agent_client.training.hsdp",
+    "agent_client.training.optimizer",
+    "agent_client.training.sampler",
+)
+"""What the examples' scripts import."""
 
 
 @dataclass(slots=True)
@@ -101,17 +43,17 @@ class Group:
     manager: Daemon
     manager_port: int
     store_port: int
-    store_pid: int | None = None
-    pids: list[int] = field(default_factory=list)
+    store: Rank | None = None
+    ranks: list[Rank] = field(default_factory=list)
     starts: int = 0
 
 
 class Cluster:
-    """Borrows a running fork server; what it started is killed at its end."""
+    """Borrows a RankServer that has imported PRELOADED; what it started is killed at its end."""
 
     def __init__(
         self,
-        forks: ForkServer,
+        forks: RankServer,
         folder: Path,
         *,
         groups: int,
@@ -137,12 +79,9 @@ class Cluster:
         return self
 
     def __exit__(self, *_: object) -> None:
-        pids = [pid for group in self.groups for pid in (*group.pids, group.store_pid) if pid is not None]
         for group in self.groups:
-            self.kill_ranks(group)
-            self.kill_manager(group)
+            self.kill(group, with_manager=True)
         self.lighthouse.kill()
-        self.wait_gone(*pids)
 
     def start_lighthouse(self) -> None:
         self.lighthouse.start()
@@ -152,12 +91,13 @@ class Cluster:
         """Managers, stores and ranks of those that do not run; managers and stores on the ports they always have."""
         idle = [group for group in groups if not group.manager.is_alive]
         for group in idle:
-            group.store_pid = self.forks.start_store(group.store_port, self.folder / f"{group.name}-store.log")
+            group.store = self.forks.start("tests.agent_client.actors:StoreActor")
+            group.store.call("serve", group.store_port)
             group.manager.start()
         for group in idle:
             group.manager.wait_port(group.manager_port)
         for group in groups:
-            if not group.pids:
+            if not group.ranks:
                 self.start_ranks(group)
 
     def start_ranks(self, group: Group) -> None:
@@ -173,52 +113,43 @@ class Cluster:
                 "WORLD_SIZE": str(self.ranks),
             }
             arguments = [*self._arguments, "--events", str(self.events(group, rank))]
-            group.pids.append(self.forks.start(arguments, environment, self.output(group, rank), self._script))
+            group.ranks.append(self.forks.run(self._script, arguments, environment, self.output(group, rank)))
+
+    def kill(self, group: Group, *, with_manager: bool = False) -> None:
+        """SIGKILL to all its ranks at once; returns when they are gone."""
+        if with_manager:
+            self.kill_manager(group)
+        for rank in group.ranks:
+            rank.signal(signal.SIGKILL)
+        for rank in group.ranks:
+            rank.kill()
+        group.ranks = []
+
+    def kill_manager(self, group: Group) -> None:
+        """SIGKILL, to its store too."""
+        group.manager.kill()
+        if group.store is not None:
+            group.store.kill()
+            group.store = None
+
+    def has_ended(self, group: Group) -> bool:
+        return None not in self.statuses(group)
+
+    def statuses(self, group: Group) -> list[int | None]:
+        """Of the present ranks; None while one runs."""
+        return [rank.status for rank in group.ranks]
+
+    def check_alive(self) -> None:
+        """Every rank that was not killed runs."""
+        for group in self.groups:
+            for rank, status in enumerate(self.statuses(group)):
+                assert status is None, f"{group.name} rank {rank} ended with {status}:\n{self.log(group, rank)}"
 
     def output(self, group: Group, rank: int) -> Path:
         return self.folder / f"{group.name}-rank-{rank}.log"
 
     def events(self, group: Group, rank: int) -> Path:
         return self.folder / f"{group.name}-rank-{rank}-start-{group.starts}.jsonl"
-
-    def kill(self, group: Group, *, with_manager: bool = False) -> None:
-        """SIGKILL to all its ranks; returns when they are gone."""
-        pids = list(group.pids)
-        if with_manager:
-            self.kill_manager(group)
-        self.kill_ranks(group)
-        self.wait_gone(*pids)
-
-    def kill_ranks(self, group: Group) -> None:
-        """SIGKILL to every rank; the manager lives."""
-        for pid in group.pids:
-            if pid not in self.forks.ended:
-                _send(pid, signal.SIGKILL)
-        group.pids.clear()
-
-    def kill_manager(self, group: Group) -> None:
-        """SIGKILL, to its store too."""
-        group.manager.kill()
-        if group.store_pid is not None:
-            _send(group.store_pid, signal.SIGKILL)
-            group.store_pid = None
-
-    def has_ended(self, group: Group) -> bool:
-        return all(pid in self.forks.ended for pid in group.pids)
-
-    def statuses(self, group: Group) -> list[int | None]:
-        """Of the present ranks; None while one runs."""
-        return [self.forks.ended.get(pid) for pid in group.pids]
-
-    def wait_gone(self, *pids: int) -> None:
-        eventually(lambda: all(pid in self.forks.ended for pid in pids), f"{pids} have ended")
-
-    def check_alive(self) -> None:
-        """Every rank that was not killed runs."""
-        for group in self.groups:
-            for rank, pid in enumerate(group.pids):
-                status = self.forks.ended.get(pid)
-                assert status is None, f"{group.name} rank {rank} ended with {status}:\n{self.log(group, rank)}"
 
     def log(self, group: Group, rank: int) -> str:
         """Its last words, over all its starts."""
@@ -266,11 +197,6 @@ def wait_more(
         return all(sum(event["participants"] == participants for event in events) >= more for events in new)
 
     eventually(is_done, f"{more} more steps of {participants} groups", RECOVERS_WITHIN_S)
-
-
-def _send(pid: int, number: int) -> None:
-    with contextlib.suppress(ProcessLookupError):
-        os.kill(pid, number)
 
 
 def read_events(path: Path) -> list[Event]:
@@ -331,10 +257,6 @@ def command_of(pid: int) -> str:
 
 
 @contextlib.contextmanager
-def fork_server(folder: Path) -> Iterator[ForkServer]:
-    server = ForkServer(folder / "fork-server.log")
-    try:
-        server.wait_ready()
+def fork_server() -> Iterator[RankServer]:
+    with RankServer(*PRELOADED) as server:
         yield server
-    finally:
-        server.stop()

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.agent_client.clusters import ForkServer, fork_server
+from tests.agent_client.clusters import PRELOADED
 from tests.agent_client.jobs import TIMES, Job
 from tests.agent_client.ranks import RankServer
 from tests.agent_client.training_jobs import MakeJob, TrainingJob
@@ -32,9 +32,9 @@ def rank_server() -> Iterator[RankServer]:
 
 
 @pytest.fixture(scope="session")
-def forks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ForkServer]:
+def forks() -> Iterator[RankServer]:
     """One more, for the examples' own scripts."""
-    with fork_server(tmp_path_factory.mktemp("forks")) as server:
+    with RankServer(*PRELOADED) as server:
         yield server
 
 

@@ -6,22 +6,11 @@ import time
 import torch
 
 from agent_client.collectives import isolated
-from agent_client.collectives.connectors import connector
-from agent_client.collectives.group_spec import GroupSpec
-from tests.agent_client.actors import LOOPBACK, AgentActor, GlooActor, digest
+from tests.agent_client.actors import AgentActor, GlooActor, digest
 
 
 class IsolatedActor(GlooActor):
-    def __init__(self) -> None:
-        super().__init__()
-        self.connector = connector("isolated")
-
-    def meet(self, store: str, key: str, rank: int, size: int, **options: float) -> float:
-        """Seconds it took."""
-        timeouts = {"connect_timeout_s": 60.0, "timeout_s": 100.0} | options
-        began_at = time.monotonic()
-        self.group = self.connector.connect(GroupSpec(store, key, rank, size, LOOPBACK, **timeouts))
-        return time.monotonic() - began_at
+    connected_by = "isolated"
 
     def all_reduce_odd_tensors(self, rank: int) -> list[str]:
         """Digests of the sums of what is not a plain vector of floats."""

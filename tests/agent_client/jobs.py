@@ -1,6 +1,7 @@
 """Replica groups of real processes under one lighthouse: managers, and the ranks that a test tells what to do."""
 
 import itertools
+import json
 from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
@@ -9,7 +10,7 @@ from typing import Any
 from lighthouse_protocol.messages.status import ManagerStatus
 from lighthouse_runtime.client.manager import ManagerClient
 from tests.agent_client.ranks import Pending, Rank, RankServer
-from tests.processes import PATIENCE_S, eventually
+from tests.processes import LIGHTHOUSE_CODE, PATIENCE_S, eventually, run_cli
 
 AGENT = "tests.agent_client.actors:AgentActor"
 # Where nothing stands, a group that is ahead waits at its next step, so that scripted ranks meet where a test says so.
@@ -100,3 +101,10 @@ class Job:
     def _wait(self, name: str, is_so: Callable[[ManagerStatus], bool], what: str) -> None:
         with ManagerClient(self.addresses[name]) as client:
             eventually(lambda: is_so(client.status(timeout_s=PATIENCE_S)), f"{name} {what}")
+
+
+def ask(address: str, *words: str) -> Any:
+    """What the lighthouse's command line answers to that."""
+    told = run_cli(LIGHTHOUSE_CODE, *words, "--lighthouse", address, "--format", "json", "--timeout", "60s")
+    assert told.returncode == 0, told.stderr
+    return json.loads(told.stdout)

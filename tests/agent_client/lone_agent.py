@@ -82,5 +82,12 @@ def back_propagate(model: torch.nn.Module, number: int) -> None:
     model(inputs).square().sum().backward()
 
 
+def inner_step(model: torch.nn.Module, optimizer: torch.optim.Optimizer, number: int) -> Any:
+    """Whether it was kept."""
+    optimizer.zero_grad()
+    back_propagate(model, number)
+    return optimizer.step()
+
+
 def values(tensors: "list[torch.Tensor]") -> list[list[float]]:
     return [tensor.detach().flatten().tolist() for tensor in tensors]

@@ -1,4 +1,5 @@
-"""Processes with torch imported, forked in milliseconds from one helper interpreter, that do what a test tells them.
+"""Processes with torch imported, forked in milliseconds from one helper interpreter, that do what a test tells them, or
+run a script.
 
     with RankServer() as server, server.start("tests.agent_client.actors:GlooActor") as rank:
         rank.call("meet", "key", 0, 2)                  # GlooActor().meet(...), in a process of its own
@@ -15,6 +16,7 @@ import ctypes
 import faulthandler
 import importlib
 import itertools
+import json
 import os
 import signal
 import socket
@@ -23,10 +25,12 @@ import sys
 import threading
 import time
 import traceback
+from collections.abc import Mapping, Sequence
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, NoReturn, Self
 
+from manager.guard import preload
 from tests.processes import PATIENCE_S, ROOT, clean_environment, eventually
 
 # torch's TCPStore asks for the name of each new client's address, and a name server may take its time: 5 s at worst.
@@ -38,6 +42,8 @@ STACKS_WITHIN_S = 2.0
 _PR_SET_PDEATHSIG = 1
 _PRELOADED = ("torch._dynamo", "tests.agent_client.actors")  # torch's optimizers import the first when first used
 _MAX_ORDER_BYTES = 65536
+_STATUS = 0
+"""The number of the answer in which a script's process tells its exit status."""
 
 
 class RankError(AssertionError):
@@ -77,7 +83,7 @@ class Pending:
 
 
 class Rank:
-    """A forked process that holds one actor. For one thread of the test at a time."""
+    """A forked process that holds one actor, or runs one script. For one thread of the test at a time."""
 
     def __init__(self, pid: int, channel: Connection) -> None:
         self.pid = pid
@@ -97,6 +103,14 @@ class Rank:
     def is_alive(self) -> bool:
         """Neither gone nor a zombie; one that is stopped lives."""
         return _state(self.pid) not in ("", "Z")
+
+    @property
+    def status(self) -> int | None:
+        """Of a script: None while it runs, and as of a shell's child after that."""
+        try:
+            return self._answers[_STATUS][1] if self.has_answer(_STATUS, 0.0) else None
+        except RankEnded:
+            return -signal.SIGKILL
 
     def begin(self, method: str, *args: Any, **kwargs: Any) -> Pending:
         number = next(self._numbers)
@@ -154,16 +168,18 @@ class Rank:
 
 
 class RankServer:
-    """The helper interpreter; use as a context manager, from any thread."""
+    """The helper interpreter; use as a context manager, from any thread. `preloaded`: more modules that it imports."""
 
-    def __init__(self) -> None:
+    def __init__(self, *preloaded: str) -> None:
+        self._preloaded = preloaded
         self._lock = threading.Lock()
 
     def __enter__(self) -> Self:
         self._orders, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
+            arguments = [str(theirs.fileno()), str(os.getpid()), *self._preloaded]
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "tests.agent_client.ranks", str(theirs.fileno()), str(os.getpid())],
+                [sys.executable, "-m", "tests.agent_client.ranks", *arguments],
                 pass_fds=(theirs.fileno(),),
                 stdin=subprocess.DEVNULL,
                 cwd=ROOT,
@@ -178,11 +194,18 @@ class RankServer:
 
     def start(self, actor: str, log: Path | None = None) -> Rank:
         """A new process with one `actor`, "module:Class"; what it writes goes to `log`, or nowhere."""
+        return self._start({"actor": actor}, log)
+
+    def run(self, script: Path, arguments: Sequence[str], environment: Mapping[str, str], log: Path) -> Rank:
+        """A new process that runs the script as its main module."""
+        return self._start({"script": [str(script), *arguments], "environment": dict(environment)}, log)
+
+    def _start(self, order: dict[str, Any], log: Path | None) -> Rank:
         ours, theirs = socket.socketpair()
         with theirs:
-            order = f"{actor}\n{log or os.devnull}".encode()
+            told = json.dumps(order | {"log": str(log or os.devnull)}).encode()
             with self._lock:
-                socket.send_fds(self._orders, [order], [theirs.fileno()])
+                socket.send_fds(self._orders, [told], [theirs.fileno()])
                 pid = int(self._orders.recv(64) or b"0")
         assert pid, f"the rank server ended with {self._process.wait(PATIENCE_S)}; its last words stand above"
         return Rank(pid, Connection(ours.detach()))
@@ -203,7 +226,7 @@ def _main() -> None:
     orders = socket.socket(fileno=int(sys.argv[1]))
     _die_with(int(sys.argv[2]))
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the kernel reaps
-    for name in _PRELOADED:
+    for name in (*_PRELOADED, *sys.argv[3:]):
         importlib.import_module(name)
     while True:
         order, descriptors, _, _ = socket.recv_fds(orders, _MAX_ORDER_BYTES, 1)
@@ -212,29 +235,49 @@ def _main() -> None:
         pid = os.fork()
         if pid == 0:
             orders.close()
-            _become(order.decode(), descriptors[0])
+            _become(json.loads(order), descriptors[0])
         os.close(descriptors[0])
         orders.send(str(pid).encode())
 
 
-def _become(order: str, descriptor: int) -> NoReturn:
-    """In the child: serve the actor's methods until the test closes its end."""
+def _become(order: dict[str, Any], descriptor: int) -> NoReturn:
+    """In the child: run the script, or serve the actor's methods until the test closes its end."""
     try:
         _die_with(os.getppid())
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-        actor, log = order.split("\n")
-        output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+        output = os.open(order["log"], os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
         for target in (1, 2):
             os.dup2(output, target)
         os.close(output)
+        if "script" in order:
+            _run(order["script"], order["environment"], Connection(descriptor))
         faulthandler.register(signal.SIGUSR1)  # kill -USR1: where its threads are, into its log
-        module, _, name = actor.partition(":")
+        module, _, name = order["actor"].partition(":")
         _serve(getattr(importlib.import_module(module), name)(), Connection(descriptor))
     except BaseException:  # noqa: BLE001  its last words belong into its log
         traceback.print_exc()
         sys.stderr.flush()
     finally:
         os._exit(0)
+
+
+def _run(program: list[str], environment: dict[str, str], channel: Connection) -> NoReturn:
+    """To its end, and the process ends whatever it does."""
+    os.environ.update(environment)
+    status = 1
+    try:
+        preload.set_first_path(program)
+        preload.draw_anew()
+        preload.as_main(program)()
+        status = 0
+    except SystemExit as e:
+        status = e.code if isinstance(e.code, int) else int(e.code is not None)
+    except BaseException:  # noqa: BLE001  its last words belong into its log
+        traceback.print_exc()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    channel.send((_STATUS, True, status))
+    os._exit(status)
 
 
 def _serve(actor: object, channel: Connection) -> None:

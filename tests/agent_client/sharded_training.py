@@ -55,8 +55,8 @@ class ShardedActor(AgentActor):
         distributed.init_process_group("gloo", store=store, rank=rank, world_size=ranks)
         self.model = model_of(seed)
         self.replicas = self._shard(way)
-        self.adam = adam_of(self.model)
-        state = TrainState(self.model, self.adam)
+        self.sgd = adam_of(self.model)
+        state = TrainState(self.model, self.sgd)
         self.agent = build_agent(manager, state, rank, ranks, meeting, key, **options)
         if self.replicas is None:
             replicate(self.model, self.agent)
@@ -74,32 +74,23 @@ class ShardedActor(AgentActor):
         fully_shard(self.model, mesh=mesh, mp_policy=policy)
         return replicas
 
-    def step(self) -> Step:
-        """One step over batches that are functions of the step and of a place in the quorum."""
-        agent = self.agent
-        agent.start_quorum()
-        self.adam.zero_grad()
-        slots = agent.slots()
+    def compute(self) -> None:
+        """Over batches that are functions of the step and of a place in the quorum."""
+        slots = self.agent.slots()
         for number, (place, _) in enumerate(slots, 1):
             self.model.set_requires_gradient_sync(number == len(slots))
-            loss_of(self.model, agent.current_step, place).backward()
-        is_participating = agent.is_participating
-        is_committed = agent.should_commit()
-        if is_committed:
-            self.adam.step()
-        return {
-            "committed": is_committed,
-            "participated": is_participating,
-            "step": agent.current_step,
-            "quorum_id": agent.quorum_id,
-            "participants": list(agent.participants),
-            "hash": self.hash(),
-            "weights": float(torch.cat([each.to_local().flatten() for each in self.model.parameters()]).abs().sum()),
-        }
+            loss_of(self.model, self.agent.current_step, place).backward()
+
+    def reduce(self, **options: bool) -> None:
+        """The backward pass has done it."""
+
+    def describe(self, is_committed: bool, is_participating: bool) -> Step:
+        weights = torch.cat([each.to_local().flatten() for each in self.model.parameters()])
+        return super().describe(is_committed, is_participating) | {"weights": float(weights.abs().sum())}
 
     def loop(self, until: int) -> Log:
         """A loop whose forward pass begins each step, and whose zero_grad comes last."""
-        agent, optimizer, log = self.agent, FaultTolerantOptimizer(self.adam, self.agent), list[Step]()
+        agent, optimizer, log = self.agent, FaultTolerantOptimizer(self.sgd, self.agent), list[Step]()
         while agent.current_step < until:
             place, _ = agent.slot()
             loss_of(self.model, agent.current_step, place).backward()
@@ -111,7 +102,7 @@ class ShardedActor(AgentActor):
     def hash(self) -> str:
         """Of this rank's shards of weights and moments."""
         tensors = [parameter.detach() for parameter in self.model.parameters()]
-        tensors += [tensor for state in self.adam.state.values() for tensor in state.values()]
+        tensors += [tensor for state in self.sgd.state.values() for tensor in state.values()]
         return digest(*(tensor.to_local() if hasattr(tensor, "to_local") else tensor for tensor in tensors))
 
     def clip_and_gather(self, max_norm: float) -> tuple[float, float]:

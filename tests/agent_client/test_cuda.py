@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
-from pathlib import Path
 
 import pytest
 import torch
@@ -10,9 +9,8 @@ import torch
 from tests.agent_client.agent.test_agent import check_equal
 from tests.agent_client.agent.test_agent import meet as step_into_one_quorum
 from tests.agent_client.collectives.groups import ENDS_WITHIN_S, check_sums, meet, wait_in_all_reduce
-from tests.agent_client.jobs import TIMES, Job
+from tests.agent_client.jobs import Job
 from tests.agent_client.ranks import Rank, RankServer
-from tests.processes import Lighthouse
 
 pytestmark = [
     pytest.mark.gpu,
@@ -49,13 +47,11 @@ def test_sums_and_an_abort_while_a_peer_is_stopped(store: str, start: Start, act
     check_sums(ranks)
 
 
-def test_a_group_heals_a_model_that_lies_on_the_device(store: str, rank_server: RankServer, tmp_path: Path) -> None:
-    with Lighthouse(*TIMES) as lighthouse, ExitStack() as stack:
-        job = Job(lighthouse.address, store, rank_server, tmp_path, stack)
-        actor = {"actor": "tests.agent_client.cuda_actors:CudaAgentActor"}
-        [a] = job.groups("a", **actor)
-        a.call("steps", 2)
-        [b] = job.groups("b", seed=1, **actor)
-        of_b, of_a = step_into_one_quorum(job, {"b": b, "a": a}, 5)
-        assert check_equal(of_a, of_b) == 3
-        assert of_b[0]["participated"]
+def test_a_group_heals_a_model_that_lies_on_the_device(job: Job) -> None:
+    actor = {"actor": "tests.agent_client.cuda_actors:CudaAgentActor"}
+    [a] = job.groups("a", **actor)
+    a.call("steps", 2)
+    [b] = job.groups("b", seed=1, **actor)
+    of_b, of_a = step_into_one_quorum(job, {"b": b, "a": a}, 5)
+    assert check_equal(of_a, of_b) == 3
+    assert of_b[0]["participated"]

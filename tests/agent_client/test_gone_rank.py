@@ -1,6 +1,5 @@
 """A rank that is stopped inside a group of two: its mate does not wait for ever, whoever launched them."""
 
-import json
 import os
 import signal
 from pathlib import Path
@@ -9,9 +8,9 @@ from typing import Any
 import pytest
 
 from examples.supervised_cluster import SupervisedCluster
-from tests.agent_client.jobs import Job
+from tests.agent_client.jobs import Job, ask
 from tests.agent_client.ranks import RankError
-from tests.processes import LIGHTHOUSE_CODE, Lighthouse, eventually, run_cli
+from tests.processes import Lighthouse, eventually
 
 TIMES = ("--join-timeout", "2s", "--heartbeat-timeout", "3s", "--min-replicas", "1")
 NEVER = {"timeout_s": 600.0, "quorum_timeout_s": 600.0}
@@ -19,8 +18,7 @@ ACTOR = "tests.agent_client.marking_actor:MarkingActor"
 
 
 def ranks_of(address: str) -> list[dict[str, Any]]:
-    told = run_cli(LIGHTHOUSE_CODE, "ranks", "--lighthouse", address, "--format", "json", "--timeout", "60s")
-    return [rank for job in json.loads(told.stdout)["jobs"] for rank in job["ranks"]] if told.returncode == 0 else []
+    return [rank for job in ask(address, "ranks")["jobs"] for rank in job["ranks"]]
 
 
 def both_train(address: str) -> list[dict[str, Any]]:

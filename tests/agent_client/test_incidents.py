@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 
 from examples.ports import free_port
+from tests.agent_client.jobs import ask
 from tests.daemons.supervisors import Supervisor
-from tests.processes import LIGHTHOUSE_CODE, Lighthouse, eventually, http_get, run_cli
+from tests.processes import Lighthouse, eventually, http_get
 
 STEPS = 60
 OPTIONS = ("--join-timeout", "2s", "--heartbeat-timeout", "3s", "--min-replicas", "2", "--stall-timeout", "8s")
@@ -24,14 +25,8 @@ def supervisor(lighthouse: Lighthouse, name: str) -> Supervisor:
     return Supervisor(lighthouse.address, *ports, *times, "--nproc-per-node", "2", command=COMMAND, replica_id=name)
 
 
-def asked(lighthouse: Lighthouse, *words: str) -> Any:
-    told = run_cli(LIGHTHOUSE_CODE, *words, "--lighthouse", lighthouse.address, "--format", "json", "--timeout", "60s")
-    assert told.returncode == 0, told.stderr
-    return json.loads(told.stdout)
-
-
 def only_incident(lighthouse: Lighthouse) -> dict[str, Any]:
-    [incident] = asked(lighthouse, "incidents")
+    [incident] = ask(lighthouse.address, "incidents")
     return incident
 
 
@@ -46,7 +41,7 @@ def test_the_group_of_a_rank_that_hangs_is_restarted_and_training_goes_on(tmp_pa
         assert [group.wait(240) for group in groups] == [0, 0], "nobody but the lighthouse has helped"
         assert all(f"has done {STEPS} steps" in group.log() for group in groups)
 
-        incident = asked(lighthouse, "incident", only_incident(lighthouse)["id"])
+        incident = ask(lighthouse.address, "incident", only_incident(lighthouse)["id"])
         assert (incident["kind"], incident["suspects"]) == ("stall", ["b/1"])
         # "behind in matching", or "behind, last seen ...", where its last word was older than that
         assert incident["text"].startswith("b/1 behind"), incident["text"]

@@ -23,7 +23,7 @@ def trained(job: Job, *names: str) -> Sequence[Rank]:
     return ranks
 
 
-def test_a_rank_stays_for_a_peer_that_has_not_voted_yet(job: Job):
+def test_a_rank_stays_for_a_peer_that_has_not_voted_yet_and_that_goes_on_without_it(job: Job):
     first, late = trained(job, "a", "b")
     done = first.call("vote")
     closing = first.begin("close")
@@ -33,7 +33,9 @@ def test_a_rank_stays_for_a_peer_that_has_not_voted_yet(job: Job):
     assert (done["committed"], same["committed"]) == (True, True)
     assert (same["step"], same["quorum_id"]) == (done["step"], done["quorum_id"])
     assert len(same["participants"]) == 2
+    alone = late.call("step", SUM)
     closing.result(within_s=60.0)
+    assert (alone["committed"], alone["participants"]) == (True, ["b"])
 
 
 def test_one_that_was_granted_another_step_does_not_end_it_either(job: Job):
@@ -46,17 +48,6 @@ def test_one_that_was_granted_another_step_does_not_end_it_either(job: Job):
     same = late.call("vote")
     assert (same["committed"], same["quorum_id"]) == (True, done["quorum_id"])
     closing.result(within_s=60.0)
-
-
-def test_those_who_go_on_lose_no_more_than_the_step_that_it_was_not_in(job: Job):
-    first, late = trained(job, "a", "b")
-    done = first.call("vote")
-    closing = first.begin("close")
-    time.sleep(STAYS_S)
-    assert late.call("vote")["quorum_id"] == done["quorum_id"]
-    alone = late.call("step", SUM)
-    closing.result(within_s=60.0)
-    assert (alone["committed"], alone["participants"]) == (True, ["b"])
 
 
 def test_a_rank_that_is_alone_does_not_stay(job: Job):

@@ -4,7 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.agent_client.clusters import Cluster, ForkServer, Group, check_all
+from tests.agent_client.clusters import Cluster, Group, check_all
+from tests.agent_client.ranks import RankServer
 from tests.processes import eventually
 
 PACE_S = 0.03
@@ -14,7 +15,7 @@ LONG_PACE_S = 1.0
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("ranks", "pace_s"), [(1, PACE_S), (2, LONG_PACE_S)])
-def test_ranks_wait_for_their_manager_and_go_on(forks: ForkServer, tmp_path: Path, ranks: int, pace_s: float) -> None:
+def test_ranks_wait_for_their_manager_and_go_on(forks: RankServer, tmp_path: Path, ranks: int, pace_s: float) -> None:
     """A rank that is alone: at any moment, for it needs nobody to know what a step's decision was. One of several that
     has voted and was told nothing yet cannot go on: its group would be started again."""
     with Cluster(forks, tmp_path, groups=3, ranks=ranks, pace_s=pace_s) as cluster:

@@ -1,14 +1,13 @@
 """Two groups of two ranks, one of which stands still: what `lighthouse ranks` and the logs say of that."""
 
-import json
 import re
 from typing import Any
 
 import pytest
 
-from tests.agent_client.jobs import Job
+from tests.agent_client.jobs import Job, ask
 from tests.agent_client.ranks import Rank
-from tests.processes import LIGHTHOUSE_CODE, Lighthouse, eventually, http_get, run_cli
+from tests.processes import Lighthouse, eventually, http_get
 
 STALL_AFTER_S = 8.0
 TIMES = ("--join-timeout", "2s", "--heartbeat-timeout", "3s", "--min-replicas", "2", "--stall-timeout", "8s")
@@ -24,14 +23,8 @@ def ranks(job: Job) -> list[Rank]:
     return list(job.groups_of(2, "a", "b", actor=ACTOR, **TIMES_S).values())
 
 
-def ask(lighthouse: Lighthouse, *words: str) -> Any:
-    told = run_cli(LIGHTHOUSE_CODE, *words, "--lighthouse", lighthouse.address, "--format", "json", "--timeout", "60s")
-    assert told.returncode == 0, told.stderr
-    return json.loads(told.stdout)
-
-
 def look(lighthouse: Lighthouse) -> dict[str, Any]:
-    [job] = [job for job in ask(lighthouse, "ranks")["jobs"] if job["ranks"]]
+    [job] = [job for job in ask(lighthouse.address, "ranks")["jobs"] if job["ranks"]]
     return job
 
 
@@ -75,14 +68,14 @@ def test_a_rank_that_stands_still_is_named_alone(job: Job, lighthouse: Lighthous
     lighthouse.wait_for_log("nothing moves for")
 
     lighthouse.wait_for_log(r"incident \S+: notified: nothing is killed")
-    [evidence] = ask(lighthouse, "stacks", "--rank", "b/1", "--job", seen["job"])["evidence"]
+    [evidence] = ask(lighthouse.address, "stacks", "--rank", "b/1", "--job", seen["job"])["evidence"]
     assert (evidence["replica_id"], evidence["group_rank"], evidence["pid"]) == ("b", 1, ranks[3].pid)
     assert 'marking_actor.py", line' in evidence["stacks"]
 
     ranks[3].call("release")
     moving(lighthouse, steps + MOVES_FOR_STEPS)
     lighthouse.wait_for_log("something moves again")
-    eventually(lambda: ask(lighthouse, "incidents")[0]["step_s"], "the incident knows that a step is committed")
+    eventually(lambda: ask(lighthouse.address, "incidents")[0]["step_s"], "the incident knows that a step is committed")
 
     scraped = http_get(lighthouse.http + "/metrics")[1]
     assert re.search(r'lighthouse_rank_phase_seconds_total\{.*phase="validation"\} [1-9]', scraped), scraped

@@ -3,11 +3,8 @@
 The tests share one cluster of replica groups of two ranks, which trains on.
 """
 
-import contextlib
 import itertools
-import os
 import re
-import signal
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -17,9 +14,9 @@ from examples.ports import LOOPBACK, free_port
 from lighthouse_runtime.client.lighthouse import LighthouseClient
 from tests.agent_client.clusters import (
     RECOVERS_WITHIN_S,
+    TRAIN_SCRIPT,
     Cluster,
     Event,
-    ForkServer,
     Group,
     check_all,
     command_of,
@@ -27,6 +24,7 @@ from tests.agent_client.clusters import (
     is_running,
     read_events,
 )
+from tests.agent_client.ranks import Rank, RankServer
 from tests.processes import eventually
 
 PACE_S = 0.05
@@ -35,7 +33,7 @@ pytestmark = pytest.mark.timeout(300)
 
 
 @pytest.fixture(scope="module")
-def cluster(forks: ForkServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+def cluster(forks: RankServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     """Three groups train, and one is still to come."""
     with Cluster(forks, tmp_path_factory.mktemp("cluster"), groups=4, ranks=2, pace_s=PACE_S) as cluster:
         *first, _ = cluster.groups
@@ -73,12 +71,10 @@ def test_a_group_that_joins_and_drains_costs_the_others_no_step(cluster: Cluster
     cluster.wait_steps(*cluster.groups, more=20, participants=4)
     with LighthouseClient(cluster.lighthouse_address) as lighthouse:
         lighthouse.drain(late.name, "for its disk")
-    pids = list(late.pids)
-    late.pids.clear()  # they are to end by themselves
+    leaving, late.ranks = late.ranks, []  # they are to end by themselves
     cluster.wait_steps(*first, more=20, participants=3)
     assert discards(cluster, first) == before
-    cluster.wait_gone(*pids)
-    assert [cluster.forks.ended[pid] for pid in pids] == [0, 0]
+    assert [ended(rank) for rank in leaving] == [0, 0]
     assert "ends in good order" in cluster.log(late, 0)
     assert "for its disk" in cluster.log(late, 0)
     eventually(lambda: not late.manager.is_alive, "its manager has left", RECOVERS_WITHIN_S)
@@ -87,8 +83,15 @@ def test_a_group_that_joins_and_drains_costs_the_others_no_step(cluster: Cluster
 # -- a rank that was given only a lighthouse
 
 
-def start_alone(cluster: Cluster, folder: Path, name: str, ranks: int, *arguments: str) -> list[int]:
-    """The pids of a group's ranks in a job of its own, whose manager rank 0 is to start, with its store."""
+def ended(rank: Rank) -> int:
+    """Its exit status."""
+    eventually(lambda: rank.status is not None, f"rank {rank.pid} has ended")
+    assert rank.status is not None
+    return rank.status
+
+
+def start_alone(cluster: Cluster, folder: Path, name: str, ranks: int, *arguments: str) -> list[Rank]:
+    """A group's ranks in a job of its own, whose manager rank 0 is to start, with its store."""
     port = str(free_port())
     environment = {
         "LIGHTHOUSE_ADDRESS": cluster.lighthouse_address,
@@ -101,7 +104,8 @@ def start_alone(cluster: Cluster, folder: Path, name: str, ranks: int, *argument
         "WORLD_SIZE": str(ranks),
     }
     return [
-        cluster.forks.start(
+        cluster.forks.run(
+            TRAIN_SCRIPT,
             [*arguments, "--events", str(folder / f"{rank}.jsonl")],
             environment | {"RANK": str(rank)},
             folder / f"{rank}.log",
@@ -110,42 +114,34 @@ def start_alone(cluster: Cluster, folder: Path, name: str, ranks: int, *argument
     ]
 
 
-def wait_all_gone(pids: list[int], commands: dict[int, str]) -> None:
-    """None of these processes runs, whatever its number was given to since."""
-    eventually(
-        lambda: not [pid for pid in pids if is_running(pid) and command_of(pid) == commands[pid]],
-        f"all of {commands} have ended",
-    )
-
-
 @pytest.mark.parametrize("is_killed", [False, True], ids=["ends", "is killed"])
 def test_a_rank_that_has_only_a_lighthouse_starts_its_manager_which_ends_with_it(
     cluster: Cluster, tmp_path: Path, is_killed: bool
 ) -> None:
     steps, ranks = ("1000000", 2) if is_killed else ("3", 1)
-    pids = start_alone(cluster, tmp_path, f"alone-{ranks}", ranks, "--steps", steps, "--pace", "0.2")
+    processes = start_alone(cluster, tmp_path, f"alone-{ranks}", ranks, "--steps", steps, "--pace", "0.2")
     log = tmp_path / "0.log"
     eventually(lambda: read_events(tmp_path / "0.jsonl"), "it trains", RECOVERS_WITHIN_S)
-    below = descendants(pids[0])
-    commands = {pid: command_of(pid) for pid in [*below, *pids]}
+    below = descendants(processes[0].pid)
+    commands = {pid: command_of(pid) for pid in below}
     if is_killed:
         assert any("lighthouse_manager" in command for command in commands.values()), commands
         assert any("store/program.py" in command for command in commands.values()), commands
-        os.kill(pids[0], signal.SIGKILL)
-        wait_all_gone(below, commands)
-        with contextlib.suppress(ProcessLookupError):  # it may have ended by itself: its manager is gone
-            os.kill(pids[1], signal.SIGKILL)
-    cluster.wait_gone(*pids)
-    wait_all_gone(below, commands)
-    if not is_killed:
-        assert cluster.forks.ended[pids[0]] == 0, log.read_text()
+        processes[0].kill()
+    else:
+        assert ended(processes[0]) == 0, log.read_text()
         assert "step 3: test accuracy" in log.read_text()
+    eventually(
+        lambda: not [pid for pid in below if is_running(pid) and command_of(pid) == commands[pid]],
+        f"all of {commands} have ended",
+    )
+    for process in processes:
+        process.kill()
 
 
 def test_a_manager_that_cannot_start_is_an_error_with_its_reason(cluster: Cluster, tmp_path: Path) -> None:
-    [pid] = start_alone(cluster, tmp_path, "no good name!", 1)
-    cluster.wait_gone(pid)
-    log = (tmp_path / "0.log").read_text()
-    assert cluster.forks.ended[pid] == 1
+    [process] = start_alone(cluster, tmp_path, "no good name!", 1)
+    status, log = ended(process), (tmp_path / "0.log").read_text()
+    assert status == 1
     assert "'no good name!' has ' '" in log, log
     assert re.search(r"AgentError: the group's manager did not start \(status \d\)", log), log

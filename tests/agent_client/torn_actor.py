@@ -60,12 +60,8 @@ class TornActor(AgentActor):
         agent = self.agent
         agent.start_quorum()
         self.sgd.zero_grad()
-        place, _ = agent.internals.last_slot()
-        generator = torch.Generator().manual_seed(1000 * agent.current_step + place)
-        self.model(torch.randn(16, 8, generator=generator)).square().mean().backward()
-        for parameter in self.model.parameters():
-            assert parameter.grad is not None
-            agent.all_reduce(parameter.grad).result()
+        self.compute()
+        self.reduce()
         participated, error, is_committed = agent.is_participating, "", False
         self.sgd.is_due = raises
         try:
@@ -73,8 +69,7 @@ class TornActor(AgentActor):
         except OutOfMemory as e:
             error, is_committed = str(e), True
         self.sgd.is_due = False
-        own = {"quorum_id": agent.quorum_id, "participated": participated, "committed": is_committed}
-        return {"step": agent.current_step, "error": error, "torn": not agent.holds_state, "hash": self.hash(), **own}
+        return self.describe(is_committed, participated) | {"error": error, "torn": not agent.holds_state}
 
     def _apply(self, *, skips: bool) -> bool:
         if not self.is_bare:

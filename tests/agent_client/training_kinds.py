@@ -77,7 +77,7 @@ class Ddp:
         self.heal_mode = heal_mode
         self.module = self.make_module()
         self.shard(rank, ranks, meeting, key)
-        self.inner = torch.optim.AdamW(self.module.parameters(), lr=0.01)
+        self.inner = self.make_inner()
         self.others = self.make_others()
         state = TrainState(self.module, self.inner, **self.others)
         self.standing = {"ballast": Ballast(seed)} if ballast else {}
@@ -100,6 +100,9 @@ class Ddp:
 
     def shard(self, rank: int, ranks: int, meeting: str, key: str) -> None:
         """Inside the group, whose ranks meet at the store `meeting` under `key`."""
+
+    def make_inner(self) -> torch.optim.Optimizer:
+        return torch.optim.AdamW(self.module.parameters(), lr=0.01)
 
     def make_others(self) -> dict[str, Any]:
         """What belongs to the state beside the model and the optimizer."""
@@ -181,21 +184,23 @@ class Ddp:
         return found | {name: list(_tensors_in(other.state_dict())) for name, other in others.items()}
 
     def _write(self, what: str) -> dict[str, Any]:
-        agent = self.agent
         self.followed += what == "follows"
         if self.followed >= FOLLOWED_STEPS:
             self.may_fetch.set()
-        event = {
-            what: agent.current_step,
-            "time": time.time(),
-            "quorum_id": agent.quorum_id,
-            "participants": agent.num_participants,
-            "participated": self.has_participated,
-            "hash": self.digests(),
-        }
+        event = {what: self.agent.current_step} | self._describe()
         with self.events.open("a") as file:
             file.write(json.dumps(event) + "\n")
         return event
+
+    def _describe(self) -> dict[str, Any]:
+        """The step that has just ended."""
+        return {
+            "time": time.time(),
+            "quorum_id": self.agent.quorum_id,
+            "participants": self.agent.num_participants,
+            "participated": self.has_participated,
+            "hash": self.digests(),
+        }
 
     # -- in the middle of a step
 
@@ -332,8 +337,10 @@ class Averaged(AveragedModel):
 
 
 class Ema(Ddp):
+    averages: ClassVar[dict[str, Any]] = {"multi_avg_fn": get_ema_multi_avg_fn(0.9)}
+
     def make_others(self) -> dict[str, Any]:
-        self.averaged = Averaged(self.module, multi_avg_fn=get_ema_multi_avg_fn(0.9))
+        self.averaged = Averaged(self.module, **self.averages)
         return {"averaged": self.averaged}
 
     def after_commit(self) -> None:
@@ -341,15 +348,11 @@ class Ema(Ddp):
 
 
 class EmaOfBuffers(Ema):
-    def make_others(self) -> dict[str, Any]:
-        self.averaged = Averaged(self.module, multi_avg_fn=get_ema_multi_avg_fn(0.9), use_buffers=True)
-        return {"averaged": self.averaged}
+    averages: ClassVar[dict[str, Any]] = Ema.averages | {"use_buffers": True}
 
 
 class Swa(Ema):
-    def make_others(self) -> dict[str, Any]:
-        self.averaged = Averaged(self.module)
-        return {"averaged": self.averaged}
+    averages: ClassVar[dict[str, Any]] = {}
 
 
 class Scheduled(Ddp):

@@ -24,7 +24,7 @@ def test_a_killed_group_heals_and_all_end_with_the_same_weights(
 ) -> None:
     options = {"script": ROOT / "examples" / script, "steps": steps, "pace_s": pace_s}
     with (
-        fork_server(tmp_path) as forks,
+        fork_server() as forks,
         Cluster(forks, tmp_path, groups=2, ranks=2, min_replicas=2, **options) as cluster,
     ):
         cluster.start_lighthouse()

@@ -1,6 +1,5 @@
-"""Which participant is at fault: by example, and against the dumb version."""
+"""Which participant is at fault, against the dumb version, and in which words."""
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -40,32 +39,11 @@ def faulty(*said: tuple[Announced, Standing]) -> set[int]:
     return set(find_faulty(rows(*said)))
 
 
-OTHER_NAME = WIDE._replace(name="discriminator, bucket 0")
-LONG = WIDE._replace(name="x" * 200)
-FAULTY: dict[str, tuple[list[tuple[Announced, Standing]], set[int]]] = {
-    "none where all say the same": ([(WIDE, TRAINED), (WIDE, HEALS), (WIDE, HOLDS_STATE)], set()),
-    "the one that differs": ([(WIDE, TRAINED), (NARROW, TRAINED), (WIDE, TRAINED)], {1}),
-    "one collective less": ([(WIDE, TRAINED), (WIDE, TRAINED), (END, TRAINED)], {2}),
-    "one collective more": ([(END, TRAINED), (END, TRAINED), (WIDE, TRAINED)], {2}),
-    "of two the one that heals": ([(WIDE, HEALS), (NARROW, TRAINED)], {0}),
-    "of two the one that has not trained": ([(WIDE, HOLDS_STATE), (NARROW, TRAINED)], {0}),
-    "of two new ones the one that heals": ([(WIDE, HEALS), (NARROW, HOLDS_STATE)], {0}),
-    "newcomers do not outvote a veteran": ([(WIDE, HEALS), (WIDE, HEALS), (NARROW, TRAINED)], {0, 1}),
-    "between two veterans they decide": ([(WIDE, TRAINED), (NARROW, TRAINED), (NARROW, HEALS)], {0}),
-    "of two that are alike the second": ([(WIDE, TRAINED), (NARROW, TRAINED)], {1}),
-    "of two new ones that are alike, too": ([(WIDE, HOLDS_STATE), (NARROW, HOLDS_STATE)], {1}),
-    "the same size of another part of the script": ([(WIDE, TRAINED), (OTHER_NAME, HEALS)], {1}),
-    "names that differ beyond what is told": (
-        [(LONG._replace(name=LONG.name + "a"), TRAINED), (LONG._replace(name=LONG.name + "b"), HEALS)],
-        {1},
-    ),
-}
-
-
-@pytest.mark.parametrize("case", FAULTY)
-def test_which_is_at_fault(case: str):
-    said, expected = FAULTY[case]
-    assert faulty(*said) == expected
+def test_names_count_though_the_size_is_the_same_and_beyond_what_is_told():
+    other = WIDE._replace(name="discriminator, bucket 0")
+    assert faulty((WIDE, TRAINED), (other, HEALS)) == {1}
+    one, another = (WIDE._replace(name="x" * 200 + end) for end in "ab")
+    assert faulty((one, TRAINED), (another, HEALS)) == {1}
 
 
 class TestWords:

@@ -98,7 +98,7 @@ def test_ranks_that_do_different_things_are_told_so(job: Job) -> None:
     pending = ranks["b/0"].begin("evaluate", what="test")
     told = ranks["a/0"].call("evaluate")
     assert (told["raised"], told["evaluated"]) == ("RankMismatch", 0)
-    assert '"validation", 1, true] at a/0' in told["text"] or '"validation", 2, true] at a/0' in told["text"]
+    assert re.search(r'"validation", [12], true\] at a/0', told["text"])
     assert pending.result()["text"] == told["text"]
 
 

@@ -129,18 +129,18 @@ def test_an_agent_refuses_a_mode_without_its_size(mode: Any, size: int) -> None:
 # -- real training
 
 TIMES = ("--join-timeout", "5s", "--heartbeat-timeout", "3s")
-STEPS = 200
 PACE_S = 0.01
 
 
 def plain_run(microbatches: int) -> list[tuple[list[float], float]]:
     """(the samples' shares, the mean loss) of each step by torch alone, from the weights of the first group."""
-    model = batch_training.model_of(0)
+    torch.manual_seed(0)
+    model = batch_training.make_model()
     sgd = batch_training.sgd_of(model)
     inputs, targets = batch_training.data()
     sampler = StepSampler(batch_training.SAMPLES, batch_training.BATCH_SIZE, None)  # type: ignore[arg-type]
     found: list[tuple[list[float], float]] = []
-    for step in range(STEPS):
+    for step in range(batch_training.STEPS):
         batches = [sampler.batch(step, place, microbatches) for place in range(microbatches)]
         sgd.zero_grad()
         loss = torch.stack([batch_training.loss_of(model, inputs[batch], targets[batch]) for batch in batches]).mean()
@@ -176,10 +176,10 @@ class Run:
 
     def check(self, expected: list[tuple[list[float], float]]) -> set[int]:
         """Every step that any rank committed was as expected. The sizes of the quorums."""
-        self.wait_step(STEPS, *self.groups)
+        self.wait_step(batch_training.STEPS, *self.groups)
         check_all(self.job.folder)
         events = [event for events in all_events(self.job.folder) for event in events]
-        assert {event["step"] for event in events} == set(range(1, STEPS + 1))
+        assert {event["step"] for event in events} == set(range(1, batch_training.STEPS + 1))
         for event in events:
             shares, loss = expected[event["step"] - 1]
             assert event["shares"] == pytest.approx(shares, abs=1e-12), f"other samples in step {event['step']}"
@@ -201,7 +201,7 @@ def test_the_trajectory_does_not_bend_when_groups_die(
     def run(name: str) -> Run:
         folder = tmp_path / name
         folder.mkdir()
-        options: dict[str, Any] = {"mode": mode, "world_size": size, "until": STEPS}
+        options = {"world_size_mode": mode.value, "world_size": size}
         return Run(make_job(batch_training.BatchActor, ranks=ranks, folder=folder, **options))
 
     calm, rough = run("calm"), run("rough")

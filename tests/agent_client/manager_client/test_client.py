@@ -1,7 +1,6 @@
 """The watch reports where a rank is, and how its manager ends."""
 
-import queue
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import pytest
 
@@ -11,54 +10,38 @@ from agent_client.manager_client.watch import SAMPLED_EVERY_S, RankWatch
 from agent_client.progress.progress import Progress
 from lighthouse_protocol.messages.membership import Assignment
 from lighthouse_protocol.messages.progress import STEP, ProgressSample
-from lighthouse_protocol.messages.session import FromRank, Leaving, ToRank, WatchOpened
 from lighthouse_protocol.refusals import Drained, LighthouseError, Unreachable
 from lighthouse_runtime.client.manager import ManagerClient
+from tests.agent_client.manager_client.fake_watch import FakeWatch
 from tests.processes import PATIENCE_S, eventually
 
 
-class FakeWatch:
-    """Opens, tells, and ends when it is cancelled or released. `repeated` has what is to be sent, and how often."""
-
-    def __init__(self, *tells: ToRank) -> None:
-        self._tells = tells
-        self._over: queue.SimpleQueue[None] = queue.SimpleQueue()
-        self.repeated: list[tuple[Callable[[], ProgressSample | None], float]] = []
-
-    def send(self, message: FromRank) -> None:
-        assert message == Leaving(None)
-        self._over.put(None)
-
-    def repeat(self, say: Callable[[], ProgressSample | None], every_s: float) -> None:
-        self.repeated.append((say, every_s))
-
-    def end(self) -> None:
-        self._over.put(None)
-
-    def cancel(self) -> None:
-        self._over.put(None)
-
-    def __iter__(self) -> Iterator[ToRank]:
-        yield WatchOpened()
-        yield from self._tells
-        self._over.get(timeout=PATIENCE_S)
-        raise Unreachable("cancelled")
-
-
-def watched(monkeypatch: pytest.MonkeyPatch, progress: Progress) -> FakeWatch:
-    """After a first request for a quorum."""
+def watched(
+    monkeypatch: pytest.MonkeyPatch, refusal: LighthouseError, error: type[Exception], progress: Progress | None = None
+) -> tuple[ManagerConnection, FakeWatch]:
+    """After a first request for a quorum, which is refused."""
     watch = FakeWatch()
 
     def refuse(*_: object, **__: object) -> Assignment:
-        raise Unreachable("no quorum here")
+        raise refusal
 
     monkeypatch.setattr(ManagerClient, "watch", lambda *_, **__: watch)
     monkeypatch.setattr(ManagerClient, "quorum", refuse)
     link = ManagerConnection("127.0.0.1:1", 0, "worker", lambda *_: None, returns_within_s=0.0, progress=progress)
-    with pytest.raises(Unreachable):
+    with pytest.raises(error):
         link.ask(0, "", tag_quorum_id=None, commit_failures=0, timeout_s=PATIENCE_S)
+    return link, watch
+
+
+@pytest.fixture
+def sampled(monkeypatch: pytest.MonkeyPatch) -> tuple[Progress, Callable[[], ProgressSample | None]]:
+    """What is sampled, and what is sent of it again and again."""
+    progress = Progress()
+    link, watch = watched(monkeypatch, Unreachable("no quorum here"), Unreachable, progress)
     link.close()
-    return watch
+    [(say, every_s)] = watch.repeated
+    assert every_s == SAMPLED_EVERY_S
+    return progress, say
 
 
 @pytest.mark.parametrize(
@@ -75,28 +58,19 @@ def test_the_end_of_a_manager_that_has_left_with_its_group_is_no_loss(
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ):
-    watch = FakeWatch()
-
-    def refuse(*_: object, **__: object) -> Assignment:
-        raise refusal
-
     caplog.set_level("INFO")
-    monkeypatch.setattr(ManagerClient, "watch", lambda *_, **__: watch)
-    monkeypatch.setattr(ManagerClient, "quorum", refuse)
-    monkeypatch.setattr(RankWatch, "wait_ended", lambda *_: watch.cancel())
-    link = ManagerConnection("127.0.0.1:1", 0, "worker", lambda *_: None, returns_within_s=0.0)
-    with pytest.raises(error):
-        link.ask(0, "", tag_quorum_id=None, commit_failures=0, timeout_s=PATIENCE_S)
+    monkeypatch.setattr(RankWatch, "wait_ended", lambda *_: None)
+    link, watch = watched(monkeypatch, refusal, error)
     watch.cancel()  # the manager ends
     eventually(lambda: caplog.records, "a line on its end")
     assert [(record.levelname, record.message) for record in caplog.records] == [said]
     link.close()
 
 
-def test_the_manager_receives_samples_again_and_again(monkeypatch: pytest.MonkeyPatch):
-    progress = Progress()
-    [(say, every_s)] = watched(monkeypatch, progress).repeated
-    assert every_s == SAMPLED_EVERY_S
+def test_the_manager_receives_samples_again_and_again(
+    sampled: tuple[Progress, Callable[[], ProgressSample | None]],
+) -> None:
+    progress, say = sampled
     progress.step(7)
     with progress.phase("validation", total=3):
         told = say()
@@ -104,9 +78,12 @@ def test_the_manager_receives_samples_again_and_again(monkeypatch: pytest.Monkey
     assert (told.step, [phase.name for phase in told.phases]) == (7, [STEP, "validation"])
 
 
-def test_a_defect_here_is_logged_and_ends_nothing(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture):
-    progress = Progress()
-    [(say, _)] = watched(monkeypatch, progress).repeated
+def test_a_defect_here_is_logged_and_ends_nothing(
+    sampled: tuple[Progress, Callable[[], ProgressSample | None]],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    progress, say = sampled
     monkeypatch.setattr(progress, "sample", lambda: 1 / 0)
     assert say() is None
     assert "where this rank is cannot be told" in caplog.text

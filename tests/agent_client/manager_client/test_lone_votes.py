@@ -10,19 +10,11 @@ import pytest
 
 from agent_client.manager_client.client import ManagerConnection
 from lighthouse_protocol.messages.membership import Assignment, Decision
-from lighthouse_protocol.messages.session import (
-    FromRank,
-    Leaving,
-    Released,
-    Revoked,
-    ToRank,
-    Vote,
-    VoteAnswer,
-    WatchOpened,
-)
+from lighthouse_protocol.messages.session import Revoked, Vote, VoteAnswer
 from lighthouse_protocol.refusals import LighthouseError, Unreachable, WrongState
 from lighthouse_runtime.client.manager import ManagerClient
 from tests.agent_client.jobs import Job
+from tests.agent_client.manager_client.fake_watch import FakeWatch
 from tests.processes import PATIENCE_S
 
 QUORUM = 7
@@ -39,38 +31,6 @@ GRANT = Assignment(
     place=0,
     primary_address="127.0.0.1:2",
 )
-
-
-class FakeWatch:
-    """Says what the test puts into `says`; an error ends it."""
-
-    def __init__(self) -> None:
-        self.says: queue.SimpleQueue[ToRank | LighthouseError] = queue.SimpleQueue()
-        self.says.put(WatchOpened())
-        self.heard: queue.SimpleQueue[Vote] = queue.SimpleQueue()
-        self.is_cancelled = threading.Event()
-
-    def send(self, message: FromRank) -> None:
-        if isinstance(message, Vote):
-            self.heard.put(message)
-        else:
-            assert isinstance(message, Leaving)
-            self.says.put(Released())
-
-    def ballot(self) -> Vote:
-        return self.heard.get(timeout=PATIENCE_S)
-
-    def end(self) -> None:
-        self.says.put(Unreachable("ended"))
-
-    def cancel(self) -> None:
-        self.is_cancelled.set()
-        self.says.put(Unreachable("cancelled"))
-
-    def __iter__(self) -> Iterator[ToRank]:
-        while not isinstance(said := self.says.get(timeout=PATIENCE_S), LighthouseError):
-            yield said
-        raise said
 
 
 class FakeManager:

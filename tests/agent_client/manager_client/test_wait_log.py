@@ -10,7 +10,7 @@ from lighthouse_protocol.messages.session import Waiting
 from lighthouse_protocol.refusals import DeadlinePassed, LighthouseError
 from lighthouse_protocol.rules import quorum_wait
 from lighthouse_runtime.client.manager import ManagerClient
-from tests.agent_client.manager_client.test_client import FakeWatch
+from tests.agent_client.manager_client.fake_watch import FakeWatch
 from tests.processes import LOCALHOST, PATIENCE_S, eventually
 
 

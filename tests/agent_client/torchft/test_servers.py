@@ -66,38 +66,26 @@ def test_a_lighthouse_on_every_address_names_its_host(bind: str) -> None:
     server.shutdown()
 
 
-def test_who_does_not_ask_is_waited_for_no_longer_than_by_torchft() -> None:
-    """Their default is 100 ms, that of `lighthouse serve` a minute."""
-    server = LighthouseServer(f"{LOCALHOST}:0", 1)
-    client = LighthouseClient(server.address(), LONG)
-    client.heartbeat("c")
-    assert [m.replica_id for m in client.quorum("a", LONG / 2).participants] == ["a"]
-    server.shutdown()
-
-
 def test_a_lighthouse_takes_torchfts_times() -> None:
-    """c is alive and does not ask; without the times it would be waited for for a minute."""
-    server = LighthouseServer(f"{LOCALHOST}:0", 1, join_timeout_ms=100, quorum_tick_ms=100, heartbeat_timeout_ms=300)
-    client = LighthouseClient(server.address(), LONG)
-    client.heartbeat("c")
-    assert [m.replica_id for m in client.quorum("a", LONG / 2).participants] == ["a"]
-    with NativeLighthouseClient(server.address()) as looks:
-        eventually(lambda: states(looks).get("c") is MemberState.EXPIRED, "c lapses")
-    server.shutdown()
-
-
-def test_a_manager_advertises_the_host_name_that_it_is_told() -> None:
-    with Lighthouse() as lighthouse:
-        server = manager_server(f"http://{lighthouse.address}", hostname="localhost", bind="[::]:0")
-        assert re.fullmatch(r"http://localhost:\d+", server.address())
-        ManagerClient(server.address(), LONG)
+    """c is alive and does not ask. Their default join timeout is 100 ms, that of `lighthouse serve` a minute."""
+    for times in ({}, {"join_timeout_ms": 100, "quorum_tick_ms": 100, "heartbeat_timeout_ms": 300}):
+        server = LighthouseServer(f"{LOCALHOST}:0", 1, **times)
+        client = LighthouseClient(server.address(), LONG)
+        client.heartbeat("c")
+        assert [m.replica_id for m in client.quorum("a", LONG / 2).participants] == ["a"]
+        if times:
+            with NativeLighthouseClient(server.address()) as looks:
+                eventually(lambda: states(looks).get("c") is MemberState.EXPIRED, "c expires")
         server.shutdown()
 
 
-def test_a_manager_joins_under_its_name_without_torchfts_uuid() -> None:
+def test_a_manager_advertises_its_host_name_and_joins_under_its_name_without_torchfts_uuid() -> None:
     """A group that comes back with another uuid is the same group."""
+    name = "a:0f8fad5b-d9cb-469f-a165-70867728950e"
     with Lighthouse() as lighthouse:
-        server = manager_server(lighthouse.address, "a:0f8fad5b-d9cb-469f-a165-70867728950e")
+        server = manager_server(f"http://{lighthouse.address}", name, hostname="localhost", bind="[::]:0")
+        assert re.fullmatch(r"http://localhost:\d+", server.address())
+        ManagerClient(server.address(), LONG)
         with NativeManagerClient(server.address()) as looks:
             assert looks.status().replica_id == "a"
         server.shutdown()
@@ -193,18 +181,15 @@ raise SystemExit("ends by itself" if sys.argv[2] == "raises" else 0)
 """
 
 
-@pytest.mark.parametrize(("how", "status"), [("returns", 0), ("raises", 1)])
-def test_servers_end_with_a_process_that_ends(how: str, status: int) -> None:
+@pytest.mark.parametrize(("how", "status"), [("returns", 0), ("raises", 1), ("waits", None)])
+def test_servers_end_with_a_process_that_ends_or_is_killed(how: str, status: int | None) -> None:
     with Process(OWNER, ["", how]) as owner:
         said = owner.wait_for_log(r"owner of (\S+) (\S+)")
-        assert owner.wait() == status
-        assert [has_ended(said[1]), has_ended(said[2])] == [True, True]
-
-
-def test_servers_end_with_a_process_that_is_killed() -> None:
-    with Process(OWNER, ["", "waits"]) as owner:
-        said = owner.wait_for_log(r"owner of (\S+) (\S+)")
-        owner.kill()
+        if status is None:
+            owner.kill()
+        else:
+            assert owner.wait() == status
+            assert [has_ended(said[1]), has_ended(said[2])] == [True, True], "at its own end, before it"
         eventually(lambda: has_ended(said[1]) and has_ended(said[2]), "both have ended")
 
 

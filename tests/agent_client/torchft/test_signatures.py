@@ -58,20 +58,15 @@ def test_the_names_are_those_of_the_stub_file() -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_every_method_takes_the_arguments_of_the_stub_file(name: str) -> None:
-    for stub in methods(stubs()[name]):
-        parameters = inspect.signature(getattr(getattr(ours, name), stub.name)).parameters
-        assert set(parameters) == {argument.arg for argument in stub.args.args}, stub.name
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_every_property_of_the_stub_file_is_there(name: str) -> None:
-    wanted = fields(stubs()[name])
-    kind = getattr(ours, name)
+def test_methods_take_the_arguments_of_the_stub_file_and_its_properties_are_there(name: str) -> None:
+    stub, kind = stubs()[name], getattr(ours, name)
+    for method in methods(stub):
+        parameters = inspect.signature(getattr(kind, method.name)).parameters
+        assert set(parameters) == {argument.arg for argument in method.args.args}, method.name
     if dataclasses.is_dataclass(kind):
-        assert [field.name for field in dataclasses.fields(kind)] == wanted
+        assert [field.name for field in dataclasses.fields(kind)] == fields(stub)
     else:
-        assert set(wanted) <= set(inspect.signature(kind).parameters)
+        assert set(fields(stub)) <= set(inspect.signature(kind).parameters)
 
 
 def parameters(thing: Any) -> list[list[Any]]:

@@ -21,19 +21,18 @@ FINISHES_AFTER = 50
 class Group:
     """A replica group that can be started again, and all that it has committed."""
 
-    def __init__(self, server: RankServer, name: str, way: str, lighthouse: str, folder: Path) -> None:
+    def __init__(self, server: RankServer, name: str, lighthouse: str, folder: Path) -> None:
         self.name = name
         self._server = server
-        self._way = way
         self._lighthouse = lighthouse
         self._log = folder / f"{name}.log"
         self._earlier: list[dict[str, Any]] = []
         self._rank: Rank
         self._training: Pending
 
-    def start(self, trainer: str = MOVED, workers: int = 0) -> None:
+    def start(self, trainer: str = MOVED) -> None:
         self._rank = self._server.start(trainer, self._log)
-        self._training = self._rank.begin("train", self._way, self.name, self._lighthouse, workers)
+        self._training = self._rank.begin("train", self.name, self._lighthouse)
 
     def commits(self) -> list[dict[str, Any]]:
         """In all its lives."""
@@ -90,19 +89,19 @@ class Group:
 
 @contextlib.contextmanager
 def groups_of(
-    way: str, rank_server: RankServer, folder: Path, heartbeat_timeout: str = "600s", **start: Any
+    rank_server: RankServer, folder: Path, heartbeat_timeout: str = "600s", trainer: str = MOVED
 ) -> Generator[tuple[Group, Group, Group]]:
     """Three. Whoever dies is missed at once, or the tests would wait for the heartbeat timeout."""
     require()
     times = ("--heartbeat-timeout", heartbeat_timeout, "--join-timeout", "600s")
     with Lighthouse("--min-replicas", "2", *times) as lighthouse:
         groups = tuple(
-            Group(rank_server, name, way, f"http://{lighthouse.address}", folder) for name in ("a_0", "b_1", "c_2")
+            Group(rank_server, name, f"http://{lighthouse.address}", folder) for name in ("a_0", "b_1", "c_2")
         )
         started = []
         try:
             for group in groups:
-                group.start(**start)
+                group.start(trainer)
                 started.append(group)
             yield groups  # type: ignore[misc]  # three names, three groups
         finally:
@@ -126,12 +125,10 @@ def differing_steps(*groups: Group) -> dict[int, set[str]]:
     return {step: weights for step, weights in found.items() if len(weights) > 1}
 
 
-@pytest.mark.parametrize(
-    "way", ["ddp", *(pytest.param(way, marks=pytest.mark.slow) for way in ("local_sgd", "diloco"))]
-)
-def test_groups_are_bit_identical_after_a_kill_and_a_heal(way: str, rank_server: RankServer, tmp_path: Path) -> None:
-    """The kill is in the middle of a step, where torchft's own DistributedDataParallel would end the others, too."""
-    with groups_of(way, rank_server, tmp_path) as (a, b, c):
+def test_groups_are_bit_identical_after_a_kill_and_a_heal(rank_server: RankServer, tmp_path: Path) -> None:
+    """The kill is in the middle of a step, where torchft's own DistributedDataParallel would end the others, too.
+    LocalSGD and DiLoCo are in torchft's own tests: test_their_own.py."""
+    with groups_of(rank_server, tmp_path) as (a, b, c):
         for group in (a, b, c):
             group.in_this_life(participants=3)
         c.die("in a sum")
@@ -146,21 +143,9 @@ def test_groups_are_bit_identical_after_a_kill_and_a_heal(way: str, rank_server:
 
 
 @pytest.mark.slow
-def test_loader_workers_that_fork_do_no_harm(rank_server: RankServer, tmp_path: Path) -> None:
-    """Every epoch forks anew, beside the clients' threads; and nobody says anything about it."""
-    with groups_of("ddp", rank_server, tmp_path, workers=2) as groups:
-        for group in groups:
-            group.in_this_life(participants=3)
-        ends = finish(*groups)
-        assert ends == [ends[0]] * 3
-        said = [line for group in groups for line in group.log().splitlines()]
-        assert [line for line in said if "fork" in line.lower()] == []
-
-
-@pytest.mark.slow
 def test_a_job_is_moved_group_by_group(rank_server: RankServer, tmp_path: Path) -> None:
     """torchft's own managers and ours in one quorum, each healing from the other; its deaths are seen by silence."""
-    with groups_of("ddp", rank_server, tmp_path, heartbeat_timeout="5s", trainer=STOCK) as groups:
+    with groups_of(rank_server, tmp_path, heartbeat_timeout="5s", trainer=STOCK) as groups:
         for group in groups:
             group.in_this_life(participants=3)
         assert [group.is_moved() for group in groups] == [False] * 3
@@ -180,7 +165,7 @@ def test_a_lighthouse_that_comes_back_is_waited_for(rank_server: RankServer, tmp
     require()
     where = f"{LOCALHOST}:{free_port()}"
     options = ("--bind", where, "--journal", str(tmp_path / "journal"), "--min-replicas", "2")
-    groups = [Group(rank_server, name, "ddp", f"http://{where}", tmp_path) for name in ("a_0", "b_1")]
+    groups = [Group(rank_server, name, f"http://{where}", tmp_path) for name in ("a_0", "b_1")]
     with contextlib.ExitStack() as stack:
         with Lighthouse(*options) as lighthouse:
             for group in groups:

@@ -15,9 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.distributed import TCPStore
-from torch.utils.data import DataLoader, TensorDataset
 from torchft import DistributedDataParallel, Manager, Optimizer, ProcessGroupGloo
-from torchft.local_sgd import DiLoCo, LocalSGD
 
 from tests.agent_client.actors import digest
 
@@ -25,7 +23,6 @@ TIMEOUT = timedelta(seconds=30)
 # A survivor that hears nothing of the death waits so long for one that has.
 SUM_TIMEOUT = timedelta(seconds=5)
 PACE_S = 0.02
-SYNC_EVERY = 2
 FEATURES = 4
 
 
@@ -40,9 +37,8 @@ class Trainer:
         torch.manual_seed(os.getpid())
         self._model = nn.Sequential(nn.Linear(FEATURES, 8), nn.ReLU(), nn.Linear(8, 1))
 
-    def train(self, way: str, replica_id: str, lighthouse: str, workers: int = 0) -> None:
+    def train(self, replica_id: str, lighthouse: str) -> None:
         """Until finish_at says so."""
-        ways = {"ddp": self._ddp, "local_sgd": self._local_sgd, "diloco": self._diloco}
         self._store = TCPStore("localhost", 0, is_master=True, wait_for_workers=False)
         sgd = torch.optim.SGD(self._model.parameters(), lr=0.05, momentum=0.9)
 
@@ -55,7 +51,6 @@ class Trainer:
             min_replica_size=2,
             load_state_dict=load_state_dict,
             state_dict=lambda: {"model": self._model.state_dict(), "optimizer": sgd.state_dict()},
-            use_async_quorum=way == "ddp",
             replica_id=replica_id,
             store_addr="localhost",
             store_port=self._store.port,
@@ -67,7 +62,7 @@ class Trainer:
         )
         self._sum = self._manager.allreduce
         setattr(self._manager, "allreduce", self._sum_or_die)  # noqa: B010  pyright knows it as a method
-        ways[way](sgd, workers)
+        self._run(DistributedDataParallel(self._manager, self._model), Optimizer(self._manager, sgd))
         self._manager.shutdown()
 
     def die(self, where: str) -> None:
@@ -93,29 +88,14 @@ class Trainer:
     def commits(self) -> list[dict[str, Any]]:
         return list(self._commits)
 
-    def _ddp(self, sgd: torch.optim.Optimizer, workers: int) -> None:
-        self._run(DistributedDataParallel(self._manager, self._model), Optimizer(self._manager, sgd), workers)
-
-    def _local_sgd(self, sgd: torch.optim.Optimizer, workers: int) -> None:
-        with LocalSGD(self._manager, self._model, sgd, SYNC_EVERY):
-            self._run(self._model, sgd, workers)
-
-    def _diloco(self, sgd: torch.optim.Optimizer, workers: int) -> None:
-        outer = torch.optim.SGD(self._model.parameters(), lr=0.7, momentum=0.9, nesterov=True)
-        with DiLoCo(self._manager, [self._model], sgd, outer, SYNC_EVERY, pin_memory=False):
-            self._run(self._model, sgd, workers)
-
-    def _run(self, model: Callable[[Tensor], Tensor], optimizer: torch.optim.Optimizer, workers: int) -> None:
-        while True:
-            for (inputs,) in DataLoader(TensorDataset(torch.rand(64, FEATURES)), batch_size=4, num_workers=workers):
-                if self._manager.current_step() == self._last_step:
-                    return
-                self._die_if("between steps")
-                optimizer.zero_grad()
-                model(inputs).square().mean().backward()
-                optimizer.step()
-                self._note()
-                time.sleep(PACE_S)
+    def _run(self, model: Callable[[Tensor], Tensor], optimizer: Optimizer) -> None:
+        while self._manager.current_step() != self._last_step:
+            self._die_if("between steps")
+            optimizer.zero_grad()
+            model(torch.rand(4, FEATURES)).square().mean().backward()
+            optimizer.step()
+            self._note()
+            time.sleep(PACE_S)
 
     def _note(self) -> None:
         step = self._manager.current_step()

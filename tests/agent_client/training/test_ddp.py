@@ -213,8 +213,8 @@ def test_replicas_agree_on_a_parameter_that_only_one_of_them_used() -> None:
         first, second = ours(Branches(), first_agent, **FIND_UNUSED), ours(Branches(), second_agent, **FIND_UNUSED)
         backward(first, 0, 0, 0)
         backward(second, 0, 1, 1)
-        of_first, of_second = first_agent.seen, second_agent.seen
-        first_agent.meet(of_second)
+        of_first = first_agent.seen
+        first_agent.meet(second_agent.seen)
         backward(first, 0, 0, 0)
         second_agent.meet(of_first)
         backward(second, 0, 1, 1)

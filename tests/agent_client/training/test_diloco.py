@@ -11,7 +11,7 @@ from torch import Tensor
 
 from agent_client.training.diloco import DiLoCo, _balanced
 from agent_client.training.local_sgd import LocalSGD
-from tests.agent_client.lone_agent import LoneAgent, back_propagate, model_of, values
+from tests.agent_client.lone_agent import LoneAgent, back_propagate, inner_step, model_of, values
 
 unhurried = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 LR, MOMENTUM = 0.7, 0.9
@@ -21,17 +21,14 @@ def outer_sgd(model: torch.nn.Module) -> torch.optim.Optimizer:
     return torch.optim.SGD(model.parameters(), lr=LR, momentum=MOMENTUM, nesterov=True)
 
 
-def diloco(agent: LoneAgent, seed: int = 0, **options: Any) -> tuple[torch.nn.Module, DiLoCo]:
+def diloco(
+    agent: LoneAgent, seed: int = 0, make_options: Callable[[Any], dict[str, Any]] = lambda model: {}, **options: Any
+) -> tuple[torch.nn.Module, DiLoCo]:
+    """`make_options`: of the model."""
     model = model_of(seed)
     inner = torch.optim.SGD(model.parameters(), lr=0.1)
-    options = {"sync_every": 3, "outer_optimizer": outer_sgd(model)} | options
+    options = {"sync_every": 3, "outer_optimizer": outer_sgd(model)} | options | make_options(model)
     return model, DiLoCo(model, inner, agent=agent, **options)  # type: ignore[arg-type]
-
-
-def inner_step(model: torch.nn.Module, optimizer: torch.optim.Optimizer, number: int) -> Any:
-    optimizer.zero_grad()
-    back_propagate(model, number)
-    return optimizer.step()
 
 
 class Plain:
@@ -106,24 +103,12 @@ def test_it_does_what_the_papers_say(
 
 
 def test_without_an_outer_rate_and_momentum_it_is_local_sgd() -> None:
-    model, reference = model_of(), model_of()
     half: Callable[[Tensor], Tensor] = lambda tensor: tensor / 2  # noqa: E731
-    outer = torch.optim.SGD(model.parameters(), lr=1.0)
-    agent = LoneAgent(step=1, mean=half)
-    optimizer = DiLoCo(
-        model,
-        torch.optim.SGD(model.parameters(), lr=0.1),
-        outer,
-        agent,
-        sync_every=4,  # type: ignore[arg-type]
-    )
-    plain_agent = LoneAgent(step=1)
-    plain = LocalSGD(
-        reference,
-        torch.optim.SGD(reference.parameters(), lr=0.1),
-        plain_agent,
-        sync_every=4,  # type: ignore[arg-type]
-    )
+    plain_sgd = lambda model: {"outer_optimizer": torch.optim.SGD(model.parameters(), lr=1.0)}  # noqa: E731
+    model, optimizer = diloco(LoneAgent(step=1, mean=half), make_options=plain_sgd, sync_every=4)
+    reference = model_of()
+    inner = torch.optim.SGD(reference.parameters(), lr=0.1)
+    plain = LocalSGD(reference, inner, LoneAgent(step=1), sync_every=4)  # type: ignore[arg-type]
     starting = [parameter.detach().clone() for parameter in reference.parameters()]
     for number in range(4):
         inner_step(model, optimizer, number)
@@ -179,18 +164,8 @@ def test_fragments_are_of_like_size_and_hold_everything_once(sizes: list[int], d
 
 
 def test_fragments_can_be_modules() -> None:
-    model = model_of()
-    first, _, second = model
-    _, optimizer = diloco(LoneAgent(), fragments=1)
-    inner = torch.optim.SGD(model.parameters(), lr=0.1)
-    optimizer = DiLoCo(
-        model,
-        inner,
-        outer_sgd(model),
-        LoneAgent(),
-        sync_every=2,
-        fragments=[second, first],  # type: ignore[arg-type]
-    )
+    modules = lambda model: {"fragments": [model[2], model[0]]}  # noqa: E731
+    _, optimizer = diloco(LoneAgent(), make_options=modules, sync_every=2)
     assert optimizer._fragments == [[2, 3], [0, 1]]
 
 
@@ -216,10 +191,6 @@ def used_before() -> torch.optim.Optimizer:
     return outer
 
 
-def halves(model: torch.nn.Module) -> list[torch.nn.Module]:
-    return [model[0], model]  # type: ignore[index]
-
-
 @pytest.mark.parametrize(
     ("options", "reason"),
     [
@@ -241,14 +212,5 @@ def test_what_does_not_fit_is_refused(options: dict[str, Any], reason: str) -> N
 
 
 def test_modules_that_overlap_are_refused() -> None:
-    model = model_of()
-    inner = torch.optim.SGD(model.parameters(), lr=0.1)
     with pytest.raises(ValueError, match="exactly one"):
-        DiLoCo(
-            model,
-            inner,
-            outer_sgd(model),
-            LoneAgent(),
-            sync_every=2,
-            fragments=halves(model),  # type: ignore[arg-type]
-        )
+        diloco(LoneAgent(), make_options=lambda model: {"fragments": [model[0], model]}, sync_every=2)

@@ -14,7 +14,7 @@ from agent_client.state.snapshot import snapshot
 from agent_client.state.train_state import TrainState
 from agent_client.training.local_sgd import LocalSGD
 from agent_client.training.sampler import StepSampler
-from tests.agent_client.lone_agent import LoneAgent, back_propagate, model_of, values
+from tests.agent_client.lone_agent import LoneAgent, inner_step, model_of, values
 
 unhurried = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 H = 3
@@ -25,12 +25,6 @@ def local_sgd(agent: LoneAgent, seed: int = 0, **options: Any) -> tuple[torch.nn
     inner = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
     options = {"sync_every": H} | options
     return model, LocalSGD(model, inner, agent, **options)  # type: ignore[arg-type]
-
-
-def inner_step(model: torch.nn.Module, optimizer: torch.optim.Optimizer, number: int) -> Any:
-    optimizer.zero_grad()
-    back_propagate(model, number)
-    return optimizer.step()
 
 
 def parameters(model: torch.nn.Module) -> list[list[float]]:

@@ -79,15 +79,6 @@ def test_what_only_one_has_used_is_its_half(job: Job) -> None:
     assert None not in of_a["used"]
 
 
-def test_without_it_the_step_is_computed_again(job: Job) -> None:
-    a, b, c = job.groups("a", "b", "c", actor=ACTOR, salvage=False)
-    step_together(a, b, c)
-    of_a, of_b = lose_in_backward(c, a, b)
-    assert [one["committed"] for one in (of_a, of_b)] == [False, False]
-    after = step_together(a, b)
-    assert [(one["committed"], one["step"]) for one in after] == [(True, of_a["step"])] * 2
-
-
 def test_who_salvages_meets_who_computes_anew(job: Job) -> None:
     a, c = job.groups("a", "c", actor=ACTOR, salvage=True)
     job.start_managers("b")
