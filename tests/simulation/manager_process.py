@@ -4,7 +4,15 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from lighthouse_protocol.messages.membership import Assignment, Decision, Participant, Quorum
-from lighthouse_protocol.messages.session import EvidenceDone, EvidenceRequest, Leaving, Released, Revoked, WatchHello
+from lighthouse_protocol.messages.session import (
+    EvidenceDone,
+    EvidenceRequest,
+    JoinAccepted,
+    Leaving,
+    Released,
+    Revoked,
+    WatchHello,
+)
 from lighthouse_protocol.refusals import LighthouseError
 from manager.group.driver import GroupDriver
 from manager.group.rules.machine import GroupMachine
@@ -32,6 +40,7 @@ class ManagerProcess(Process):
         self.seen_id = self.told_id = 0
         self.granted = -1
         self.handed: Quorum | None = None  # the last one
+        self.accepted: JoinAccepted | None = None  # the message that it came in
         me = Participant(
             site.replica_id,
             address=site.address,
@@ -59,9 +68,9 @@ class ManagerProcess(Process):
     def incarnation(self) -> str:
         return self.machine.incarnation
 
-    def was_handed(self, quorum: Quorum) -> None:
-        self.handed = quorum
-        self.site.checkers.handed(self, quorum)
+    def was_handed(self, message: JoinAccepted) -> None:
+        self.accepted, self.handed = message, message.quorum
+        self.site.checkers.handed(self, message.quorum)
 
     def tell_lighthouse(self, message: Any) -> None:
         self._link.send(message)
