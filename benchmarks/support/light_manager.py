@@ -104,7 +104,7 @@ class LightManager:
                 self._session.welcomed(message, self._clock())
                 self._obey(order)
             case HeartbeatAck(_, _, order):
-                sent_at = self._session.echoed(message, self._clock())
+                sent_at = self._session.acknowledged(message, self._clock())
                 self._obey(order)
                 if sent_at is not None:
                     self._grants.renew(sent_at + LEASE_SHARE * self._session.lease_s)
