@@ -62,7 +62,7 @@ class ManagerChecks:
         match event:
             case events.Received(message):
                 self._hear(message)
-            case Voted() as voted if voted.quorum_id is not None:
+            case Voted() as voted if voted.quorum_id is not None and voted.group_rank < self._size:
                 key = voted.quorum_id, voted.step
                 self._calls[voted.call] = *key, voted.group_rank
                 self._votes.setdefault(key, {})[voted.group_rank] = voted.vote

@@ -71,7 +71,7 @@ class ManagerLink:
             for older in behind:
                 older.close()
         if isinstance(message, JoinAccepted):
-            self._manager.was_handed(message.quorum)
+            self._manager.was_handed(message)
         if isinstance(message, JoinRejected):
             self._manager.say(f"is refused: {message.error}")
         else:

@@ -4,7 +4,15 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from lighthouse_protocol.messages.membership import Assignment, Decision, Participant, Quorum
-from lighthouse_protocol.messages.session import EvidenceDone, EvidenceRequest, Leaving, Released, Revoked, WatchHello
+from lighthouse_protocol.messages.session import (
+    EvidenceDone,
+    EvidenceRequest,
+    JoinAccepted,
+    Leaving,
+    Released,
+    Revoked,
+    WatchHello,
+)
 from lighthouse_protocol.refusals import LighthouseError
 from manager.group.driver import GroupDriver
 from manager.group.rules.machine import GroupMachine
@@ -12,7 +20,7 @@ from tests.simulation.manager_checks import ManagerChecks
 from tests.simulation.manager_link import ManagerLink
 from tests.simulation.network import LOCAL_DELAY_S, End
 from tests.simulation.observed import observe
-from tests.simulation.world import Died, Process, Timers
+from tests.simulation.world import MIN_RATE, Died, Process, Timers, Violation
 
 if TYPE_CHECKING:
     from tests.simulation.group_process import Group
@@ -32,6 +40,7 @@ class ManagerProcess(Process):
         self.seen_id = self.told_id = 0
         self.granted = -1
         self.handed: Quorum | None = None  # the last one
+        self.accepted: JoinAccepted | None = None  # the message that it came in
         me = Participant(
             site.replica_id,
             address=site.address,
@@ -39,6 +48,7 @@ class ManagerProcess(Process):
             group_world_size=site.size,
         )
         self._calls: dict[tuple[Rank, int], int] = {}
+        self._answered: set[tuple[Rank, int]] = set()  # since a call began last
         self._watching: dict[int, Rank] = {}
         self._has_ended = False
         self._link = ManagerLink(self)
@@ -59,9 +69,9 @@ class ManagerProcess(Process):
     def incarnation(self) -> str:
         return self.machine.incarnation
 
-    def was_handed(self, quorum: Quorum) -> None:
-        self.handed = quorum
-        self.site.checkers.handed(self, quorum)
+    def was_handed(self, message: JoinAccepted) -> None:
+        self.accepted, self.handed = message, message.quorum
+        self.site.checkers.handed(self, message.quorum)
 
     def tell_lighthouse(self, message: Any) -> None:
         self._link.send(message)
@@ -74,16 +84,24 @@ class ManagerProcess(Process):
 
     def on_ask(self, rank: "Rank", token: int, time_left_s: float, fields: dict[str, Any]) -> None:
         call = self.driver.ask(AskReply(self, rank, token), time_left_s, **fields)
-        self._begin(rank, token, call)
+        self._begin(rank, token, call, time_left_s)
 
     def on_vote(self, rank: "Rank", token: int, time_left_s: float, wants_next: bool, fields: dict[str, Any]) -> None:
         call = self.driver.vote(VoteReply(self, rank, token), time_left_s, wants_next=wants_next, **fields)
-        self._begin(rank, token, call)
+        self._begin(rank, token, call, time_left_s)
 
-    def _begin(self, rank: "Rank", token: int, call: int) -> None:
-        self._calls[rank, token] = call
+    def _begin(self, rank: "Rank", token: int, call: int, time_left_s: float) -> None:
+        if (rank, token) not in self._answered:  # at once
+            self._calls[rank, token] = call
+            self.after(time_left_s / MIN_RATE, self._check_answered, rank, token)
+        self._answered.clear()
         if not rank.is_up:
             self.after(LOCAL_DELAY_S, self.on_cancel, rank, token)
+
+    def _check_answered(self, rank: "Rank", token: int) -> None:
+        """Whatever a call waits for, its caller is told in time. What holds this process up holds up this look, too."""
+        if (rank, token) in self._calls:
+            raise Violation(f"S5 {self.name} leaves a call of {rank.name} without an answer for longer than it has")
 
     def on_cancel(self, rank: "Rank", token: int) -> None:
         """The rank's call is over: it was cancelled, or its connection broke."""
@@ -118,6 +136,7 @@ class ManagerProcess(Process):
                 self.after(self.world.random.uniform(*NOTICE_S), self.on_cancel, rank, token)
 
     def reply(self, rank: "Rank", token: int, method: str, *args: Any) -> None:
+        self._answered.add((rank, token))
         self._calls.pop((rank, token), None)
         delay_s = LOCAL_DELAY_S * self.world.random.uniform(0.3, 3)
         rank.after(delay_s, getattr(rank, method), token, *args)

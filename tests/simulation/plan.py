@@ -9,7 +9,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from lighthouse.quorum.rules.config import QuorumConfig
-from tests.simulation.faults import draw_mix
+from tests.simulation.faults import KINDS, draw_mix
+from tests.simulation.faults.misfits import NEED_NO_ROOM, NEED_ROOM
 
 # The rest of a run is for settling.
 FAULTS_SHARE = 0.8
@@ -170,14 +171,31 @@ def _restarts(plan: Plan, r: random.Random) -> Plan:
     return replace(calm, config=replace(calm.config, heartbeat_timeout_s=5.0, lease_s=5.0))
 
 
+def _misfits(plan: Plan, r: random.Random) -> Plan:
+    """Beside groups that come and go in good order. `max_replicas` leaves room for a misfit, or not."""
+    is_full = r.random() < 0.2
+    left_out = NEED_ROOM if is_full else NEED_NO_ROOM
+    misfits = (kind.name for kind in KINDS.values() if kind.to == "misfits" and kind.name not in left_out)
+    calm = _one_at_a_time(plan, ("drain", *misfits), scenario="misfits", fault_every_s=plan.faults_s / MISFITS_IN_TURN)
+    max_replicas = plan.groups if is_full else calm.config.max_replicas
+    return replace(calm, config=replace(calm.config, heartbeat_timeout_s=2.0, lease_s=2.0, max_replicas=max_replicas))
+
+
 def _churn(plan: Plan, r: random.Random) -> Plan:
     """Long enough to forget who has gone."""
     calm = _one_at_a_time(plan, ("stranger", "stranger_drains"), scenario="churn", fault_every_s=1.0, faults_s=120.0)
     return replace(calm, groups=min(3, calm.groups), group_world_size=1, step_s=0.5, one_at_a_time=False)
 
 
-FAULTS_IN_TURN = 6
+FAULTS_IN_TURN, MISFITS_IN_TURN = 6, 10
 MAX_STEP_S, MAX_DELAY_S, MAX_HEAL_S = 1.0, 0.01, 0.3
 LOSSES = ("kill_group", "kill_rank", "kill_manager", "vanish_group", "pause_group", "break_session")
-SCENARIOS = {"storm": _storm, "graceful": _graceful, "losses": _losses, "restarts": _restarts, "churn": _churn}
-SCENARIO_WEIGHTS = (80, 6, 6, 6, 2)
+SCENARIOS = {
+    "storm": _storm,
+    "graceful": _graceful,
+    "losses": _losses,
+    "restarts": _restarts,
+    "churn": _churn,
+    "misfits": _misfits,
+}
+SCENARIO_WEIGHTS = (80, 6, 6, 6, 2, 12)

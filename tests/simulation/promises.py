@@ -6,7 +6,7 @@ One promise a scenario (plan.py). What can be broken in a moment is in checkers.
 from typing import TYPE_CHECKING
 
 from tests.simulation.collectives import LATE_S
-from tests.simulation.faults import Fault
+from tests.simulation.faults import KINDS, Fault
 from tests.simulation.observed import memory_of
 from tests.simulation.world import Violation
 
@@ -20,6 +20,7 @@ CHANGES = ("kill_group", "kill_rank", "kill_manager", "vanish_group", "drain")
 NOTICED_AT_ONCE = ("kill_group", "kill_rank", "kill_manager", "break_session")
 STEPS_AFTER_LOSS = 2
 LOOKS_AFTER_RESTART_S = 4.0
+NOTICED_WITHIN_S = 3.0
 # A lighthouse forgets who has gone after max(60 s, 12 heartbeat timeouts) of a clock that may be slow.
 FORGETS_AFTER_S = 75.0
 
@@ -59,6 +60,24 @@ class Graceful(Promise):
 
     def discarded(self, rank: "Rank", quorum_id: int, step: int) -> None:
         raise Violation(f"S6 {rank.name} discards step {step} of quorum {quorum_id}; all came and left in good order")
+
+
+class Misfits(Graceful):
+    """S13: beside the groups that come and go in good order, somebody says what makes no sense."""
+
+    def fired(self, fault: Fault, group: "Group | None") -> None:
+        super().fired(fault, group)
+        if KINDS[fault.what].to == "misfits":
+            self.simulation.begin()
+            self.world.after(NOTICED_WITHIN_S, self._look, fault, self.simulation.checkers.newest_id)
+
+    def discarded(self, rank: "Rank", quorum_id: int, step: int) -> None:
+        raise Violation(f"S13 {rank.name} discards step {step} of quorum {quorum_id}, for what a misfit says")
+
+    def _look(self, fault: Fault, quorum_id: int) -> None:
+        self.simulation.end()
+        if self.simulation.checkers.newest_id != quorum_id:
+            raise Violation(f"S13 quorum {quorum_id} becomes {self.simulation.checkers.newest_id} by {fault}")
 
 
 class Losses(Promise):
@@ -142,4 +161,5 @@ PROMISES: dict[str, type[Promise]] = {
     "losses": Losses,
     "restarts": Restarts,
     "churn": Churn,
+    "misfits": Misfits,
 }

@@ -20,7 +20,7 @@ from lighthouse_protocol.refusals import Drained, LighthouseError, WrongState
 from manager.group.rules import commit, events, gather
 from manager.group.rules.grants import GrantMachine, Join, Wait
 from manager.group.rules.rank_presence import LostRank, RankPresence
-from manager.group.rules.request import QuorumRequest, superseded
+from manager.group.rules.request import QuorumRequest, no_such_rank, superseded
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +85,8 @@ class Ranks:
 
     def handle(self, event: events.RankEvent, now: float) -> list[Effect]:
         match event:
+            case QuorumRequest() | commit.Voted() if not 0 <= event.group_rank < self._size:
+                return [events.CallRefused(event.call, no_such_rank(event.group_rank, self._size))]
             case QuorumRequest():
                 self.watches.asked(event.group_rank)
                 self.watches.heard((event.group_rank,), now)

@@ -34,9 +34,13 @@ class QuorumRequest:
 
 def check_rank(group_rank: int, group_world_size: int) -> None:
     if not 0 <= group_rank < group_world_size:
-        raise InvalidRequest(
-            f"is {group_rank}; the group has ranks 0 to {group_world_size - 1} (--group-world-size)", field="rank"
-        )
+        raise no_such_rank(group_rank, group_world_size)
+
+
+def no_such_rank(group_rank: int, group_world_size: int) -> InvalidRequest:
+    return InvalidRequest(
+        f"is {group_rank}; the group has ranks 0 to {group_world_size - 1} (--group-world-size)", field="rank"
+    )
 
 
 def superseded(group_rank: int) -> Superseded:

@@ -2,6 +2,8 @@
 
 from pathlib import Path
 
+import pytest
+
 from lighthouse_protocol.messages.membership import Participant, World
 from lighthouse_protocol.messages.session import (
     STARTING,
@@ -10,7 +12,10 @@ from lighthouse_protocol.messages.session import (
     Hello,
     Welcome,
 )
+from lighthouse_protocol.refusals import InvalidRequest
+from manager.group.rules.commit import Voted
 from manager.group.rules.events import (
+    CallRefused,
     Sent,
     SessionClosed,
     SessionOpened,
@@ -34,6 +39,7 @@ from tests.manager.groups import (
     told,
     unwatched,
 )
+from tests.refusals import Refused
 from tests.scenarios.paragraphs import scenarios_of
 
 
@@ -74,6 +80,20 @@ class TestStarting:
         m.handle(SessionOpened(), 2)
         m.handle(told(Welcome(1.0, 5.0, order("resumed", upto=3))), 2)
         assert m.held == held("resumed", 0)
+
+
+class TestARankThatTheGroupDoesNotHave:
+    @pytest.mark.parametrize("group_rank", [-1, 2])
+    def test_its_request_and_its_vote_are_refused_and_change_nothing(self, group_rank: int):
+        """Also while a quorum stands, of which any rank's request is granted."""
+        m = holding(2)
+        before = m.status()
+        refused = Refused((CallRefused,), 9, InvalidRequest, (f"rank: is {group_rank};", "ranks 0 to 1"))
+        asked = [ask(9, group_rank, 0), ask(9, group_rank, 7)]
+        voted = [Voted(9, group_rank, 0, vote, quorum_id) for vote in (True, False) for quorum_id in (1, None)]
+        for event in (*asked, *voted):
+            assert done(m, event, 0.1) == [refused]
+        assert m.status() == before
 
 
 class TestWaitingFor:

@@ -4,7 +4,7 @@ A fault kind is one function in this folder. Its decorator says to whom it can h
 docstring is its row in docs/simulation.md.
 """
 
-from tests.simulation.faults import clocks, groups, journal, lighthouse, managers, network, ranks
+from tests.simulation.faults import clocks, groups, journal, lighthouse, managers, misfits, network, ranks
 from tests.simulation.faults.kinds import KINDS, Fault, draw_faults, draw_mix, schedule
 
 __all__ = [
@@ -17,6 +17,7 @@ __all__ = [
     "journal",
     "lighthouse",
     "managers",
+    "misfits",
     "network",
     "ranks",
     "schedule",

@@ -30,6 +30,6 @@ def drift_lighthouse(simulation: "Simulation", process: "LighthouseProcess", fau
 
 @fault(find_lighthouse)
 def jump_wall_clock(simulation: "Simulation", process: "LighthouseProcess", fault: Fault) -> None:
-    """the lighthouse's wall clock is set, by up to a day back or half a day ahead, and the lighthouse started again"""
+    """the lighthouse's wall clock is set, to at most half a day off the true time, and the lighthouse started again"""
     simulation.lighthouse.set_wall_clock(simulation.world.random.choice(WALL_JUMPS_S))
     simulation.lighthouse.kill(min(fault.for_s, 1.0))

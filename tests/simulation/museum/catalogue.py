@@ -271,4 +271,18 @@ EXHIBITS: tuple[Exhibit, ...] = (
         lighthouse.ENDED_FOR_A_LATER_GRANT,
         range(26),
     ),
+    Exhibit(
+        "anybody-is-admitted",
+        "the lighthouse admits whoever comes",
+        "S13",
+        Recipe("misfits"),
+        lighthouse.ANYBODY_IS_ADMITTED,
+    ),
+    Exhibit(
+        "obeys-any-order",
+        "a manager obeys an order about another quorum than its own",
+        "S13",
+        Recipe("misfits"),
+        manager.OBEYS_ANY_ORDER,
+    ),
 )

@@ -4,6 +4,7 @@
 
 from collections.abc import Mapping
 from dataclasses import replace
+from typing import Any
 
 from lighthouse.members.rules.roster import Member, Roster
 from lighthouse.quorum.driver import JobDriver
@@ -25,6 +26,10 @@ _number = Numbering.number
 _expire = Roster.expire
 _perform_one = JobDriver._perform_one
 _remember = JobRegistry.remember
+
+
+def _no_refusal(self: Presence, *_: Any, **__: Any) -> None:
+    return None
 
 
 def _end_as_leave(self: Presence, event: SessionEnded, now: float) -> None:
@@ -159,3 +164,4 @@ SHORTER_LEASE = (Replaced(JobRegistry, "remember", _wait_for_own_lease),)
 RECALL_FOR_NOTHING = (Replaced(QuorumMachine, "_review", _recall_for_anybody),)
 NEWCOMERS_CLOCK = (Replaced(QuorumMachine, "missed_at", _missed_by_anyones_clock),)
 NOBODY_FORGOTTEN = (Replaced(Roster, "expire", _expire_and_remember),)
+ANYBODY_IS_ADMITTED = (Replaced(Presence, "_refusal", _no_refusal),)

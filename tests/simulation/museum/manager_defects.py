@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from lighthouse_protocol.messages.membership import Assignment, Participant, Quorum
-from lighthouse_protocol.messages.session import HoldState, JoinRequest, Released, ToLighthouse
+from lighthouse_protocol.messages.session import HoldState, JoinRequest, QuorumOrder, Released, ToLighthouse
 from lighthouse_protocol.refusals import InvalidRequest, LighthouseError
 from manager.group.rules import commit
 from manager.group.rules.commit import CommitMachine
@@ -29,12 +29,18 @@ _opened = SessionMachine.opened
 _ask = GatherMachine._ask
 _assignment = GrantMachine.assignment
 _take = GrantMachine.take
+_obey = GrantMachine.obey
 _receive = GatherMachine._receive
 _without_state = GatherMachine._without_state
 
 
 def _renew_for_ever(self: GrantMachine, until: float) -> None:
     self.lease_until = self.renewed_until = math.inf
+
+
+def _obey_any(self: GrantMachine, order: QuorumOrder) -> bool:
+    held = self.held
+    return _obey(self, order if held is None else replace(order, quorum_id=held.quorum_id))
 
 
 def _open_with_votes_of_the_same_step(self: CommitMachine, attempt: Any) -> Sequence[commit.Effect]:
@@ -126,3 +132,4 @@ PEERS_FORGOTTEN = (Replaced(GatherMachine, "_without_state", _without_state_or_p
 END_IS_A_LOSS = (Replaced(GrantMachine, "leave", _give_up_instead),)
 RELEASED_AT_ONCE = (Replaced(Ranks, "release", _release_at_once),)
 RETURN_REFUSED = (Replaced(GatherMachine, "_check_step", _compare_what_ranks_work_at),)
+OBEYS_ANY_ORDER = (Replaced(GrantMachine, "obey", _obey_any),)
