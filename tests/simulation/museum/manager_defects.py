@@ -72,7 +72,7 @@ def _open_without_join(self: SessionMachine, me: Participant, now: float) -> lis
 
 def _join_with_whoever_has_asked(self: GatherMachine, ask: QuorumRequest) -> list[Effect]:
     effects = _ask(self, ask)
-    return effects if self._is_joined or not self._asks else effects + self._join()
+    return effects if self.is_joined or not self._asks else effects + self._join()
 
 
 def _compare_what_ranks_work_at(self: GatherMachine, ask: QuorumRequest) -> None:
