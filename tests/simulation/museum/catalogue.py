@@ -183,6 +183,13 @@ EXHIBITS: tuple[Exhibit, ...] = (
         manager.JOIN_LOST,
     ),
     Exhibit(
+        "calls-never-expire",
+        "a manager leaves a rank's call unanswered when its time is over",
+        "S5",
+        _storm("kill_lighthouse", "kill_group", config={**SHORT, **ANY_SIZE}, quorum_timeout_s=2.0, **QUICK),
+        manager.CALLS_NEVER_EXPIRE,
+    ),
+    Exhibit(
         "resumed-too-low",
         "after a recall the members are resumed up to the lowest grant, not the highest",
         "S6",

@@ -10,6 +10,7 @@ from typing import Any
 from lighthouse_protocol.messages.membership import Assignment, Participant, Quorum
 from lighthouse_protocol.messages.session import HoldState, JoinRequest, QuorumOrder, Released, ToLighthouse
 from lighthouse_protocol.refusals import InvalidRequest, LighthouseError
+from manager.group.driver import GroupDriver
 from manager.group.rules import commit
 from manager.group.rules.commit import CommitMachine
 from manager.group.rules.events import Pushed
@@ -122,6 +123,13 @@ VOTE_FOR_ANOTHER_QUORUM = (
     Replaced(CommitMachine, "_open", _open_with_votes_of_the_same_step),
     Replaced(CommitMachine, "_decide", _decide_and_keep_votes),
 )
+
+
+def _never_expire(self: GroupDriver, call: int, why: Any, within_s: float) -> None:
+    pass
+
+
+CALLS_NEVER_EXPIRE = (Replaced(GroupDriver, "_expire", _never_expire),)
 CLOCK_SLEEPS = (Replaced(ManagerProcess, "pause", _pause_with_its_clock),)
 HALF_A_GROUP_JOINS = (Replaced(GatherMachine, "_ask", _join_with_whoever_has_asked),)
 CATCHING_UP_CONTRIBUTES = (Replaced(GrantMachine, "assignment", _assign_all_as_contributors),)
