@@ -3,7 +3,8 @@
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
-from lighthouse.members.rules.events import MemberEffect
+from lighthouse.members.rules.events import GridChanged, MemberEffect
+from lighthouse.members.rules.rank_grid import GroupRanks, grid_of
 from lighthouse.quorum.rules.config import QuorumConfig
 from lighthouse.quorum.rules.events import (
     Effect,
@@ -58,8 +59,10 @@ def answers(effects: Iterable[Effect]) -> list[Effect]:
 class AnswersOnly(QuorumMachine):
     """The effects of `handle` and `tick` are its answers alone. After each event it is held to what always is so."""
 
+    _grid: tuple[GroupRanks, ...] = ()
+
     def handle(self, event: Event, now: float) -> Sequence[Effect]:
-        effects = answers(super().handle(event, now))
+        effects = self._followed(super().handle(event, now))
         assert super().tick(now) == [], "a tick at the same moment finds nothing left to do"
         due = self.deadline(now)
         assert due is None or due > now
@@ -67,7 +70,13 @@ class AnswersOnly(QuorumMachine):
         return effects
 
     def tick(self, now: float) -> Sequence[Effect]:
-        return answers(super().tick(now))
+        return self._followed(super().tick(now))
+
+    def _followed(self, effects: Sequence[Effect]) -> list[Effect]:
+        grid = grid_of(self.roster).groups
+        assert GridChanged() in effects or grid == self._grid, "the world that is told is the one that is"
+        self._grid = grid
+        return answers(effects)
 
 
 def machine(**config: object) -> QuorumMachine:

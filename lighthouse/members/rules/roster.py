@@ -139,6 +139,7 @@ class Roster:
             member = self._add(participant.replica_id, participant.incarnation, now)
         if member.down:
             self._emit(MemberBack(member.replica_id, "all its ranks are there"))
+            self._emit(GridChanged())
         member.has_missed, member.down, member.is_starting = False, "", False
         self.miss_ranks(member, frozenset())
         self._describe(member, participant)
