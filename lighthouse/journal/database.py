@@ -26,6 +26,16 @@ _HEADER_BYTES = 100
 # No other process writes, unless by hand. The loop stands still meanwhile.
 _BUSY_S = 0.5
 
+_TABLES = (
+    "CREATE TABLE lighthouse ("
+    "id INTEGER PRIMARY KEY, term INTEGER NOT NULL, forgotten_id INTEGER NOT NULL, checksum INTEGER NOT NULL)",
+    "CREATE TABLE job (name TEXT NOT NULL UNIQUE, quorum_id INTEGER NOT NULL, record BLOB, checksum INTEGER NOT NULL)",
+    "CREATE TABLE run (job TEXT NOT NULL, name TEXT NOT NULL, is_finished INTEGER NOT NULL, record BLOB NOT NULL, "
+    "checksum INTEGER NOT NULL, UNIQUE (job, name))",
+    "CREATE TABLE run_key (job TEXT NOT NULL, run TEXT NOT NULL, generation INTEGER NOT NULL, kind TEXT NOT NULL, "
+    "name TEXT NOT NULL, value BLOB NOT NULL, checksum INTEGER NOT NULL, UNIQUE (job, run, generation, kind, name))",
+)
+
 _WRITABLE = "the lighthouse's user must be able to write the file and its folder"
 _SPACE = "free space on its disk"
 _DISK = "look at its disk"
@@ -40,6 +50,7 @@ _REMEDIES = {
     sqlite3.SQLITE_CANTOPEN: _WRITABLE,
     sqlite3.SQLITE_CORRUPT: _MOVE,
     sqlite3.SQLITE_NOTADB: _MOVE,
+    sqlite3.SQLITE_ERROR: _MOVE,
     sqlite3.SQLITE_BUSY: "another process has it open; end that one",
 }
 _OS_REMEDIES = {
@@ -71,8 +82,10 @@ def explained(path: Path) -> Generator[None, None, None]:
     try:
         yield
     except sqlite3.Error as e:
-        code = getattr(e, "sqlite_errorcode", 0) & 0xFF
+        code = getattr(e, "sqlite_errorcode", sqlite3.SQLITE_CORRUPT) & 0xFF  # Python's own has none: no text to read
         raise WrongState(f"--journal: {path}: {e}; {_REMEDIES.get(code, _DISK)}") from e
+    except UnicodeDecodeError as e:  # of the text of an error
+        raise Damaged(path, "a text in it cannot be read") from e
     except OSError as e:
         remedy = _OS_REMEDIES.get(e.errno or 0, "name another file by --journal")
         raise WrongState(f"--journal: {path}: {e.strerror or e}; {remedy}") from e
@@ -116,25 +129,19 @@ def create_if_empty(path: Path) -> None:
 
 
 def _lay_out(db: sqlite3.Connection) -> None:
-    db.executescript(f"""
-        BEGIN;
-        PRAGMA application_id = {int.from_bytes(_APPLICATION_ID)};
-        PRAGMA user_version = {VERSION};
-        CREATE TABLE lighthouse (
-            id INTEGER PRIMARY KEY, term INTEGER NOT NULL, forgotten_id INTEGER NOT NULL, checksum INTEGER NOT NULL);
-        CREATE TABLE job (
-            name TEXT NOT NULL UNIQUE, quorum_id INTEGER NOT NULL, record BLOB, checksum INTEGER NOT NULL);
-        CREATE TABLE run (
-            job TEXT NOT NULL, name TEXT NOT NULL, is_finished INTEGER NOT NULL, record BLOB NOT NULL,
-            checksum INTEGER NOT NULL, UNIQUE (job, name));
-        CREATE TABLE run_key (
-            job TEXT NOT NULL, run TEXT NOT NULL, generation INTEGER NOT NULL, kind TEXT NOT NULL,
-            name TEXT NOT NULL, value BLOB NOT NULL, checksum INTEGER NOT NULL,
-            UNIQUE (job, run, generation, kind, name));
-    """)
+    db.execute("BEGIN")
+    db.execute(f"PRAGMA application_id = {int.from_bytes(_APPLICATION_ID)}")
+    db.execute(f"PRAGMA user_version = {VERSION}")
+    for table in _TABLES:
+        db.execute(table)
     put_head(db, Head(0, 0))
     db.execute("COMMIT")
     db.execute("PRAGMA journal_mode = WAL")
+
+
+def _get_tables(db: sqlite3.Connection) -> tuple[str, ...]:
+    """SQLite keeps the text of each as it was given."""
+    return tuple(sql for (sql,) in db.execute("SELECT sql FROM sqlite_schema WHERE type = 'table' ORDER BY rowid"))
 
 
 def _sync_folder(folder: Path) -> None:
@@ -165,6 +172,8 @@ def check(path: Path, check_runs: Callable[[sqlite3.Connection, Path], None]) ->
         found = db.execute("PRAGMA integrity_check(1)").fetchone()[0]
         if found != "ok":
             raise Damaged(path, found)
+        if _get_tables(db) != _TABLES:
+            raise Damaged(path, "its tables are not those that it was made with")
         get_head(db, path)
         get_records(db, path)
         check_runs(db, path)

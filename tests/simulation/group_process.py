@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 
 from agent_client.agent.rules.step import Phase
 from lighthouse_protocol.messages.membership import Tag
-from lighthouse_protocol.refusals import DuplicateReplica, Unrecoverable
+from lighthouse_protocol.refusals import DuplicateReplica, Unrecoverable, WrongState
 from tests.simulation.manager_process import ManagerProcess
 from tests.simulation.rank import Rank, Snapshot
 from tests.simulation.torchft_manager import TorchftManager
@@ -222,11 +222,14 @@ class Group:
         """The fault because of which its ranks may end by that refusal; empty: there is none."""
         if isinstance(error, DuplicateReplica):
             return "another group has its id" if self._system.has_twin(self) else ""
-        return self._why_unrecoverable() if isinstance(error, Unrecoverable) else ""
+        if isinstance(error, WrongState):  # it was told to ask again until a group is back, and has done so
+            return self._why_unrecoverable({rank.held.quorum_id for rank in self.ranks if rank.held is not None})
+        return self._why_unrecoverable(set()) if isinstance(error, Unrecoverable) else ""
 
-    def _why_unrecoverable(self) -> str:
+    def _why_unrecoverable(self, missed: set[int | None]) -> str:
         """The fault because of which its ranks hold no state that goes together; empty: there is a group to heal from.
-        That is one of its quorum with a whole state; or, where it is alone in that, any with what was not applied."""
+        That is one of its quorum with a whole state; or, where it is alone in that, any with what was not applied, or
+        with what a quorum of `missed` has made."""
         assert isinstance(self.manager, ManagerProcess)
         torn = [rank.machine for rank in self.ranks if rank.machine.is_torn]
         quorum = self.manager.handed
@@ -235,7 +238,7 @@ class Group:
         others = [self._system.find_group(p.address) for p in quorum.participants if p.replica_id != self.replica_id]
         if any(group is None or group.whole_state is not None for group in others):
             return ""
-        lost = {machine.torn_under for machine in torn}
+        lost = missed | {machine.torn_under for machine in torn}
         if not others and any(state.quorum_id in lost for state in self._system.whole_states()):
             return ""
         return "a commit was not applied" if torn else "states that do not go together"

@@ -72,6 +72,11 @@ class End:
         for item in stalled:
             self._transmit(item)
 
+    @property
+    def waits(self) -> bool:
+        """Something that was sent here comes when a cut is over."""
+        return bool(self._stalled)
+
     def is_silent(self) -> bool:
         """Whether a probe from the peer would go without an answer."""
         process, network = self.process, self._network
@@ -234,7 +239,8 @@ class Network:
         self._ends[end] = None
 
     def forget(self, end: End) -> None:
-        self._ends.pop(end, None)
+        if not end.waits:
+            self._ends.pop(end, None)
         self._ends_of.get(end.process, {}).pop(end, None)
 
     def _pair(self, client: Process, server: Process) -> tuple[End, End]:

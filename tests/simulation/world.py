@@ -13,6 +13,8 @@ from typing import Any
 
 MIN_RATE, MAX_RATE = 0.9, 1.1
 TIMER_SLACK_S = 1e-6
+# A real loop's timers are late, by little or by more: what is heard meanwhile comes before them.
+MAX_TIMER_LATENESS_S = 0.02
 # A machine whose deadline does not move on is asked so often before that is called a defect.
 MAX_IDLE_TICKS = 200
 
@@ -87,6 +89,7 @@ class Process:
         self.slow_s = 0.0
         self.rate = world.random.uniform(MIN_RATE, MAX_RATE)
         self._offset = world.random.uniform(0, 1000)
+        self._lateness = random.Random(world.random.random())
         self.on_death: list[Callable[[], None]] = []
 
     @property
@@ -99,6 +102,10 @@ class Process:
     def moment(self, clock: float) -> float:
         """The world's time of a reading of this process's clock."""
         return (clock - self._offset) / self.rate
+
+    def timer_lateness_s(self) -> float:
+        """Mostly less than a millisecond."""
+        return TIMER_SLACK_S + MAX_TIMER_LATENESS_S * self._lateness.random() ** 4
 
     def drift(self, rate: float) -> None:
         """Its clock runs at that rate from now on; no reading of it jumps."""
@@ -144,11 +151,11 @@ class Timer:
         if deadline is None:
             return
         process = self._process
-        moment = max(process.world.now, process.moment(deadline)) + TIMER_SLACK_S
+        moment = max(process.world.now, process.moment(deadline)) + process.timer_lateness_s()
         if self._set_to is not None and process.world.now <= self._set_to <= moment:
             return
         self._set_to = moment
-        self._idle = self._idle + 1 if moment <= process.world.now + 2 * TIMER_SLACK_S else 0
+        self._idle = self._idle + 1 if process.moment(deadline) <= process.world.now + TIMER_SLACK_S else 0
         if self._idle > MAX_IDLE_TICKS:
             raise Violation(f"deadline: {process.name} wants to be called again and again at {process.world.now:.6f}")
         process.world.at(moment, process, self._fire, moment)
@@ -172,8 +179,8 @@ class Timers:
     def call_at(self, when: float, callback: Callable[..., Any], *args: Any) -> "Call":
         process = self._process
         now = process.world.now
-        moment = max(now, process.moment(when)) + TIMER_SLACK_S
-        self._idle = self._idle + 1 if moment <= now + 2 * TIMER_SLACK_S else 0
+        moment = max(now, process.moment(when)) + process.timer_lateness_s()
+        self._idle = self._idle + 1 if process.moment(when) <= now + TIMER_SLACK_S else 0
         if self._idle > MAX_IDLE_TICKS:
             raise Violation(f"deadline: {process.name} wants to be called again and again at {now:.6f}")
         call = Call(self, when, callback, args)

@@ -8,6 +8,7 @@
 3. Still too few, for `return_timeout_s`: it is hopeless.
 """
 
+import math
 from collections.abc import Iterable
 
 from lighthouse.runs.rules.assignment import Candidate, assign
@@ -18,14 +19,17 @@ from lighthouse_protocol.messages.run import RankId, RunCounters, RunTerms
 
 
 class FormationClock:
-    """Reads which ranks are here and the state of the last generation; it keeps only when each wait began."""
+    """Reads which ranks are here and the state of the last generation; it keeps only when each wait began, and when
+    it last looked."""
 
     def __init__(self) -> None:
         self._waits_since: float | None = None
         self._short_since: float | None = None
+        self._looked_at = -math.inf
 
     def look(self, ranks: Ranks, current: GenerationState, terms: RunTerms, now: float) -> RunVerdict:
-        """Call it after each change."""
+        """Call it after each change, and whenever it `is_due`."""
+        self._looked_at = now
         self._waits_since = _since(self._waits_since, now, bool(ranks.ready) and not current.stands)
         verdict = self.verdict(ranks, current, terms, now)
         self._short_since = _since(self._short_since, now, _is_short(verdict, current))
@@ -38,6 +42,10 @@ class FormationClock:
         """No rank could be heard for that long."""
         self._waits_since = None if self._waits_since is None else self._waits_since + by_s
         self._short_since = None if self._short_since is None else self._short_since + by_s
+
+    def is_due(self, terms: RunTerms, now: float) -> bool:
+        """Time alone may have changed the verdict since the last look."""
+        return any(self._looked_at < moment <= now for moment in self.moments(terms))
 
     def moments(self, terms: RunTerms) -> list[float]:
         """When time alone may change the verdict, or make it hopeless."""

@@ -68,6 +68,10 @@ class Generations:
         moments = [self.ranks.next_at(), *([] if self._is_over else self._formation.moments(self.terms))]
         return min((moment for moment in moments if moment is not None and moment > now), default=None)
 
+    def is_due(self, now: float) -> bool:
+        """Time alone may have changed what `settle` finds."""
+        return not self._is_over and self._formation.is_due(self.terms, now)
+
     def pass_time(self, now: float) -> None:
         for rank in self.ranks.lapsed(now):
             self.lose(rank, f"nothing was heard of it for {self.config.rank_timeout_s:g} s", now)

@@ -93,7 +93,7 @@ class RunMachine:
         self.generations.pass_time(now)
         self._dispatch(event, now)
         is_beat = isinstance(event, events.RankSaid) and isinstance(event.message, RankHeartbeat)
-        return self._done(now, settles=bool(self._effects) or not is_beat)
+        return self._done(now, settles=bool(self._effects) or not is_beat or self.generations.is_due(now))
 
     def tick(self, now: float) -> Sequence[events.Effect]:
         self.generations.pass_time(now)

@@ -30,6 +30,11 @@ def be_late(stage: RunStage, by_s: float) -> None:
     stage.feed(WasLate(by_s))
 
 
+def pass_without_a_tick(stage: RunStage, seconds: float) -> None:
+    """Its timer is a little late, as they are; what is heard next comes before it."""
+    stage.now += seconds
+
+
 def end_older_stream(stage: RunStage, slot: int) -> None:
     """Of the process that is there, after its newer one has begun."""
     older = stage.workers[slot].session or 0
@@ -42,6 +47,7 @@ OTHERS: dict[str, Callable[..., object]] = {
     "disobey": lambda stage: setattr(stage, "obedient", False),
     "times": lambda stage, count, *words: [do(stage, " ".join(map(str, words))) for _ in range(count)],
     "late": be_late,
+    "pass_without_a_tick": pass_without_a_tick,
     "moves_to_a_newer_stream": end_older_stream,
     "stop": lambda stage: stage.feed(StopAsked("enough", "operator")),
     "resume": lambda stage: stage.feed(ResumeAsked()),

@@ -40,6 +40,7 @@ class Checkers:
         self._named_once: set[RankId] = set()
         self._processes: dict[RankId, RankProcess] = {}
         self.heard_of: dict[str, float] = {}
+        self._unwritten: set[str] = set()  # nothing was written down since these were heard of
         self._ever: set[int] = set()
         self.ended_by = ""
         self.ended_at = 0.0
@@ -61,11 +62,14 @@ class Checkers:
     def journal_lost(self) -> None:
         self.era += 1
         self.named, self.newest, self.stop, self.completed_at = {}, None, None, None
-        self.over_at, self._named_once, self._keys, self.heard_of = {}, set(), {}, {}
+        self.over_at, self._named_once, self._keys, self.heard_of, self._unwritten = {}, set(), {}, {}, set()
         self._lifted, self._durable = [], None
         self.recount = Recount(self._simulation.plan.terms)
 
     def lighthouse_started(self, machine: RunMachine) -> None:
+        for incarnation in self._unwritten:
+            del self.heard_of[incarnation]
+        self._unwritten.clear()
         if machine.stop != self.stop:
             self._broken("G5", f"a lighthouse starts with stop {machine.stop}; {self.stop} was in force")
         newest, former = self.newest, machine.launches.former.number if machine.launches.former is not None else None
@@ -84,7 +88,9 @@ class Checkers:
         self.supervisor_entered(self._processes[entry.rank].supervisor.incarnation)
 
     def supervisor_entered(self, incarnation: str) -> None:
-        self.heard_of.setdefault(incarnation, self._simulation.world.now)
+        if incarnation not in self.heard_of:
+            self.heard_of[incarnation] = self._simulation.world.now
+            self._unwritten.add(incarnation)
 
     # -- the machine, after an event and at each of its effects
 
@@ -118,6 +124,7 @@ class Checkers:
     def written(self, record: RunRecord) -> None:
         """It is durable from now on."""
         self._durable = record
+        self._unwritten.clear()
         most_lost = max((len(restart.lost) for restart in record.restarts), default=0)
         if len(record.restarts) > MAX_RESTARTS or most_lost > MAX_LOST:
             self._broken("G11", f"a record has {len(record.restarts)} restarts, one with {most_lost} lost")

@@ -20,6 +20,7 @@ from lighthouse.runs.rules.key_space import KeySpaces
 from lighthouse.runs.rules.machine import RunMachine
 from lighthouse.runs.rules.restart_log import RestartLog
 from lighthouse_protocol.messages.run import GenerationEnded, RankHello, RankId, RunCounters, RunStopped
+from tests.simulation import world
 from tests.simulation.runs.plan import RunPlan, draw_plan
 from tests.simulation.runs.rank import RankProcess
 from tests.simulation.runs.simulation import Result, run_plan
@@ -184,6 +185,21 @@ EXHIBITS = (
         "G4",
         ((Generations, "_hand", lambda self, rank: None),),
         terms=WITH_SPARES,
+    ),
+    Exhibit(
+        "heartbeat-puts-off-a-deadline",
+        "a heartbeat that comes after a deadline and before its timer, which is late, puts off what was due",
+        "G4",
+        ((Generations, "is_due", lambda self, now: False), (world, "MAX_TIMER_LATENESS_S", 1.0)),
+        plan={
+            "mix": ("hang_rank", "raise_in_rank"),
+            "hard_timeout_s": 90.0,
+            "hosts": 1,
+            "ranks_per_host": 3,
+            "steps": 1000,
+        },
+        terms={**FREE, "world_size": 3, "active": None, "join_timeout_s": 0.5},
+        shown_by=range(20, 40),
     ),
     Exhibit(
         "runs-on",

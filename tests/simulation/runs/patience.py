@@ -3,8 +3,9 @@
 from typing import TYPE_CHECKING, NoReturn
 
 from lighthouse.runs.rules.machine import RunMachine
+from lighthouse_protocol.messages.run import RankId
 from tests.simulation.runs.checkers import OBEYED_WITHIN_S
-from tests.simulation.world import Violation
+from tests.simulation.world import MIN_RATE, Violation
 
 if TYPE_CHECKING:
     from tests.simulation.runs.rank import RankProcess
@@ -15,11 +16,13 @@ TOLD_WITHIN_S = 3.0
 
 
 class Patience:
-    """G4: nobody waits for what has passed, or runs on; G5: a stop is obeyed; G6: a completion is."""
+    """G4: nobody waits for what has passed, or runs on, and a majority waits for the others no longer than the run's
+    terms say; G5: a stop is obeyed; G6: a completion is."""
 
     def __init__(self, simulation: "RunSimulation") -> None:
         self._simulation = simulation
         self._checkers = simulation.checkers
+        self._waits_since: dict[RankId, float] = {}
 
     def look(self) -> None:
         simulation = self._simulation
@@ -36,6 +39,26 @@ class Patience:
                 _broken("G6", f"{supervisor.name} is up {TOLD_WITHIN_S:g} s after the completion")
             for rank in host.ranks:
                 self._look_at(rank, process.machine)
+        self._look_at_majority()
+
+    def _look_at_majority(self) -> None:
+        simulation, newest, terms = self._simulation, self._checkers.newest, self._simulation.plan.terms
+        ranks = [rank for host in simulation.hosts for rank in host.ranks]
+        now = simulation.world.now
+        self._waits_since = {rank.rank: self._waits_since.get(rank.rank, now) for rank in ranks if rank.waits}
+        if newest is None or self._checkers.stop is not None or self._checkers.completed_at is not None:
+            return
+        patience_s = terms.join_timeout_s / MIN_RATE + TOLD_WITHIN_S
+        waiting = [
+            rank
+            for rank in ranks
+            if rank.rank in newest.active
+            and now - self._waits_since.get(rank.rank, now) > patience_s
+            and simulation.is_untroubled(rank, patience_s)
+        ]
+        needed = max(len(newest.active) // 2 + 1, terms.min_active)
+        if len(waiting) >= needed and terms.divisible_by == 1 and not terms.hosts_together:
+            _broken("G4", f"{len(waiting)} of {len(newest.active)} wait for the others for {patience_s:.1f} s")
 
     def _has_to_be_gone(self, process: "RankProcess | Supervisor", incarnation: str) -> bool:
         """It was of a run that was completed, and has had the time to hear so."""
