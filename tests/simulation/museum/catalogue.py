@@ -78,6 +78,7 @@ EXHIBITS: tuple[Exhibit, ...] = (
         "S3",
         _storm("cut_lighthouse", config={**ONE_AND_A_SPARE, **LONG_LEASE}, groups=2, step_s=0.1),
         lighthouse.FREE_AT_ONCE,
+        range(34, 60),
     ),
     Exhibit(
         "intersection-by-name",
@@ -108,7 +109,7 @@ EXHIBITS: tuple[Exhibit, ...] = (
             fault_every_s=2.0,
         ),
         lighthouse.SHORTER_LEASE,
-        range(120),
+        range(120, 180),
     ),
     Exhibit(
         "catching-up-contributes",
@@ -276,7 +277,7 @@ EXHIBITS: tuple[Exhibit, ...] = (
         "S12",
         Recipe("graceful", {"groups": 6, "group_world_size": 1, "step_s": 0.5, "delay_s": 0.0005, "wants_next": 1.0}),
         lighthouse.ENDED_FOR_A_LATER_GRANT,
-        range(26),
+        range(26, 50),
     ),
     Exhibit(
         "anybody-is-admitted",
