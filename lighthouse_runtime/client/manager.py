@@ -7,7 +7,7 @@ from lighthouse_protocol.limits import DEFAULT_JOB
 from lighthouse_protocol.messages.session import WatchHello
 from lighthouse_runtime.client import rpcs
 from lighthouse_runtime.client.connection import AsyncClient, Method, SyncClient, metadata_of
-from lighthouse_runtime.client.streams import AsyncWatch, NodeStream, Watch
+from lighthouse_runtime.client.streams import AsyncWatch, HostStream, Watch
 
 
 class _ManagerMethods:
@@ -42,6 +42,6 @@ class AsyncManagerClient(_ManagerMethods, AsyncClient):
         watch.send(request)
         return watch
 
-    def node(self) -> NodeStream:
+    def host(self) -> HostStream:
         """The stream of the supervisor of a further host of the group; the first message sent is a HostHello."""
         return self.open(rpcs.NODE)

@@ -8,7 +8,7 @@ from lighthouse_protocol.messages import hosts
 from lighthouse_protocol.messages.session import WatchHello
 from lighthouse_protocol.refusals import DeadlinePassed, LighthouseError, Unreachable
 from lighthouse_runtime.client.manager import AsyncManagerClient
-from lighthouse_runtime.client.streams import NodeStream
+from lighthouse_runtime.client.streams import HostStream
 from lighthouse_runtime.process.children import host_id
 from lighthouse_runtime.timing.backoff import Backoff
 from manager.supervisor.local_host import LocalHost
@@ -36,7 +36,7 @@ class HeadLink:
         self._over = over
         self._grace_s = grace_s
         self._timeout_s = timeout_s
-        self._stream: NodeStream | None = None
+        self._stream: HostStream | None = None
         self._looks: set[asyncio.Task[None]] = set()
         self.host: LocalHost | None = None
 
@@ -69,7 +69,7 @@ class HeadLink:
 
     async def _serve(self) -> bool:
         """Whether host 0 was there."""
-        async with self._connect() as client, client.node() as stream:
+        async with self._connect() as client, client.host() as stream:
             try:
                 stream.send(self._entry)
                 async for message in stream:
@@ -90,7 +90,7 @@ class HeadLink:
             self.host.halt(self.host.running, self._grace_s)
             await self.host.idle()
 
-    def _receive(self, stream: NodeStream, message: hosts.ToHost) -> None:
+    def _receive(self, stream: HostStream, message: hosts.ToHost) -> None:
         self._expect(stream)
         match message:
             case hosts.HostWelcome():
@@ -121,12 +121,12 @@ class HeadLink:
         if self._stream is not None:
             self._stream.send(message)
 
-    def _beat(self, stream: NodeStream) -> None:
+    def _beat(self, stream: HostStream) -> None:
         if self._stream is stream:
             stream.send(hosts.HostHeartbeat())
             asyncio.get_running_loop().call_later(BEAT_S, self._beat, stream)
 
-    def _expect(self, stream: NodeStream) -> None:
+    def _expect(self, stream: HostStream) -> None:
         """A host 0 that has vanished says nothing."""
         loop = asyncio.get_running_loop()
         self._heard_at = loop.time()

@@ -230,7 +230,7 @@ async def as_second_host(address: str, run: str) -> tuple[list[ToHost], Lighthou
     heard: list[ToHost] = []
     async with asyncio.timeout(PATIENCE_S), AsyncManagerClient(address) as client:
         await client.connect(PATIENCE_S)
-        async with client.node() as stream:
+        async with client.host() as stream:
             stream.send(HostHello("a", run, 1, 2, 2, "i"))
             try:
                 async for message in stream:
