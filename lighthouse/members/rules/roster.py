@@ -27,7 +27,8 @@ class LastQuorumTold:
     """What a member was last told: the tag of a caller that sends none is derived from it.
 
     `was_at`: it came with that step, which is higher, and was to heal. `held`: the state that it came with; `lowest`:
-    the lowest max_step that it was told since it first came with that one. A group that catches up may come to hold it.
+    the lowest max_step that it was told since it first came with that one. A group that catches up may come to hold it,
+    and where its ranks hold different states, which no tag names, any one of them may, whatever the others have done.
     """
 
     quorum_id: int
@@ -39,7 +40,8 @@ class LastQuorumTold:
 
     def lowest_with(self, held: Tag, max_step: int) -> int:
         """With the quorum that it is told now."""
-        return max_step if self.held != held or self.lowest is None else min(self.lowest, max_step)
+        is_another = self.held != held and held.quorum_id is not None
+        return max_step if is_another or self.lowest is None else min(self.lowest, max_step)
 
 
 @dataclass(slots=True, eq=False)

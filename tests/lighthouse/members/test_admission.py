@@ -101,6 +101,7 @@ class TestBackwards:
         assert isinstance(why(group("a", 0), roster), InvalidRequest)
         assert handed is not None
         assert handed.lowest_with(Tag(4, 5), 6) == 6, "it has got there"
+        assert handed.lowest_with(Tag(4, None), 6) == 1, "some of its ranks have"
 
 
 class TestSizes:
