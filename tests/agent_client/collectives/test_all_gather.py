@@ -8,8 +8,10 @@ from typing import Any
 
 import pytest
 import torch
+from torch.distributed import PrefixStore, TCPStore
 
 from agent_client.collectives.all_gather import MAX_BYTES, AllGather, gather
+from agent_client.collectives.gloo import GlooGroup
 from agent_client.errors import EvaluationInterrupted
 from lighthouse_protocol.messages.membership import Assignment
 from tests.processes import PATIENCE_S
@@ -61,6 +63,30 @@ def test_what_cannot_be_lengths_is_no_memory(lengths: tuple[int, int]) -> None:
     """As where the others sum gradients."""
     with pytest.raises(RuntimeError, match="not all of them are here"):
         gather(lambda tensor: tensor.copy_(torch.tensor(lengths)), 0, 2, b"")
+
+
+def test_who_is_done_may_end_at_once() -> None:
+    """Its connections with it, while others still wait for what it has sent."""
+    store, size = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False), 4
+    together = threading.Barrier(size)
+
+    def act(place: int) -> list[list[bytes]]:
+        own, told = TCPStore("127.0.0.1", store.port, is_master=False, wait_for_workers=False), []
+        for number in range(20):
+            group = GlooGroup(
+                PrefixStore(str(number), own),
+                place,
+                size,
+                "127.0.0.1",
+                connect_timeout_s=PATIENCE_S,
+                timeout_s=PATIENCE_S,
+            )
+            together.wait(PATIENCE_S)
+            told.append(gather(group.all_reduce, place, size, bytes(place)))
+            group.abort()
+        return told
+
+    assert in_threads(act, size) == [[[bytes(place) for place in range(size)]] * 20] * size
 
 
 def gathering(replica_rank: int, group_rank: int, peers: Any, group: Any) -> AllGather:
