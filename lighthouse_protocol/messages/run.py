@@ -146,7 +146,7 @@ class Key(NamedTuple):
 
 
 class Keys(NamedTuple):
-    """Of a run, in its generation."""
+    """Of a run, whose present generation is `generation`."""
 
     generation: LastGeneration
     keys: tuple[Key, ...]

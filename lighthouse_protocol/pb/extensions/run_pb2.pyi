@@ -649,22 +649,33 @@ class GetKeysRequest(google.protobuf.message.Message):
     GENERATION_FIELD_NUMBER: builtins.int
     KIND_FIELD_NUMBER: builtins.int
     NAME_FIELD_NUMBER: builtins.int
+    OF_FIELD_NUMBER: builtins.int
+    PREVIOUS_FIELD_NUMBER: builtins.int
     generation: builtins.int
     """the caller's, fenced; absent: the present one, for people"""
     kind: builtins.str
     """empty: all"""
     name: builtins.str
     """empty: all"""
+    of: builtins.int
+    """the generation whose keys are read; absent: the present one"""
+    previous: builtins.bool
+    """in place of `of`: what the newest earlier generation that set it has set"""
     def __init__(
         self,
         *,
         generation: builtins.int | None = ...,
         kind: builtins.str = ...,
         name: builtins.str = ...,
+        of: builtins.int | None = ...,
+        previous: builtins.bool = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["_generation", b"_generation", "generation", b"generation"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["_generation", b"_generation", "generation", b"generation", "kind", b"kind", "name", b"name"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["_generation", b"_generation", "_of", b"_of", "generation", b"generation", "of", b"of"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["_generation", b"_generation", "_of", b"_of", "generation", b"generation", "kind", b"kind", "name", b"name", "of", b"of", "previous", b"previous"]) -> None: ...
+    @typing.overload
     def WhichOneof(self, oneof_group: typing.Literal["_generation", b"_generation"]) -> typing.Literal["generation"] | None: ...
+    @typing.overload
+    def WhichOneof(self, oneof_group: typing.Literal["_of", b"_of"]) -> typing.Literal["of"] | None: ...
 
 global___GetKeysRequest = GetKeysRequest
 
