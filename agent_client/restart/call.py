@@ -69,9 +69,10 @@ class WrappedCall(Generic[T]):
             self._attempts = self._link.thread
             self._state.store = StoreMixin()
         else:
-            self._attempts = LocalAttempts(launch.slot, launch.slots, options.max_iterations)
+            self._attempts = LocalAttempts(launch.slot, launch.slots, options.terms(launch))
         self._call_wrapper = CallWrapper(self._state, self._attempts)
         self._result: T | None = None
+        self._last_error = ""
 
     def run(self) -> T | None:
         """Raises RestartAbort, a LighthouseError, and what ends the process: SystemExit, KeyboardInterrupt."""
@@ -116,6 +117,7 @@ class WrappedCall(Generic[T]):
                 reason = "interrupted"
             except Exception as e:
                 reason = f"{type(e).__name__}: {e}"
+                self._last_error = reason
                 if self._attempts.is_over(run.number):
                     log.info("iteration %d was interrupted: %s", self._state.iteration, reason)
                 else:
@@ -144,6 +146,7 @@ class WrappedCall(Generic[T]):
                 return self._result
             case RunStopped(reason, who):
                 text = f"the run is stopped: {reason}{f' ({who})' if who else ''}"
+                text += f"; the last error of this rank: {self._last_error}" if self._last_error else ""
                 log.error("%s", text)  # an exit by a status says nothing
                 raise RestartAbort(text)
             case error:

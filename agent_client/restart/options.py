@@ -20,6 +20,10 @@ _STORE_NAMES = frozenset(
     {"host_name", "port", "world_size", "is_master", "timeout", "wait_for_workers", "multi_tenant"}
     | {"master_listen_fd", "use_libuv", "prefix"}
 )
+_DURATIONS = (
+    *("barrier_timeout", "return_timeout", "lighthouse_timeout", "hard_timeout", "soft_timeout"),
+    *("restart_window", "restart_delay"),
+)
 _FOR_RUNS = ("active_world_size", "min_active", "divisible_by", "hosts_together")
 
 
@@ -57,6 +61,13 @@ class Options:
     """The ranks of a host leave together."""
     max_iterations: int | None = None
     """So many generations, then the run is stopped, with exit code 130."""
+    max_restarts: int | None = 10
+    """So many restarts after failures of the function within `restart_window`; with one more the run is stopped, with
+    exit code 130. None: any number."""
+    restart_window: Duration = 600.0
+    restart_delay: Duration | None = 0.5
+    """What the next generation waits after one that got nowhere (no ping, and over within 10 s); doubles each time in
+    a row, up to 30 s. After one that got somewhere nothing is waited; None: never."""
     initialize: Hook | None = None
     """Called before each generation."""
     abort: Hook | None = None
@@ -85,12 +96,13 @@ class Options:
             given = [name for name in _FOR_RUNS if getattr(self, name) != getattr(defaults, name)]
             if given:
                 raise ConfigurationError(f"{given[0]} needs use_global_iteration=True: one process has no spares")
-        for name in ("barrier_timeout", "return_timeout", "lighthouse_timeout", "hard_timeout", "soft_timeout"):
+        for name in _DURATIONS:
             if getattr(self, name) is not None:
                 seconds(getattr(self, name), name)
-        for name in ("active_world_size", "min_active", "divisible_by", "max_iterations"):
-            if getattr(self, name) is not None and getattr(self, name) < 1:
-                raise ConfigurationError(f"{name}={getattr(self, name)} is not at least 1")
+        for name in ("active_world_size", "min_active", "divisible_by", "max_iterations", "max_restarts"):
+            least = 0 if name == "max_restarts" else 1
+            if getattr(self, name) is not None and getattr(self, name) < least:
+                raise ConfigurationError(f"{name}={getattr(self, name)} is not at least {least}")
 
     @property
     def store_timeout_s(self) -> float:
@@ -110,6 +122,9 @@ class Options:
             join_timeout_s=seconds(self.barrier_timeout, "barrier_timeout"),
             return_timeout_s=seconds(self.return_timeout, "return_timeout"),
             max_iterations=self.max_iterations,
+            max_restarts=self.max_restarts,
+            restart_window_s=seconds(self.restart_window, "restart_window"),
+            restart_delay_s=None if self.restart_delay is None else seconds(self.restart_delay, "restart_delay"),
         )
 
     def rank_config(self) -> RankConfig:

@@ -4,6 +4,7 @@ It needs no store of its own: mix it into one, or use it as it is, inside a wrap
 use_global_iteration=True. There is no election, no readiness key and no heartbeat to write (docs/restart.md).
 """
 
+from collections.abc import Mapping
 from datetime import timedelta
 from typing import Protocol
 
@@ -77,13 +78,23 @@ class StoreMixin:
         run = _run()
         run.client.put_key(run.iteration, kind, name, value.encode(), timeout_s=run.timeout_s)
 
-    def get_key(self, kind: KeyKind, name: str) -> str:
-        """Raises UnknownName if it was not set in this generation, WrongState once another one has formed."""
+    def get_key(self, kind: KeyKind, name: str, generation: int | None = None) -> str:
+        """What was set in this generation, or in an earlier one, of which the newest few with keys are kept. Raises
+        UnknownName if it was not set in it, WrongState once another one has formed."""
         run = _run()
-        _, keys = run.client.get_keys(run.iteration, kind, name, timeout_s=run.timeout_s)
+        _, keys = run.client.get_keys(run.iteration, kind, name, of=generation, timeout_s=run.timeout_s)
         if (kind, name) not in keys:
-            raise UnknownName(f"key: {kind}_{run.iteration}_{name} was not set")
+            number = run.iteration if generation is None else generation
+            raise UnknownName(f"key: {kind}_{number}_{name} was not set")
         return keys[kind, name].decode()
+
+    @property
+    def previous(self) -> Mapping[tuple[KeyKind, str], str]:
+        """What earlier generations have left, read now: of each key what the newest one that set it has set, in
+        whatever process. Raises WrongState once another generation has formed."""
+        run = _run()
+        _, keys = run.client.get_keys(run.iteration, previous=True, timeout_s=run.timeout_s)
+        return {key: value.decode() for key, value in keys.items()}
 
 
 def last_generation(client: LighthouseClient, run: str, slot: int, timeout_s: float) -> int | None:

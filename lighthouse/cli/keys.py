@@ -1,4 +1,4 @@
-"""`lighthouse keys`: what a run's ranks have written down under the present generation."""
+"""`lighthouse keys`: what a run's ranks have written down under a generation."""
 
 import click
 from rich.text import Text
@@ -10,10 +10,12 @@ from lighthouse_runtime.cli.terminal import printable
 
 @click.command()
 @run_options()
-def keys(given: ClientOptions) -> None:
-    """List the keys that ranks set in a run's current generation."""
+@click.option("--generation", "of", type=click.IntRange(0), help="An earlier generation.  [default: the current one]")
+def keys(given: ClientOptions, of: int | None) -> None:
+    """List the keys that ranks set in a run's current generation, or in an earlier one."""
     with given.connect() as client:
-        generation, found = client.get_keys(timeout_s=given.timeout)
+        generation, found = client.get_keys(of=of, timeout_s=given.timeout)
+    generation = generation if of is None else of
     rows = {key_text(generation, kind, name): value.decode(errors="replace") for (kind, name), value in found.items()}
     lines = [Text(printable(f"{name} = {value}")) for name, value in sorted(rows.items())]
     given.show({"run": given.run, "generation": generation, "keys": rows}, lambda _: lines or [Text("no keys")])

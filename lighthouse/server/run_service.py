@@ -74,8 +74,12 @@ class RunService:
     async def get_keys(self, request: pb.GetKeysRequest, call: Call) -> pb.GetKeysResponse:
         kind = check_kind(request.kind) if request.kind else None
         keys = self._runs.find(*_named(call)).machine.keys
-        present = keys.present(request.generation if request.HasField("generation") else None)
-        found = (Key(*key, value) for key, value in present.items())
+        fence = request.generation if request.HasField("generation") else None
+        if request.previous:
+            values = keys.previous(fence)
+        else:
+            values = keys.of(request.of, fence) if request.HasField("of") else keys.present(fence)
+        found = (Key(*key, value) for key, value in values.items())
         wanted = (key for key in found if kind in (None, key.kind) and request.name in ("", key.name))
         return KEYS.write(Keys(keys.number, tuple(wanted)))
 

@@ -36,6 +36,9 @@ class RunTerms:
 
     `active`: so many train and the others are spares; None: all. `stride`: a restarted process begins at the next
     multiple of it; 1 without a supervisor. `max_iterations`: so many generations, then the run is stopped.
+    `max_restarts`: so many after failures of the function within `restart_window_s`; None: any number.
+    `restart_delay_s`: what the next generation waits after one that got nowhere; doubles each time in a row; None:
+    nothing is waited.
     """
 
     world_size: WorldSize = 1
@@ -47,6 +50,9 @@ class RunTerms:
     join_timeout_s: Seconds = 60.0
     return_timeout_s: Seconds = 60.0
     max_iterations: int | None = None
+    max_restarts: int | None = None
+    restart_window_s: Seconds = 600.0
+    restart_delay_s: Seconds | None = None
 
     def check(self) -> None:
         most = self.target // self.divisible_by * self.divisible_by
@@ -140,7 +146,7 @@ class Key(NamedTuple):
 
 
 class Keys(NamedTuple):
-    """Of a run, in its generation."""
+    """Of a run, whose present generation is `generation`."""
 
     generation: LastGeneration
     keys: tuple[Key, ...]

@@ -134,12 +134,20 @@ def put_key(generation: int, kind: KeyKind, name: str, value: bytes, *, timeout_
 
 
 def get_keys(
-    generation: int | None = None, kind: KeyKind | Literal[""] = "", name: str = "", *, timeout_s: float = 5.0
+    generation: int | None = None,
+    kind: KeyKind | Literal[""] = "",
+    name: str = "",
+    *,
+    of: int | None = None,
+    previous: bool = False,
+    timeout_s: float = 5.0,
 ) -> Rpc[tuple[int, dict[tuple[KeyKind, str], bytes]]]:
-    """The present generation and its keys. Raises WrongState if `generation` is another one."""
+    """The present generation, and its keys; or those of generation `of`, or, `previous`, of each key what the newest
+    earlier generation has set. Raises WrongState if `generation` is not the present one, UnknownName if the keys `of`
+    a generation are not kept."""
     return Rpc(
         LIGHTHOUSE + "GetKeys",
-        run_pb2.GetKeysRequest(generation=generation, kind=kind, name=name),
+        run_pb2.GetKeysRequest(generation=generation, kind=kind, name=name, of=of, previous=previous),
         run_pb2.GetKeysResponse,
         _keys,
         timeout_s,

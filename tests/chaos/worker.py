@@ -25,7 +25,14 @@ def main() -> None:
         line = {"what": what, "slot": SLOT, "incarnation": INCARNATION, "pid": os.getpid(), **more}
         os.write(log, json.dumps(line).encode() + b"\n")
 
-    @Wrapper(use_global_iteration=True, barrier_timeout=3.0, return_timeout=300.0, hard_timeout=30.0)
+    @Wrapper(
+        use_global_iteration=True,
+        barrier_timeout=3.0,
+        return_timeout=300.0,
+        hard_timeout=30.0,
+        max_restarts=None,
+        restart_delay=None,
+    )
     def train(call_wrapper: CallWrapper) -> None:
         say("runs", number=call_wrapper.iteration, rank=call_wrapper.rank, size=call_wrapper.world_size)
         while not (folder / "end").exists():

@@ -190,6 +190,7 @@ class RunVerdict(StrEnum):
     WAITING_FOR_RANKS = "waiting_for_ranks"
     NO_MAJORITY = "no_majority"
     TOO_FEW = "too_few"
+    BACKING_OFF = "backing_off"
     READY = "ready"
 
 

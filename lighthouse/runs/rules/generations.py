@@ -8,7 +8,8 @@
    larger with it, the generation is broken for that, which is no incident.
 5. A rank of the present generation that has not heard of it is told again. A rank that holds another number is told
    that its generation is over, so no rank waits for a past one.
-6. Too few ranks for too long, or `max_iterations` generations: the run is to be stopped (`settle`).
+6. Too few ranks for too long, `max_iterations` generations, or more failures of the function than the budget has: the
+   run is to be stopped (`settle`).
 7. A generation that a rank has finished is not broken for a newcomer. When all its ranks have finished, the run is
    completed.
 
@@ -16,6 +17,7 @@ Everything follows from what ranks report that they hold. An event that changes 
 O(n log n) once.
 """
 
+import math
 from collections.abc import Callable
 
 from lighthouse.members.rules.silence import CLOSINGS_HELD_S
@@ -35,6 +37,7 @@ from lighthouse_protocol.messages.run import (
     RankId,
     ReadyReport,
 )
+from lighthouse_protocol.rules.restart_budget import RestartBudget
 
 
 class Generations:
@@ -55,10 +58,13 @@ class Generations:
         here = [rank.rank for rank in self.ranks.here]
         self.current = GenerationState(record.generation, here, is_broken=record.is_broken, finished=record.finished)
         self.restarts = RestartLog(record, make_id, emit)
+        self.budget = RestartBudget(record.failed_at)
         self._emit = emit
         self._is_over = False
         self._formation = FormationClock()
         self._held_until = now
+        self._began_at = -math.inf  # the present generation
+        self._has_stepped = False
 
     def verdict(self, now: float) -> events.RunVerdict:
         return self._formation.verdict(self.ranks, self.current, self.terms, now)
@@ -92,6 +98,7 @@ class Generations:
         """The stop is lifted: what waits begins to wait now."""
         self._is_over = False
         self._formation = FormationClock()
+        self.budget = RestartBudget()
 
     def begin_anew(self) -> None:
         """Another launch of the run: its numbers go on upwards."""
@@ -147,6 +154,7 @@ class Generations:
                 is_step = step > rank.step and self.current.runs(rank.rank, self.current.number)
                 rank.step, rank.phase = step or rank.step, phase or rank.phase
                 if is_step:
+                    self._has_stepped = True
                     self.restarts.step(self.wall(now))
             case ReadyReport(generation):
                 self._ready(rank, generation, now)
@@ -191,8 +199,12 @@ class Generations:
 
     def _fail(self, rank: Rank, generation: int, reason: str, now: float) -> None:
         """A failure in a broken generation is a consequence of the break."""
-        if self.current.can_fail(rank.rank, generation):
-            self._break(f"{rank.rank} has failed: {reason}", now)
+        if not self.current.can_fail(rank.rank, generation):
+            return
+        lasted_s = now - self._began_at
+        delay_s = self.budget.fail(self.terms, self.wall(now), lasted_s=lasted_s, has_stepped=self._has_stepped)
+        self._formation.hold(now + delay_s)
+        self._break(f"{rank.rank} has failed: {reason}", now)
 
     def _finish(self, rank: Rank, generation: int) -> None:
         if not self.current.runs(rank.rank, generation):
@@ -226,6 +238,8 @@ class Generations:
         """Form the next generation if it is time. Returns why the run is to be stopped, or nothing."""
         if self._is_over:
             return ""
+        if self.current.is_broken and (why := self.budget.why_exhausted(self.terms)):
+            return f"{why}; the last: {self.restarts.last_cause}"
         verdict = self._formation.look(self.ranks, self.current, self.terms, now)
         if verdict is events.RunVerdict.READY:
             return self._form(now)
@@ -259,6 +273,7 @@ class Generations:
             self.ranks.run(rank)
             rank.generation = generation.number
         self._formation = FormationClock()
+        self._began_at, self._has_stepped = now, False
         return generation
 
     def wall(self, now: float) -> float:

@@ -1,12 +1,14 @@
 """A small key-value space for each generation, fenced: a rank of an older generation neither reads nor writes.
 
-Old spaces are dropped after a few generations, and each is limited, so memory is flat however often a job restarts.
+Whoever is in the present generation, and a person, may read what earlier ones wrote: that is what a restarted function
+finds again. Only the newest few spaces with keys are kept, and each is limited, so memory is flat however often a job
+restarts.
 """
 
 from collections.abc import Iterable
 
 from lighthouse_protocol.messages.run import KeyKind
-from lighthouse_protocol.refusals import InvalidRequest, LimitReached, WrongState
+from lighthouse_protocol.refusals import InvalidRequest, LimitReached, UnknownName, WrongState
 
 SPACES_KEPT = 4
 MAX_KEYS = 4096
@@ -55,6 +57,25 @@ class KeySpaces:
         space = self._spaces.get(self.number, {}) if generation is None else self._fenced(generation)
         return dict(space)
 
+    def previous(self, generation: int | None = None) -> dict[tuple[KeyKind, str], bytes]:
+        """Each key that an earlier generation has set, as the newest of them did. `generation`: as of `present`."""
+        if generation is not None:
+            self._fenced(generation)
+        newest: dict[tuple[KeyKind, str], bytes] = {}
+        for earlier in self.generations:
+            if earlier != self.number:
+                newest |= self._spaces[earlier]
+        return newest
+
+    def of(self, number: int, generation: int | None = None) -> dict[tuple[KeyKind, str], bytes]:
+        """All keys of generation `number`. Raises UnknownName if they are not kept. `generation`: as of `present`."""
+        if generation is not None:
+            self._fenced(generation)
+        if number != self.number and number not in self._spaces:
+            kept = ", ".join(map(str, self.generations)) or "none"
+            raise UnknownName(f"generation: of {number} no keys are kept; generations that have keys: {kept}")
+        return dict(self._spaces.get(number, {}))
+
     def _fenced(self, generation: int) -> dict[tuple[KeyKind, str], bytes]:
         if generation != self.number:
             now = f"generation {self.number}" if self.number >= 0 else "none yet"
@@ -62,6 +83,7 @@ class KeySpaces:
         return self._spaces.setdefault(generation, {})
 
     def _drop_old(self) -> None:
+        self._spaces = {number: space for number, space in self._spaces.items() if space or number == self.number}
         for generation in self.generations[:-SPACES_KEPT]:
             del self._spaces[generation]
 

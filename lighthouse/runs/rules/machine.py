@@ -83,6 +83,7 @@ class RunMachine:
             excluded=self.supervisors.excluded,
             former=self.launches.former,
             ending=self.supervisors.ending,
+            failed_at=generations.budget.failed_at,
         )
 
     # -- events and time

@@ -77,7 +77,8 @@ class RunRecord:
     """`generation`: the last one formed; `is_broken`: it has ended; `finished`: the ranks that are done with it.
 
     `formed`: how many there were. `completed`: the number of the one that all have finished. `ending`: supervisors'
-    incarnations, and the reason of the stop that each was told, and ends by.
+    incarnations, and the reason of the stop that each was told, and ends by. `failed_at`: when the function failed, as
+    far as the budget of restarts counts it.
     """
 
     counters: RunCounters = field(default_factory=RunCounters)
@@ -94,6 +95,7 @@ class RunRecord:
     excluded: tuple[ExcludedHost, ...] = ()
     former: Former | None = None
     ending: Mapping[str, str] = field(default_factory=dict[str, str])
+    failed_at: tuple[float, ...] = ()
 
 
 def dump(record: RunRecord) -> bytes:

@@ -43,6 +43,11 @@ class RestartLog:
         """That ended a generation."""
         return next((restart for restart in reversed(self.restarts) if not restart.ends_nothing), None)
 
+    @property
+    def last_cause(self) -> str:
+        """Why the last generation that was broken was."""
+        return "" if self._newest is None else self._newest.cause
+
     def refusal(self, entry: RankHello) -> InvalidRequest | None:
         """It was told of a number that this run cannot have come to: it is not adopted."""
         most = max(self.counters.number, MAX_LEARNED_GENERATION)

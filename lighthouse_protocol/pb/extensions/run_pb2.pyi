@@ -152,6 +152,9 @@ class RunTerms(google.protobuf.message.Message):
     JOIN_TIMEOUT_S_FIELD_NUMBER: builtins.int
     RETURN_TIMEOUT_S_FIELD_NUMBER: builtins.int
     MAX_ITERATIONS_FIELD_NUMBER: builtins.int
+    MAX_RESTARTS_FIELD_NUMBER: builtins.int
+    RESTART_WINDOW_S_FIELD_NUMBER: builtins.int
+    RESTART_DELAY_S_FIELD_NUMBER: builtins.int
     world_size: builtins.int
     active: builtins.int
     """absent: all"""
@@ -163,6 +166,11 @@ class RunTerms(google.protobuf.message.Message):
     join_timeout_s: builtins.float
     return_timeout_s: builtins.float
     max_iterations: builtins.int
+    max_restarts: builtins.int
+    """after failures in the process, within the window; absent: any number"""
+    restart_window_s: builtins.float
+    restart_delay_s: builtins.float
+    """doubles while generations get nowhere; absent: nothing is waited"""
     def __init__(
         self,
         *,
@@ -175,13 +183,20 @@ class RunTerms(google.protobuf.message.Message):
         join_timeout_s: builtins.float = ...,
         return_timeout_s: builtins.float = ...,
         max_iterations: builtins.int | None = ...,
+        max_restarts: builtins.int | None = ...,
+        restart_window_s: builtins.float = ...,
+        restart_delay_s: builtins.float | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["_active", b"_active", "_max_iterations", b"_max_iterations", "active", b"active", "max_iterations", b"max_iterations"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["_active", b"_active", "_max_iterations", b"_max_iterations", "active", b"active", "divisible_by", b"divisible_by", "hosts_together", b"hosts_together", "join_timeout_s", b"join_timeout_s", "max_iterations", b"max_iterations", "min_active", b"min_active", "return_timeout_s", b"return_timeout_s", "stride", b"stride", "world_size", b"world_size"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["_active", b"_active", "_max_iterations", b"_max_iterations", "_max_restarts", b"_max_restarts", "_restart_delay_s", b"_restart_delay_s", "active", b"active", "max_iterations", b"max_iterations", "max_restarts", b"max_restarts", "restart_delay_s", b"restart_delay_s"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["_active", b"_active", "_max_iterations", b"_max_iterations", "_max_restarts", b"_max_restarts", "_restart_delay_s", b"_restart_delay_s", "active", b"active", "divisible_by", b"divisible_by", "hosts_together", b"hosts_together", "join_timeout_s", b"join_timeout_s", "max_iterations", b"max_iterations", "max_restarts", b"max_restarts", "min_active", b"min_active", "restart_delay_s", b"restart_delay_s", "restart_window_s", b"restart_window_s", "return_timeout_s", b"return_timeout_s", "stride", b"stride", "world_size", b"world_size"]) -> None: ...
     @typing.overload
     def WhichOneof(self, oneof_group: typing.Literal["_active", b"_active"]) -> typing.Literal["active"] | None: ...
     @typing.overload
     def WhichOneof(self, oneof_group: typing.Literal["_max_iterations", b"_max_iterations"]) -> typing.Literal["max_iterations"] | None: ...
+    @typing.overload
+    def WhichOneof(self, oneof_group: typing.Literal["_max_restarts", b"_max_restarts"]) -> typing.Literal["max_restarts"] | None: ...
+    @typing.overload
+    def WhichOneof(self, oneof_group: typing.Literal["_restart_delay_s", b"_restart_delay_s"]) -> typing.Literal["restart_delay_s"] | None: ...
 
 global___RunTerms = RunTerms
 
@@ -634,22 +649,33 @@ class GetKeysRequest(google.protobuf.message.Message):
     GENERATION_FIELD_NUMBER: builtins.int
     KIND_FIELD_NUMBER: builtins.int
     NAME_FIELD_NUMBER: builtins.int
+    OF_FIELD_NUMBER: builtins.int
+    PREVIOUS_FIELD_NUMBER: builtins.int
     generation: builtins.int
     """the caller's, fenced; absent: the present one, for people"""
     kind: builtins.str
     """empty: all"""
     name: builtins.str
     """empty: all"""
+    of: builtins.int
+    """the generation whose keys are read; absent: the present one"""
+    previous: builtins.bool
+    """in place of `of`: what the newest earlier generation that set it has set"""
     def __init__(
         self,
         *,
         generation: builtins.int | None = ...,
         kind: builtins.str = ...,
         name: builtins.str = ...,
+        of: builtins.int | None = ...,
+        previous: builtins.bool = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["_generation", b"_generation", "generation", b"generation"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["_generation", b"_generation", "generation", b"generation", "kind", b"kind", "name", b"name"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["_generation", b"_generation", "_of", b"_of", "generation", b"generation", "of", b"of"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["_generation", b"_generation", "_of", b"_of", "generation", b"generation", "kind", b"kind", "name", b"name", "of", b"of", "previous", b"previous"]) -> None: ...
+    @typing.overload
     def WhichOneof(self, oneof_group: typing.Literal["_generation", b"_generation"]) -> typing.Literal["generation"] | None: ...
+    @typing.overload
+    def WhichOneof(self, oneof_group: typing.Literal["_of", b"_of"]) -> typing.Literal["of"] | None: ...
 
 global___GetKeysRequest = GetKeysRequest
 

@@ -1,5 +1,7 @@
 """A process's place in its run, by who started it."""
 
+from typing import Any
+
 import pytest
 
 from agent_client.errors import ConfigurationError
@@ -25,9 +27,10 @@ def test_under_a_supervisor() -> None:
         }
     )
     assert (launch.slot, launch.slots, launch.attempt, launch.run, launch.is_supervised) == (5, 8, 2, "run", True)
-    assert Options(use_global_iteration=True).terms(launch) == RunTerms(8, 6, 4, stride=100)
+    budget: dict[str, Any] = {"max_restarts": 10, "restart_delay_s": 0.5}
+    assert Options(use_global_iteration=True).terms(launch) == RunTerms(8, 6, 4, stride=100, **budget)
     chosen = Options(use_global_iteration=True, active_world_size=5, min_active=2, barrier_timeout=7, max_iterations=9)
-    assert chosen.terms(launch) == RunTerms(8, 5, 2, stride=100, join_timeout_s=7.0, max_iterations=9)
+    assert chosen.terms(launch) == RunTerms(8, 5, 2, stride=100, join_timeout_s=7.0, max_iterations=9, **budget)
 
 
 def test_without_one_by_torchruns_variables() -> None:

@@ -9,6 +9,7 @@ from tests.processes import Lighthouse, Process
 SCRIPT = """
 from agent_client import CallWrapper, StoreMixin, Wrapper
 from lighthouse_protocol.messages.run import KeyKind
+from lighthouse_protocol.refusals import UnknownName
 
 @Wrapper(use_global_iteration=True)
 def train(call_wrapper: CallWrapper):
@@ -21,6 +22,14 @@ def train(call_wrapper: CallWrapper):
     assert store.handle_rank_restart(world_size=1, timeout=None) == 1
     assert store.get_iteration_for_rank(0) == 1 == store.get_global_iteration()
     assert state.sync_with_global_iteration(store) == 1
+    assert store.previous[KeyKind.JOB_RESTART, "reason"] == "none"
+    assert store.get_key(KeyKind.JOB_RESTART, "reason", generation=0) == "none"
+    try:
+        store.get_key(KeyKind.JOB_RESTART, "reason")
+    except UnknownName as e:
+        assert "job_restart_1_reason was not set" in str(e)
+    else:
+        raise AssertionError("a key of the generation before is none of this one")
 
 train()
 print("all is so")

@@ -66,6 +66,19 @@ def test_max_iterations_end_with_130(variables: pytest.MonkeyPatch) -> None:
     assert e.value.code == 130
 
 
+def test_a_function_that_always_raises_ends_the_run_with_its_last_error(variables: pytest.MonkeyPatch) -> None:
+    ran: list[int] = []
+
+    @Wrapper(max_restarts=2, restart_delay=0.01)
+    def train(call_wrapper: CallWrapper) -> None:
+        ran.append(call_wrapper.iteration)
+        raise ValueError(f"boom {call_wrapper.iteration}")
+
+    with pytest.raises(RestartAbort, match=r"max_restarts: 2 restarts.* used up; the last: ValueError: boom 2") as e:
+        train()
+    assert (e.value.code, ran) == (130, [0, 1, 2])
+
+
 def test_what_is_not_an_error_of_the_function_passes(variables: pytest.MonkeyPatch) -> None:
     @Wrapper()
     def train() -> None:
@@ -226,6 +239,17 @@ def test_a_stop_while_it_advances(inside: RunInside) -> None:
 
     with pytest.raises(RestartAbort, match="max_iterations: 2"):
         train()
+
+
+def test_a_run_that_always_raises_is_stopped_and_each_rank_says_its_last_error(inside: RunInside) -> None:
+    @Wrapper(use_global_iteration=True, max_restarts=1, restart_delay=0.01)
+    def train(call_wrapper: CallWrapper) -> None:
+        raise ValueError(f"boom {call_wrapper.iteration}")
+
+    told = r"max_restarts: 1 restarts within 600 s are used up; the last: .*boom 1; .*of this rank: ValueError: boom 1"
+    with pytest.raises(RestartAbort, match=told) as e:
+        train()
+    assert e.value.code == 130
 
 
 def test_the_environment_is_restored(inside: RunInside, variables: pytest.MonkeyPatch) -> None:

@@ -61,8 +61,10 @@ class FakeClient:
         self._fake.answer(verb="runs", run=run)
         return tuple(found for found in self._fake.runs if run in ("", found.run))
 
-    def get_keys(self, *, timeout_s: float = 5.0) -> tuple[int, dict[tuple[KeyKind, str], bytes]]:
-        self._fake.answer(verb="keys", run=self._run)
+    def get_keys(
+        self, *, of: int | None = None, timeout_s: float = 5.0
+    ) -> tuple[int, dict[tuple[KeyKind, str], bytes]]:
+        self._fake.answer(verb="keys", run=self._run, **({} if of is None else {"of": of}))
         return 7, self._fake.keys
 
     def stop_run(self, reason: str, *, timeout_s: float = 10.0) -> None:

@@ -67,6 +67,7 @@ def test_keys_are_named_as_in_the_documents(fake, run):
     assert run(keys).output == "iteration_7_rank_0 = 5\njob_restart_7_count = 1\n"
     shown = json.loads(run(keys, "--format", "json").output)
     assert (shown["generation"], shown["keys"]["iteration_7_rank_0"]) == (7, "5")
+    assert "iteration_5_rank_0 = 5" in run(keys, "--generation", "5").output
 
 
 def test_no_keys(run):

@@ -5,7 +5,7 @@ import pytest
 from lighthouse.runs.rules import key_space
 from lighthouse.runs.rules.key_space import KeySpaces
 from lighthouse_protocol.messages.run import KeyKind
-from lighthouse_protocol.refusals import InvalidRequest, LimitReached, WrongState
+from lighthouse_protocol.refusals import InvalidRequest, LimitReached, UnknownName, WrongState
 
 KIND = KeyKind.ITERATION
 
@@ -32,6 +32,25 @@ def test_another_generation_neither_reads_nor_writes(other: int):
         with pytest.raises(WrongState, match="generation 100"):
             act()
     assert found.present() == {}
+
+
+def test_whoever_is_in_the_present_generation_reads_what_earlier_ones_left():
+    """Generations that have set nothing do not count: a function may fail at once, again and again."""
+    found = KeySpaces()
+    for number, name, value in ((0, "a", b"0"), (1, "b", b"1"), (2, "a", b"2")):
+        found.advance(number)
+        found.put(number, KIND, name, value)
+    for number in range(3, 20):
+        found.advance(number)
+    found.put(19, KIND, "a", b"19")
+    assert found.previous(19) == found.previous() == {(KIND, "a"): b"2", (KIND, "b"): b"1"}
+    assert found.of(1, 19) == {(KIND, "b"): b"1"}
+    assert found.of(19) == found.present()
+    for act in (lambda: found.previous(18), lambda: found.of(1, 18)):
+        with pytest.raises(WrongState, match="generation 19"):
+            act()
+    with pytest.raises(UnknownName, match=r"of 5 no keys are kept; generations that have keys: 0, 1, 2, 19"):
+        found.of(5)
 
 
 def test_before_the_first_generation_there_is_no_space():

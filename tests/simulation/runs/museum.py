@@ -138,7 +138,14 @@ def _deaf_to(kind: type[Any], hear: Any) -> Any:
 
 
 CROWDED = {"fault_every_s": 0.5, "restart_s": 0.05, "boot_s": 0.05, "interrupt_s": 0.01}
-FREE = {"min_active": 1, "divisible_by": 1, "hosts_together": False, "max_iterations": None}
+FREE = {
+    "min_active": 1,
+    "divisible_by": 1,
+    "hosts_together": False,
+    "max_iterations": None,
+    "max_restarts": None,
+    "restart_delay_s": None,
+}
 PAIR = {"hosts": 1, "ranks_per_host": 2}
 OF_TWO = {**FREE, "world_size": 2, "active": None}
 WITH_SPARES = {**FREE, "active": 1}

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from tests.simulation.runs.supervisor import Supervisor
 
 TOLD_WITHIN_S = 3.0
+MOST_DELAY_S = 30.0  # docs/restart.md: what a generation waits after failures
 
 
 class Patience:
@@ -48,7 +49,8 @@ class Patience:
         self._waits_since = {rank.rank: self._waits_since.get(rank.rank, now) for rank in ranks if rank.waits}
         if newest is None or self._checkers.stop is not None or self._checkers.completed_at is not None:
             return
-        patience_s = terms.join_timeout_s / MIN_RATE + TOLD_WITHIN_S
+        most_delay_s = 0.0 if terms.restart_delay_s is None else MOST_DELAY_S
+        patience_s = (terms.join_timeout_s + most_delay_s) / MIN_RATE + TOLD_WITHIN_S
         waiting = [
             rank
             for rank in ranks

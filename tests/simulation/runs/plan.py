@@ -88,6 +88,8 @@ def _draw_terms(r: random.Random, world_size: int) -> RunTerms:
         join_timeout_s=r.choice((3.0, 8.0, 20.0)),
         return_timeout_s=r.choice((5.0, 20.0, 60.0)),
         max_iterations=r.choice((None, None, None, None, 30)),
+        max_restarts=r.choice((None, None, None, 8)),
+        restart_delay_s=r.choice((None, None, 0.3)),
     )
 
 
