@@ -23,6 +23,7 @@ from manager.group.rules.machine import GroupMachine
 from tests.manager import groups
 from tests.manager.builders import ask, member
 from tests.manager.groups import FOR_PEOPLE, IDENTITY, echo, formed, handed, order, told, vote
+from tests.manager.scripts import player
 
 WORDS: dict[str, Any] = {
     **vars(refusals),
@@ -57,7 +58,7 @@ class GroupScript:
             if self.machine.held != self.held:
                 self.held = self.machine.held
                 lines.append(f"now {held_of(self.held)}")
-        return [f"    {each}" for each in lines]
+        return lines
 
     def tick(self, now: float) -> Sequence[events.Effect]:
         return self.machine.tick(now)
@@ -66,18 +67,7 @@ class GroupScript:
         return self.machine.handle(eval(word, WORDS), now)  # of a file of ours
 
 
-def play(paragraph: str) -> str:
-    lines: list[str] = []
-    script = GroupScript("unwatched ranks=2")
-    for line in paragraph.splitlines():
-        if line.startswith("    "):
-            continue
-        lines.append(line)
-        if line.partition(" ")[0] in BEGINNINGS:
-            script = GroupScript(line)
-        elif not line.startswith("#"):
-            lines += script.tell(line)
-    return "\n".join(lines)
+play = player(lambda line: GroupScript(line) if line.partition(" ")[0] in BEGINNINGS else None)
 
 
 def show(effect: events.Effect) -> str:

@@ -7,7 +7,6 @@ no(2, 1, of=1)                  call 2 is a no of rank 1 that names quorum 1
     1: discard; 2: discard
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -27,6 +26,7 @@ from manager.group.rules.commit import (
     VoteRefused,
     Withdrawn,
 )
+from tests.manager.scripts import player
 from tests.scenarios.paragraphs import scenarios_of
 
 
@@ -48,28 +48,25 @@ def show(effect: Effect) -> str:
             return f"{call}: {type(error).__name__}: {error}"
 
 
-def follows(effects: Sequence[Effect]) -> list[str]:
-    """On one line, unless a refusal is among them."""
-    shown = [show(effect) for effect in effects]
-    if not any(isinstance(effect, VoteRefused) for effect in effects):
-        shown = ["; ".join(shown)] if shown else []
-    return [f"    {each}" for each in shown]
+class Group:
+    """That the text tells."""
+
+    def __init__(self, size: int) -> None:
+        self.machine = CommitMachine(size)
+
+    def tell(self, line: str) -> list[str]:
+        return [said for word in line.split("; ") for said in self.follows(eval(word, WORDS))]  # of a file of ours
+
+    def follows(self, event: Event) -> list[str]:
+        """On one line, unless a refusal is among them."""
+        effects = self.machine.handle(event)
+        shown = [show(effect) for effect in effects]
+        has_refusal = any(isinstance(effect, VoteRefused) for effect in effects)
+        return shown if has_refusal or not shown else ["; ".join(shown)]
 
 
-def play(paragraph: str) -> str:
-    lines: list[str] = []
-    words = vars(commit) | {"yes": yes, "no": no}
-    machine = CommitMachine(2)
-    for line in paragraph.splitlines():
-        if line.startswith("    "):
-            continue
-        lines.append(line)
-        if line.startswith("ranks="):
-            machine = CommitMachine(int(line.removeprefix("ranks=")))
-        elif not line.startswith("#"):
-            for word in line.split("; "):
-                lines += follows(machine.handle(eval(word, words)))  # of a file of ours
-    return "\n".join(lines)
+WORDS = vars(commit) | {"yes": yes, "no": no}
+play = player(lambda line: Group(int(line.removeprefix("ranks="))) if line.startswith("ranks=") else None)
 
 
 @scenarios_of(Path(__file__).with_name("commit.txt"), play)
@@ -200,7 +197,7 @@ def run(drawn: list[tuple], witness: Witness) -> None:
                 witness.ends(details[0])
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(events)
 def test_a_commit_is_what_every_rank_wants(drawn: list[tuple]):
     run(drawn, Witness())

@@ -43,6 +43,7 @@ from manager.group.rules.gather import (
 )
 from manager.group.rules.request import QuorumRequest
 from tests.manager.builders import ask, gathered, member, quorum
+from tests.manager.scripts import player
 from tests.scenarios.paragraphs import scenarios_of
 
 TORN = Distrust(DistrustKind.NOT_APPLIED, "rank 1: step 5 was not applied")
@@ -72,14 +73,16 @@ class Group:
     def formed(number: int, quorum_id: int, *members: Participant, stands: bool = False) -> QuorumReceived:
         return QuorumReceived(number, quorum(*members, quorum_id=quorum_id), stands)
 
-    def tell(self, word: str) -> list[str]:
-        event = eval(word, self.words)  # of a file of ours
+    def tell(self, line: str) -> list[str]:
+        return [said for word in line.split("; ") for said in self.follows(eval(word, self.words))]  # of a file of ours
+
+    def follows(self, event: Any) -> list[str]:
         if isinstance(event, QuorumRequest):
             self.asks[event.call] = event
         stands = isinstance(event, QuorumReceived) and event.stands
         said = [self.show(effect, stands=stands) for effect in self.machine.handle(event)]
         by_text = groupby(said, key=lambda each: each[1])
-        return [f"    {' '.join(who for who, _ in each)}{text}" for text, each in by_text]
+        return [f"{' '.join(who for who, _ in each)}{text}" for text, each in by_text]
 
     def show(self, effect: Effect, *, stands: bool) -> tuple[str, str]:
         """The call, and what is said to it."""
@@ -115,20 +118,14 @@ def part_of(assignment: Assignment) -> str:
     return f"{'adds zeros' if assignment.place is None else 'takes part'}{serves}"
 
 
-def play(paragraph: str) -> str:
-    lines: list[str] = []
-    group = Group("a", 2)
-    for line in paragraph.splitlines():
-        if line.startswith("    "):
-            continue
-        lines.append(line)
-        if line.startswith("ranks="):
-            options = dict(word.split("=") for word in line.split())
-            group = Group(options.get("group", "a"), int(options["ranks"]))
-        elif not line.startswith("#"):
-            for word in line.split("; "):
-                lines += group.tell(word)
-    return "\n".join(lines)
+def begin(line: str) -> Group | None:
+    if not line.startswith("ranks="):
+        return None
+    options = dict(word.split("=") for word in line.split())
+    return Group(options.get("group", "a"), int(options["ranks"]))
+
+
+play = player(begin)
 
 
 @scenarios_of(Path(__file__).with_name("gather.txt"), play)
@@ -294,7 +291,7 @@ def run(drawn: list[tuple[Any, ...]]) -> None:
                 witness.feed(JoinFailed(witness.number - details[0], Unreachable("x")))
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(happenings)
 @example([("all ask", [0, 1, 2]), ("ask", 0, 0, "", None, None), ("ask", 1, 1, "w", None, None)])
 def test_rounds_never_mix(drawn: list[tuple[Any, ...]]):
