@@ -1,16 +1,11 @@
 """Short words for what happens to a manager's machine and what it says."""
 
-from collections.abc import Iterable
-
 from lighthouse_protocol.messages.membership import Participant, Quorum
 from lighthouse_protocol.messages.session import (
-    GroupReport,
-    Heartbeat,
     HeartbeatAck,
     HeldQuorum,
     HoldState,
     JoinAccepted,
-    JoinRequest,
     QuorumOrder,
     QuorumPhase,
     ToManager,
@@ -24,7 +19,6 @@ from manager.group.rules.events import (
     MissingChanged,
     QuorumAnswered,
     Received,
-    Sent,
     SessionOpened,
     WaitBegan,
     WaitEnded,
@@ -38,12 +32,6 @@ LEASE_UNTIL = 4.0
 
 
 IDENTITY = ("replica_id", "incarnation", "wire_id", "address", "store_address", "group_world_size")
-
-
-def request(machine: GroupMachine, number: int, time_left_s: float, **fields: object) -> Sent:
-    """A join of the group, with `fields` of the participant."""
-    me = Participant("a", "L.0", address="a:1", store_address="a:2", group_world_size=machine.me.group_world_size)
-    return Sent(JoinRequest(number, Participant(**({f: getattr(me, f) for f in IDENTITY} | fields)), time_left_s))
 
 
 def vote(call: int, rank: int, step: int, yes: bool = True, quorum_id: int | None = 1, wants: bool = False) -> Voted:
@@ -72,16 +60,6 @@ def formed(quorum_id: int = 1, step: int = 0, names: str = "ab", **fields: objec
 
 def held(mode: str = "standing", granted: int = 0, quorum_id: int = 1) -> HeldQuorum:
     return HeldQuorum(quorum_id, HoldState(mode), granted)
-
-
-def beat(
-    number: int,
-    levels_held: HeldQuorum | None = None,
-    drains: bool = False,
-    down: str = "",
-    missing: Iterable[int] = (),
-) -> Sent:
-    return Sent(Heartbeat(number, GroupReport(levels_held, drains, down, frozenset(missing))))
 
 
 def unwatched(size: int = 2, name: str = "a") -> GroupMachine:
@@ -121,12 +99,13 @@ def holding(size: int = 2, step: int = 0, names: str = "ab") -> GroupMachine:
     return machine
 
 
-def committed(machine: GroupMachine, step: int, now: float, first_call: int = 50, quorum_id: int = 1) -> None:
-    """All ranks vote yes for `step`."""
-    size = machine.me.group_world_size
+def past(size: int = 2) -> GroupMachine:
+    """And all ranks have committed step 0."""
+    machine = holding(size)
     for rank in range(size):
-        effects = machine.handle(vote(first_call + rank, rank, step, quorum_id=quorum_id), now)
-    assert [effect.commit for effect in effects if hasattr(effect, "commit")] == [True] * size
+        effects = machine.handle(vote(50 + rank, rank, 0), 0.1)
+    assert [effect.commit for effect in effects] == [True] * size
+    return machine
 
 
 FOR_PEOPLE = MissingChanged | WaitBegan | WaitEnded | FailureReported

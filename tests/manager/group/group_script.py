@@ -1,6 +1,6 @@
 """A manager's machine told by lines of text; what follows, as lines of text.
 
-joined ranks=2                  how it begins: unwatched, watched, joined or holding, as in tests/manager/groups.py
+joined ranks=2                  how it begins: unwatched, watched, joined, holding or past (groups.py)
 0.1 vote(10, 0, 0)              a moment and its events; `tick`: none
     10: commit                  what is answered, said and told; heartbeats without what is usual
 0.2 recalled(upto=3)            a message of the lighthouse; answered(2): the acknowledgement of heartbeat 2
@@ -39,7 +39,7 @@ WORDS: dict[str, Any] = {
     "told": told,
     "vote": vote,
 }
-BEGINNINGS = {"unwatched", "watched", "joined", "holding"}
+BEGINNINGS = {"unwatched", "watched", "joined", "holding", "past"}
 
 
 class GroupScript:
