@@ -1,29 +1,10 @@
 """Short words for what happens to a manager's machine and what it says."""
 
+from lighthouse_protocol.messages import session
 from lighthouse_protocol.messages.membership import Participant, Quorum
-from lighthouse_protocol.messages.session import (
-    HeartbeatAck,
-    HeldQuorum,
-    HoldState,
-    JoinAccepted,
-    QuorumOrder,
-    QuorumPhase,
-    ToManager,
-    Welcome,
-)
+from lighthouse_protocol.messages.session import HeldQuorum, HoldState, QuorumPhase
+from manager.group.rules import events
 from manager.group.rules.commit import Voted
-from manager.group.rules.events import (
-    Effect,
-    Event,
-    FailureReported,
-    MissingChanged,
-    QuorumAnswered,
-    Received,
-    SessionOpened,
-    WaitBegan,
-    WaitEnded,
-    WatchOpened,
-)
 from manager.group.rules.machine import GroupMachine
 from tests.manager.builders import ask, member
 
@@ -38,20 +19,20 @@ def vote(call: int, rank: int, step: int, yes: bool = True, quorum_id: int | Non
     return Voted(call, rank, step, yes, quorum_id, wants)
 
 
-def order(phase: str, upto: int = 0, quorum_id: int = 1, reason: str = "") -> QuorumOrder:
-    return QuorumOrder(quorum_id, QuorumPhase(phase), upto, reason)
+def order(phase: str, upto: int = 0, quorum_id: int = 1, reason: str = "") -> session.QuorumOrder:
+    return session.QuorumOrder(quorum_id, QuorumPhase(phase), upto, reason)
 
 
-def told(message: ToManager) -> Received:
-    return Received(message)
+def told(message: session.ToManager) -> events.Received:
+    return events.Received(message)
 
 
-def echo(number: int, order: QuorumOrder | None = None) -> Received:
-    return Received(HeartbeatAck(number, 1.0, order))
+def echo(number: int, order: session.QuorumOrder | None = None) -> events.Received:
+    return events.Received(session.HeartbeatAck(number, 1.0, order))
 
 
-def handed(join: int, quorum: Quorum, stands: bool = True) -> Received:
-    return Received(JoinAccepted(join, quorum, stands))
+def handed(join: int, quorum: Quorum, stands: bool = True) -> events.Received:
+    return events.Received(session.JoinAccepted(join, quorum, stands))
 
 
 def formed(quorum_id: int = 1, step: int = 0, names: str = "ab", **fields: object) -> Quorum:
@@ -67,8 +48,8 @@ def unwatched(size: int = 2, name: str = "a") -> GroupMachine:
     machine = GroupMachine(
         Participant(name, address=f"{name}:1", store_address=f"{name}:2", group_world_size=size), "L"
     )
-    machine.handle(SessionOpened(), 0)
-    machine.handle(told(Welcome(1.0, 5.0)), 0)
+    machine.handle(events.SessionOpened(), 0)
+    machine.handle(told(session.Welcome(1.0, 5.0)), 0)
     machine.handle(echo(1), 0)
     return machine
 
@@ -77,7 +58,7 @@ def watched(size: int = 2, name: str = "a") -> GroupMachine:
     """And its ranks' watches 1, 2, ... are open; beat 2 said that they are there."""
     machine = unwatched(size, name)
     for rank in range(size):
-        machine.handle(WatchOpened(rank + 1, rank, f"w{rank}"), 0)
+        machine.handle(events.WatchOpened(rank + 1, rank, f"w{rank}"), 0)
     return machine
 
 
@@ -94,7 +75,7 @@ def holding(size: int = 2, step: int = 0, names: str = "ab") -> GroupMachine:
     """And were handed quorum 1, which stands and was formed for `step`; the beats so far are 1 and 2."""
     machine = joined(size, step)
     answers = machine.handle(handed(1, formed(1, step, names)), 0)
-    assert sum(isinstance(effect, QuorumAnswered) for effect in answers) == size
+    assert sum(isinstance(effect, events.QuorumAnswered) for effect in answers) == size
     assert (machine.held, machine.session._beats) == (held(granted=step), 2)
     return machine
 
@@ -108,9 +89,9 @@ def past(size: int = 2) -> GroupMachine:
     return machine
 
 
-FOR_PEOPLE = MissingChanged | WaitBegan | WaitEnded | FailureReported
+FOR_PEOPLE = events.MissingChanged | events.WaitBegan | events.WaitEnded | events.FailureReported
 
 
-def done(machine: GroupMachine, event: Event, now: float) -> list[Effect]:
+def done(machine: GroupMachine, event: events.Event, now: float) -> list[events.Effect]:
     """What follows, but for what is only for people."""
     return [effect for effect in machine.handle(event, now) if not isinstance(effect, FOR_PEOPLE)]

@@ -14,37 +14,25 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from manager.group.rules import commit
-from manager.group.rules.commit import (
-    DECISIONS_KEPT,
-    CommitMachine,
-    Decided,
-    Effect,
-    Event,
-    Opened,
-    StepDecided,
-    Voted,
-    VoteRefused,
-    Withdrawn,
-)
 from tests.manager.scripts import player
 from tests.scenarios.paragraphs import scenarios_of
 
 
-def yes(call: int, rank: int, step: int = 5, of: int | None = None) -> Voted:
-    return Voted(call, rank, step, True, of)
+def yes(call: int, rank: int, step: int = 5, of: int | None = None) -> commit.Voted:
+    return commit.Voted(call, rank, step, True, of)
 
 
-def no(call: int, rank: int, step: int = 5, of: int | None = None) -> Voted:
-    return Voted(call, rank, step, False, of)
+def no(call: int, rank: int, step: int = 5, of: int | None = None) -> commit.Voted:
+    return commit.Voted(call, rank, step, False, of)
 
 
-def show(effect: Effect) -> str:
+def show(effect: commit.Effect) -> str:
     match effect:
-        case StepDecided(quorum_id, step, is_commit):
+        case commit.StepDecided(quorum_id, step, is_commit):
             return f"{quorum_id}/{step} {'committed' if is_commit else 'discarded'}"
-        case Decided(call, is_commit):
+        case commit.Decided(call, is_commit):
             return f"{call}: {'commit' if is_commit else 'discard'}"
-        case VoteRefused(call, error):
+        case commit.VoteRefused(call, error):
             return f"{call}: {type(error).__name__}: {error}"
 
 
@@ -52,16 +40,16 @@ class Group:
     """That the text tells."""
 
     def __init__(self, size: int) -> None:
-        self.machine = CommitMachine(size)
+        self.machine = commit.CommitMachine(size)
 
     def tell(self, line: str) -> list[str]:
         return [said for word in line.split("; ") for said in self.follows(eval(word, WORDS))]  # of a file of ours
 
-    def follows(self, event: Event) -> list[str]:
+    def follows(self, event: commit.Event) -> list[str]:
         """On one line, unless a refusal is among them."""
         effects = self.machine.handle(event)
         shown = [show(effect) for effect in effects]
-        has_refusal = any(isinstance(effect, VoteRefused) for effect in effects)
+        has_refusal = any(isinstance(effect, commit.VoteRefused) for effect in effects)
         return shown if has_refusal or not shown else ["; ".join(shown)]
 
 
@@ -75,13 +63,13 @@ def test_what_a_vote_leads_to(paragraph: str):
 
 
 def test_decisions_are_kept_for_the_last_sixteen():
-    m = CommitMachine(1)
-    for step in range(DECISIONS_KEPT + 1):
-        m.handle(Opened(1, step))
+    m = commit.CommitMachine(1)
+    for step in range(commit.DECISIONS_KEPT + 1):
+        m.handle(commit.Opened(1, step))
         m.handle(yes(step, 0, step))
-    assert m.handle(yes(100, 0, step=1, of=1)) == [Decided(100, True)]
-    assert len(m._decided) == DECISIONS_KEPT
-    assert (m.commits, m.discards, m.is_voting) == (DECISIONS_KEPT + 1, 0, False)
+    assert m.handle(yes(100, 0, step=1, of=1)) == [commit.Decided(100, True)]
+    assert len(m._decided) == commit.DECISIONS_KEPT
+    assert (m.commits, m.discards, m.is_voting) == (commit.DECISIONS_KEPT + 1, 0, False)
 
 
 # -- drawn events
@@ -118,25 +106,25 @@ class Witness:
     """Knows the votes that count and what was decided, and judges every decision by them."""
 
     def __init__(self) -> None:
-        self.machine = CommitMachine(SIZE)
+        self.machine = commit.CommitMachine(SIZE)
         self.quorum_id, self.step = 1, 5
         self.open: dict[int, Cast] = {}
         self.decisions: dict[tuple[int, int], bool] = {}
         self.told: dict[tuple[int, int], set[int]] = {}
-        self.feed(Opened(1, 5))
+        self.feed(commit.Opened(1, 5))
 
-    def feed(self, event: Event) -> None:
+    def feed(self, event: commit.Event) -> None:
         effects = list(self.machine.handle(event))
         decided: dict[int, bool] = {}
         for effect in effects:
             match effect:
-                case Decided(call, commit):
-                    decided[call] = commit
-                case VoteRefused(call):
+                case commit.Decided(call, is_commit):
+                    decided[call] = is_commit
+                case commit.VoteRefused(call):
                     assert call in self.open
                     del self.open[call]
         if decided:
-            assert isinstance(event, Voted)
+            assert isinstance(event, commit.Voted)
             self._check(self.open[event.call], decided)
         for call in decided:
             del self.open[call]
@@ -145,22 +133,22 @@ class Witness:
     def _check(self, last: Cast, decided: dict[int, bool]) -> None:
         commits = set(decided.values())
         assert len(commits) == 1, "everyone gets the same decision"
-        commit = commits.pop()
+        is_commit = commits.pop()
         waiting = [self.open[call] for call in decided]
         assert {cast.key for cast in waiting} == {last.key}
         known = self.decisions.get(last.key)
-        is_next_try = commit and not known and len(self.told.get(last.key, ())) == SIZE and not last.is_bound
+        is_next_try = is_commit and not known and len(self.told.get(last.key, ())) == SIZE and not last.is_bound
         if known is None or is_next_try:
-            self._check_first(last, waiting, commit)  # the next try is made where all were told of a discard
+            self._check_first(last, waiting, is_commit)  # the next try is made where all were told of a discard
             self.told[last.key] = set()
         else:
-            assert commit == (known and last.vote), "a late or repeated voter gets the decision that was made"
-            commit = known
-        self.decisions[last.key] = commit
+            assert is_commit == (known and last.vote), "a late or repeated voter gets the decision that was made"
+            is_commit = known
+        self.decisions[last.key] = is_commit
         self.told[last.key] |= {cast.rank for cast in waiting}
 
-    def _check_first(self, last: Cast, waiting: list[Cast], commit: bool) -> None:
-        if commit:
+    def _check_first(self, last: Cast, waiting: list[Cast], is_commit: bool) -> None:
+        if is_commit:
             assert sorted(cast.rank for cast in waiting) == list(range(SIZE)), "every rank"
             assert all(cast.vote for cast in waiting)
         else:
@@ -172,12 +160,12 @@ class Witness:
         gone = max((call for call, cast in self.open.items() if cast.rank == rank), default=10_000)
         if gone in self.open and not self.open[gone].is_bound:
             del self.open[gone]
-        self.feed(Withdrawn(gone))
+        self.feed(commit.Withdrawn(gone))
 
     def opens(self, quorum_id: int, step: int) -> None:
         self.quorum_id, self.step = quorum_id, step
         self.decisions.pop((quorum_id, step), None)
-        self.feed(Opened(quorum_id, step))
+        self.feed(commit.Opened(quorum_id, step))
         assert not self.open, "who waited in the attempt that is given up has learnt so"
 
 
@@ -192,7 +180,7 @@ def run(drawn: list[tuple], witness: Witness) -> None:
                 step = witness.step + ahead
                 key = (witness.quorum_id if quorum_id is None else quorum_id, step)
                 witness.open[call] = Cast(key, rank, vote, vote and quorum_id is not None)
-                witness.feed(Voted(call, rank, step, vote, quorum_id))
+                witness.feed(commit.Voted(call, rank, step, vote, quorum_id))
             case "withdraw":
                 witness.ends(details[0])
 

@@ -22,26 +22,16 @@ from hypothesis import strategies as st
 from lighthouse_protocol import refusals
 from lighthouse_protocol.messages.membership import Assignment, CatchUp, Distrust, DistrustKind, Participant, Tag
 from lighthouse_protocol.refusals import InvalidRequest, Unreachable, WrongState
+from manager.group.rules import gather
 from manager.group.rules.assignment import assign
-from manager.group.rules.gather import (
-    Effect,
-    GatherMachine,
-    GroupJoined,
-    JoinFailed,
-    JoinTakenBack,
-    QuorumReceived,
-    RankAnswered,
-    RankRefused,
-    RoundAnswered,
-    Withdrawn,
-)
+from manager.group.rules.gather import GatherMachine
 from manager.group.rules.request import QuorumRequest
 from tests.manager.builders import ask, gathered, member, quorum
 from tests.manager.scripts import player
 from tests.scenarios.paragraphs import scenarios_of
 
 TORN = Distrust(DistrustKind.NOT_APPLIED, "rank 1: step 5 was not applied")
-JOINED = GroupJoined(0, 0, 0, None, False, False, 0, 0, 100.0, ())
+JOINED = gather.GroupJoined(0, 0, 0, None, False, False, 0, 0, 100.0, ())
 """What a join says unless its ranks say otherwise, but for its number and its step."""
 
 
@@ -55,8 +45,8 @@ class Group:
         self.words = vars(refusals) | {
             "ask": lambda call, rank, step, *, tag=None, **fields: ask(call, rank, step, tag_quorum_id=tag, **fields),
             "formed": self.formed,
-            "Withdrawn": Withdrawn,
-            "JoinFailed": JoinFailed,
+            "Withdrawn": gather.Withdrawn,
+            "JoinFailed": gather.JoinFailed,
             "CatchUp": CatchUp,
             "Tag": Tag,
             "TORN": TORN,
@@ -64,8 +54,8 @@ class Group:
         }
 
     @staticmethod
-    def formed(number: int, quorum_id: int, *members: Participant, stands: bool = False) -> QuorumReceived:
-        return QuorumReceived(number, quorum(*members, quorum_id=quorum_id), stands)
+    def formed(number: int, quorum_id: int, *members: Participant, stands: bool = False) -> gather.QuorumReceived:
+        return gather.QuorumReceived(number, quorum(*members, quorum_id=quorum_id), stands)
 
     def tell(self, line: str) -> list[str]:
         return [said for word in line.split("; ") for said in self.follows(eval(word, self.words))]  # of a file of ours
@@ -73,28 +63,28 @@ class Group:
     def follows(self, event: Any) -> list[str]:
         if isinstance(event, QuorumRequest):
             self.asks[event.call] = event
-        stands = isinstance(event, QuorumReceived) and event.stands
+        stands = isinstance(event, gather.QuorumReceived) and event.stands
         said = [self.show(effect, stands=stands) for effect in self.machine.handle(event)]
         by_text = groupby(said, key=lambda each: each[1])
         return [f"{' '.join(who for who, _ in each)}{text}" for text, each in by_text]
 
-    def show(self, effect: Effect, *, stands: bool) -> tuple[str, str]:
+    def show(self, effect: gather.Effect, *, stands: bool) -> tuple[str, str]:
         """The call, and what is said to it."""
         match effect:
-            case GroupJoined(number):
+            case gather.GroupJoined(number):
                 return "", f"join {number}: {self.join(effect)}"
-            case JoinTakenBack(number):
+            case gather.JoinTakenBack(number):
                 return "", f"join {number} is taken back"
-            case RoundAnswered(quorum_id, step):
+            case gather.RoundAnswered(quorum_id, step):
                 return "", f"quorum {quorum_id} for step {step}"
-            case RankAnswered(call, assignment, formed):
+            case gather.RankAnswered(call, assignment, formed):
                 asked = self.asks[call]
                 assert assignment == assign(formed, self.name, asked.group_rank, asked.init_sync, stands=stands)
                 return str(call), f": {part_of(assignment)}"
-            case RankRefused(call, error):
+            case gather.RankRefused(call, error):
                 return str(call), f": {type(error).__name__}: {error}"
 
-    def join(self, joined: GroupJoined) -> str:
+    def join(self, joined: gather.GroupJoined) -> str:
         usual = asdict(JOINED) | {"handles": ("",) * self.size, "round": joined.round, "step": -1}
         says = {name: getattr(joined, name) for name in usual}
         says["distrust"] = "TORN" if joined.distrust == TORN else joined.distrust
@@ -136,7 +126,7 @@ def test_agents_and_torchft_callers_of_one_quorum_agree_who_serves_whom(is_agent
     serves, takes = [], []
     for name, is_ours in (("a", is_agent), ("b", not is_agent)):
         m = gathered(3, name=name, rank_incarnation="w" if is_ours else "")
-        mine = m.handle(QuorumReceived(1, q))[1 + group_rank].assignment
+        mine = m.handle(gather.QuorumReceived(1, q))[1 + group_rank].assignment
         serves += [(target, mine.replica_rank) for target in mine.serve_to]
         takes += [(mine.replica_rank, mine.heal_from_rank)] if mine.heals else []
     assert len(takes) == 1, "one of the two takes the other's state"
@@ -187,26 +177,26 @@ class Witness:
         self.round: dict[int, QuorumRequest] = {}  # the asks of the round that has joined, by call
         self.number = self.highest_id = 0
 
-    def feed(self, event: Any) -> list[Effect]:
+    def feed(self, event: Any) -> list[gather.Effect]:
         effects = list(self.machine.handle(event))
         answered: set[int] = set()
         for effect in effects:
             match effect:
-                case GroupJoined():
+                case gather.GroupJoined():
                     assert not self.round, "one join at a time"
                     self._check_joined(effect)
-                case JoinTakenBack(number):
+                case gather.JoinTakenBack(number):
                     assert self.round
                     assert number == self.number
                     self.round = {}
-                case RankRefused(call):
+                case gather.RankRefused(call):
                     del self.open[call]
-                case RankAnswered(call):
-                    assert isinstance(event, QuorumReceived)
+                case gather.RankAnswered(call):
+                    assert isinstance(event, gather.QuorumReceived)
                     assert event.round == self.number
                     answered.add(call)
                     del self.open[call]
-                case RoundAnswered(quorum_id):
+                case gather.RoundAnswered(quorum_id):
                     assert quorum_id >= self.highest_id
                     self.highest_id = quorum_id
         if answered:
@@ -218,7 +208,7 @@ class Witness:
         assert len(ranks) < SIZE or self.round, "all are there and nothing happens"
         return effects
 
-    def _check_joined(self, effect: GroupJoined) -> None:
+    def _check_joined(self, effect: gather.GroupJoined) -> None:
         by_rank = {a.group_rank: a for a in self.open.values()}
         assert sorted(by_rank) == list(range(SIZE)), "all ranks are there"
         asks = [by_rank[rank] for rank in range(SIZE)]
@@ -256,15 +246,15 @@ def run(drawn: list[tuple[Any, ...]]) -> None:
             case "withdraw":
                 call = sorted(witness.open)[details[0]] if details[0] < len(witness.open) else 10_000
                 takes_back = witness.open.pop(call, None) is not None and witness.round
-                effects = witness.feed(Withdrawn(call))
-                assert not takes_back or effects == [JoinTakenBack(witness.number)]
+                effects = witness.feed(gather.Withdrawn(call))
+                assert not takes_back or effects == [gather.JoinTakenBack(witness.number)]
             case "answer":
                 older, higher = details
                 q = quorum(member("a", step), member("b", step + 1), quorum_id=witness.highest_id + higher)
-                effects = witness.feed(QuorumReceived(witness.number - older, q))
-                step += any(isinstance(e, RoundAnswered) for e in effects)
+                effects = witness.feed(gather.QuorumReceived(witness.number - older, q))
+                step += any(isinstance(e, gather.RoundAnswered) for e in effects)
             case "fail":
-                witness.feed(JoinFailed(witness.number - details[0], Unreachable("x")))
+                witness.feed(gather.JoinFailed(witness.number - details[0], Unreachable("x")))
 
 
 @settings(max_examples=200)
