@@ -8,10 +8,9 @@ formed(1, 4, a(5), b(6))                the answer to join 1: quorum 4 of these 
     1 2: heals from b                   the calls that it is the answer to
 """
 
-import itertools
 from dataclasses import asdict
 from functools import partial
-from itertools import groupby
+from itertools import count, groupby
 from pathlib import Path
 from typing import Any
 
@@ -226,7 +225,7 @@ class Witness:
 
 
 def run(drawn: list[tuple[Any, ...]]) -> None:
-    witness, step, calls = Witness(), 0, itertools.count(1)
+    witness, step, calls = Witness(), 0, count(1)
 
     def come(rank: int, ahead: int = 0, **fields: Any) -> None:
         call = next(calls)

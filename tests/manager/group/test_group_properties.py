@@ -1,18 +1,10 @@
 """A replica group's machine against drawn configurations, drawn faults, honest ranks and an honest lighthouse."""
 
-import math
-from collections.abc import Callable
-
-import pytest
-from hypothesis import Phase as Part
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule, run_state_machine_as_test
+from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
 from lighthouse_protocol.messages.session import QuorumPhase
-from manager.group.rules.grants import GrantMachine
-from manager.group.rules.rank_presence import RankPresence
-from manager.group.rules.ranks import Ranks
 from tests.manager.group_stage import Rank, Stage
 
 ranks = st.integers(0, 2)
@@ -149,41 +141,3 @@ class GroupBetweenRanksAndLighthouse(RuleBasedStateMachine):
 
 GroupBetweenRanksAndLighthouse.TestCase.settings = settings(max_examples=150, stateful_step_count=40)
 TestGroupBetweenRanksAndLighthouse = GroupBetweenRanksAndLighthouse.TestCase
-
-
-def never_lets_the_lease_end(self: GrantMachine, until: float) -> None:
-    self.lease_until = math.inf
-
-
-def tells_no_rank(self: Ranks, reason: str, lost: str = "") -> list[object]:
-    return []
-
-
-def releases_nobody(self: Ranks) -> list[object]:
-    return []
-
-
-def takes_an_old_watch_for_the_rank(self: RankPresence, watch: int, now: float) -> int | None:
-    entry = self._open.pop(watch, None)
-    if entry is None:
-        return None
-    self._lost[entry.group_rank] = ""
-    return entry.group_rank
-
-
-@pytest.mark.parametrize(
-    ("machine", "name", "wrong"),
-    [
-        (GrantMachine, "renew", never_lets_the_lease_end),
-        (Ranks, "_push_revoked", tells_no_rank),
-        (Ranks, "release", releases_nobody),
-        (RankPresence, "ended", takes_an_old_watch_for_the_rank),
-    ],
-)
-def test_a_wrong_rule_is_noticed(
-    monkeypatch: pytest.MonkeyPatch, machine: type, name: str, wrong: Callable[..., object]
-) -> None:
-    hunt = settings(max_examples=300, derandomize=True, database=None, phases=[Part.generate])
-    monkeypatch.setattr(machine, name, wrong)
-    with pytest.raises((AssertionError, KeyError)):
-        run_state_machine_as_test(GroupBetweenRanksAndLighthouse, settings=hunt)
