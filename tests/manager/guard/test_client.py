@@ -39,9 +39,7 @@ async def test_an_order_from_before_it_is_attached_is_obeyed(guard: GuardClient,
     assert await run(guard, "sh", "-c", script, env={"SAID": "hello"}) == ended
 
 
-async def test_both_outputs_go_to_the_log_in_order_to_their_end(
-    guard: GuardClient, tmp_path: Path
-) -> None:
+async def test_both_outputs_go_to_the_log_in_order_to_their_end(guard: GuardClient, tmp_path: Path) -> None:
     log = tmp_path / "new" / "rank_0.log"
     ended = await run(guard, "sh", "-c", "echo one; echo two >&2; seq 20000", log=log)
     assert ended.output[-1] == "20000"
