@@ -7,7 +7,7 @@ no(2, 1, of=1)                  call 2 is a no of rank 1 that names quorum 1
     1: discard; 2: discard
 """
 
-from dataclasses import dataclass
+from collections import defaultdict
 from pathlib import Path
 
 from hypothesis import given, settings
@@ -75,7 +75,8 @@ def test_decisions_are_kept_for_the_last_sixteen():
 # -- drawn events
 
 SIZE = 2
-events = st.lists(
+Key = tuple[int, int]
+happenings = st.lists(
     st.one_of(
         st.tuples(st.just("open"), st.integers(0, 1), st.integers(0, 1)),
         st.tuples(
@@ -92,84 +93,69 @@ events = st.lists(
 )
 
 
-@dataclass(frozen=True)
-class Cast:
-    """A vote that counts: its call is open, or it is bound. (quorum_id, step) is what it is for."""
-
-    key: tuple[int, int]
-    rank: int
-    vote: bool
-    is_bound: bool = False
-
-
 class Witness:
-    """Knows the votes that count and what was decided, and judges every decision by them."""
+    """Knows the votes that count, and judges every decision by them."""
 
     def __init__(self) -> None:
         self.machine = commit.CommitMachine(SIZE)
-        self.quorum_id, self.step = 1, 5
-        self.open: dict[int, Cast] = {}
-        self.decisions: dict[tuple[int, int], bool] = {}
-        self.told: dict[tuple[int, int], set[int]] = {}
-        self.feed(commit.Opened(1, 5))
+        self.open: dict[int, commit.Voted] = {}
+        self.wants: defaultdict[Key, set[int]] = defaultdict(set)  # the ranks whose yes counts
+        self.refused: set[Key] = set()  # by a rank
+        self.committed: set[Key] = set()
+        self.opens(1, 5)
+
+    def key(self, vote: commit.Voted) -> Key:
+        return self.quorum_id if vote.quorum_id is None else vote.quorum_id, vote.step
 
     def feed(self, event: commit.Event) -> None:
         effects = list(self.machine.handle(event))
-        decided: dict[int, bool] = {}
+        answers = {effect.call: effect.commit for effect in effects if isinstance(effect, commit.Decided)}
+        assert len(set(answers.values())) <= 1, "everyone gets the same decision"
+        for call, is_commit in answers.items():
+            vote = self.open.pop(call)
+            key = self.key(vote)
+            if is_commit:
+                assert vote.vote
+                assert self.wants[key] == set(range(SIZE)), "every rank"
+                self.committed.add(key)
+            else:
+                assert key in self.refused, "only a no discards"
+                assert not vote.vote or key not in self.committed, "a late or repeated voter gets what was decided"
+                self.wants[key] -= {vote.group_rank} if vote.vote else set()
         for effect in effects:
-            match effect:
-                case commit.Decided(call, is_commit):
-                    decided[call] = is_commit
-                case commit.VoteRefused(call):
-                    assert call in self.open
-                    del self.open[call]
-        if decided:
-            assert isinstance(event, commit.Voted)
-            self._check(self.open[event.call], decided)
-        for call in decided:
-            del self.open[call]
+            if isinstance(effect, commit.VoteRefused):
+                del self.open[effect.call]
         assert self.machine.is_voting == bool(self.open)
 
-    def _check(self, last: Cast, decided: dict[int, bool]) -> None:
-        commits = set(decided.values())
-        assert len(commits) == 1, "everyone gets the same decision"
-        is_commit = commits.pop()
-        waiting = [self.open[call] for call in decided]
-        assert {cast.key for cast in waiting} == {last.key}
-        known = self.decisions.get(last.key)
-        is_next_try = is_commit and not known and len(self.told.get(last.key, ())) == SIZE and not last.is_bound
-        if known is None or is_next_try:
-            self._check_first(last, waiting, is_commit)  # the next try is made where all were told of a discard
-            self.told[last.key] = set()
-        else:
-            assert is_commit == (known and last.vote), "a late or repeated voter gets the decision that was made"
-            is_commit = known
-        self.decisions[last.key] = is_commit
-        self.told[last.key] |= {cast.rank for cast in waiting}
-
-    def _check_first(self, last: Cast, waiting: list[Cast], is_commit: bool) -> None:
-        if is_commit:
-            assert sorted(cast.rank for cast in waiting) == list(range(SIZE)), "every rank"
-            assert all(cast.vote for cast in waiting)
-        else:
-            assert not last.vote, "only a no discards"
-            assert len(self.open) == len(waiting), "and everybody who waits hears it"
+    def votes(self, vote: commit.Voted) -> None:
+        self.open[vote.call] = vote
+        if vote.group_rank in range(SIZE):
+            if vote.vote:
+                self.wants[self.key(vote)].add(vote.group_rank)
+            else:
+                self.refused.add(self.key(vote))
+        self.feed(vote)
 
     def ends(self, rank: int) -> None:
-        """The newest call of that rank. What is bound goes on to count."""
-        gone = max((call for call, cast in self.open.items() if cast.rank == rank), default=10_000)
-        if gone in self.open and not self.open[gone].is_bound:
-            del self.open[gone]
+        """The newest call of that rank. A yes that names its quorum goes on to count."""
+        gone = max((call for call, vote in self.open.items() if vote.group_rank == rank), default=10_000)
+        if gone in self.open and (self.open[gone].quorum_id is None or not self.open[gone].vote):
+            self.wants[self.key(self.open.pop(gone))].discard(rank)
         self.feed(commit.Withdrawn(gone))
 
     def opens(self, quorum_id: int, step: int) -> None:
         self.quorum_id, self.step = quorum_id, step
-        self.decisions.pop((quorum_id, step), None)
+        self.wants.pop((quorum_id, step), None)
+        self.refused.discard((quorum_id, step))
+        self.committed.discard((quorum_id, step))
         self.feed(commit.Opened(quorum_id, step))
         assert not self.open, "who waited in the attempt that is given up has learnt so"
 
 
-def run(drawn: list[tuple], witness: Witness) -> None:
+@settings(max_examples=300)
+@given(happenings)
+def test_a_commit_is_what_every_rank_wants(drawn: list[tuple]):
+    witness = Witness()
     for call, (what, *details) in enumerate(drawn, start=1):
         match what:
             case "open":
@@ -177,15 +163,6 @@ def run(drawn: list[tuple], witness: Witness) -> None:
             case "vote":
                 rank, ahead, vote, older = details
                 quorum_id = None if older is None else witness.quorum_id + older
-                step = witness.step + ahead
-                key = (witness.quorum_id if quorum_id is None else quorum_id, step)
-                witness.open[call] = Cast(key, rank, vote, vote and quorum_id is not None)
-                witness.feed(commit.Voted(call, rank, step, vote, quorum_id))
+                witness.votes(commit.Voted(call, rank, witness.step + ahead, vote, quorum_id))
             case "withdraw":
                 witness.ends(details[0])
-
-
-@settings(max_examples=300)
-@given(events)
-def test_a_commit_is_what_every_rank_wants(drawn: list[tuple]):
-    run(drawn, Witness())
