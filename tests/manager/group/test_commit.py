@@ -86,6 +86,7 @@ happenings = st.lists(
         st.tuples(st.just("vote"), st.integers(0, SIZE - 1), st.just(True), st.just(0)),
         st.tuples(st.just("withdraw"), st.integers(0, SIZE - 1)),
     ),
+    min_size=12,
     max_size=60,
 )
 
