@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from lighthouse_protocol.messages import session
 from lighthouse_protocol.messages.membership import Participant, Quorum
-from lighthouse_protocol.messages.session import HoldState, QuorumPhase
+from lighthouse_protocol.messages.session import HoldState, QuorumOrder, QuorumPhase
 from lighthouse_protocol.refusals import Drained
 from tests.manager.builders import member
 
@@ -63,17 +63,13 @@ class DumbLighthouse:
         beats, self._beats = self._beats, []
         return [session.HeartbeatAck(number, 1.0, self._order_for(held)) for number, held in beats]
 
-    def _order_for(self, held: session.HeldQuorum | None) -> session.QuorumOrder | None:
+    def _order_for(self, held: session.HeldQuorum | None) -> QuorumOrder | None:
         if held is None:
             return None
-        return (
-            self._order()
-            if held.quorum_id == self.quorum_id
-            else session.QuorumOrder(held.quorum_id, QuorumPhase.REVOKED)
-        )
+        return self._order() if held.quorum_id == self.quorum_id else QuorumOrder(held.quorum_id, QuorumPhase.REVOKED)
 
-    def _order(self) -> session.QuorumOrder:
-        return session.QuorumOrder(self.quorum_id, self.phase, self.upto)
+    def _order(self) -> QuorumOrder:
+        return QuorumOrder(self.quorum_id, self.phase, self.upto)
 
     def recall(self) -> list[session.ToManager]:
         if self.phase is not QuorumPhase.STANDING:
