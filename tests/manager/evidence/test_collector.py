@@ -6,17 +6,8 @@ from dataclasses import replace
 
 import pytest
 
+from lighthouse_protocol.messages import session
 from lighthouse_protocol.messages.evidence import ProcessSnapshot, RankEvidence, SelfReport
-from lighthouse_protocol.messages.session import (
-    Evidence,
-    EvidenceAsked,
-    EvidenceDone,
-    EvidenceOffer,
-    EvidenceRequest,
-    ToLighthouse,
-    ToRank,
-    WatchHello,
-)
 from manager.evidence import collector
 from manager.evidence.collector import EvidenceCollector
 from manager.evidence.process_probe import ELSEWHERE, NO_OUTPUT, look_alone
@@ -33,13 +24,13 @@ class Rank:
     def __init__(self, desk: EvidenceCollector, rank: int = 1, *, is_local: bool = False, old: bool = False) -> None:
         self.desk = desk
         self.asked: asyncio.Queue[int] = asyncio.Queue()
-        offer = None if old else EvidenceOffer(44, 3)
-        hello = WatchHello(rank, f"w{rank}", 70 + rank, "boot", 1, f"host-{rank}", offer=offer)
+        offer = None if old else session.EvidenceOffer(44, 3)
+        hello = session.WatchHello(rank, f"w{rank}", 70 + rank, "boot", 1, f"host-{rank}", offer=offer)
         self.watch = Watch(hello, self, is_local, heard_at=0.0)
         desk.opened(self.watch)
 
-    def send(self, message: ToRank) -> None:
-        assert isinstance(message, EvidenceAsked)
+    def send(self, message: session.ToRank) -> None:
+        assert isinstance(message, session.EvidenceAsked)
         self.asked.put_nowait(message.number)
 
     def end(self, error: object = None) -> None:
@@ -59,12 +50,12 @@ class Group:
     the pids of those that were sent the signal."""
 
     def __init__(self) -> None:
-        self.sent: asyncio.Queue[ToLighthouse] = asyncio.Queue()
+        self.sent: asyncio.Queue[session.ToLighthouse] = asyncio.Queue()
         self.outside = SEEN
         self.signalled: list[int] = []
         self.desk = EvidenceCollector(3, self.sent.put_nowait, self.look)
 
-    async def look(self, request: WatchHello, is_here: bool) -> ProcessSnapshot:
+    async def look(self, request: session.WatchHello, is_here: bool) -> ProcessSnapshot:
         if not is_here:
             return await look_alone(request, is_here)
         if request.offer is None:
@@ -76,15 +67,15 @@ class Group:
         """The ranks of the answer to that request."""
         found: dict[int, RankEvidence] = {}
         async with asyncio.timeout(PATIENCE_S):
-            while isinstance(message := await self.sent.get(), Evidence):
+            while isinstance(message := await self.sent.get(), session.Evidence):
                 assert message.number == number
                 found[message.rank.group_rank] = message.rank
-        assert message == EvidenceDone(number)
+        assert message == session.EvidenceDone(number)
         return found
 
     def request(self, number: int = 1) -> "asyncio.Task[RankEvidence]":
         """That of rank 1."""
-        self.desk.give(EvidenceRequest(number, (1,)))
+        self.desk.give(session.EvidenceRequest(number, (1,)))
 
         async def given() -> RankEvidence:
             return (await self.given(number))[1]
@@ -107,7 +98,7 @@ NONE = "all of it: it has opened no watch"
     [((), {0: NONE, 1: NONE, 2: NONE}), ((2, 2, 7), {2: NONE, 7: "all of it: the group is smaller"})],
 )
 async def test_all_ranks_or_those_that_were_named(group: Group, named: tuple[int, ...], missing: dict[int, str]):
-    group.desk.give(EvidenceRequest(1, named))
+    group.desk.give(session.EvidenceRequest(1, named))
     assert {n: rank.missing for n, rank in (await group.given()).items()} == {n: (why,) for n, why in missing.items()}
 
 
@@ -147,7 +138,7 @@ async def test_a_rank_that_runs_no_python(group: Group, monkeypatch: pytest.Monk
     monkeypatch.setattr(collector, "ANSWERED_WITHIN_S", 0.05)
     silent = Rank(group.desk, is_local=True)
     Rank(group.desk, 2)
-    group.desk.give(EvidenceRequest(1, (1, 2)))
+    group.desk.give(session.EvidenceRequest(1, (1, 2)))
     silent.says_something()
     found = await group.given()
     why = "no answer within 0.05 s; something keeps it from running Python"
@@ -201,7 +192,7 @@ async def test_the_answer_of_another_process_or_to_another_question_is_none(grou
 async def test_who_asks_twice_at_a_time_is_told_the_same(group: Group):
     rank_1 = Rank(group.desk)
     for _ in range(2):
-        group.desk.give(EvidenceRequest(1, (1,)))
+        group.desk.give(session.EvidenceRequest(1, (1,)))
     await rank_1.answer("once")
     assert [(await group.given())[1].stacks for _ in range(2)] == ["once", "once"]
     assert rank_1.asked.empty()
@@ -213,7 +204,7 @@ async def test_who_asks_twice_at_a_time_is_told_the_same(group: Group):
 async def test_a_look_that_fails_or_takes_too_long_is_named(
     group: Group, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ):
-    async def look(request: WatchHello, is_here: bool) -> ProcessSnapshot:
+    async def look(request: session.WatchHello, is_here: bool) -> ProcessSnapshot:
         if request.rank_incarnation == "w1":
             raise ZeroDivisionError(f"{request.group_rank} {is_here}")
         await asyncio.sleep(10 * PATIENCE_S)
@@ -223,7 +214,7 @@ async def test_a_look_that_fails_or_takes_too_long_is_named(
     group.desk = EvidenceCollector(3, group.sent.put_nowait, look)
     for number in (1, 2):
         Rank(group.desk, number, old=True)
-    group.desk.give(EvidenceRequest(1, (1, 2)))
+    group.desk.give(session.EvidenceRequest(1, (1, 2)))
     missing = {n: rank.missing for n, rank in (await group.given()).items()}
     assert missing == {1: ("all of it: ZeroDivisionError('1 False')",), 2: ("all of it: not found within 0.05 s",)}
     assert "what rank 1 does cannot be found out" in caplog.text

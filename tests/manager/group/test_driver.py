@@ -4,22 +4,9 @@ from typing import Any
 
 import pytest
 
+from lighthouse_protocol.messages import session
 from lighthouse_protocol.messages.membership import Decision, Participant, World
 from lighthouse_protocol.messages.progress import ProgressSample
-from lighthouse_protocol.messages.session import (
-    HeartbeatAck,
-    Hello,
-    JoinAccepted,
-    Killed,
-    KillRequest,
-    Leaving,
-    ToManager,
-    Vote,
-    VoteAnswer,
-    WatchHello,
-    WatchOpened,
-    Welcome,
-)
 from lighthouse_protocol.refusals import DeadlinePassed, InvalidRequest, Unreachable
 from manager.group.driver import GroupDriver
 from tests.manager.groups import formed
@@ -39,9 +26,9 @@ class Group:
     def open_session(self) -> None:
         """With a valid lease."""
         self.driver.opened()
-        self.hear(Welcome(1.0, 60.0), HeartbeatAck(1, 1.0))
+        self.hear(session.Welcome(1.0, 60.0), session.HeartbeatAck(1, 1.0))
 
-    def hear(self, *messages: ToManager) -> None:
+    def hear(self, *messages: session.ToManager) -> None:
         for message in messages:
             self.driver.received(message)
 
@@ -58,7 +45,7 @@ class Group:
 
     def watch(self, rank: int) -> tuple[int, Heard]:
         heard = Heard()
-        return self.driver.open_watch(WatchHello(rank, f"w{rank}"), heard, is_local=False), heard
+        return self.driver.open_watch(session.WatchHello(rank, f"w{rank}"), heard, is_local=False), heard
 
 
 @pytest.fixture
@@ -72,7 +59,7 @@ class TestCalls:
         group.open_session()
         group.hear(World(2, 2))
         outcomes = [group.ask(rank) for rank in range(2)]
-        group.hear(JoinAccepted(1, formed(1), True))
+        group.hear(session.JoinAccepted(1, formed(1), True))
         for outcome in outcomes:
             assignment, quorum = outcome.value
             assert (assignment.quorum_id, assignment.world, quorum) == (1, World(2, 2, group_world_size=2), formed(1))
@@ -123,32 +110,32 @@ class TestCalls:
 class TestWatches:
     def test_votes_are_answered_on_the_watch(self, group: Group):
         (first, heard), (second, other) = group.watch(0), group.watch(1)
-        group.driver.receive(first, Vote(7, 0, True, None, False, 60.0))
-        assert heard.messages == [WatchOpened()]
-        group.driver.receive(second, Vote(9, 0, True, None, False, 60.0))
-        assert heard.messages[1:] == [VoteAnswer(7, Decision(True))]
-        assert other.messages[1:] == [VoteAnswer(9, Decision(True))]
+        group.driver.receive(first, session.Vote(7, 0, True, None, False, 60.0))
+        assert heard.messages == [session.WatchOpened()]
+        group.driver.receive(second, session.Vote(9, 0, True, None, False, 60.0))
+        assert heard.messages[1:] == [session.VoteAnswer(7, Decision(True))]
+        assert other.messages[1:] == [session.VoteAnswer(9, Decision(True))]
 
     def test_votes_end_with_it(self, group: Group):
         number, heard = group.watch(0)
-        group.driver.receive(number, Vote(7, 0, True, None, False, 60.0))
+        group.driver.receive(number, session.Vote(7, 0, True, None, False, 60.0))
         timers = group.loop.timers
         for _ in range(2):
             group.driver.end_watch(number)
         assert (len(heard.messages), heard.has_ended, group.loop.timers) == (1, True, timers - 1)
         assert not group.driver.machine.ranks.commit.is_voting
-        group.driver.receive(number, Vote(8, 0, True, None, False, 60.0))
+        group.driver.receive(number, session.Vote(8, 0, True, None, False, 60.0))
         assert not group.driver.machine.ranks.commit.is_voting
 
     def test_what_a_rank_says_shows_that_it_runs(self, group: Group):
         number, _ = group.watch(0)
         [watch] = group.driver._watches
-        for message in (ProgressSample(1), Leaving(1), None):
+        for message in (ProgressSample(1), session.Leaving(1), None):
             group.loop.go(1)
             group.driver.receive(number, message)
             assert watch.heard_at == group.loop.now
         with pytest.raises(InvalidRequest, match="first message"):
-            group.driver.receive(number, WatchHello(0, "w0"))
+            group.driver.receive(number, session.WatchHello(0, "w0"))
 
     def test_a_rank_that_the_group_does_not_have(self, group: Group):
         with pytest.raises(InvalidRequest, match="rank"):
@@ -164,16 +151,16 @@ class TestWatches:
 
     def test_a_kill_reaches_the_ranks(self, group: Group):
         _, heard = group.watch(0)
-        group.hear(KillRequest("why"))
-        assert (heard.messages[1:], group.ended) == ([Killed("why")], [1])
+        group.hear(session.KillRequest("why"))
+        assert (heard.messages[1:], group.ended) == ([session.Killed("why")], [1])
 
 
 class TestSessions:
     def test_a_silent_one_is_doubled_and_then_given_up(self, group: Group):
         group.open_session()
-        assert isinstance(group.link.sent[0], Hello)
+        assert isinstance(group.link.sent[0], session.Hello)
         group.loop.go(3)
-        group.hear(HeartbeatAck(2, 1.0))
+        group.hear(session.HeartbeatAck(2, 1.0))
         assert group.link.done == ["connect beside: it has not answered the last heartbeat", "stay"]
         group.loop.go(61)
         assert group.link.done[-1] == "give up: the lighthouse has answered no heartbeat for 60 s"
@@ -193,7 +180,7 @@ def test_a_wait_for_a_quorum_ends_by_a_grant_and_not_by_a_step_of_a_revoked_one(
     for rank in range(2):
         group.ask(rank)
     group.loop.go(6)
-    group.hear(JoinAccepted(1, formed(1), True))
+    group.hear(session.JoinAccepted(1, formed(1), True))
     assert caplog.messages[-1] == "there is a quorum, after 6 s"
     for outcome in [group.vote(rank) for rank in range(2)]:
         assert outcome.value == Decision(True)
@@ -201,7 +188,7 @@ def test_a_wait_for_a_quorum_ends_by_a_grant_and_not_by_a_step_of_a_revoked_one(
     caplog.clear()
     group.ask(0, 1)
     group.loop.go(7)
-    group.hear(HeartbeatAck(group.driver.machine.session._beats, 1.0))
+    group.hear(session.HeartbeatAck(group.driver.machine.session._beats, 1.0))
     assert [line.partition(":")[0] for line in caplog.messages] == ["no quorum for 5 s", "there is a quorum, after 7 s"]
     group.ask(0, 1, commit_failures=1)
     caplog.clear()
