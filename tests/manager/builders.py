@@ -1,11 +1,8 @@
 """Short words for what goes into the manager's machines."""
 
 from lighthouse_protocol.messages.membership import Participant, Quorum
-from lighthouse_protocol.refusals import LighthouseError
-from manager.group.rules.commit import VoteRefused
-from manager.group.rules.gather import GatherMachine, RankRefused
+from manager.group.rules.gather import GatherMachine
 from manager.group.rules.request import QuorumRequest
-from tests.refusals import Refused
 
 
 def member(name: str, step: int = 0, **fields: object) -> Participant:
@@ -29,7 +26,3 @@ def gathered(size: int = 2, step: int = 0, name: str = "a", **fields: object) ->
         machine.handle(ask(rank + 1, rank, step, **fields))
     assert machine.is_joined
     return machine
-
-
-def refused(call: int, kind: type[LighthouseError], *words: str) -> Refused:
-    return Refused((RankRefused, VoteRefused), call, kind, words)

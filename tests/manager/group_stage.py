@@ -3,45 +3,12 @@
 Nothing here shares a rule with manager/: leases, grants and decisions are counted once more, from what is said.
 """
 
+from lighthouse_protocol.messages import session
 from lighthouse_protocol.messages.membership import Assignment, Participant
-from lighthouse_protocol.messages.session import (
-    GroupReport,
-    Heartbeat,
-    HeartbeatAck,
-    Hello,
-    HoldState,
-    JoinRequest,
-    Leave,
-    QuorumOrder,
-    QuorumPhase,
-    RankGone,
-    Released,
-    ToLighthouse,
-    ToManager,
-    Welcome,
-)
+from lighthouse_protocol.messages.session import HoldState, QuorumPhase
 from lighthouse_protocol.refusals import DeadlinePassed, Drained, InvalidRequest, Superseded, Unrecoverable
+from manager.group.rules import events
 from manager.group.rules.commit import Decided, Voted
-from manager.group.rules.events import (
-    CallExpired,
-    CallRefused,
-    DrainAsked,
-    Effect,
-    Event,
-    HasLeft,
-    Killed,
-    Pushed,
-    QuorumAnswered,
-    RankGivenUp,
-    RankLeaves,
-    Received,
-    Sent,
-    SessionClosed,
-    SessionGivenUp,
-    SessionOpened,
-    WatchEnded,
-    WatchOpened,
-)
 from manager.group.rules.machine import GroupMachine
 from manager.group.rules.rank_presence import RETURNS_WITHIN_S
 from manager.group.rules.request import QuorumRequest
@@ -63,10 +30,10 @@ class Stage:
         self.is_open = False
         self.has_left = False
         self.reason = ""  # of the drain
-        self.queue: list[ToManager] = []
+        self.queue: list[session.ToManager] = []
         self.calls: dict[int, Call] = {}
         self.bound: set[int] = set()  # calls of yes votes that are over, and count
-        self.told: GroupReport | None = None
+        self.told: session.GroupReport | None = None
         self.stopped: dict[int, int] = {}  # quorum_id -> the highest step that may be granted under it
         self.answers: dict[tuple[int, int], Assignment] = {}
         self.yes: dict[tuple[int, int], set[int]] = {}
@@ -81,16 +48,16 @@ class Stage:
 
     # -- to the machine
 
-    def feed(self, event: Event) -> None:
+    def feed(self, event: events.Event) -> None:
         before = self.machine.held
         effects = list(self.machine.handle(event, self.now))
         after = self.machine.held
         if before is not None and after is not None and self.machine.ranks.grants.mode is HoldState.REVOKED:
             was_over = before.mode in (HoldState.REVOKED, HoldState.JOINING, HoldState.LEAVING)
-            assert was_over or any(isinstance(effect, Pushed) for effect in effects), "its ranks are not told"
+            assert was_over or any(isinstance(effect, events.Pushed) for effect in effects), "its ranks are not told"
         self.perform(effects)
 
-    def perform(self, effects: list[Effect]) -> None:
+    def perform(self, effects: list[events.Effect]) -> None:
         for effect in effects:
             self.carry(effect)
         if not self.is_behind:
@@ -98,7 +65,7 @@ class Stage:
 
     def check_at_rest(self) -> None:
         for left in self.machine.tick(self.now):
-            assert isinstance(left, SessionGivenUp), "a tick at the same moment finds nothing else left to do"
+            assert isinstance(left, events.SessionGivenUp), "a tick at the same moment finds nothing else left to do"
             self.carry(left)
         due = self.machine.deadline()
         assert due is None or due > self.now
@@ -115,7 +82,7 @@ class Stage:
         if self.is_open and not self.machine._has_left:  # it may have left while it had nobody to tell
             self.check_told(self.machine.report)
 
-    def check_told(self, levels: GroupReport) -> None:
+    def check_told(self, levels: session.GroupReport) -> None:
         """What the lighthouse waits for is told at once."""
         assert self.told is not None
         assert (self.told.drains, self.told.down) == (levels.drains, levels.down)
@@ -158,7 +125,7 @@ class Stage:
         rank = self.refuse(number)
         if rank.granted is not None and rank.vote:
             self.bound.add(number)
-        self.feed(CallExpired(number, DeadlinePassed(reason)))
+        self.feed(events.CallExpired(number, DeadlinePassed(reason)))
 
     # -- ranks
 
@@ -206,15 +173,15 @@ class Stage:
     def watch(self, rank: Rank) -> None:
         if self.watched and rank.watch is None:
             rank.watch = self.number()
-            self.feed(WatchOpened(rank.watch, rank.number, rank.rank_incarnation))
+            self.feed(events.WatchOpened(rank.watch, rank.number, rank.rank_incarnation))
 
     def watch_again(self, rank: Rank) -> None:
         """By a new stream, before the end of the old one is noticed."""
         old = rank.watch
         if old is not None:
             rank.watch = self.number()
-            self.feed(WatchOpened(rank.watch, rank.number, rank.rank_incarnation))
-            self.feed(WatchEnded(old))
+            self.feed(events.WatchOpened(rank.watch, rank.number, rank.rank_incarnation))
+            self.feed(events.WatchEnded(old))
 
     def kill(self, rank: Rank, *, keeps_state: bool) -> None:
         """Its watch ends; its calls' sockets may stay open."""
@@ -222,7 +189,7 @@ class Stage:
         if watch is not None:
             self.leaving.pop(watch, None)
             rank.watch = None
-            self.feed(WatchEnded(watch))
+            self.feed(events.WatchEnded(watch))
         for number in [n for n, call in self.calls.items() if call.rank is rank]:
             self.end_call(number, "it has ended")
         restored = (step, tag) if keeps_state else (0, 0)
@@ -235,18 +202,18 @@ class Stage:
         if rank.granted is not None and self.decisions.get((rank.granted.quorum_id, rank.granted.max_step - 1)):
             rank.granted = None  # it came with the last decision
         self.leaving[rank.watch] = False
-        self.feed(RankLeaves(rank.watch, rank.step if rank.granted is None else None))
+        self.feed(events.RankLeaves(rank.watch, rank.step if rank.granted is None else None))
 
     # -- from the machine
 
-    def carry(self, effect: Effect) -> None:
+    def carry(self, effect: events.Effect) -> None:
         match effect:
-            case QuorumAnswered(call, assignment, quorum):
+            case events.QuorumAnswered(call, assignment, quorum):
                 rank = self.calls.pop(call).rank
                 assert rank.call == call
                 rank.call, rank.granted, rank.vote = None, assignment, None
                 self.check_answer(rank, assignment, formed_by=quorum.quorum_id if quorum else None)
-            case Decided(call) | CallRefused(call) if call in self.bound:
+            case Decided(call) | events.CallRefused(call) if call in self.bound:
                 self.bound.discard(call)
             case Decided(call, is_commit, _, following):
                 answered = self.calls.pop(call)
@@ -254,33 +221,33 @@ class Stage:
                 answered.rank.decided(is_commit, following)
                 if following is not None:
                     self.check_answer(answered.rank, following, formed_by=None)
-            case CallRefused(call, error):
+            case events.CallRefused(call, error):
                 rank = self.refuse(call)
                 assert rank.granted is None or isinstance(error, Superseded), f"a vote was refused: {error}"
                 assert not isinstance(error, Drained) or self.reason
                 assert not isinstance(error, InvalidRequest | Unrecoverable), f"an honest rank is sent away: {error}"
-            case Sent(message):
+            case events.Sent(message):
                 self.said(message)
-            case Pushed(Released(), watches):
+            case events.Pushed(session.Released(), watches):
                 assert set(watches) == {watch for watch, is_released in self.leaving.items() if not is_released}
                 self.leaving = dict.fromkeys(self.leaving, True)
-            case Pushed(RankGone(gone), watches):
+            case events.Pushed(session.RankGone(gone), watches):
                 self.check_gone(gone, watches)
-            case RankGivenUp(gone, _, lost_at):
+            case events.RankGivenUp(gone, _, lost_at):
                 assert self.now >= lost_at + RETURNS_WITHIN_S
                 assert self.ranks[gone].watch is None
-            case Pushed(message, watches):
+            case events.Pushed(message, watches):
                 assert set(watches) == {rank.watch for rank in self.ranks if rank.watch is not None} - set(self.leaving)
                 for rank in self.ranks:
                     if rank.granted is not None and rank.granted.quorum_id == message.quorum_id and rank.vote is None:
                         rank.vote = False
                 self.stop(message.quorum_id, -1)
-            case SessionGivenUp():
+            case events.SessionGivenUp():
                 self.close()
-            case HasLeft():
+            case events.HasLeft():
                 assert self.reason
                 self.has_left = True
-            case Killed():
+            case events.Killed():
                 raise AssertionError("nobody killed it")
 
     def refuse(self, number: int) -> Rank:
@@ -289,19 +256,19 @@ class Stage:
             rank.call = None
         return rank
 
-    def said(self, message: ToLighthouse) -> None:
+    def said(self, message: session.ToLighthouse) -> None:
         assert self.is_open
-        if isinstance(message, Hello | Heartbeat):
+        if isinstance(message, session.Hello | session.Heartbeat):
             self.told = message.levels
         match message:
-            case Heartbeat(number, levels):
+            case session.Heartbeat(number, levels):
                 self.lease.sent_at[number] = self.now
                 if levels.held is not None and levels.held.mode in (HoldState.RECALLED, HoldState.LEAVING):
                     self.stop(levels.held.quorum_id, levels.held.granted)
-            case JoinRequest():
+            case session.JoinRequest():
                 if self.machine.held is not None:
                     self.stop(self.machine.held.quorum_id, -1)
-            case Leave():
+            case session.Leave():
                 self.has_left = True
             case _:
                 pass
@@ -356,17 +323,17 @@ class Stage:
 
     def open(self) -> None:
         if not self.is_open and not self.has_left:
-            self.is_open, self.queue = True, [Welcome(BEAT_S, self.lease.lease_s)]
+            self.is_open, self.queue = True, [session.Welcome(BEAT_S, self.lease.lease_s)]
             self.lease.sent_at = {}
-            self.feed(SessionOpened())
+            self.feed(events.SessionOpened())
 
     def close(self) -> None:
         if self.is_open:
             self.is_open, self.queue = False, []
             self.lighthouse.lost_connection()
-            self.feed(SessionClosed())
+            self.feed(events.SessionClosed())
 
-    def say(self, messages: list[ToManager]) -> None:
+    def say(self, messages: list[session.ToManager]) -> None:
         """It is read later, in this order."""
         if self.is_open:
             self.queue += messages
@@ -375,18 +342,18 @@ class Stage:
         if not self.is_open or not self.queue:
             return
         message = self.queue.pop(0)
-        if isinstance(message, HeartbeatAck):
+        if isinstance(message, session.HeartbeatAck):
             self.lease.echoed(message.number)
-        order = message if isinstance(message, QuorumOrder) else getattr(message, "order", None)
+        order = message if isinstance(message, session.QuorumOrder) else getattr(message, "order", None)
         if order is not None and order.phase is QuorumPhase.RESUMED and self.stopped.get(order.quorum_id, 0) >= 0:
             self.stopped[order.quorum_id] = order.upto
         if order is not None and order.phase is QuorumPhase.REVOKED:
             self.stop(order.quorum_id, -1)
-        self.feed(Received(message))
+        self.feed(events.Received(message))
 
     def drain(self, reason: str) -> None:
         self.reason = self.reason or reason
-        self.feed(DrainAsked(reason))
+        self.feed(events.DrainAsked(reason))
 
     # -- when faults end
 

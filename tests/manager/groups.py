@@ -1,35 +1,10 @@
 """Short words for what happens to a manager's machine and what it says."""
 
-from collections.abc import Iterable
-
+from lighthouse_protocol.messages import session
 from lighthouse_protocol.messages.membership import Participant, Quorum
-from lighthouse_protocol.messages.session import (
-    GroupReport,
-    Heartbeat,
-    HeartbeatAck,
-    HeldQuorum,
-    HoldState,
-    JoinAccepted,
-    JoinRequest,
-    QuorumOrder,
-    QuorumPhase,
-    ToManager,
-    Welcome,
-)
+from lighthouse_protocol.messages.session import HeldQuorum, HoldState, QuorumPhase
+from manager.group.rules import events
 from manager.group.rules.commit import Voted
-from manager.group.rules.events import (
-    Effect,
-    Event,
-    FailureReported,
-    MissingChanged,
-    QuorumAnswered,
-    Received,
-    Sent,
-    SessionOpened,
-    WaitBegan,
-    WaitEnded,
-    WatchOpened,
-)
 from manager.group.rules.machine import GroupMachine
 from tests.manager.builders import ask, member
 
@@ -40,30 +15,24 @@ LEASE_UNTIL = 4.0
 IDENTITY = ("replica_id", "incarnation", "wire_id", "address", "store_address", "group_world_size")
 
 
-def request(machine: GroupMachine, number: int, time_left_s: float, **fields: object) -> Sent:
-    """A join of the group, with `fields` of the participant."""
-    me = Participant("a", "L.0", address="a:1", store_address="a:2", group_world_size=machine.me.group_world_size)
-    return Sent(JoinRequest(number, Participant(**({f: getattr(me, f) for f in IDENTITY} | fields)), time_left_s))
-
-
 def vote(call: int, rank: int, step: int, yes: bool = True, quorum_id: int | None = 1, wants: bool = False) -> Voted:
     return Voted(call, rank, step, yes, quorum_id, wants)
 
 
-def order(phase: str, upto: int = 0, quorum_id: int = 1, reason: str = "") -> QuorumOrder:
-    return QuorumOrder(quorum_id, QuorumPhase(phase), upto, reason)
+def order(phase: str, upto: int = 0, quorum_id: int = 1, reason: str = "") -> session.QuorumOrder:
+    return session.QuorumOrder(quorum_id, QuorumPhase(phase), upto, reason)
 
 
-def told(message: ToManager) -> Received:
-    return Received(message)
+def told(message: session.ToManager) -> events.Received:
+    return events.Received(message)
 
 
-def echo(number: int, order: QuorumOrder | None = None) -> Received:
-    return Received(HeartbeatAck(number, 1.0, order))
+def echo(number: int, order: session.QuorumOrder | None = None) -> events.Received:
+    return events.Received(session.HeartbeatAck(number, 1.0, order))
 
 
-def handed(join: int, quorum: Quorum, stands: bool = True) -> Received:
-    return Received(JoinAccepted(join, quorum, stands))
+def handed(join: int, quorum: Quorum, stands: bool = True) -> events.Received:
+    return events.Received(session.JoinAccepted(join, quorum, stands))
 
 
 def formed(quorum_id: int = 1, step: int = 0, names: str = "ab", **fields: object) -> Quorum:
@@ -74,23 +43,13 @@ def held(mode: str = "standing", granted: int = 0, quorum_id: int = 1) -> HeldQu
     return HeldQuorum(quorum_id, HoldState(mode), granted)
 
 
-def beat(
-    number: int,
-    levels_held: HeldQuorum | None = None,
-    drains: bool = False,
-    down: str = "",
-    missing: Iterable[int] = (),
-) -> Sent:
-    return Sent(Heartbeat(number, GroupReport(levels_held, drains, down, frozenset(missing))))
-
-
 def unwatched(size: int = 2, name: str = "a") -> GroupMachine:
     """Its session is open and welcomed at 0; beat 1 was sent and echoed: the lease is valid until LEASE_UNTIL."""
     machine = GroupMachine(
         Participant(name, address=f"{name}:1", store_address=f"{name}:2", group_world_size=size), "L"
     )
-    machine.handle(SessionOpened(), 0)
-    machine.handle(told(Welcome(1.0, 5.0)), 0)
+    machine.handle(events.SessionOpened(), 0)
+    machine.handle(told(session.Welcome(1.0, 5.0)), 0)
     machine.handle(echo(1), 0)
     return machine
 
@@ -99,7 +58,7 @@ def watched(size: int = 2, name: str = "a") -> GroupMachine:
     """And its ranks' watches 1, 2, ... are open; beat 2 said that they are there."""
     machine = unwatched(size, name)
     for rank in range(size):
-        machine.handle(WatchOpened(rank + 1, rank, f"w{rank}"), 0)
+        machine.handle(events.WatchOpened(rank + 1, rank, f"w{rank}"), 0)
     return machine
 
 
@@ -116,22 +75,23 @@ def holding(size: int = 2, step: int = 0, names: str = "ab") -> GroupMachine:
     """And were handed quorum 1, which stands and was formed for `step`; the beats so far are 1 and 2."""
     machine = joined(size, step)
     answers = machine.handle(handed(1, formed(1, step, names)), 0)
-    assert sum(isinstance(effect, QuorumAnswered) for effect in answers) == size
+    assert sum(isinstance(effect, events.QuorumAnswered) for effect in answers) == size
     assert (machine.held, machine.session._beats) == (held(granted=step), 2)
     return machine
 
 
-def committed(machine: GroupMachine, step: int, now: float, first_call: int = 50, quorum_id: int = 1) -> None:
-    """All ranks vote yes for `step`."""
-    size = machine.me.group_world_size
+def past(size: int = 2) -> GroupMachine:
+    """And all ranks have committed step 0."""
+    machine = holding(size)
     for rank in range(size):
-        effects = machine.handle(vote(first_call + rank, rank, step, quorum_id=quorum_id), now)
-    assert [effect.commit for effect in effects if hasattr(effect, "commit")] == [True] * size
+        effects = machine.handle(vote(50 + rank, rank, 0), 0.1)
+    assert [effect.commit for effect in effects] == [True] * size
+    return machine
 
 
-FOR_PEOPLE = MissingChanged | WaitBegan | WaitEnded | FailureReported
+FOR_PEOPLE = events.MissingChanged | events.WaitBegan | events.WaitEnded | events.FailureReported
 
 
-def done(machine: GroupMachine, event: Event, now: float) -> list[Effect]:
+def done(machine: GroupMachine, event: events.Event, now: float) -> list[events.Effect]:
     """What follows, but for what is only for people."""
     return [effect for effect in machine.handle(event, now) if not isinstance(effect, FOR_PEOPLE)]

@@ -6,17 +6,8 @@ from dataclasses import replace
 
 import pytest
 
+from lighthouse_protocol.messages import session
 from lighthouse_protocol.messages.evidence import ProcessSnapshot, RankEvidence, SelfReport
-from lighthouse_protocol.messages.session import (
-    Evidence,
-    EvidenceAsked,
-    EvidenceDone,
-    EvidenceOffer,
-    EvidenceRequest,
-    ToLighthouse,
-    ToRank,
-    WatchHello,
-)
 from manager.evidence import collector
 from manager.evidence.collector import EvidenceCollector
 from manager.evidence.process_probe import ELSEWHERE, NO_OUTPUT, look_alone
@@ -30,16 +21,16 @@ STOPPED = ProcessSnapshot("", "T (stopped)", missing=("stacks: it is stopped",),
 class Rank:
     """That is watched. `asked` has the numbers of what it was asked."""
 
-    def __init__(self, desk: EvidenceCollector, rank: int, *, is_local: bool = False, old: bool = False) -> None:
+    def __init__(self, desk: EvidenceCollector, rank: int = 1, *, is_local: bool = False, old: bool = False) -> None:
         self.desk = desk
         self.asked: asyncio.Queue[int] = asyncio.Queue()
-        offer = None if old else EvidenceOffer(44, 3)
-        hello = WatchHello(rank, f"w{rank}", 70 + rank, "boot", 1, f"host-{rank}", offer=offer)
+        offer = None if old else session.EvidenceOffer(44, 3)
+        hello = session.WatchHello(rank, f"w{rank}", 70 + rank, "boot", 1, f"host-{rank}", offer=offer)
         self.watch = Watch(hello, self, is_local, heard_at=0.0)
         desk.opened(self.watch)
 
-    def send(self, message: ToRank) -> None:
-        assert isinstance(message, EvidenceAsked)
+    def send(self, message: session.ToRank) -> None:
+        assert isinstance(message, session.EvidenceAsked)
         self.asked.put_nowait(message.number)
 
     def end(self, error: object = None) -> None:
@@ -50,11 +41,8 @@ class Rank:
     def says_something(self) -> None:
         self.watch.heard_at = asyncio.get_running_loop().time()
 
-    def answers(self, own: SelfReport) -> None:
-        self.desk.answered(self.watch, own)
-
     async def answer(self, stacks: str = "own", recorded: str = "[]", *missing: str) -> None:
-        self.answers(SelfReport(await self.asked.get(), stacks, recorded, missing))
+        self.desk.answered(self.watch, SelfReport(await self.asked.get(), stacks, recorded, missing))
 
 
 class Group:
@@ -62,12 +50,12 @@ class Group:
     the pids of those that were sent the signal."""
 
     def __init__(self) -> None:
-        self.sent: asyncio.Queue[ToLighthouse] = asyncio.Queue()
+        self.sent: asyncio.Queue[session.ToLighthouse] = asyncio.Queue()
         self.outside = SEEN
         self.signalled: list[int] = []
         self.desk = EvidenceCollector(3, self.sent.put_nowait, self.look)
 
-    async def look(self, request: WatchHello, is_here: bool) -> ProcessSnapshot:
+    async def look(self, request: session.WatchHello, is_here: bool) -> ProcessSnapshot:
         if not is_here:
             return await look_alone(request, is_here)
         if request.offer is None:
@@ -79,16 +67,20 @@ class Group:
         """The ranks of the answer to that request."""
         found: dict[int, RankEvidence] = {}
         async with asyncio.timeout(PATIENCE_S):
-            while True:
-                match await self.sent.get():
-                    case Evidence(answered, rank):
-                        assert answered == number
-                        found[rank.group_rank] = rank
-                    case EvidenceDone(answered):
-                        assert answered == number
-                        return found
-                    case message:
-                        raise AssertionError(message)
+            while isinstance(message := await self.sent.get(), session.Evidence):
+                assert message.number == number
+                found[message.rank.group_rank] = message.rank
+        assert message == session.EvidenceDone(number)
+        return found
+
+    def request(self, number: int = 1) -> "asyncio.Task[RankEvidence]":
+        """That of rank 1."""
+        self.desk.give(session.EvidenceRequest(number, (1,)))
+
+        async def given() -> RankEvidence:
+            return (await self.given(number))[1]
+
+        return asyncio.create_task(given())
 
 
 @pytest.fixture
@@ -98,20 +90,23 @@ async def group() -> AsyncIterator[Group]:
     made.desk.close()
 
 
-async def test_all_ranks_or_those_that_were_named(group: Group):
-    group.desk.give(EvidenceRequest(1))
-    none = "all of it: it has opened no watch"
-    assert {n: rank.missing for n, rank in (await group.given(1)).items()} == {0: (none,), 1: (none,), 2: (none,)}
-    group.desk.give(EvidenceRequest(2, (2, 2, 7)))
-    found = await group.given(2)
-    assert {n: rank.missing for n, rank in found.items()} == {2: (none,), 7: ("all of it: the group is smaller",)}
+NONE = "all of it: it has opened no watch"
+
+
+@pytest.mark.parametrize(
+    ("named", "missing"),
+    [((), {0: NONE, 1: NONE, 2: NONE}), ((2, 2, 7), {2: NONE, 7: "all of it: the group is smaller"})],
+)
+async def test_all_ranks_or_those_that_were_named(group: Group, named: tuple[int, ...], missing: dict[int, str]):
+    group.desk.give(session.EvidenceRequest(1, named))
+    assert {n: rank.missing for n, rank in (await group.given()).items()} == {n: (why,) for n, why in missing.items()}
 
 
 async def test_a_rank_elsewhere_says_it_itself(group: Group):
-    rank_1 = Rank(group.desk, 1)
-    group.desk.give(EvidenceRequest(1, (1,)))
+    rank_1 = Rank(group.desk)
+    asked = group.request()
     await rank_1.answer("own stacks", '[{"seq": 3}]', "other: why")
-    rank = (await group.given())[1]
+    rank = await asked
     assert (rank.rank_incarnation, rank.pid, rank.host) == ("w1", 71, "host-1")
     assert (rank.stacks, rank.flight_recorder, rank.process) == ("own stacks", '[{"seq": 3}]', "")
     assert rank.missing == (ELSEWHERE, NO_OUTPUT, "other: why")
@@ -119,10 +114,10 @@ async def test_a_rank_elsewhere_says_it_itself(group: Group):
 
 
 async def test_a_rank_of_this_host_is_looked_at_from_outside_and_never_signalled_while_it_answers(group: Group):
-    rank_1 = Rank(group.desk, 1, is_local=True)
-    group.desk.give(EvidenceRequest(1, (1,)))
+    rank_1 = Rank(group.desk, is_local=True)
+    asked = group.request()
     await rank_1.answer("own stacks")
-    rank = (await group.given())[1]
+    rank = await asked
     assert (rank.stacks, rank.process, rank.output, rank.missing) == ("own stacks", SEEN.process, SEEN.output, ())
     assert group.signalled == []
 
@@ -130,115 +125,96 @@ async def test_a_rank_of_this_host_is_looked_at_from_outside_and_never_signalled
 async def test_nor_while_it_says_anything_at_all(group: Group, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(collector, "ANSWERED_WITHIN_S", 0.2)
     monkeypatch.setattr(collector, "UNDER_WAY_S", 0.0)
-    rank_1 = Rank(group.desk, 1, is_local=True)
-    group.desk.give(EvidenceRequest(1, (1,)))
+    rank_1 = Rank(group.desk, is_local=True)
+    asked = group.request()
     await rank_1.asked.get()
     rank_1.says_something()
-    rank = (await group.given())[1]
-    assert "stacks: it runs Python, so that a signal might crash it" in rank.missing
+    assert "stacks: it runs Python, so that a signal might crash it" in (await asked).missing
     assert group.signalled == []
 
 
 async def test_a_rank_that_runs_no_python(group: Group, monkeypatch: pytest.MonkeyPatch):
     """What it had said before it was asked may come a little later."""
     monkeypatch.setattr(collector, "ANSWERED_WITHIN_S", 0.05)
-    silent = Rank(group.desk, 1, is_local=True)
+    silent = Rank(group.desk, is_local=True)
     Rank(group.desk, 2)
-    group.desk.give(EvidenceRequest(1, (1, 2)))
+    group.desk.give(session.EvidenceRequest(1, (1, 2)))
     silent.says_something()
     found = await group.given()
     why = "no answer within 0.05 s; something keeps it from running Python"
-    assert found[1].stacks == SEEN.stacks
-    assert group.signalled == [71]
+    assert (found[1].stacks, group.signalled) == (SEEN.stacks, [71])
     assert found[1].missing == (f"Flight Recorder: {why}",)
     assert found[2].missing == (ELSEWHERE, NO_OUTPUT, f"stacks: {why}", f"Flight Recorder: {why}")
 
 
-async def test_a_stopped_one_is_not_waited_for(group: Group, monkeypatch: pytest.MonkeyPatch):
+@pytest.mark.parametrize("has_ended", [False, True], ids=["it is not waited for", "it is looked at after its watch"])
+async def test_a_stopped_one(group: Group, monkeypatch: pytest.MonkeyPatch, has_ended: bool):
+    """It is lost within seconds, and is never signalled."""
     monkeypatch.setattr(collector, "ANSWERED_WITHIN_S", 10 * PATIENCE_S)
     group.outside = STOPPED
-    Rank(group.desk, 1, is_local=True)
-    group.desk.give(EvidenceRequest(1, (1,)))
-    rank = (await group.given())[1]
-    assert (rank.stacks, rank.process) == ("", "T (stopped)")
-    stopped = "stacks: its process is stopped, and runs no handler"
-    assert rank.missing == ("Flight Recorder: its process is stopped", stopped)
-    assert group.signalled == []
-
-
-async def test_a_process_is_looked_at_also_after_its_watch(group: Group, monkeypatch: pytest.MonkeyPatch):
-    """A stopped one is lost within seconds."""
-    group.outside = STOPPED
-    rank_1 = Rank(group.desk, 1, is_local=True)
-    rank_1.end()
-    group.desk.give(EvidenceRequest(1, (1,)))
-    rank = (await group.given())[1]
-    assert rank.process == "T (stopped)"
-    assert rank.missing == ("stacks: its watch has ended", "Flight Recorder: its watch has ended")
-    assert rank_1.asked.empty()
-    assert group.signalled == []
+    rank_1 = Rank(group.desk, is_local=True)
+    if has_ended:
+        rank_1.end()
+    rank = await group.request()
+    assert (rank.stacks, rank.process, group.signalled) == ("", "T (stopped)", [])
+    stopped = ("Flight Recorder: its process is stopped", "stacks: its process is stopped, and runs no handler")
+    ended = ("stacks: its watch has ended", "Flight Recorder: its watch has ended")
+    assert rank.missing == (ended if has_ended else stopped)
+    assert rank_1.asked.empty() == has_ended
 
 
 async def test_a_rank_that_ends_while_it_is_asked(group: Group):
-    rank_1 = Rank(group.desk, 1)
-    group.desk.give(EvidenceRequest(1, (1,)))
+    rank_1 = Rank(group.desk)
+    asked = group.request()
     await rank_1.asked.get()
     rank_1.end()
-    rank = (await group.given())[1]
-    ended = "its watch has ended"
-    assert rank.missing == (ELSEWHERE, NO_OUTPUT, f"stacks: {ended}", f"Flight Recorder: {ended}")
+    why = ("stacks: its watch has ended", "Flight Recorder: its watch has ended")
+    assert (await asked).missing == (ELSEWHERE, NO_OUTPUT, *why)
 
 
 async def test_an_older_rank_is_not_asked(group: Group):
-    rank_1 = Rank(group.desk, 1, old=True)
-    group.desk.give(EvidenceRequest(1, (1,)))
-    rank = (await group.given())[1]
-    assert "Flight Recorder: its agent takes no questions" in rank.missing
+    rank_1 = Rank(group.desk, old=True)
+    assert "Flight Recorder: its agent takes no questions" in (await group.request()).missing
     assert rank_1.asked.empty()
 
 
 async def test_the_answer_of_another_process_or_to_another_question_is_none(group: Group):
-    old = Rank(group.desk, 1)
-    rank_1 = Rank(group.desk, 1)
-    group.desk.give(EvidenceRequest(1, (1,)))
+    old, rank_1 = Rank(group.desk), Rank(group.desk)
+    asked = group.request()
     number = await rank_1.asked.get()
-    old.answers(SelfReport(number, "of the old one"))
-    rank_1.answers(SelfReport(number + 1, "of another time"))
+    group.desk.answered(old.watch, SelfReport(number, "of the old one"))
+    group.desk.answered(rank_1.watch, SelfReport(number + 1, "of another time"))
     old.end()
-    rank_1.answers(SelfReport(number, "its own"))
-    assert (await group.given())[1].stacks == "its own"
+    group.desk.answered(rank_1.watch, SelfReport(number, "its own"))
+    assert (await asked).stacks == "its own"
 
 
 async def test_who_asks_twice_at_a_time_is_told_the_same(group: Group):
-    rank_1 = Rank(group.desk, 1)
-    group.desk.give(EvidenceRequest(1, (1,)))
-    group.desk.give(EvidenceRequest(1, (1,)))
+    rank_1 = Rank(group.desk)
+    for _ in range(2):
+        group.desk.give(session.EvidenceRequest(1, (1,)))
     await rank_1.answer("once")
     assert [(await group.given())[1].stacks for _ in range(2)] == ["once", "once"]
     assert rank_1.asked.empty()
-    group.desk.give(EvidenceRequest(2, (1,)))
+    anew = group.request(2)
     await rank_1.answer("anew")
-    assert (await group.given(2))[1].stacks == "anew"
+    assert (await anew).stacks == "anew"
 
 
-async def test_a_look_that_fails_is_named(group: Group, caplog: pytest.LogCaptureFixture):
-    async def fail(request: WatchHello, is_here: bool) -> ProcessSnapshot:
-        raise ZeroDivisionError(f"{request.group_rank} {is_here}")
-
-    group.desk = EvidenceCollector(3, group.sent.put_nowait, fail)
-    Rank(group.desk, 1, old=True)
-    group.desk.give(EvidenceRequest(1, (1,)))
-    assert (await group.given())[1].missing == ("all of it: ZeroDivisionError('1 False')",)
-    assert "what rank 1 does cannot be found out" in caplog.text
-
-
-async def test_none_takes_longer_than_all_may(group: Group, monkeypatch: pytest.MonkeyPatch):
-    async def hang(*_: object) -> ProcessSnapshot:
+async def test_a_look_that_fails_or_takes_too_long_is_named(
+    group: Group, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+):
+    async def look(request: session.WatchHello, is_here: bool) -> ProcessSnapshot:
+        if request.rank_incarnation == "w1":
+            raise ZeroDivisionError(f"{request.group_rank} {is_here}")
         await asyncio.sleep(10 * PATIENCE_S)
         raise AssertionError
 
     monkeypatch.setattr(collector, "GATHERED_WITHIN_S", 1.05)
-    group.desk = EvidenceCollector(3, group.sent.put_nowait, hang)
-    Rank(group.desk, 1, old=True)
-    group.desk.give(EvidenceRequest(1, (1,)))
-    assert (await group.given())[1].missing == ("all of it: not found within 0.05 s",)
+    group.desk = EvidenceCollector(3, group.sent.put_nowait, look)
+    for number in (1, 2):
+        Rank(group.desk, number, old=True)
+    group.desk.give(session.EvidenceRequest(1, (1, 2)))
+    missing = {n: rank.missing for n, rank in (await group.given()).items()}
+    assert missing == {1: ("all of it: ZeroDivisionError('1 False')",), 2: ("all of it: not found within 0.05 s",)}
+    assert "what rank 1 does cannot be found out" in caplog.text

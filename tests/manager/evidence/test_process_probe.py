@@ -4,6 +4,7 @@ import asyncio
 import os
 import threading
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -20,13 +21,10 @@ OWN = WatchHello(1, "w", os.getpid(), host_id(), started_at(os.getpid()))
 GONE = replace(OWN, started=OWN.started + 1)
 
 
-async def test_a_process_without_a_handler():
+async def test_a_process_without_a_handler_is_sent_no_signal():
     seen = await look(OWN)
     assert seen.process.startswith(f"pid {os.getpid()} (")
     assert (seen.stacks, seen.missing, seen.is_stopped) == ("", ("stacks: it has no handler that writes them",), False)
-
-
-async def test_a_signal_that_it_does_not_handle_is_not_sent():
     seen = await look(replace(OWN, offer=EvidenceOffer(64, 3)))
     assert seen.missing == ("stacks: it has no handler for signal 64 any more, and would end by it",)
 
@@ -34,11 +32,8 @@ async def test_a_signal_that_it_does_not_handle_is_not_sent():
 async def test_a_pid_that_names_another_process_by_now():
     ended = f"{os.getpid()} has ended"
     assert await look(GONE) == ProcessSnapshot(missing=(f"stacks: process {ended}", f"process: {ended}"))
-
-
-async def test_a_manager_alone():
+    assert (await look_alone(GONE, True)).missing[1:] == (f"process: {ended}", NO_OUTPUT)
     assert await look_alone(OWN, False) == ProcessSnapshot(missing=(ELSEWHERE, NO_OUTPUT))
-    assert (await look_alone(GONE, True)).missing[1:] == (f"process: {os.getpid()} has ended", NO_OUTPUT)
 
 
 @pytest.mark.parametrize(
@@ -58,14 +53,11 @@ async def test_what_it_wrote_last(
 ):
     monkeypatch.setattr(process_probe, "_look", lambda *_: SEEN)
 
-    async def last() -> tuple[str, ...] | None:
-        if isinstance(lines, str):
-            await asyncio.sleep(10 * PATIENCE_S)
-        assert not isinstance(lines, str)
-        return lines
+    monkeypatch.setattr(process_probe, "OUTPUT_WITHIN_S", 0.05 if lines == "never" else PATIENCE_S)
 
-    if lines == "never":
-        monkeypatch.setattr(process_probe, "OUTPUT_WITHIN_S", 0.05)
+    async def last() -> Any:
+        return await asyncio.Future() if lines == "never" else lines
+
     seen = await look_with_output(OWN, last())
     assert seen == replace(SEEN, output=output, missing=(*SEEN.missing, *missing))
 

@@ -1,6 +1,6 @@
 """A manager's machine told by lines of text; what follows, as lines of text.
 
-joined ranks=2                  how it begins: unwatched, watched, joined or holding, as in tests/manager/groups.py
+joined ranks=2                  how it begins: unwatched, watched, joined, holding or past (groups.py)
 0.1 vote(10, 0, 0)              a moment and its events; `tick`: none
     10: commit                  what is answered, said and told; heartbeats without what is usual
 0.2 recalled(upto=3)            a message of the lighthouse; answered(2): the acknowledgement of heartbeat 2
@@ -23,6 +23,7 @@ from manager.group.rules.machine import GroupMachine
 from tests.manager import groups
 from tests.manager.builders import ask, member
 from tests.manager.groups import FOR_PEOPLE, IDENTITY, echo, formed, handed, order, told, vote
+from tests.manager.scripts import player
 
 WORDS: dict[str, Any] = {
     **vars(refusals),
@@ -38,7 +39,7 @@ WORDS: dict[str, Any] = {
     "told": told,
     "vote": vote,
 }
-BEGINNINGS = {"unwatched", "watched", "joined", "holding"}
+BEGINNINGS = {"unwatched", "watched", "joined", "holding", "past"}
 
 
 class GroupScript:
@@ -57,7 +58,7 @@ class GroupScript:
             if self.machine.held != self.held:
                 self.held = self.machine.held
                 lines.append(f"now {held_of(self.held)}")
-        return [f"    {each}" for each in lines]
+        return lines
 
     def tick(self, now: float) -> Sequence[events.Effect]:
         return self.machine.tick(now)
@@ -66,18 +67,7 @@ class GroupScript:
         return self.machine.handle(eval(word, WORDS), now)  # of a file of ours
 
 
-def play(paragraph: str) -> str:
-    lines: list[str] = []
-    script = GroupScript("unwatched ranks=2")
-    for line in paragraph.splitlines():
-        if line.startswith("    "):
-            continue
-        lines.append(line)
-        if line.partition(" ")[0] in BEGINNINGS:
-            script = GroupScript(line)
-        elif not line.startswith("#"):
-            lines += script.tell(line)
-    return "\n".join(lines)
+play = player(lambda line: GroupScript(line) if line.partition(" ")[0] in BEGINNINGS else None)
 
 
 def show(effect: events.Effect) -> str:

@@ -4,22 +4,9 @@ from typing import Any
 
 import pytest
 
+from lighthouse_protocol.messages import session
 from lighthouse_protocol.messages.membership import Decision, Participant, World
 from lighthouse_protocol.messages.progress import ProgressSample
-from lighthouse_protocol.messages.session import (
-    HeartbeatAck,
-    Hello,
-    JoinAccepted,
-    Killed,
-    KillRequest,
-    Leaving,
-    ToManager,
-    Vote,
-    VoteAnswer,
-    WatchHello,
-    WatchOpened,
-    Welcome,
-)
 from lighthouse_protocol.refusals import DeadlinePassed, InvalidRequest, Unreachable
 from manager.group.driver import GroupDriver
 from tests.manager.groups import formed
@@ -39,9 +26,9 @@ class Group:
     def open_session(self) -> None:
         """With a valid lease."""
         self.driver.opened()
-        self.hear(Welcome(1.0, 60.0), HeartbeatAck(1, 1.0))
+        self.hear(session.Welcome(1.0, 60.0), session.HeartbeatAck(1, 1.0))
 
-    def hear(self, *messages: ToManager) -> None:
+    def hear(self, *messages: session.ToManager) -> None:
         for message in messages:
             self.driver.received(message)
 
@@ -58,13 +45,7 @@ class Group:
 
     def watch(self, rank: int) -> tuple[int, Heard]:
         heard = Heard()
-        return self.driver.open_watch(WatchHello(rank, f"w{rank}"), heard, is_local=False), heard
-
-    def commit(self) -> None:
-        """The step that quorum 1 was formed for."""
-        self.hear(JoinAccepted(1, formed(1), True))
-        for outcome in [self.vote(rank) for rank in range(2)]:
-            assert outcome.value == Decision(True)
+        return self.driver.open_watch(session.WatchHello(rank, f"w{rank}"), heard, is_local=False), heard
 
 
 @pytest.fixture
@@ -77,33 +58,30 @@ class TestCalls:
     def test_requests_are_answered_by_the_quorum_and_the_world(self, group: Group):
         group.open_session()
         group.hear(World(2, 2))
-        first, second = group.ask(0), group.ask(1)
-        group.hear(JoinAccepted(1, formed(1), True))
-        for outcome in (first, second):
+        outcomes = [group.ask(rank) for rank in range(2)]
+        group.hear(session.JoinAccepted(1, formed(1), True))
+        for outcome in outcomes:
             assignment, quorum = outcome.value
             assert (assignment.quorum_id, assignment.world, quorum) == (1, World(2, 2, group_world_size=2), formed(1))
         assert group.driver.machine.ranks.waiting == ()
 
     def test_one_that_is_too_late_says_what_it_has_waited_for(self, group: Group):
-        assert group.ask(0, within_s=10).value is None
-        late = group.ask(0, within_s=10)
+        late, vote = group.ask(0, within_s=10), group.vote(0, within_s=10)
         group.loop.go(10)
         assert isinstance(late.value, DeadlinePassed)
-        assert str(late.value) == (
-            "ranks [1] of 2 have not asked for a quorum within 9.88 s; a has rank 0 of 2; missing: 1"
-        )
-        vote = group.vote(0, within_s=10)
-        group.loop.go(10)
-        assert str(vote.value) == "the other ranks of the group have not voted within 9.88 s"
+        assert [str(outcome.value) for outcome in (late, vote)] == [
+            "ranks [1] of 2 have not asked for a quorum within 9.88 s; a has rank 0 of 2; missing: 1",
+            "the other ranks of the group have not voted within 9.88 s",
+        ]
 
     @pytest.mark.parametrize("error", ["", "refused"])
     def test_so_does_one_that_waits_for_the_lighthouse(self, group: Group, error: str):
         outcomes = [group.ask(rank, within_s=10) for rank in range(2)]
         group.link.error = error
         group.loop.go(10)
+        words = "lighthouse: refused; tried for 9.88 s" if error else "the lighthouse gave no quorum within 9.88 s"
         for outcome in outcomes:
             assert isinstance(outcome.value, Unreachable if error else DeadlinePassed)
-            words = "lighthouse: refused; tried for 9.88 s" if error else "the lighthouse gave no quorum within 9.88 s"
             assert str(outcome.value) == words
 
     def test_a_caller_that_has_gone_leaves_neither_a_timer_nor_a_request(self, group: Group):
@@ -113,8 +91,8 @@ class TestCalls:
         group.driver.end_call(group.driver.vote(gone[0], 60, group_rank=0, step=1, vote=True))
         call = group.driver.ask(gone[1], 60, group_rank=0, step=0)
         assert group.driver.machine.ranks.waiting == (0,)
-        group.driver.end_call(call)
-        group.driver.end_call(call)
+        for _ in range(2):
+            group.driver.end_call(call)
         assert group.driver.machine.ranks.waiting == ()
         assert [outcome.value for outcome in gone] == [None, None]
         group.loop.go(0)
@@ -132,32 +110,32 @@ class TestCalls:
 class TestWatches:
     def test_votes_are_answered_on_the_watch(self, group: Group):
         (first, heard), (second, other) = group.watch(0), group.watch(1)
-        group.driver.receive(first, Vote(7, 0, True, None, False, 60.0))
-        assert heard.messages == [WatchOpened()]
-        group.driver.receive(second, Vote(9, 0, True, None, False, 60.0))
-        assert heard.messages[1:] == [VoteAnswer(7, Decision(True))]
-        assert other.messages[1:] == [VoteAnswer(9, Decision(True))]
+        group.driver.receive(first, session.Vote(7, 0, True, None, False, 60.0))
+        assert heard.messages == [session.WatchOpened()]
+        group.driver.receive(second, session.Vote(9, 0, True, None, False, 60.0))
+        assert heard.messages[1:] == [session.VoteAnswer(7, Decision(True))]
+        assert other.messages[1:] == [session.VoteAnswer(9, Decision(True))]
 
     def test_votes_end_with_it(self, group: Group):
         number, heard = group.watch(0)
-        group.driver.receive(number, Vote(7, 0, True, None, False, 60.0))
+        group.driver.receive(number, session.Vote(7, 0, True, None, False, 60.0))
         timers = group.loop.timers
-        group.driver.end_watch(number)
-        group.driver.end_watch(number)
+        for _ in range(2):
+            group.driver.end_watch(number)
         assert (len(heard.messages), heard.has_ended, group.loop.timers) == (1, True, timers - 1)
         assert not group.driver.machine.ranks.commit.is_voting
-        group.driver.receive(number, Vote(8, 0, True, None, False, 60.0))
+        group.driver.receive(number, session.Vote(8, 0, True, None, False, 60.0))
         assert not group.driver.machine.ranks.commit.is_voting
 
     def test_what_a_rank_says_shows_that_it_runs(self, group: Group):
         number, _ = group.watch(0)
         [watch] = group.driver._watches
-        for message in (ProgressSample(1), Leaving(1), None):
+        for message in (ProgressSample(1), session.Leaving(1), None):
             group.loop.go(1)
             group.driver.receive(number, message)
             assert watch.heard_at == group.loop.now
         with pytest.raises(InvalidRequest, match="first message"):
-            group.driver.receive(number, WatchHello(0, "w0"))
+            group.driver.receive(number, session.WatchHello(0, "w0"))
 
     def test_a_rank_that_the_group_does_not_have(self, group: Group):
         with pytest.raises(InvalidRequest, match="rank"):
@@ -173,18 +151,17 @@ class TestWatches:
 
     def test_a_kill_reaches_the_ranks(self, group: Group):
         _, heard = group.watch(0)
-        group.hear(KillRequest("why"))
-        assert (heard.messages[1:], group.ended) == ([Killed("why")], [1])
+        group.hear(session.KillRequest("why"))
+        assert (heard.messages[1:], group.ended) == ([session.Killed("why")], [1])
 
 
 class TestSessions:
     def test_a_silent_one_is_doubled_and_then_given_up(self, group: Group):
         group.open_session()
-        assert isinstance(group.link.sent[0], Hello)
+        assert isinstance(group.link.sent[0], session.Hello)
         group.loop.go(3)
-        assert group.link.done == ["connect beside: it has not answered the last heartbeat"]
-        group.hear(HeartbeatAck(2, 1.0))
-        assert group.link.done[1:] == ["stay"]
+        group.hear(session.HeartbeatAck(2, 1.0))
+        assert group.link.done == ["connect beside: it has not answered the last heartbeat", "stay"]
         group.loop.go(61)
         assert group.link.done[-1] == "give up: the lighthouse has answered no heartbeat for 60 s"
 
@@ -196,38 +173,25 @@ class TestSessions:
         assert group.ended == [0]
 
 
-class TestWaitForAQuorum:
-    @pytest.fixture
-    def waiting(self, group: Group) -> Group:
-        """Both ranks have asked, and the wait was logged."""
-        group.open_session()
-        for rank in range(2):
-            group.ask(rank)
-        group.loop.go(6)
-        return group
-
-    def test_one_that_is_formed_ends_it(self, waiting: Group, caplog: pytest.LogCaptureFixture):
-        waiting.hear(JoinAccepted(1, formed(1), True))
-        assert caplog.messages[-1] == "there is a quorum, after 6 s"
-
-    def test_a_grant_ends_it(self, waiting: Group, caplog: pytest.LogCaptureFixture):
-        waiting.commit()
-        waiting.loop.go(60)  # the lease has run out
-        caplog.clear()
-        waiting.ask(0, 1)
-        waiting.loop.go(7)
-        waiting.hear(HeartbeatAck(waiting.driver.machine.session._beats, 1.0))
-        assert [line.partition(":")[0] for line in caplog.messages] == [
-            "no quorum for 5 s",
-            "there is a quorum, after 7 s",
-        ]
-
-    def test_a_step_under_a_revoked_one_does_not(self, waiting: Group, caplog: pytest.LogCaptureFixture):
-        """A rank has failed in it and asks again; the other one comes to it only now."""
-        waiting.commit()
-        waiting.ask(0, 1)
-        waiting.ask(0, 1, commit_failures=1)
-        caplog.clear()
-        waiting.loop.go(6)
-        waiting.ask(1, 1)
-        assert [line.partition(":")[0] for line in caplog.messages] == ["no quorum for 5 s"]
+def test_a_wait_for_a_quorum_ends_by_a_grant_and_not_by_a_step_of_a_revoked_one(
+    group: Group, caplog: pytest.LogCaptureFixture
+):
+    group.open_session()
+    for rank in range(2):
+        group.ask(rank)
+    group.loop.go(6)
+    group.hear(session.JoinAccepted(1, formed(1), True))
+    assert caplog.messages[-1] == "there is a quorum, after 6 s"
+    for outcome in [group.vote(rank) for rank in range(2)]:
+        assert outcome.value == Decision(True)
+    group.loop.go(60)  # the lease has run out
+    caplog.clear()
+    group.ask(0, 1)
+    group.loop.go(7)
+    group.hear(session.HeartbeatAck(group.driver.machine.session._beats, 1.0))
+    assert [line.partition(":")[0] for line in caplog.messages] == ["no quorum for 5 s", "there is a quorum, after 7 s"]
+    group.ask(0, 1, commit_failures=1)
+    caplog.clear()
+    group.loop.go(6)
+    group.ask(1, 1)  # the other one comes to the step only now, in which rank 0 has failed
+    assert [line.partition(":")[0] for line in caplog.messages] == ["no quorum for 5 s"]

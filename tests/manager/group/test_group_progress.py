@@ -40,21 +40,18 @@ def group(caplog: pytest.LogCaptureFixture) -> Group:
     return Group()
 
 
-def test_who_has_said_where_it_is(group: Group):
+def test_a_lost_rank_is_gone_and_an_old_watch_says_nothing_of_a_new_one(group: Group):
     assert group.shown() == []
     group.places.take(group.rank_1, REDUCES)
     assert group.shown() == [("a/1", "host-1", 71)]
-
-
-def test_a_lost_rank_is_gone_and_an_old_watch_says_nothing_of_a_new_one(group: Group):
-    group.places.take(group.rank_0, REDUCES)
-    again = group.open(0, "w0-again")
-    group.places.take(group.rank_0, VALIDATES)
+    again = group.open(1, "w1-again")
+    group.places.take(group.rank_1, VALIDATES)
     assert group.places.view(group.loop.now).ranks[0].sample.collective is not None
     group.places.take(again, VALIDATES)
-    group.places.ended(group.rank_0)
-    group.places.take(group.rank_0, REDUCES)
-    assert group.places.view(group.loop.now).ranks[0].rank_incarnation == "w0-again"
+    group.places.take(group.rank_1, REDUCES)
+    group.places.ended(group.rank_1)
+    [rank] = group.places.view(group.loop.now).ranks
+    assert (rank.rank_incarnation, rank.sample.collective) == ("w1-again", None)
     group.places.ended(again)
     assert group.shown() == []
 
@@ -75,25 +72,19 @@ def test_the_log_says_who_is_behind(group: Group, caplog: pytest.LogCaptureFixtu
 def test_whoever_waits_for_other_groups_is_not_judged_here(group: Group, caplog: pytest.LogCaptureFixture):
     over_groups = ProgressSample(9, collective=Collective(4, 18, "all_reduce"), times=KNOWN)
     group.places.take(group.rank_0, over_groups)
+    group.loop.go(300)  # rank 1 has not said where it is
     group.places.take(group.rank_1, over_groups)
     group.loop.go(300)
     assert caplog.messages == []
     group.places.answered(Assignment(1, 0, 1, ("a",), "", 0, None, 1, 1, ""))
     group.loop.go(60)
     assert "network or collective: a/0-1 in all_reduce, nobody behind" in caplog.messages[0]
+    group.places.close()
+    assert group.loop.timers == 0
 
 
 def test_a_group_that_is_stuck_in_itself_is(group: Group, caplog: pytest.LogCaptureFixture):
     group.places.take(group.rank_0, REDUCES)
-    group.loop.go(300)
-    assert caplog.messages == []  # rank 1 has not said where it is
     group.places.take(group.rank_1, REDUCES)
     group.loop.go(125)
     assert "network or collective: a/0-1 in all_reduce, nobody behind" in caplog.messages[0]
-
-
-def test_close_leaves_no_timer(group: Group):
-    group.places.take(group.rank_0, REDUCES)
-    assert group.loop.timers == 1
-    group.places.close()
-    assert group.loop.timers == 0

@@ -8,7 +8,6 @@ import pytest
 
 from lighthouse_protocol.messages.membership import Participant
 from lighthouse_protocol.messages.session import Goodbye, Hello, Leave, ToManager, Welcome
-from lighthouse_protocol.refusals import WrongProtocol
 from lighthouse_runtime.client.lighthouse import AsyncLighthouseClient
 from manager.group import lighthouse_link
 from manager.group.lighthouse_link import Absence, LighthouseLink
@@ -86,16 +85,3 @@ def test_an_absence_is_said_at_once_and_then_less_and_less_often() -> None:
     assert absence.noted("another reason", 460.0) == "another reason; for 360 s now"
     absence.ended()
     assert absence.noted("refused", 500.0) == "refused"
-
-
-async def test_what_is_no_lighthouse_is_not_asked_again() -> None:
-    async def answer(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        writer.write(b"HTTP/1.1 400 Bad Request\r\n\r\n")
-        writer.close()
-
-    web = await asyncio.start_server(answer, LOCALHOST, 0)
-    address = f"{LOCALHOST}:{web.sockets[0].getsockname()[1]}"
-    link = LighthouseLink(lambda: AsyncLighthouseClient(address), address)
-    async with web:
-        with pytest.raises(WrongProtocol, match="an HTTP port and no gRPC port"):
-            await asyncio.wait_for(link.run(lambda: None, lambda _: None, lambda: None), PATIENCE_S)

@@ -4,171 +4,139 @@ The machines of a lighthouse and its managers, message by message: DiLoCo's scri
 """
 
 from collections import Counter
+from collections.abc import Iterable
+from typing import Any
 
 from lighthouse.members.rules.rank_grid import grid_of
+from lighthouse.quorum.rules import events
 from lighthouse.quorum.rules.config import QuorumConfig
-from lighthouse.quorum.rules.events import (
-    HeartbeatAnswered,
-    Joined,
-    Ordered,
-    QuorumFormed,
-    SessionHeartbeatReceived,
-    SessionOpened,
-    Welcomed,
-)
 from lighthouse.quorum.world_broadcast import world_of
-from lighthouse_protocol.messages.membership import Participant
-from lighthouse_protocol.messages.session import (
-    Heartbeat,
-    HeartbeatAck,
-    Hello,
-    JoinAccepted,
-    JoinRequest,
-    ToLighthouse,
-    ToManager,
-)
-from manager.group.rules.events import QuorumAnswered, Received, Sent, WatchOpened
-from manager.group.rules.events import SessionOpened as Connected
+from lighthouse_protocol.messages.membership import Participant, World
+from lighthouse_protocol.messages.session import Heartbeat, HeartbeatAck, Hello, JoinAccepted, JoinRequest
+from manager.group.rules.events import QuorumAnswered, Received, Sent, SessionOpened, WatchOpened
 from manager.group.rules.machine import GroupMachine
 from tests.lighthouse.builders import AnswersOnly
 from tests.manager.builders import ask
 from tests.manager.groups import vote
 
-OUTER_STEP_S = 300
+OUTER_STEP_S = 60
 
 
 class Job:
-    """What is said is heard at once. `said` counts what goes either way, by its kind, but for beats and echoes."""
+    """What is said is heard at once. `said` counts what goes either way, by its kind, without echoes."""
 
     def __init__(self) -> None:
         self.now = 0.0
         self.lighthouse = AnswersOnly(QuorumConfig())
-        self.groups: dict[str, GroupMachine] = {}
+        self.names: list[str] = []  # by their sessions
+        self.groups: list[GroupMachine] = []
         self.said: Counter[tuple[str, str]] = Counter()
-        self.beats: Counter[str] = Counter()
         self.answers: dict[str, tuple[str, ...]] = {}
-        self._joins: dict[int, tuple[str, int]] = {}
+
+    @property
+    def world(self) -> World:
+        return world_of(self.lighthouse, grid_of(self.lighthouse.roster))
 
     def come(self, name: str) -> None:
-        self.groups[name] = GroupMachine(Participant(name, address=f"{name}:1", store_address=f"{name}:2"), "L")
-        self.feed(name, Connected())
-        self.feed(name, WatchOpened(1, 0, "w0"))
+        self.names.append(name)
+        self.groups.append(GroupMachine(Participant(name, address=f"{name}:1", store_address=f"{name}:2"), "L"))
+        self.feed(len(self.names) - 1, SessionOpened())
+        self.feed(len(self.names) - 1, WatchOpened(1, 0, "w0"))
 
-    def feed(self, name: str, event: object) -> None:
-        self._perform(name, self.groups[name].handle(event, self.now))  # type: ignore[arg-type]
+    def ask(self, session: int, step: int) -> None:
+        self.feed(session, ask(step * 10, 0, step, deadline_at=self.now + 1000, tag_quorum_id=0))
 
     def outer_step(self, step: int) -> None:
-        """Of all that take part: each asks, and when all are answered, all vote."""
+        """Of all: each asks, and when all are answered, all vote."""
         self.answers = {}
-        for name in sorted(self.groups):
-            self.feed(name, ask(step * 10, 0, step, deadline_at=self.now + 60, tag_quorum_id=0))
-
-    def commit(self, step: int, quorum_id: int) -> None:
-        for name in sorted(self.groups):
-            self.feed(name, vote(step * 10 + 1, 0, step, quorum_id=quorum_id))
+        for session in range(len(self.groups)):
+            self.ask(session, step)
+        assert self.answers == dict.fromkeys(self.names, tuple(self.names))
+        for session in range(len(self.groups)):
+            self.feed(session, vote(step * 10 + 1, 0, step))
 
     def wait(self, seconds: int) -> None:
         """The ranks compute; daemons beat."""
         for _ in range(seconds):
             self.now += 1
-            for name in sorted(self.groups):
-                self._perform(name, self.groups[name].tick(self.now))
-            self._tell(self.lighthouse.tick(self.now))
+            for session, group in enumerate(self.groups):
+                self.perform(session, group.tick(self.now))
+            self.tell(self.lighthouse.tick(self.now))
 
-    def _perform(self, name: str, effects: object) -> None:
-        for effect in effects:  # type: ignore[attr-defined]
+    def feed(self, session: int, event: Any) -> None:
+        self.perform(session, self.groups[session].handle(event, self.now))
+
+    def perform(self, session: int, effects: Iterable[object]) -> None:
+        for effect in effects:
             match effect:
                 case Sent(message):
-                    self._say(name, message)
+                    self.said[self.names[session], type(message).__name__] += 1
+                    self.tell(self.lighthouse.handle(self.heard(session, message), self.now))
                 case QuorumAnswered(_, assignment):
-                    self.answers[name] = assignment.replica_ids
+                    self.answers[self.names[session]] = assignment.replica_ids
                 case _:
                     pass
 
-    def _say(self, name: str, message: ToLighthouse) -> None:
-        session = sorted(self.groups).index(name)
-        if isinstance(message, Heartbeat):
-            self.beats[name] += 1
-        else:
-            self.said[name, type(message).__name__] += 1
+    def heard(self, session: int, message: object) -> Any:
         match message:
             case Hello():
-                event: object = SessionOpened(session, message)
+                return events.SessionOpened(session, message)
             case Heartbeat():
-                event = SessionHeartbeatReceived(session, message)
+                return events.SessionHeartbeatReceived(session, message)
             case JoinRequest(number, participant, time_left_s):
-                call = len(self._joins)
-                self._joins[call] = name, number
-                event = Joined(call, participant, self.now + time_left_s, session)
-            case _:
-                raise AssertionError(f"nobody says {message} here")
-        self._tell(self.lighthouse.handle(event, self.now))  # type: ignore[arg-type]
+                return events.Joined(session * 100 + number, participant, self.now + time_left_s, session)
+        raise AssertionError(f"nobody says {message} here")
 
-    def _tell(self, effects: object) -> None:
-        for effect in effects:  # type: ignore[attr-defined]
+    def tell(self, effects: Iterable[object]) -> None:
+        for effect in effects:
             match effect:
-                case Welcomed(session, welcome):
-                    self._hear(session, welcome)
-                case HeartbeatAnswered(session, number, order):
-                    self._hear(session, HeartbeatAck(number, 1.0, order))
-                case Ordered(order, sessions):
+                case events.HeartbeatAnswered(session, number, order):
+                    self.feed(session, Received(HeartbeatAck(number, 1.0, order)))
+                case events.Welcomed(session, welcome):
+                    self.hear(session, welcome, "welcome")
+                case events.Ordered(order, sessions):
                     for session in sessions:
-                        self._hear(session, order)
-                case QuorumFormed(quorum, calls, _, stands):
+                        self.hear(session, order, order.phase)
+                case events.QuorumFormed(quorum, calls, _, stands):
                     for call in calls:
-                        name, number = self._joins[call]
-                        self._hear(sorted(self.groups).index(name), JoinAccepted(number, quorum, stands))
+                        self.hear(call // 100, JoinAccepted(call % 100, quorum, stands), "quorum")
                 case _:
                     raise AssertionError(f"nobody does {effect} here")
 
-    def _hear(self, session: int, message: ToManager) -> None:
-        name = sorted(self.groups)[session]
-        if not isinstance(message, HeartbeatAck):
-            self.said[name, getattr(message, "phase", type(message).__name__)] += 1
-        self.feed(name, Received(message))
+    def hear(self, session: int, message: Any, kind: str) -> None:
+        self.said[self.names[session], kind] += 1
+        self.feed(session, Received(message))
+
+    def told(self) -> list[dict[str, int]]:
+        """What went between a, b and the lighthouse since it was asked last."""
+        counts = [{kind: n for (who, kind), n in self.said.items() if who == name} for name in "ab"]
+        self.said.clear()
+        return counts
 
 
-def test_a_newcomer_waits_for_the_next_outer_step_and_no_longer():
+def test_a_newcomer_is_in_the_next_outer_step_and_without_one_nothing_is_said():
     job = Job()
     for name in "ab":
         job.come(name)
     job.outer_step(0)
-    assert job.answers == {"a": ("a", "b"), "b": ("a", "b")}
-    job.commit(0, quorum_id=1)
-    job.wait(OUTER_STEP_S // 2)
+    job.wait(1)
+    job.told()
+    for step in (1, 2, 3):
+        job.outer_step(step)
+        job.wait(OUTER_STEP_S)
+    assert job.told() == [{"Heartbeat": 3 * OUTER_STEP_S + 1}] * 2, "one at the first step under the quorum"
     assert job.lighthouse.peers_pending == 0
-    job.said.clear()
-    job.beats.clear()
 
     job.come("c")
-    job.feed("c", ask(1, 0, 0, deadline_at=job.now + 600, tag_quorum_id=0))
-    assert world_of(job.lighthouse, grid_of(job.lighthouse.roster)).pending == ("c",)
+    job.ask(2, 0)
+    assert job.world.pending == ("c",)
     job.wait(OUTER_STEP_S // 2)
-    for name in "ab":
-        assert {kind: n for (who, kind), n in job.said.items() if who == name} == {"recalled": 1, "resumed": 1}
-        assert job.beats[name] == OUTER_STEP_S // 2 + 1, "one beat more, which says how far it is"
+    one_more = OUTER_STEP_S // 2 + 1  # which says how far it is
+    assert job.told() == [{"recalled": 1, "resumed": 1, "Heartbeat": one_more}] * 2
     assert "c" not in job.answers, "it waits, and nobody is disturbed"
 
-    job.said.clear()
-    for name in "ab":
-        job.feed(name, ask(11, 0, 1, deadline_at=job.now + 60, tag_quorum_id=1))
-    assert job.answers["a"] == job.answers["b"] == job.answers["c"] == ("a", "b", "c")
-    assert {key: n for key, n in job.said.items() if key[0] in "ab"} == {
-        (name, kind): 1 for name in "ab" for kind in ("JoinRequest", "JoinAccepted")
-    }
-    assert world_of(job.lighthouse, grid_of(job.lighthouse.roster)).peers_pending == 0
-
-
-def test_while_nobody_comes_an_outer_step_says_nothing_to_the_lighthouse():
-    job = Job()
-    for name in "ab":
-        job.come(name)
-    job.outer_step(0)
-    job.commit(0, quorum_id=1)
-    job.said.clear()
-    for step in range(1, 5):
-        job.wait(OUTER_STEP_S)
-        job.outer_step(step)
-        job.commit(step, quorum_id=1)
-    assert job.answers == {"a": ("a", "b"), "b": ("a", "b")}
-    assert job.said == {}
+    job.ask(0, 4)
+    job.ask(1, 4)
+    assert job.answers == dict.fromkeys("abc", ("a", "b", "c"))
+    assert [counts | {"Heartbeat": 0} for counts in job.told()] == [{"JoinRequest": 1, "quorum": 1, "Heartbeat": 0}] * 2
+    assert job.world.peers_pending == 0

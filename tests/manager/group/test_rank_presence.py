@@ -6,18 +6,12 @@ from manager.group.rules.rank_presence import LostRank, RankPresence
 def watched(size: int = 2) -> RankPresence:
     watches = RankPresence(size)
     for rank in range(size):
+        assert watches.is_starting
+        assert not watches.is_complete
         assert not watches.opened(rank + 1, rank, f"w{rank}")
-    return watches
-
-
-def test_all_ranks_watched_is_complete_and_started():
-    watches = RankPresence(2)
-    assert (watches.is_complete, watches.is_starting) == (False, True)
-    watches.opened(1, 0, "w0")
-    assert (watches.is_complete, watches.is_starting) == (False, True)
-    watches.opened(2, 1, "w1")
     assert (watches.is_complete, watches.is_starting, watches.lost) == (True, False, [])
-    assert watches.staying() == (1, 2)
+    assert watches.staying() == tuple(range(1, size + 1))
+    return watches
 
 
 def test_one_rank_twice_is_one_rank():
@@ -28,11 +22,10 @@ def test_one_rank_twice_is_one_rank():
 
 
 def test_the_end_of_its_watch_is_the_loss_of_the_rank():
-    watches = watched()
-    assert watches.ended(2, 0.0) == 1
-    assert (watches.lost, watches.is_complete, watches.staying()) == ([1], False, (1,))
+    watches = watched(3)
+    assert [watches.ended(watch, 0.0) for watch in (3, 1, 3, 99)] == [2, 0, None, None]
+    assert (watches.lost, watches.is_complete, watches.staying()) == ([0, 2], False, (2,))
     assert not watches.is_starting, "it has been there"
-    assert watches.ended(2, 0.0) is None
 
 
 def test_all_that_are_lost_are_started_again_until_they_are_back_or_lost_anew():
@@ -56,13 +49,6 @@ def test_all_that_are_lost_are_started_again_until_they_are_back_or_lost_anew():
     assert (watches.is_restarting, watches.lost) == (False, [])
 
 
-def test_all_that_are_lost_are_named_in_order():
-    watches = watched(3)
-    for watch in (3, 1):
-        watches.ended(watch, 0.0)
-    assert watches.lost == [0, 2]
-
-
 def test_the_end_of_an_old_watch_never_touches_the_newer_one():
     watches = watched()
     assert not watches.opened(3, 1, "w1")
@@ -77,39 +63,17 @@ def test_another_process_of_a_watched_rank_is_the_loss_of_the_old_one():
     assert watches.opened(3, 1, "w1-again")
     assert watches.ended(2, 0.0) is None
     assert watches.lost == []
-
-
-def test_a_rank_that_came_back_is_not_lost():
-    watches = watched()
-    watches.ended(2, 0.0)
-    assert not watches.opened(3, 1, "w1-again"), "the old one was lost before"
-    assert (watches.lost, watches.is_complete) == ([], True)
+    assert watches.ended(3, 0.0) == 1
+    assert not watches.opened(4, 1, "w1-again-again"), "the old one was lost before"
 
 
 def test_a_rank_without_a_watch_is_there_when_it_asks_and_is_not_complete():
     watches = RankPresence(2)
-    watches.asked(0)
-    assert watches.is_starting
-    watches.asked(1)
-    assert (watches.is_starting, watches.is_complete, watches.staying()) == (False, False, ())
-
-
-def test_a_lost_rank_that_asks_is_there():
-    watches = watched()
-    watches.ended(2, 0.0)
-    watches.asked(1)
-    assert (watches.lost, watches.is_complete) == ([], False)
-
-
-def test_ranks_out_of_range_are_nobody():
-    watches = RankPresence(2)
     for rank in (-1, 2, 0):
         watches.asked(rank)
-    assert watches.is_starting
-
-
-def test_an_unknown_watch_is_nothing():
-    assert watched().ended(99, 0.0) is None
+        assert watches.is_starting
+    watches.asked(1)
+    assert (watches.is_starting, watches.is_complete, watches.staying()) == (False, False, ())
 
 
 def test_coming_and_going_leaves_nothing_behind():
@@ -121,54 +85,36 @@ def test_coming_and_going_leaves_nothing_behind():
     assert len(watches._open) == len(watches._newest) == 2
 
 
-def test_a_rank_that_says_why_it_ends_is_lost_at_once():
-    watches = watched()
-    assert watches.failed(1, "w1", "ValueError: x", 0.0)
-    assert (watches.lost, watches.is_complete) == ([1], False)
-    assert watches.why_lost(1) == "rank 1 has failed: ValueError: x"
-    assert watches.ended(2, 0.0) is None, "it is lost once"
-    assert watches.why_lost(1) == "rank 1 has failed: ValueError: x"
-
-
-def test_what_an_older_process_says_is_nothing():
+def test_a_rank_that_says_why_it_ends_is_lost_once_and_an_older_process_says_nothing():
     watches = watched()
     assert not watches.failed(1, "w1-before", "x", 0.0)
     assert not watches.failed(7, "w1", "x", 0.0)
-    assert watches.lost == []
+    assert watches.failed(1, "w1", "ValueError: x", 0.0)
+    assert watches.ended(2, 0.0) is None
+    assert (watches.lost, watches.is_complete) == ([1], False)
+    assert watches.why_lost(1) == "rank 1 has failed: ValueError: x"
 
 
 class TestRankTimeout:
-    def test_a_silent_rank_without_a_watch_is_lost(self):
+    def test_a_silent_rank_without_a_watch_is_lost_until_it_asks_again(self):
         watches = RankPresence(2, rank_timeout_s=10)
         watches.asked(0)
         watches.heard([0], 5)
         assert watches.deadline() == 15
-        assert watches.expire(14.9) == []
-        assert watches.expire(15) == [0]
+        assert [watches.expire(now) for now in (14.9, 15, 99)] == [[], [0], []]
         assert watches.why_lost(0) == "rank 0 has asked for nothing for 10 s"
-        assert (watches.deadline(), watches.expire(99)) == (25, []), "once; it is given up then"
-
-    def test_one_with_a_watch_is_not(self):
-        watches = RankPresence(1, rank_timeout_s=10)
-        watches.opened(1, 0, "w")
-        watches.asked(0)
-        watches.heard([0], 5)
-        assert (watches.deadline(), watches.expire(99)) == (None, [])
-
-    def test_without_a_timeout_silence_is_nothing(self):
-        watches = RankPresence(1)
-        watches.asked(0)
-        watches.heard([0], 5)
-        assert (watches.deadline(), watches.expire(99)) == (None, [])
-
-    def test_who_asks_again_is_there_again(self):
-        watches = RankPresence(1, rank_timeout_s=10)
-        watches.asked(0)
-        watches.heard([0], 0)
-        assert watches.expire(10) == [0]
+        assert watches.deadline() == 25, "it is given up then"
         watches.asked(0)
         watches.heard([0], 20)
         assert (watches.lost, watches.deadline()) == ([], 30)
+
+    def test_with_a_watch_or_without_a_timeout_silence_is_nothing(self):
+        seen, endless = RankPresence(1, rank_timeout_s=10), RankPresence(1)
+        seen.opened(1, 0, "w")
+        for watches in (seen, endless):
+            watches.asked(0)
+            watches.heard([0], 5)
+            assert (watches.deadline(), watches.expire(99)) == (None, [])
 
 
 class TestWhoIsNotBack:
@@ -180,40 +126,30 @@ class TestWhoIsNotBack:
         [absence] = watches.given_up(110.0)
         assert absence == LostRank(1, 100.0, frozenset({"w0", "w2"}), has_left=False)
         assert watches.of(absence.mates) == (1, 3), "the process that is new waits for nobody of before"
-        assert (watches.deadline(), watches.given_up(999.0)) == (None, [])
-        assert watches.lost == [1]
+        assert (watches.deadline(), watches.given_up(999.0), watches.lost) == (None, [], [1])
 
-    def test_who_is_back_is_not(self):
+    def test_who_has_a_watch_or_asks_is_back(self):
         watches = watched()
+        watches.ended(1, 0.0)
         watches.ended(2, 0.0)
-        watches.opened(3, 1, "w1")
-        assert (watches.deadline(), watches.given_up(99.0)) == (None, [])
-
-    def test_who_asks_is_back(self):
-        watches = watched()
-        watches.ended(2, 0.0)
+        watches.opened(3, 0, "w0")
         watches.asked(1)
-        assert watches.given_up(99.0) == []
+        assert (watches.lost, watches.deadline(), watches.given_up(99.0)) == ([], None, [])
+        assert not watches.is_complete, "rank 1 has no watch"
 
-    def test_each_has_its_own_time(self):
+    def test_each_has_its_own_time_and_who_has_left_is_told_apart(self):
         watches = watched(3)
+        watches.leaves(1)
+        watches.leaves(77)
         watches.ended(1, 0.0)
         watches.ended(2, 4.0)
-        assert [absence.group_rank for absence in watches.given_up(10.0)] == [0]
+        assert [(absence.group_rank, absence.has_left) for absence in watches.given_up(10.0)] == [(0, True)]
         assert watches.deadline() == 14.0
-
-    def test_who_has_left_is_told_apart(self):
-        watches = watched()
-        watches.leaves(2)
-        watches.leaves(77)
-        watches.ended(2, 0.0)
-        [absence] = watches.given_up(10.0)
-        assert absence.has_left
+        assert [absence.has_left for absence in watches.given_up(14.0)] == [False]
 
 
 def test_the_missing_ones_are_those_that_have_not_come_or_have_gone():
     watches = RankPresence(4)
-    assert watches.missing == {0, 1, 2, 3}
     watches.opened(1, 0, "w0")
     watches.asked(2)
     watches.asked(9)

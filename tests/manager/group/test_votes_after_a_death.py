@@ -13,25 +13,14 @@ from dataclasses import dataclass, replace
 import pytest
 
 from lighthouse_protocol.refusals import DeadlinePassed, Unrecoverable
+from manager.group.rules import events
 from manager.group.rules.commit import Decided, Voted
-from manager.group.rules.events import (
-    CallExpired,
-    CallRefused,
-    Effect,
-    QuorumAnswered,
-    RankEvent,
-    RankLeaves,
-    WatchEnded,
-    WatchOpened,
-)
 from manager.group.rules.rank_presence import RETURNS_WITHIN_S
-from manager.group.rules.ranks import Effect as GroupEffect
 from manager.group.rules.ranks import Ranks
 from tests.manager.builders import ask
 from tests.manager.groups import formed
 
 Q, FIRST = 1, 5
-Tag = tuple[int, int]
 
 
 @dataclass(frozen=True)
@@ -47,10 +36,6 @@ class Rank:
     inbox: tuple[str, int | bool, int | None] | None = None
     votes: tuple[tuple[int, bool], ...] = ()  # step -> the decision, as it is known here
 
-    @property
-    def lives(self) -> bool:
-        return self.phase not in ("crashed", "left", "refused")
-
 
 @dataclass(frozen=True)
 class World:
@@ -65,10 +50,11 @@ class World:
     def last(self) -> int:
         return FIRST + self.steps
 
+    def put(self, number: int, rank: Rank) -> "World":
+        return replace(self, ranks=(*self.ranks[:number], rank, *self.ranks[number + 1 :]))
+
     def but(self, number: int, **changes: object) -> "World":
-        ranks = list(self.ranks)
-        ranks[number] = replace(ranks[number], **changes)
-        return replace(self, ranks=tuple(ranks))
+        return self.put(number, replace(self.ranks[number], **changes))
 
 
 def watch(number: int, rank: Rank) -> int:
@@ -80,9 +66,9 @@ def call(kind: int, number: int, rank: Rank) -> int:
     return 100 * rank.life + kind + number
 
 
-def fed(world: World, *events: RankEvent) -> World:
+def fed(world: World, *happened: events.RankEvent) -> World:
     machine: Ranks = pickle.loads(world.machine)
-    for event in events:
+    for event in happened:
         world = carried(world, machine.handle(event, 0.0))
     return replace(world, machine=frozen(machine))
 
@@ -93,66 +79,54 @@ def frozen(machine: Ranks) -> bytes:
     return pickle.dumps(machine)
 
 
-def carried(world: World, effects: Sequence[Effect | GroupEffect]) -> World:
+def carried(world: World, effects: Sequence[object]) -> World:
     for effect in effects:
         match effect:
-            case QuorumAnswered(call, assignment):
+            case events.QuorumAnswered(call, assignment):
                 answer = ("granted", assignment.max_step, None)
             case Decided(call, commit, _, following):
                 answer = ("decided", commit, following.max_step if following else None)
-            case CallRefused(call, error):
-                assert is_moot(world, call) or isinstance(error, Unrecoverable), f"a vote is refused: {error}"
+            case events.CallRefused(call, error):
+                is_vote = call % 100 < 20 and is_waited_for(world, call)
+                assert not is_vote or isinstance(error, Unrecoverable), f"a vote is refused: {error}"
                 answer = ("refused", 0, None)
             case _:
                 continue
-        rank = world.ranks[call % 10]
-        if is_current(world, call) and rank.phase == ("asking" if call % 100 >= 20 else "bound"):
+        if is_waited_for(world, call):
             world = world.but(call % 10, inbox=answer)
     return world
 
 
-def is_current(world: World, call: int) -> bool:
+def is_waited_for(world: World, call: int) -> bool:
     rank = world.ranks[call % 10]
-    return rank.at == world.manager and rank.life == call // 100
+    is_current = rank.at == world.manager and rank.life == call // 100
+    return is_current and rank.phase == ("asking" if call % 100 >= 20 else "bound")
 
 
-def is_moot(world: World, call: int) -> bool:
-    """No bound rank is refused by that."""
-    return not is_current(world, call) or call % 100 >= 20 or world.ranks[call % 10].phase != "bound"
-
-
-def called(world: World, number: int, event: RankEvent, phase: str) -> World:
+def called(world: World, number: int, event: events.RankEvent, phase: str) -> World:
     rank = world.ranks[number]
     is_new = rank.at != world.manager
     world = world.but(number, at=world.manager, phase=phase)
-    opened = [WatchOpened(watch(number, rank), number, f"w{number}.{rank.life}")] if is_new else []
+    opened = [events.WatchOpened(watch(number, rank), number, f"w{number}.{rank.life}")] if is_new else []
     return fed(world, *opened, event)
 
 
 def asks(world: World, number: int) -> World:
     rank = world.ranks[number]
-    rank_incarnation, failures = f"w{number}.{rank.life}", int(rank.has_failed)
-    event = ask(
-        call(20, number, rank),
-        number,
-        rank.step,
-        tag_quorum_id=rank.tag,
-        rank_incarnation=rank_incarnation,
-        commit_failures=failures,
-    )
+    fields = {"rank_incarnation": f"w{number}.{rank.life}", "commit_failures": int(rank.has_failed)}
+    event = ask(call(20, number, rank), number, rank.step, tag_quorum_id=rank.tag, **fields)
     return called(world, number, event, "asking")
 
 
 def casts(world: World, number: int, vote: bool, phase: str, wants: bool) -> World:
     rank = world.ranks[number]
-    event = Voted(call(10, number, rank), number, rank.step, vote, Q, wants)
-    return called(world, number, event, phase)
+    return called(world, number, Voted(call(10, number, rank), number, rank.step, vote, Q, wants), phase)
 
 
 def gives_no(world: World, number: int) -> World:
     """Its time was over: it is in no quorum's step, votes no, and asks again."""
     rank = world.ranks[number]
-    expired = CallExpired(call(20, number, rank), DeadlinePassed("no quorum"))
+    expired = events.CallExpired(call(20, number, rank), DeadlinePassed("no quorum"))
     no = Voted(call(10, number, rank), number, rank.step, False)
     return fed(world.but(number, phase="idle"), expired, no)
 
@@ -181,7 +155,7 @@ def moves(world: World, wants: bool) -> Iterator[World]:
     """What happens by itself."""
     for number, rank in enumerate(world.ranks):
         if rank.inbox is not None:
-            yield replace(world, ranks=(*world.ranks[:number], taken(rank), *world.ranks[number + 1 :]))
+            yield world.put(number, taken(rank))
         if rank.at != world.manager and rank.phase in ("asking", "bound"):
             lost = world.but(number, inbox=None)
             yield asks(lost, number) if rank.phase == "asking" else casts(lost, number, True, "bound", wants)
@@ -190,9 +164,8 @@ def moves(world: World, wants: bool) -> Iterator[World]:
         if rank.phase == "in":
             if rank.step < world.last:
                 yield casts(world, number, True, "bound", wants)
-            after = casts(world, number, False, "in", wants)
-            yield replace(after, ranks=(*after.ranks[:number], learned(rank, False), *after.ranks[number + 1 :]))
-            yield replace(world, ranks=(*world.ranks[:number], learned(rank, False), *world.ranks[number + 1 :]))
+            yield casts(world, number, False, "in", wants).put(number, learned(rank, False))
+            yield world.put(number, learned(rank, False))
         if rank.phase == "asking" and rank.at == world.manager and rank.inbox is None:
             yield gives_no(world, number)
         if rank.phase == "crashed":
@@ -210,12 +183,12 @@ def faults(world: World) -> Iterator[World]:
     if not world.ends:
         return
     for number, rank in enumerate(world.ranks):
-        ended = [WatchEnded(watch(number, rank))] if rank.at == world.manager else []
+        ended = [events.WatchEnded(watch(number, rank))] if rank.at == world.manager else []
         fewer = replace(world, ends=world.ends - 1)
-        if rank.lives and rank.life == 0:
+        if rank.phase not in ("crashed", "left", "refused") and rank.life == 0:
             yield fed(fewer.but(number, phase="crashed", inbox=None, votes=()), *ended)
         if rank.phase == "idle" and rank.votes:
-            leaves = [RankLeaves(watch(number, rank))] if ended else []
+            leaves = [events.RankLeaves(watch(number, rank))] if ended else []
             yield fed(fewer.but(number, phase="left", inbox=None), *leaves, *ended)
 
 
@@ -256,14 +229,10 @@ def is_over(world: World, rank: Rank) -> bool:
     return rank.step == world.last or joins
 
 
-def key(world: World) -> tuple[object, ...]:
-    return world.ranks, world.machine, world.manager, world.deaths, world.ends
-
-
 def explore(size: int, deaths: int, ends: int, *, steps: int, wants: bool) -> int:
     """How many states there are."""
     first = begin(size, deaths, ends, steps)
-    seen, left = {key(first)}, [first]
+    seen, left = {first}, [first]
     while left:
         world = left.pop()
         check_no_split(world)
@@ -275,8 +244,8 @@ def explore(size: int, deaths: int, ends: int, *, steps: int, wants: bool) -> in
         if not following:
             check_end(world)
         for after in (*following, *faults(world)):
-            if (known := key(after)) not in seen:
-                seen.add(known)
+            if after not in seen:
+                seen.add(after)
                 left.append(after)
     return len(seen)
 

@@ -24,10 +24,6 @@ class Manager:
         self.waits.opened(watch(peer=heard))
         return heard
 
-    def answer(self) -> None:
-        self.waits.answered()
-        self.waits.end()
-
 
 @pytest.fixture
 def manager(caplog: pytest.LogCaptureFixture) -> Manager:
@@ -35,22 +31,16 @@ def manager(caplog: pytest.LogCaptureFixture) -> Manager:
     return Manager()
 
 
-def test_rounds_tell_nothing(manager: Manager, caplog: pytest.LogCaptureFixture):
-    for _ in range(100):
-        manager.waits.begin()
-        manager.loop.go(0.9)
-        manager.answer()
-    assert (manager.rank.messages, caplog.messages, manager.loop.timers) == ([], [], 0)
-
-
-def test_steps_without_a_pause_between_them_are_no_wait(manager: Manager, caplog: pytest.LogCaptureFixture):
-    """One rank asks before the other one has its answer: some request always waits."""
+@pytest.mark.parametrize("has_pauses", [True, False])
+def test_rounds_are_no_wait(manager: Manager, caplog: pytest.LogCaptureFixture, has_pauses: bool):
+    """Without a pause one rank asks before the other one has its answer: some request always waits."""
     for _ in range(100):
         manager.waits.begin()
         manager.loop.go(0.9)
         manager.waits.answered()
-    manager.waits.begin()
-    assert (manager.rank.messages, caplog.messages) == ([], [])
+        if has_pauses:
+            manager.waits.end()
+    assert (manager.rank.messages, caplog.messages, manager.loop.timers) == ([], [], int(not has_pauses))
 
 
 def test_a_wait_is_told_to_the_ranks_and_then_to_the_log(manager: Manager, caplog: pytest.LogCaptureFixture):
@@ -61,7 +51,8 @@ def test_a_wait_is_told_to_the_ranks_and_then_to_the_log(manager: Manager, caplo
     manager.loop.go(4.5)
     manager.waiting_for = "c"
     manager.loop.go(20)
-    manager.answer()
+    manager.waits.answered()
+    manager.waits.end()
     assert manager.rank.messages == [Waiting("b"), Waiting("c"), Waiting("")]
     assert caplog.messages == [
         "no quorum for 5 s: waiting for b",

@@ -6,7 +6,7 @@ import os
 import signal
 import sys
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ from manager.guard.client import Command, Ended, GuardClient, Preload
 from manager.guard.rules.python_command import read_python
 from tests.processes import PATIENCE_S, eventually
 
-LABEL = "a/0"
+SLEEP = "import time; time.sleep(600)"
 
 
 class Ranks:
@@ -31,7 +31,7 @@ class Ranks:
 
     def start(self, *, is_forked: bool = True, **env: str) -> tuple[int, "asyncio.Future[Ended]"]:
         ended: asyncio.Future[Ended] = asyncio.get_running_loop().create_future()
-        command = Command(self._command, env, LABEL, is_shown=False, is_forked=is_forked)
+        command = Command(self._command, env, "a/0", is_shown=False, is_forked=is_forked)
         return self.guard.start(command, ended.set_result), ended
 
     async def run(self, *, is_forked: bool = True, **env: str) -> Ended:
@@ -63,6 +63,13 @@ def script(folder: Path, code: str) -> str:
     path = folder / "train.py"
     path.write_text(code)
     return str(path)
+
+
+def preloaded_script(folder: Path, code: str, *modules: str, **written: str) -> AbstractAsyncContextManager[Ranks]:
+    """`written`: further modules, by their code."""
+    for name, text in written.items():
+        (folder / f"{name}.py").write_text(text)
+    return preloaded(sys.executable, script(folder, code), modules=(*modules, *written) or ("decimal",))
 
 
 def interpreter(guard: GuardClient) -> int:
@@ -131,7 +138,7 @@ class TestEnds:
         ],
     )  # fmt: skip
     async def test_a_script(self, tmp_path: Path, code: str, status: int, last: str | None) -> None:
-        async with preloaded(sys.executable, script(tmp_path, code)) as ranks:
+        async with preloaded_script(tmp_path, code) as ranks:
             ended = await ranks.run()
         assert ended.status == status, ended
         assert (ended.output[-1] if ended.output else None) == last
@@ -149,15 +156,16 @@ class TestEnds:
 async def test_each_rank_draws_its_own_numbers(tmp_path: Path) -> None:
     pytest.importorskip("numpy")
     code = "import random, uuid, numpy; print(random.random(), numpy.random.rand(), uuid.uuid4())"
-    async with preloaded(sys.executable, script(tmp_path, code), modules=("random", "numpy.random")) as ranks:
+    async with preloaded_script(tmp_path, code, "random", "numpy.random") as ranks:
         drawn = [number for _ in range(2) for number in (await ranks.run()).output[0].split()]
     assert len(set(drawn)) == 6
 
 
 async def test_what_an_import_sets_in_the_environment_holds_and_the_rank_s_own_comes_first(tmp_path: Path) -> None:
-    (tmp_path / "sets.py").write_text("import os; os.environ.update(SET='import', RANK='import')")
-    code = "import os; print(os.environ['SET'], os.environ['RANK'])"
-    async with preloaded(sys.executable, script(tmp_path, code), modules=("sets",)) as ranks:
+    sets = "import os; os.environ.update(SET='import', RANK='import')"
+    async with preloaded_script(
+        tmp_path, "import os; print(os.environ['SET'], os.environ['RANK'])", sets=sets
+    ) as ranks:
         assert (await ranks.run(RANK="3")).output == ("import 3",)
 
 
@@ -165,28 +173,22 @@ class TestFailures:
     @pytest.mark.parametrize(
         ("name", "code", "why"),
         [
-            ("no_such", None, "no_such: ModuleNotFoundError: No module named 'no_such'"),
             ("broken", "1 / 0", "broken: ZeroDivisionError: division by zero"),
             ("ends", "import sys; sys.exit(3)", "ends: SystemExit: 3"),
             ("dies", "import os; os._exit(9)", "their import has ended the interpreter by exit code 9, 3 times"),
         ],
     )
-    async def test_a_module_that_cannot_be_imported(
-        self, tmp_path: Path, name: str, code: str | None, why: str
-    ) -> None:
-        if code is not None:
-            (tmp_path / f"{name}.py").write_text(code)
-        async with preloaded(sys.executable, script(tmp_path, "pass"), modules=("json", name)) as ranks:
+    async def test_a_module_that_cannot_be_imported(self, tmp_path: Path, name: str, code: str, why: str) -> None:
+        async with preloaded_script(tmp_path, "pass", "json", **{name: code}) as ranks:
             await until(lambda: ranks.failures)
             (said,) = ranks.failures
         assert said.startswith("cannot preload ")
         assert why in said
 
     async def test_a_dead_interpreter_is_started_again_and_its_ranks_go_on(self, tmp_path: Path) -> None:
-        code = "import os, time\nwhile not os.path.exists('go'): time.sleep(0.01)\nprint('went on')"
         go = tmp_path / "go"
-        command = (sys.executable, script(tmp_path, code.replace("'go'", repr(str(go)))))
-        async with preloaded(*command) as ranks:
+        code = f"import os, time\nwhile not os.path.exists({str(go)!r}): time.sleep(0.01)\nprint('went on')"
+        async with preloaded_script(tmp_path, code) as ranks:
             for _ in range(4):  # more often than a failure is borne: none has been at an import
                 number, ended = ranks.start()
                 rank = await ranks.pid(number)
@@ -200,15 +202,14 @@ class TestFailures:
             assert ranks.failures == []
 
     async def test_one_that_waits_for_the_import_can_be_halted(self, tmp_path: Path) -> None:
-        (tmp_path / "slow.py").write_text("import time; time.sleep(600)")
-        async with preloaded(sys.executable, script(tmp_path, "pass"), modules=("slow",)) as ranks:
+        async with preloaded_script(tmp_path, "pass", slow=SLEEP) as ranks:
             number, ended = ranks.start()
             ranks.guard.halt(number, 10.0)
             async with asyncio.timeout(PATIENCE_S):
                 assert await ended == Ended(-signal.SIGTERM, ())
 
     async def test_those_that_are_just_forked_can_be_halted(self, tmp_path: Path) -> None:
-        async with preloaded(sys.executable, script(tmp_path, "import time; time.sleep(600)")) as ranks:
+        async with preloaded_script(tmp_path, SLEEP) as ranks:
             await ranks.pid(ranks.start()[0])
             started = [ranks.start() for _ in range(5)]
             for number, _ in started:
@@ -220,15 +221,14 @@ class TestFailures:
 
 
 async def test_threads_of_an_import_are_named(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    code = "import threading, time; threading.Thread(target=time.sleep, args=(600,), daemon=True).start()"
-    (tmp_path / "pool.py").write_text(code)
-    async with preloaded(sys.executable, script(tmp_path, "pass"), modules=("json", "pool")) as ranks:
+    pool = "import threading, time; threading.Thread(target=time.sleep, args=(600,), daemon=True).start()"
+    async with preloaded_script(tmp_path, "pass", "json", pool=pool) as ranks:
         assert (await ranks.run()).status == 0
     assert "[a/preload] WARNING: the import of pool has started 1 threads" in capfd.readouterr().out
 
 
 async def test_nothing_is_left_when_the_guard_is_killed(tmp_path: Path) -> None:
-    async with preloaded(sys.executable, script(tmp_path, "import time; time.sleep(600)")) as ranks:
+    async with preloaded_script(tmp_path, SLEEP) as ranks:
         pids = [await ranks.pid(ranks.start()[0]), await until(lambda: interpreter(ranks.guard))]
         os.kill(ranks.guard.pid, signal.SIGKILL)
         await until(lambda: not any(map(is_running, pids)))

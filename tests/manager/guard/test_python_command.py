@@ -47,43 +47,38 @@ def test_what_is_none(command: str, why: str) -> None:
         read_python(command.split())
 
 
-class TestOption:
-    def read(self, *words: str, env: str | None = None) -> tuple[str, ...]:
-        found: list[SupervisorConfig] = []
+@pytest.mark.parametrize(
+    ("words", "env", "preload"),
+    [
+        ((), None, ()),
+        (("--preload", "torch, sklearn.datasets", "--preload", "json"), None, ("torch", "sklearn.datasets", "json")),
+        ((), "torch,json", ("torch", "json")),
+        (("--preload", "os"), "torch,json", ("os",)),
+    ],
+)
+def test_the_option_and_its_variable(words: tuple[str, ...], env: str | None, preload: tuple[str, ...]) -> None:
+    found: list[SupervisorConfig] = []
 
-        @click.command()
-        @options(SupervisorConfig, ENV_PREFIX)
-        def command(**values: object) -> None:
-            found.append(from_options(SupervisorConfig, values))
+    @click.command()
+    @options(SupervisorConfig, ENV_PREFIX)
+    def command(**values: object) -> None:
+        found.append(from_options(SupervisorConfig, values))
 
-        result = CliRunner().invoke(command, words, env={f"{ENV_PREFIX}_PRELOAD": env}, catch_exceptions=False)
-        assert result.exit_code == 0, result.output
-        return found[0].preload
+    result = CliRunner().invoke(command, words, env={f"{ENV_PREFIX}_PRELOAD": env}, catch_exceptions=False)
+    assert result.exit_code == 0, result.output
+    assert found[0].preload == preload
 
-    def test_none(self) -> None:
-        assert self.read() == ()
 
-    def test_commas_and_repetition(self) -> None:
-        assert self.read("--preload", "torch, sklearn.datasets", "--preload", "json") == (
-            "torch",
-            "sklearn.datasets",
-            "json",
-        )
-
-    def test_the_variable(self) -> None:
-        assert self.read(env="torch,json") == ("torch", "json")
-        assert self.read("--preload", "os", env="torch,json") == ("os",)
-
-    @pytest.mark.parametrize(
-        ("command", "why"),
-        [
-            ("true", "--preload is for python SCRIPT and python -m MODULE: true is no Python interpreter"),
-            ("torchrun train.py", "--preload: torchrun starts the ranks"),
-            ("python9.99 train.py", "--preload: there is no python9.99"),
-        ],
-    )
-    def test_another_command_is_refused_before_anything_starts(self, command: str, why: str) -> None:
-        words = ["run", "--lighthouse", "localhost", "--replica-id", "a", "--preload", "json", "--", *command.split()]
-        result = CliRunner().invoke(main, words)
-        assert result.exit_code == 2
-        assert why in " ".join(result.output.split())
+@pytest.mark.parametrize(
+    ("command", "why"),
+    [
+        ("true", "--preload is for python SCRIPT and python -m MODULE: true is no Python interpreter"),
+        ("torchrun train.py", "--preload: torchrun starts the ranks"),
+        ("python9.99 train.py", "--preload: there is no python9.99"),
+    ],
+)
+def test_another_command_is_refused_before_anything_starts(command: str, why: str) -> None:
+    words = ["run", "--lighthouse", "localhost", "--replica-id", "a", "--preload", "json", "--", *command.split()]
+    result = CliRunner().invoke(main, words)
+    assert result.exit_code == 2
+    assert why in " ".join(result.output.split())

@@ -48,29 +48,24 @@ def test_a_rank_gets_what_torchrun_would_give_it_and_ours() -> None:
     }
 
 
-def test_where_collectives_are_logged_is_told_to_torchrun_s_ranks_too() -> None:
-    logged = dataclasses.replace(PLAN, trace_dir="/logs", torchrun=Torchrun("0", 4))
-    assert logged.environment(6, 2, "i")["LIGHTHOUSE_TRACE_DIR"] == "/logs"
-    assert "LIGHTHOUSE_TRACE_DIR" not in PLAN.environment(6, 2, "i")
+def told(rank: int, **fields: object) -> dict[str, str]:
+    return dataclasses.replace(PLAN, **fields).environment(rank, 1, "i")
 
 
 def test_spares_are_told_how_many_train() -> None:
-    told = dataclasses.replace(PLAN, active=6, min_active=4).environment(0, 0, "i")
-    assert (told["LIGHTHOUSE_ACTIVE_RANKS"], told["LIGHTHOUSE_MIN_ACTIVE_RANKS"]) == ("6", "4")
+    spares = told(0, active=6, min_active=4)
+    assert (spares["LIGHTHOUSE_ACTIVE_RANKS"], spares["LIGHTHOUSE_MIN_ACTIVE_RANKS"]) == ("6", "4")
 
 
 def test_torchrun_gives_its_ranks_theirs() -> None:
-    told = dataclasses.replace(PLAN, torchrun=Torchrun("0", 4)).environment(4, 1, "i")
-    assert not told.keys() & {"RANK", "WORLD_SIZE", "MASTER_PORT", "LIGHTHOUSE_SLOT", "LIGHTHOUSE_INCARNATION"}
-    assert told["LIGHTHOUSE_MANAGER_ADDRESS"] == "h0:29512"
-    assert told["LIGHTHOUSE_ATTEMPT"] == "1"
+    below = told(4, torchrun=Torchrun("0", 4), trace_dir="/logs")
+    assert not below.keys() & {"RANK", "WORLD_SIZE", "MASTER_PORT", "LIGHTHOUSE_SLOT", "LIGHTHOUSE_INCARNATION"}
+    assert (below["LIGHTHOUSE_MANAGER_ADDRESS"], below["LIGHTHOUSE_ATTEMPT"]) == ("h0:29512", "1")
+    assert below["LIGHTHOUSE_TRACE_DIR"] == "/logs", "where collectives are logged is told to them, too"
 
 
-def test_slots_of_a_group_among_others() -> None:
+def test_names_and_slots_of_a_group_among_others() -> None:
     assert dataclasses.replace(PLAN, slot_offset=16).own_slots == (20, 21, 22, 23)
-
-
-def test_names() -> None:
     assert PLAN.name == "team/a/1"
     assert dataclasses.replace(PLAN, layout=Layout(1, 4), host=0).name == "team/a"
     assert PLAN.label(6) == "team/a/6"

@@ -28,29 +28,14 @@ def lose(policy: RestartPolicy, *losses: tuple[float, float], host: int = 0, dra
     return [budget.lose(host, lived_s, at) for at, lived_s in losses]
 
 
-@pytest.mark.parametrize(
-    ("status", "meaning"),
-    [
-        (0, Outcome.DONE),
-        (130, Outcome.ABORT),
-        (-signal.SIGINT, Outcome.ABORT),
-        (1, Outcome.LOST),
-        (2, Outcome.LOST),
-        (137, Outcome.LOST),
-        (-signal.SIGSEGV, Outcome.LOST),
-        (-signal.SIGABRT, Outcome.LOST),
-        (-signal.SIGKILL, Outcome.LOST),
-        (-signal.SIGTERM, Outcome.LOST),
-    ],
-)
-def test_what_an_end_means(status: int, meaning: Outcome) -> None:
-    assert outcome(status, stop_exit_code=130) is meaning
-
-
-def test_the_abort_code_is_an_option() -> None:
-    """A death by SIGINT is no exit code, and means what it means."""
-    assert [outcome(status, 77) for status in (77, 130, -2)] == [Outcome.ABORT, Outcome.LOST, Outcome.ABORT]
-    assert [outcome(status, 0) for status in (0, 130, -2)] == [Outcome.DONE, Outcome.LOST, Outcome.ABORT]
+def test_what_an_end_means() -> None:
+    """The abort code is an option. A death by SIGINT is no exit code, and means what it means."""
+    done, lost, abort = Outcome.DONE, Outcome.LOST, Outcome.ABORT
+    for code, meanings in {130: (done, abort, lost, abort), 77: (done, lost, abort, abort)}.items():
+        assert tuple(outcome(status, code) for status in (0, 130, 77, -signal.SIGINT)) == meanings
+    assert outcome(0, stop_exit_code=0) is done
+    signals = (-signal.SIGSEGV, -signal.SIGABRT, -signal.SIGKILL, -signal.SIGTERM)
+    assert {outcome(status, stop_exit_code=130) for status in (1, 2, 137, *signals)} == {lost}
 
 
 def test_an_end_is_named() -> None:
@@ -73,25 +58,10 @@ class TestBudget:
     def test_jitter_takes_up_to_half(self) -> None:
         assert lose(PLAIN, (0.0, 60.0), drawn=0.0) == [Restart(0.25)]
 
-    def test_it_is_exhausted_by_one_more_than_it_has(self) -> None:
-        decisions = lose(dataclasses.replace(PLAIN, max_restarts=2), (0, 60), (100, 60), (200, 60))
-        reason = "the budget of 2 restarts within 3600 s is exhausted"
-        assert decisions[2] == GiveUp(reason, is_for_all=True)
-
-    def test_none_at_all(self) -> None:
-        decision = lose(dataclasses.replace(PLAIN, max_restarts=0), (0, 60))
-        assert decision == [GiveUp("the budget of 0 restarts within 3600 s is exhausted", is_for_all=True)]
-
     def test_what_left_the_window_counts_no_more(self) -> None:
         policy = dataclasses.replace(PLAIN, max_restarts=1, window_s=10.0)
         decisions = lose(policy, (0, 60), (10, 60), (19.9, 60))
         assert [type(decision) for decision in decisions] == [Restart, Restart, GiveUp]
-
-    def test_deaths_at_the_start_are_not_mended(self) -> None:
-        policy = RestartPolicy(max_restarts=9, max_startup_failures=3, startup_s=10.0)
-        decisions = lose(policy, (0, 1), (10, 9.9), (20, 0))
-        reason = "start-up failure: 3 deaths in a row within 10 s of the start"
-        assert decisions[2] == GiveUp(reason, is_for_all=False)
 
     def test_a_longer_life_between_them_begins_anew(self) -> None:
         policy = RestartPolicy(max_restarts=9, max_startup_failures=2, startup_s=10.0)
@@ -99,35 +69,22 @@ class TestBudget:
         assert [type(decision) for decision in decisions] == [Restart, Restart, Restart, GiveUp]
 
     def test_a_host_that_is_the_first_to_fail_again_and_again_is_excluded(self) -> None:
-        budget = RestartBudget(RestartPolicy(max_restarts=9, max_startup_failures=0, exclude_host_after=2), lambda: 0.5)
+        budget = RestartBudget(dataclasses.replace(PLAIN, max_restarts=9, exclude_host_after=2), lambda: 0.5)
         decisions = [budget.lose(host, 60.0, at) for at, host in enumerate((0, 1, 0, 1, 1))]
         assert [type(decision) for decision in decisions] == [Restart] * 4 + [Exclude]
         assert decisions[-1] == Exclude(1, "it was the first to fail 2 times in a row")
 
 
-class TestAMisfit:
-    """Losses of a group that does not fit its peers."""
-
-    POLICY = RestartPolicy(max_startup_failures=0, max_restarts=2)
-
-    def lose(self, *misfits: bool) -> Decision:
-        budget = RestartBudget(self.POLICY, lambda: 1.0)
-        return [budget.lose(0, 60.0, at, is_misfit=is_misfit) for at, is_misfit in enumerate(misfits)][-1]
-
-    @pytest.mark.parametrize("misfits", [(True, True, True), (True, False, False), (False, False, True)])
-    def test_it_is_no_fault_of_the_others(self, misfits: tuple[bool, ...]) -> None:
-        why = (
-            f"the budget of 2 restarts within 3600 s is exhausted, {sum(misfits)} of them because this group does not "
-        )
-        assert self.lose(*misfits) == GiveUp(f"{why}fit its peers", is_for_all=False)
-
-    def test_what_does_not_need_it_to_exhaust_the_budget_is(self) -> None:
-        assert self.lose(False, False, False) == GiveUp(
-            "the budget of 2 restarts within 3600 s is exhausted", is_for_all=True
-        )
-
-    def test_it_uses_the_budget_up(self) -> None:
-        assert isinstance(self.lose(True, True), Restart)
+@pytest.mark.parametrize("misfits", [(True, True, True), (True, False, False), (False, False, True), (False,) * 3])
+def test_a_misfit_uses_the_budget_up_and_is_no_fault_of_the_others(misfits: tuple[bool, ...]) -> None:
+    """Losses of a group that does not fit its peers. Where the budget is exhausted without them, it is for all."""
+    budget = RestartBudget(dataclasses.replace(PLAIN, max_restarts=2), lambda: 1.0)
+    *restarts, last = [budget.lose(0, 60.0, at, is_misfit=is_misfit) for at, is_misfit in enumerate(misfits)]
+    why = "the budget of 2 restarts within 3600 s is exhausted"
+    if any(misfits):
+        why += f", {sum(misfits)} of them because this group does not fit its peers"
+    assert [type(restart) for restart in restarts] == [Restart, Restart]
+    assert last == GiveUp(why, is_for_all=not any(misfits))
 
 
 @given(

@@ -5,21 +5,7 @@ from collections.abc import Sequence
 from hypothesis import given
 from hypothesis import strategies as st
 
-from manager.supervisor.rules.events import (
-    CheckFailed,
-    Effect,
-    EndAsked,
-    Event,
-    Halt,
-    HostLost,
-    HostReady,
-    KillAsked,
-    RankEnded,
-    RunStopAsked,
-    RunStopped,
-    Start,
-    SupervisionEnded,
-)
+from manager.supervisor.rules import events
 from manager.supervisor.rules.machine import Layout, SupervisorMachine
 from manager.supervisor.rules.restart_policy import GROUP_SCOPE, RANK_SCOPE, RestartPolicy
 
@@ -45,10 +31,10 @@ class World:
         self.attempts: dict[int, int] = {}
         self.halted: set[int] = set()
         self.ready: set[int] = set()
-        self.over: SupervisionEnded | None = None
+        self.over: events.SupervisionEnded | None = None
         self.asked_stop = self.ending = False
 
-    def feed(self, event: Event) -> None:
+    def feed(self, event: events.Event) -> None:
         self.perform(self.machine.handle(event, self.now))
 
     def wait(self, seconds: float) -> None:
@@ -59,11 +45,11 @@ class World:
             following = self.machine.deadline()
             assert following is None or following > self.now
 
-    def perform(self, effects: Sequence[Effect]) -> None:
+    def perform(self, effects: Sequence[events.Effect]) -> None:
         assert self.over is None or not effects
         for effect in effects:
             match effect:
-                case Start(host, ranks, attempt):
+                case events.Start(host, ranks, attempt):
                     assert not self.asked_stop
                     assert not self.ending
                     assert host in self.ready
@@ -71,13 +57,13 @@ class World:
                         assert self.layout.host_of(rank) == host
                         assert rank not in self.attempts
                         self.attempts[rank] = attempt
-                case Halt(host, ranks, grace_s):
+                case events.Halt(host, ranks, grace_s):
                     assert 0.0 <= grace_s <= 5.0
                     assert all(self.layout.host_of(rank) == host for rank in ranks)
                     self.halted |= set(ranks) & self.attempts.keys()
-                case RunStopAsked():
+                case events.RunStopAsked():
                     self.asked_stop = True
-                case SupervisionEnded():
+                case events.SupervisionEnded():
                     self.over = effect
                 case _:
                     pass
@@ -87,11 +73,11 @@ class World:
     def end(self, rank: int, status: int) -> None:
         if rank in self.attempts:
             self.halted.discard(rank)
-            self.feed(RankEnded(rank, self.attempts.pop(rank), status))
+            self.feed(events.RankEnded(rank, self.attempts.pop(rank), status))
 
     def come(self, host: int) -> None:
         self.ready.add(host)
-        self.feed(HostReady(host))
+        self.feed(events.HostReady(host))
 
     def go(self, host: int) -> None:
         if host in self.ready:
@@ -99,7 +85,7 @@ class World:
             for rank in self.layout.ranks_of(host):
                 self.attempts.pop(rank, None)
                 self.halted.discard(rank)
-            self.feed(HostLost(host, "gone"))
+            self.feed(events.HostLost(host, "gone"))
 
 
 @given(hosts=st.integers(1, 3), nproc=st.integers(1, 3), policy=POLICIES, data=st.data())
@@ -111,7 +97,7 @@ def test_any_life(hosts: int, nproc: int, policy: RestartPolicy, data: st.DataOb
         host = data.draw(st.integers(0, hosts - 1))
         match data.draw(st.integers(0, 19)):
             case 0:
-                world.feed(KillAsked("x"))
+                world.feed(events.KillAsked("x"))
             case 1:
                 world.go(host)
             case 2 | 3:
@@ -122,7 +108,7 @@ def test_any_life(hosts: int, nproc: int, policy: RestartPolicy, data: st.DataOb
                 for rank in sorted(world.halted):
                     world.end(rank, -15)
             case 14 if data.draw(st.integers(0, 4)) == 0:
-                world.feed(CheckFailed(host, "no GPU"))
+                world.feed(events.CheckFailed(host, "no GPU"))
             case _:
                 world.wait(data.draw(st.floats(0.01, 30)))
     ends(world, data)
@@ -130,7 +116,7 @@ def test_any_life(hosts: int, nproc: int, policy: RestartPolicy, data: st.DataOb
 
 def ends(world: World, data: st.DataObject) -> None:
     """Asked to, it ends when no rank runs, whatever it was at; and what is halted ends."""
-    world.feed(data.draw(st.sampled_from((RunStopped("x"), EndAsked(143, "SIGTERM")))))
+    world.feed(data.draw(st.sampled_from((events.RunStopped("x"), events.EndAsked(143, "SIGTERM")))))
     world.ending = True
     assert set(world.attempts) == world.halted or world.over is not None
     for rank in sorted(world.attempts):
