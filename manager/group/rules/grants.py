@@ -226,6 +226,7 @@ class GrantMachine:
             tag_quorum_id=formed.quorum_id,
             heal_from_rank=None,
             heal_from_address="",
+            other_sources=(),
             serve_to=(),
             commit_failures=0,
             revoked=revoked,

@@ -139,6 +139,7 @@ def test_after_the_first_step_nobody_heals_and_all_contribute_but_those_that_cat
             tag_quorum_id=4,
             heal_from_rank=None,
             heal_from_address="",
+            other_sources=(),
             serve_to=(),
             commit_failures=0,
         )
