@@ -40,22 +40,20 @@ from lighthouse_protocol.refusals import (
     LighthouseError,
     LimitReached,
     Superseded,
-    UnknownName,
     Unreachable,
     WrongState,
 )
 from lighthouse_protocol.wire.streams import SESSION_RESPONSES, WATCH_REQUESTS
-from lighthouse_runtime.client.lighthouse import AsyncLighthouseClient, LighthouseClient
-from lighthouse_runtime.client.manager import AsyncManagerClient, ManagerClient
+from lighthouse_runtime.client.lighthouse import AsyncLighthouseClient
+from lighthouse_runtime.client.manager import ManagerClient
 from lighthouse_runtime.client.rpcs import SESSION, WATCH
 from lighthouse_runtime.client.streams import Session, Watch
-from lighthouse_runtime.server import rpc_handler
 from lighthouse_runtime.server.streams import Ending, Sender
 from tests.lighthouse_runtime.stream_server import NEXT, WELCOME, StreamServer
 from tests.processes import LOCALHOST, PATIENCE_S, Process, eventually
 
-NOWHERE = f"{LOCALHOST}:1"
 HELLO = Hello(Participant("a", "1"))
+ACKS = [HeartbeatAck(number, 1.0) for number in range(100)]
 # Either is what the end of a peer without a word looks like.
 GONE = (Ending.PEER, Ending.BROKEN)
 
@@ -95,23 +93,19 @@ class TestSession:
             session.end()
             heard = [message async for message in session]
             assert not session.is_open
-        assert heard == [WELCOME, *(HeartbeatAck(number, 1.0) for number in range(100)), Goodbye("bye")]
+        assert heard == [WELCOME, *ACKS, Goodbye("bye")]
         assert server.heard == [HELLO, *map(Heartbeat, range(100)), Leave()]
         assert await ending(server) is Ending.PEER
         assert server.observed == [("Session", "OK")]
 
-    async def test_what_a_newer_peer_says_is_skipped(self, server: StreamServer, client: AsyncLighthouseClient):
-        async with client.session() as session:
-            sender = await greeted(session, server)
-            sender.send(lighthouse_pb2.SessionResponse())
-            sender.send(SESSION_RESPONSES.write(Goodbye("known")).SerializeToString())
-            assert await anext(session) == Goodbye("known")
-
-    async def test_what_is_no_message_is_a_defect_of_the_other_side(
+    async def test_what_is_not_known_is_skipped_and_what_is_no_message_is_a_defect_of_the_other_side(
         self, server: StreamServer, client: AsyncLighthouseClient
     ):
         async with client.session() as session:
-            (await greeted(session, server)).send(b"\xff")
+            sender = await greeted(session, server)
+            for message in (lighthouse_pb2.SessionResponse(), SESSION_RESPONSES.write(Goodbye("known")), b"\xff"):
+                sender.send(message)
+            assert await anext(session) == Goodbye("known")
             with pytest.raises(InternalError, match=r"1 bytes that are no lighthouse\.v1\.SessionResponse"):
                 await anext(session)
 
@@ -133,55 +127,42 @@ class TestSession:
             session.send(Leave("fail"))
             with pytest.raises(InternalError, match=r"^ZeroDivisionError: oops; see the daemon's log$"):
                 await anext(session)
-        assert [r.getMessage() for r in caplog.records if r.name == rpc_handler.log.name] == [
-            SESSION.path[1:] + " failed"
-        ]
+        assert SESSION.path[1:] + " failed" in caplog.messages
         assert server.observed == [("Session", "INTERNAL")]
 
-    async def test_the_server_ends_it_from_outside(self, server: StreamServer, client: AsyncLighthouseClient):
+    @pytest.mark.parametrize("error", [None, Superseded("a newer one")])
+    async def test_the_server_ends_it_from_outside(
+        self, server: StreamServer, client: AsyncLighthouseClient, error: LighthouseError | None
+    ):
+        """Its first end counts, and what was queued before it is sent."""
         async with client.session() as session:
             sender = await greeted(session, server)
-            for number in range(50):
-                sender.send(SESSION_RESPONSES.write(HeartbeatAck(number, 1.0)))
-            sender.end()
+            for ack in ACKS:
+                sender.send(SESSION_RESPONSES.write(ack))
+            sender.end(error)
             assert sender.ending is Ending.OURS
             assert not sender.is_open
             sender.send(SESSION_RESPONSES.write(Goodbye("too late")))
-            sender.end(Superseded("too late"))
-            assert [message async for message in session] == [HeartbeatAck(number, 1.0) for number in range(50)]
-        assert await ending(server) is Ending.OURS
-        assert server.observed == [("Session", "OK")]
-
-    async def test_the_server_ends_it_from_outside_with_a_refusal(
-        self, server: StreamServer, client: AsyncLighthouseClient
-    ):
-        async with client.session() as session:
-            sender = await greeted(session, server)
-            sender.send(SESSION_RESPONSES.write(Goodbye("first")))
-            sender.end(Superseded("a newer one"))
-            assert await anext(session) == Goodbye("first")
-            with pytest.raises(Superseded, match=r"^a newer one$"):
+            sender.end(InvalidRequest("too late"))
+            assert [await anext(session) for _ in ACKS] == ACKS
+            with pytest.raises(type(error or StopAsyncIteration()), match=str(error) if error else None):
                 await anext(session)
         assert await ending(server) is Ending.OURS
-        await ended(sender)
 
-    async def test_the_client_gives_it_up(self, server: StreamServer, client: AsyncLighthouseClient):
+    @pytest.mark.parametrize("why", [None, Unreachable("no echo")])
+    async def test_the_client_gives_it_up(
+        self, server: StreamServer, client: AsyncLighthouseClient, why: LighthouseError | None
+    ):
         async with client.session() as session:
             await greeted(session, server)
-        assert await ending(server) in GONE
-        assert not session.is_open
-        assert [message async for message in session] == []
-        session.send(Heartbeat(1))
-
-    async def test_the_client_gives_it_up_with_a_reason(self, server: StreamServer, client: AsyncLighthouseClient):
-        async with client.session() as session:
-            await greeted(session, server)
-            asyncio.get_running_loop().call_later(0.05, session.cancel, Unreachable("no echo"))
+            asyncio.get_running_loop().call_later(0.05, session.cancel, why)
             for _ in range(2):
-                with pytest.raises(Unreachable, match=r"^no echo$"):
+                with pytest.raises(type(why or StopAsyncIteration()), match=str(why) if why else None):
                     await anext(session)
             session.cancel()
         assert await ending(server) in GONE
+        assert not session.is_open
+        session.send(Heartbeat(1))
 
     async def test_a_cancelled_reader_is_cancelled(self, server: StreamServer, client: AsyncLighthouseClient):
         async with client.session() as session:
@@ -200,26 +181,29 @@ class TestSession:
             session.send(Leave("wait"))
             await asyncio.sleep(0.05)
         await ending(server)
-        await ended(sender)
+        async with asyncio.timeout(PATIENCE_S):
+            while sender.is_open:  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
         assert sender.ending is Ending.BROKEN
 
     async def test_a_stop_tells_all_and_does_not_wait(self, server: StreamServer, client: AsyncLighthouseClient):
-        async with client.session() as one:
+        async with client.session() as one, client.session() as other:
             sender = await greeted(one, server)
-            async with client.session() as other:
-                await greeted(other, server)
-                sender.send(SESSION_RESPONSES.write(Goodbye("bye")))
-                began_at = time.monotonic()
-                await server.server.stop(PATIENCE_S)
-                assert time.monotonic() - began_at < PATIENCE_S / 2
-                assert await anext(one) == Goodbye("bye")
-                for session in (one, other):
-                    with pytest.raises(Unreachable, match="the server is stopping"):
-                        await anext(session)
+            await greeted(other, server)
+            sender.send(SESSION_RESPONSES.write(Goodbye("bye")))
+            began_at = time.monotonic()
+            await server.server.stop(PATIENCE_S)
+            assert time.monotonic() - began_at < PATIENCE_S / 2
+            assert await anext(one) == Goodbye("bye")
+            for session in (one, other):
+                with pytest.raises(Unreachable, match="the server is stopping"):
+                    await anext(session)
         assert [await ending(server), await ending(server)] == [Ending.OURS, Ending.OURS]
 
 
 class TestLimits:
+    """Of the number of messages that wait: net/test_outbox.py."""
+
     async def test_a_peer_that_does_not_read_is_sent_away(self, server: StreamServer, client: AsyncLighthouseClient):
         message = SESSION_RESPONSES.write(Goodbye("x" * 900)).SerializeToString() * 1000
         async with client.session() as session:
@@ -230,23 +214,12 @@ class TestLimits:
                 sent_bytes += len(message)
                 assert sent_bytes < 256 * 1024 * 1024
                 await asyncio.sleep(0)
-            assert sender.ending is Ending.SLOW
             assert await ending(server) is Ending.SLOW
-            with pytest.raises(LimitReached, match=r"64 MiB wait to be read; read faster"):
+            with pytest.raises(LimitReached, match=r"more than 10000 messages or 64 MiB wait to be read; read faster"):
                 async for _ in session:
                     pass
         assert sent_bytes > 64 * 1024 * 1024
         assert server.observed == [("Session", "RESOURCE_EXHAUSTED")]
-
-    async def test_so_is_one_that_is_sent_too_many(self, server: StreamServer, client: AsyncLighthouseClient):
-        async with client.session() as session:
-            sender = await greeted(session, server)
-            for number in range(10_002):
-                sender.send(SESSION_RESPONSES.write(HeartbeatAck(number, 1.0)))
-            assert sender.ending is Ending.SLOW
-            with pytest.raises(LimitReached, match=r"more than 10000 messages"):
-                async for _ in session:
-                    pass
 
     async def test_a_server_that_does_not_read_is_given_up(self, server: StreamServer, client: AsyncLighthouseClient):
         async with client.session() as session:
@@ -340,12 +313,6 @@ class TestDeath:
             session.send(Heartbeat(1))
             assert not session.is_open
 
-    async def test_nobody_is_there(self):
-        async with AsyncLighthouseClient(NOWHERE) as client, client.session() as session:
-            session.send(HELLO)
-            with pytest.raises(Unreachable, match=r"127\.0\.0\.1:1 is unreachable"):
-                await asyncio.wait_for(anext(session), PATIENCE_S)
-
     async def test_a_server_that_comes_late(self):
         late, port = StreamServer(), free_port()
         async with (
@@ -359,51 +326,8 @@ class TestDeath:
         await late.server.stop(0)
 
 
-async def ended(sender: Sender) -> None:
-    async with asyncio.timeout(PATIENCE_S):
-        while sender.is_open:  # noqa: ASYNC110
-            await asyncio.sleep(0.01)
-
-
 REQUEST = WatchHello(1, "w")
 OPENED = [WatchOpened(), Revoked(7, "of rank 1")]
-
-
-class TestAsyncWatch:
-    async def test_what_a_rank_hears(self, server: StreamServer):
-        async with AsyncManagerClient(f"{LOCALHOST}:{server.port}") as client:
-            async with client.watch(REQUEST) as watch:
-                assert [await anext(watch), await anext(watch)] == OPENED
-                server.senders[-1].end(WrongState("why"))
-                with pytest.raises(WrongState, match=r"^why$"):
-                    await anext(watch)
-            assert await ending(server) is Ending.OURS
-            async with client.watch(REQUEST) as watch:
-                assert await anext(watch) == WatchOpened()
-            assert await ending(server) in (Ending.PEER, Ending.BROKEN)
-            async with client.watch(WatchHello(9, "w")) as watch:
-                with pytest.raises(WrongState, match="9 is not of this group"):
-                    await anext(watch)
-            async with client.watch(WatchHello(1, "")) as watch:
-                with pytest.raises(InvalidRequest, match=r"^rank_incarnation: "):
-                    await anext(watch)
-
-    async def test_a_rank_votes(self, server: StreamServer):
-        async with AsyncManagerClient(f"{LOCALHOST}:{server.port}") as client, client.watch(REQUEST) as watch:
-            assert [await anext(watch), await anext(watch)] == OPENED
-            watch.send(Vote(5, 3, True, 7, True, 1.0))
-            watch.send(Vote(6, 3, False, None, False, 1.0))
-            assert [await anext(watch), await anext(watch)] == [
-                VoteAnswer(5, Decision(True, NEXT)),
-                VoteAnswer(6, Decision(False)),
-            ]
-            watch.send(Vote(7, 0, True, 7, False, 1.0))
-            refused = await anext(watch)
-            assert isinstance(refused, VoteAnswer)
-            assert isinstance(refused.outcome, Drained)
-            watch.send(Vote(8, 0, True, 7, False, 0.0))
-            with pytest.raises(InvalidRequest, match="time_left_s"):
-                await anext(watch)
 
 
 class Listening(threading.Thread):
@@ -428,10 +352,17 @@ class TestWatch:
     def test_it_votes_from_any_thread(self, remote: Server):
         with ManagerClient(remote.address) as client, client.watch(REQUEST) as watch:
             assert [next(watch), next(watch)] == OPENED
-            voting = threading.Thread(target=watch.send, args=(Vote(5, 3, True, 7, False, 1.0),))
+            voting = threading.Thread(target=watch.send, args=(Vote(5, 3, True, 7, True, 1.0),))
             voting.start()
-            assert next(watch) == VoteAnswer(5, Decision(True))
+            assert next(watch) == VoteAnswer(5, Decision(True, NEXT))
             voting.join()
+            watch.send(Vote(7, 0, True, 7, False, 1.0))
+            refused = next(watch)
+            assert isinstance(refused, VoteAnswer)
+            assert isinstance(refused.outcome, Drained)
+            watch.send(Vote(8, 0, True, 7, False, 0.0))
+            with pytest.raises(InvalidRequest, match="time_left_s"):
+                next(watch)
 
     def test_another_thread_cancels_it(self, remote: Server):
         with ManagerClient(remote.address) as client, client.watch(REQUEST) as watch:
@@ -538,19 +469,3 @@ time.sleep(0.3)
 print("parent heard on:", heard)
 watch.cancel()
 """
-
-
-class TestClients:
-    """What the service behind them does is tested with it; here what the clients say and understand."""
-
-    def test_synchronous(self, remote: Server):
-        with LighthouseClient(remote.address, job="j") as client:
-            client.drain("a", "enough", timeout_s=PATIENCE_S)
-            with pytest.raises(UnknownName, match=r"^j b enough$"):
-                client.drain("b", "enough", timeout_s=PATIENCE_S)
-        with ManagerClient(remote.address) as client:
-            assert client.vote(0, 3, True, timeout_s=PATIENCE_S, wants_next=True) == Decision(True, NEXT)
-            assert client.vote(0, 3, False, timeout_s=PATIENCE_S) == Decision(False)
-            assert client.should_commit(0, 3, True, timeout_s=PATIENCE_S) is True
-            with pytest.raises(Drained, match=r"^this was the last step$"):
-                client.vote(9, 3, True, timeout_s=PATIENCE_S)
