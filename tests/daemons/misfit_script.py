@@ -23,29 +23,18 @@ from agent_client import Agent, AgentError, DistributedDataParallel, FaultTolera
 
 STEP_S = 0.03
 STEPS_AFTER = 5  # the first script to end may cut its peers' step short, and they redo it without it
-NOWHERE = "127.0.0.1:1"
 
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """`turn`: which of the two networks is trained in the even steps; `sums`: the dtype of the sum of the losses.
-
-    `discards`: so many that count against this group end it. `is_cut_off`: it asks for its state where nothing listens.
-    """
+    """`turn`: which of the two networks is trained in the even steps."""
 
     width: int = 16
-    depth: int = 1
-    dtype: str = "float32"
     turn: int = 0
-    bucket_mb: float = 25.0
-    sums: str = "float32"
-    discards: int = 1
-    is_cut_off: bool = False
 
     def network(self) -> nn.Module:
-        deep = [nn.Linear(self.width, self.width) for _ in range(self.depth)]
-        built = nn.Sequential(nn.Linear(8, self.width), *deep, nn.BatchNorm1d(self.width), nn.Linear(self.width, 1))
-        return built.to(getattr(torch, self.dtype))
+        hidden = nn.Linear(self.width, self.width)
+        return nn.Sequential(nn.Linear(8, self.width), hidden, nn.BatchNorm1d(self.width), nn.Linear(self.width, 1))
 
 
 def state_of(model: nn.Module, optimizers: list[torch.optim.Optimizer]) -> Iterator[torch.Tensor]:
@@ -78,11 +67,8 @@ def main(shape: Shape, events: Events, stop: Path) -> None:
         torch.optim.SGD(part.parameters(), lr=0.01, momentum=0.9) for part in model.values()
     ]
     state = TrainState(model, optimizers[0], critic=optimizers[1])
-    agent = Agent.from_env(state=state, max_consecutive_discards=shape.discards)
-    if shape.is_cut_off:
-        ask = agent._healing._target._ask
-        agent._healing._target._ask = lambda _: ask(NOWHERE)
-    parts = [DistributedDataParallel(part, agent, bucket_cap_mb=shape.bucket_mb) for part in model.values()]
+    agent = Agent.from_env(state=state, max_consecutive_discards=1)
+    parts = [DistributedDataParallel(part, agent) for part in model.values()]
     wrapped = [FaultTolerantOptimizer(optimizer, agent) for optimizer in optimizers]
     events.note("asks")
     while True:
@@ -90,10 +76,10 @@ def main(shape: Shape, events: Events, stop: Path) -> None:
         step = agent.quorum_step or 0
         turn = (step + shape.turn) % 2
         wrapped[turn].zero_grad()
-        noise = torch.randn(4, 8, generator=torch.Generator().manual_seed(step)).to(getattr(torch, shape.dtype))
+        noise = torch.randn(4, 8, generator=torch.Generator().manual_seed(step))
         loss = parts[turn](noise).square().mean()
         loss.backward()
-        agent.all_reduce(loss.detach().to(getattr(torch, shape.sums)).reshape(1)).result()
+        agent.all_reduce(loss.detach().reshape(1)).result()
         is_committed = wrapped[turn].step()
         events.note(
             "commits" if is_committed else "discards",

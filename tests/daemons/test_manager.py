@@ -12,17 +12,15 @@ from typing import Any
 
 import grpc
 import pytest
-from google.protobuf.descriptor_pool import DescriptorPool
 from grpc_health.v1 import health_pb2, health_pb2_grpc
-from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoReflectionDescriptorDatabase
 from prometheus_client.parser import text_string_to_metric_families
 
 from lighthouse_protocol import VERSION
+from lighthouse_protocol.pb.documented import manager_pb2
 from lighthouse_protocol.pb.torchft import torchft_pb2
-from lighthouse_runtime.client.lighthouse import LighthouseClient
 from lighthouse_runtime.client.manager import ManagerClient
 from tests.daemons import document
-from tests.daemons.wire import call
+from tests.daemons.wire import call, check_health_and_reflection
 from tests.processes import (
     LOCALHOST,
     MANAGER_CODE,
@@ -35,7 +33,6 @@ from tests.processes import (
     run_cli,
 )
 
-SERVICES = ("manager.v1.ManagerService", "ManagerService", "torchft.ManagerService")
 NOWHERE = f"{LOCALHOST}:1"
 
 
@@ -104,24 +101,8 @@ def test_torchfts_service_relays_the_handles_of_every_rank(lighthouse: Lighthous
 
 
 def test_health_and_reflection(manager: Manager) -> None:
-    with grpc.insecure_channel(manager.address) as channel:
-        health = health_pb2_grpc.HealthStub(channel)
-        for service in ("", *SERVICES):
-            answer = health.Check(health_pb2.HealthCheckRequest(service=service), timeout=10)
-            assert answer.status == health_pb2.HealthCheckResponse.SERVING
-        reflected = ProtoReflectionDescriptorDatabase(channel)
-        assert {"manager.v1.ManagerService", "torchft.ManagerService"} <= set(reflected.get_services())
-        service = DescriptorPool(reflected).FindServiceByName("manager.v1.ManagerService")
-        assert [method.name for method in service.methods] == [
-            "Quorum",
-            "CheckpointAddress",
-            "ShouldCommit",
-            "Kill",
-            "Status",
-            "Watch",
-            "Report",
-            "Node",
-        ]
+    native = manager_pb2.DESCRIPTOR.services_by_name["ManagerService"]
+    check_health_and_reflection(manager.address, native, "torchft.ManagerService")
 
 
 def test_the_http_side(manager: Manager) -> None:
@@ -160,22 +141,6 @@ def test_while_it_stops_its_health_says_so() -> None:
         next(watch)
         process.signal(signal.SIGTERM)
         assert next(watch).status == health_pb2.HealthCheckResponse.NOT_SERVING
-
-
-def test_a_killed_manager_is_gone_from_the_lighthouse(lighthouse: Lighthouse) -> None:
-    with Lighthouse("--heartbeat-timeout", "500ms") as other, LighthouseClient(other.address) as client:
-
-        def state() -> str:
-            return client.status("default").jobs[0].members[0].state.value
-
-        with (
-            Manager(other.address, "a") as process,
-            ManagerClient(process.address) as rank,
-        ):
-            rank.quorum(0, 0, timeout_s=30)
-            assert state() == "participant"
-            process.kill()
-        eventually(lambda: state() == "expired", "it has lapsed")
 
 
 STARTER = """
@@ -221,8 +186,7 @@ def test_it_announces_its_address_to_its_starter() -> None:
 @pytest.mark.parametrize(
     ("env", "job", "name", "ranks"),
     [
-        ({"LIGHTHOUSE_ADDRESS": "{}", "REPLICA_GROUP_ID": "3", "WORLD_SIZE": "4"}, "default", "3", 4),
-        ({"TORCHFT_LIGHTHOUSE": "http://{}", "REPLICA_GROUP_ID": "3"}, "default", "3", 1),
+        ({"TORCHFT_LIGHTHOUSE": "http://{}", "REPLICA_GROUP_ID": "3", "WORLD_SIZE": "4"}, "default", "3", 4),
         (
             {
                 "LIGHTHOUSE_MANAGER_LIGHTHOUSE": "{}",

@@ -6,7 +6,6 @@ from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-import grpc
 import pytest
 
 from examples.ports import free_port
@@ -38,7 +37,6 @@ from lighthouse_protocol.messages.supervisor import (
 )
 from lighthouse_protocol.refusals import InvalidRequest, Superseded, Unreachable, WrongState
 from lighthouse_runtime.client.lighthouse import AsyncLighthouseClient
-from lighthouse_runtime.client.rpcs import RANK, SUPERVISE
 from lighthouse_runtime.client.streams import AsyncRankStream, SupervisorStream
 from tests.processes import LOCALHOST, PATIENCE_S, Lighthouse
 
@@ -186,15 +184,6 @@ async def test_an_excluded_host(lighthouse: Lighthouse):
         assert "host: h1 is excluded from this run: GPU 3" in str(refused.error)
         await at.resume_run()
         assert await said(await supervised(at, "other", "s9")) == SupervisorWelcome(1.0)
-
-
-@pytest.mark.parametrize("path", [RANK.path, SUPERVISE.path])
-async def test_a_stream_begins_with_a_hello(lighthouse: Lighthouse, path: str):
-    async with grpc.aio.insecure_channel(lighthouse.address) as channel:
-        stream = channel.stream_stream(path)()
-        await stream.write(b"\x12\x00")  # a heartbeat
-        assert await stream.code() is grpc.StatusCode.INVALID_ARGUMENT
-        assert "hello: must be the first message" in str(await stream.details())
 
 
 async def test_a_second_entry_ends_the_stream(lighthouse: Lighthouse):

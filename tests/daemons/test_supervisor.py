@@ -10,14 +10,11 @@ import pytest
 
 from lighthouse_runtime.client.lighthouse import LighthouseClient
 from lighthouse_runtime.client.manager import ManagerClient
-from tests.daemons.supervisors import Supervisor, marked, python, restarted, runs
+from tests.daemons.supervisors import ONCE, QUICK, SLEEP, Supervisor, marked, python, restarted, runs
 from tests.processes import Lighthouse, eventually
 
 # A process of its own session and process group, as a daemon is.
 STRAY = f"{sys.executable} -S -c 'import os, time; os.setsid(); time.sleep(600)' &"
-SLEEP = "exec sleep 600"
-QUICK = ("--restart-delay", "50ms", "--max-startup-failures", "0")
-ONCE = 'test "$LIGHTHOUSE_ATTEMPT" = 0 || exit 0;'
 
 
 class TestEnds:
@@ -72,11 +69,6 @@ class TestEnds:
             supervisor.signal(signal.SIGTERM)
             assert supervisor.wait() == 143
             assert "[a/0] saved" in supervisor.log()
-
-    def test_what_is_no_lighthouse(self, lighthouse: Lighthouse) -> None:
-        with Supervisor(lighthouse.http.removeprefix("http://"), command=SLEEP) as supervisor:
-            assert supervisor.wait() == 1
-            assert "an HTTP port and no gRPC port" in supervisor.log()
 
     def test_a_kill_is_a_restart(self, lighthouse: Lighthouse) -> None:
         with Supervisor(lighthouse.address, *QUICK, command=SLEEP, replica_id="killed") as supervisor:

@@ -18,24 +18,12 @@ from lighthouse_protocol.refusals import LighthouseError, Unreachable
 from lighthouse_runtime.client.lighthouse import LighthouseClient
 from lighthouse_runtime.client.manager import AsyncManagerClient
 from tests.daemons.elsewhere import Elsewhere, another_host
-from tests.daemons.supervisors import Supervisor, restarted, runs
+from tests.daemons.supervisors import QUICK, SLEEP, Supervisor, restarted, runs
 from tests.processes import LIGHTHOUSE_CODE, PATIENCE_S, Lighthouse, eventually, run_cli
 
 pytestmark = pytest.mark.slow
 
-SLEEP = "exec sleep 600"
-QUICK = (
-    "--restart-delay",
-    "50ms",
-    "--max-startup-failures",
-    "0",
-    "--termination-grace",
-    "2s",
-    "--nnodes",
-    "2",
-    "--nproc-per-node",
-    "2",
-)
+OPTIONS = (*QUICK, "--termination-grace", "2s", "--nnodes", "2", "--nproc-per-node", "2")
 
 
 @pytest.fixture(scope="module")
@@ -57,10 +45,15 @@ class Group(NamedTuple):
     elsewhere: Elsewhere
     options: tuple[str, ...]
 
-    def restarted(self, attempt: int) -> None:
+    def run(self) -> set[int]:
+        return {*runs(self.first, 2), *runs(self.second, 2)}
+
+    def restarts_whole_and_stops(self, before: set[int]) -> None:
         for supervisor in (self.first, self.second):
-            restarted(supervisor, attempt)
-            runs(supervisor, 2)
+            restarted(supervisor, 1)
+        assert not before & self.run()
+        assert self.second.stop() == 143
+        assert self.first.wait() == 143
 
 
 def further(
@@ -79,10 +72,9 @@ def group(
     lighthouse: Lighthouse, elsewhere: Elsewhere, run: str, command: str | Sequence[str] = SLEEP, *more: str
 ) -> Generator[Group]:
     address = f"{elsewhere.here}:{free_port(elsewhere.here)}"
-    options = (*QUICK, *more, "--run-id", run, "--head", address)
-    first = Supervisor(
-        lighthouse.address, *options, "--bind", address, "--advertise", elsewhere.here, command=command
-    )  # fmt: skip
+    options = (*OPTIONS, *more, "--run-id", run, "--head", address)
+    at = ("--bind", address, "--advertise", elsewhere.here)
+    first = Supervisor(lighthouse.address, *options, *at, command=command)
     second = further(lighthouse, elsewhere, options, command)
     with contextlib.ExitStack() as stack:
         for supervisor in (first, second):
@@ -110,12 +102,9 @@ def test_a_rank_killed_on_either_host_restarts_both_halves(
     lighthouse: Lighthouse, elsewhere: Elsewhere, host: int
 ) -> None:
     with group(lighthouse, elsewhere, f"either-{host}") as both:
-        before = {*runs(both.first, 2), *runs(both.second, 2)}
+        before = both.run()
         os.kill((both.first, both.second)[host].below[0], signal.SIGKILL)
-        both.restarted(1)
-        assert not before & {*both.first.below, *both.second.below}
-        assert both.second.stop() == 143
-        assert both.first.wait() == 143
+        both.restarts_whole_and_stops(before)
         assert both.first.gone()
         assert both.second.gone()
 
@@ -124,8 +113,7 @@ def test_a_supervisor_killed_elsewhere_leaves_nothing_behind_and_is_waited_for(
     lighthouse: Lighthouse, elsewhere: Elsewhere
 ) -> None:
     with group(lighthouse, elsewhere, "elsewhere") as both:
-        runs(both.first, 2)
-        runs(both.second, 2)
+        both.run()
         both.second.kill()
         eventually(both.second.gone, "its host is clean")
         eventually(lambda: not both.first.below, "the other half has ended, too")
@@ -176,40 +164,27 @@ def test_what_a_rank_on_the_other_host_does_is_seen_from_outside(lighthouse: Lig
 class TestSilence:
     """Nobody has ended, and nothing is heard for 10 s."""
 
-    def test_a_cable_that_is_pulled(self, lighthouse: Lighthouse, elsewhere: Elsewhere) -> None:
-        """A group is whole or not at all: each half ends by itself, and both start again when the cable is back."""
-        with group(lighthouse, elsewhere, "cable") as both:
-            before = {*runs(both.first, 2), *runs(both.second, 2)}
-            with elsewhere.unplugged():
-                both.first.wait_for_log("host 1 has gone")
-                both.second.wait_for_log("host 0 is away: .*silent for 10 s")
-                eventually(lambda: not both.first.below, "its half has ended")
-                eventually(lambda: not both.second.below, "the other half has ended, too")
-            both.restarted(1)
-            assert not before & {*both.first.below, *both.second.below}
-            assert both.second.stop() == 143
-            assert both.first.wait() == 143
-
-    @pytest.mark.parametrize("host", [0, 1])
-    def test_a_supervisor_that_is_paused_on_either_host(
-        self, lighthouse: Lighthouse, elsewhere: Elsewhere, host: int
+    @pytest.mark.parametrize("what", ["cable", "first", "second"])
+    def test_a_cable_that_is_pulled_or_a_supervisor_that_is_paused(
+        self, lighthouse: Lighthouse, elsewhere: Elsewhere, what: str
     ) -> None:
-        """It finds its ranks taken for lost, and they are: both halves start again."""
-        with group(lighthouse, elsewhere, f"paused-{host}") as both:
-            before = {*runs(both.first, 2), *runs(both.second, 2)}
-            paused, other = (both.first, both.second) if host == 0 else (both.second, both.first)
-            with paused.paused():
-                other.wait_for_log("host 1 has gone" if host == 1 else "host 0 is away: .*silent for 10 s")
-                eventually(lambda: not other.below, "its half has ended")
-            both.restarted(1)
-            assert not before & {*both.first.below, *both.second.below}
-            assert both.second.stop() == 143
-            assert both.first.wait() == 143
+        """A group is whole or not at all: each half that is cut off ends by itself, and both start again after it. One
+        that was paused finds its ranks taken for lost, and they are."""
+        with group(lighthouse, elsewhere, f"silence-{what}") as both:
+            before = both.run()
+            with elsewhere.unplugged() if what == "cable" else getattr(both, what).paused():
+                if what != "first":
+                    both.first.wait_for_log("host 1 has gone")
+                    eventually(lambda: not both.first.below, "its half has ended")
+                if what != "second":
+                    both.second.wait_for_log("host 0 is away: .*silent for 10 s")
+                    eventually(lambda: not both.second.below, "the other half has ended")
+            both.restarts_whole_and_stops(before)
 
     def test_a_supervisor_that_hangs(self, lighthouse: Lighthouse, elsewhere: Elsewhere) -> None:
         """Its connection lives and it says nothing. It is not refused: it may enter again."""
         address = f"{elsewhere.here}:{free_port(elsewhere.here)}"
-        options = (*QUICK, "--run-id", "hangs", "--bind", address, "--advertise", elsewhere.here)
+        options = (*OPTIONS, "--run-id", "hangs", "--bind", address, "--advertise", elsewhere.here)
         supervisor = Supervisor(lighthouse.address, *options, command=SLEEP)
         supervisor.launch()
         with contextlib.closing(supervisor):
@@ -256,9 +231,6 @@ class TestExcluded:
         with further(lighthouse, renamed, both.options, SLEEP) as again:
             assert again.wait() == 1
             assert "host: broken-gpu is excluded from this run" in again.log()
-        with group(lighthouse, elsewhere, "excluded") as repaired:
-            runs(repaired.second, 2)
-            assert repaired.first.stop() == 143
 
 
 def test_the_first_supervisor_killed_leaves_nothing_behind_on_the_other(
@@ -271,14 +243,6 @@ def test_the_first_supervisor_killed_leaves_nothing_behind_on_the_other(
         eventually(lambda: not both.second.below, "the other half has ended, too")
         assert both.second.is_alive
         assert both.second.stop() == 143
-
-
-def test_130_of_a_rank_elsewhere_stops_the_run(lighthouse: Lighthouse, elsewhere: Elsewhere) -> None:
-    with group(lighthouse, elsewhere, "abort", f'test "$RANK" != 3 || exit 130; {SLEEP}') as both:
-        assert (both.first.wait(), both.second.wait()) == (130, 130)
-        assert "rank 3 has ended by exit code 130" in both.first.log()
-        assert both.first.gone()
-        assert both.second.gone()
 
 
 def test_hosts_that_were_started_differently_are_told(lighthouse: Lighthouse, elsewhere: Elsewhere) -> None:
