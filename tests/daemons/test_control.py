@@ -5,11 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from lighthouse_protocol.refusals import NotPermitted, UnknownName
+from lighthouse_protocol.refusals import UnknownName
 from lighthouse_runtime.client.lighthouse import LighthouseClient
 from lighthouse_runtime.client.manager import ManagerClient
-from lighthouse_runtime.server.control_policy import ControlPolicy
-from lighthouse_runtime.server.rpc_handler import Call
 from tests.daemons.elsewhere import Elsewhere, another_host
 from tests.processes import LIGHTHOUSE_CODE, Lighthouse, Manager, Process, run_cli
 
@@ -113,29 +111,3 @@ def test_a_kill_of_many_lines_stays_one_line_of_the_log() -> None:
             client.kill("bad disk\n2026-01-01T00:00:00Z I manager.server.daemon: all is well")
         assert manager.wait() == 1
         assert not [line for line in manager.log().splitlines() if line.startswith("2026-01-01")]
-
-
-@pytest.mark.parametrize(
-    ("peer", "is_local"),
-    [
-        ("ipv4:127.0.0.1:5000", True),
-        ("ipv4:127.9.9.9:5000", True),
-        ("ipv6:[::1]:5000", True),
-        ("ipv6:%5B::1%5D:5000", True),
-        ("unix:/run/lighthouse.sock", True),
-        ("unix:", True),
-        ("ipv4:198.51.100.7:5000", False),
-        ("ipv6:[2001:db8::1]:5000", False),
-        ("ipv6:[::ffff:198.51.100.7]:5000", False),
-        ("", False),
-        ("nonsense", False),
-    ],
-)
-def test_who_is_local(peer: str, is_local: bool) -> None:
-    call = Call(1.0, peer, {})
-    assert call.is_local is is_local
-    if is_local:
-        ControlPolicy().check(call)
-    else:
-        with pytest.raises(NotPermitted, match="--allow-remote-control"):
-            ControlPolicy().check(call)

@@ -92,13 +92,3 @@ def test_halves_of_two_groups_get_no_quorum_until_the_other_halves_come() -> Non
                 assert answer.replica_ids == ("a", "b")
             eventually(lambda: grid.worlds() == {World(16, 2, 0, 8)}, "all are there")
             lighthouse.wait_for_log("every replica group is whole")
-
-
-def test_a_group_that_shards_differently_is_refused_with_both_layouts_and_the_remedy() -> None:
-    with Lighthouse() as lighthouse, Manager(lighthouse.address, "a", ranks=2) as a:
-        a.wait_for_log("answers")
-        with Manager(lighthouse.address, "b", ranks=4) as b:
-            said = b.wait_for_log(r"world_size: .*")[0]
-    assert "world_size: b has 4 ranks, a has 2" in said
-    assert "or one rank each, which gathers the group's state and scatters it again" in said
-    assert "--allow-heterogeneous" in said

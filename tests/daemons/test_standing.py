@@ -1,6 +1,7 @@
 """What a standing quorum looks like from outside, while its groups train without asking the lighthouse."""
 
 import json
+import re
 from collections.abc import Iterator
 
 import pytest
@@ -31,23 +32,14 @@ def look(lighthouse: Lighthouse) -> JobStatus:
 
 
 def test_the_manager_says_how_it_holds_it(groups: tuple[Group, ...]) -> None:
-    ended = run_cli(MANAGER_CODE, "status", "--manager", groups[0].manager.address, "--format", "json")
-    said = json.loads(ended.stdout)
+    manager = groups[0].manager
+    said = json.loads(run_cli(MANAGER_CODE, "status", "--manager", manager.address, "--format", "json").stdout)
     assert (said["mode"], said["quorum_id"]) == ("standing", groups[0].commits[-1][1])
-    assert said["grants"] > 0
-    assert said["step"] >= said["grants"]
-    text = run_cli(MANAGER_CODE, "status", "--manager", groups[0].manager.address).stdout
-    assert "held: standing, " in text
-    assert " steps granted without asking the lighthouse" in text
-
-
-def test_so_do_its_metrics(groups: tuple[Group, ...]) -> None:
-    seen = scrape(groups[0].manager.http)
-    assert {mode: seen["lighthouse_manager_mode", mode] for mode in ("standing", "revoked", "none")} == {
-        "standing": 1,
-        "revoked": 0,
-        "none": 0,
-    }
+    assert said["step"] >= said["grants"] > 0
+    text = run_cli(MANAGER_CODE, "status", "--manager", manager.address).stdout
+    assert re.search(r"held: standing, .* steps granted without asking the lighthouse", text)
+    seen = scrape(manager.http)
+    assert [seen["lighthouse_manager_mode", mode] for mode in ("standing", "revoked", "none")] == [1, 0, 0]
     assert seen["lighthouse_manager_grants_total", ""] > 0
 
 
