@@ -10,7 +10,7 @@ import re
 import signal
 import sys
 import time
-from collections.abc import Generator, Sequence
+from collections.abc import Generator
 from pathlib import Path
 from typing import Any
 
@@ -27,17 +27,17 @@ SCRIPT = str(Path(__file__).with_name("misfit_script.py"))
 PRELOADED = "torch,torch._dynamo,agent_client.agent.agent"
 NAMES = "abc"
 ENDS_WITHIN_S = 5.0
-# At least half of it lies between two starts: time to write the shape of the next one.
-DELAYS = ("--restart-delay", "2s", "--max-restart-delay", "2s")
+OPTIONS = ("--max-restarts", "3", "--max-startup-failures", "0", "--restart-delay", "1s", "--max-restart-delay", "1s")
 SOME_STEPS = 5
 MORE_STEPS = 50
 
 # Of other differences: agent_client/test_misfit.py and test_mismatch.py.
-OTHER_STATE = (
-    r"ModelMismatch: the state received does not fit the local one: state\['model'\]\['generator.0.weight'\]: "
-)
 MISFITS: list[tuple[dict[str, Any], str]] = [
-    ({"width": 24}, OTHER_STATE + r"shape \(24, 8\) here, \(16, 8\) received"),
+    (
+        {"width": 24},
+        r"ModelMismatch: the state received does not fit the local one: state\['model'\]\['generator.0.weight'\]: "
+        r"shape \(24, 8\) here, \(16, 8\) received",
+    ),
     (
         {"turn": 1},
         r"ScriptMismatch: step \d+: this group \(c\) reduces 1860 bytes of float32 \(\w+, bucket 0\) "
@@ -49,19 +49,19 @@ MISFITS: list[tuple[dict[str, Any], str]] = [
 class Groups:
     """Three replica groups of one rank each, each under a supervisor of its own."""
 
-    def __init__(self, lighthouse: Lighthouse, folder: Path, job: str, *of_c: str) -> None:
+    def __init__(self, lighthouse: Lighthouse, folder: Path, job: str) -> None:
         self.lighthouse, self.job, self._folder = lighthouse, job, folder
         for name in NAMES:
             self.write_shape(name)
-        self.supervisors = {name: self._supervisor(name, of_c if name == "c" else ()) for name in NAMES}
+        self.supervisors = {name: self._supervisor(name) for name in NAMES}
 
-    def _supervisor(self, name: str, more: Sequence[str]) -> Supervisor:
+    def _supervisor(self, name: str) -> Supervisor:
         ports = ("--master-port", str(free_port()), "--store", "auto", "--store-port", str(free_port()))
         named = ("--job", self.job, "--run-id", self.job, "--preload", PRELOADED)
         paths = [str(self._folder / file) for file in (f"{name}.shape", f"{name}.events", "stop")]
         return Supervisor(
             self.lighthouse.address,
-            *(*named, *ports, *DELAYS, *more),
+            *(*named, *ports, *OPTIONS),
             command=[sys.executable, SCRIPT, *paths],
             replica_id=name,
             env={"OMP_NUM_THREADS": "1"},
@@ -85,16 +85,6 @@ class Groups:
         now = time.monotonic()
         os.kill(self.events(name)[-1]["pid"], signal.SIGKILL)
         return now
-
-    def wait_asked(self, start: int) -> dict[str, Any]:
-        """c's script, started so often, builds its Agent and asks for a quorum."""
-        starts = eventually(lambda: asked if len(asked := self.events("c", "asks")) > start else [], f"start {start}")
-        return starts[start]
-
-    def wait_failed(self, asked: dict[str, Any]) -> dict[str, Any]:
-        """The process that has asked then ends, and by which error."""
-        eventually(lambda: not Path(f"/proc/{asked['pid']}").exists(), "it ends")
-        return self.events("c", "fails", asked["at"])[-1]
 
     def wait_trained(self, names: str, since: float) -> None:
         """Some steps are committed by just these."""
@@ -137,58 +127,32 @@ class Groups:
 
 
 @contextlib.contextmanager
-def three_groups(lighthouse: Lighthouse, folder: Path, job: str, *of_c: str) -> Generator[Groups]:
-    groups = Groups(lighthouse, folder, job, *of_c)
+def three_groups(lighthouse: Lighthouse, folder: Path, job: str) -> Generator[Groups]:
+    groups = Groups(lighthouse, folder, job)
     with together(*groups.supervisors.values()):
         groups.wait_trained("abc", 0.0)
         yield groups
 
 
-def last_line(log: str) -> str:
-    """What a rank of c said last before it ended by an exception."""
-    before, _, _ = log.partition("c/0 has ended by exit code 1")
-    return [line for line in before.splitlines() if line.startswith("[c/0] ")][-1]
-
-
-def test_each_misfit_ends_at_once_with_its_cause_and_costs_the_others_one_step(
-    lighthouse: Lighthouse, tmp_path: Path
+@pytest.mark.parametrize(("differs", "cause"), MISFITS, ids=["model", "script"])
+def test_one_that_returns_again_and_again_ends_and_the_others_lose_a_step_each_time(
+    lighthouse: Lighthouse, tmp_path: Path, differs: dict[str, Any], cause: str
 ) -> None:
-    with three_groups(
-        lighthouse, tmp_path, "misfits", "--max-restarts", "100", "--max-startup-failures", "0"
-    ) as groups:
-        supervisor = groups.supervisors["c"]
-        for start, (differs, cause) in enumerate(MISFITS):
-            said = len(supervisor.log())
-            groups.write_shape("c", **differs)
-            killed_at = groups.kill_rank("c")
-            asked = groups.wait_asked(2 * start + 1)
-            failed = groups.wait_failed(asked)
-            groups.write_shape("c")
-            assert failed["at"] - asked["at"] < ENDS_WITHIN_S
-            assert cause.startswith(failed["error"])
-            supervisor.wait_for_log(rf"attempt {2 * start + 2}")
-            assert re.search(cause, last_line(supervisor.log()[said:]))
-            groups.check_incident(cause)
-            back = groups.wait_asked(2 * start + 2)
-            groups.wait_trained("abc", back["at"])
-            groups.check_lost(asked["at"], at_most=1)
-            groups.check_lost(killed_at, at_most=2)
-        groups.end("abc")
-
-
-def test_one_that_returns_again_and_again_ends_and_the_others_go_on(lighthouse: Lighthouse, tmp_path: Path) -> None:
     """Its first loss is the kill: it counts, too."""
-    differs, cause = MISFITS[0]
     why = "the budget of 3 restarts within 3600 s is exhausted, 3 of them because this group does not fit its peers"
-    options = ("--max-restarts", "3", "--max-startup-failures", "0")
-    with three_groups(lighthouse, tmp_path, "budget", *options) as groups:
+    [job] = differs
+    with three_groups(lighthouse, tmp_path, job) as groups:
         groups.write_shape("c", **differs)
         killed_at = groups.kill_rank("c")
         supervisor = groups.supervisors["c"]
         assert supervisor.wait() == 1
         ended_at = time.monotonic()
         assert re.search(rf"ends with 1: {why}; rank 0 has ended by exit code 1: {cause}", supervisor.log())
-        assert len(groups.events("c", "asks", killed_at)) == 3
+        starts = groups.events("c", "asks", killed_at)
+        fails = groups.events("c", "fails", killed_at)
+        assert [cause.startswith(failed["error"]) for failed in fails] == [True] * 3
+        assert all(failed["at"] - asked["at"] < ENDS_WITHIN_S for asked, failed in zip(starts, fails, strict=True))
+        groups.check_incident(cause)
         groups.wait_trained("ab", ended_at)
         groups.check_lost(killed_at, at_most=4)
         groups.end("ab")

@@ -8,6 +8,7 @@ import signal
 import threading
 import time
 from collections.abc import AsyncIterator, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 from unittest import mock
 
@@ -331,24 +332,6 @@ REQUEST = WatchHello(1, "w")
 OPENED = [WatchOpened(), Revoked(7, "of rank 1")]
 
 
-class Listening(threading.Thread):
-    """Reads a watch to its end."""
-
-    def __init__(self, watch: Iterator[ToRank]) -> None:
-        super().__init__(daemon=True)
-        self._watch = watch
-        self.heard: list[ToRank] = []
-        self.error: LighthouseError | None = None
-        self.start()
-
-    def run(self) -> None:
-        try:
-            for message in self._watch:
-                self.heard.append(message)
-        except LighthouseError as e:
-            self.error = e
-
-
 class TestWatch:
     def test_it_votes_from_any_thread(self, remote: Server):
         with ManagerClient(remote.address) as client, client.watch(REQUEST) as watch:
@@ -366,12 +349,11 @@ class TestWatch:
                 next(watch)
 
     def test_another_thread_cancels_it(self, remote: Server):
-        with ManagerClient(remote.address) as client, client.watch(REQUEST) as watch:
-            listening = Listening(watch)
-            eventually(lambda: listening.heard == OPENED)
+        with ManagerClient(remote.address) as client, client.watch(REQUEST) as watch, ThreadPoolExecutor() as threads:
+            assert [next(watch), next(watch)] == OPENED
+            rest = threads.submit(list[ToRank], watch)
             watch.cancel()
-            listening.join(PATIENCE_S)
-            assert (listening.is_alive(), listening.error) == (False, None)
+            assert rest.result(PATIENCE_S) == []
             watch.cancel()
             assert list(watch) == []
 
@@ -379,12 +361,12 @@ class TestWatch:
         with ManagerClient(remote.address) as client:
             with client.watch(WatchHello(9, "w")) as watch, pytest.raises(WrongState, match="9 is not of this"):
                 next(watch)
-            with client.watch(REQUEST) as watch:
-                listening = Listening(watch)
-                eventually(lambda: listening.heard == OPENED)
+            with client.watch(REQUEST) as watch, ThreadPoolExecutor() as threads:
+                assert [next(watch), next(watch)] == OPENED
+                rest = threads.submit(list[ToRank], watch)
                 remote.popen.kill()
-                listening.join(PATIENCE_S)
-                assert isinstance(listening.error, Unreachable)
+                with pytest.raises(Unreachable):
+                    rest.result(PATIENCE_S)
             with client.watch(REQUEST) as watch, pytest.raises(Unreachable):
                 next(watch)
 
