@@ -9,7 +9,7 @@ from lighthouse_protocol.refusals import UnknownName
 from lighthouse_runtime.client.lighthouse import LighthouseClient
 from lighthouse_runtime.client.manager import ManagerClient
 from tests.daemons.elsewhere import Elsewhere, another_host
-from tests.processes import LIGHTHOUSE_CODE, Lighthouse, Manager, Process, run_cli
+from tests.processes import LIGHTHOUSE_CODE, Lighthouse, Manager, Process
 
 EVERYWHERE = ("--bind", "[::]:0")
 REMEDIES = ("ask from the daemon's own host", "--control-token-file", "--allow-remote-control")
@@ -81,15 +81,6 @@ def test_the_token_is_accepted_from_another_host_and_another_one_is_not(elsewher
         assert kill_from(elsewhere, lighthouse, *token)[0] == 0
         assert manager.wait() == 1
         assert "open sesame" not in lighthouse.log() + manager.log()
-
-
-def test_a_manager_on_this_host_is_killed_also_by_the_address_it_advertises(elsewhere: Elsewhere) -> None:
-    """The first thing that anybody tries: all on one host, and a manager that advertises the host's own address."""
-    with Lighthouse(*EVERYWHERE) as lighthouse, manager_of(lighthouse, elsewhere.here) as manager:
-        join(manager)
-        ended = run_cli(LIGHTHOUSE_CODE, "kill", "a", "--force", "--lighthouse", lighthouse.address)
-        assert (ended.returncode, ended.stderr) == (0, "")
-        assert manager.wait() == 1
 
 
 def test_every_loopback_is_this_host() -> None:

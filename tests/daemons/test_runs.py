@@ -15,7 +15,6 @@ from lighthouse_protocol.messages.run import (
     FinishReport,
     GenerationEnded,
     GenerationFormed,
-    HelloRejected,
     KeyKind,
     RankHeartbeat,
     RankHello,
@@ -29,7 +28,6 @@ from lighthouse_protocol.messages.run import (
 )
 from lighthouse_protocol.messages.run_status import RunStatus
 from lighthouse_protocol.messages.supervisor import (
-    HostExcluded,
     ProcessLost,
     StopAsked,
     SupervisorHello,
@@ -137,18 +135,6 @@ async def test_keys_are_fenced(lighthouse: Lighthouse):
         with pytest.raises(WrongState, match="generation: 0 is not the present one"):
             await at.get_keys(0)
         assert await at.get_keys() == (1, {})
-
-
-async def test_an_excluded_host(lighthouse: Lighthouse):
-    async with client(lighthouse, "host") as at, await supervised(at) as supervisor:
-        await said(supervisor)
-        supervisor.send(HostExcluded("GPU 3 has fallen off the bus"))
-        await seen(at, "host", lambda run: bool(run.excluded))
-        refused = await said(await supervised(at, "other", "s9"))
-        assert isinstance(refused, HelloRejected)
-        assert "host: h1 is excluded from this run: GPU 3" in str(refused.error)
-        await at.resume_run()
-        assert await said(await supervised(at, "other", "s9")) == SupervisorWelcome(1.0)
 
 
 # -- kill -9 of the lighthouse

@@ -10,7 +10,7 @@ from examples.ports import free_port
 from lighthouse_protocol.messages.incident import IncidentKind
 from lighthouse_runtime.client.lighthouse import LighthouseClient
 from tests.daemons.supervisors import ONCE, QUICK, SLEEP, Supervisor, restarted, runs
-from tests.processes import LOCALHOST, PATIENCE_S, Lighthouse, eventually, together
+from tests.processes import LOCALHOST, Lighthouse, eventually, together
 
 pytestmark = pytest.mark.slow
 
@@ -131,23 +131,3 @@ class TestWithoutALighthouse:
                 with Lighthouse(*options):
                     assert (one.wait(), other.wait()) == (130, 130)
                     assert "one: rank 0 has ended by exit code 130" in other.log()
-
-
-def test_a_cause_that_torch_s_record_wrote_is_the_reason(lighthouse: Lighthouse) -> None:
-    said = '{"message": {"message": "ValueError: loss is nan", "extraInfo": {}}}'
-    command = f"{ONCE} echo '{said}' > $TORCHELASTIC_ERROR_FILE; exit 1"
-    with Supervisor(lighthouse.address, *QUICK, command=command) as supervisor:
-        assert supervisor.wait(PATIENCE_S) == 0
-        assert "a/0 has ended by exit code 1: ValueError: loss is nan" in supervisor.log()
-
-
-def test_two_supervisors_of_one_name(lighthouse: Lighthouse) -> None:
-    """The newer one is served, and the older one says so: no two take the stream from each other for ever."""
-    run = ("--run-id", "twice")
-    with Supervisor(lighthouse.address, *run, command=SLEEP) as older:
-        runs(older, 1)
-        with Supervisor(lighthouse.address, *run, command=SLEEP) as newer:
-            assert older.wait() == 1
-            assert older.gone()
-            assert "the lighthouse refuses this supervisor" in older.log()
-            assert len(runs(newer, 1)) == 1
