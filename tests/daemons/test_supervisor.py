@@ -11,7 +11,7 @@ import pytest
 from lighthouse_runtime.client.lighthouse import LighthouseClient
 from lighthouse_runtime.client.manager import ManagerClient
 from tests.daemons.supervisors import ONCE, QUICK, SLEEP, Supervisor, marked, python, restarted, runs
-from tests.processes import Lighthouse, eventually
+from tests.processes import Lighthouse, eventually, together
 
 # A process of its own session and process group, as a daemon is.
 STRAY = f"{sys.executable} -S -c 'import os, time; os.setsid(); time.sleep(600)' &"
@@ -173,3 +173,31 @@ def test_a_group_is_starting_until_its_ranks_are_there(lighthouse: Lighthouse, t
         is_told("starting")
         (tmp_path / "1").touch()
         (tmp_path / "1.end").touch()
+
+
+MISFIT = """
+import os, sys
+from agent_client.manager_client.client import ManagerConnection
+here, address = "w" + os.environ["LIGHTHOUSE_ATTEMPT"], os.environ["LIGHTHOUSE_MANAGER_ADDRESS"]
+link = ManagerConnection(address, 0, here, lambda *_: None, returns_within_s=60)
+link.ask(0, "", tag_quorum_id=0, commit_failures=0, timeout_s=60)
+link.report("ModelMismatch: another width", ends_group=True)
+sys.exit(1)
+"""
+
+
+def test_a_misfit_ends_once_its_restarts_are_used_up() -> None:
+    """What its rank reports so, and what that costs the peers: agent_client/test_misfit.py and test_mismatch.py."""
+    cause, run = "ModelMismatch: another width", ("--run-id", "misfit")
+    with Lighthouse("--join-timeout", "1s") as lighthouse:
+        options = (*run, *QUICK, "--max-restarts", "1")
+        misfit = Supervisor(lighthouse.address, *options, command=[sys.executable, "-c", MISFIT], replica_id="c")
+        other = Supervisor(lighthouse.address, *run, command=SLEEP, replica_id="other")
+        with together(misfit, other):
+            others = runs(other, 1)
+            assert misfit.wait() == 1
+            why = f"2 of them because this group does not fit its peers; rank 0 has ended by exit code 1: {cause}"
+            assert f"ends with 1: the budget of 1 restarts within 3600 s is exhausted, {why}" in misfit.log()
+            assert other.below == others
+            with LighthouseClient(lighthouse.address) as client:
+                assert client.runs("misfit")[0].stop is None
