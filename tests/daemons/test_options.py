@@ -158,10 +158,7 @@ def test_options_that_do_not_fit(name: str, options: list[str], named: list[str]
     ("name", "variable", "value", "option"),
     [
         ("lighthouse serve", "LIGHTHOUSE_MIN_REPLICAS", "x", "--min-replicas"),
-        ("lighthouse serve", "LIGHTHOUSE_JOIN_TIMEOUT", "soon", "--join-timeout"),
-        ("lighthouse serve", "LIGHTHOUSE_ALLOWED_REPLICAS", "0", "--allowed-replicas"),
         ("lighthouse-manager serve", "WORLD_SIZE", "0", "--group-world-size"),
-        ("lighthouse-manager serve", "LIGHTHOUSE_MANAGER_DRAIN_TIMEOUT", "soon", "--drain-timeout"),
         ("lighthouse status", "TORCHFT_LIGHTHOUSE", "a b", "--lighthouse"),
         ("lighthouse-manager status", "LIGHTHOUSE_MANAGER_ADDRESS", "a b", "--manager"),
     ],

@@ -15,7 +15,6 @@ import pytest
 from examples.ports import free_port
 from lighthouse_protocol.messages.hosts import HostHello, HostWelcome, StartRanks, ToHost
 from lighthouse_protocol.refusals import LighthouseError, Unreachable
-from lighthouse_runtime.client.lighthouse import LighthouseClient
 from lighthouse_runtime.client.manager import AsyncManagerClient
 from tests.daemons.elsewhere import Elsewhere, another_host
 from tests.daemons.supervisors import QUICK, SLEEP, Supervisor, restarted, runs
@@ -57,14 +56,9 @@ class Group(NamedTuple):
 
 
 def further(
-    lighthouse: Lighthouse, elsewhere: Elsewhere, options: tuple[str, ...], command: str | Sequence[str]
+    lighthouse: Lighthouse, elsewhere: Elsewhere, options: tuple[str, ...], command: str | Sequence[str] = SLEEP
 ) -> Supervisor:
     return Supervisor(lighthouse.address, *options, "--node-rank", "1", command=command, prefix=elsewhere.command)
-
-
-def named(host: str) -> tuple[str, ...]:
-    """In front of a program: its host has this name."""
-    return ("unshare", "--uts", "sh", "-c", f'hostname {host} && exec "$@"', "sh")
 
 
 @contextlib.contextmanager
@@ -118,7 +112,7 @@ def test_a_supervisor_killed_elsewhere_leaves_nothing_behind_and_is_waited_for(
         eventually(both.second.gone, "its host is clean")
         eventually(lambda: not both.first.below, "the other half has ended, too")
         assert both.first.is_alive
-        with further(lighthouse, elsewhere, both.options, SLEEP) as again:
+        with further(lighthouse, elsewhere, both.options) as again:
             restarted(again, 1)
             restarted(both.first, 1)
             assert len(runs(again, 2) + runs(both.first, 2)) == 4
@@ -215,24 +209,6 @@ async def as_second_host(address: str, run: str) -> tuple[list[ToHost], Lighthou
     return heard, None
 
 
-class TestExcluded:
-    def test_the_host_on_which_losses_begin(self, lighthouse: Lighthouse, elsewhere: Elsewhere) -> None:
-        """It alone: another one in its place, and the group is whole again."""
-        renamed = Elsewhere(elsewhere.here, elsewhere.there, (*elsewhere.command, *named("broken-gpu")))
-        dies = f'test "$GROUP_RANK" = 1 || {SLEEP}; exit 7'
-        with group(lighthouse, renamed, "excluded", dies, "--exclude-host-after", "2") as both:
-            assert (both.first.wait(), both.second.wait()) == (1, 1)
-            for supervisor in (both.first, both.second):
-                assert "host 1 is excluded: it was the first to fail 2 times in a row" in supervisor.log()
-                assert supervisor.gone()
-        with LighthouseClient(lighthouse.address) as client:
-            (run,) = client.runs("excluded")
-        assert [excluded.host for excluded in run.excluded] == ["broken-gpu"]
-        with further(lighthouse, renamed, both.options, SLEEP) as again:
-            assert again.wait() == 1
-            assert "host: broken-gpu is excluded from this run" in again.log()
-
-
 def test_the_first_supervisor_killed_leaves_nothing_behind_on_the_other(
     lighthouse: Lighthouse, elsewhere: Elsewhere
 ) -> None:
@@ -248,6 +224,6 @@ def test_the_first_supervisor_killed_leaves_nothing_behind_on_the_other(
 def test_hosts_that_were_started_differently_are_told(lighthouse: Lighthouse, elsewhere: Elsewhere) -> None:
     with group(lighthouse, elsewhere, "differs") as both:
         odd = (*both.options, "--nproc-per-node", "3")
-        with further(lighthouse, elsewhere, odd, SLEEP) as other:
+        with further(lighthouse, elsewhere, odd) as other:
             assert other.wait() == 1
             assert "give all hosts of a group the same options" in other.log()

@@ -123,84 +123,78 @@ class TestBadInput:
         assert documented.participant_from_torchft(torchft(**limits, address="", store_address="")).address == ""
         assert documented.participant_from_torchft(torchft(world_size=0)).group_world_size == 0
 
-    @pytest.mark.parametrize("number", [16, 18])
-    def test_a_field_that_the_other_form_cannot_hold_is_refused_at_its_door(self, number: int):
+    @pytest.mark.parametrize(
+        ("read", "member", "number"),
+        [
+            *[(documented.participant_from_torchft, torchft(), number) for number in (16, 18)],
+            *[(documented.participant_from_native, native(), number) for number in (7, 9)],
+        ],
+    )
+    def test_a_field_that_the_other_form_cannot_hold_is_refused_at_its_door(self, read: Any, member: Any, number: int):
         """Else it is the answer that cannot be built, for everybody in the quorum."""
-        raw = torchft().SerializeToString() + field(number, b"\xff")
         with pytest.raises(InvalidRequest):
-            documented.participant_from_torchft(TorchftMember.FromString(raw))
+            read(type(member).FromString(member.SerializeToString() + field(number, b"\xff")))
 
-    @pytest.mark.parametrize("number", [7, 9])
-    def test_nor_the_other_way_round(self, number: int):
-        raw = native().SerializeToString() + field(number, b"\xff")
-        with pytest.raises(InvalidRequest):
-            documented.participant_from_native(NativeMember.FromString(raw))
+
+def to_native(participant: Participant) -> lighthouse_pb2.QuorumMember:
+    return documented.quorum_to_native(Quorum(7, (participant,)), 0.0).quorum.participants[0]
+
+
+def to_torchft(participant: Participant) -> torchft_pb2.QuorumMember:
+    return documented.quorum_to_torchft(Quorum(7, (participant,)), 0.0).quorum.participants[0]
 
 
 class TestRelay:
     """Members reach native and torchft callers alike."""
 
-    def asked(self, participant: Participant) -> Quorum:
-        return Quorum(7, (participant,))
-
     @given(native_participants)
     def test_both_numbers_are_written_of_a_native_member(self, participant: Participant):
-        message = documented.quorum_to_torchft(self.asked(participant), 0.0).quorum.participants[0]
+        message = to_torchft(participant)
         assert message.replica_id == participant.wire_id
         assert message.world_size == participant.group_world_size
         for name in SHARED:
             assert getattr(message, name) == getattr(participant, name)
 
+    @given(native_participants)
+    def test_what_only_native_callers_know_survives_a_torchft_form(self, participant: Participant):
+        came = documented.participant_from_native(documented.participant_to_native(participant))
+        relayed = to_torchft(came).SerializeToString()
+        assert documented.participant_from_native(NativeMember.FromString(relayed)) == came
+
     @given(torchft_members)
     def test_both_numbers_are_written_of_a_torchft_member(self, member: torchft_pb2.QuorumMember):
         member.world_size = max(1, member.world_size)
         participant = documented.participant_from_torchft(member)
-        message = documented.quorum_to_native(self.asked(participant), 0.0).quorum.participants[0]
+        message = to_native(participant)
         for name in ("replica_id", "world_size", *SHARED):
             assert getattr(message, name) == getattr(member, name)
         assert message.incarnation == participant.incarnation
         assert not message.HasField("tag_quorum_id")
         again = TorchftMember.FromString(message.SerializeToString())
         assert list(again.reconfigure_handles) == list(member.reconfigure_handles)
-
-    @given(torchft_members)
-    def test_torchft_to_torchft_is_what_it_was(self, member: torchft_pb2.QuorumMember):
-        participant = documented.participant_from_torchft(member)
-        answer = documented.quorum_to_torchft(self.asked(participant), 0.0)
-        assert answer.quorum.participants[0] == member
+        assert to_torchft(participant) == member
 
     @given(st.binary(max_size=8), st.integers(0, 2**40), names)
     def test_fields_that_nobody_knows_go_native_torchft_native(self, blob: bytes, number: int, name: str):
         unknown = field(100, blob) + field(101, number)
-        p = documented.participant_from_native(
-            NativeMember.FromString(native(replica_id=name).SerializeToString() + unknown)
-        )
-        to_torchft = documented.quorum_to_torchft(self.asked(p), 0.0).quorum.participants[0].SerializeToString()
-        assert field(100, blob) in to_torchft
-        p = documented.participant_from_torchft(TorchftMember.FromString(to_torchft))
-        to_native = documented.quorum_to_native(self.asked(p), 0.0).quorum.participants[0].SerializeToString()
-        assert field(100, blob) in to_native
-        assert field(101, number) in to_native
-
-    def test_what_only_native_callers_know_survives_a_torchft_form(self):
-        p = documented.participant_from_native(
-            native(tag_quorum_id=4, ranks_disagree=True, seen_quorum_id=9, watched=True)
-        )
-        relayed = documented.quorum_to_torchft(self.asked(p), 0.0).quorum.participants[0].SerializeToString()
-        assert documented.participant_from_native(NativeMember.FromString(relayed)) == p
+        sent = NativeMember.FromString(native(replica_id=name).SerializeToString() + unknown)
+        relayed = to_torchft(documented.participant_from_native(sent)).SerializeToString()
+        assert field(100, blob) in relayed
+        back = to_native(documented.participant_from_torchft(TorchftMember.FromString(relayed))).SerializeToString()
+        assert field(100, blob) in back
+        assert field(101, number) in back
 
     def test_what_the_lighthouse_decided_beats_what_was_sent(self):
         """A member that must heal is handed out at a lower step, in both forms."""
         for p in (documented.participant_from_native(native()), documented.participant_from_torchft(torchft())):
-            lowered = self.asked(replace(p, step=0))
-            assert documented.quorum_to_native(lowered, 0.0).quorum.participants[0].step == 0
-            assert documented.quorum_to_torchft(lowered, 0.0).quorum.participants[0].step == 0
+            lowered = replace(p, step=0)
+            assert (to_native(lowered).step, to_torchft(lowered).step) == (0, 0)
 
     def test_a_torchft_field_under_one_of_our_numbers_is_not_taken_for_ours(self):
         """Say a torchft of 2027 gives number 20 to something of its own."""
-        p = documented.participant_from_torchft(TorchftMember.FromString(torchft().SerializeToString() + field(20, 7)))
-        answer = documented.quorum_to_native(self.asked(p), 0.0)
-        assert documented.quorum_from_native(answer.quorum).participants[0].tag_quorum_id is None
+        sent = TorchftMember.FromString(torchft().SerializeToString() + field(20, 7))
+        relayed = to_native(documented.participant_from_torchft(sent))
+        assert documented.participant_from_native(relayed).tag_quorum_id is None
 
     @pytest.mark.parametrize("write", [documented.quorum_to_native, documented.quorum_to_torchft])
     def test_created_is_set_for_both(self, write: Any):
