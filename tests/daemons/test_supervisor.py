@@ -139,18 +139,16 @@ def test_a_failed_health_check_excludes_the_host_before_anything_runs(lighthouse
     assert "[a/0] started" not in log
 
 
-# It is there, as its manager sees it, and ends, when a test says so.
+# It is there, as its manager sees it, once a file is.
 WATCHED = """
 import os, pathlib, sys, time
 from agent_client.manager_client.client import ManagerConnection
-folder, here = pathlib.Path(sys.argv[1]), os.environ["LIGHTHOUSE_ATTEMPT"]
-while not (folder / here).exists():
+while not pathlib.Path(sys.argv[1]).exists():
     time.sleep(0.02)
-link = ManagerConnection(os.environ["LIGHTHOUSE_MANAGER_ADDRESS"], 0, f"w{here}", lambda *_: None, returns_within_s=60)
+here, address = "w" + os.environ["LIGHTHOUSE_ATTEMPT"], os.environ["LIGHTHOUSE_MANAGER_ADDRESS"]
+link = ManagerConnection(address, 0, here, lambda *_: None, returns_within_s=60)
 link._ensure_watched()
-while not (folder / f"{here}.end").exists():
-    time.sleep(0.02)
-os._exit(1)
+time.sleep(600)
 """
 
 
@@ -163,16 +161,16 @@ def test_a_group_is_starting_until_its_ranks_are_there(lighthouse: Lighthouse, t
 
         eventually(lambda: state() in states, f"one of {states}")
 
-    command = [sys.executable, "-c", WATCHED, str(tmp_path)]
+    go = tmp_path / "go"
+    command = [sys.executable, "-c", WATCHED, str(go)]
     with Supervisor(lighthouse.address, *QUICK, command=command, replica_id="slow") as supervisor:
         is_told("starting")
-        (tmp_path / "0").touch()
+        go.touch()
         is_told("idle", "straggler")
-        (tmp_path / "0.end").touch()
+        go.unlink()
+        os.kill(runs(supervisor, 1)[0], signal.SIGKILL)
         restarted(supervisor, 1)
         is_told("starting")
-        (tmp_path / "1").touch()
-        (tmp_path / "1.end").touch()
 
 
 MISFIT = """

@@ -4,32 +4,18 @@ from pathlib import Path
 
 import pytest
 
-from lighthouse_protocol.limits import DEFAULT_JOB
 from lighthouse_protocol.messages.run_status import RunStatus
 from lighthouse_runtime.client.lighthouse import LighthouseClient
-from lighthouse_runtime.client.manager import ManagerClient
-from tests.daemons.supervisors import ONCE, QUICK, SLEEP, Supervisor, runs
-from tests.processes import LIGHTHOUSE_CODE, Lighthouse, eventually, run_cli, together
+from tests.daemons.supervisors import ONCE, QUICK, SLEEP, Supervisor
+from tests.processes import LIGHTHOUSE_CODE, Lighthouse, run_cli
 
 pytestmark = pytest.mark.slow
 
 
-def status(lighthouse: Lighthouse, run: str, job: str = DEFAULT_JOB) -> RunStatus:
-    with LighthouseClient(lighthouse.address, job=job) as client:
+def status(lighthouse: Lighthouse, run: str) -> RunStatus:
+    with LighthouseClient(lighthouse.address) as client:
         (found,) = client.runs(run)
     return found
-
-
-def told(lighthouse: Lighthouse, *words: str) -> str:
-    """What a command of the lighthouse's says, once it has done what it was told to."""
-    ended = run_cli(LIGHTHOUSE_CODE, *words, "--lighthouse", lighthouse.address)
-    assert (ended.returncode, ended.stderr) == (0, "")
-    return ended.stdout
-
-
-def is_known(supervisor: Supervisor) -> bool:
-    with ManagerClient(supervisor.wait_for_log(r"serves on (\S+);")[1]) as manager:
-        return manager.status().lighthouse_reachable
 
 
 class TestExcludeAfter:
@@ -48,7 +34,7 @@ class TestExcludeAfter:
             assert again.wait() == 1
             assert f"host: {excluded.host} is excluded from this run: {why}" in again.log()
             assert "[a/0] started" not in again.log()
-        told(lighthouse, "resume", "--run", "broken")
+        assert run_cli(LIGHTHOUSE_CODE, "resume", "--run", "broken", "--lighthouse", lighthouse.address).returncode == 0
         assert status(lighthouse, "broken").excluded == ()
         with Supervisor(lighthouse.address, *options, command="echo started") as repaired:
             assert repaired.wait() == 0
@@ -70,23 +56,3 @@ class TestTee:
             "logs/a/attempt_0/rank_0.log": "attempt 0\nto stderr\nhalf",
             "logs/a/attempt_1/rank_0.log": "attempt 1\n",
         }
-
-
-class TestRestartAfterKill:
-    def test_a_group_that_a_person_kills_stays_away(self, lighthouse: Lighthouse) -> None:
-        """Where it has chosen so; by default it comes back: test_a_kill_is_a_restart. The other group goes on."""
-        named = ("--run-id", "kill", "--job", "kill")
-        options = (*named, "--restart-after-kill", "no")
-        killed = Supervisor(lighthouse.address, *options, command=SLEEP, replica_id="killed")
-        other = Supervisor(lighthouse.address, *named, command=SLEEP, replica_id="other")
-        with together(killed, other):
-            runs(killed, 1)
-            others = runs(other, 1)
-            eventually(lambda: is_known(killed), "its manager has a session")
-            assert "killed" in told(lighthouse, "kill", "killed", "--force", "--job", "kill", "--reason", "it hangs")
-            assert killed.wait() == 1
-            assert killed.gone()
-            assert "killed by the lighthouse: it hangs" in killed.log()
-            assert "ends with 1: killed: by request" in killed.log()
-            assert other.below == others
-            assert status(lighthouse, "kill", "kill").stop is None
