@@ -119,17 +119,6 @@ def test_a_background_start_does_not_make_ranks_deaf_to_sigint(lighthouse: Light
         assert "[a/0] True" in supervisor.log()
 
 
-@pytest.mark.slow
-def test_output_goes_to_a_file_for_each_rank_and_attempt(lighthouse: Lighthouse, tmp_path: Path) -> None:
-    command = f"echo attempt $LIGHTHOUSE_ATTEMPT; {ONCE} exit 1"
-    options = ("--log-dir", str(tmp_path), *QUICK)
-    with Supervisor(lighthouse.address, *options, command=command, replica_id="x/y") as supervisor:
-        assert supervisor.wait() == 0
-        assert "[x/y/0]" not in supervisor.log()
-    written = {str(path.relative_to(tmp_path)): path.read_text() for path in tmp_path.rglob("*.log")}
-    assert written == {"x%2Fy/attempt_0/rank_0.log": "attempt 0\n", "x%2Fy/attempt_1/rank_0.log": "attempt 1\n"}
-
-
 def test_a_failed_health_check_excludes_the_host_before_anything_runs(lighthouse: Lighthouse) -> None:
     options = ("--health-check", "sh -c 'echo GPU 3 has fallen off the bus; exit 7'", "--run-id", "unhealthy")
     with Supervisor(lighthouse.address, *options, command="echo started") as supervisor:

@@ -41,18 +41,19 @@ class TestExcludeAfter:
             assert "[a/1] started" in repaired.log()
 
 
-class TestTee:
-    def test_output_is_shown_and_kept_for_each_attempt(self, lighthouse: Lighthouse, tmp_path: Path) -> None:
-        """Of what ends with its lines, what was killed in the middle of one, and what had only just begun."""
-        command = f"echo attempt $LIGHTHOUSE_ATTEMPT; {ONCE} echo to stderr >&2; printf half; kill -KILL $$"
-        options = ("--log-dir", str(tmp_path / "logs"), "--tee", *QUICK)
-        with Supervisor(lighthouse.address, *options, command=command) as supervisor:
-            assert supervisor.wait() == 0
-            shown = [line for line in supervisor.log().splitlines() if line.startswith("[a/0] ")]
-            assert "a/0 has ended by SIGKILL (kill -9, or the kernel was out of memory)" in supervisor.log()
-        assert shown == ["[a/0] attempt 0", "[a/0] to stderr", "[a/0] half", "[a/0] attempt 1"]
-        written = {str(path.relative_to(tmp_path)): path.read_text() for path in tmp_path.rglob("*.log")}
-        assert written == {
-            "logs/a/attempt_0/rank_0.log": "attempt 0\nto stderr\nhalf",
-            "logs/a/attempt_1/rank_0.log": "attempt 1\n",
-        }
+@pytest.mark.parametrize("tee", [True, False])
+def test_output_goes_to_a_file_for_each_rank_and_attempt(lighthouse: Lighthouse, tmp_path: Path, tee: bool) -> None:
+    """Of what ends with its lines, what was killed in the middle of one, and what had only just begun."""
+    command = f"echo attempt $LIGHTHOUSE_ATTEMPT; {ONCE} echo to stderr >&2; printf half; kill -KILL $$"
+    options = ("--log-dir", str(tmp_path / "logs"), *(["--tee"] if tee else []), *QUICK)
+    with Supervisor(lighthouse.address, *options, command=command, replica_id="x/y") as supervisor:
+        assert supervisor.wait() == 0
+        shown = [line for line in supervisor.log().splitlines() if line.startswith("[x/y/0] ")]
+        assert "x/y/0 has ended by SIGKILL (kill -9, or the kernel was out of memory)" in supervisor.log()
+    lines = ["attempt 0", "to stderr", "half", "attempt 1"] if tee else []
+    assert shown == [f"[x/y/0] {line}" for line in lines]
+    written = {str(path.relative_to(tmp_path)): path.read_text() for path in tmp_path.rglob("*.log")}
+    assert written == {
+        "logs/x%2Fy/attempt_0/rank_0.log": "attempt 0\nto stderr\nhalf",
+        "logs/x%2Fy/attempt_1/rank_0.log": "attempt 1\n",
+    }
