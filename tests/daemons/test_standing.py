@@ -7,10 +7,8 @@ from collections.abc import Iterator
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from lighthouse_protocol.messages.status import JobStatus
-from lighthouse_runtime.client.lighthouse import LighthouseClient
 from tests.daemons.groups import Group, training
-from tests.processes import LIGHTHOUSE_CODE, MANAGER_CODE, Lighthouse, eventually, http_get, run_cli
+from tests.processes import LIGHTHOUSE_CODE, MANAGER_CODE, Lighthouse, http_get, run_cli
 
 
 @pytest.fixture(scope="module")
@@ -24,11 +22,6 @@ def scrape(url: str) -> dict[tuple[str, str], float]:
     families = text_string_to_metric_families(http_get(url + "/metrics")[1])
     samples = [sample for family in families for sample in family.samples]
     return {(s.name, "".join(v for k, v in s.labels.items() if k != "job")): s.value for s in samples}
-
-
-def look(lighthouse: Lighthouse) -> JobStatus:
-    with LighthouseClient(lighthouse.address) as client:
-        return client.status("default").jobs[0]
 
 
 def test_the_manager_says_how_it_holds_it(groups: tuple[Group, ...]) -> None:
@@ -50,11 +43,3 @@ def test_the_lighthouse_shows_the_phase(lighthouse: Lighthouse, groups: tuple[Gr
     seen = scrape(lighthouse.http)
     assert (seen["lighthouse_quorum_phase", "standing"], seen["lighthouse_quorum_phase", "none"]) == (1, 0)
     assert seen["lighthouse_sessions", ""] == 2
-
-
-def test_the_step_goes_on_though_nobody_asks(lighthouse: Lighthouse, groups: tuple[Group, ...]) -> None:
-    before = look(lighthouse)
-    steps = {member.replica_id: member.step for member in before.members}
-    eventually(lambda: all(m.step > steps[m.replica_id] for m in look(lighthouse).members), "beats tell the step")
-    after = look(lighthouse)
-    assert (after.rounds, after.quorum_id, after.recalls) == (before.rounds, before.quorum_id, before.recalls)

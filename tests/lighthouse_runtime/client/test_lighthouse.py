@@ -167,27 +167,21 @@ def test_a_request_that_is_too_big_is_a_limit(lighthouse: Lighthouse) -> None:
         client.kill("x" * MAX_REQUEST_BYTES)
 
 
-def test_connect_waits_and_then_says_who_does_not_answer(lighthouse: Lighthouse) -> None:
-    async def main() -> None:
-        async with AsyncManagerClient(lighthouse.address) as client:
-            await client.connect(30)
-        async with AsyncManagerClient(NOWHERE) as client:
-            with pytest.raises(Unreachable, match=r"127\.0\.0\.1:1 does not answer within 0\.3 s"):
-                await client.connect(0.3)
-
-    asyncio.run(main())
+async def test_connect_waits_and_then_says_who_does_not_answer(lighthouse: Lighthouse) -> None:
+    async with AsyncManagerClient(lighthouse.address) as client:
+        await client.connect(30)
+    async with AsyncManagerClient(NOWHERE) as client:
+        with pytest.raises(Unreachable, match=r"127\.0\.0\.1:1 does not answer within 0\.3 s"):
+            await client.connect(0.3)
 
 
-def test_a_cancelled_call_is_cancelled(lighthouse: Lighthouse) -> None:
-    async def main() -> None:
-        async with AsyncLighthouseClient(lighthouse.address, job="cancelled") as client:
-            await client.heartbeat("b")
-            with pytest.raises(TimeoutError) as e:
-                async with asyncio.timeout(0.3):
-                    await client.quorum(Participant("a"), timeout_s=30)
-            assert not isinstance(e.value, LighthouseError)
-
-    asyncio.run(main())
+async def test_a_cancelled_call_is_cancelled(lighthouse: Lighthouse) -> None:
+    async with AsyncLighthouseClient(lighthouse.address, job="cancelled") as client:
+        await client.heartbeat("b")
+        with pytest.raises(TimeoutError) as e:
+            async with asyncio.timeout(0.3):
+                await client.quorum(Participant("a"), timeout_s=30)
+        assert not isinstance(e.value, LighthouseError)
 
 
 # -- fork
