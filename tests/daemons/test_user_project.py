@@ -8,6 +8,8 @@ import re
 import subprocess
 import sys
 import zipfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -78,6 +80,26 @@ def run(project: Path, *command: str, **env: str) -> str:
     return done.stdout + done.stderr
 
 
+@contextmanager
+def serving(project: Path, command: str, path: str) -> Iterator[str]:
+    """A lighthouse in the project's folder; its address."""
+    log = project / "lighthouse.log"
+    with log.open("w") as output:
+        process = subprocess.Popen(
+            [command, "--bind", f"{LOCALHOST}:0", "--http", f"{LOCALHOST}:0", "--journal", "none"],
+            cwd=project,
+            env=clean_environment(PYTHONPATH=path),
+            stdout=output,
+            stderr=output,
+        )
+    try:
+        port = eventually(lambda: re.search(r"serves gRPC on port (\d+)", log.read_text()), "it serves")
+        yield f"{LOCALHOST}:{port[1]}"
+    finally:
+        process.terminate()
+        process.wait(PATIENCE_S)
+
+
 def test_its_script_trains_with_its_own_modules(project: Path, lighthouse: Lighthouse) -> None:
     pytest.importorskip("torch")
     named = {"LIGHTHOUSE_ADDRESS": lighthouse.address, "REPLICA_GROUP_ID": "a"}
@@ -128,16 +150,7 @@ def test_what_is_installed_has_no_name_that_another_distribution_has(installed: 
 
 
 def test_an_installed_command_starts_in_its_folder(project: Path, installed: Path) -> None:
-    log, path = project / "lighthouse.log", f".{os.pathsep}{installed}"
-    ports = ("--bind", f"{LOCALHOST}:0", "--http", f"{LOCALHOST}:0", "--journal", "none")
-    command, env = [installed / "bin" / "torchft_lighthouse", *ports], clean_environment(PYTHONPATH=path)
-    with (
-        log.open("w") as output,
-        subprocess.Popen(command, cwd=project, env=env, stdout=output, stderr=output) as serves,
-    ):
-        try:
-            port = eventually(lambda: re.search(r"serves gRPC on port (\d+)", log.read_text()), "it serves")
-            status = (str(installed / "bin" / "lighthouse"), "status", "--lighthouse", f"{LOCALHOST}:{port[1]}")
-            assert "no job" in run(project, *status, PYTHONPATH=path).lower()
-        finally:
-            daemon.terminate()
+    command, path = str(installed / "bin" / "torchft_lighthouse"), f".{os.pathsep}{installed}"
+    with serving(project, command, path) as address:
+        status = (str(installed / "bin" / "lighthouse"), "status", "--lighthouse", address)
+        assert "no job" in run(project, *status, PYTHONPATH=path).lower()
