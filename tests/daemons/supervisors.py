@@ -11,6 +11,10 @@ from tests.processes import LOCALHOST, MANAGER_CODE, Process, eventually
 
 MARK = "SUPERVISOR_TEST_MARK"
 
+SLEEP = "exec sleep 600"
+QUICK = ("--restart-delay", "50ms", "--max-startup-failures", "0")
+ONCE = 'test "$LIGHTHOUSE_ATTEMPT" = 0 || exit 0;'
+
 
 class Supervisor(Process):
     """It runs `command` for each rank: a shell script, or words. On a free port, without a store, unless `options` say

@@ -19,14 +19,12 @@ def members(lighthouse: Lighthouse, job: str) -> list[str]:
         return [member.replica_id for member in client.status(job).jobs[0].members if member.is_participant]
 
 
-class TestRefused:
-    def test_without_a_session_it_says_what_can_be_done_instead(self) -> None:
-        """As torchft's managers are: they are known by their calls."""
+def test_without_a_session_it_says_what_can_be_done_instead() -> None:
+    """As torchft's managers are: they are known by their calls."""
+    with Lighthouse("--heartbeat-timeout", "300s") as lighthouse, LighthouseClient(lighthouse.address) as client:
+        client.quorum(Participant("t", address=f"{LOCALHOST}:9", store_address=f"{LOCALHOST}:8"), timeout_s=30)
         said = "replica_id: t holds no session, so it cannot be asked; kill it instead"
-        with Lighthouse("--heartbeat-timeout", "300s") as lighthouse:
-            with LighthouseClient(lighthouse.address, job="bare") as client:
-                client.quorum(Participant("t", address=f"{LOCALHOST}:9", store_address=f"{LOCALHOST}:8"), timeout_s=30)
-            assert drain(lighthouse, "t", "--job", "bare") == (1, "", f"Error: {said}\n")
+        assert drain(lighthouse, "t") == (1, "", f"Error: {said}\n")
 
 
 def manager_is_known(manager: Manager) -> bool:

@@ -59,27 +59,24 @@ async def opened(service: LighthouseService | ManagerService, path: str) -> Asyn
         await server.stop(0)
 
 
+NONE_CAME = f"hello: none came within {SOON_S:g} s"
+
+
 @pytest.mark.parametrize(
-    ("service", "path", "what"),
-    [(lighthouse, SESSION.path, "hello"), (manager, WATCH.path, "hello")],
-    ids=["session", "watch"],
+    ("service", "path", "first", "details"),
+    [
+        (lighthouse, SESSION.path, None, NONE_CAME),
+        (manager, WATCH.path, None, NONE_CAME),
+        (lighthouse, SESSION.path, {}, NONE_CAME),  # of a newer manager
+        (lighthouse, SESSION.path, {"leave": {}}, "hello: must be the first message of this stream"),
+    ],
 )
-async def test_it_is_ended_with_what_is_missing(service: Any, path: str, what: str):
+async def test_it_is_ended_with_what_is_missing(service: Any, path: str, first: Any, details: str):
     async with opened(service(SOON_S), path) as stream:
+        if first is not None:
+            await stream.write(lighthouse_pb2.SessionRequest(**first).SerializeToString())
+        assert await stream.details() == details
         assert await stream.code() is grpc.StatusCode.INVALID_ARGUMENT
-        assert await stream.details() == f"{what}: none came within {SOON_S:g} s"
-
-
-async def test_what_a_newer_manager_says_first_is_no_hello():
-    async with opened(lighthouse(SOON_S), SESSION.path) as stream:
-        await stream.write(lighthouse_pb2.SessionRequest().SerializeToString())
-        assert await stream.details() == f"hello: none came within {SOON_S:g} s"
-
-
-async def test_a_session_begins_with_its_hello():
-    async with opened(lighthouse(LONG_S), SESSION.path) as stream:
-        await stream.write(lighthouse_pb2.SessionRequest(leave=lighthouse_pb2.Leave()).SerializeToString())
-        assert await stream.details() == "hello: must be the first message of this stream"
 
 
 async def test_a_job_that_is_forgotten_before_its_first_hello_knows_who_says_it():

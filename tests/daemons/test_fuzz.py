@@ -23,12 +23,7 @@ from manager.server.service import ManagerService
 from tests.processes import LOCALHOST, PATIENCE_S, Lighthouse, Manager, http_get
 
 CALL_S = 0.05
-FUZZ = settings(
-    max_examples=200,
-    deadline=None,
-    database=None,
-    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow, HealthCheck.data_too_large],
-)
+FUZZ = settings(max_examples=200, database=None, suppress_health_check=list(HealthCheck))
 
 # A defect of the daemon: never an answer to what a caller sent.
 DEFECTS = {grpc.StatusCode.INTERNAL, grpc.StatusCode.UNKNOWN, grpc.StatusCode.DATA_LOSS}
@@ -185,27 +180,11 @@ def test_a_kill_that_is_not_understood_kills_nobody(channels: dict[str, grpc.Cha
 
 # -- bytes on the ports
 
-_LINES = [
-    b"GET ",
-    b"POST ",
-    b"/status",
-    b"/metrics",
-    b"/..%2f",
-    b" HTTP/1.1\r\n",
-    b" HTTP/9.9\r\n",
-    b"\r\n",
-    b"\n",
-    b"\0",
-]
+_LINES = b"GET |POST |/status|/metrics|/..%2f| HTTP/1.1\r\n| HTTP/9.9\r\n|\r\n|\n|\0".split(b"|")
 _HEADERS = [b"Host: x\r\n", b"Content-Length: 5\r\n", b"Content-Length: -1\r\n", b"Upgrade: h2c\r\n", b"x" * 9000]
 _CHUNKS = [b"Transfer-Encoding: chunked\r\n\r\n", b"ffffffffffffffff\r\n", b"Expect: 100-continue\r\n"]
-_FRAMES = [
-    b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
-    b"\0\0\0\4\0\0\0\0\0",
-    b"\0\0\x12\4",
-    b"\0\0\1\1\5\0\0\0\1\x82",
-    b"\x80" * 20,
-]
+_PREFACE, _SETTINGS = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", b"\0\0\0\4\0\0\0\0\0"
+_FRAMES = [_PREFACE, _SETTINGS, b"\0\0\x12\4", b"\0\0\1\1\5\0\0\0\1\x82", b"\x80" * 20]
 _TOKENS = st.sampled_from([*_LINES, *_HEADERS, *_CHUNKS, *_FRAMES])
 BYTES = st.lists(st.one_of(_TOKENS, st.binary(max_size=30)), max_size=12).map(b"".join)
 

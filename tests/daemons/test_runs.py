@@ -6,7 +6,6 @@ from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-import grpc
 import pytest
 
 from examples.ports import free_port
@@ -16,7 +15,6 @@ from lighthouse_protocol.messages.run import (
     FinishReport,
     GenerationEnded,
     GenerationFormed,
-    HelloRejected,
     KeyKind,
     RankHeartbeat,
     RankHello,
@@ -30,15 +28,13 @@ from lighthouse_protocol.messages.run import (
 )
 from lighthouse_protocol.messages.run_status import RunStatus
 from lighthouse_protocol.messages.supervisor import (
-    HostExcluded,
     ProcessLost,
     StopAsked,
     SupervisorHello,
     SupervisorWelcome,
 )
-from lighthouse_protocol.refusals import InvalidRequest, Superseded, Unreachable, WrongState
+from lighthouse_protocol.refusals import Unreachable, WrongState
 from lighthouse_runtime.client.lighthouse import AsyncLighthouseClient
-from lighthouse_runtime.client.rpcs import RANK, SUPERVISE
 from lighthouse_runtime.client.streams import AsyncRankStream, SupervisorStream
 from tests.processes import LOCALHOST, PATIENCE_S, Lighthouse
 
@@ -120,41 +116,6 @@ async def test_a_loss_is_told_in_milliseconds(lighthouse: Lighthouse):
         assert [(s.name, s.host, s.slots, s.is_connected) for s in shown.supervisors] == [("g", "h1", (0, 1), True)]
 
 
-async def test_a_failure_and_the_end(lighthouse: Lighthouse):
-    async with client(lighthouse, "end") as at, await supervised(at) as supervisor:
-        await said(supervisor)
-        a, b = await two_ranks(at)
-        a.send(FailureReport(0, "ValueError"))
-        assert await said(b) == GenerationEnded(0, "slot 0 (i0) has failed: ValueError")
-        await said(a)
-        for rank in (a, b):
-            rank.send(ReadyReport(0))
-        told = [await said(a), await said(b)]
-        assert told == [GenerationFormed(RunCounters(1, 0, 1, 1), (0, 1))] * 2
-        for rank in (a, b):
-            rank.send(FinishReport(1))
-        assert [await said(a), await said(b), await said(supervisor)] == [RunCompleted(1)] * 3
-        late = await supervised(at, "late", "s2")
-        assert await said(late) == RunCompleted(1)
-
-
-async def test_a_newer_stream_takes_the_older_ones_place(lighthouse: Lighthouse):
-    async with client(lighthouse, "streams") as at:
-        a, _ = await two_ranks(at)
-        newer = at.rank()
-        newer.send(RankHello(rank_id(0), TERMS, generation=0))
-        with pytest.raises(Superseded):
-            await said(a)
-        newer.send(ReadyReport(0))
-        one, other = await supervised(at), await supervised(at, incarnation="s2")
-        assert await said(one) == SupervisorWelcome(1.0)
-        assert await said(other) == SupervisorWelcome(1.0)
-        told = await said(one)
-        assert isinstance(told, HelloRejected)
-        assert isinstance(told.error, Superseded)
-        assert [message async for message in one] == []
-
-
 async def test_keys_are_fenced(lighthouse: Lighthouse):
     async with client(lighthouse, "keys") as at:
         a, _ = await two_ranks(at)
@@ -174,35 +135,6 @@ async def test_keys_are_fenced(lighthouse: Lighthouse):
         with pytest.raises(WrongState, match="generation: 0 is not the present one"):
             await at.get_keys(0)
         assert await at.get_keys() == (1, {})
-
-
-async def test_an_excluded_host(lighthouse: Lighthouse):
-    async with client(lighthouse, "host") as at, await supervised(at) as supervisor:
-        await said(supervisor)
-        supervisor.send(HostExcluded("GPU 3 has fallen off the bus"))
-        await seen(at, "host", lambda run: bool(run.excluded))
-        refused = await said(await supervised(at, "other", "s9"))
-        assert isinstance(refused, HelloRejected)
-        assert "host: h1 is excluded from this run: GPU 3" in str(refused.error)
-        await at.resume_run()
-        assert await said(await supervised(at, "other", "s9")) == SupervisorWelcome(1.0)
-
-
-@pytest.mark.parametrize("path", [RANK.path, SUPERVISE.path])
-async def test_a_stream_begins_with_a_hello(lighthouse: Lighthouse, path: str):
-    async with grpc.aio.insecure_channel(lighthouse.address) as channel:
-        stream = channel.stream_stream(path)()
-        await stream.write(b"\x12\x00")  # a heartbeat
-        assert await stream.code() is grpc.StatusCode.INVALID_ARGUMENT
-        assert "hello: must be the first message" in str(await stream.details())
-
-
-async def test_a_second_entry_ends_the_stream(lighthouse: Lighthouse):
-    async with client(lighthouse, "twice") as at:
-        stream = await entered(at, 0)
-        stream.send(RankHello(rank_id(0), TERMS))
-        with pytest.raises(InvalidRequest, match=r"^hello: a rank's stream has one$"):
-            await said(stream)
 
 
 # -- kill -9 of the lighthouse
@@ -277,16 +209,3 @@ async def test_a_run_goes_on_after_a_kill_of_the_lighthouse(tmp_path: Path):
         for slot, rank in enumerate(anew):
             rank.send(RankHello(RankId(slot, f"new{slot}"), TERMS, is_ready=True))
         assert [await said(rank) for rank in anew] == [GenerationFormed(RunCounters(100, 100), (0, 1))] * 2
-
-
-@pytest.mark.slow
-async def test_a_lighthouse_that_ends_well_interrupts_nobody(tmp_path: Path):
-    port, journal = free_port(), tmp_path / "journal"
-    async with lighthouse_at(port, journal) as first, client(first, "r") as at:
-        a, b = await two_ranks(at)
-        assert await asyncio.to_thread(first.stop) == 0
-        await broken(a)
-        await broken(b)
-    async with lighthouse_at(port, journal) as second, client(second, "r") as at:
-        (found,) = await at.runs("r")
-        assert (found.counters.number, found.counters.job_restarts) == (0, 0)

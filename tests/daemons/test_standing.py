@@ -1,15 +1,14 @@
 """What a standing quorum looks like from outside, while its groups train without asking the lighthouse."""
 
 import json
+import re
 from collections.abc import Iterator
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from lighthouse_protocol.messages.status import JobStatus
-from lighthouse_runtime.client.lighthouse import LighthouseClient
 from tests.daemons.groups import Group, training
-from tests.processes import LIGHTHOUSE_CODE, MANAGER_CODE, Lighthouse, eventually, http_get, run_cli
+from tests.processes import LIGHTHOUSE_CODE, MANAGER_CODE, Lighthouse, http_get, run_cli
 
 
 @pytest.fixture(scope="module")
@@ -25,29 +24,15 @@ def scrape(url: str) -> dict[tuple[str, str], float]:
     return {(s.name, "".join(v for k, v in s.labels.items() if k != "job")): s.value for s in samples}
 
 
-def look(lighthouse: Lighthouse) -> JobStatus:
-    with LighthouseClient(lighthouse.address) as client:
-        return client.status("default").jobs[0]
-
-
 def test_the_manager_says_how_it_holds_it(groups: tuple[Group, ...]) -> None:
-    ended = run_cli(MANAGER_CODE, "status", "--manager", groups[0].manager.address, "--format", "json")
-    said = json.loads(ended.stdout)
+    manager = groups[0].manager
+    said = json.loads(run_cli(MANAGER_CODE, "status", "--manager", manager.address, "--format", "json").stdout)
     assert (said["mode"], said["quorum_id"]) == ("standing", groups[0].commits[-1][1])
-    assert said["grants"] > 0
-    assert said["step"] >= said["grants"]
-    text = run_cli(MANAGER_CODE, "status", "--manager", groups[0].manager.address).stdout
-    assert "held: standing, " in text
-    assert " steps granted without asking the lighthouse" in text
-
-
-def test_so_do_its_metrics(groups: tuple[Group, ...]) -> None:
-    seen = scrape(groups[0].manager.http)
-    assert {mode: seen["lighthouse_manager_mode", mode] for mode in ("standing", "revoked", "none")} == {
-        "standing": 1,
-        "revoked": 0,
-        "none": 0,
-    }
+    assert said["step"] >= said["grants"] > 0
+    text = run_cli(MANAGER_CODE, "status", "--manager", manager.address).stdout
+    assert re.search(r"held: standing, .* steps granted without asking the lighthouse", text)
+    seen = scrape(manager.http)
+    assert [seen["lighthouse_manager_mode", mode] for mode in ("standing", "revoked", "none")] == [1, 0, 0]
     assert seen["lighthouse_manager_grants_total", ""] > 0
 
 
@@ -58,11 +43,3 @@ def test_the_lighthouse_shows_the_phase(lighthouse: Lighthouse, groups: tuple[Gr
     seen = scrape(lighthouse.http)
     assert (seen["lighthouse_quorum_phase", "standing"], seen["lighthouse_quorum_phase", "none"]) == (1, 0)
     assert seen["lighthouse_sessions", ""] == 2
-
-
-def test_the_step_goes_on_though_nobody_asks(lighthouse: Lighthouse, groups: tuple[Group, ...]) -> None:
-    before = look(lighthouse)
-    steps = {member.replica_id: member.step for member in before.members}
-    eventually(lambda: all(m.step > steps[m.replica_id] for m in look(lighthouse).members), "beats tell the step")
-    after = look(lighthouse)
-    assert (after.rounds, after.quorum_id, after.recalls) == (before.rounds, before.quorum_id, before.recalls)

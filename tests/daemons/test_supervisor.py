@@ -10,14 +10,11 @@ import pytest
 
 from lighthouse_runtime.client.lighthouse import LighthouseClient
 from lighthouse_runtime.client.manager import ManagerClient
-from tests.daemons.supervisors import Supervisor, marked, python, restarted, runs
-from tests.processes import Lighthouse, eventually
+from tests.daemons.supervisors import ONCE, QUICK, SLEEP, Supervisor, marked, python, restarted, runs
+from tests.processes import Lighthouse, eventually, together
 
 # A process of its own session and process group, as a daemon is.
 STRAY = f"{sys.executable} -S -c 'import os, time; os.setsid(); time.sleep(600)' &"
-SLEEP = "exec sleep 600"
-QUICK = ("--restart-delay", "50ms", "--max-startup-failures", "0")
-ONCE = 'test "$LIGHTHOUSE_ATTEMPT" = 0 || exit 0;'
 
 
 class TestEnds:
@@ -73,11 +70,6 @@ class TestEnds:
             assert supervisor.wait() == 143
             assert "[a/0] saved" in supervisor.log()
 
-    def test_what_is_no_lighthouse(self, lighthouse: Lighthouse) -> None:
-        with Supervisor(lighthouse.http.removeprefix("http://"), command=SLEEP) as supervisor:
-            assert supervisor.wait() == 1
-            assert "an HTTP port and no gRPC port" in supervisor.log()
-
     def test_a_kill_is_a_restart(self, lighthouse: Lighthouse) -> None:
         with Supervisor(lighthouse.address, *QUICK, command=SLEEP, replica_id="killed") as supervisor:
             address = supervisor.wait_for_log(r"serves on (\S+);")[1]
@@ -127,17 +119,6 @@ def test_a_background_start_does_not_make_ranks_deaf_to_sigint(lighthouse: Light
         assert "[a/0] True" in supervisor.log()
 
 
-@pytest.mark.slow
-def test_output_goes_to_a_file_for_each_rank_and_attempt(lighthouse: Lighthouse, tmp_path: Path) -> None:
-    command = f"echo attempt $LIGHTHOUSE_ATTEMPT; {ONCE} exit 1"
-    options = ("--log-dir", str(tmp_path), *QUICK)
-    with Supervisor(lighthouse.address, *options, command=command, replica_id="x/y") as supervisor:
-        assert supervisor.wait() == 0
-        assert "[x/y/0]" not in supervisor.log()
-    written = {str(path.relative_to(tmp_path)): path.read_text() for path in tmp_path.rglob("*.log")}
-    assert written == {"x%2Fy/attempt_0/rank_0.log": "attempt 0\n", "x%2Fy/attempt_1/rank_0.log": "attempt 1\n"}
-
-
 def test_a_failed_health_check_excludes_the_host_before_anything_runs(lighthouse: Lighthouse) -> None:
     options = ("--health-check", "sh -c 'echo GPU 3 has fallen off the bus; exit 7'", "--run-id", "unhealthy")
     with Supervisor(lighthouse.address, *options, command="echo started") as supervisor:
@@ -147,18 +128,16 @@ def test_a_failed_health_check_excludes_the_host_before_anything_runs(lighthouse
     assert "[a/0] started" not in log
 
 
-# It is there, as its manager sees it, and ends, when a test says so.
+# It is there, as its manager sees it, once a file is.
 WATCHED = """
 import os, pathlib, sys, time
 from agent_client.manager_client.client import ManagerConnection
-folder, here = pathlib.Path(sys.argv[1]), os.environ["LIGHTHOUSE_ATTEMPT"]
-while not (folder / here).exists():
+while not pathlib.Path(sys.argv[1]).exists():
     time.sleep(0.02)
-link = ManagerConnection(os.environ["LIGHTHOUSE_MANAGER_ADDRESS"], 0, f"w{here}", lambda *_: None, returns_within_s=60)
+here, address = "w" + os.environ["LIGHTHOUSE_ATTEMPT"], os.environ["LIGHTHOUSE_MANAGER_ADDRESS"]
+link = ManagerConnection(address, 0, here, lambda *_: None, returns_within_s=60)
 link._ensure_watched()
-while not (folder / f"{here}.end").exists():
-    time.sleep(0.02)
-os._exit(1)
+time.sleep(600)
 """
 
 
@@ -171,13 +150,41 @@ def test_a_group_is_starting_until_its_ranks_are_there(lighthouse: Lighthouse, t
 
         eventually(lambda: state() in states, f"one of {states}")
 
-    command = [sys.executable, "-c", WATCHED, str(tmp_path)]
+    go = tmp_path / "go"
+    command = [sys.executable, "-c", WATCHED, str(go)]
     with Supervisor(lighthouse.address, *QUICK, command=command, replica_id="slow") as supervisor:
         is_told("starting")
-        (tmp_path / "0").touch()
+        go.touch()
         is_told("idle", "straggler")
-        (tmp_path / "0.end").touch()
+        go.unlink()
+        os.kill(runs(supervisor, 1)[0], signal.SIGKILL)
         restarted(supervisor, 1)
         is_told("starting")
-        (tmp_path / "1").touch()
-        (tmp_path / "1.end").touch()
+
+
+MISFIT = """
+import os, sys
+from agent_client.manager_client.client import ManagerConnection
+here, address = "w" + os.environ["LIGHTHOUSE_ATTEMPT"], os.environ["LIGHTHOUSE_MANAGER_ADDRESS"]
+link = ManagerConnection(address, 0, here, lambda *_: None, returns_within_s=60)
+link.ask(0, "", tag_quorum_id=0, commit_failures=0, timeout_s=60)
+link.report("ModelMismatch: another width", ends_group=True)
+sys.exit(1)
+"""
+
+
+def test_a_misfit_ends_once_its_restarts_are_used_up() -> None:
+    """What its rank reports so, and what that costs the peers: agent_client/test_misfit.py and test_mismatch.py."""
+    cause, run = "ModelMismatch: another width", ("--run-id", "misfit")
+    with Lighthouse("--join-timeout", "1s") as lighthouse:
+        options = (*run, *QUICK, "--max-restarts", "1")
+        misfit = Supervisor(lighthouse.address, *options, command=[sys.executable, "-c", MISFIT], replica_id="c")
+        other = Supervisor(lighthouse.address, *run, command=SLEEP, replica_id="other")
+        with together(misfit, other):
+            others = runs(other, 1)
+            assert misfit.wait() == 1
+            why = f"2 of them because this group does not fit its peers; rank 0 has ended by exit code 1: {cause}"
+            assert f"ends with 1: the budget of 1 restarts within 3600 s is exhausted, {why}" in misfit.log()
+            assert other.below == others
+            with LighthouseClient(lighthouse.address) as client:
+                assert client.runs("misfit")[0].stop is None

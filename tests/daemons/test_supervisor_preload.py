@@ -8,10 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.daemons.supervisors import Supervisor, restarted
+from tests.daemons.supervisors import QUICK, Supervisor, restarted
 from tests.processes import Lighthouse, eventually
 
-QUICK = ("--restart-delay", "50ms", "--max-startup-failures", "0")
 SLEEP = "import time; time.sleep(600)"
 ONE_THREAD = {"OMP_NUM_THREADS": "1"}  # else numpy starts some when it is imported
 FIRST = "import os, sys\nif os.environ['LIGHTHOUSE_ATTEMPT'] != '0': sys.exit(0)\n"
@@ -51,13 +50,6 @@ def test_ranks_restart_and_end(lighthouse: Lighthouse, tmp_path: Path) -> None:
     assert "started ranks [0, 1], attempt 1" in log
 
 
-@pytest.mark.slow
-def test_130_stops_the_run(lighthouse: Lighthouse, tmp_path: Path) -> None:
-    with preloading(lighthouse, tmp_path, "raise SystemExit(130)", "--run-id", "preload-130") as supervisor:
-        assert supervisor.wait() == 130
-        assert "attempt 1" not in supervisor.log()
-
-
 def test_a_killed_rank_comes_back_and_a_killed_supervisor_leaves_none(lighthouse: Lighthouse, tmp_path: Path) -> None:
     """Not even a process that a rank has forked, and that has left its session."""
     code = f"import os\nif os.fork() == 0: os.setsid()\n{SLEEP}"
@@ -71,14 +63,6 @@ def test_a_killed_rank_comes_back_and_a_killed_supervisor_leaves_none(lighthouse
         eventually(supervisor.gone, "no orphan is left")
 
 
-@pytest.mark.slow
-def test_sigterm_ends_all(lighthouse: Lighthouse, tmp_path: Path) -> None:
-    with preloading(lighthouse, tmp_path, SLEEP) as supervisor:
-        ranks(supervisor, 1)
-        assert supervisor.stop() == 143
-        assert supervisor.gone()
-
-
 def test_a_module_that_is_not_there(lighthouse: Lighthouse, tmp_path: Path) -> None:
     options = ("--max-restarts", "9")
     with preloading(lighthouse, tmp_path, "print('ran')", *options, modules="json,no_such") as supervisor:
@@ -87,16 +71,6 @@ def test_a_module_that_is_not_there(lighthouse: Lighthouse, tmp_path: Path) -> N
     assert "ends with 1: cannot preload no_such: ModuleNotFoundError: No module named 'no_such'" in log
     assert "[a/0] ran" not in log
     assert "started again" not in log
-
-
-@pytest.mark.slow
-def test_output_is_teed(lighthouse: Lighthouse, tmp_path: Path) -> None:
-    code = f"{FIRST}print('attempt 0', flush=True); os.kill(os.getpid(), 9)"
-    with preloading(lighthouse, tmp_path, code, "--log-dir", str(tmp_path / "logs"), "--tee") as supervisor:
-        assert supervisor.wait() == 0
-        assert "[a/0] attempt 0\n" in supervisor.log()
-    assert (tmp_path / "logs/a/attempt_0/rank_0.log").read_text() == "attempt 0\n"
-    assert (tmp_path / "logs/a/attempt_1/rank_0.log").read_text() == ""
 
 
 @pytest.mark.slow

@@ -15,27 +15,14 @@ import pytest
 from examples.ports import free_port
 from lighthouse_protocol.messages.hosts import HostHello, HostWelcome, StartRanks, ToHost
 from lighthouse_protocol.refusals import LighthouseError, Unreachable
-from lighthouse_runtime.client.lighthouse import LighthouseClient
 from lighthouse_runtime.client.manager import AsyncManagerClient
 from tests.daemons.elsewhere import Elsewhere, another_host
-from tests.daemons.supervisors import Supervisor, restarted, runs
+from tests.daemons.supervisors import QUICK, SLEEP, Supervisor, restarted, runs
 from tests.processes import LIGHTHOUSE_CODE, PATIENCE_S, Lighthouse, eventually, run_cli
 
 pytestmark = pytest.mark.slow
 
-SLEEP = "exec sleep 600"
-QUICK = (
-    "--restart-delay",
-    "50ms",
-    "--max-startup-failures",
-    "0",
-    "--termination-grace",
-    "2s",
-    "--nnodes",
-    "2",
-    "--nproc-per-node",
-    "2",
-)
+OPTIONS = (*QUICK, "--termination-grace", "2s", "--nnodes", "2", "--nproc-per-node", "2")
 
 
 @pytest.fixture(scope="module")
@@ -57,21 +44,21 @@ class Group(NamedTuple):
     elsewhere: Elsewhere
     options: tuple[str, ...]
 
-    def restarted(self, attempt: int) -> None:
+    def run(self) -> set[int]:
+        return {*runs(self.first, 2), *runs(self.second, 2)}
+
+    def restarts_whole_and_stops(self, before: set[int]) -> None:
         for supervisor in (self.first, self.second):
-            restarted(supervisor, attempt)
-            runs(supervisor, 2)
+            restarted(supervisor, 1)
+        assert not before & self.run()
+        assert self.second.stop() == 143
+        assert self.first.wait() == 143
 
 
 def further(
-    lighthouse: Lighthouse, elsewhere: Elsewhere, options: tuple[str, ...], command: str | Sequence[str]
+    lighthouse: Lighthouse, elsewhere: Elsewhere, options: tuple[str, ...], command: str | Sequence[str] = SLEEP
 ) -> Supervisor:
     return Supervisor(lighthouse.address, *options, "--node-rank", "1", command=command, prefix=elsewhere.command)
-
-
-def named(host: str) -> tuple[str, ...]:
-    """In front of a program: its host has this name."""
-    return ("unshare", "--uts", "sh", "-c", f'hostname {host} && exec "$@"', "sh")
 
 
 @contextlib.contextmanager
@@ -79,10 +66,9 @@ def group(
     lighthouse: Lighthouse, elsewhere: Elsewhere, run: str, command: str | Sequence[str] = SLEEP, *more: str
 ) -> Generator[Group]:
     address = f"{elsewhere.here}:{free_port(elsewhere.here)}"
-    options = (*QUICK, *more, "--run-id", run, "--head", address)
-    first = Supervisor(
-        lighthouse.address, *options, "--bind", address, "--advertise", elsewhere.here, command=command
-    )  # fmt: skip
+    options = (*OPTIONS, *more, "--run-id", run, "--head", address)
+    at = ("--bind", address, "--advertise", elsewhere.here)
+    first = Supervisor(lighthouse.address, *options, *at, command=command)
     second = further(lighthouse, elsewhere, options, command)
     with contextlib.ExitStack() as stack:
         for supervisor in (first, second):
@@ -110,12 +96,9 @@ def test_a_rank_killed_on_either_host_restarts_both_halves(
     lighthouse: Lighthouse, elsewhere: Elsewhere, host: int
 ) -> None:
     with group(lighthouse, elsewhere, f"either-{host}") as both:
-        before = {*runs(both.first, 2), *runs(both.second, 2)}
+        before = both.run()
         os.kill((both.first, both.second)[host].below[0], signal.SIGKILL)
-        both.restarted(1)
-        assert not before & {*both.first.below, *both.second.below}
-        assert both.second.stop() == 143
-        assert both.first.wait() == 143
+        both.restarts_whole_and_stops(before)
         assert both.first.gone()
         assert both.second.gone()
 
@@ -124,13 +107,12 @@ def test_a_supervisor_killed_elsewhere_leaves_nothing_behind_and_is_waited_for(
     lighthouse: Lighthouse, elsewhere: Elsewhere
 ) -> None:
     with group(lighthouse, elsewhere, "elsewhere") as both:
-        runs(both.first, 2)
-        runs(both.second, 2)
+        both.run()
         both.second.kill()
         eventually(both.second.gone, "its host is clean")
         eventually(lambda: not both.first.below, "the other half has ended, too")
         assert both.first.is_alive
-        with further(lighthouse, elsewhere, both.options, SLEEP) as again:
+        with further(lighthouse, elsewhere, both.options) as again:
             restarted(again, 1)
             restarted(both.first, 1)
             assert len(runs(again, 2) + runs(both.first, 2)) == 4
@@ -176,40 +158,27 @@ def test_what_a_rank_on_the_other_host_does_is_seen_from_outside(lighthouse: Lig
 class TestSilence:
     """Nobody has ended, and nothing is heard for 10 s."""
 
-    def test_a_cable_that_is_pulled(self, lighthouse: Lighthouse, elsewhere: Elsewhere) -> None:
-        """A group is whole or not at all: each half ends by itself, and both start again when the cable is back."""
-        with group(lighthouse, elsewhere, "cable") as both:
-            before = {*runs(both.first, 2), *runs(both.second, 2)}
-            with elsewhere.unplugged():
-                both.first.wait_for_log("host 1 has gone")
-                both.second.wait_for_log("host 0 is away: .*silent for 10 s")
-                eventually(lambda: not both.first.below, "its half has ended")
-                eventually(lambda: not both.second.below, "the other half has ended, too")
-            both.restarted(1)
-            assert not before & {*both.first.below, *both.second.below}
-            assert both.second.stop() == 143
-            assert both.first.wait() == 143
-
-    @pytest.mark.parametrize("host", [0, 1])
-    def test_a_supervisor_that_is_paused_on_either_host(
-        self, lighthouse: Lighthouse, elsewhere: Elsewhere, host: int
+    @pytest.mark.parametrize("what", ["cable", "first", "second"])
+    def test_a_cable_that_is_pulled_or_a_supervisor_that_is_paused(
+        self, lighthouse: Lighthouse, elsewhere: Elsewhere, what: str
     ) -> None:
-        """It finds its ranks taken for lost, and they are: both halves start again."""
-        with group(lighthouse, elsewhere, f"paused-{host}") as both:
-            before = {*runs(both.first, 2), *runs(both.second, 2)}
-            paused, other = (both.first, both.second) if host == 0 else (both.second, both.first)
-            with paused.paused():
-                other.wait_for_log("host 1 has gone" if host == 1 else "host 0 is away: .*silent for 10 s")
-                eventually(lambda: not other.below, "its half has ended")
-            both.restarted(1)
-            assert not before & {*both.first.below, *both.second.below}
-            assert both.second.stop() == 143
-            assert both.first.wait() == 143
+        """A group is whole or not at all: each half that is cut off ends by itself, and both start again after it. One
+        that was paused finds its ranks taken for lost, and they are."""
+        with group(lighthouse, elsewhere, f"silence-{what}") as both:
+            before = both.run()
+            with elsewhere.unplugged() if what == "cable" else getattr(both, what).paused():
+                if what != "first":
+                    both.first.wait_for_log("host 1 has gone")
+                    eventually(lambda: not both.first.below, "its half has ended")
+                if what != "second":
+                    both.second.wait_for_log("host 0 is away: .*silent for 10 s")
+                    eventually(lambda: not both.second.below, "the other half has ended")
+            both.restarts_whole_and_stops(before)
 
     def test_a_supervisor_that_hangs(self, lighthouse: Lighthouse, elsewhere: Elsewhere) -> None:
         """Its connection lives and it says nothing. It is not refused: it may enter again."""
         address = f"{elsewhere.here}:{free_port(elsewhere.here)}"
-        options = (*QUICK, "--run-id", "hangs", "--bind", address, "--advertise", elsewhere.here)
+        options = (*OPTIONS, "--run-id", "hangs", "--bind", address, "--advertise", elsewhere.here)
         supervisor = Supervisor(lighthouse.address, *options, command=SLEEP)
         supervisor.launch()
         with contextlib.closing(supervisor):
@@ -240,27 +209,6 @@ async def as_second_host(address: str, run: str) -> tuple[list[ToHost], Lighthou
     return heard, None
 
 
-class TestExcluded:
-    def test_the_host_on_which_losses_begin(self, lighthouse: Lighthouse, elsewhere: Elsewhere) -> None:
-        """It alone: another one in its place, and the group is whole again."""
-        renamed = Elsewhere(elsewhere.here, elsewhere.there, (*elsewhere.command, *named("broken-gpu")))
-        dies = f'test "$GROUP_RANK" = 1 || {SLEEP}; exit 7'
-        with group(lighthouse, renamed, "excluded", dies, "--exclude-host-after", "2") as both:
-            assert (both.first.wait(), both.second.wait()) == (1, 1)
-            for supervisor in (both.first, both.second):
-                assert "host 1 is excluded: it was the first to fail 2 times in a row" in supervisor.log()
-                assert supervisor.gone()
-        with LighthouseClient(lighthouse.address) as client:
-            (run,) = client.runs("excluded")
-        assert [excluded.host for excluded in run.excluded] == ["broken-gpu"]
-        with further(lighthouse, renamed, both.options, SLEEP) as again:
-            assert again.wait() == 1
-            assert "host: broken-gpu is excluded from this run" in again.log()
-        with group(lighthouse, elsewhere, "excluded") as repaired:
-            runs(repaired.second, 2)
-            assert repaired.first.stop() == 143
-
-
 def test_the_first_supervisor_killed_leaves_nothing_behind_on_the_other(
     lighthouse: Lighthouse, elsewhere: Elsewhere
 ) -> None:
@@ -273,17 +221,9 @@ def test_the_first_supervisor_killed_leaves_nothing_behind_on_the_other(
         assert both.second.stop() == 143
 
 
-def test_130_of_a_rank_elsewhere_stops_the_run(lighthouse: Lighthouse, elsewhere: Elsewhere) -> None:
-    with group(lighthouse, elsewhere, "abort", f'test "$RANK" != 3 || exit 130; {SLEEP}') as both:
-        assert (both.first.wait(), both.second.wait()) == (130, 130)
-        assert "rank 3 has ended by exit code 130" in both.first.log()
-        assert both.first.gone()
-        assert both.second.gone()
-
-
 def test_hosts_that_were_started_differently_are_told(lighthouse: Lighthouse, elsewhere: Elsewhere) -> None:
     with group(lighthouse, elsewhere, "differs") as both:
         odd = (*both.options, "--nproc-per-node", "3")
-        with further(lighthouse, elsewhere, odd, SLEEP) as other:
+        with further(lighthouse, elsewhere, odd) as other:
             assert other.wait() == 1
             assert "give all hosts of a group the same options" in other.log()

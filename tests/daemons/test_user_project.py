@@ -8,13 +8,13 @@ import re
 import subprocess
 import sys
 import zipfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
-from lighthouse_runtime.process.commands import START_LIGHTHOUSE, START_MANAGER
+from lighthouse_runtime.process.commands import START_MANAGER
 from tests.processes import LOCALHOST, PATIENCE_S, Lighthouse, clean_environment, eventually
 
 REPOSITORY = Path(__file__).parents[2]
@@ -56,7 +56,6 @@ FILES = {
     "lighthouse.py": 'WHOSE = "the user\'s"\n',
     "train.py": TRAIN,
 }
-SERVE = (sys.executable, "-c", START_LIGHTHOUSE, "serve")
 
 
 @pytest.fixture
@@ -82,12 +81,12 @@ def run(project: Path, *command: str, **env: str) -> str:
 
 
 @contextmanager
-def serving(project: Path, command: Sequence[str] = SERVE, path: str = ".") -> Iterator[str]:
+def serving(project: Path, command: str, path: str) -> Iterator[str]:
     """A lighthouse in the project's folder; its address."""
     log = project / "lighthouse.log"
     with log.open("w") as output:
         process = subprocess.Popen(
-            [*command, "--bind", f"{LOCALHOST}:0", "--http", f"{LOCALHOST}:0", "--journal", "none"],
+            [command, "--bind", f"{LOCALHOST}:0", "--http", f"{LOCALHOST}:0", "--journal", "none"],
             cwd=project,
             env=clean_environment(PYTHONPATH=path),
             stdout=output,
@@ -106,11 +105,6 @@ def test_its_script_trains_with_its_own_modules(project: Path, lighthouse: Light
     named = {"LIGHTHOUSE_ADDRESS": lighthouse.address, "REPLICA_GROUP_ID": "a"}
     said = run(project, "train.py", **named)
     assert "trained 2 beside the user's" in said
-
-
-def test_its_folder_may_serve_and_ask(project: Path) -> None:
-    with serving(project) as address:
-        assert "no job" in run(project, "-c", START_LIGHTHOUSE, "status", "--lighthouse", address).lower()
 
 
 def test_its_ranks_may_be_supervised(project: Path, lighthouse: Lighthouse) -> None:
@@ -156,7 +150,7 @@ def test_what_is_installed_has_no_name_that_another_distribution_has(installed: 
 
 
 def test_an_installed_command_starts_in_its_folder(project: Path, installed: Path) -> None:
-    command, path = [str(installed / "bin" / "torchft_lighthouse")], f".{os.pathsep}{installed}"
+    command, path = str(installed / "bin" / "torchft_lighthouse"), f".{os.pathsep}{installed}"
     with serving(project, command, path) as address:
         status = (str(installed / "bin" / "lighthouse"), "status", "--lighthouse", address)
         assert "no job" in run(project, *status, PYTHONPATH=path).lower()

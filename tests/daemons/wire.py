@@ -4,7 +4,12 @@ from collections.abc import Sequence
 from typing import Any
 
 import grpc
+import pytest
+from google.protobuf.descriptor import ServiceDescriptor
+from google.protobuf.descriptor_pool import DescriptorPool
 from google.protobuf.message import Message
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoReflectionDescriptorDatabase
 
 from lighthouse_protocol.pb.documented import lighthouse_pb2, manager_pb2
 from tests.processes import http_json
@@ -59,3 +64,19 @@ def member(replica_id: str = "a", **fields: Any) -> lighthouse_pb2.LighthouseQuo
 def rank(group_rank: int = 0, step: int = 10, **fields: Any) -> manager_pb2.ManagerQuorumRequest:
     """A request of the documented manager."""
     return manager_pb2.ManagerQuorumRequest(rank=group_rank, step=step, **fields)
+
+
+def check_health_and_reflection(address: str, native: ServiceDescriptor, torchft: str) -> None:
+    """Both forms of the service, and the bare one, serve; what is reflected is what the .proto file has."""
+    with grpc.insecure_channel(address) as channel:
+        health = health_pb2_grpc.HealthStub(channel)
+        for service in ("", native.full_name, native.name, torchft):
+            answer = health.Check(health_pb2.HealthCheckRequest(service=service), timeout=10)
+            assert answer.status == health_pb2.HealthCheckResponse.SERVING
+        with pytest.raises(grpc.RpcError) as e:
+            health.Check(health_pb2.HealthCheckRequest(service="nothing"), timeout=10)
+        assert e.value.code() is grpc.StatusCode.NOT_FOUND
+        reflected = ProtoReflectionDescriptorDatabase(channel)
+        assert {native.full_name, torchft, "grpc.health.v1.Health"} <= set(reflected.get_services())
+        found = DescriptorPool(reflected).FindServiceByName(native.full_name)
+        assert [method.name for method in found.methods] == [method.name for method in native.methods]

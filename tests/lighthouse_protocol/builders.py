@@ -28,15 +28,12 @@ native_participants = st.builds(
     incarnation=names,
     group_world_size=st.integers(1, MAX_GROUP_WORLD_SIZE),
     tag_quorum_id=st.none() | st.integers(0, MAX_QUORUM_ID),
-    ranks_disagree=st.booleans(),
     seen_quorum_id=st.integers(0, MAX_QUORUM_ID),
-    watched=st.booleans(),
-    catch_up=st.booleans(),
     works_at=st.none() | counts,
-    has_source=st.booleans(),
     heals_first=st.none() | st.booleans(),
-    resolves_to_loopback=st.booleans(),
-    compares=st.booleans(),
+    **dict.fromkeys(
+        ("ranks_disagree", "watched", "catch_up", "has_source", "resolves_to_loopback", "compares"), st.booleans()
+    ),
     distrust=st.none() | st.builds(Distrust, st.sampled_from(DistrustKind), st.text(max_size=20).map(cut_reason)),
     **shared,
 )

@@ -1,4 +1,4 @@
-"""A server of sessions, watches, votes and drains that does what it is told; also a program, which prints its port."""
+"""A server of sessions and watches that does what it is told; also a program, which prints its port."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
@@ -6,7 +6,6 @@ from typing import Any
 
 import uvloop
 
-from lighthouse_protocol.limits import JOB_METADATA_KEY
 from lighthouse_protocol.messages.membership import Assignment, Decision
 from lighthouse_protocol.messages.session import (
     Goodbye,
@@ -21,16 +20,13 @@ from lighthouse_protocol.messages.session import (
     WatchOpened,
     Welcome,
 )
-from lighthouse_protocol.pb.documented import lighthouse_pb2, manager_pb2
-from lighthouse_protocol.refusals import Drained, Superseded, UnknownName, WrongState
-from lighthouse_protocol.wire import documented
+from lighthouse_protocol.pb.documented import manager_pb2
+from lighthouse_protocol.refusals import Drained, Superseded, WrongState
 from lighthouse_protocol.wire.streams import SESSION_REQUESTS, SESSION_RESPONSES, WATCH_REQUESTS, WATCH_RESPONSES
 from lighthouse_runtime.server.grpc_server import GrpcServer
-from lighthouse_runtime.server.rpc_handler import Call, Method, Stream
+from lighthouse_runtime.server.rpc_handler import Call, Stream
 from lighthouse_runtime.server.streams import Ending, Sender
 
-LIGHTHOUSE = "lighthouse.v1.LighthouseService"
-MANAGER = "manager.v1.ManagerService"
 WELCOME = Welcome(1.0, 5.0)
 NEXT = Assignment(7, 0, 1, ("a",), "h:2", 4, 0, 1, 1, "h:1")
 
@@ -47,19 +43,11 @@ class StreamServer:
         self.heard: list[ToLighthouse] = []
         self.endings: asyncio.Queue[Ending | None] = asyncio.Queue()
         self.observed: list[tuple[str, str]] = []
-        lighthouse = {
-            "Session": Stream(SESSION_REQUESTS, self.session),
-            "Drain": Method(lighthouse_pb2.LighthouseDrainRequest, self.drain),
+        services = {
+            "lighthouse.v1.LighthouseService": {"Session": Stream(SESSION_REQUESTS, self.session)},
+            "manager.v1.ManagerService": {"Watch": Stream(WATCH_REQUESTS, self.watch)},
         }
-        manager = {
-            "Watch": Stream(WATCH_REQUESTS, self.watch),
-            "ShouldCommit": Method(manager_pb2.ShouldCommitRequest, self.should_commit),
-        }
-        self.server = GrpcServer(
-            {LIGHTHOUSE: lighthouse, MANAGER: manager},
-            [],
-            lambda method, status: self.observed.append((method, status.name)),
-        )
+        self.server = GrpcServer(services, [], lambda method, status: self.observed.append((method, status.name)))
 
     async def session(self, requests: AsyncIterator[ToLighthouse | None], _: Call, sender: Sender) -> None:
         self.senders.append(sender)
@@ -105,19 +93,6 @@ class StreamServer:
                 sender.send(WATCH_RESPONSES.write(VoteAnswer(ballot.number, outcome)))
         finally:
             self.endings.put_nowait(sender.ending)
-
-    async def drain(
-        self, request: lighthouse_pb2.LighthouseDrainRequest, call: Call
-    ) -> lighthouse_pb2.LighthouseDrainResponse:
-        if request.replica_id != "a":
-            raise UnknownName(f"{call.metadata[JOB_METADATA_KEY]} {request.replica_id} {request.msg}")
-        return lighthouse_pb2.LighthouseDrainResponse()
-
-    async def should_commit(self, request: manager_pb2.ShouldCommitRequest, _: Call) -> bytes:
-        if request.rank == 9:
-            raise Drained("this was the last step")
-        decision = Decision(request.should_commit, NEXT if request.wants_next else None)
-        return documented.vote_to_native(decision).SerializeToString()
 
 
 async def serve() -> None:

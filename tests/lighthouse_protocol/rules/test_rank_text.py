@@ -1,10 +1,10 @@
-"""Ranks and places in words."""
+"""Ranks and places in words. What is said of each in a verdict is in stall.txt."""
 
 import pytest
 
 from lighthouse_protocol.messages.progress import OpenPhase, RankName
-from lighthouse_protocol.rules.rank_text import MAX_LISTED, doing, each, here_and_missing, listed, named, place
-from tests.lighthouse_protocol.views import all_reduce, rank
+from lighthouse_protocol.rules.rank_text import MAX_LISTED, here_and_missing, listed, place
+from tests.lighthouse_protocol.views import rank
 
 
 @pytest.mark.parametrize(
@@ -27,37 +27,14 @@ def test_long_lists_are_cut():
     assert text.endswith("g15/0-3 and 16 more")
 
 
-def test_named():
-    assert named([rank(0)]) == "rank 0"
-    assert named([rank(0), rank(1)]) == "ranks 0-1"
-
-
-@pytest.mark.parametrize(
-    ("phase", "text"),
-    [
-        (OpenPhase("v", 3, 25), "v 3/25"),
-        (OpenPhase("v"), "v"),
-        (OpenPhase("v", 3), "v 3"),
-        (OpenPhase("v", 0, 9), "v 0/9"),
-    ],
-)
-def test_place_is_the_innermost_phase(phase: OpenPhase, text: str):
-    assert place(rank(0, "epoch", phase)) == text
-
-
-def test_place_outside_of_phases_is_the_step():
-    assert place(rank(0, step=12)) == "step 12"
-
-
-def test_doing_says_of_a_collective_more_than_of_a_declared_wait():
-    assert doing(rank(0, waits_for="rank 0")) == "waiting for rank 0"
-    assert doing(rank(0, waits_for="rank 0", inside=all_reduce(1))) == "waiting in all_reduce"
-
-
-def test_each_says_it_once_for_all_of_whom_it_is_the_same():
-    assert each(doing, [rank(0), rank(1, inside=all_reduce(1)), rank(2)]) == "in step 1".join(
-        ["0, 2 ", ", 1 waiting in all_reduce"]
-    )
+def test_place_is_the_innermost_phase():
+    told = {
+        "v": OpenPhase("v"),
+        "v 3": OpenPhase("v", 3),
+        "v 0/9": OpenPhase("v", 0, 9),
+        "v 3/25": OpenPhase("v", 3, 25),
+    }
+    assert [place(rank(0, "epoch", phase)) for phase in told.values()] == [*told]
 
 
 def test_a_name_without_group_is_its_number():

@@ -36,11 +36,7 @@ class TestAcceptedSerialisedOnce:
 
 
 class TestRefusals:
-    @pytest.mark.parametrize("kind", [LighthouseError, *LighthouseError.__subclasses__()])
-    def test_keep_their_kind_and_words(self, kind: type[LighthouseError]):
-        read = SESSION_RESPONSES.read(SESSION_RESPONSES.write(JoinRejected(3, kind("step: is odd"))))
-        assert isinstance(read, JoinRejected)
-        assert (read.join, type(read.error), str(read.error)) == (3, kind, "step: is odd")
+    """That they keep their kind and words is in test_messages.py."""
 
     @pytest.mark.parametrize("kind", ["TooHot", "Enum", "annotations", ""])
     def test_of_an_unknown_kind_are_plain(self, kind: str):

@@ -15,7 +15,6 @@ from lighthouse_runtime.cli.durations import Duration
 from lighthouse_runtime.cli.settings import (
     CONTEXT_SETTINGS,
     from_options,
-    option_name,
     options,
     read_token,
     setting,
@@ -61,15 +60,11 @@ def test_every_field_is_an_option_with_its_variables_and_default(
 
 @pytest.mark.parametrize(("config", "command", "prefix"), DAEMONS)
 def test_no_variable_is_read_for_two_settings(config: type[Any], command: click.Command, prefix: str) -> None:
+    """Nor one that Kubernetes makes: a Service called lighthouse puts LIGHTHOUSE_PORT=tcp://... into every pod."""
     names = [name for field in dataclasses.fields(config) for name in variables(field, prefix)]
     assert len(names) == len(set(names))
-
-
-def test_variables_that_kubernetes_makes_for_a_service_of_our_name_are_read_by_nobody() -> None:
-    """A Service called lighthouse puts LIGHTHOUSE_PORT=tcp://... into every pod."""
     made = {f"{name}_{end}" for name in ("LIGHTHOUSE", "MANAGER") for end in ("PORT", "SERVICE_HOST", "SERVICE_PORT")}
-    for config, _, prefix in DAEMONS:
-        assert made.isdisjoint(name for field in dataclasses.fields(config) for name in variables(field, prefix))
+    assert made.isdisjoint(names)
 
 
 # -- a command of its own
@@ -143,11 +138,6 @@ def test_help_names_option_default_and_variables() -> None:
         assert part in " ".join(output.split()), output
 
 
-def test_an_option_is_named_after_its_field() -> None:
-    names = [option_name(field) for field in dataclasses.fields(Config)]
-    assert names == ["--name", "--wait", "--count", "--very-loud"]
-
-
 # -- the token
 
 
@@ -156,6 +146,8 @@ def test_a_token_is_one_line_of_a_file(tmp_path: Path) -> None:
     file.write_text("open sesame\n")
     assert read_token(file) == "open sesame"
     assert read_token(None) is None
+    with pytest.raises(click.UsageError, match=r"--control-token-file: cannot read .*No such file"):
+        read_token(tmp_path / "missing")
 
 
 @pytest.mark.parametrize("content", [b"", b"\n \n", "schlüssel".encode(), b"two\nlines", b"\xff", b"a\x00b"])
@@ -164,8 +156,3 @@ def test_what_is_no_token_is_refused_with_the_option(tmp_path: Path, content: by
     file.write_bytes(content)
     with pytest.raises(click.UsageError, match="--control-token-file: "):
         read_token(file)
-
-
-def test_a_file_that_is_not_there_is_refused_with_the_option(tmp_path: Path) -> None:
-    with pytest.raises(click.UsageError, match=r"--control-token-file: cannot read .*No such file"):
-        read_token(tmp_path / "missing")

@@ -16,7 +16,6 @@ from lighthouse_protocol.refusals import (
     InvalidRequest,
     LighthouseError,
     LimitReached,
-    NotServed,
     UnknownName,
     Unreachable,
 )
@@ -36,14 +35,9 @@ def lighthouse() -> Iterator[Lighthouse]:
 @pytest.mark.parametrize(
     ("address", "meant"),
     [
-        ("coordinator", f"coordinator:{LIGHTHOUSE_PORT}"),
-        ("coordinator:80", "coordinator:80"),
         ("http://coordinator", f"coordinator:{LIGHTHOUSE_PORT}"),
-        ("http://coordinator:80/", "coordinator:80"),
-        ("10.0.0.1", f"10.0.0.1:{LIGHTHOUSE_PORT}"),
+        ("coordinator:80", "coordinator:80"),
         ("::1", f"[::1]:{LIGHTHOUSE_PORT}"),
-        ("[::1]", f"[::1]:{LIGHTHOUSE_PORT}"),
-        ("[::1]:80", "[::1]:80"),
     ],
 )
 def test_a_lighthouse_without_a_port_is_at_its_default_one(address: str, meant: str) -> None:
@@ -51,18 +45,12 @@ def test_a_lighthouse_without_a_port_is_at_its_default_one(address: str, meant: 
         assert client.address == meant
 
 
-@pytest.mark.parametrize("address", ["", "a b", "host:x", "host:99999", "http://"])
-def test_what_is_no_address_is_refused(address: str) -> None:
+def test_what_is_no_address_is_refused_and_a_manager_has_no_default_port() -> None:
     with pytest.raises(InvalidRequest, match=r"^lighthouse: "):
-        LighthouseClient(address)
-    with pytest.raises(InvalidRequest, match=r"^address: "):
-        ManagerClient(address)
-
-
-@pytest.mark.parametrize("address", ["host", "host:0"])
-def test_a_manager_has_no_default_port(address: str) -> None:
-    with pytest.raises(InvalidRequest, match=r"^address: .* has no port; write host:port"):
-        ManagerClient(address)
+        LighthouseClient("a b")
+    for address in ("host", "host:0"):
+        with pytest.raises(InvalidRequest, match=r"^address: .* has no port; write host:port"):
+            ManagerClient(address)
 
 
 # -- what both kinds of client do, asked of both
@@ -122,7 +110,9 @@ def test_every_rpc_of_a_manager(lighthouse: Lighthouse, connect: Any, kind: type
             assert (answer.replica_ids, answer.max_step, answer.heals) == (("a",), 3, False)
             assert ask("checkpoint_address", 0, 3) == "here"
             assert ask("should_commit", 0, 3, True, timeout_s=30, quorum_id=answer.quorum_id) is True
-            assert ask("status").commits == 1
+            ask("quorum", 0, 4, timeout_s=30)
+            assert ask("vote", 0, 4, True, timeout_s=30).commit is True
+            assert ask("status").commits == 2
             ask("kill", "enough")
         assert process.wait() == 1
 
@@ -172,38 +162,26 @@ def test_a_deadline_passed_is_a_timeout_error(lighthouse: Lighthouse) -> None:
             client.quorum(Participant("a"), timeout_s=0.6)
 
 
-@pytest.mark.parametrize(("connect", "kind"), MANAGERS)
-def test_another_program_is_not_served(lighthouse: Lighthouse, connect: Any, kind: type[Any]) -> None:
-    with connect(kind, lighthouse.address) as ask, pytest.raises(NotServed, match="Method not found"):
-        ask("should_commit", 0, 0, True, timeout_s=30)
-
-
 def test_a_request_that_is_too_big_is_a_limit(lighthouse: Lighthouse) -> None:
     with LighthouseClient(lighthouse.address) as client, pytest.raises(LimitReached, match="larger than max"):
         client.kill("x" * MAX_REQUEST_BYTES)
 
 
-def test_connect_waits_and_then_says_who_does_not_answer(lighthouse: Lighthouse) -> None:
-    async def main() -> None:
-        async with AsyncManagerClient(lighthouse.address) as client:
-            await client.connect(30)
-        async with AsyncManagerClient(NOWHERE) as client:
-            with pytest.raises(Unreachable, match=r"127\.0\.0\.1:1 does not answer within 0\.3 s"):
-                await client.connect(0.3)
-
-    asyncio.run(main())
+async def test_connect_waits_and_then_says_who_does_not_answer(lighthouse: Lighthouse) -> None:
+    async with AsyncManagerClient(lighthouse.address) as client:
+        await client.connect(30)
+    async with AsyncManagerClient(NOWHERE) as client:
+        with pytest.raises(Unreachable, match=r"127\.0\.0\.1:1 does not answer within 0\.3 s"):
+            await client.connect(0.3)
 
 
-def test_a_cancelled_call_is_cancelled(lighthouse: Lighthouse) -> None:
-    async def main() -> None:
-        async with AsyncLighthouseClient(lighthouse.address, job="cancelled") as client:
-            await client.heartbeat("b")
-            with pytest.raises(TimeoutError) as e:
-                async with asyncio.timeout(0.3):
-                    await client.quorum(Participant("a"), timeout_s=30)
-            assert not isinstance(e.value, LighthouseError)
-
-    asyncio.run(main())
+async def test_a_cancelled_call_is_cancelled(lighthouse: Lighthouse) -> None:
+    async with AsyncLighthouseClient(lighthouse.address, job="cancelled") as client:
+        await client.heartbeat("b")
+        with pytest.raises(TimeoutError) as e:
+            async with asyncio.timeout(0.3):
+                await client.quorum(Participant("a"), timeout_s=30)
+        assert not isinstance(e.value, LighthouseError)
 
 
 # -- fork

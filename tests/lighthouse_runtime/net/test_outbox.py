@@ -40,15 +40,6 @@ async def test_all_is_written_in_order_and_then_it_ends(reader: Reader) -> None:
     assert reader.read == [b"1", b"2", b"3"]
 
 
-async def test_what_was_put_before_it_runs_is_written(reader: Reader) -> None:
-    box = Outbox(reader.write)
-    reader.reading.set()
-    box.put(b"1")
-    box.close()
-    await asyncio.wait_for(box.run(), 5)
-    assert reader.read == [b"1"]
-
-
 async def test_clear_gives_up_what_waits(reader: Reader) -> None:
     box = Outbox(reader.write)
     running = asyncio.create_task(box.run())

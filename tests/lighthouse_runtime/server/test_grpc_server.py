@@ -10,8 +10,7 @@ import grpc.aio
 import pytest
 
 from lighthouse_protocol.pb.documented import lighthouse_pb2
-from lighthouse_protocol.refusals import InvalidRequest, LighthouseError, NotPermitted
-from lighthouse_protocol.wire.status_codes import _STATUS, error_of, status_of
+from lighthouse_protocol.refusals import InvalidRequest, NotPermitted
 from lighthouse_runtime.client import channel
 from lighthouse_runtime.server import grpc_server as server
 from lighthouse_runtime.server import rpc_handler
@@ -31,38 +30,21 @@ def test_every_option_is_one_that_grpc_knows() -> None:
     chosen = [*server._OPTIONS, *channel._OPTIONS]
     assert [name for name, _ in chosen if name.encode() + b"\0" not in content] == []
     assert b"grpc.so_reuseporx" not in content
+    for options in (server._OPTIONS, channel._OPTIONS):
+        assert len(options) == len(dict(options)), "each is set once"
 
 
-def test_each_option_is_set_once() -> None:
-    for chosen in (server._OPTIONS, channel._OPTIONS):
-        assert len(chosen) == len(dict(chosen))
-
-
-def test_idle_clients_that_ping_are_kept_and_connects_are_not_hurried() -> None:
+def test_idle_clients_that_ping_are_kept_and_a_vanished_peer_is_noticed_within_two_seconds() -> None:
+    """One second until it is asked, one for its answer; the last two make grpc look while nothing is said."""
     served = dict(server._OPTIONS)
     assert served["grpc.so_reuseport"] == 0
     assert served["grpc.http2.max_ping_strikes"] == 0
     assert served["grpc.keepalive_permit_without_calls"] == 1
     assert served["grpc.http2.min_ping_interval_without_data_ms"] <= 60_000
-    assert "grpc.min_reconnect_backoff_ms" not in dict(channel._OPTIONS)
-
-
-def test_a_peer_that_has_vanished_is_noticed_within_two_seconds() -> None:
-    """One second until it is asked, one for its answer; the last two make grpc look while nothing is said."""
-    served = dict(server._OPTIONS)
     assert served["grpc.keepalive_time_ms"] + served["grpc.keepalive_timeout_ms"] <= 2000
     assert served["grpc.http2.ping_timeout_ms"] <= 1000
     assert served["grpc.http2.max_pings_without_data"] == 0
-
-
-def test_every_refusal_has_a_status_and_comes_back() -> None:
-    kinds = LighthouseError.__subclasses__()
-    assert set(kinds) == set(_STATUS)
-    for kind in kinds:
-        error = error_of(status_of(kind("why")), "why")
-        assert (type(error), str(error)) == (kind, "why")
-    assert {type(error_of(status, "")) for status in grpc.StatusCode if status is not grpc.StatusCode.OK} <= set(kinds)
-    assert status_of(ZeroDivisionError()) is grpc.StatusCode.INTERNAL
+    assert "grpc.min_reconnect_backoff_ms" not in dict(channel._OPTIONS), "connects are not hurried"
 
 
 class Handlers:
@@ -132,19 +114,17 @@ async def test_what_a_handler_raises_is_a_status(
     assert failures == (["x.Service/fail failed"] if method == "fail" else [])
 
 
-async def test_a_taken_port_is_refused_with_the_option(running: tuple[GrpcServer, grpc.aio.Channel]) -> None:
+@pytest.mark.parametrize(
+    ("where", "why"),
+    [
+        ("192.0.2.99:1", "the port is taken, or the address is not this host's; choose another"),
+        ("nowhere.invalid:1", "this host name does not re"),
+    ],
+)
+async def test_what_cannot_be_listened_on_is_refused_with_the_option(where: str, why: str) -> None:
     other = GrpcServer({}, [])
-    with pytest.raises(InvalidRequest, match=r"--bind: cannot listen on 192\.0\.2\.99:1: the port is taken, or"):
-        await other.start("192.0.2.99:1")
-    await other.stop(0)
-
-
-async def test_a_name_that_does_not_resolve_is_no_taken_port() -> None:
-    other = GrpcServer({}, [])
-    with pytest.raises(
-        InvalidRequest, match=r"--bind: cannot listen on nowhere\.invalid:1: this host name does not re"
-    ):
-        await other.start("nowhere.invalid:1")
+    with pytest.raises(InvalidRequest, match=f"--bind: cannot listen on {where}: {why}"):
+        await other.start(where)
     await other.stop(0)
 
 
@@ -177,3 +157,10 @@ def test_the_policy_of_control() -> None:
             NotPermitted, match=r"control from ipv4:198\.51\.100\.7:9 is refused: .*--control-token-fil"
         ):
             policy.check(caller)
+
+
+def test_who_is_local() -> None:
+    hosts = ("ipv4:127.0.0.1:5000", "ipv4:127.9.9.9:5000", "ipv6:[::1]:5000", "ipv6:%5B::1%5D:5000")
+    assert all(Call(1.0, peer, {}).is_local for peer in (*hosts, "unix:/run/lighthouse.sock", "unix:"))
+    others = ("ipv4:198.51.100.7:5000", "ipv6:[2001:db8::1]:5000", "ipv6:[::ffff:198.51.100.7]:5000")
+    assert not any(Call(1.0, peer, {}).is_local for peer in (*others, "", "nonsense"))
