@@ -26,10 +26,10 @@ from agent_client.collectives.group_spec import GroupSpec
 from agent_client.collectives.peers import Peers
 from agent_client.state.train_state import TrainState
 from agent_client.transfer.fetch import Fetch
-from lighthouse_protocol.messages.membership import Assignment
 from lighthouse_runtime.process.loop import StopRequest
 from manager.server import daemon
 from manager.server.config import ManagerConfig
+from tests.agent_client.assignments import assignment
 
 LOOPBACK = "127.0.0.1"
 MEETS_WITHIN_S = 120.0
@@ -195,20 +195,8 @@ class PeersActor:
         self.peers = Peers(0, LOOPBACK, connect_timeout_s=connect_timeout_s, timeout_s=100.0, **options)
 
     def configure(self, store: str, quorum_id: int, rank: int, size: int) -> None:
-        names = tuple(f"group-{place}" for place in range(size))
-        assignment = Assignment(
-            quorum_id=quorum_id,
-            replica_ids=names,
-            replica_rank=rank,
-            replica_world_size=size,
-            max_step=0,
-            max_rank=rank,
-            max_world_size=size,
-            contributors=size,
-            store_address=store,
-            primary_address="",
-        )
-        self.peers.configure(assignment, lambda: self.revoked.get(quorum_id))
+        told = assignment(rank, size, quorum_id=quorum_id, store_address=store)
+        self.peers.configure(told, lambda: self.revoked.get(quorum_id))
 
     def all_reduce(self) -> float:
         """Of ones."""

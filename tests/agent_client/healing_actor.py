@@ -2,6 +2,7 @@
 
 import itertools
 import os
+import signal
 from collections.abc import Iterator
 from typing import Any
 
@@ -43,26 +44,13 @@ class HealingActor(AgentActor):
     def set_ballast(self, value: float) -> None:
         self.ballast.numbers.fill_(value)
 
-    def cut_streams(self, count: int, after_chunks: int) -> None:
-        """The next `count` transfers from here break off."""
-        cuts = iter(range(count))
-
-        def chunks(encoding: Encoding, start: int, real: Any = Encoding.chunks) -> Iterator[memoryview]:
-            is_cut = next(cuts, None) is not None
-            for number, chunk in enumerate(real(encoding, start)):
-                if is_cut and number == after_chunks:
-                    raise ConnectionResetError("cut by the test")
-                yield chunk
-
-        Encoding.chunks = chunks
-
-    def signal_while_sending(self, number: int, after_chunks: int = 3) -> None:
-        """This process gets a signal in the middle of the next transfer from here."""
+    def stop_while_sending(self) -> None:
+        """This process is stopped in the middle of the next transfer from here."""
 
         def chunks(encoding: Encoding, start: int, real: Any = Encoding.chunks) -> Iterator[memoryview]:
             for place, chunk in enumerate(real(encoding, start)):
-                if place == after_chunks:
-                    os.kill(os.getpid(), number)
+                if place == 3:
+                    os.kill(os.getpid(), signal.SIGSTOP)
                 yield chunk
 
         Encoding.chunks = chunks

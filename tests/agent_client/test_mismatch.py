@@ -21,12 +21,9 @@ Sums = tuple[tuple[int, str, str], ...]
 RIGHT: Sums = ((145, "float32", "generator"), (3, "float32", "generator"))
 OTHERS: dict[str, tuple[Sums, str]] = {
     "a smaller sum": (((100, "float32", "generator"), RIGHT[1]), "reduces 400 bytes of float32 (generator) as"),
-    "a larger sum": (((204, "float32", "generator"), RIGHT[1]), "reduces 816 bytes of float32 (generator) as"),
     "another dtype": (((290, "bfloat16", "generator"), RIGHT[1]), "reduces 580 bytes of bfloat16 (generator) as"),
     "another turn": (((145, "float32", "critic"), RIGHT[1]), "reduces 580 bytes of float32 (critic) as collective 1"),
     "one sum less": (RIGHT[:1], "ends the step after 1 collectives"),
-    "one sum more": ((*RIGHT, RIGHT[0]), "reduces 580 bytes of float32 (generator) as collective 3"),
-    "no sum": ((), "ends the step after 0 collectives"),
 }
 
 

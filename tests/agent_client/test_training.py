@@ -18,7 +18,6 @@ from tests.agent_client.clusters import (
     Cluster,
     Event,
     Group,
-    check_all,
     command_of,
     descendants,
     is_running,
@@ -41,22 +40,6 @@ def cluster(forks: RankServer, tmp_path_factory: pytest.TempPathFactory) -> Iter
         cluster.start_groups(*first)
         cluster.wait_steps(*first, more=3, participants=3)
         yield cluster
-
-
-def test_the_others_go_on_without_a_killed_group_and_it_heals_when_it_is_back(cluster: Cluster) -> None:
-    """Ranks and manager; the first group, whose store is where all meet. Every other kill: test_matrix.py."""
-    victim, *others, _ = cluster.groups
-    last = cluster.committed(victim)[-1]
-    cluster.kill(victim, with_manager=True)
-    cluster.wait_steps(*others, more=3, participants=2)
-    cluster.start_groups(victim)
-    cluster.wait_steps(victim, *others, more=3, participants=3)
-    for rank in range(cluster.ranks):
-        healed = cluster.committed(victim, rank)[0]
-        assert healed["step"] > last["step"]
-        assert healed["quorum_id"] > last["quorum_id"]
-        assert healed["contributed"]
-    assert check_all(cluster.folder) > 0
 
 
 def discards(cluster: Cluster, groups: list[Group]) -> list[Event]:

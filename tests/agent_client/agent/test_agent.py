@@ -51,16 +51,6 @@ def check_equal(*logs: list[Step]) -> int:
     return shared
 
 
-def test_from_different_weights_to_the_same_bits(job: Job) -> None:
-    a, b = job.groups("a", "b")
-    assert a.call("hash") != b.call("hash")
-    first = meet(job, {"a": a, "b": b})
-    second = step_together(a, b)
-    assert check_equal(first, second) == 2
-    assert all(step["committed"] and step["participants"] == ["a", "b"] for step in [*first, *second])
-    assert [step["participated"] for step in first] == [True, True], "all start from the weights of one"
-
-
 def test_a_group_that_heals_counts_in_that_very_step(job: Job) -> None:
     [a] = job.groups("a")
     [*_, alone] = a.call("steps", 2)
@@ -81,22 +71,6 @@ def test_a_step_without_a_collective_of_the_script_s_own_commits(job: Job) -> No
         assert [step["committed"] for step in step_together(a, b, reduces=False)] == [True, True]
 
 
-def test_a_reported_error_discards_the_step_here_and_the_next_heals(job: Job) -> None:
-    a, b = job.groups("a", "b")
-    meet(job, {"a": a, "b": b})
-    before = b.call("hash")
-    of_a = a.begin("step")
-    failed = b.call("step", error="the loss is not a number")
-    assert not failed["committed"]
-    assert "the loss is not a number" in job.log("b")
-    assert of_a.result()["committed"], "the others had all they needed"
-    assert failed["hash"] == before
-    of_a, of_b = step_together(a, b)
-    assert of_b["committed"]
-    assert of_b["participated"], "it has healed before it computed"
-    assert check_equal([of_a], [of_b]) == 1
-
-
 def test_one_rank_s_error_discards_the_step_in_its_whole_group(job: Job) -> None:
     ranks = list(job.groups_of(2, "a", "b").values())
     assert {step["step"] for step in step_together(*ranks)} == {1}
@@ -108,16 +82,6 @@ def test_one_rank_s_error_discards_the_step_in_its_whole_group(job: Job) -> None
     assert all(step["participated"] for step in log)
     assert check_equal(log[:1], log[2:3]) == 1
     assert len({step["hash"] for step in log}) == 1
-
-
-def test_too_many_discards_in_a_row_end_the_rank(job: Job) -> None:
-    [a] = job.groups("a", max_consecutive_discards=3)
-    assert a.call("step")["committed"]
-    for _ in range(2):
-        assert not a.call("step", error="again")["committed"]
-    with pytest.raises(RankError, match=r"3 steps discarded in a row \(max_consecutive_discards\): again") as raised:
-        a.call("step", error="again")
-    assert raised.value.kind == "AgentError"
 
 
 # -- deaths while somebody heals

@@ -5,37 +5,17 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import pytest
-from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from agent_client.agent.rules.step import HISTORY_KEPT, InvalidTransition, Phase, StepMachine
 from lighthouse_protocol.messages.membership import Assignment, Distrust, DistrustKind
+from tests.agent_client.assignments import assignment
 
-TRAINING = Assignment(
-    quorum_id=7,
-    replica_rank=0,
-    replica_world_size=3,
-    replica_ids=("a", "b", "c"),
-    store_address="127.0.0.1:1",
-    max_step=4,
-    max_rank=0,
-    max_world_size=2,
-    contributors=2,
-    primary_address="http://127.0.0.1:2",
-    place=0,
-)
-HEALING = dataclasses.replace(
-    TRAINING,
-    max_rank=None,
-    place=None,
-    healing=(0,),
-    heal_from_rank=1,
-    heal_from_address="http://127.0.0.1:3",
-    max_step=9,
-)
+TRAINING = assignment(0, 3, max_step=4, max_world_size=2, contributors=2)
 HEALS_NEXT = dataclasses.replace(TRAINING, max_rank=None, place=None)
 """It is behind, and no source is dealt to it."""
+HEALING = dataclasses.replace(HEALS_NEXT, healing=(0,), heal_from_rank=1, heal_from_address="b:1", max_step=9)
 
 
 @dataclass(frozen=True)
@@ -128,16 +108,6 @@ def test_the_history_is_bounded() -> None:
 
 
 # -- stories
-
-
-@pytest.mark.parametrize(
-    ("commit", "position"), [(True, (5, 7, 12)), (False, (4, 3, 10))], ids=["commits", "another rank discards it"]
-)
-def test_a_step_moves_with_its_commit(commit: bool, position: tuple[int, int, int]) -> None:
-    machine = computing(step=4, tag_quorum_id=3, batches_committed=10)
-    machine.reduced()
-    assert ended(machine, commit=commit)
-    assert (machine.step, machine.tag_quorum_id, machine.batches_committed) == position
 
 
 @pytest.mark.parametrize("is_alone", [True, False])
@@ -461,4 +431,3 @@ class Stories(RuleBasedStateMachine):
 
 
 TestStories = Stories.TestCase
-TestStories.settings = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])

@@ -278,7 +278,7 @@ class World:
         assert machine.transfer is not Transfer.FAILED or not machine.kept
 
 
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=500)
 @given(happenings)
 def test_what_is_held_is_always_a_true_state(drawn: list[tuple[Any, ...]]):
     world = World()

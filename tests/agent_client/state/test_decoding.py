@@ -46,7 +46,7 @@ SMALL = {"w": torch.arange(3, dtype=torch.int16), "n": [1, 2.5, "ü", None], "b"
 
 
 class TestRoundTrip:
-    @settings(max_examples=300, deadline=None)
+    @settings(max_examples=300)
     @given(trees, st.integers(1, 40), st.booleans())
     @example([NAN_WITH_PAYLOAD, -0.0, float("inf"), "\ud800\udc00", {True: 1, NAN_WITH_PAYLOAD: 2}], 3, True)
     @example([OrderedDict(a=1), Counter("aab"), {1: "int", "1": "str", (1, "x"): "tuple"}], 3, True)
@@ -59,9 +59,6 @@ class TestRoundTrip:
     @pytest.mark.parametrize("number", [16**5000, -(16**5000), 2**63, -(2**63), 2**63 - 1], ids=hex)
     def test_an_int_of_any_size(self, number: int) -> None:
         assert decode(io.BytesIO(encoded({number: [number]}))) == {number: [number]}, "differs"
-
-    def test_equal_states_have_equal_encodings(self) -> None:
-        assert encoded(SMALL, 1) == encoded({**SMALL}, 4096)
 
     @pytest.mark.parametrize("name", sorted(DTYPES))
     def test_every_dtype(self, name: str) -> None:
@@ -294,7 +291,7 @@ class TestForgery:
             with pytest.raises(CorruptState, match=words if length is None else "."):
                 decode(io.BytesIO(content), length)
 
-    @settings(max_examples=150, deadline=None)
+    @settings(max_examples=150)
     @given(st.data())
     def test_any_header_gives_a_state_or_corrupt_state(self, data: st.DataObject) -> None:
         header = {"tree": data.draw(HEADERS), "tensors": data.draw(st.lists(ENTRIES, max_size=3) | HEADERS)}

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 
 from agent_client.state.snapshot import StateMismatch, install_matches, snapshot
 from tests.agent_client.state.trees import same, trees
@@ -14,7 +14,6 @@ pytestmark = pytest.mark.filterwarnings("ignore:ComplexHalf support")
 
 
 class TestSnapshot:
-    @settings(max_examples=100, deadline=None)
     @given(trees)
     def test_is_the_same_state(self, state: Any) -> None:
         assert same(snapshot(state), state)
@@ -51,7 +50,6 @@ def training_state(steps: int) -> dict[str, Any]:
 
 
 class TestInstallMatches:
-    @settings(max_examples=100, deadline=None)
     @given(trees)
     def test_a_state_fits_itself(self, state: Any) -> None:
         install_matches(state, snapshot(state))

@@ -7,7 +7,6 @@ import pytest
 
 from tests.agent_client.ranks import Rank, RankError, RankServer
 from tests.agent_client.torchft.scripts import NATIVE_NAMES
-from tests.processes import run_cli
 from tests.torchft.stock import require
 
 INSTALL = "from agent_client.torchft import install; install()"
@@ -70,9 +69,3 @@ def test_what_is_missing_is_said(script: Rank, missing: str) -> None:
         script.call("run", INSTALL)
     assert "pip install torchft" in str(raised.value)
     assert not script.call("value", "'torchft._torchft' in sys.modules")
-
-
-def test_the_names_come_without_torch_and_without_torchft() -> None:
-    names = ("torch", "torchft", "numpy", "manager", "lighthouse")
-    done = run_cli(f"import sys, agent_client.torchft; print([name for name in {names!r} if name in sys.modules])")
-    assert (done.returncode, done.stdout, done.stderr) == (0, "[]\n", "")

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from agent_client.agent.rules.world_size import WorldSizeMode
@@ -16,7 +16,6 @@ from agent_client.training.local_sgd import LocalSGD
 from agent_client.training.sampler import StepSampler
 from tests.agent_client.lone_agent import LoneAgent, inner_step, model_of, values
 
-unhurried = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 H = 3
 
 
@@ -86,7 +85,6 @@ def test_one_that_is_tried_again_loses_nothing() -> None:
     assert runs[1:] == runs[:1] * 2
 
 
-@unhurried
 @given(st.lists(st.booleans(), max_size=6), st.integers(1, 4), st.integers(0, 3))
 def test_the_sampler_s_position_counts_the_inner_steps_of_committed_outer_steps(
     decisions: list[bool], interval: int, more: int

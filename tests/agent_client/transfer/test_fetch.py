@@ -119,12 +119,6 @@ class TestAnotherSource:
             server.publish(KEY, STATE)
             assert same(from_first(address, server.address, silence_s=0.5).run(), STATE)
 
-    def test_after_all_that_can_go_wrong(self) -> None:
-        with serving() as server:
-            server.publish(KEY, STATE)
-            with answering(damaged) as one, answering(refusing) as two, answering(misfit) as three:
-                assert same(from_first(one, "http://127.0.0.1:1", two, "nonsense", three, server.address).run(), STATE)
-
     def test_each_is_named_when_all_fail(self) -> None:
         with answering(damaged) as one, answering(refusing) as two:
             with pytest.raises(StateUnavailable) as caught:

@@ -153,15 +153,6 @@ class TestFetch:
         assert f'"asked": {{"quorum_id": {asked[0]}, "step": {asked[1]}, "group_rank": {asked[2]}}}' in message
         assert '"held": {"quorum_id": 7, "step": 12, "group_rank": 0}' in message
 
-    @pytest.mark.parametrize("withdraws", [True, False])
-    def test_nothing_is_held(self, withdraws: bool) -> None:
-        with serving() as server:
-            if withdraws:
-                server.publish(KEY, STATE)
-                server.withdraw()
-            with pytest.raises(StateUnavailable, match=r'409.*"held": null'):
-                fetch(server.address, KEY, 5, wait_s=0)
-
     def test_waits_until_the_source_has_its_snapshot(self) -> None:
         with serving() as server, ThreadPoolExecutor(1) as pool, took(0.2, 20):
             server.publish(KEY, STATE)
@@ -191,12 +182,6 @@ class TestFetch:
             server.publish(KEY, STATE)
             client.sendall(b'GET /checkpoint/7/12/0 HTTP/1.0\r\nRange: bytes=5-\r\nIf-Match: "another"\r\n\r\n')
             assert client.recv(100).split()[1] == b"412"
-
-    def test_a_limit_on_bytes(self) -> None:
-        with serving() as server:
-            server.publish(KEY, STATE)
-            with pytest.raises(CorruptState, match=f"{len(CONTENT)} bytes, more than 100"):
-                fetch(server.address, KEY, 5, max_bytes=100)
 
     @pytest.mark.parametrize(
         "address", ["", "host:1", "https://host:1", "http://host", "http://:1", "http://host:99999", "http://host:1/x"]
