@@ -324,12 +324,6 @@ class AgentActor:
     def allow_fetch(self) -> None:
         self.may_fetch.set()
 
-    def advertise_checkpoints_at(self, address: str) -> str:
-        """Peers are sent there from the next quorum on; the address until now."""
-        server = self.agent._healing._source._server
-        before, server.address = server.address, address
-        return before
-
     def train_from(self, step: int, quorum_id: int, until: int) -> None:
         """As a script that has loaded that checkpoint does."""
         with self.agent:

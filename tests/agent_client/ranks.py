@@ -25,7 +25,7 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, NoReturn, Self
@@ -217,6 +217,15 @@ def state_of(pid: int) -> str:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
     except OSError:
         return ""
+
+
+Start = Callable[[int, str], list[Rank]]
+"""The fixture `start`: so many processes with that actor, "module:Class", that end with their test."""
+
+
+def together(ranks: Iterable[Rank], method: str, *args: Any, **kwargs: Any) -> list[Any]:
+    """What each returns, all of them being called before the first is waited for."""
+    return [pending.result() for pending in [rank.begin(method, *args, **kwargs) for rank in ranks]]
 
 
 # -- in the helper, and in the ranks

@@ -5,15 +5,14 @@ from typing import Any
 import pytest
 
 from tests.agent_client.jobs import Job
-from tests.agent_client.ranks import Rank, RankError
+from tests.agent_client.ranks import Rank, RankError, together
 
 ACTOR = "tests.agent_client.loop_actor:LoopActor"
 ORDERS = ("zero_first", "zero_last", "zero_model", "zero_before_and_last", "closure")
 
 
 def train(order: str, until: int, *ranks: Rank) -> list[list[dict[str, Any]]]:
-    pending = [rank.begin("train", order, until) for rank in ranks]
-    return [each.result() for each in pending]
+    return together(ranks, "train", order, until)
 
 
 def check_equal(*histories: list[dict[str, Any]]) -> None:
@@ -106,8 +105,7 @@ def test_a_gradscaler_does_not_move_with_a_discarded_step(job: Job) -> None:
     a, b = job.groups("a", "b", actor=ACTOR)
     train("scaled", 2, a, b)
     before = a.call("scaler_state")
-    for pending in [rank.begin("discard_scaled") for rank in (a, b)]:
-        pending.result()
+    together((a, b), "discard_scaled")
     check_equal(*train("scaled", 3, a, b))
     after = [rank.call("scaler_state") for rank in (a, b)]
     assert after == [before | {"_growth_tracker": before["_growth_tracker"] + 1}] * 2
@@ -117,8 +115,7 @@ def test_the_statistics_of_a_discarded_step_are_as_they_were(job: Job) -> None:
     """Buffers are those of the last commit, also where the discard was this group's own."""
     a, b = job.groups("a", "b", actor=ACTOR)
     [[*_, of_a], _] = train("zero_first", 2, a, b)
-    pending = [rank.begin("discard", "the test says so") for rank in (a, b)]
-    assert [each.result() for each in pending] == [of_a["buffers"]] * 2
+    assert together((a, b), "discard", "the test says so") == [of_a["buffers"]] * 2
     check_equal(*train("zero_first", 4, a, b))
 
 

@@ -1,6 +1,7 @@
 """Ways to train, each an actor of a training_jobs.TrainingJob, which can be held in the middle of a step or of a
 transfer of its state."""
 
+import itertools
 import json
 import math
 import threading
@@ -31,18 +32,32 @@ from agent_client.training.local_sgd import LocalSGD, OuterSteps
 from agent_client.training.optimizer import FaultTolerantOptimizer
 from agent_client.training.sampler import Position
 from agent_client.training.scheduler import FaultTolerantScheduler
+from agent_client.transfer import gloo_transport
 from agent_client.transfer.fetch import Fetch
 from tests.agent_client.actors import build_agent, digest
-from tests.agent_client.healing_actor import CHUNK_BYTES, Ballast
 from tests.processes import PATIENCE_S
 
 INPUTS, HIDDEN, BATCH = 8, 16, 16
 CLIPS_AT = 0.05
 INTERVAL = 4
 """Inner steps from one outer step to the next."""
+CHUNK_BYTES = 2**18
 CHUNKS_BEFORE_HOLD = 3
 HELD_AT_REDUCTION = 2
 """Of one step, of which every way has several: the rank is held between two of them."""
+
+
+class Ballast:
+    """8 MiB that heal along, in several pieces, of which no step takes notice."""
+
+    def __init__(self, seed: int) -> None:
+        self.numbers = torch.full((2 * 2**20,), float(seed))
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"numbers": self.numbers}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self.numbers.copy_(state_dict["numbers"])
 
 
 class Ddp:
@@ -246,6 +261,16 @@ class Ddp:
 
     def allow_sending(self) -> None:
         self.may_send.set()
+
+    def break_groups(self) -> None:
+        """What this rank sends over process groups breaks off after the second message."""
+        messages = gloo_transport.messages
+        gloo_transport.messages = lambda encoding: itertools.islice(messages(encoding), 2)
+
+    def advertise_nowhere(self) -> None:
+        """Peers that heal from here find nobody, from the next quorum on."""
+        healing: Any = self.agent._healing
+        healing._source._server.address = "http://127.0.0.1:1"
 
     def received(self) -> tuple[str, int, int]:
         """(from which group, how many bytes so far, of how many) of the transfer to here that is under way."""

@@ -11,7 +11,7 @@ from agent_client.agent.parts import GroupPlace
 from agent_client.errors import ConfigurationError
 from examples.ports import free_port
 from tests.agent_client.jobs import TIMES, Job
-from tests.agent_client.ranks import Pending, Rank, RankError, RankServer
+from tests.agent_client.ranks import Pending, Rank, RankError, RankServer, together
 from tests.processes import LOCALHOST, Lighthouse, eventually
 
 Step = dict[str, Any]
@@ -19,7 +19,7 @@ Step = dict[str, Any]
 
 def step_together(*ranks: Rank, **options: Any) -> list[Step]:
     """By ranks that are in one quorum already: it waits for each of them."""
-    return [pending.result() for pending in [rank.begin("step", **options) for rank in ranks]]
+    return together(ranks, "step", **options)
 
 
 def begin_together(job: Job, ranks: dict[str, Rank], *until: int) -> list[Pending]:
@@ -160,8 +160,7 @@ def test_a_rank_that_the_manager_does_not_know_ends(job: Job) -> None:
 
 def test_a_refusal_by_the_lighthouse_is_said_and_no_busy_loop(job: Job) -> None:
     """A group of another size is refused at once, each time: asking again must take its time, or end."""
-    for pending in [rank.begin("ask") for rank in job.groups_of(2, "a").values()]:
-        pending.result()
+    together(job.groups_of(2, "a").values(), "ask")
     job.start_managers("b")
     b = job.rank("b")
     tried_for_s = 2.0

@@ -13,7 +13,6 @@ from agent_client.errors import ConfigurationError
 from tests.agent_client.agent.test_agent import check_equal
 from tests.agent_client.agent.test_agent import meet as meet_in_a_quorum
 from tests.agent_client.clusters import command_of, descendants, is_running
-from tests.agent_client.collectives.conftest import Start
 from tests.agent_client.collectives.groups import (
     ENDS_WITHIN_S,
     check_abort_ends,
@@ -25,7 +24,7 @@ from tests.agent_client.collectives.groups import (
     wait_in_all_reduce,
 )
 from tests.agent_client.jobs import Job
-from tests.agent_client.ranks import Rank, RankError, RankServer
+from tests.agent_client.ranks import Rank, RankError, RankServer, Start
 from tests.processes import Lighthouse, eventually
 
 ISOLATED = "tests.agent_client.isolated_actor:IsolatedActor"

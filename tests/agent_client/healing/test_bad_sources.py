@@ -126,8 +126,7 @@ def test_a_state_of_another_model_is_refused_by_its_header(stack: ExitStack, who
     assert re.match(rf"state\['model'\]{difference}", caught.value.difference)
 
 
-def test_a_state_that_does_not_fit_into_memory(stack: ExitStack, monkeypatch: pytest.MonkeyPatch) -> None:
-    pair = Pair(stack)
+def test_a_state_that_does_not_fit_into_memory(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
     pair.serve()
     monkeypatch.setattr("agent_client.healing.target.available_bytes", lambda: 2**20)
     with pytest.raises(CorruptState, match=r"\d+ bytes, more than 1048576"):
