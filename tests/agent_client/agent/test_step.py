@@ -392,6 +392,16 @@ class Stories(RuleBasedStateMachine):
         self.position = (step, 3)
         self.is_installing, self.has_installed = False, True
 
+    @precondition(lambda self: self.in_phase(Phase.IDLE))
+    @rule(assignment=assignments)
+    def go_well(self, assignment: Assignment) -> None:
+        """Up to the vote: without it, few stories come to a commit."""
+        self.ask()
+        self.answered(assignment)
+        self.reduced()
+        if self.machine.must_install:
+            self.install(is_interrupted=False, quorum_id=assignment.quorum_id)
+
     @precondition(lambda self: self.in_phase(Phase.COMPUTING))
     @rule()
     def vote(self) -> None:

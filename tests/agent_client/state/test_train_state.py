@@ -181,17 +181,6 @@ class TestInPlace:
         training.state.begin_step()
         assert not addresses(training.state.snapshot()) & addresses(training.state.in_place())
 
-    def test_what_stands_still_heals_along(self) -> None:
-        source, target = Training(0), Training(1)
-        for training, value in ((source, 1.0), (target, 2.0)):
-            training.state.standing["outer"] = Tensors(value)
-            training.state.begin_step()
-        received = over_the_wire(source.state.in_place())
-        target.state.check(received)
-        target.state.install(received)
-        assert target.bits() == source.bits()
-        assert target.state.standing["outer"].state_dict()["tensor"].unique().tolist() == [1.0]
-
     def test_a_peer_without_it_does_not_fit(self) -> None:
         source, target = Training(0), Training(1)
         target.state.standing["outer"] = Tensors(2.0)

@@ -116,18 +116,6 @@ def test_the_sampler_waits_until_its_rank_has_joined() -> None:
     assert torch.equal(first, again)
 
 
-def test_what_heals_are_the_global_parameters_and_the_position() -> None:
-    source_agent, agent = LoneAgent(step=4), LoneAgent()
-    model, source = local_sgd(source_agent, seed=1)
-    for number in range(H + 1):
-        inner_step(model, source, number)
-    _, target = local_sgd(agent, seed=2)
-    agent.state.standing["outer"].load_state_dict(source_agent.state.standing["outer"].state_dict())
-    agent.current_step = source_agent.current_step
-    assert target.current_step == source.current_step
-    assert values(agent.state.standing["outer"].tensors) == values(source_agent.state.standing["outer"].tensors)
-
-
 def test_a_checkpoint_goes_on_in_the_middle_of_the_inner_steps() -> None:
     """As if nothing had been: the lost outer step that follows goes back to the same parameters, too."""
 
