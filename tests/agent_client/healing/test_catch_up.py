@@ -34,12 +34,13 @@ def wait_follows(job: TrainingJob, group: Group, more: int, rank: int = 0) -> No
     eventually(lambda: len(job.events(group, rank, "follows")) >= before + more, f"{group.name} follows", PATIENCE_S)
 
 
-def two_and_a_late_one(job: TrainingJob) -> list[Group]:
-    *first, late = groups = job.all_groups("a", "b", "c")
-    job.start(*first, pace_s=PACE_S)
-    job.wait_steps(*first, more=5, participants=2)
+def two_and_a_late_one(make_job: MakeJob, kind: type[Ddp]) -> tuple[TrainingJob, Group, Group, Group]:
+    job = make_job(kind, heal_mode="catch_up")
+    a, b, late = job.all_groups("a", "b", "c")
+    job.start(a, b, pace_s=PACE_S)
+    job.wait_steps(a, b, more=5, participants=2)
     add_late(job, late)
-    return groups
+    return job, a, b, late
 
 
 def arrive(job: TrainingJob, late: Group, *others: Group, is_lossless: bool = True) -> None:
@@ -54,8 +55,7 @@ def arrive(job: TrainingJob, late: Group, *others: Group, is_lossless: bool = Tr
 
 
 def test_the_others_go_on_while_it_fetches_and_it_gets_there(make_job: MakeJob) -> None:
-    job = make_job(Ddp, heal_mode="catch_up")
-    a, b, c = two_and_a_late_one(job)
+    job, a, b, c = two_and_a_late_one(make_job, Ddp)
     wait_follows(job, c, 10)
     assert not any(event["participated"] for event in job.events(c, kind="follows"))
     job.wait_steps(a, b, more=10, participants=3)
@@ -67,8 +67,7 @@ def test_the_others_go_on_while_it_fetches_and_it_gets_there(make_job: MakeJob) 
 def test_a_group_dies_and_it_goes_on_with_what_it_still_gets(
     make_job: MakeJob, victim: int, sources: list[str]
 ) -> None:
-    job = make_job(Ddp, heal_mode="catch_up")
-    *others, c = two_and_a_late_one(job)
+    job, *others, c = two_and_a_late_one(make_job, Ddp)
     others.pop(victim).kill()
     job.wait_steps(*others, more=3, participants=2)
     c.ranks[0].call("allow_fetch")
@@ -79,8 +78,7 @@ def test_a_group_dies_and_it_goes_on_with_what_it_still_gets(
 
 @pytest.mark.slow
 def test_two_catch_up_at_once(make_job: MakeJob) -> None:
-    job = make_job(Ddp, heal_mode="catch_up")
-    a, b, c = two_and_a_late_one(job)
+    job, a, b, c = two_and_a_late_one(make_job, Ddp)
     d = job.group("d")
     add_late(job, d)
     c.ranks[0].call("allow_fetch")
@@ -92,8 +90,7 @@ def test_two_catch_up_at_once(make_job: MakeJob) -> None:
 
 @pytest.mark.slow
 def test_all_others_die_and_it_goes_on_from_what_it_holds(make_job: MakeJob) -> None:
-    job = make_job(Scheduled, heal_mode="catch_up")
-    *others, c = two_and_a_late_one(job)
+    job, *others, c = two_and_a_late_one(make_job, Scheduled)
     for other in others:
         other.kill()
     job.wait_steps(c, more=5, participants=1)
@@ -118,8 +115,7 @@ def test_where_there_is_no_room_for_a_copy_it_heals_plainly(make_job: MakeJob) -
 
 @pytest.mark.slow
 def test_where_there_is_no_room_for_another_step_it_heals_plainly(make_job: MakeJob) -> None:
-    job = make_job(Ddp, heal_mode="catch_up")
-    a, b, c = two_and_a_late_one(job)
+    job, a, b, c = two_and_a_late_one(make_job, Ddp)
     c.ranks[0].call("have_no_room")
     eventually(lambda: "no room for the gradients of another step" in job.log_of(c), "it gives up", PATIENCE_S)
     arrive(job, c, a, b)
@@ -142,8 +138,7 @@ def test_ranks_of_a_group_catch_up_each_in_its_time(make_job: MakeJob) -> None:
 
 @pytest.mark.slow
 def test_one_that_has_kept_some_steps_when_its_peers_scale_grows_heals_plainly(make_job: MakeJob) -> None:
-    job = make_job(ScaledLater, heal_mode="catch_up")
-    a, b, c = two_and_a_late_one(job)
+    job, a, b, c = two_and_a_late_one(make_job, ScaledLater)
     assert not re.search(GIVEN_UP, job.log_of(c))
     grows_from = job.committed(a)[-1]["step"] + 60
     for group in (a, b, c):
@@ -156,8 +151,7 @@ def test_one_that_has_kept_some_steps_when_its_peers_scale_grows_heals_plainly(m
 @pytest.mark.slow
 def test_one_that_fails_while_another_catches_up_holds_nobody_up(make_job: MakeJob) -> None:
     """Its peers compare their gradients in each step, and do not wait for those that it never tells."""
-    job = make_job(ClippedByNorm, heal_mode="catch_up")
-    a, b, c = two_and_a_late_one(job)
+    job, a, b, c = two_and_a_late_one(make_job, ClippedByNorm)
     a.ranks[0].call("fail_once", RESTS_S)
     [discarded] = eventually(lambda: job.discarded(b), "b knows", RESTS_S)
     before = job.committed(b)[-1]
