@@ -149,15 +149,6 @@ def test_a_rank_that_raises_says_why_before_it_dies(job: Job) -> None:
     assert "rank 0 has failed: ValueError: the loss is not a number" in job.log("a-manager")
 
 
-def test_a_rank_that_the_manager_does_not_know_ends(job: Job) -> None:
-    job.start_managers("a")
-    a = job.rank("a", rank=0)
-    other = job.rank("a", rank=5)
-    assert a.call("step")["committed"]
-    with pytest.raises(RankError, match=r"refuses this rank: rank: is 5; the group has ranks 0 to 0"):
-        other.call("step")
-
-
 def test_a_refusal_by_the_lighthouse_is_said_and_no_busy_loop(job: Job) -> None:
     """A group of another size is refused at once, each time: asking again must take its time, or end."""
     together(job.groups_of(2, "a").values(), "ask")

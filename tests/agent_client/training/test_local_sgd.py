@@ -45,44 +45,30 @@ def test_whoever_holds_nothing_begins_with_an_outer_step_until_one_commits() -> 
     assert agent.current_step == 1
 
 
-def test_inner_steps_talk_to_nobody_and_the_last_ends_an_outer_step() -> None:
-    agent = LoneAgent(step=5)
-    model, optimizer = local_sgd(agent)
-    agent.asked.clear()
-    for number in range(H - 1):
-        assert inner_step(model, optimizer, number) is True
-    assert (agent.asked, agent.current_step) == ([], 5)
-    assert inner_step(model, optimizer, H) is True
-    assert (agent.asked, agent.current_step) == (["quorum", "vote"], 6)
-
-
-def test_an_outer_step_makes_the_mean_everybody_s() -> None:
-    model, optimizer = local_sgd(LoneAgent(step=1, mean=plus_one))
+@given(st.lists(st.booleans(), max_size=8), st.integers(1, 4), st.integers(1, 3))
+def test_inner_steps_talk_to_nobody_and_an_outer_step_makes_the_mean_everybody_s(
+    decisions: list[bool], interval: int, attempts: int
+) -> None:
+    """One that is tried again loses nothing; a lost one leaves the parameters of the last commit."""
+    agent = LoneAgent(*decisions, step=1, mean=plus_one)
+    model, optimizer = local_sgd(agent, sync_every=interval, attempts=attempts)
     plain = model_of()
     reference = torch.optim.SGD(plain.parameters(), lr=0.1, momentum=0.9)
-    for number in range(H):
-        inner_step(model, optimizer, number)
+    committed, left = parameters(plain), [*decisions, *[True] * 9]
+    for number in range(3 * interval):
+        agent.asked.clear()
+        is_kept = inner_step(model, optimizer, number)
         inner_step(plain, reference, number)
-    assert parameters(model) == [[value + 1 for value in tensor] for tensor in parameters(plain)]
-
-
-def test_a_lost_outer_step_leaves_the_parameters_of_the_last_commit() -> None:
-    model, optimizer = local_sgd(LoneAgent(True, False, False, step=1), attempts=2)
-    for number in range(H):
-        inner_step(model, optimizer, number)
-    committed, position = parameters(model), optimizer.current_step
-    kept = [inner_step(model, optimizer, H + number) for number in range(H)]
-    assert kept == [True] * (H - 1) + [False]
-    assert (parameters(model), optimizer.current_step) == (committed, position)
-
-
-def test_one_that_is_tried_again_loses_nothing() -> None:
-    runs: list[list[list[float]]] = []
-    for decisions in ((), (False,), (False, False)):
-        model, optimizer = local_sgd(LoneAgent(*decisions, step=1), attempts=3)
-        assert all(inner_step(model, optimizer, number) for number in range(2 * H))
-        runs.append(parameters(model))
-    assert runs[1:] == runs[:1] * 2
+        tried: list[bool] = []
+        while (number + 1) % interval == 0 and len(tried) < attempts and True not in tried:
+            tried.append(left.pop(0))
+        if tried:
+            averaged = [[value + 1 for value in tensor] for tensor in parameters(plain)]
+            committed = averaged if tried[-1] else committed
+            for parameter, values_now in zip(plain.parameters(), committed, strict=True):
+                parameter.data = torch.tensor(values_now, dtype=parameter.dtype).view_as(parameter)
+        assert (agent.asked, is_kept) == (["quorum", "vote"] * len(tried), False not in tried[-1:])
+        assert parameters(model) == parameters(plain)
 
 
 @given(st.lists(st.booleans(), max_size=6), st.integers(1, 4), st.integers(0, 3))
