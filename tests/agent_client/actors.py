@@ -230,14 +230,11 @@ class AgentActor:
 
     device = "cpu"
 
-    is_gated = False
-
     def build(self, manager: str, *, seed: int = 0, **options: Any) -> None:
         torch.manual_seed(seed)
         self.model = torch.nn.Sequential(torch.nn.Linear(8, 4), torch.nn.BatchNorm1d(4)).to(self.device)
         self.sgd = torch.optim.SGD(self.model.parameters(), lr=0.1, momentum=0.9)
         self.agent = build_agent(manager, TrainState(self.model, self.sgd), **options)
-        self._gate_fetch()
 
     def ask(self) -> None:
         """Begin a step, to the point where its participants have met."""
@@ -309,20 +306,14 @@ class AgentActor:
         """Of weights and momentum; the buffers are each group's own."""
         return digest(*self.model.parameters(), *momenta(self.sgd))
 
-    def hold_fetch(self) -> None:
-        """A transfer from a peer begins only when `allow_fetch` says so."""
-        self.fetching.clear()
-        self.may_fetch.clear()
-
     def delay_fetch(self, by_s: float) -> None:
         """Every transfer from a peer takes so much longer."""
-        self.fetch_takes_s = by_s
 
-    def wait_fetching(self) -> None:
-        self.fetching.wait()
+        def run_late(fetch: Fetch, run: Callable[[Fetch], Any] = Fetch.run) -> Any:
+            time.sleep(by_s)
+            return run(fetch)
 
-    def allow_fetch(self) -> None:
-        self.may_fetch.set()
+        Fetch.run = run_late  # type: ignore[method-assign]
 
     def train_from(self, step: int, quorum_id: int, until: int) -> None:
         """As a script that has loaded that checkpoint does."""
@@ -342,17 +333,3 @@ class AgentActor:
     def held(self) -> int:
         """How many descriptors this process has."""
         return len(os.listdir("/proc/self/fd"))
-
-    def _gate_fetch(self) -> None:
-        self.fetching, self.may_fetch = threading.Event(), threading.Event()
-        self.may_fetch.set()
-        self.fetch_takes_s = 0.0
-
-        def run_when_told(fetch: Fetch, run: Callable[[Fetch], Any] = Fetch.run) -> Any:
-            self.fetching.set()
-            self.may_fetch.wait()
-            time.sleep(self.fetch_takes_s)
-            return run(fetch)
-
-        if not self.is_gated:
-            Fetch.run, AgentActor.is_gated = run_when_told, True

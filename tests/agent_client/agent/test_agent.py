@@ -84,24 +84,7 @@ def test_one_rank_s_error_discards_the_step_in_its_whole_group(job: Job) -> None
     assert len({step["hash"] for step in log}) == 1
 
 
-# -- deaths while somebody heals
-
-
-def test_a_death_during_the_healing_of_another(job: Job) -> None:
-    """b heals from a, the first of those that are up to date; c dies."""
-    a, c = job.groups("a", "c")
-    assert check_equal(*meet(job, {"a": a, "c": c}, 3)) == 3
-    [b] = job.groups("b", seed=2)
-    b.call("hold_fetch")
-    of_b, of_a, _ = begin_together(job, {"b": b, "a": a, "c": c}, 8)
-    b.call("wait_fetching")
-    job.managers["c"].kill()
-    c.kill()
-    b.call("allow_fetch")
-    log, log_of_survivor = of_b.result(), of_a.result()
-    assert log[0]["committed"] is False
-    assert check_equal(log, log_of_survivor) >= 4
-    assert log[-1]["participants"] == ["a", "b"]
+# -- a peer that takes its time
 
 
 def test_a_transfer_may_take_longer_than_a_collective(job: Job) -> None:
