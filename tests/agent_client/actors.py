@@ -315,6 +315,9 @@ class AgentActor:
 
         Fetch.run = run_late  # type: ignore[method-assign]
 
+    def last_reconfiguration_s(self) -> float:
+        return self.agent.last_reconfiguration_s
+
     def train_from(self, step: int, quorum_id: int, until: int) -> None:
         """As a script that has loaded that checkpoint does."""
         with self.agent:

@@ -181,18 +181,12 @@ class TestRefusalToSend:
 
 
 class TestDamage:
-    @pytest.mark.parametrize("is_length_known", [True, False])
-    def test_every_truncation(self, is_length_known: bool) -> None:
+    def test_every_truncation(self) -> None:
         content = encoded(SMALL)
         for end in range(len(content)):
-            with pytest.raises(TruncatedState):
-                decode(io.BytesIO(content[:end]), len(content) if is_length_known else None)
-
-    def test_every_shorter_announcement(self) -> None:
-        content = encoded(SMALL)
-        for end in range(len(content)):
-            with pytest.raises(CorruptState):
-                decode(io.BytesIO(content[:end]), end)
+            for announced, failure in ((None, TruncatedState), (len(content), TruncatedState), (end, CorruptState)):
+                with pytest.raises(failure):
+                    decode(io.BytesIO(content[:end]), announced)
 
     def test_every_bit(self) -> None:
         content = bytearray(encoded(SMALL))

@@ -214,12 +214,10 @@ def resolve_to(patch: pytest.MonkeyPatch, addresses: list[Any]) -> None:
 
 
 class TestAddresses:
-    @pytest.mark.parametrize(
-        ("host", "url"), [("127.0.0.1", "http://127.0.0.1:"), pytest.param("::1", "http://[::1]:", marks=needs_ipv6)]
-    )
-    def test_one_host(self, host: str, url: str) -> None:
-        with serving(STATE, bind_host=host, advertise=host) as server:
-            assert server.address.startswith(url)
+    @needs_ipv6
+    def test_one_host(self) -> None:
+        with serving(STATE, bind_host="::1", advertise="::1") as server:
+            assert server.address.startswith("http://[::1]:")
             assert same(fetch(server.address, KEY, 5), STATE)
 
     @needs_ipv6
