@@ -26,10 +26,10 @@ from agent_client.collectives.group_spec import GroupSpec
 from agent_client.collectives.peers import Peers
 from agent_client.state.train_state import TrainState
 from agent_client.transfer.fetch import Fetch
-from lighthouse_protocol.messages.membership import Assignment
 from lighthouse_runtime.process.loop import StopRequest
 from manager.server import daemon
 from manager.server.config import ManagerConfig
+from tests.agent_client.assignments import assignment
 
 LOOPBACK = "127.0.0.1"
 MEETS_WITHIN_S = 120.0
@@ -195,20 +195,8 @@ class PeersActor:
         self.peers = Peers(0, LOOPBACK, connect_timeout_s=connect_timeout_s, timeout_s=100.0, **options)
 
     def configure(self, store: str, quorum_id: int, rank: int, size: int) -> None:
-        names = tuple(f"group-{place}" for place in range(size))
-        assignment = Assignment(
-            quorum_id=quorum_id,
-            replica_ids=names,
-            replica_rank=rank,
-            replica_world_size=size,
-            max_step=0,
-            max_rank=rank,
-            max_world_size=size,
-            contributors=size,
-            store_address=store,
-            primary_address="",
-        )
-        self.peers.configure(assignment, lambda: self.revoked.get(quorum_id))
+        told = assignment(rank, size, quorum_id=quorum_id, store_address=store)
+        self.peers.configure(told, lambda: self.revoked.get(quorum_id))
 
     def all_reduce(self) -> float:
         """Of ones."""
@@ -242,14 +230,11 @@ class AgentActor:
 
     device = "cpu"
 
-    is_gated = False
-
     def build(self, manager: str, *, seed: int = 0, **options: Any) -> None:
         torch.manual_seed(seed)
         self.model = torch.nn.Sequential(torch.nn.Linear(8, 4), torch.nn.BatchNorm1d(4)).to(self.device)
         self.sgd = torch.optim.SGD(self.model.parameters(), lr=0.1, momentum=0.9)
         self.agent = build_agent(manager, TrainState(self.model, self.sgd), **options)
-        self._gate_fetch()
 
     def ask(self) -> None:
         """Begin a step, to the point where its participants have met."""
@@ -321,26 +306,17 @@ class AgentActor:
         """Of weights and momentum; the buffers are each group's own."""
         return digest(*self.model.parameters(), *momenta(self.sgd))
 
-    def hold_fetch(self) -> None:
-        """A transfer from a peer begins only when `allow_fetch` says so."""
-        self.fetching.clear()
-        self.may_fetch.clear()
-
     def delay_fetch(self, by_s: float) -> None:
         """Every transfer from a peer takes so much longer."""
-        self.fetch_takes_s = by_s
 
-    def wait_fetching(self) -> None:
-        self.fetching.wait()
+        def run_late(fetch: Fetch, run: Callable[[Fetch], Any] = Fetch.run) -> Any:
+            time.sleep(by_s)
+            return run(fetch)
 
-    def allow_fetch(self) -> None:
-        self.may_fetch.set()
+        Fetch.run = run_late  # type: ignore[method-assign]
 
-    def advertise_checkpoints_at(self, address: str) -> str:
-        """Peers are sent there from the next quorum on; the address until now."""
-        server = self.agent._healing._source._server
-        before, server.address = server.address, address
-        return before
+    def last_reconfiguration_s(self) -> float:
+        return self.agent.last_reconfiguration_s
 
     def train_from(self, step: int, quorum_id: int, until: int) -> None:
         """As a script that has loaded that checkpoint does."""
@@ -360,17 +336,3 @@ class AgentActor:
     def held(self) -> int:
         """How many descriptors this process has."""
         return len(os.listdir("/proc/self/fd"))
-
-    def _gate_fetch(self) -> None:
-        self.fetching, self.may_fetch = threading.Event(), threading.Event()
-        self.may_fetch.set()
-        self.fetch_takes_s = 0.0
-
-        def run_when_told(fetch: Fetch, run: Callable[[Fetch], Any] = Fetch.run) -> Any:
-            self.fetching.set()
-            self.may_fetch.wait()
-            time.sleep(self.fetch_takes_s)
-            return run(fetch)
-
-        if not self.is_gated:
-            Fetch.run, AgentActor.is_gated = run_when_told, True

@@ -12,7 +12,7 @@ from typing import Any, Self
 
 from examples.daemons import ROOT, Daemon, command, lighthouse
 from examples.ports import LOOPBACK, free_port
-from tests.agent_client.ranks import Rank, RankServer
+from tests.agent_client.ranks import Rank, RankServer, state_of
 from tests.processes import PATIENCE_S, eventually
 
 TRAIN_SCRIPT = ROOT / "examples" / "train_ddp.py"
@@ -243,10 +243,7 @@ def descendants(pid: int) -> list[int]:
 
 def is_running(pid: int) -> bool:
     """Neither gone nor a zombie."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except OSError:
-        return False
+    return state_of(pid) not in ("", "Z")
 
 
 def command_of(pid: int) -> str:

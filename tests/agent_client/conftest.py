@@ -9,7 +9,7 @@ import pytest
 
 from tests.agent_client.clusters import PRELOADED
 from tests.agent_client.jobs import TIMES, Job
-from tests.agent_client.ranks import RankServer
+from tests.agent_client.ranks import RankServer, Start
 from tests.agent_client.training_jobs import MakeJob, TrainingJob
 from tests.processes import Lighthouse
 
@@ -29,6 +29,18 @@ def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestR
 def rank_server() -> Iterator[RankServer]:
     with RankServer() as server:
         yield server
+
+
+@pytest.fixture
+def stack() -> Iterator[ExitStack]:
+    """What the tests of a test enter, and its end leaves."""
+    with ExitStack() as it:
+        yield it
+
+
+@pytest.fixture
+def start(rank_server: RankServer, stack: ExitStack) -> Start:
+    return lambda count, actor: [stack.enter_context(rank_server.start(actor)) for _ in range(count)]
 
 
 @pytest.fixture(scope="session")
@@ -57,20 +69,18 @@ def job(
     request: pytest.FixtureRequest, lighthouse: Lighthouse, store: str, rank_server: RankServer, tmp_path: Path
 ) -> Iterator[Job]:
     """When its test has failed, it prints what the processes wrote."""
-    with ExitStack() as stack:
-        yield Job(lighthouse.address, store, rank_server, tmp_path, stack)
+    with ExitStack() as own:
+        yield Job(lighthouse.address, store, rank_server, tmp_path, own)
     if request.node.stash.get(HAS_FAILED, False):
         for log in sorted(tmp_path.glob("*.log")):
             print(f"-- the end of {log.name}:\n{log.read_text(errors='replace')[-LOG_TOLD:]}")
 
 
 @pytest.fixture
-def make_job(lighthouse: Lighthouse, store: str, rank_server: RankServer, tmp_path: Path) -> Iterator[MakeJob]:
-    with ExitStack() as stack:
+def make_job(lighthouse: Lighthouse, store: str, rank_server: RankServer, tmp_path: Path, stack: ExitStack) -> MakeJob:
+    def make(actor: type, *, ranks: int = 0, folder: Path = tmp_path, **options: Any) -> TrainingJob:
+        named = f"{actor.__module__}:{actor.__name__}"
+        at = lighthouse.address, store, rank_server, folder, stack
+        return TrainingJob(*at, actor=named, ranks=ranks or getattr(actor, "ranks", 1), **options)
 
-        def make(actor: type, *, ranks: int = 0, folder: Path = tmp_path, **options: Any) -> TrainingJob:
-            named = f"{actor.__module__}:{actor.__name__}"
-            at = lighthouse.address, store, rank_server, folder, stack
-            return TrainingJob(*at, actor=named, ranks=ranks or getattr(actor, "ranks", 1), **options)
-
-        yield make
+    return make

@@ -11,7 +11,7 @@ from torch.utils.data import DataLoader, Dataset
 from agent_client.state.train_state import TrainState
 from agent_client.training.ddp import DistributedDataParallel
 from agent_client.training.optimizer import FaultTolerantOptimizer
-from tests.agent_client.actors import build_agent, digest
+from tests.agent_client.actors import AgentActor, build_agent, digest
 
 
 class TwoBranches(torch.nn.Module):
@@ -37,7 +37,7 @@ class SlowData(Dataset[torch.Tensor]):
         return torch.zeros(8)
 
 
-class DdpActor:
+class DdpActor(AgentActor):
     def build(self, manager: str, *, seed: int = 0, salvage: bool, **options: Any) -> None:
         torch.manual_seed(seed)
         self.module = TwoBranches()
@@ -81,12 +81,6 @@ class DdpActor:
             "used": _gradients(self.module),
             "hash": digest(*self.module.parameters()),
         }
-
-    def steps(self, until: int) -> list[dict[str, Any]]:
-        tried: list[dict[str, Any]] = []
-        while self.agent.current_step < until:
-            tried.append(self.step())
-        return tried
 
     def fork_loader_workers(self, count: int) -> None:
         self.loading = iter(DataLoader(SlowData(), num_workers=count, multiprocessing_context="fork"))

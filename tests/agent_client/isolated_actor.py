@@ -6,7 +6,7 @@ import time
 import torch
 
 from agent_client.collectives import isolated
-from tests.agent_client.actors import AgentActor, GlooActor, digest
+from tests.agent_client.actors import GlooActor, digest
 
 
 class IsolatedActor(GlooActor):
@@ -47,8 +47,3 @@ class IsolatedActor(GlooActor):
 
     def close(self) -> None:
         self.connector.close()
-
-
-class TimedAgentActor(AgentActor):
-    def last_reconfiguration_s(self) -> float:
-        return self.agent.last_reconfiguration_s

@@ -24,6 +24,7 @@ class LoneAgent:
         self.state: Any = SimpleNamespace(standing={}, stands_still=True)
         self.asked: list[str] = []
         self.reduced: list[torch.Tensor] = []
+        self.within_group: list[bool] = []
         self.place = (0, 1)
         self.has_quorum = True
 
@@ -57,6 +58,7 @@ class LoneAgent:
 
     def all_reduce(self, tensor: torch.Tensor, *, within_group: bool = True, name: str = "") -> "Future[torch.Tensor]":
         self.reduced.append(tensor.clone())
+        self.within_group.append(within_group)
         done: Future[torch.Tensor] = Future()
         done.set_result(self.mean(tensor))
         return done

@@ -10,22 +10,16 @@ NOWHERE = "127.0.0.1:1"
 
 
 class MisfitActor(AgentActor):
-    """`differs_in`: width, parameters, dtype, group (one parameter group more); empty: in nothing."""
+    """`differs_in`: width, group (one parameter group more); empty: in nothing."""
 
     def build(self, manager: str, *, differs_in: str = "", **options: Any) -> None:
         super().build(manager, **options)
-        state = self.agent.state
         if differs_in == "width":
             self.model[0], self.model[1] = torch.nn.Linear(8, 6), torch.nn.BatchNorm1d(6)
-        elif differs_in == "parameters":
-            self.model.append(torch.nn.Linear(4, 4))
-        elif differs_in == "dtype":
-            self.model[0] = self.model[0].to(torch.float64)
-        if differs_in == "group":
-            self.sgd.add_param_group({"params": [torch.nn.Parameter(torch.zeros(3))]})
-        elif differs_in:
             self.sgd = torch.optim.SGD(self.model.parameters(), lr=0.1, momentum=0.9)
-        state.model, state.optimizer = self.model, self.sgd
+        elif differs_in == "group":
+            self.sgd.add_param_group({"params": [torch.nn.Parameter(torch.zeros(3))]})
+        self.agent.state.model, self.agent.state.optimizer = self.model, self.sgd
 
     def get_faults(self) -> int:
         return self.agent._machine.faults

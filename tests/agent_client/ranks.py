@@ -25,7 +25,7 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, NoReturn, Self
@@ -102,7 +102,7 @@ class Rank:
     @property
     def is_alive(self) -> bool:
         """Neither gone nor a zombie; one that is stopped lives."""
-        return _state(self.pid) not in ("", "Z")
+        return state_of(self.pid) not in ("", "Z")
 
     @property
     def status(self) -> int | None:
@@ -128,7 +128,7 @@ class Rank:
     def stop(self) -> None:
         """SIGSTOP; returns when it stands still."""
         self.signal(signal.SIGSTOP)
-        eventually(lambda: _state(self.pid) == "T", f"rank {self.pid} is stopped")
+        eventually(lambda: state_of(self.pid) == "T", f"rank {self.pid} is stopped")
 
     def resume(self) -> None:
         self.signal(signal.SIGCONT)
@@ -211,12 +211,21 @@ class RankServer:
         return Rank(pid, Connection(ours.detach()))
 
 
-def _state(pid: int) -> str:
+def state_of(pid: int) -> str:
     """One letter, as in ps; empty for a process that is gone."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
     except OSError:
         return ""
+
+
+Start = Callable[[int, str], list[Rank]]
+"""The fixture `start`: so many processes with that actor, "module:Class", that end with their test."""
+
+
+def together(ranks: Iterable[Rank], method: str, *args: Any, **kwargs: Any) -> list[Any]:
+    """What each returns, all of them being called before the first is waited for."""
+    return [pending.result() for pending in [rank.begin(method, *args, **kwargs) for rank in ranks]]
 
 
 # -- in the helper, and in the ranks

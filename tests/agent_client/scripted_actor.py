@@ -24,6 +24,13 @@ class ScriptedActor:
         self.reduce(*reduced)
         return self.vote()
 
+    def take_turn(self) -> dict[str, Any]:
+        """Of one of two networks: by the quorum's step, not by a counter of the script's own."""
+        self.agent.start_quorum()
+        turn = (self.agent.quorum_step or 0) % 2
+        self.agent.all_reduce(torch.ones(8), name=("critic", "generator")[turn]).result()
+        return self.vote() | {"turn": turn}
+
     def reduce(self, *reduced: tuple[int, str, str]) -> None:
         self.agent.start_quorum()
         for length, dtype, name in reduced:

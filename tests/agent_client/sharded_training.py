@@ -62,7 +62,6 @@ class ShardedActor(AgentActor):
             replicate(self.model, self.agent)
         else:
             self.replicas.agent = self.agent
-        self._gate_fetch()
 
     def _shard(self, way: str) -> ManagedGroup | None:
         shards = init_device_mesh("cpu", (RANKS,), mesh_dim_names=("shard",))

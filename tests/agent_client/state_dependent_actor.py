@@ -1,4 +1,4 @@
-"""A rank whose averaged gradients are transformed by state that heals, before the vote."""
+"""A rank that scales its loss, and the averaged gradients back before the vote, by state that heals."""
 
 from typing import Any
 
@@ -6,14 +6,12 @@ import torch
 
 from tests.agent_client.actors import AgentActor, digest
 
-CLIPS_AT = 0.05
-
 
 class Scaler:
     """What torch's GradScaler does with its scale, which grows here at each step."""
 
-    def __init__(self, scale: float) -> None:
-        self.scale = torch.tensor(scale)
+    def __init__(self) -> None:
+        self.scale = torch.tensor(8.0)
 
     def state_dict(self) -> dict[str, Any]:
         return {"scale": self.scale}
@@ -23,18 +21,17 @@ class Scaler:
 
 
 class StateDependentActor(AgentActor):
-    """`transform`: scaler (unscale by a scale that heals), adaptive (clip by the norm of the weights)."""
-
-    def build(self, manager: str, *, transform: str, seed: int = 0, **options: Any) -> None:
-        super().build(manager, seed=seed, **options)
-        self.transform, self.scaler = transform, Scaler(8.0)
-        self.agent.state.others["scaler"] = self.scaler
+    def build(self, manager: str, **options: Any) -> None:
+        super().build(manager, **options)
+        self.scaler = self.agent.state.others["scaler"] = Scaler()
 
     def backward(self, loss: torch.Tensor) -> None:
-        (loss * self.scaler.scale if self.transform == "scaler" else loss).backward()
+        (loss * self.scaler.scale).backward()
 
     def apply(self) -> bool:
-        self._transform(list(self.model.parameters()))
+        for parameter in self.model.parameters():
+            assert parameter.grad is not None
+            parameter.grad /= self.scaler.scale
         is_committed = super().apply()
         if is_committed:
             self.scaler.scale *= 2
@@ -50,12 +47,3 @@ class StateDependentActor(AgentActor):
     def believe_that_it_is_current(self) -> None:
         """As a group does whose last step was committed, and whose peers have gone on without it."""
         self.agent._machine.may_heal = False
-
-    def _transform(self, parameters: list[torch.nn.Parameter]) -> None:
-        for parameter in parameters:
-            assert parameter.grad is not None
-            if self.transform == "scaler":
-                parameter.grad /= self.scaler.scale
-            else:
-                limit = CLIPS_AT * parameter.detach().norm().clamp(min=1e-3)
-                parameter.grad *= (limit / parameter.grad.norm().clamp(min=1e-6)).clamp(max=1.0)

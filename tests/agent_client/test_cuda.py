@@ -1,8 +1,5 @@
 """CUDA tensors over gloo, on one GPU: sums, abort and healing. NCCL among several, where there are several."""
 
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack
-
 import pytest
 import torch
 
@@ -10,7 +7,7 @@ from tests.agent_client.agent.test_agent import check_equal
 from tests.agent_client.agent.test_agent import meet as step_into_one_quorum
 from tests.agent_client.collectives.groups import ENDS_WITHIN_S, check_sums, meet, wait_in_all_reduce
 from tests.agent_client.jobs import Job
-from tests.agent_client.ranks import Rank, RankServer
+from tests.agent_client.ranks import Start
 
 pytestmark = [
     pytest.mark.gpu,
@@ -21,19 +18,10 @@ one_gpu_is_not_enough = pytest.mark.skipif(
     torch.cuda.device_count() < 2, reason="two NCCL ranks do not fit one GPU, and there is only one"
 )
 
-Start = Callable[[str], list[Rank]]
-
-
-@pytest.fixture
-def start(rank_server: RankServer) -> Iterator[Start]:
-    with ExitStack() as stack:
-        actors = "tests.agent_client.cuda_actors"
-        yield lambda actor: [stack.enter_context(rank_server.start(f"{actors}:{actor}")) for _ in range(2)]
-
 
 @pytest.mark.parametrize("actor", ["CudaGlooActor", pytest.param("NcclActor", marks=one_gpu_is_not_enough)])
 def test_sums_and_an_abort_while_a_peer_is_stopped(store: str, start: Start, actor: str) -> None:
-    survivor, stopped = ranks = start(actor)
+    survivor, stopped = ranks = start(2, f"tests.agent_client.cuda_actors:{actor}")
     meet(store, ranks)
     check_sums(ranks)
     stopped.stop()

@@ -10,7 +10,7 @@ import agent_client
 from tests.processes import PATIENCE_S, ROOT, clean_environment, run_cli
 
 # What a training script must not get by naming this package: torch before it wants it, and the generic names of ours.
-NOT_IMPORTED = ("torch", "numpy", "manager", "lighthouse")
+NOT_IMPORTED = ("torch", "torchft", "numpy", "manager", "lighthouse")
 
 
 def python(code: str, *paths: Path) -> "subprocess.CompletedProcess[str]":
@@ -21,7 +21,12 @@ def python(code: str, *paths: Path) -> "subprocess.CompletedProcess[str]":
 
 
 @pytest.mark.parametrize(
-    "imports", ["import agent_client", "from agent_client import ManagerClient, LighthouseClient, AsyncManagerClient"]
+    "imports",
+    [
+        "import agent_client",
+        "from agent_client import ManagerClient, LighthouseClient, AsyncManagerClient",
+        "import agent_client.torchft",
+    ],
 )
 def test_it_imports_no_torch_and_the_clients_come_without(imports: str) -> None:
     done = run_cli(f"import sys; {imports}; print([name for name in {NOT_IMPORTED!r} if name in sys.modules])")

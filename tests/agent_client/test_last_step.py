@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 from agent_client.manager_client.watch import RELEASED_WITHIN_S
 from tests.agent_client.jobs import Job
-from tests.agent_client.ranks import Rank
+from tests.agent_client.ranks import Rank, together
 
 TIMES = ("--join-timeout", "2s", "--heartbeat-timeout", "3s")
 ACTOR = "tests.agent_client.scripted_actor:ScriptedActor"
@@ -16,10 +16,8 @@ STAYS_S = 1.0
 def trained(job: Job, *names: str) -> Sequence[Rank]:
     """They are in the last step of their scripts: its sum is there, and nobody has voted."""
     ranks = job.groups(*names, actor=ACTOR)
-    for call in [rank.begin("steps", 3, SUM) for rank in ranks]:
-        call.result(within_s=60.0)
-    for call in [rank.begin("reduce", SUM) for rank in ranks]:
-        call.result(within_s=60.0)
+    together(ranks, "steps", 3, SUM)
+    together(ranks, "reduce", SUM)
     return ranks
 
 

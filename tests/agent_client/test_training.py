@@ -1,9 +1,7 @@
-"""The example's training under real daemons: a group is killed and comes back, and all hold the same bits.
+"""The example's training under real daemons: how it ends by a drain, and a rank that was given only a lighthouse.
 
-The tests share one cluster of replica groups of two ranks, which trains on.
-"""
+Kills: test_matrix.py, tests/examples/test_train_scripts.py. The tests share one cluster of two groups of two ranks."""
 
-import itertools
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,9 +14,6 @@ from tests.agent_client.clusters import (
     RECOVERS_WITHIN_S,
     TRAIN_SCRIPT,
     Cluster,
-    Event,
-    Group,
-    check_all,
     command_of,
     descendants,
     is_running,
@@ -34,53 +29,11 @@ pytestmark = pytest.mark.timeout(300)
 
 @pytest.fixture(scope="module")
 def cluster(forks: RankServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    """Three groups train, and one is still to come."""
-    with Cluster(forks, tmp_path_factory.mktemp("cluster"), groups=4, ranks=2, pace_s=PACE_S) as cluster:
-        *first, _ = cluster.groups
+    with Cluster(forks, tmp_path_factory.mktemp("cluster"), groups=2, ranks=2, pace_s=PACE_S) as cluster:
         cluster.start_lighthouse()
-        cluster.start_groups(*first)
-        cluster.wait_steps(*first, more=3, participants=3)
+        cluster.start_groups(*cluster.groups)
+        cluster.wait_steps(*cluster.groups, more=3, participants=2)
         yield cluster
-
-
-def test_the_others_go_on_without_a_killed_group_and_it_heals_when_it_is_back(cluster: Cluster) -> None:
-    """Ranks and manager; the first group, whose store is where all meet. Every other kill: test_matrix.py."""
-    victim, *others, _ = cluster.groups
-    last = cluster.committed(victim)[-1]
-    cluster.kill(victim, with_manager=True)
-    cluster.wait_steps(*others, more=3, participants=2)
-    cluster.start_groups(victim)
-    cluster.wait_steps(victim, *others, more=3, participants=3)
-    for rank in range(cluster.ranks):
-        healed = cluster.committed(victim, rank)[0]
-        assert healed["step"] > last["step"]
-        assert healed["quorum_id"] > last["quorum_id"]
-        assert healed["contributed"]
-    assert check_all(cluster.folder) > 0
-
-
-def discards(cluster: Cluster, groups: list[Group]) -> list[Event]:
-    ranks = itertools.product(groups, range(cluster.ranks))
-    return [event for at in ranks for event in read_events(cluster.events(*at)) if "discarded" in event]
-
-
-def test_a_group_that_joins_and_drains_costs_the_others_no_step(cluster: Cluster) -> None:
-    *first, late = cluster.groups
-    before = discards(cluster, first)
-    cluster.start_groups(late)
-    cluster.wait_steps(*cluster.groups, more=20, participants=4)
-    with LighthouseClient(cluster.lighthouse_address) as lighthouse:
-        lighthouse.drain(late.name, "for its disk")
-    leaving, late.ranks = late.ranks, []  # they are to end by themselves
-    cluster.wait_steps(*first, more=20, participants=3)
-    assert discards(cluster, first) == before
-    assert [ended(rank) for rank in leaving] == [0, 0]
-    assert "ends in good order" in cluster.log(late, 0)
-    assert "for its disk" in cluster.log(late, 0)
-    eventually(lambda: not late.manager.is_alive, "its manager has left", RECOVERS_WITHIN_S)
-
-
-# -- a rank that was given only a lighthouse
 
 
 def ended(rank: Rank) -> int:
@@ -88,6 +41,22 @@ def ended(rank: Rank) -> int:
     eventually(lambda: rank.status is not None, f"rank {rank.pid} has ended")
     assert rank.status is not None
     return rank.status
+
+
+def test_a_group_that_is_drained_ends_in_good_order(cluster: Cluster) -> None:
+    """It costs the others no step: test_matrix.py."""
+    stays, leaves = cluster.groups
+    with LighthouseClient(cluster.lighthouse_address) as lighthouse:
+        lighthouse.drain(leaves.name, "for its disk")
+    leaving, leaves.ranks = leaves.ranks, []  # they are to end by themselves
+    cluster.wait_steps(stays, more=3, participants=1)
+    assert [ended(rank) for rank in leaving] == [0, 0]
+    assert "ends in good order" in cluster.log(leaves, 0)
+    assert "for its disk" in cluster.log(leaves, 0)
+    eventually(lambda: not leaves.manager.is_alive, "its manager has left", RECOVERS_WITHIN_S)
+
+
+# -- a rank that was given only a lighthouse
 
 
 def start_alone(cluster: Cluster, folder: Path, name: str, ranks: int, *arguments: str) -> list[Rank]:

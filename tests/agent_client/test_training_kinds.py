@@ -13,7 +13,12 @@ from tests.agent_client.training_jobs import MakeJob
 from tests.agent_client.training_kinds import KINDS, WAYS
 
 TIMES = ("--join-timeout", "5s", "--heartbeat-timeout", "3s")
-QUICK = {("scaler", "blocking"), ("ema_of_buffers", "catch_up")}
+QUICK = {("scaler", "blocking"), ("scaler", "catch_up"), ("ema_of_buffers", "catch_up")}
+FOLLOWED_STEPS = 4
+"""Before a transfer that is held begins."""
+GIVEN_UP = (
+    "catching up is given up, this group heals plainly: step \\d+: the gradients here are not those that the others"
+)
 CELLS = [
     pytest.param(kind, mode, marks=[] if (kind, mode) in QUICK else pytest.mark.slow)
     for kind in KINDS
@@ -39,7 +44,7 @@ def test_a_group_that_was_killed_heals_to_the_same_bits(make_job: MakeJob, kind:
     job.build(b)
     assert b.ranks[0].call("digests") != drawn, "another seed"
     if mode == "catch_up" and not KINDS[kind].gives_up:
-        b.ranks[0].call("follow_for_long")
+        b.ranks[0].call("follow_for", FOLLOWED_STEPS)
     job.train(b, pace_s=PACE_S)
     job.wait_steps(a, b, more=5, participants=2)
     check_healed(kind, mode, job.log_of(b)[before:])
@@ -54,7 +59,7 @@ def test_a_group_that_was_killed_heals_to_the_same_bits(make_job: MakeJob, kind:
 def check_healed(kind: str, mode: str, log: str) -> None:
     if mode == "blocking" or KINDS[kind].gives_up:
         assert "healing from a" in log
-        assert ("catching up is given up" in log) == (mode == "catch_up")
+        assert len(re.findall(GIVEN_UP, log)) == (mode == "catch_up")
     else:
         assert "caught up at step" in log
         assert "healing from a" not in log

@@ -1,7 +1,9 @@
 """Ways to train, each an actor of a training_jobs.TrainingJob, which can be held in the middle of a step or of a
 transfer of its state."""
 
+import itertools
 import json
+import math
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -20,6 +22,7 @@ from torch.optim.lr_scheduler import ExponentialLR
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from agent_client.collectives.gloo import connect_store
+from agent_client.healing import catch_up, source
 from agent_client.state.encoding import Encoding
 from agent_client.state.train_state import TrainState
 from agent_client.training.ddp import DistributedDataParallel
@@ -29,21 +32,32 @@ from agent_client.training.local_sgd import LocalSGD, OuterSteps
 from agent_client.training.optimizer import FaultTolerantOptimizer
 from agent_client.training.sampler import Position
 from agent_client.training.scheduler import FaultTolerantScheduler
+from agent_client.transfer import gloo_transport
 from agent_client.transfer.fetch import Fetch
 from tests.agent_client.actors import build_agent, digest
-from tests.agent_client.healing_actor import CHUNK_BYTES, Ballast
-from tests.agent_client.transforming_follower import GrowingScaler
 from tests.processes import PATIENCE_S
 
 INPUTS, HIDDEN, BATCH = 8, 16, 16
 CLIPS_AT = 0.05
-FOLLOWED_STEPS = 4
-"""Before a transfer that is held begins."""
 INTERVAL = 4
 """Inner steps from one outer step to the next."""
+CHUNK_BYTES = 2**18
 CHUNKS_BEFORE_HOLD = 3
 HELD_AT_REDUCTION = 2
 """Of one step, of which every way has several: the rank is held between two of them."""
+
+
+class Ballast:
+    """8 MiB that heal along, in several pieces, of which no step takes notice."""
+
+    def __init__(self, seed: int) -> None:
+        self.numbers = torch.full((2 * 2**20,), float(seed))
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"numbers": self.numbers}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self.numbers.copy_(state_dict["numbers"])
 
 
 class Ddp:
@@ -139,9 +153,10 @@ class Ddp:
             self.compute()
             self.has_participated = agent.is_participating
             is_kept = self.apply()
-            if agent.current_step > before:
+            has_committed = is_kept and agent.current_step != before  # lower, where it goes back to what it holds
+            if has_committed:
                 self.after_commit()
-            if agent.current_step > before or not is_kept:
+            if has_committed or not is_kept:
                 event = self._write("discarded" if not is_kept else "follows" if agent.catches_up else "step")
                 self.reductions = 0
             time.sleep(pace_s / self.inner_steps)
@@ -156,14 +171,16 @@ class Ddp:
     def finish(self, after_step: int) -> None:
         self.last_step = after_step
 
-    def fail_once(self) -> None:
-        """In its next vote it says no."""
+    def fail_once(self, rests_s: float = 0.0) -> None:
+        """In its next vote it says no, and begins the step after it so much later."""
         should_commit = self.agent.should_commit
 
         def should_commit_not() -> bool:
             self.agent.report_error("told to fail")
             self.agent.should_commit = should_commit  # type: ignore[method-assign]
-            return should_commit()
+            is_committed = should_commit()
+            time.sleep(rests_s)
+            return is_committed
 
         self.agent.should_commit = should_commit_not  # type: ignore[method-assign]
 
@@ -185,7 +202,7 @@ class Ddp:
 
     def _write(self, what: str) -> dict[str, Any]:
         self.followed += what == "follows"
-        if self.followed >= FOLLOWED_STEPS:
+        if self.followed >= self.follows_for:
             self.may_fetch.set()
         event = {what: self.agent.current_step} | self._describe()
         with self.events.open("a") as file:
@@ -245,6 +262,16 @@ class Ddp:
     def allow_sending(self) -> None:
         self.may_send.set()
 
+    def break_groups(self) -> None:
+        """What this rank sends over process groups breaks off after the second message."""
+        messages = gloo_transport.messages
+        gloo_transport.messages = lambda encoding: itertools.islice(messages(encoding), 2)
+
+    def advertise_nowhere(self) -> None:
+        """Peers that heal from here find nobody, from the next quorum on."""
+        healing: Any = self.agent._healing
+        healing._source._server.address = "http://127.0.0.1:1"
+
     def received(self) -> tuple[str, int, int]:
         """(from which group, how many bytes so far, of how many) of the transfer to here that is under way."""
         healing: Any = self.agent._healing
@@ -266,12 +293,21 @@ class Ddp:
 
         Encoding.chunks = chunks  # type: ignore[method-assign]
 
-    def follow_for_long(self) -> None:
-        """A transfer from a peer waits until FOLLOWED_STEPS are kept."""
+    def follow_for(self, steps: float) -> None:
+        """A transfer from a peer waits until so many are kept, or it is allowed."""
+        self.follows_for = steps
         self.may_fetch.clear()
 
+    def allow_fetch(self) -> None:
+        self.may_fetch.set()
+
+    def have_no_room(self) -> None:
+        """From now on there is no memory for another copy of anything."""
+        for module in (source, catch_up):
+            module.has_room = lambda size: False
+
     def _gate_fetch(self) -> None:
-        self.followed, self.may_fetch = 0, threading.Event()
+        self.followed, self.follows_for, self.may_fetch = 0, math.inf, threading.Event()
         self.may_fetch.set()
 
         def run_when_told(fetch: Fetch, run: Callable[[Fetch], Any] = Fetch.run) -> Any:
@@ -282,6 +318,23 @@ class Ddp:
 
 
 # -- what changes the gradients, before the vote
+
+
+class GrowingScaler(torch.amp.GradScaler):
+    """torch's, which can be moved again."""
+
+    def replay_step(self) -> None:
+        """As update() does where no gradient was infinite."""
+        scale, tracker = self._get_scale_growth_tracker()
+        factors = self.get_growth_factor(), self.get_backoff_factor(), self.get_growth_interval()
+        torch._amp_update_scale_(scale, tracker, torch.zeros(1), *factors)
+
+    def _get_scale_growth_tracker(self) -> tuple[Tensor, Tensor]:
+        if self._scale is None:
+            self._lazy_init_scale_growth_tracker(torch.device("cpu"))
+        assert self._scale is not None
+        assert self._growth_tracker is not None
+        return self._scale, self._growth_tracker
 
 
 class Scaled(Ddp):
@@ -301,6 +354,19 @@ class Scaled(Ddp):
         is_committed = bool(self.scaler.step(self.optimizer))
         self.scaler.update()
         return is_committed
+
+
+class ScaledLater(Scaled):
+    """All have the scale that they have begun with until it grows."""
+
+    grows_from = math.inf
+
+    def grow_from(self, step: int) -> None:
+        self.grows_from = step
+
+    def apply(self) -> bool:
+        self.scaler.set_growth_factor(2.0 if self.agent.current_step >= self.grows_from else 1.0)
+        return super().apply()
 
 
 class AdaptivelyClipped(Ddp):
@@ -362,6 +428,9 @@ class Scheduled(Ddp):
     def make_optimizer(self) -> FaultTolerantOptimizer:
         self.scheduler = FaultTolerantScheduler(self.others["scheduler"], self.agent)
         return super().make_optimizer()
+
+    def rate(self) -> float:
+        return self.inner.param_groups[0]["lr"]
 
     def after_commit(self) -> None:
         self.scheduler.step()

@@ -11,7 +11,7 @@ from agent_client.agent.parts import GroupPlace
 from agent_client.errors import ConfigurationError
 from examples.ports import free_port
 from tests.agent_client.jobs import TIMES, Job
-from tests.agent_client.ranks import Pending, Rank, RankError, RankServer
+from tests.agent_client.ranks import Pending, Rank, RankError, RankServer, together
 from tests.processes import LOCALHOST, Lighthouse, eventually
 
 Step = dict[str, Any]
@@ -19,7 +19,7 @@ Step = dict[str, Any]
 
 def step_together(*ranks: Rank, **options: Any) -> list[Step]:
     """By ranks that are in one quorum already: it waits for each of them."""
-    return [pending.result() for pending in [rank.begin("step", **options) for rank in ranks]]
+    return together(ranks, "step", **options)
 
 
 def begin_together(job: Job, ranks: dict[str, Rank], *until: int) -> list[Pending]:
@@ -51,16 +51,6 @@ def check_equal(*logs: list[Step]) -> int:
     return shared
 
 
-def test_from_different_weights_to_the_same_bits(job: Job) -> None:
-    a, b = job.groups("a", "b")
-    assert a.call("hash") != b.call("hash")
-    first = meet(job, {"a": a, "b": b})
-    second = step_together(a, b)
-    assert check_equal(first, second) == 2
-    assert all(step["committed"] and step["participants"] == ["a", "b"] for step in [*first, *second])
-    assert [step["participated"] for step in first] == [True, True], "all start from the weights of one"
-
-
 def test_a_group_that_heals_counts_in_that_very_step(job: Job) -> None:
     [a] = job.groups("a")
     [*_, alone] = a.call("steps", 2)
@@ -81,22 +71,6 @@ def test_a_step_without_a_collective_of_the_script_s_own_commits(job: Job) -> No
         assert [step["committed"] for step in step_together(a, b, reduces=False)] == [True, True]
 
 
-def test_a_reported_error_discards_the_step_here_and_the_next_heals(job: Job) -> None:
-    a, b = job.groups("a", "b")
-    meet(job, {"a": a, "b": b})
-    before = b.call("hash")
-    of_a = a.begin("step")
-    failed = b.call("step", error="the loss is not a number")
-    assert not failed["committed"]
-    assert "the loss is not a number" in job.log("b")
-    assert of_a.result()["committed"], "the others had all they needed"
-    assert failed["hash"] == before
-    of_a, of_b = step_together(a, b)
-    assert of_b["committed"]
-    assert of_b["participated"], "it has healed before it computed"
-    assert check_equal([of_a], [of_b]) == 1
-
-
 def test_one_rank_s_error_discards_the_step_in_its_whole_group(job: Job) -> None:
     ranks = list(job.groups_of(2, "a", "b").values())
     assert {step["step"] for step in step_together(*ranks)} == {1}
@@ -110,34 +84,7 @@ def test_one_rank_s_error_discards_the_step_in_its_whole_group(job: Job) -> None
     assert len({step["hash"] for step in log}) == 1
 
 
-def test_too_many_discards_in_a_row_end_the_rank(job: Job) -> None:
-    [a] = job.groups("a", max_consecutive_discards=3)
-    assert a.call("step")["committed"]
-    for _ in range(2):
-        assert not a.call("step", error="again")["committed"]
-    with pytest.raises(RankError, match=r"3 steps discarded in a row \(max_consecutive_discards\): again") as raised:
-        a.call("step", error="again")
-    assert raised.value.kind == "AgentError"
-
-
-# -- deaths while somebody heals
-
-
-def test_a_death_during_the_healing_of_another(job: Job) -> None:
-    """b heals from a, the first of those that are up to date; c dies."""
-    a, c = job.groups("a", "c")
-    assert check_equal(*meet(job, {"a": a, "c": c}, 3)) == 3
-    [b] = job.groups("b", seed=2)
-    b.call("hold_fetch")
-    of_b, of_a, _ = begin_together(job, {"b": b, "a": a, "c": c}, 8)
-    b.call("wait_fetching")
-    job.managers["c"].kill()
-    c.kill()
-    b.call("allow_fetch")
-    log, log_of_survivor = of_b.result(), of_a.result()
-    assert log[0]["committed"] is False
-    assert check_equal(log, log_of_survivor) >= 4
-    assert log[-1]["participants"] == ["a", "b"]
+# -- a peer that takes its time
 
 
 def test_a_transfer_may_take_longer_than_a_collective(job: Job) -> None:
@@ -185,19 +132,9 @@ def test_a_rank_that_raises_says_why_before_it_dies(job: Job) -> None:
     assert "rank 0 has failed: ValueError: the loss is not a number" in job.log("a-manager")
 
 
-def test_a_rank_that_the_manager_does_not_know_ends(job: Job) -> None:
-    job.start_managers("a")
-    a = job.rank("a", rank=0)
-    other = job.rank("a", rank=5)
-    assert a.call("step")["committed"]
-    with pytest.raises(RankError, match=r"refuses this rank: rank: is 5; the group has ranks 0 to 0"):
-        other.call("step")
-
-
 def test_a_refusal_by_the_lighthouse_is_said_and_no_busy_loop(job: Job) -> None:
     """A group of another size is refused at once, each time: asking again must take its time, or end."""
-    for pending in [rank.begin("ask") for rank in job.groups_of(2, "a").values()]:
-        pending.result()
+    together(job.groups_of(2, "a").values(), "ask")
     job.start_managers("b")
     b = job.rank("b")
     tried_for_s = 2.0

@@ -6,6 +6,7 @@ import pytest
 
 from lighthouse_protocol.messages.incident import IncidentSummary
 from lighthouse_runtime.client.lighthouse import LighthouseClient
+from tests.agent_client.agent.test_agent import check_equal as check_states
 from tests.agent_client.jobs import Job
 from tests.agent_client.ranks import Rank, RankError
 from tests.processes import Lighthouse
@@ -36,11 +37,7 @@ def incidents(lighthouse: Lighthouse, job: Job) -> list[IncidentSummary]:
 
 def check_equal(told: dict[str, list[Event]]) -> None:
     assert len({events[-1]["hash"] for events in told.values()}) == 1
-    states: dict[tuple[int, int], str] = {}
-    for events in told.values():
-        for event in events:
-            if event["committed"] and not event["torn"]:
-                assert states.setdefault((event["step"], event["quorum_id"]), event["hash"]) == event["hash"], event
+    check_states(*([event for event in events if not event["torn"]] for events in told.values()))
 
 
 def test_an_exception_of_the_optimizer_that_the_script_catches_heals(job: Job, lighthouse: Lighthouse) -> None:

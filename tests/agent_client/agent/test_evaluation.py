@@ -118,8 +118,10 @@ def test_a_newcomer_s_check_keeps_nobody_waiting(job: Job) -> None:
     veteran = job.rank("a", actor=ACTOR)
     veteran.call("steps", 2)
     newcomer = job.rank("b", seed=1, actor=ACTOR)
+    checks = newcomer.begin("check_equal", 24)
+    job.wait_joined("b")  # else a could be through with its steps before that
     trains = veteran.begin("steps", 30)
-    assert newcomer.call("check_equal", 24)["result"] == "None"
+    assert checks.result()["result"] == "None"
     assert newcomer.call("step")["participants"] == ["a", "b"]
     steps = newcomer.begin("steps", 30)
     assert trains.result()[-1]["hash"] == steps.result()[-1]["hash"]

@@ -5,37 +5,17 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import pytest
-from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from agent_client.agent.rules.step import HISTORY_KEPT, InvalidTransition, Phase, StepMachine
 from lighthouse_protocol.messages.membership import Assignment, Distrust, DistrustKind
+from tests.agent_client.assignments import assignment
 
-TRAINING = Assignment(
-    quorum_id=7,
-    replica_rank=0,
-    replica_world_size=3,
-    replica_ids=("a", "b", "c"),
-    store_address="127.0.0.1:1",
-    max_step=4,
-    max_rank=0,
-    max_world_size=2,
-    contributors=2,
-    primary_address="http://127.0.0.1:2",
-    place=0,
-)
-HEALING = dataclasses.replace(
-    TRAINING,
-    max_rank=None,
-    place=None,
-    healing=(0,),
-    heal_from_rank=1,
-    heal_from_address="http://127.0.0.1:3",
-    max_step=9,
-)
+TRAINING = assignment(0, 3, max_step=4, max_world_size=2, contributors=2)
 HEALS_NEXT = dataclasses.replace(TRAINING, max_rank=None, place=None)
 """It is behind, and no source is dealt to it."""
+HEALING = dataclasses.replace(HEALS_NEXT, healing=(0,), heal_from_rank=1, heal_from_address="b:1", max_step=9)
 
 
 @dataclass(frozen=True)
@@ -130,16 +110,6 @@ def test_the_history_is_bounded() -> None:
 # -- stories
 
 
-@pytest.mark.parametrize(
-    ("commit", "position"), [(True, (5, 7, 12)), (False, (4, 3, 10))], ids=["commits", "another rank discards it"]
-)
-def test_a_step_moves_with_its_commit(commit: bool, position: tuple[int, int, int]) -> None:
-    machine = computing(step=4, tag_quorum_id=3, batches_committed=10)
-    machine.reduced()
-    assert ended(machine, commit=commit)
-    assert (machine.step, machine.tag_quorum_id, machine.batches_committed) == position
-
-
 @pytest.mark.parametrize("is_alone", [True, False])
 @pytest.mark.parametrize("fails", [True, False])
 def test_only_a_yes_of_a_rank_that_is_alone_is_the_decision(is_alone: bool, fails: bool) -> None:
@@ -178,17 +148,6 @@ def test_what_is_missing_for_a_yes_is_said_and_the_next_quorum_may_heal(
     assert machine.is_salvageable is (assignment is TRAINING), "gradients of a state that does not count are not"
 
 
-def test_without_a_quorum_nothing_commits_and_it_counts_as_no_discard() -> None:
-    machine = StepMachine(step=3, tag_quorum_id=2)
-    machine.ask()
-    machine.unanswered("the lighthouse is away")
-    machine.reduced()
-    assert not machine.contributes
-    assert ended(machine, commit=False) is False
-    assert (machine.step, machine.tag_quorum_id, machine.discards) == (3, 2, 0)
-    assert machine.failure == "the lighthouse is away"
-
-
 def test_an_interrupted_installation_leaves_a_rank_without_a_tag_until_it_has_healed() -> None:
     """t04: under a quorum in which it does not heal nothing has failed, and there is nothing to install."""
     machine = computing(HEALING, step=4, tag_quorum_id=3)
@@ -207,24 +166,6 @@ def test_an_interrupted_installation_leaves_a_rank_without_a_tag_until_it_has_he
     machine.installing()
     machine.installed(9, 6, 40)
     assert machine.vote() is True
-
-
-def test_discards_and_faults_count_up_to_the_next_commit() -> None:
-    """A step for which another group is to blame is a discard and no fault; the first reason stays."""
-    machine = StepMachine()
-    for is_blamed in (True, False, True):
-        told(machine)
-        machine.failed("first", is_blamed=is_blamed)
-        machine.failed("later", is_blamed=not is_blamed)
-        assert (machine.failure, machine.is_blamed, machine.contributes) == ("first", is_blamed, False)
-        assert ended(machine, commit=False) is False
-        if not machine.is_blamed:
-            machine.faulted()
-    assert (machine.discards, machine.faults) == (3, 1)
-    told(machine).reduced()
-    assert not machine.is_blamed
-    ended(machine, commit=True)
-    assert (machine.discards, machine.faults) == (0, 0)
 
 
 @pytest.mark.parametrize(
@@ -259,18 +200,6 @@ def test_gradients_of_another_state_are_not_reduced_again() -> None:
     assert machine.is_salvageable
 
 
-def test_a_new_step_forgets_the_failure_and_the_reductions_of_the_last() -> None:
-    machine = computing(HEALING)
-    machine.reduced()
-    machine.failed("once")
-    ended(machine, commit=False)
-    machine.ask()
-    assert (machine.assignment, machine.failure, machine.has_reduced, machine.must_install) == (
-        *(None, None),
-        *(False, False),
-    )
-
-
 # -- healing before it computes
 
 
@@ -283,18 +212,6 @@ def test_what_may_have_to_heal_waits_for_its_quorum() -> None:
         assert machine.may_heal is not commit
     machine.installed(9, 7, 3)
     assert machine.may_heal, "what it holds, a file or a peer has told"
-
-
-def test_one_that_counts_when_it_has_healed_contributes_then_and_not_before() -> None:
-    machine = StepMachine()
-    machine.ask(heals_first=True)
-    machine.answered(dataclasses.replace(HEALING, place=1))
-    assert not machine.contributes
-    machine.installing()
-    machine.installed(9, 7, 3)
-    assert machine.contributes
-    machine.reduced()
-    assert machine.vote()
 
 
 # -- a state that is torn
@@ -353,13 +270,14 @@ def test_where_there_are_other_ranks_the_step_that_they_are_in_is_done_first(is_
 
 
 assignments = st.builds(
-    lambda quorum_id, contributors, heals, max_step: dataclasses.replace(
-        HEALING if heals else TRAINING, quorum_id=quorum_id, contributors=contributors, max_step=max_step
+    lambda quorum_id, contributors, heals, max_step, place: dataclasses.replace(
+        HEALING if heals else TRAINING, quorum_id=quorum_id, contributors=contributors, max_step=max_step, place=place
     ),
     st.integers(1, 9),
     st.integers(1, 5),
     st.booleans(),
     st.integers(0, 20),
+    st.sampled_from([0, None]),
 )
 
 
@@ -371,7 +289,10 @@ class Stories(RuleBasedStateMachine):
         self.machine = StepMachine(step=step, tag_quorum_id=tag)
         self.position = (step, 0)
         self.is_installing = False
-        self.has_quorum = self.has_reduced = self.has_failed = self.has_installed = self.said_yes = False
+        self.quorum: Assignment | None = None
+        self.has_reduced = self.has_installed = self.said_yes = False
+        self.failure: str | None = None
+        self.discards = self.faults = 0
 
     def in_phase(self, phase: Phase) -> bool:
         return self.machine.phase is phase
@@ -380,19 +301,20 @@ class Stories(RuleBasedStateMachine):
     @rule()
     def ask(self) -> None:
         self.machine.ask()
-        self.has_quorum = self.has_reduced = self.has_failed = self.has_installed = False
+        self.quorum = self.failure = None
+        self.has_reduced = self.has_installed = False
 
     @precondition(lambda self: self.in_phase(Phase.ASKED))
     @rule(assignment=assignments)
     def answered(self, assignment: Assignment) -> None:
         self.machine.answered(assignment)
-        self.has_quorum = True
+        self.quorum = assignment
 
     @precondition(lambda self: self.in_phase(Phase.ASKED))
     @rule()
     def unanswered(self) -> None:
         self.machine.unanswered("nobody")
-        self.has_failed = True
+        self.failure = "nobody"
 
     @precondition(lambda self: self.in_phase(Phase.COMPUTING))
     @rule()
@@ -401,10 +323,13 @@ class Stories(RuleBasedStateMachine):
         self.has_reduced = True
 
     @precondition(lambda self: not self.in_phase(Phase.IDLE))
-    @rule()
-    def failed(self) -> None:
-        self.machine.failed("a fault")
-        self.has_failed = True
+    @rule(reason=st.sampled_from(["a fault", "another"]), is_blamed=st.booleans())
+    def failed(self, reason: str, is_blamed: bool) -> None:
+        """The first reason stays, and who is to blame for it."""
+        before = self.machine.is_blamed
+        self.machine.failed(reason, is_blamed=is_blamed)
+        assert self.machine.is_blamed is (is_blamed if self.failure is None else before)
+        self.failure = self.failure or reason
 
     @precondition(lambda self: self.in_phase(Phase.COMPUTING) and self.machine.must_install)
     @rule(is_interrupted=st.booleans(), quorum_id=st.integers(0, 9))
@@ -416,24 +341,35 @@ class Stories(RuleBasedStateMachine):
         self.check_tag()
         if is_interrupted:
             self.machine.failed("broke off")
-            self.has_failed = True
+            self.failure = self.failure or "broke off"
             return
         self.machine.installed(step, quorum_id, 3)
         self.position = (step, 3)
         self.is_installing, self.has_installed = False, True
+
+    @precondition(lambda self: self.in_phase(Phase.IDLE))
+    @rule(assignment=assignments)
+    def go_well(self, assignment: Assignment) -> None:
+        """Up to the vote: without it, few stories come to a commit."""
+        self.ask()
+        self.answered(assignment)
+        self.reduced()
+        if self.machine.must_install:
+            self.install(is_interrupted=False, quorum_id=assignment.quorum_id)
 
     @precondition(lambda self: self.in_phase(Phase.COMPUTING))
     @rule()
     def vote(self) -> None:
         self.said_yes = self.machine.vote()
         if self.said_yes:
-            assert self.has_quorum
+            assert self.quorum is not None
             assert self.has_reduced
-            assert not self.has_failed
-            assert self.has_installed or not self.machine.assignment.heals  # type: ignore[union-attr]
+            assert self.failure is None
+            assert self.has_installed or (not self.quorum.heals and self.quorum.place is not None)
             assert not self.is_installing
         else:
             assert self.machine.failure
+            self.failure = self.failure or self.machine.failure
 
     @precondition(lambda self: self.in_phase(Phase.VOTED))
     @rule(commit=st.booleans())
@@ -446,12 +382,31 @@ class Stories(RuleBasedStateMachine):
             assert self.machine.tag_quorum_id == assignment.quorum_id
             step, batches = self.position
             self.position = (step + 1, batches + assignment.contributors)
+            self.discards = self.faults = 0
+        else:
+            self.discards += assignment is not None
+
+    @precondition(lambda self: self.in_phase(Phase.IDLE))
+    @rule()
+    def faulted(self) -> None:
+        self.machine.faulted()
+        self.faults += 1
 
     @invariant()
     def check_tag(self) -> None:
         """A rank is without a tag from the first byte of an installation to its last."""
         if hasattr(self, "machine"):
             assert (self.machine.tag_quorum_id is None) == self.is_installing
+
+    @invariant()
+    def check_step(self) -> None:
+        """Of what has failed nothing contributes, nor of who heals until it has; a new step forgets what failed."""
+        if hasattr(self, "machine"):
+            counts = self.quorum is not None and self.quorum.place is not None
+            assert self.machine.contributes is (counts and self.failure is None and not self.machine.must_install)
+            assert (self.machine.failure, self.machine.assignment) == (self.failure, self.quorum)
+            assert (self.machine.discards, self.machine.faults) == (self.discards, self.faults)
+            assert not self.has_installed or not self.machine.must_install
 
     @invariant()
     def check_position(self) -> None:
@@ -461,4 +416,3 @@ class Stories(RuleBasedStateMachine):
 
 
 TestStories = Stories.TestCase
-TestStories.settings = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])

@@ -14,6 +14,7 @@ from agent_client.agent.rules.world_size import NO_SHARE, Share, WorldSize, Worl
 from lighthouse_protocol.messages.membership import Assignment, Participant, Quorum
 from manager.group.rules.assignment import assign
 from tests.agent_client import batch_training
+from tests.agent_client.assignments import assignment
 from tests.agent_client.clusters import all_events, check_all
 from tests.agent_client.training_jobs import Group, MakeJob, TrainingJob
 from tests.processes import PATIENCE_S, eventually
@@ -27,24 +28,9 @@ sizes = st.integers(1, 12)
 def assignments(contributors: int, healing: int) -> list[Assignment]:
     """Of all participants: first those that contribute, then those that heal."""
     members = contributors + healing
-    return [
-        Assignment(
-            quorum_id=1,
-            replica_rank=place,
-            replica_world_size=members,
-            replica_ids=tuple(str(number) for number in range(members)),
-            store_address="",
-            max_step=5,
-            max_rank=place if place < contributors else None,
-            max_world_size=contributors,
-            contributors=contributors,
-            primary_address="",
-            heal_from_rank=None if place < contributors else 0,
-            place=place if place < contributors else None,
-            healing=tuple(range(contributors, members)),
-        )
-        for place in range(members)
-    ]
+    told = {"contributors": contributors, "healing": tuple(range(contributors, members))}
+    behind = {"max_rank": None, "place": None, "heal_from_rank": 0}
+    return [assignment(place, members, **told, **(behind if place >= contributors else {})) for place in range(members)]
 
 
 def shares(mode: WorldSizeMode, size: int, members: list[Assignment]) -> list[Share]:
@@ -83,7 +69,7 @@ def test_at_step_0_only_the_one_from_whom_all_start_counts(
     """All are at max_step; where somebody sends no tags, each group rank starts from another group."""
     participants = tuple(Participant(str(place), tag_quorum_id=None) for place in range(members))
     found = [assign(Quorum(1, participants), str(place), group_rank, init_sync=True) for place in range(members)]
-    divided = shares(mode, size, [assignment for assignment in found if assignment is not None])
+    divided = shares(mode, size, [each for each in found if each is not None])
     assert [place for place, share in enumerate(divided) if share.counts] == [group_rank % members]
     assert counted(divided) == list(range(divided[0].divisor))
 

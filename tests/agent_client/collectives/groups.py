@@ -22,8 +22,7 @@ def meet(store: str, ranks: list[Rank], **options: float) -> None:
 
 
 def sums(ranks: list[Rank], length: int = 1000) -> list[str]:
-    pending = [rank.begin("all_reduce", seed, length) for seed, rank in enumerate(ranks)]
-    return [each.result() for each in pending]
+    return [each.result() for each in [rank.begin("all_reduce", seed, length) for seed, rank in enumerate(ranks)]]
 
 
 def check_sums(ranks: list[Rank], length: int = 1000) -> None:

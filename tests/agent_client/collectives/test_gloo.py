@@ -5,7 +5,6 @@ import time
 import pytest
 
 from examples.ports import free_port
-from tests.agent_client.collectives.conftest import Start
 from tests.agent_client.collectives.groups import (
     ENDS_WITHIN_S,
     check_abort_ends,
@@ -16,7 +15,7 @@ from tests.agent_client.collectives.groups import (
     reconfigure,
     wait_in_all_reduce,
 )
-from tests.agent_client.ranks import RankError
+from tests.agent_client.ranks import RankError, Start, together
 from tests.processes import LOCALHOST, eventually
 
 ACTOR = "tests.agent_client.actors:GlooActor"
@@ -138,12 +137,8 @@ def test_an_abort_ends_every_group_that_was_made_for_torch(store: str, start: St
     """A script may wrap two models, each with a group of its own."""
     survivor, stopped = start(2, ACTOR)
     meet(store, [survivor, stopped])
-    for pending in [rank.begin("meet_for_torch", "first", "second") for rank in (survivor, stopped)]:
-        pending.result()
-    assert [pending.result() for pending in [rank.begin("sum_for_torch") for rank in (survivor, stopped)]] == [
-        [2.0, 2.0],
-        [2.0, 2.0],
-    ]
+    together((survivor, stopped), "meet_for_torch", "first", "second")
+    assert together((survivor, stopped), "sum_for_torch") == [[2.0, 2.0]] * 2
     stopped.stop()
     [waiting] = wait_in_all_reduce([survivor], waits_in)
     survivor.call("abort")

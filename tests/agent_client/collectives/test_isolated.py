@@ -13,7 +13,6 @@ from agent_client.errors import ConfigurationError
 from tests.agent_client.agent.test_agent import check_equal
 from tests.agent_client.agent.test_agent import meet as meet_in_a_quorum
 from tests.agent_client.clusters import command_of, descendants, is_running
-from tests.agent_client.collectives.conftest import Start
 from tests.agent_client.collectives.groups import (
     ENDS_WITHIN_S,
     check_abort_ends,
@@ -25,11 +24,10 @@ from tests.agent_client.collectives.groups import (
     wait_in_all_reduce,
 )
 from tests.agent_client.jobs import Job
-from tests.agent_client.ranks import Rank, RankError, RankServer
+from tests.agent_client.ranks import Rank, RankError, RankServer, Start
 from tests.processes import Lighthouse, eventually
 
 ISOLATED = "tests.agent_client.isolated_actor:IsolatedActor"
-TIMED_AGENT = "tests.agent_client.isolated_actor:TimedAgentActor"
 GLOO = "tests.agent_client.actors:GlooActor"
 
 
@@ -166,7 +164,7 @@ def test_agents_train_over_it_to_the_bits_of_gloo_and_survive_a_kill(
         found: dict[str, list[str]] = {}
         for kind in ("gloo", "isolated"):
             job = Job(lighthouse.address, store, rank_server, tmp_path, stack)
-            a, b = job.groups("a", "b", process_group=kind, connect_timeout_s=60.0, actor=TIMED_AGENT)
+            a, b = job.groups("a", "b", process_group=kind, connect_timeout_s=60.0)
             of_a, of_b = meet_in_a_quorum(job, {"a": a, "b": b}, 3)
             assert check_equal(of_a, of_b) == 3
             found[kind] = [step["hash"] for step in of_a]

@@ -6,9 +6,8 @@ from collections.abc import Callable
 
 import pytest
 
-from tests.agent_client.collectives.conftest import Start
 from tests.agent_client.collectives.groups import ENDS_WITHIN_S
-from tests.agent_client.ranks import Rank, RankError
+from tests.agent_client.ranks import Rank, RankError, Start, together
 from tests.processes import eventually
 
 Peers = Callable[..., list[Rank]]
@@ -39,7 +38,7 @@ def wait_meeting(rank: Rank) -> None:
 
 
 def sums(*ranks: Rank) -> list[float]:
-    return [each.result() for each in [rank.begin("all_reduce") for rank in ranks]]
+    return together(ranks, "all_reduce")
 
 
 def test_quorum_after_quorum(store: str, peers: Peers) -> None:

@@ -1,12 +1,10 @@
-"""What the tests of a test enter, and its end leaves."""
-
-from collections.abc import Iterator
 from contextlib import ExitStack
 
 import pytest
 
+from tests.agent_client.healing.pair import Pair
+
 
 @pytest.fixture
-def stack() -> Iterator[ExitStack]:
-    with ExitStack() as it:
-        yield it
+def pair(stack: ExitStack) -> Pair:
+    return Pair(stack)

@@ -10,22 +10,10 @@ from agent_client.agent.rules.step import StepMachine
 from agent_client.healing.healing import Healing
 from agent_client.state.train_state import TrainState
 from lighthouse_protocol.messages.membership import Assignment
+from tests.agent_client.assignments import assignment
 from tests.processes import LOCALHOST
 
-ASSIGNMENT = Assignment(
-    quorum_id=7,
-    replica_rank=0,
-    replica_world_size=2,
-    replica_ids=("a", "b"),
-    store_address="",
-    max_step=5,
-    max_rank=0,
-    max_world_size=1,
-    contributors=1,
-    primary_address="a:1",
-    place=0,
-    healing=(1,),
-)
+ASSIGNMENT = assignment(max_world_size=1, contributors=1, healing=(1,))
 TARGETS = replace(ASSIGNMENT, replica_rank=1, max_rank=None, place=None, heal_from_rank=0, heal_from_address="a:1")
 
 

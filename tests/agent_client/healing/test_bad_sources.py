@@ -1,9 +1,9 @@
-"""A source whose state cannot be used: the reason is told, nothing of it is taken over, and another source is asked."""
+"""A source whose state cannot be used: the reason is told, and nothing of it is taken over. That another is asked:
+test_fetch.py, test_healing.py."""
 
 import re
 from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -19,8 +19,6 @@ from tests.agent_client.transfer.sources import answering, ok, sends
 Answer = Callable[[dict[str, Any]], bytes]
 """What a source sends that holds this state."""
 
-ABSENT = object()
-
 
 def with_another(*path: str, value: object) -> Answer:
     """A whole answer, with the checksums that it should have."""
@@ -30,10 +28,7 @@ def with_another(*path: str, value: object) -> Answer:
         inner = state
         for folder in folders:
             inner = inner[folder]
-        if value is ABSENT:
-            del inner[name]
-        else:
-            inner[name] = value
+        inner[name] = value
         content = b"".join(encode(state))
         return ok(len(content), content)
 
@@ -50,10 +45,7 @@ OTHER_DTYPE = with_another(*WEIGHT, value=torch.zeros(1024, 1024).double()), r"\
 NO_AGENTS = "not what an Agent serves, or of another quorum's future"
 
 MISFITS: dict[str, tuple[Answer, str]] = {
-    "lacks a key": (with_another(*WEIGHT, value=ABSENT), r"\['weight'\]: missing in what was received"),
-    "another key": (with_another("train", "model", "b", value=torch.zeros(1)), r"\['b'\]: received, but unknown here"),
     "another shape": OTHER_SHAPE,
-    "another dtype": OTHER_DTYPE,
     "a later step": (with_another("agent", "step", value=6), "it is of step 6, not 5"),
     "an earlier step": (with_another("agent", "step", value=4), "it is of step 4, not 5"),
     "a later quorum": (with_another("agent", "tag_quorum_id", value=TARGETS.quorum_id + 1), NO_AGENTS),
@@ -72,22 +64,15 @@ CASES: list[Any] = [
 
 
 class BadPair(Pair):
-    """The assigned source sends what cannot be used; where `has_another`, a good one is asked after it."""
+    """The source sends what cannot be used."""
 
-    def __init__(self, stack: ExitStack, answer: Answer, *, has_another: bool) -> None:
+    def __init__(self, stack: ExitStack, answer: Answer) -> None:
         super().__init__(stack)
-        self.serve()
+        self.states[0].begin_step()
         agent = {"step": 5, "tag_quorum_id": 3, "batches_committed": 10}
         content = answer({"train": self.states[0].snapshot(), "agent": agent})
-        addresses = {"a:1": stack.enter_context(answering(sends(content))), "c:1": self.source.address}
-        self.asked: list[str] = []
-
-        def ask(manager: str) -> str:
-            self.asked.append(manager)
-            return addresses[manager]
-
-        self.target._target._ask = ask  # type: ignore[method-assign]
-        self.assignment = replace(TARGETS, other_sources=("c:1",) if has_another else ())
+        address = stack.enter_context(answering(sends(content)))
+        self.target._target._ask = lambda manager: address  # type: ignore[method-assign]
 
     def install(self) -> StepMachine:
         machine = StepMachine()
@@ -102,40 +87,24 @@ class BadPair(Pair):
 def test_it_is_refused_with_the_reason_and_nothing_is_touched(
     stack: ExitStack, answer: Answer, words: str, kind: type[Exception]
 ) -> None:
-    pair = BadPair(stack, answer, has_another=False)
+    pair = BadPair(stack, answer)
     before = pair.target_bits()
     with pytest.raises(kind, match=f"(?s)the state of .*from a .*{words}"):
-        pair.fetch(pair.assignment)
+        pair.fetch()
     assert pair.install() == StepMachine()
     assert pair.target_bits() == before
-
-
-@pytest.mark.parametrize("name", ["another shape", "a later step", "oversized", "wrong byte"])
-def test_another_source_is_asked_and_its_state_is_taken_whole(
-    stack: ExitStack, name: str, caplog: pytest.LogCaptureFixture
-) -> None:
-    answer, _ = (MISFITS | BROKEN)[name]
-    pair = BadPair(stack, answer, has_another=True)
-    before = pair.target_bits()
-    pair.fetch(pair.assignment)
-    assert [line.rpartition("; ")[2] for line in caplog.messages if "now from" in line] == ["now from the group at c:1"]
-    assert (pair.asked[0], pair.asked[-1]) == ("a:1", "c:1")
-    assert pair.target_bits() == before, "the script's thread installs it"
-    assert pair.install().step == 5
-    assert torch.equal(*pair.weights())
 
 
 @pytest.mark.parametrize(("whole", "difference"), [OTHER_SHAPE, OTHER_DTYPE], ids=["shape", "dtype"])
 def test_a_state_of_another_model_is_refused_by_its_header(stack: ExitStack, whole: Answer, difference: str) -> None:
     """Its tensors never come: a group that is none of its peers' must not wait for all of a large state."""
-    pair = BadPair(stack, lambda state: whole(state)[:10_000], has_another=False)
+    pair = BadPair(stack, lambda state: whole(state)[:10_000])
     with pytest.raises(DoesNotFit, match=difference) as caught:
-        pair.fetch(pair.assignment)
+        pair.fetch()
     assert re.match(rf"state\['model'\]{difference}", caught.value.difference)
 
 
-def test_a_state_that_does_not_fit_into_memory(stack: ExitStack, monkeypatch: pytest.MonkeyPatch) -> None:
-    pair = Pair(stack)
+def test_a_state_that_does_not_fit_into_memory(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
     pair.serve()
     monkeypatch.setattr("agent_client.healing.target.available_bytes", lambda: 2**20)
     with pytest.raises(CorruptState, match=r"\d+ bytes, more than 1048576"):

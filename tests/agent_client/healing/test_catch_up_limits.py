@@ -14,8 +14,6 @@ from agent_client.errors import ConfigurationError
 from agent_client.healing.rules.catch_up import CatchUpPlan
 from agent_client.state.train_state import TrainState
 from agent_client.training.checkpoint_folder import CheckpointFolder
-from agent_client.training.hsdp import replicate
-from agent_client.training.local_sgd import LocalSGD
 from lighthouse_protocol.messages.membership import Tag
 
 
@@ -52,21 +50,6 @@ def test_what_moves_in_a_way_that_nobody_knows_is_refused() -> None:
 def test_a_step_without_the_optimizer_that_can_apply_it_later_is_refused() -> None:
     with agent_of() as agent, pytest.raises(ConfigurationError, match="FaultTolerantOptimizer"):
         agent.start_quorum()
-
-
-def test_local_steps_are_refused() -> None:
-    with agent_of() as agent, pytest.raises(ConfigurationError, match="steps of one's own.*heal_mode='blocking'"):
-        LocalSGD(agent.state.model, agent.state.optimizer, agent, sync_every=2)
-
-
-def test_a_model_that_is_sharded_is_refused() -> None:
-    with agent_of() as agent, pytest.raises(ConfigurationError, match="sharded"):
-        replicate(agent.state.model, agent)
-
-
-def test_an_unknown_mode_is_refused() -> None:
-    with pytest.raises(ConfigurationError, match="heal_mode: 'catch up' is none of blocking, catch_up"):
-        AgentConfig(heal_mode="catch up")  # type: ignore[arg-type]
 
 
 def test_a_rank_that_catches_up_is_known_by_what_it_holds_and_writes_no_checkpoint(tmp_path: Path) -> None:

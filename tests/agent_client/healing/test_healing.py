@@ -1,12 +1,10 @@
-"""Healing between real processes: broken connections, bad sources, deaths in the middle; what a source waits for."""
+"""Healing between real processes: bad sources, a death in the middle; what a source waits for."""
 
-import signal
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,13 +15,11 @@ from agent_client.healing.healing import Healing
 from agent_client.healing.rules.modes import StateServing
 from agent_client.state.encoding import Encoding
 from agent_client.transfer.response import StateUnavailable
-from examples.ports import free_port
 from tests.agent_client.healing.pair import ASSIGNMENT, Pair
-from tests.agent_client.jobs import Job
-from tests.agent_client.ranks import Pending, Rank, RankServer
-from tests.processes import LOCALHOST, Lighthouse, eventually
-
-ACTOR = "tests.agent_client.healing_actor:HealingActor"
+from tests.agent_client.matrix_events import Cell, begin_transfer, finish
+from tests.agent_client.training_jobs import MakeJob, TrainingJob
+from tests.agent_client.training_kinds import Ddp
+from tests.processes import eventually
 
 
 @pytest.fixture
@@ -93,8 +89,7 @@ class TestServing:
         pair.fetch()
 
     @pytest.mark.usefixtures("impatient")
-    def test_but_for_a_state_that_moves(self, stack: ExitStack) -> None:
-        pair = Pair(stack)
+    def test_but_for_a_state_that_moves(self, pair: Pair) -> None:
         pair.states[0].stands_still = False
         pair.states[0].begin_step()
         pair.source.serve(ASSIGNMENT, pair.machine)
@@ -102,8 +97,7 @@ class TestServing:
             pair.fetch()
 
     @pytest.mark.usefixtures("impatient")
-    def test_where_nobody_heals_nothing_is_offered(self, stack: ExitStack) -> None:
-        pair = Pair(stack)
+    def test_where_nobody_heals_nothing_is_offered(self, pair: Pair) -> None:
         pair.serve()
         pair.source.serve(replace(ASSIGNMENT, contributors=2, healing=()), pair.machine)
         with pytest.raises(StateUnavailable):
@@ -170,8 +164,7 @@ class TestHolding:
             side.revoke(6, "that is over")
         running.result(5)
 
-    def test_after_a_revoke_no_transfer_begins(self, stack: ExitStack) -> None:
-        pair = Pair(stack)
+    def test_after_a_revoke_no_transfer_begins(self, pair: Pair) -> None:
         pair.serve()
         pair.target.revoke(7, "c is lost")
         with pytest.raises(StateUnavailable, match="quorum 7 was revoked"):
@@ -180,105 +173,52 @@ class TestHolding:
 
 # -- replica groups under real daemons
 
-
-class Three:
-    """Groups a and c have trained two steps, b has not: it is to heal from a; c can stand in."""
-
-    def __init__(self, job: Job, **options: Any) -> None:
-        self.job = job
-        job.start_managers("a", "b", "c")
-        self.a, self.c = (job.rank(name, seed, actor=ACTOR, **options) for seed, name in ((1, "a"), (3, "c")))
-        self.meet({"a": self.a, "c": self.c}, until=2)
-        self.c.call("set_ballast", 3.0)
-        self.b = job.rank("b", 2, actor=ACTOR, **options)
-
-    def meet(self, ranks: dict[str, Rank], until: int) -> list[list[dict[str, Any]]]:
-        return [pending.result() for pending in self.begin(ranks, until)]
-
-    def begin(self, ranks: dict[str, Rank], until: int) -> list[Pending]:
-        """The last one, without which no quorum can form, asks when all others wait."""
-        *others, _ = ranks
-        pending: list[Pending] = []
-        for name, rank in ranks.items():
-            pending.append(rank.begin("steps", until))
-            if name in others:
-                self.job.wait_joined(name)
-        return pending
-
-    def begin_standing(self, until: int) -> list[Pending]:
-        """Where the quorum of a and c stands: b asks first, and is taken in at their next step."""
-        of_b = self.b.begin("steps", until)
-        self.job.wait_joined("b")
-        return [of_b, *(rank.begin("steps", until) for rank in (self.a, self.c))]
-
-    def heal_in_one_step(self, from_value: float) -> None:
-        """b takes the state of the one with that ballast, whole, and from then on all commit together."""
-        of_b, of_a, of_c = self.meet({"b": self.b, "a": self.a, "c": self.c}, until=4)
-        check_healed(of_a, of_b, of_c)
-        assert [step["committed"] for step in of_b] == [True, True], self.job.log("b")
-        assert self.b.call("get_ballast") == {from_value}
+TIMES = ("--join-timeout", "5s", "--heartbeat-timeout", "3s")
 
 
-def check_healed(*logs: list[dict[str, Any]]) -> None:
-    """All hold the same bits after the last step, which they did together."""
-    last = [log[-1] for log in logs]
-    assert len({(step["step"], step["quorum_id"], step["hash"]) for step in last}) == 1
-    assert all(step["committed"] for step in last)
+def heal(make_job: MakeJob, prepare: str, **options: Any) -> TrainingJob:
+    """c heals in its first step from a, which was told `prepare`, or from b; and nobody loses one."""
+    cell = Cell("ddp", make_job(Ddp, ballast=True, **options))
+    groups = cell.train("a", "b")
+    if prepare:
+        groups[0].ranks[0].call(prepare)
+    late = cell.job.group("c")
+    cell.add(late)
+    cell.wait_together(*groups, late)
+    finish(cell, [*groups, late])
+    assert cell.discards(*groups, late) == 0
+    assert "healing from a" in cell.job.log_of(late)
+    return cell.job
 
 
-def test_a_broken_connection_costs_no_step(job: Job) -> None:
-    three = Three(job)
-    three.a.call("cut_streams", 3, 10)
-    three.heal_in_one_step(from_value=1.0)
-    assert job.log("a").count("the rest of the state of") == 3
-    assert "cut by the test" in job.log("a")
+def test_another_source_is_asked_in_the_same_step(make_job: MakeJob) -> None:
+    assert "now from the group at" in heal(make_job, "advertise_nowhere").log("c-rank-0")
 
 
-@pytest.mark.parametrize("bad", ["nobody", "nonsense"])
-def test_another_source_is_asked_in_the_same_step(job: Job, bad: str) -> None:
-    three = Three(job)
-    three.a.call("advertise_checkpoints_at", f"http://{LOCALHOST}:{free_port()}" if bad == "nobody" else "nonsense")
-    three.heal_in_one_step(from_value=3.0)
+def test_over_the_process_group(make_job: MakeJob) -> None:
+    job = heal(make_job, "", heal_transport="process_group")
+    assert "sent the state" not in job.log("a-rank-0"), "nothing went over HTTP"
 
 
-def test_over_the_process_group(job: Job) -> None:
-    Three(job, heal_transport="process_group").heal_in_one_step(from_value=1.0)
-    assert "sent the state" not in job.log("a"), "nothing went over HTTP"
+def test_http_follows_where_the_process_group_fails(make_job: MakeJob) -> None:
+    job = heal(make_job, "break_groups", heal_transport="process_group", heal_timeout_s=20.0)
+    assert "does not come over the process group" in job.log("c-rank-0")
 
 
-def test_http_follows_where_the_process_group_fails(job: Job) -> None:
-    three = Three(job, heal_transport="process_group", heal_timeout_s=20.0)
-    three.a.call("break_groups")
-    three.heal_in_one_step(from_value=1.0)
-    assert "does not come over the process group" in job.log("b")
-
-
-def state_of(rank: Rank) -> str:
-    """One letter, as in ps; empty for a process that is gone."""
-    try:
-        return Path(f"/proc/{rank.pid}/stat").read_text().rpartition(")")[2].split()[0]
-    except OSError:
-        return ""
-
-
-@pytest.fixture
-def standing_job(store: str, rank_server: RankServer, tmp_path: Path, stack: ExitStack) -> Job:
-    """Whose quorums are revoked when a participant is lost."""
-    lighthouse = stack.enter_context(Lighthouse("--join-timeout", "2s", "--heartbeat-timeout", "2s"))
-    return Job(lighthouse.address, store, rank_server, tmp_path, stack)
-
-
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP], ids=["killed", "stopped"])
-def test_a_source_that_dies_while_it_sends(standing_job: Job, number: signal.Signals) -> None:
-    """The step is lost with it; the transfer ends with the quorum, long before it would by itself."""
-    three = Three(standing_job)
-    three.a.call("signal_while_sending", int(number))
-    of_b, _, of_c = three.begin_standing(until=6)
-    eventually(lambda: state_of(three.a) in ("", "Z", "T"), "a is gone")
-    standing_job.managers["a"].kill()
+def test_a_source_that_stops_while_it_sends(make_job: MakeJob) -> None:
+    """The step is lost with it; the transfer ends with the quorum, long before it would by itself. One that is killed:
+    test_matrix.py."""
+    cell = Cell("ddp", make_job(Ddp, ballast=True))
+    groups = cell.train("a", "b")
+    target = cell.job.group("c")
+    source = begin_transfer(cell, target, *groups)
+    [other] = (group for group in groups if group is not source)
+    source.ranks[0].stop()
+    source.manager.kill()
     began_at = time.monotonic()
-    check_healed(log := of_b.result(), of_c.result())
+    other.ranks[0].call("allow_sending")
+    cell.wait_together(other, target)
     assert time.monotonic() - began_at < 30
-    assert any(not step["committed"] for step in log)
-    assert three.b.call("get_ballast") == {3.0}, standing_job.log("b")
-    assert "healing from c" in standing_job.log("b")
+    assert f"healing from {other.name}" in cell.job.log_of(target)
+    source.kill()
+    finish(cell, [other, target])

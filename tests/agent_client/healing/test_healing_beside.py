@@ -49,8 +49,7 @@ def test_the_copy_is_that_of_its_step_whatever_comes_after(stack: ExitStack, mod
     assert received["agent"]["step"] == 5
 
 
-def test_it_is_there_beside_what_a_later_step_offers(stack: ExitStack) -> None:
-    pair = Pair(stack)
+def test_it_is_there_beside_what_a_later_step_offers(pair: Pair) -> None:
     serve(pair)
     pair.source.release(is_committed=True)
     pair.machine.step = 6
@@ -61,23 +60,14 @@ def test_it_is_there_beside_what_a_later_step_offers(stack: ExitStack) -> None:
     pair.target.fetch(replace(TARGETS, max_step=6, tag_quorum_id=3))
 
 
-def test_it_is_forgotten_when_it_was_read(stack: ExitStack) -> None:
-    pair = Pair(stack)
-    serve(pair)
-    fetch(pair).received.result()
-    eventually(lambda: kept(pair) == 0, "it is forgotten")
-
-
-def test_and_for_two_targets_when_both_have_read_it(stack: ExitStack) -> None:
-    pair = Pair(stack)
+def test_it_is_forgotten_when_all_its_targets_have_read_it(pair: Pair) -> None:
     serve(pair, replica_world_size=3, replica_ids=("a", "b", "c"), serve_to=(1, 2), catching_up=(1, 2))
     fetch(pair).received.result()
     fetch(pair).received.result()
     eventually(lambda: kept(pair) == 0, "it is forgotten")
 
 
-def test_it_is_forgotten_when_its_target_catches_up_no_more(stack: ExitStack) -> None:
-    pair = Pair(stack)
+def test_it_is_forgotten_when_its_target_catches_up_no_more(pair: Pair) -> None:
     serve(pair)
     pair.source.serve(replace(LATER, quorum_id=8), pair.machine)
     assert kept(pair) == 1, "another quorum, the same target"
@@ -95,15 +85,13 @@ def test_it_is_forgotten_after_its_time(stack: ExitStack, monkeypatch: pytest.Mo
         assert kept(pair) == count
 
 
-def test_a_newer_copy_for_the_same_target_takes_its_place(stack: ExitStack) -> None:
-    pair = Pair(stack)
+def test_a_newer_copy_for_the_same_target_takes_its_place(pair: Pair) -> None:
     serve(pair)
     serve(pair, quorum_id=8)
     assert [key.quorum_id for key in pair.source._source._server._offers._kept] == [8]
 
 
-def test_a_revoke_ends_it_on_neither_side(stack: ExitStack, monkeypatch: pytest.MonkeyPatch) -> None:
-    pair = Pair(stack)
+def test_a_revoke_ends_it_on_neither_side(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
     serve(pair)
 
     def chunks(encoding: Encoding, start: int, real: Any = Encoding.chunks) -> Iterator[memoryview]:
@@ -117,8 +105,7 @@ def test_a_revoke_ends_it_on_neither_side(stack: ExitStack, monkeypatch: pytest.
     assert fetch(pair).received.result()["agent"]["step"] == 5
 
 
-def test_who_follows_no_more_can_end_it(stack: ExitStack) -> None:
-    pair = Pair(stack)
+def test_who_follows_no_more_can_end_it(pair: Pair) -> None:
     beside = fetch(pair)  # nobody serves yet
     beside.cancel("a test says so")
     with pytest.raises(StateUnavailable, match="given up: a test says so"):
@@ -135,16 +122,14 @@ def test_without_room_the_source_refuses_at_once(stack: ExitStack, monkeypatch: 
         beside.received.result(timeout=30)
 
 
-def test_a_state_of_another_lineage_is_refused(stack: ExitStack) -> None:
-    pair = Pair(stack)
+def test_a_state_of_another_lineage_is_refused(pair: Pair) -> None:
     pair.machine.tag_quorum_id = 2
     serve(pair)
     with pytest.raises(StateMismatch, match="quorum 2 has committed it, not 3"):
         fetch(pair).received.result()
 
 
-def test_one_that_catches_up_offers_nothing(stack: ExitStack) -> None:
-    pair = Pair(stack)
+def test_one_that_catches_up_offers_nothing(pair: Pair) -> None:
     pair.states[0].begin_step()
     pair.source.serve(replace(LATER, replica_rank=1, contributors=0, max_step=5), pair.machine)
     assert (kept(pair), pair.source._source._server._offers._held) == (0, None)

@@ -13,24 +13,13 @@ from lighthouse_protocol.messages.membership import Assignment, Decision
 from lighthouse_protocol.messages.session import Revoked, Vote, VoteAnswer
 from lighthouse_protocol.refusals import LighthouseError, Unreachable, WrongState
 from lighthouse_runtime.client.manager import ManagerClient
+from tests.agent_client.assignments import assignment
 from tests.agent_client.jobs import Job
 from tests.agent_client.manager_client.fake_watch import FakeWatch
 from tests.processes import PATIENCE_S
 
 QUORUM = 7
-GRANT = Assignment(
-    quorum_id=QUORUM,
-    replica_rank=0,
-    replica_world_size=1,
-    replica_ids=("a",),
-    store_address="127.0.0.1:1",
-    max_step=5,
-    max_rank=0,
-    max_world_size=1,
-    contributors=1,
-    place=0,
-    primary_address="127.0.0.1:2",
-)
+GRANT = assignment(groups=1, quorum_id=QUORUM)
 
 
 class FakeManager:

@@ -134,23 +134,6 @@ def test_options_that_do_not_fit(options: dict[str, object], text: str) -> None:
 # -- with one
 
 
-def test_a_failure_is_the_next_generation(inside: RunInside) -> None:
-    seen: list[tuple[int, int, int, int, str]] = []
-
-    @Wrapper(use_global_iteration=True, store_kwargs={"port": 29502})
-    def train(call_wrapper: CallWrapper) -> str:
-        state = call_wrapper.state
-        counters = (state.global_iteration_counter, state.job_restart_counter, state.ranks_restart_counter)
-        seen.append((call_wrapper.iteration, *counters, os.environ["WORLD_SIZE"]))
-        if call_wrapper.iteration < 2:
-            raise RuntimeError("boom")
-        return "done"
-
-    assert train() == "done"
-    # Without a supervisor the stride is 1, and each number is its own multiple.
-    assert seen == [(0, 0, 0, 0, "1"), (1, 1, 1, 1, "1"), (2, 2, 2, 2, "1")]
-
-
 def test_a_second_call_of_a_completed_run_is_refused(inside: RunInside) -> None:
     train = Wrapper(use_global_iteration=True)(lambda: None)
     train()

@@ -59,11 +59,6 @@ def test_the_largest_set_is_right(told: list[Digest | None]) -> None:
     assert outliers(told) == _dumb(told)
 
 
-def test_of_two_the_first_is_right() -> None:
-    assert outliers([(1, 1), (2, 2)]) == (1,)
-    assert outliers([None, (1, 1), (2, 2), None]) == (2,)
-
-
 @pytest.mark.parametrize(
     ("asked_for", "every"), [([16, 16], 16), ([16, 4, 16], 16), ([16, 0], 0), ([0, 0], 0), ([1], 1)]
 )

@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from agent_client.state.digest import Digests
@@ -71,7 +71,6 @@ def _move(tensor: torch.Tensor, i: int, j: int) -> None:
     words[j] -= 1
 
 
-@settings(deadline=None)
 @given(st.integers(0, 999), st.integers(0, 999), st.sampled_from([_swap, _negate, _move]))
 def test_what_a_plain_sum_would_miss(i: int, j: int, change: Callable[[torch.Tensor, int, int], None]) -> None:
     tensor = drawn(3, 1000)

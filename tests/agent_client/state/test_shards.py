@@ -3,7 +3,6 @@
 import io
 from collections import OrderedDict
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,7 +15,6 @@ from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 from torch.distributed.tensor.placement_types import _StridedShard
 
 from agent_client.state.decoding import decode, encode
-from agent_client.state.files import read_state, write_state
 from agent_client.state.shards import Shards
 from agent_client.state.train_state import TrainState
 from agent_client.state.tree import CorruptState
@@ -149,15 +147,6 @@ def test_a_model_its_optimizer_and_an_average_of_it_heal_and_train_on_to_the_sam
         train(model, adam, 7)
     assert are_equal(wholes(models[0], adams[0]), wholes(models[1], adams[1]))
     assert are_equal(wholes(averages[0], adams[0]), wholes(averages[1], adams[1]))
-
-
-def test_a_rank_s_shards_are_kept_in_its_file(mesh: DeviceMesh, tmp_path: Path) -> None:
-    models = [sharded_model(mesh, seed) for seed in (0, 1)]
-    adams = [torch.optim.AdamW(model.parameters()) for model in models]
-    train(models[0], adams[0], 0)
-    write_state(tmp_path / "rank-0", TrainState(models[0], adams[0]).state_dict())
-    TrainState(models[1], adams[1]).load_state_dict(read_state(tmp_path / "rank-0"))
-    assert are_equal(wholes(models[0], adams[0]), wholes(models[1], adams[1]))
 
 
 @pytest.mark.parametrize("is_evaluated", [False, True])

@@ -90,18 +90,6 @@ def test_what_is_installed_trains_on_bit_for_bit_as_its_source() -> None:
     assert target.counter.count == source.counter.count
 
 
-def test_the_optimizer_goes_on_with_the_same_parameters() -> None:
-    """The state is copied into the model that the optimizer holds, not put in its place. It has made no step yet."""
-    source, target = Training(0), Training(1)
-    source.train(0)
-    source.state.begin_step()
-    received = over_the_wire(source.state.snapshot())
-    target.state.check(received)
-    target.state.install(received)
-    held = [parameter for group in target.sgd.param_groups for parameter in group["params"]]
-    assert all(a is b for a, b in zip(held, target.model.parameters(), strict=True))
-
-
 def other_buffer(received: dict[str, Any]) -> None:
     received["model"]["1.running_mean"] = torch.zeros(7)
 
@@ -192,17 +180,6 @@ class TestInPlace:
         training.train(0)
         training.state.begin_step()
         assert not addresses(training.state.snapshot()) & addresses(training.state.in_place())
-
-    def test_what_stands_still_heals_along(self) -> None:
-        source, target = Training(0), Training(1)
-        for training, value in ((source, 1.0), (target, 2.0)):
-            training.state.standing["outer"] = Tensors(value)
-            training.state.begin_step()
-        received = over_the_wire(source.state.in_place())
-        target.state.check(received)
-        target.state.install(received)
-        assert target.bits() == source.bits()
-        assert target.state.standing["outer"].state_dict()["tensor"].unique().tolist() == [1.0]
 
     def test_a_peer_without_it_does_not_fit(self) -> None:
         source, target = Training(0), Training(1)

@@ -1,4 +1,5 @@
-"""The clients as torchft's Python uses them: what they answer and raise, beside torchft's own, and after a fork."""
+"""The clients as torchft's Python uses them: what they answer and raise, and after a fork. What torchft's own raise:
+tests/torchft."""
 
 import time
 from collections.abc import Callable, Iterator
@@ -11,7 +12,6 @@ import pytest
 from agent_client.torchft import LighthouseClient, ManagerClient, QuorumMember, QuorumResult
 from examples.ports import free_port
 from tests.processes import LOCALHOST, PATIENCE_S, Lighthouse, Manager, Process
-from tests.torchft.stock import StockError, StockTorchft, require
 
 LONG = timedelta(seconds=PATIENCE_S)
 SHORT = timedelta(milliseconds=200)
@@ -26,13 +26,6 @@ def lighthouse() -> Iterator[Lighthouse]:
 @pytest.fixture(scope="module")
 def manager(lighthouse: Lighthouse) -> Iterator[Manager]:
     with Manager(lighthouse.address, "waits", ranks=2) as process:
-        yield process
-
-
-@pytest.fixture(scope="module")
-def stock() -> Iterator[StockTorchft]:
-    require()
-    with StockTorchft() as process:
         yield process
 
 
@@ -145,19 +138,6 @@ def test_a_server_that_has_gone_is_a_runtime_error_at_once() -> None:
     with pytest.raises(RuntimeError, match="unreachable"):
         client.quorum("a", LONG)
     assert time.monotonic() - began_at < LONG.total_seconds() / 2
-
-
-def test_torchfts_own_raise_the_same(manager: Manager, stock: StockTorchft) -> None:
-    theirs = stock.manager_client(manager.address)
-    with pytest.raises(StockError) as late:
-        theirs.ask(0, timeout=SHORT.total_seconds()).result(PATIENCE_S)
-    assert late.value.kind == "TimeoutError"
-    with pytest.raises(StockError) as odd:
-        theirs.do("_checkpoint_metadata", rank=5, timeout=PATIENCE_S)
-    assert odd.value.kind == "RuntimeError"
-    with pytest.raises(StockError) as gone:
-        stock.new("ManagerClient", addr=f"http://{LOCALHOST}:{free_port()}", connect_timeout=0.2)
-    assert gone.value.kind == "RuntimeError"
 
 
 # -- threads and forks

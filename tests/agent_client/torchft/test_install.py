@@ -1,14 +1,9 @@
 """install(): ours in torchft's place, before and after it was imported, and what is said where something is missing."""
 
-from collections.abc import Iterator
-from pathlib import Path
-
 import pytest
 
-from tests.agent_client.ranks import Rank, RankError, RankServer
+from tests.agent_client.ranks import Rank, RankError
 from tests.agent_client.torchft.scripts import NATIVE_NAMES
-from tests.processes import run_cli
-from tests.torchft.stock import require
 
 INSTALL = "from agent_client.torchft import install; install()"
 # What a script imports, and its own name for one of the classes.
@@ -22,13 +17,6 @@ HOLDERS = {
     *(f"torchft.coordination.{name}" for name in NATIVE_NAMES if name not in ("QuorumResult", "Timestamp")),
     "__main__.Coordinator",
 }
-
-
-@pytest.fixture
-def script(rank_server: RankServer, tmp_path: Path) -> Iterator[Rank]:
-    require()
-    with rank_server.start("tests.agent_client.torchft.scripts:Script", tmp_path / "log") as rank:
-        yield rank
 
 
 def test_before_torchft_is_imported(script: Rank) -> None:
@@ -70,9 +58,3 @@ def test_what_is_missing_is_said(script: Rank, missing: str) -> None:
         script.call("run", INSTALL)
     assert "pip install torchft" in str(raised.value)
     assert not script.call("value", "'torchft._torchft' in sys.modules")
-
-
-def test_the_names_come_without_torch_and_without_torchft() -> None:
-    names = ("torch", "torchft", "numpy", "manager", "lighthouse")
-    done = run_cli(f"import sys, agent_client.torchft; print([name for name in {names!r} if name in sys.modules])")
-    assert (done.returncode, done.stdout, done.stderr) == (0, "[]\n", "")

@@ -1,8 +1,6 @@
 """From the wire to torchft's classes: every field, and those that may be missing."""
 
-from google.protobuf.timestamp_pb2 import Timestamp as WireTimestamp
-
-from agent_client.torchft import Quorum, QuorumMember, QuorumResult, Timestamp, results
+from agent_client.torchft import QuorumResult, results
 from lighthouse_protocol.pb.torchft import torchft_pb2
 
 
@@ -30,24 +28,3 @@ def test_who_does_not_heal_has_no_source_and_who_is_behind_no_rank() -> None:
     """0 is a rank; None is not."""
     missing = results.quorum_result(torchft_pb2.ManagerQuorumResponse(replica_rank=1))
     assert (missing.recover_src_replica_rank, missing.max_replica_rank) == (None, None)
-
-
-def test_every_field_of_a_quorum() -> None:
-    member = torchft_pb2.QuorumMember(
-        replica_id="a",
-        address="http://m:1",
-        store_address="s:1",
-        step=2,
-        world_size=3,
-        shrink_only=True,
-        data='{"k": 1}',
-    )
-    bare = torchft_pb2.QuorumMember(replica_id="b")
-    answer = torchft_pb2.LighthouseQuorumResponse(
-        quorum=torchft_pb2.Quorum(quorum_id=9, participants=[member, bare], created=WireTimestamp(seconds=10, nanos=11))
-    )
-    assert results.quorum(answer) == Quorum(
-        9,
-        [QuorumMember("a", "http://m:1", "s:1", 2, 3, True, {"k": 1}), QuorumMember("b", "", "", 0, 0, False, None)],
-        Timestamp(10, 11),
-    )

@@ -1,13 +1,11 @@
 """python -m agent_client.torchft: a script, or a module, that knows nothing of us."""
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.agent_client.ranks import Rank, RankError, RankServer
+from tests.agent_client.ranks import Rank, RankError
 from tests.processes import run_cli
-from tests.torchft.stock import require
 
 # What it sees; it imports a module beside it, as scripts do.
 SCRIPT = """
@@ -21,13 +19,10 @@ with open(sys.argv[1], "w") as file:
 SEEN = '["agent_client.torchft.servers", ["--steps", "3"], "beside"]'
 
 
-@pytest.fixture
-def script(rank_server: RankServer, tmp_path: Path) -> Iterator[Rank]:
-    require()
+@pytest.fixture(autouse=True)
+def _written(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(SCRIPT)
     (tmp_path / "beside_the_script.py").write_text("NAME = 'beside'")
-    with rank_server.start("tests.agent_client.torchft.scripts:Script", tmp_path / "log") as rank:
-        yield rank
 
 
 def run(script: Rank, folder: Path, *arguments: str) -> None:

@@ -7,9 +7,8 @@ from typing import Any
 
 import pytest
 
-from examples.ports import free_port
 from tests.agent_client.ranks import Pending, Rank, RankEnded, RankServer
-from tests.processes import LOCALHOST, Lighthouse, eventually
+from tests.processes import Lighthouse, eventually
 from tests.torchft.stock import require
 
 MOVED = "tests.agent_client.torchft.installed:Trainer"
@@ -157,27 +156,3 @@ def test_a_job_is_moved_group_by_group(rank_server: RankServer, tmp_path: Path) 
         ends = finish(*groups)
         assert ends == [ends[0]] * 3
         assert differing_steps(*groups) == {}
-
-
-@pytest.mark.slow
-def test_a_lighthouse_that_comes_back_is_waited_for(rank_server: RankServer, tmp_path: Path) -> None:
-    """Killed with its state in a journal: no step is lost, and torchft's Python hears nothing of it."""
-    require()
-    where = f"{LOCALHOST}:{free_port()}"
-    options = ("--bind", where, "--journal", str(tmp_path / "journal"), "--min-replicas", "2")
-    groups = [Group(rank_server, name, f"http://{where}", tmp_path) for name in ("a_0", "b_1")]
-    with contextlib.ExitStack() as stack:
-        with Lighthouse(*options) as lighthouse:
-            for group in groups:
-                group.start()
-                stack.callback(group.kill)
-            for group in groups:
-                group.in_this_life(participants=2)
-            lighthouse.kill()
-            before = max(group.commits()[-1]["step"] for group in groups)
-        with Lighthouse(*options):
-            for group in groups:
-                group.in_this_life(participants=2, least=before + 3)
-            ends = finish(*groups)
-            assert ends == [ends[0]] * 2
-            assert [commit["step"] for commit in groups[0].commits()] == list(range(1, ends[0]["step"] + 1))

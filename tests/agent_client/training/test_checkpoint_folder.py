@@ -15,10 +15,10 @@ from agent_client.state.snapshot import StateMismatch
 from agent_client.state.train_state import TrainState
 from agent_client.training.checkpoint_folder import CheckpointFolder, Tag, newest_common
 from tests.agent_client.jobs import Job
-from tests.agent_client.ranks import Rank, RankServer
+from tests.agent_client.ranks import Rank, RankServer, together
 from tests.processes import Lighthouse
 
-ACTOR = "tests.agent_client.healing_actor:KeepingActor"
+ACTOR = "tests.agent_client.keeping_actor:KeepingActor"
 
 
 def test_the_newest_that_every_rank_holds() -> None:
@@ -130,8 +130,7 @@ def start(store: str, server: RankServer, folder: Path, stack: ExitStack) -> tup
 
 
 def call(ranks: dict[str, Rank], method: str, *arguments: Any) -> dict[str, Any]:
-    pending = {place: rank.begin(method, *arguments) for place, rank in ranks.items()}
-    return {place: each.result() for place, each in pending.items()}
+    return dict(zip(ranks, together(ranks.values(), method, *arguments), strict=True))
 
 
 def test_all_groups_are_killed_at_different_steps_and_go_on(

@@ -138,44 +138,6 @@ def gradients(model: torch.nn.Module) -> list[torch.Tensor | None]:
     return [None if p.grad is None else p.grad.clone() for p in model.parameters()]
 
 
-def plain_gradients(place: int) -> list[torch.Tensor]:
-    plain = Tower()
-    backward(plain, 9, place)
-    return [parameter.grad for parameter in plain.parameters() if parameter.grad is not None]
-
-
-def veteran_and_newcomer() -> tuple[int, list[torch.Tensor | None], list[torch.Tensor | None]]:
-    """(buckets, gradients of a replica that has trained, of one that is new), once each has the other's buckets."""
-    with peers() as old_agent, peers() as new_agent, peers() as second_agent:
-        veteran = ours(Tower(), old_agent, **SMALL_BUCKETS)
-        for step in range(4):
-            backward(veteran, step, 0)
-        old_agent.meet()
-        backward(veteran, 9, 0)
-        of_veteran = old_agent.seen
-
-        backward(ours(Tower(), new_agent, **SMALL_BUCKETS), 9, 1)
-        of_newcomer = new_agent.seen
-
-        old_agent.meet(of_newcomer)
-        backward(veteran, 9, 0)
-        newcomer = ours(Tower(), second_agent, **SMALL_BUCKETS)
-        second_agent.meet(of_veteran)
-        backward(newcomer, 9, 1)
-        return len(of_newcomer), gradients(veteran), gradients(newcomer)
-
-
-def test_the_gradient_summed_with_a_new_replica_is_the_reference_bit_for_bit() -> None:
-    """A replica that joined later once had other buckets than its peers: sums of the wrong gradients, silently."""
-    buckets, of_veteran, of_newcomer = veteran_and_newcomer()
-    assert buckets > 3, "the test needs several buckets"
-    for number, (one, other) in enumerate(zip(plain_gradients(0), plain_gradients(1), strict=True)):
-        reference = (one + other) / 2
-        for found in (of_veteran[number], of_newcomer[number]):
-            assert found is not None
-            assert torch.equal(found, reference)
-
-
 def test_the_last_layers_gradients_are_reduced_first() -> None:
     """They are computed first: what is reduced last is not overlapped with anything."""
     with peers() as agent:

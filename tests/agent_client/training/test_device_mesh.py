@@ -1,7 +1,5 @@
 """The replicate dimension of a device mesh: sums and means go to the agent, everything else is refused by its name."""
 
-from concurrent.futures import Future
-
 import pytest
 import torch
 from torch import distributed
@@ -9,19 +7,7 @@ from torch.distributed import AllreduceOptions, HashStore, ReduceOp
 from torch.distributed.device_mesh import init_device_mesh
 
 from agent_client.training.device_mesh import ManagedGroup, managed_mesh
-
-
-class Mean:
-    """An agent of two groups, of which the other one's tensors are zeros."""
-
-    def __init__(self) -> None:
-        self.within_group: list[bool] = []
-
-    def all_reduce(self, tensor: torch.Tensor, *, within_group: bool = True) -> "Future[torch.Tensor]":
-        self.within_group.append(within_group)
-        done: Future[torch.Tensor] = Future()
-        done.set_result(tensor.div_(2))
-        return done
+from tests.agent_client.lone_agent import LoneAgent
 
 
 def options(operation: ReduceOp.RedOpType) -> AllreduceOptions:
@@ -31,18 +17,19 @@ def options(operation: ReduceOp.RedOpType) -> AllreduceOptions:
 
 
 @pytest.fixture
-def agent() -> Mean:
-    return Mean()
+def agent() -> LoneAgent:
+    """Of two groups, of which the other one's tensors are zeros."""
+    return LoneAgent(mean=lambda tensor: tensor.div_(2))
 
 
 @pytest.fixture
-def group(agent: Mean) -> ManagedGroup:
+def group(agent: LoneAgent) -> ManagedGroup:
     return ManagedGroup(agent)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("operation", [ReduceOp.SUM, ReduceOp.AVG])
 def test_sums_and_means_are_the_agents_mean_over_the_groups(
-    group: ManagedGroup, agent: Mean, operation: ReduceOp.RedOpType
+    group: ManagedGroup, agent: LoneAgent, operation: ReduceOp.RedOpType
 ) -> None:
     tensor = torch.full((3,), 4.0)
     work = group.allreduce([tensor], options(operation))

@@ -9,7 +9,7 @@ from torch import nn
 from agent_client.training.hsdp import replicate
 from tests.agent_client.agent.test_agent import begin_together, check_equal
 from tests.agent_client.jobs import Job
-from tests.agent_client.ranks import Rank, RankError
+from tests.agent_client.ranks import Rank, RankError, together
 from tests.agent_client.sharded_training import RANKS, Log, adam_of, loss_of, model_of
 
 ACTOR = "tests.agent_client.sharded_training:ShardedActor"
@@ -48,17 +48,16 @@ def test_from_different_weights_to_the_same_bits_and_one_that_comes_late_heals(j
 
 def test_a_forward_pass_begins_a_step(job: Job) -> None:
     ranks = start(job, "a", "b")
-    pending = {at: rank.begin("loop", 3) for at, rank in ranks.items()}
-    logs = {at: each.result() for at, each in pending.items()}
-    assert [logs["a/0"], logs["a/1"]] == [logs["b/0"], logs["b/1"]]
-    assert [seen["step"] for seen in logs["a/0"]] == [1, 2, 3]
+    of_a0, of_a1, *of_b = together(ranks.values(), "loop", 3)
+    assert [of_a0, of_a1] == of_b
+    assert [seen["step"] for seen in of_a0] == [1, 2, 3]
 
 
 def test_a_whole_group_evaluates_what_is_sharded(job: Job) -> None:
     """Rank 0 alone would wait for the others' shards; fewer are refused."""
     ranks = start(job, "a", "b")
     steps(job, ranks, until=2)
-    told = [each.result() for each in [rank.begin("evaluate") for rank in ranks.values()]]
+    told = together(ranks.values(), "evaluate")
     assert len({loss for loss, _ in told}) == 1
     assert [times for _, times in told] == [1, 1, 0, 0]
     with pytest.raises(RankError, match="rank 0 alone would wait for the others' shards"):
@@ -95,8 +94,7 @@ def test_it_trains_as_one_process_would(job: Job, options: dict[str, Any], micro
 
 @pytest.mark.parametrize("way", ["hook", "mesh"])
 def test_torch_s_own_functions_work_on_the_sharded_model(job: Job, way: str) -> None:
-    pending = [rank.begin("clip_and_gather", 1.0) for rank in start(job, "a", way=way).values()]
-    for before, after in [each.result() for each in pending]:
+    for before, after in together(start(job, "a", way=way).values(), "clip_and_gather", 1.0):
         assert before == pytest.approx((45 + 24 + 5) ** 0.5)
         assert after == pytest.approx(1.0, rel=1e-4)
 

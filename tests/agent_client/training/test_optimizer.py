@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch.optim import lr_scheduler
 
@@ -13,9 +13,6 @@ from agent_client.errors import ConfigurationError
 from agent_client.state.decoding import encode
 from agent_client.training.optimizer import FaultTolerantOptimizer
 from tests.agent_client.lone_agent import LoneAgent, back_propagate, model_of
-
-unhurried = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
-
 
 OPTIMIZERS: dict[str, Callable[[torch.nn.Module], torch.optim.Optimizer]] = {
     "SGD": lambda model: torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9),
@@ -53,7 +50,6 @@ def test_zero_grad_can_keep_the_gradients_memory() -> None:
     assert all(parameter.grad is not None and not parameter.grad.any() for parameter in model.parameters())
 
 
-@unhurried
 @given(st.lists(st.booleans(), max_size=8), st.sampled_from(sorted(OPTIMIZERS)))
 def test_with_discards_between_it_is_where_the_committed_steps_alone_lead(decisions: list[bool], name: str) -> None:
     model, plain = model_of(), model_of()
@@ -148,19 +144,6 @@ def test_schedulers_take_either_of_the_two_and_move_with_the_commits(name: str, 
             expected.step()
         assert scheduler.get_last_lr() == expected.get_last_lr()
     assert bits(model, optimizer) == bits(plain, reference)
-
-
-def test_clipping_and_scaling_see_its_parameters() -> None:
-    model = model_of()
-    optimizer = wrapped(model, LoneAgent())
-    back_propagate(model, 0)
-    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-    norm = torch.nn.utils.clip_grad_norm_(parameters, 1e-3)
-    assert norm > 1e-3
-    scaler = torch.amp.GradScaler("cpu")
-    back_propagate(model, 1)
-    scaler.scale(torch.ones(1))
-    scaler.step(optimizer)
 
 
 def test_hooks_of_torch_run_around_a_committed_step() -> None:

@@ -4,14 +4,13 @@ from itertools import islice
 
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch.utils.data import DataLoader
 
 from agent_client.errors import ConfigurationError
 from agent_client.training.sampler import StepSampler
 
-unhurried = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 lengths = st.integers(1, 60)
 batch_sizes = st.integers(1, 20)
 seeds = st.integers(0, 2**31)
@@ -56,7 +55,6 @@ def slots(draw: st.DrawFn) -> tuple[int, int]:
     return draw(st.integers(0, places - 1)), places
 
 
-@unhurried
 @given(lengths, batch_sizes, seeds, st.lists(st.tuples(steps, slots()), min_size=1, max_size=8))
 def test_a_batch_is_a_function_of_seed_step_place_and_places(
     length: int, batch_size: int, seed: int, asked: list[tuple[int, tuple[int, int]]]
@@ -72,7 +70,6 @@ def test_a_batch_is_a_function_of_seed_step_place_and_places(
         assert 0 <= batch.min() <= batch.max() < length
 
 
-@unhurried
 @given(lengths, batch_sizes, seeds, st.integers(1, 6), st.integers(1, 20))
 def test_epochs_cover_everything_exactly_once(length: int, batch_size: int, seed: int, places: int, count: int) -> None:
     """Over all places together, one permutation after the other without a gap."""

@@ -9,7 +9,10 @@ from contextlib import closing, contextmanager, suppress
 from typing import Any
 
 from agent_client.transfer.fetch import Fetch
+from agent_client.transfer.offers import StateKey
 from agent_client.transfer.server import StateServer
+
+KEY = StateKey(7, 12, 0)
 
 Script = Callable[[socket.socket], object]
 
@@ -26,8 +29,11 @@ def threads() -> set[str]:
 
 
 @contextmanager
-def serving(**options: Any) -> Iterator[StateServer]:
+def serving(state: Any = None, **options: Any) -> Iterator[StateServer]:
+    """`state`: what it has under KEY."""
     with closing(StateServer(options.pop("bind_host", "127.0.0.1"), **{"advertise": "127.0.0.1"} | options)) as it:
+        if state is not None:
+            it.publish(KEY, state)
         yield it
 
 

@@ -17,9 +17,8 @@ from agent_client.transfer.fetch import Fetch
 from agent_client.transfer.response import StateUnavailable
 from agent_client.transfer.rules.source_order import TRIES
 from tests.agent_client.state.trees import same
-from tests.agent_client.transfer.sources import Script, answering, eventually, ok, sends, serving, threads, took
+from tests.agent_client.transfer.sources import KEY, Script, answering, eventually, ok, sends, serving, threads, took
 
-KEY = (7, 12, 0)
 STATE = {"w": torch.arange(2**20, dtype=torch.int64), "step": 12}
 CONTENT = b"".join(encode(STATE))
 CUT = len(CONTENT) // 2
@@ -54,8 +53,7 @@ class TestBrokenConnection:
                     raise ConnectionResetError("cut by the test")
 
         monkeypatch.setattr(Encoding, "chunks", chunks)
-        with serving(chunk_bytes=2**16) as server:
-            server.publish(KEY, STATE)
+        with serving(STATE, chunk_bytes=2**16) as server:
             assert same(from_first(server.address).run(), STATE)
         assert began_at == [0, 3_000_000, 4_000_000, 6_000_000]
 
@@ -115,15 +113,8 @@ BAD: dict[str, Script] = {
 class TestAnotherSource:
     @pytest.mark.parametrize("bad", BAD.values(), ids=BAD)
     def test_is_tried(self, bad: Script) -> None:
-        with answering(bad) as address, serving() as server, took(0, 5):
-            server.publish(KEY, STATE)
+        with answering(bad) as address, serving(STATE) as server, took(0, 5):
             assert same(from_first(address, server.address, silence_s=0.5).run(), STATE)
-
-    def test_after_all_that_can_go_wrong(self) -> None:
-        with serving() as server:
-            server.publish(KEY, STATE)
-            with answering(damaged) as one, answering(refusing) as two, answering(misfit) as three:
-                assert same(from_first(one, "http://127.0.0.1:1", two, "nonsense", three, server.address).run(), STATE)
 
     def test_each_is_named_when_all_fail(self) -> None:
         with answering(damaged) as one, answering(refusing) as two:
@@ -145,8 +136,7 @@ class TestAnotherSource:
         def fail() -> str:
             raise ConnectionError("the manager is gone")
 
-        with serving() as server:
-            server.publish(KEY, STATE)
+        with serving(STATE) as server:
             sources = {"a": fail, "b": lambda: server.address}
             assert same(Fetch(sources, KEY, 20, accept=lambda _: None).run(), STATE)
 
@@ -171,8 +161,7 @@ def tensors_alive() -> Iterator[torch.Tensor]:
 
 class TestCancel:
     def test_ends_a_transfer_at_once_and_no_other_source_is_asked(self) -> None:
-        with answering(silent) as address, serving() as server, ThreadPoolExecutor(1) as pool, took(0.2, 3):
-            server.publish(KEY, STATE)
+        with answering(silent) as address, serving(STATE) as server, ThreadPoolExecutor(1) as pool, took(0.2, 3):
             fetch = from_first(address, server.address, silence_s=10)
             running = pool.submit(fetch.run)
             time.sleep(0.2)
@@ -182,8 +171,7 @@ class TestCancel:
                 running.result(2)
 
     def test_before_it_begins(self) -> None:
-        with serving() as server:
-            server.publish(KEY, STATE)
+        with serving(STATE) as server:
             fetch = from_first(server.address)
             fetch.cancel("revoked")
             with pytest.raises(StateUnavailable, match="given up: revoked"):

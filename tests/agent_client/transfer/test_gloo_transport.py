@@ -17,6 +17,7 @@ from agent_client.state.encoding import Encoding, encode
 from agent_client.transfer import gloo_transport
 from agent_client.transfer.gloo_transport import MESSAGE_BYTES, GroupTransport, messages
 from lighthouse_protocol.messages.membership import Assignment
+from tests.agent_client.assignments import assignment
 from tests.agent_client.state.trees import same
 from tests.agent_client.transfer.sources import took
 
@@ -32,19 +33,8 @@ def store() -> TCPStore:
 @pytest.fixture
 def source(store: TCPStore, request: pytest.FixtureRequest) -> Assignment:
     """Of replica 0, from which 1 and 2 heal; a quorum of its own for each test."""
-    return Assignment(
-        quorum_id=abs(hash(request.node.name)) % 10**9 + 1,
-        replica_rank=0,
-        replica_world_size=3,
-        replica_ids=("a", "b", "c"),
-        store_address=f"{HOST}:{store.port}",
-        max_step=12,
-        max_rank=0,
-        max_world_size=1,
-        contributors=1,
-        primary_address="",
-        serve_to=(1, 2),
-    )
+    quorum_id = abs(hash(request.node.name)) % 10**9 + 1
+    return assignment(0, 3, quorum_id=quorum_id, store_address=f"{HOST}:{store.port}", serve_to=(1, 2))
 
 
 @pytest.fixture

@@ -1,20 +1,11 @@
 """Healing takes 1.05 x the state on the target; on the source next to nothing, or 1.05 x with a snapshot."""
 
-from collections.abc import Iterator
-from contextlib import ExitStack
-
 import pytest
 
-from tests.agent_client.ranks import Rank, RankServer
+from tests.agent_client.ranks import Rank, Start
 
 SIZE_BYTES = 256 * 2**20
 ACTOR = "tests.agent_client.memory_actor:MemoryActor"
-
-
-@pytest.fixture
-def stack() -> Iterator[ExitStack]:
-    with ExitStack() as it:
-        yield it
 
 
 def heal(source: Rank, target: Rank, value: float) -> tuple[int, int]:
@@ -28,8 +19,8 @@ def heal(source: Rank, target: Rank, value: float) -> tuple[int, int]:
 
 
 @pytest.mark.parametrize(("kind", "source_at_most"), [("hold", 64 * 2**20), ("snapshot", 1.05 * SIZE_BYTES)])
-def test_what_it_takes(rank_server: RankServer, stack: ExitStack, kind: str, source_at_most: float) -> None:
-    sides = [stack.enter_context(rank_server.start(ACTOR)) for _ in range(2)]
+def test_what_it_takes(start: Start, kind: str, source_at_most: float) -> None:
+    sides = start(2, ACTOR)
     for side in sides:
         side.call("build", kind, SIZE_BYTES)
     heal(*sides, value=1.0)  # what is loaded when first used
