@@ -3,7 +3,8 @@
 When a connection ends, gloo tells those who wait for its peer, but not a send that lies in its queue
 (gloo/transport/tcp/pair.cc, signalException): that work ends by its timeout only. So a wait is given up once its group
 was aborted, here or by a peer, as soon as nothing can write to its tensors any more: no connection is left, and gloo's
-threads are at rest.
+threads are at rest. One of them may spin on a connection that was shut down, and never rest: what was in the sockets'
+buffers it has read long before SPINS_S.
 """
 
 import threading
@@ -14,14 +15,20 @@ from pathlib import Path
 from typing import Any
 
 SLICE_S = 0.05
+SPINS_S = 5.0
 SWEPT_EVERY_S = 1.0
 THREADS = {"pt_gloo_runloop", "gloo_tcp_loop"}
 
 
 def wait(work: Any, backend: Any, is_aborted: Callable[[], bool]) -> None:
     """Until `work` of `backend` has ended. Raises RuntimeError if it has failed, or was given up."""
+    aborted_at: float | None = None
     while not _ends_within(work, SLICE_S):
-        if is_aborted() and are_at_rest() and not _ends_within(work, SLICE_S):
+        if not is_aborted():
+            continue
+        now = time.monotonic()
+        aborted_at = now if aborted_at is None else aborted_at
+        if (are_at_rest() or now - aborted_at >= SPINS_S) and not _ends_within(work, SLICE_S):
             # The backend's destructor waits for its work.
             threading.Thread(target=_outlive, args=(work, backend), name="gloo remains", daemon=True).start()
             raise RuntimeError("the process group was aborted, and gloo did not end what was under way in it")

@@ -119,6 +119,16 @@ def test_what_was_aborted_is_waited_for_while_a_thread_of_gloo_runs(at_rest: lis
     eventually(lambda: not remains() - before)
 
 
+def test_one_that_never_rests_is_waited_for_so_long_only(at_rest: list[bool], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gloo_wait, "SPINS_S", 0.1)
+    at_rest[:] = [False]
+    before, work = remains(), FakeWork()
+    with pytest.raises(RuntimeError, match="was aborted"):
+        gloo_wait.wait(work, None, lambda: True)
+    work.ended.set()
+    eventually(lambda: not remains() - before)
+
+
 def test_what_ends_well_in_the_moment_of_a_timeout_has_ended_well(at_rest: list[bool]) -> None:
     work = FakeWork()
     work.ends_after_timeouts = 1
