@@ -7,7 +7,7 @@ from lighthouse_protocol.limits import DEFAULT_JOB
 from lighthouse_protocol.messages.session import WatchHello
 from lighthouse_runtime.client import rpcs
 from lighthouse_runtime.client.connection import AsyncClient, Method, SyncClient, metadata_of
-from lighthouse_runtime.client.streams import AsyncWatch, HostStream, Watch
+from lighthouse_runtime.client.streams import HostStream, Watch
 
 
 class _ManagerMethods:
@@ -35,12 +35,6 @@ class ManagerClient(_ManagerMethods, SyncClient):
 class AsyncManagerClient(_ManagerMethods, AsyncClient):
     def __init__(self, address: str, *, token: str | None = None) -> None:
         super().__init__(address, metadata_of(DEFAULT_JOB, token))
-
-    def watch(self, request: WatchHello, *, wait_for_ready: bool = False) -> AsyncWatch:
-        """Be watched for as long as it is open, and hear what happens to the quorum."""
-        watch = self.open(rpcs.WATCH, wait_for_ready)
-        watch.send(request)
-        return watch
 
     def host(self) -> HostStream:
         """The stream of the supervisor of a further host of the group; the first message sent is a HostHello."""

@@ -195,7 +195,6 @@ class SyncStream(Generic[S, M]):
 
 
 Session = AsyncStream[ToLighthouse, ToManager]
-AsyncWatch = AsyncStream[FromRank, ToRank]
 AsyncRankStream = AsyncStream[FromRunRank, ToRunRank]
 SupervisorStream = AsyncStream[FromSupervisor, ToSupervisor]
 HostStream = AsyncStream[FromHost, ToHost]
