@@ -4,8 +4,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.processes import LIGHTHOUSE_CODE, Lighthouse, run_cli
-from tests.torchft.rounds import quorum_of, round_of, wait_for_state
+from tests.processes import LIGHTHOUSE_CODE, Lighthouse, eventually, run_cli
+from tests.torchft.rounds import members, quorum_of, round_of, wait_for_state
 from tests.torchft.stock import Stock, StockTorchft
 
 
@@ -25,8 +25,9 @@ def shut_down(stock: StockTorchft) -> Iterator[None]:
 
 
 def group(stock: StockTorchft, name: str, lighthouse: Lighthouse, ranks: int = 1) -> tuple[Stock, Stock]:
-    """(server, client)"""
+    """(server, client). The others' quorum waits for a group that is known."""
     server = stock.manager_server(name, lighthouse.address, ranks)
+    eventually(lambda: name in members(lighthouse), f"{name} beats")
     return server, stock.manager_client(server.do("address"))
 
 
