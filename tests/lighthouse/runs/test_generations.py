@@ -19,12 +19,14 @@ from lighthouse.runs.rules.events import (
     StopAsked,
     Stopped,
 )
+from lighthouse.runs.rules.key_space import SPACES_KEPT
 from lighthouse.runs.rules.machine import RunMachine
 from lighthouse.runs.rules.record import RestartRecord, RunRecord
 from lighthouse_protocol.messages.run import (
     FailureReport,
     FinishReport,
     Generation,
+    KeyKind,
     RankHeartbeat,
     RankHello,
     RankId,
@@ -227,11 +229,12 @@ class TestRecords:
         stage = running(2)
         size = 0
         for restart in range(10_000):
+            stage.machine.keys.put(stage.number, KeyKind.ITERATION, "step", b"1")
             stage.fail(restart % 2)
             if restart == 1000:
                 size = len(stage.machine.record(stage.now).restarts)
         assert len(stage.machine.record(stage.now).restarts) == size == 16
-        assert len(stage.machine.keys.generations) == 4
+        assert len(stage.machine.keys.generations) == SPACES_KEPT
         assert len(list(stage.machine.generations.ranks)) == 2
 
 
