@@ -57,7 +57,9 @@ def _nothing_left_behind(capfd: pytest.CaptureFixture[str], caplog: pytest.LogCa
     """Every test: no thread of ours survives it, nothing was printed, and nothing was logged that one must see."""
     yield
     assert eventually(lambda: not threads()), threads()
-    assert capfd.readouterr() == ("", "")
+    out, err = capfd.readouterr()
+    # gRPC says so of a fork where an earlier test of this process has left it its threads.
+    assert (out, [line for line in err.splitlines() if "fork_posix.cc" not in line]) == ("", [])
     assert [record for record in caplog.get_records("call") if record.levelno >= logging.WARNING] == []
 
 
