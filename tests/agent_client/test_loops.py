@@ -66,12 +66,12 @@ def test_a_step_whose_backward_pass_was_given_up_is_discarded(
 
 
 def test_a_pass_may_be_given_up_before_its_quorum_is_known(job: Job) -> None:
-    """The quorum of its step is the one that it has left by then: it does not try to meet the peers there again."""
+    """Mostly it is not: b asks alone. The quorum of its step is the one that it has left by then, and it does not try
+    to meet the peers there again (collectives/test_peers.py): it would wait in vain."""
     a, b = job.groups("a", "b", actor=ACTOR)
     check_equal(*train("zero_first", 2, a, b))
     assert b.call("give_up", "zero_first", "late") == "out of memory, says a test"
     check_equal(*train("zero_first", 4, a, b))
-    assert "making the process group failed: the process group of quorum" in job.log("b")
     assert "step 2 discarded" in job.log("a")
 
 
