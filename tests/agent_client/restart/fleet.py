@@ -47,7 +47,7 @@ class Place:
 
 
 class Fleet:
-    """A context manager that starts `slots` ranks."""
+    """A context manager that starts `slots` ranks; `slots` may be more than the run has."""
 
     def __init__(self, lighthouse: str, folder: Path, slots: int, *, options: str = "{}") -> None:
         self.slots = slots
@@ -67,14 +67,14 @@ class Fleet:
         for rank in self.ranks.values():
             rank.close()
 
-    def start(self, slot: int) -> None:
+    def start(self, slot: int, slots: int | None = None) -> Process:
         """Its first process, or the next one."""
         attempt = self._attempts[slot] = self._attempts.get(slot, -1) + 1
         variables = {
             "LIGHTHOUSE_ADDRESS": self._lighthouse,
             "LIGHTHOUSE_RUN_ID": self._run,
             "LIGHTHOUSE_SLOT": str(slot),
-            "LIGHTHOUSE_WORLD_SIZE": str(self.slots),
+            "LIGHTHOUSE_WORLD_SIZE": str(slots or self.slots),
             "LIGHTHOUSE_ATTEMPT": str(attempt),
             "LIGHTHOUSE_STRIDE": "100",
             "LIGHTHOUSE_INCARNATION": uuid.uuid4().hex,
@@ -84,6 +84,7 @@ class Fleet:
         if slot in self.ranks:
             self.ranks[slot].close()
         self.ranks[slot] = rank
+        return rank
 
     def fail(self, slot: int) -> None:
         (self._folder / f"raise-{slot}").touch()

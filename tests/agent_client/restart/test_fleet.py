@@ -46,6 +46,25 @@ def test_a_killed_process_begins_the_next_hundred(daemon: Lighthouse, tmp_path: 
         fleet.ends_with(0, FOUR)
 
 
+@pytest.mark.slow
+@LONG
+def test_who_runs_does_without_a_lighthouse_that_restarts(tmp_path: Path) -> None:
+    journal = tmp_path / "journal"
+    with Lighthouse("--journal", str(journal)) as lighthouse:
+        with Fleet(lighthouse.address, tmp_path, 4) as fleet:
+            fleet.runs(0, FOUR)
+            lighthouse.kill()
+            for slot in FOUR:
+                fleet.ranks[slot].wait_for_log("^lighthouse lost")
+            with Lighthouse("--journal", str(journal), "--bind", lighthouse.address):
+                for slot in FOUR:
+                    fleet.ranks[slot].wait_for_log("^lighthouse back")
+                fleet.fail(0)
+                fleet.runs(1, FOUR)  # numbers go on upwards
+                fleet.finish()
+                fleet.ends_with(0, FOUR)
+
+
 @pytest.fixture
 def six_and_two(daemon: Lighthouse, tmp_path: Path) -> Iterator[Fleet]:
     options = '{"active_world_size": 6, "min_active": 5, "return_timeout": 3}'
@@ -54,6 +73,28 @@ def six_and_two(daemon: Lighthouse, tmp_path: Path) -> Iterator[Fleet]:
         for spare in (6, 7):
             fleet.becomes_spare(spare, 0)
         yield fleet
+
+
+@pytest.mark.slow
+@LONG
+def test_spares_and_a_ninth_disturb_nobody(six_and_two: Fleet) -> None:
+    fleet = six_and_two
+    ninth = fleet.start(8, slots=8)
+    assert ninth.wait() == 1
+    assert "slot: is 8; a world of 8 has slots 0 to 7" in ninth.log()
+    fleet.kill(7)
+    fleet.start(7)
+    fleet.becomes_spare(7, 0)
+    fleet.runs(0, [0, 1, 2, 3, 4, 5])
+
+    fleet.kill(1)
+    first = fleet.runs(1, [0, 6, 2, 3, 4, 5])
+    assert {place.counters[1] for place in first} == {1}
+    for _ in range(2):  # a returning member is a spare, also one that flaps, without a restart of the others
+        fleet.start(1)
+        fleet.becomes_spare(1, 1)
+        fleet.kill(1)
+    fleet.runs(1, [0, 6, 2, 3, 4, 5])
 
 
 @pytest.mark.slow
