@@ -259,7 +259,8 @@ class CommitMachine:
             raise WrongState(f"quorum_id: the vote is for quorum {quorum_id}, the one in force is {attempt.quorum_id}")
         if attempt is not None and attempt.decision is None and (attempt.is_opened or attempt.yes):
             raise WrongState(f"step: the vote is for step {voted.step}, the step in flight is {attempt.step}")
-        if attempt is not None and key[0] == attempt.quorum_id == voted.quorum_id and voted.step < attempt.step:
+        is_of_it = attempt is not None and voted.quorum_id == attempt.quorum_id
+        if attempt is not None and attempt.decision is not None and is_of_it and voted.step < attempt.step:
             raise WrongState(f"step: the vote is for step {voted.step}, and step {attempt.step} is decided")
         self._attempt = _Attempt(quorum_id, voted.step, is_opened=False)
         return self._attempt
