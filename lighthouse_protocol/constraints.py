@@ -14,6 +14,7 @@ from lighthouse_protocol.limits import (
     MAX_COUNT,
     MAX_GROUP_WORLD_SIZE,
     MAX_QUORUM_ID,
+    MAX_RESTARTS,
     MAX_SECONDS,
     cut_output,
     cut_reason,
@@ -145,6 +146,7 @@ LastGeneration = Annotated[int, Between(-1, MAX_COUNT, "a generation is, from -1
 GroupRank = Annotated[int, check_group_rank]
 Slot = Annotated[int, Between(0, MAX_GROUP_WORLD_SIZE - 1, "slots are")]
 WorldSize = Annotated[int, Between(1, MAX_GROUP_WORLD_SIZE, "it is")]
+Restarts = Annotated[int, Between(0, MAX_RESTARTS, "a budget of restarts is")]
 ExitStatus = Annotated[int, Between(-128, 255, "an exit code, or minus a signal, is")]
 Port = Annotated[int, Between(1, 65535, "ports are")]
 Seconds = Annotated[float, check_seconds]

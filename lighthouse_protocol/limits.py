@@ -14,6 +14,7 @@ MAX_GROUP_WORLD_SIZE = 65536
 MAX_COUNT = 2**53  # of steps, and of all that is counted: a JSON number, and a float, hold it exactly
 MAX_QUORUM_ID = 2**53
 MAX_LEARNED_GENERATION = 2**48  # told by a rank that comes; what follows stays below MAX_COUNT, whatever the stride
+MAX_RESTARTS = 1000  # of a budget: a run's record keeps the moment of each
 MAX_SECONDS = 1e10  # of a length of time, and of a moment since 1970
 MAX_REASON_CHARS = 1000  # of a refusal or an order; a status travels in a header, which has a limit of its own
 

@@ -3,8 +3,9 @@
 Between two steps, over the connections of the last quorum: who has joined since is not in it. Sums of tensors in which
 each rank fills a place of its own are all that is needed, and all that every process group can do.
 
-Whoever is done may end at once, and its connections with it, while another still waits for what has long been sent. So
-a last sum says that all have come to it: that all have what they came for. How it ends means nothing.
+A rank that is done may end at once, and close its connections while another still waits for data that was sent long
+ago. So a last sum tells each rank that all have got this far, and have what they came for. It may fail: that only says
+that another rank has ended since.
 """
 
 import contextlib

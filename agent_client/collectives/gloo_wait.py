@@ -3,8 +3,8 @@
 When a connection ends, gloo tells those who wait for its peer, but not a send that lies in its queue
 (gloo/transport/tcp/pair.cc, signalException): that work ends by its timeout only. So a wait is given up once its group
 was aborted, here or by a peer, as soon as nothing can write to its tensors any more: no connection is left, and gloo's
-threads are at rest. One of them may spin on a connection that was shut down, and never rest: what was in the sockets'
-buffers it has read long before SPINS_S.
+threads are at rest. One of them has been seen to keep running after an abort. It is given SPINS_S, long enough to read
+what was left in the sockets' buffers.
 """
 
 import threading

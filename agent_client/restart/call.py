@@ -103,7 +103,7 @@ class WrappedCall(Generic[T]):
 
     def _attempt(self, run: Run) -> bool:
         """Whether the function has returned."""
-        self._result = None
+        self._result, self._last_error = None, ""
         with self._environment:
             self._environment.take(run)
             if self._link is not None:
@@ -146,7 +146,8 @@ class WrappedCall(Generic[T]):
                 return self._result
             case RunStopped(reason, who):
                 text = f"the run is stopped: {reason}{f' ({who})' if who else ''}"
-                text += f"; the last error of this rank: {self._last_error}" if self._last_error else ""
+                if self._link is not None and self._last_error:  # a local run's reason has it
+                    text += f"; the last error of this rank: {self._last_error}"
                 log.error("%s", text)  # an exit by a status says nothing
                 raise RestartAbort(text)
             case error:

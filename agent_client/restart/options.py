@@ -10,6 +10,7 @@ from agent_client.errors import ConfigurationError
 from agent_client.restart.launch import Launch
 from agent_client.restart.rules.config import RankConfig
 from agent_client.restart.state import State
+from lighthouse_protocol.limits import MAX_RESTARTS
 from lighthouse_protocol.messages.run import RunTerms
 
 Hook = Callable[[State], object]
@@ -21,9 +22,15 @@ _STORE_NAMES = frozenset(
     | {"master_listen_fd", "use_libuv", "prefix"}
 )
 _DURATIONS = (
-    *("barrier_timeout", "return_timeout", "lighthouse_timeout", "hard_timeout", "soft_timeout"),
-    *("restart_window", "restart_delay"),
+    "barrier_timeout",
+    "return_timeout",
+    "lighthouse_timeout",
+    "hard_timeout",
+    "soft_timeout",
+    "restart_window",
+    "restart_delay",
 )
+_LEAST = {"active_world_size": 1, "min_active": 1, "divisible_by": 1, "max_iterations": 1, "max_restarts": 0}
 _FOR_RUNS = ("active_world_size", "min_active", "divisible_by", "hosts_together")
 
 
@@ -62,12 +69,12 @@ class Options:
     max_iterations: int | None = None
     """So many generations, then the run is stopped, with exit code 130."""
     max_restarts: int | None = 10
-    """So many restarts after failures of the function within `restart_window`; with one more the run is stopped, with
+    """So many restarts after failures of the function within `restart_window`; one failure more stops the run, with
     exit code 130. None: any number."""
     restart_window: Duration = 600.0
     restart_delay: Duration | None = 0.5
-    """What the next generation waits after one that got nowhere (no ping, and over within 10 s); doubles each time in
-    a row, up to 30 s. After one that got somewhere nothing is waited; None: never."""
+    """How long the next generation waits after one that got nowhere (no ping, and over within 10 s). It doubles each
+    time in a row, up to 30 s. There is no delay after one that got somewhere, and none at all with None."""
     initialize: Hook | None = None
     """Called before each generation."""
     abort: Hook | None = None
@@ -99,10 +106,13 @@ class Options:
         for name in _DURATIONS:
             if getattr(self, name) is not None:
                 seconds(getattr(self, name), name)
-        for name in ("active_world_size", "min_active", "divisible_by", "max_iterations", "max_restarts"):
-            least = 0 if name == "max_restarts" else 1
+        for name, least in _LEAST.items():
             if getattr(self, name) is not None and getattr(self, name) < least:
                 raise ConfigurationError(f"{name}={getattr(self, name)} is not at least {least}")
+        if self.max_restarts is not None and self.max_restarts > MAX_RESTARTS:
+            raise ConfigurationError(
+                f"max_restarts={self.max_restarts} is more than {MAX_RESTARTS}; None is any number"
+            )
 
     @property
     def store_timeout_s(self) -> float:

@@ -79,8 +79,8 @@ class StoreMixin:
         run.client.put_key(run.iteration, kind, name, value.encode(), timeout_s=run.timeout_s)
 
     def get_key(self, kind: KeyKind, name: str, generation: int | None = None) -> str:
-        """What was set in this generation, or in an earlier one, of which the newest few with keys are kept. Raises
-        UnknownName if it was not set in it, WrongState once another one has formed."""
+        """`generation`: an earlier one; the newest few with keys are kept. Default: this one. Raises UnknownName if the
+        key was not set in it, WrongState once another generation has formed."""
         run = _run()
         _, keys = run.client.get_keys(run.iteration, kind, name, of=generation, timeout_s=run.timeout_s)
         if (kind, name) not in keys:
@@ -90,8 +90,8 @@ class StoreMixin:
 
     @property
     def previous(self) -> Mapping[tuple[KeyKind, str], str]:
-        """What earlier generations have left, read now: of each key what the newest one that set it has set, in
-        whatever process. Raises WrongState once another generation has formed."""
+        """Each key's value from the newest earlier generation that set it, in whatever process. Every access asks the
+        lighthouse. Raises WrongState once another generation has formed."""
         run = _run()
         _, keys = run.client.get_keys(run.iteration, previous=True, timeout_s=run.timeout_s)
         return {key: value.decode() for key, value in keys.items()}

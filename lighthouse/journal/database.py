@@ -82,7 +82,7 @@ def explained(path: Path) -> Generator[None, None, None]:
     try:
         yield
     except sqlite3.Error as e:
-        code = getattr(e, "sqlite_errorcode", sqlite3.SQLITE_CORRUPT) & 0xFF  # Python's own has none: no text to read
+        code = getattr(e, "sqlite_errorcode", sqlite3.SQLITE_CORRUPT) & 0xFF  # text that is not UTF-8 has none
         raise WrongState(f"--journal: {path}: {e}; {_REMEDIES.get(code, _DISK)}") from e
     except UnicodeDecodeError as e:  # of the text of an error
         raise Damaged(path, "a text in it cannot be read") from e

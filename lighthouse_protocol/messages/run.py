@@ -7,7 +7,17 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import NamedTuple
 
-from lighthouse_protocol.constraints import Count, LastGeneration, Name, Reason, Seconds, Slot, Text, WorldSize
+from lighthouse_protocol.constraints import (
+    Count,
+    LastGeneration,
+    Name,
+    Reason,
+    Restarts,
+    Seconds,
+    Slot,
+    Text,
+    WorldSize,
+)
 from lighthouse_protocol.refusals import InvalidRequest, LighthouseError
 
 
@@ -37,8 +47,8 @@ class RunTerms:
     `active`: so many train and the others are spares; None: all. `stride`: a restarted process begins at the next
     multiple of it; 1 without a supervisor. `max_iterations`: so many generations, then the run is stopped.
     `max_restarts`: so many after failures of the function within `restart_window_s`; None: any number.
-    `restart_delay_s`: what the next generation waits after one that got nowhere; doubles each time in a row; None:
-    nothing is waited.
+    `restart_delay_s`: how long the next generation waits after one that got nowhere; it doubles each time in a row.
+    None: no delay.
     """
 
     world_size: WorldSize = 1
@@ -50,7 +60,7 @@ class RunTerms:
     join_timeout_s: Seconds = 60.0
     return_timeout_s: Seconds = 60.0
     max_iterations: int | None = None
-    max_restarts: int | None = None
+    max_restarts: Restarts | None = None
     restart_window_s: Seconds = 600.0
     restart_delay_s: Seconds | None = None
 

@@ -142,9 +142,9 @@ def get_keys(
     previous: bool = False,
     timeout_s: float = 5.0,
 ) -> Rpc[tuple[int, dict[tuple[KeyKind, str], bytes]]]:
-    """The present generation, and its keys; or those of generation `of`, or, `previous`, of each key what the newest
-    earlier generation has set. Raises WrongState if `generation` is not the present one, UnknownName if the keys `of`
-    a generation are not kept."""
+    """The present generation and its keys. `of`: those of that generation instead. `previous`: each key's value from
+    the newest earlier generation that set it. Raises WrongState if `generation` is not the present one, UnknownName
+    if the keys of generation `of` are not kept."""
     return Rpc(
         LIGHTHOUSE + "GetKeys",
         run_pb2.GetKeysRequest(generation=generation, kind=kind, name=name, of=of, previous=previous),

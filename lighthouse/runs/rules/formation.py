@@ -6,7 +6,7 @@
 2. None of these ranks is alive, or there was no generation: it is a start. The slots that shall be active are waited
    for, until the same timeout; then floor(n/2)+1 of these n must be ready.
 3. Still too few, for `return_timeout_s`: it is hopeless.
-4. After failures that come again and again it forms no sooner than the budget of restarts says.
+4. After repeated failures it forms no sooner than the budget of restarts allows.
 """
 
 import math
@@ -21,13 +21,13 @@ from lighthouse_protocol.messages.run import RankId, RunCounters, RunTerms
 
 class FormationClock:
     """Reads which ranks are here and the state of the last generation; it keeps only when each wait began, when it
-    last looked, and what is not to form before a moment."""
+    last looked, and how long the next generation is delayed."""
 
     def __init__(self) -> None:
         self._waits_since: float | None = None
         self._short_since: float | None = None
         self._looked_at = -math.inf
-        self._held_until = -math.inf
+        self._delayed_until = -math.inf
 
     def look(self, ranks: Ranks, current: GenerationState, terms: RunTerms, now: float) -> RunVerdict:
         """Call it after each change, and whenever it `is_due`."""
@@ -37,9 +37,9 @@ class FormationClock:
         self._short_since = _since(self._short_since, now, _is_short(verdict, current))
         return verdict
 
-    def hold(self, until: float) -> None:
+    def delay(self, until: float) -> None:
         """No generation forms before that."""
-        self._held_until = max(self._held_until, until)
+        self._delayed_until = until
 
     def is_hopeless(self, terms: RunTerms, now: float) -> bool:
         return self._short_since is not None and now >= self._short_since + terms.return_timeout_s
@@ -57,7 +57,7 @@ class FormationClock:
         """When time alone may change the verdict, or make it hopeless."""
         waits = [] if self._waits_since is None else [self._waits_since + terms.join_timeout_s]
         short = [] if self._short_since is None else [self._short_since + terms.return_timeout_s]
-        return [*waits, *short, self._held_until]
+        return [*waits, *short, self._delayed_until]
 
     def verdict(self, ranks: Ranks, current: GenerationState, terms: RunTerms, now: float) -> RunVerdict:
         if current.stands:
@@ -71,7 +71,7 @@ class FormationClock:
                 return RunVerdict.NO_MAJORITY
         if not choose(ranks, current, terms):
             return RunVerdict.TOO_FEW
-        return RunVerdict.READY if now >= self._held_until else RunVerdict.BACKING_OFF
+        return RunVerdict.READY if now >= self._delayed_until else RunVerdict.BACKING_OFF
 
 
 def choose(

@@ -203,7 +203,7 @@ class Generations:
             return
         lasted_s = now - self._began_at
         delay_s = self.budget.fail(self.terms, self.wall(now), lasted_s=lasted_s, has_stepped=self._has_stepped)
-        self._formation.hold(now + delay_s)
+        self._formation.delay(now + delay_s)
         self._break(f"{rank.rank} has failed: {reason}", now)
 
     def _finish(self, rank: Rank, generation: int) -> None:

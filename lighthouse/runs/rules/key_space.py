@@ -58,7 +58,7 @@ class KeySpaces:
         return dict(space)
 
     def previous(self, generation: int | None = None) -> dict[tuple[KeyKind, str], bytes]:
-        """Each key that an earlier generation has set, as the newest of them did. `generation`: as of `present`."""
+        """Each key's value from the newest earlier generation that set it. `generation`: as of `present`."""
         if generation is not None:
             self._fenced(generation)
         newest: dict[tuple[KeyKind, str], bytes] = {}

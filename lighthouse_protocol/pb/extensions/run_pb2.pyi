@@ -167,10 +167,10 @@ class RunTerms(google.protobuf.message.Message):
     return_timeout_s: builtins.float
     max_iterations: builtins.int
     max_restarts: builtins.int
-    """after failures in the process, within the window; absent: any number"""
+    """after failures of the function, within the window; absent: any number"""
     restart_window_s: builtins.float
     restart_delay_s: builtins.float
-    """doubles while generations get nowhere; absent: nothing is waited"""
+    """doubles while generations get nowhere; absent: no delay"""
     def __init__(
         self,
         *,
@@ -660,7 +660,7 @@ class GetKeysRequest(google.protobuf.message.Message):
     of: builtins.int
     """the generation whose keys are read; absent: the present one"""
     previous: builtins.bool
-    """in place of `of`: what the newest earlier generation that set it has set"""
+    """in place of `of`: each key's value from the newest earlier generation that set it"""
     def __init__(
         self,
         *,

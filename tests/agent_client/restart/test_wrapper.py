@@ -124,6 +124,8 @@ def test_a_bad_health_check_ends_the_process(variables: pytest.MonkeyPatch) -> N
         ({"active_world_size": 6}, "needs use_global_iteration"),
         ({"hard_timeout": 0}, "hard_timeout=0"),
         ({"max_iterations": 0}, "max_iterations=0"),
+        ({"max_restarts": -1}, "max_restarts=-1 is not at least 0"),
+        ({"max_restarts": 1001}, "max_restarts=1001 is more than 1000"),
     ],
 )
 def test_options_that_do_not_fit(options: dict[str, object], text: str) -> None:
@@ -233,6 +235,18 @@ def test_a_run_that_always_raises_is_stopped_and_each_rank_says_its_last_error(i
     with pytest.raises(RestartAbort, match=told) as e:
         train()
     assert e.value.code == 130
+
+
+def test_a_stop_is_not_blamed_on_an_error_that_was_recovered(inside: RunInside) -> None:
+    @Wrapper(use_global_iteration=True, max_iterations=2, restart_delay=0.01)
+    def train(call_wrapper: CallWrapper) -> None:
+        if call_wrapper.iteration == 0:
+            raise ValueError("boom")
+        call_wrapper.state.advance()
+
+    with pytest.raises(RestartAbort, match="max_iterations: 2") as e:
+        train()
+    assert "boom" not in str(e.value)
 
 
 def test_the_environment_is_restored(inside: RunInside, variables: pytest.MonkeyPatch) -> None:

@@ -128,6 +128,8 @@ class Checkers:
         most_lost = max((len(restart.lost) for restart in record.restarts), default=0)
         if len(record.restarts) > MAX_RESTARTS or most_lost > MAX_LOST:
             self._broken("G11", f"a record has {len(record.restarts)} restarts, one with {most_lost} lost")
+        if len(record.failed_at) > (self._simulation.plan.terms.max_restarts or 0) + 1:
+            self._broken("G11", f"a record has {len(record.failed_at)} failures")
         if len(record.ranks) > self._simulation.plan.terms.world_size:
             self._broken("G11", f"a record has {len(record.ranks)} ranks")
 
