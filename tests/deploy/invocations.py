@@ -75,9 +75,9 @@ def _of_kubernetes() -> Iterator[Invocation]:
 
 
 def _of_slurm() -> Iterator[Invocation]:
-    """Managers read what the script exports."""
+    """Managers read what the script sets."""
     text = (DEPLOY / "slurm" / "train.sbatch").read_text().replace("$((port + 1))", "1")
-    exported = dict.fromkeys(re.findall(r"^export (LIGHTHOUSE_\w+)=", text, re.MULTILINE), "1:1")
+    exported = dict.fromkeys(re.findall(r"^ *(LIGHTHOUSE_\w+|REPLICA_GROUP_ID)=", text, re.MULTILINE), "1:1")
     for found in _of_text("train.sbatch", text):
         yield replace(found, environment=exported) if found.words[0] == "lighthouse-manager" else found
 
@@ -90,5 +90,5 @@ def _of_readme() -> Iterator[Invocation]:
 def _of_text(source: str, text: str) -> Iterator[Invocation]:
     """A program's name and its verb are a start of it; a variable of the shell counts as `1`."""
     plain = re.sub(r"\$\{[^}]*\}|\$\w+", "1", text.replace("\\\n", " "))
-    for start in re.findall(r"(?<![\w/-])((?:lighthouse serve|lighthouse-manager (?:serve|run))\b[^\n&#`]*)", plain):
+    for start in re.findall(r"(?<![\w/-])((?:lighthouse serve|lighthouse-manager (?:serve|run))\b[^\n&#`|]*)", plain):
         yield Invocation(source, tuple(shlex.split(start)))

@@ -1,28 +1,25 @@
-"""train.sbatch, as shellcheck reads it and as bash runs it."""
+"""train.sbatch, as shellcheck reads it and as Slurm runs it, with real daemons."""
 
-import signal
-import time
-from collections.abc import Callable
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from .fake_slurm import SCRIPT, FakeSlurm, signal_group
+from .slurm import NODES, SCRIPT, Slurm
 from .tools import run, tool
-
-_OPTIONS = "run --replica-id group-{0} --run-id slurm-77 --nproc-per-node 8 --"
+from .training import Training
 
 
 @pytest.fixture
-def slurm(tmp_path: Path) -> FakeSlurm:
-    return FakeSlurm(tmp_path)
+def cluster(tmp_path: Path) -> Iterator[Slurm]:
+    slurm = Slurm(tmp_path)
+    with slurm.running():
+        yield slurm
 
 
-def wait_until(holds: Callable[[], bool], within_s: float = 10) -> None:
-    ends_at = time.monotonic() + within_s
-    while not holds():
-        assert time.monotonic() < ends_at, "it did not come true"
-        time.sleep(0.01)
+@pytest.fixture
+def training(tmp_path: Path) -> Training:
+    return Training(tmp_path)
 
 
 def test_shellcheck_has_nothing_to_say() -> None:
@@ -35,65 +32,47 @@ def test_shellcheck_bites() -> None:
     assert "SC2086" in result.stdout
 
 
-def test_each_node_is_a_replica_group(slurm: FakeSlurm) -> None:
-    with slurm.job("train.py", "--name", "two words") as job:
-        output, _ = job.communicate(timeout=20)
-        assert (job.returncode, output) == (0, "2 of 2 replica groups finished\n")
-    groups = sorted(event for event in slurm.events if event.startswith("group"))
-    assert groups == [
-        f"group {index} of 2 on {node}, lighthouse alpha:29510: {_OPTIONS.format(index)} train.py --name two words"
-        for index, node in enumerate(["alpha", "beta"])
-    ]
+def test_ranks_and_supervisors_come_back_until_the_run_is_stopped(cluster: Slurm, training: Training) -> None:
+    job = cluster.submit(training.script)
+    for group in "01":
+        training.survives(group)
+    training.tell("0", 130)
+    assert cluster.has_ended(job) == ("FAILED", "130:0", "0", "0 of 2 replica groups finished; the run was stopped")
 
 
-def test_the_lighthouse_ends_last(slurm: FakeSlurm) -> None:
-    with slurm.job("train.py") as job:
-        job.communicate(timeout=20)
-        assert slurm.events[-1] == "lighthouse terminated"
-        wait_until(lambda: not signal_group(job.pid, 0))
+def test_one_group_that_finishes_suffices(cluster: Slurm, training: Training) -> None:
+    job = cluster.submit(training.script, MAX_RESTARTS="0")
+    training.started("0", "0")
+    training.started("1", "0")
+    training.tell("1", "kill")
+    training.tell("0", 0)
+    assert cluster.has_ended(job) == ("COMPLETED", "0:0", "0", "1 of 2 replica groups finished")
 
 
-def test_a_group_that_fails_comes_back(slurm: FakeSlurm) -> None:
-    with slurm.job("train.py", training="fails_once") as job:
-        output, _ = job.communicate(timeout=20)
-    assert (job.returncode, output) == (0, "2 of 2 replica groups finished\n")
-    assert len([event for event in slurm.events if event.startswith("group 1")]) == 2
+def test_a_lost_node_has_not_finished(cluster: Slurm, training: Training) -> None:
+    job = cluster.submit(training.script, MAX_RESTARTS="0")
+    training.started("0", "0")
+    training.started("1", "0")
+    cluster.ask("scontrol", "update", f"nodename={NODES[1]}", "state=down", "reason=test")
+    training.tell("0", "kill")
+    assert cluster.has_ended(job) == ("FAILED", "1:0", "0", "0 of 2 replica groups finished")
 
 
-def test_one_group_suffices(slurm: FakeSlurm) -> None:
-    with slurm.job("train.py", training="beta_fails") as job:
-        output, _ = job.communicate(timeout=20)
-    assert (job.returncode, output) == (0, "1 of 2 replica groups finished\n")
-    assert len([event for event in slurm.events if event.startswith("group 1")]) == 3
+def test_sigterm_from_slurm_drains_every_group(cluster: Slurm, training: Training) -> None:
+    job = cluster.submit(training.script)
+    training.started("0", "0")
+    training.started("1", "0")
+    cluster.ask("scancel", "--signal=TERM", job)
+    assert cluster.has_ended(job) == ("FAILED", "143:0", "0", "0 of 2 replica groups finished")
+    for group in "01":
+        assert "ends with 143: SIGTERM to the supervisor" in cluster.output(f"{job}-group-{group}")
+    assert cluster.output(job).endswith("lighthouse stopped\n")
 
 
-def test_the_job_fails_with_all_its_groups(slurm: FakeSlurm) -> None:
-    with slurm.job("train.py", training="fails") as job:
-        output, _ = job.communicate(timeout=20)
-    assert (job.returncode, output) == (1, "0 of 2 replica groups finished\n")
-    assert slurm.events[-1] == "lighthouse terminated"
-
-
-def test_a_run_that_was_stopped_is_not_started_again_and_is_no_success(slurm: FakeSlurm) -> None:
-    with slurm.job("train.py", training="is_stopped") as job:
-        output, _ = job.communicate(timeout=20)
-    assert (job.returncode, output) == (130, "0 of 2 replica groups finished; the run was stopped\n")
-    assert len([event for event in slurm.events if event.startswith("group")]) == 2
-
-
-def test_a_lighthouse_that_fails_comes_back(slurm: FakeSlurm) -> None:
-    with slurm.job("train.py", training="is_long", lighthouse="fails_once") as job:
-        wait_until(lambda: len([event for event in slurm.events if event.startswith("lighthouse serve")]) == 2)
-        job.terminate()
-        job.communicate(timeout=20)
-
-
-def test_sigterm_ends_groups_first_and_leaves_nothing(slurm: FakeSlurm) -> None:
-    with slurm.job("train.py", training="is_long") as job:
-        wait_until(lambda: len(slurm.events) == 3)
-        job.send_signal(signal.SIGTERM)
-        output, _ = job.communicate(timeout=20)
-        assert (job.returncode, output) == (1, "0 of 2 replica groups finished\n")
-        wait_until(lambda: not signal_group(job.pid, 0))
-    assert sorted(slurm.events[3:5]) == ["group 0 terminated", "group 1 terminated"]
-    assert slurm.events[5:] == ["lighthouse terminated"]
+def test_a_requeued_job_begins_anew_and_130_is_not_requeued(cluster: Slurm, training: Training) -> None:
+    job = cluster.submit(training.script)
+    training.started("0", "0")
+    cluster.requeue(job)
+    training.started("0", "00")
+    training.tell("0", 130)
+    assert cluster.has_ended(job) == ("FAILED", "130:0", "1", "0 of 2 replica groups finished; the run was stopped")

