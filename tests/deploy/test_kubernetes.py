@@ -1,24 +1,35 @@
 """The manifests, rendered by kubectl and held against Kubernetes' own schemas."""
 
+import os
+import sys
 import tomllib
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import pytest
+from tests.processes import LOCALHOST, MANAGER_CODE, Lighthouse, Process
 
 from .tools import DEPLOY, REPOSITORY, STOP_S, run, tool, yaml_documents
+from .training import Training
 
-KUSTOMIZATIONS = sorted(path.parent for path in (DEPLOY / "kubernetes").rglob("kustomization.yaml"))
+JOB = DEPLOY / "kubernetes" / "replica-groups.yaml"
 
 
-def render(folder: Path) -> str:
-    result = run([tool("kubectl"), "kustomize", folder])
+def render() -> str:
+    """All that is applied: the kustomization, and the example beside it."""
+    result = run([tool("kubectl"), "kustomize", JOB.parent])
     assert (result.returncode, result.stderr) == (0, "")
-    return result.stdout
+    return f"{result.stdout}---\n{JOB.read_text()}"
 
 
 def objects() -> list[dict[str, Any]]:
-    return [found for folder in KUSTOMIZATIONS for found in yaml_documents(render(folder))]
+    return yaml_documents(render())
+
+
+def job() -> dict[str, Any]:
+    (found,) = (found["spec"] for found in objects() if found["kind"] == "Job")
+    return found
 
 
 def pods() -> list[dict[str, Any]]:
@@ -37,20 +48,20 @@ def validate(text: str, folder: Path) -> tuple[int, str]:
 
 
 def test_every_manifest_is_rendered() -> None:
-    manifests = [path for path in (DEPLOY / "kubernetes").rglob("*.yaml") if path.name != "kustomization.yaml"]
-    kinds = ["Deployment", "Job", "Job", "Namespace", "PersistentVolumeClaim", "Service"]
+    manifests = [path for path in JOB.parent.rglob("*.yaml") if path.name != "kustomization.yaml"]
+    kinds = ["Deployment", "Job", "Namespace", "PersistentVolumeClaim", "Service"]
     assert sorted(found["kind"] for found in objects()) == kinds
     assert len(manifests) == len(kinds)
+    assert {found["metadata"].get("namespace", "lighthouse") for found in objects()} == {"lighthouse"}
 
 
-@pytest.mark.parametrize("folder", KUSTOMIZATIONS, ids=lambda folder: folder.name)
-def test_the_schemas_hold(folder: Path, tmp_path: Path) -> None:
-    status, output = validate(render(folder), tmp_path)
+def test_the_schemas_hold(tmp_path: Path) -> None:
+    status, output = validate(render(), tmp_path)
     assert status == 0, output
 
 
 def test_the_schemas_bite(tmp_path: Path) -> None:
-    status, output = validate(render(DEPLOY / "kubernetes").replace("readinessProbe", "readynessProbe"), tmp_path)
+    status, output = validate(render().replace("readinessProbe", "readynessProbe"), tmp_path)
     assert status != 0
     assert "readynessProbe" in output
 
@@ -101,18 +112,57 @@ def test_pods_are_locked_down() -> None:
 
 
 def test_kubernetes_adds_no_variables_that_look_like_our_options() -> None:
-    assert [pod["enableServiceLinks"] for pod in pods()] == [False] * 3
+    assert [pod["enableServiceLinks"] for pod in pods()] == [False] * 2
 
 
-def test_a_run_that_was_stopped_fails_its_job_at_once() -> None:
-    for job in (found["spec"] for found in objects() if found["kind"] == "Job"):
-        (rule,) = (rule for rule in job["podFailurePolicy"]["rules"] if rule["action"] == "FailJob")
-        assert (rule["onExitCodes"]["operator"], rule["onExitCodes"]["values"]) == ("In", [130])
-        assert rule["onExitCodes"]["containerName"] in {c["name"] for c in job["template"]["spec"]["containers"]}
+def answer(container: str, status: int) -> str:
+    """What the Job controller does when `container` has ended with `status`: the first rule that matches."""
+    for rule in job()["podFailurePolicy"]["rules"]:
+        codes = rule.get("onExitCodes")
+        if codes and codes["containerName"] == container and (status in codes["values"]) == (codes["operator"] == "In"):
+            return rule["action"]
+    return "Count"
 
 
-def test_the_images_have_the_version_of_this_tree() -> None:
+@contextmanager
+def pod(training: Training, lighthouse: str) -> Iterator[Process]:
+    """The supervisor as the manifest runs it, but for its ports, its store and the path of the script."""
+    (container,) = job()["template"]["spec"]["containers"]
+    program, *words = (str(training.script) if word == "train.py" else word for word in container["command"])
+    assert program == "lighthouse-manager"
+    environment = {
+        **{entry["name"]: entry.get("value", "0") for entry in container["env"]},
+        "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
+        "LIGHTHOUSE_ADDRESS": lighthouse,
+        "LIGHTHOUSE_MANAGER_BIND": f"{LOCALHOST}:0",
+        "LIGHTHOUSE_MANAGER_HTTP": f"{LOCALHOST}:0",
+        "LIGHTHOUSE_MANAGER_STORE": f"{LOCALHOST}:1",
+    }
+    with Process(MANAGER_CODE, words, env=environment) as process:
+        yield process
+
+
+def test_a_pod_comes_back_until_the_run_is_stopped(tmp_path: Path) -> None:
+    training = Training(tmp_path)
+    with Lighthouse() as lighthouse:
+        with pod(training, lighthouse.address) as first:
+            training.started("0", "0")
+            training.tell("0", 1)
+            training.started("0", "01")
+            training.tell("0", "kill")
+            assert answer("supervisor", first.wait()) == "Count"
+        with pod(training, lighthouse.address) as second:
+            training.started("0", "010")
+            training.tell("0", 130)
+            assert answer("supervisor", second.wait()) == "FailJob"
+
+
+def test_only_a_pod_that_is_not_restarted_in_place_has_a_policy() -> None:
+    assert job()["template"]["spec"]["restartPolicy"] == "Never"
+    assert (job()["completionMode"], job()["completions"]) == ("Indexed", job()["parallelism"])
+
+
+def test_the_image_has_the_version_of_this_tree() -> None:
     version = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"]["version"]
     images = {container["name"]: container["image"] for container in containers()}
     assert images["lighthouse"] == f"lighthouse-ft:{version}"
-    assert images["manager"] == f"lighthouse-ft:{version}-torch"

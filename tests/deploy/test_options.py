@@ -54,11 +54,9 @@ def test_every_kind_of_file_starts_a_daemon() -> None:
         "README.md",
         "compose.yaml",
         "kubernetes/deployment.yaml",
-        "lighthouse-manager@.service",
+        "kubernetes/replica-groups.yaml",
         "lighthouse-run@.service",
         "lighthouse.service",
-        "replica-groups/job.yaml",
-        "supervised-groups/job.yaml",
         "train.sbatch",
     }
 

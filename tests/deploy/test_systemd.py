@@ -1,11 +1,20 @@
 """The units, as systemd reads them."""
 
+import os
 import re
+import shutil
+import signal
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
 
-from .tools import DEPLOY, STOP_S, run, seconds, tool
+from tests.processes import LOCALHOST, Lighthouse, Process, eventually
+
+from .tools import DEPLOY, STOP_S, missing, run, seconds, tool
+from .training import Training
 
 UNITS = sorted((DEPLOY / "systemd").glob("*.service"))
 DAEMONS = [unit for unit in UNITS if unit.name != "lighthouse-run@.service"]  # that one runs what the user trains
@@ -30,11 +39,7 @@ def verify(unit: Path) -> tuple[int, str]:
 
 
 def test_there_is_a_unit_for_each_daemon() -> None:
-    assert [unit.name for unit in UNITS] == [
-        "lighthouse-manager@.service",
-        "lighthouse-run@.service",
-        "lighthouse.service",
-    ]
+    assert [unit.name for unit in UNITS] == ["lighthouse-run@.service", "lighthouse.service"]
 
 
 @pytest.mark.parametrize("unit", UNITS, ids=lambda unit: unit.name)
@@ -66,9 +71,81 @@ def test_sigterm_drains_and_a_failure_restarts(unit: Path) -> None:
     assert ("DynamicUser=yes" in lines) == (unit in DAEMONS)
 
 
-def test_a_run_that_was_stopped_is_not_started_again() -> None:
-    lines = (DEPLOY / "systemd" / "lighthouse-run@.service").read_text().splitlines()
-    assert {"RestartPreventExitStatus=130", "SuccessExitStatus=143"} <= set(lines)
+_CONTROL_GROUPS = Path("/sys/fs/cgroup")
+
+# systemd runs for a user only where it seems to have booted the machine; its control groups tell what it has started.
+_SYSTEMD = """import os, pathlib, sys
+for group in sys.argv[1:]:
+    pathlib.Path(group).mkdir()
+    pathlib.Path(group, "cgroup.procs").write_text(str(os.getpid()))
+booted = "mount -t tmpfs tmpfs /run && mkdir -p /run/systemd/system && exec /lib/systemd/systemd --user --unit="
+os.execvp("unshare", ["unshare", "--mount", "sh", "-c", booted + "basic.target"])
+"""
+
+
+def is_ended(group: Path) -> bool:
+    """Whether nothing runs in the control group any more, which is removed then."""
+    for folder, _, _ in os.walk(group, topdown=False):
+        with suppress(OSError):
+            for pid in (Path(folder) / "cgroup.procs").read_text().split():
+                os.kill(int(pid), signal.SIGKILL)
+            os.rmdir(folder)
+    return not group.exists()
+
+
+@contextmanager
+def systemd(units: Path, folder: Path) -> Iterator[Callable[..., str]]:
+    """A manager of `units`; its systemctl."""
+    if os.geteuid() != 0:
+        missing("control groups take root")
+    environment = os.environ | {"XDG_RUNTIME_DIR": str(folder), "SYSTEMD_UNIT_PATH": f"{units}:"}
+    named = [path for name in ("systemd", "unified") if (path := _CONTROL_GROUPS / name).is_dir()]
+    groups = [path / f"lighthouse-test-{os.getpid()}" for path in named or [_CONTROL_GROUPS]]
+
+    def systemctl(*words: str) -> str:
+        result = run([tool("systemctl"), "--user", *words], env=environment)
+        return result.stdout.strip() or result.stderr
+
+    try:
+        with Process(_SYSTEMD, [str(group) for group in groups], env=environment):
+            eventually(lambda: systemctl("is-active", "basic.target") == "active", "systemd")
+            yield systemctl
+    finally:
+        for group in groups:
+            eventually(lambda group=group: is_ended(group), "the end of all that systemd has started")
+
+
+def test_a_supervisor_comes_back_until_the_run_is_stopped(tmp_path: Path) -> None:
+    places = {
+        _INSTALLED: f"{Path(sys.executable).parent}/",
+        "/etc/lighthouse/": f"{tmp_path}/",
+        "/srv/training": str(tmp_path),
+        "User=training": "",
+    }
+    text = (DEPLOY / "systemd" / "lighthouse-run@.service").read_text()
+    for there, here in places.items():
+        text = text.replace(there, here)
+    (tmp_path / "lighthouse-run@.service").write_text(text)
+    shutil.copy(DEPLOY / "systemd" / "run.env", tmp_path)
+    training = Training(tmp_path)
+    with Lighthouse() as lighthouse, systemd(tmp_path, tmp_path) as systemctl:
+        (tmp_path / "run-0.env").write_text(
+            f"LIGHTHOUSE_ADDRESS={lighthouse.address}\nTRAINING_COMMAND={training.script}\n"
+            f"LIGHTHOUSE_MANAGER_BIND={LOCALHOST}:0\nLIGHTHOUSE_MANAGER_STORE={LOCALHOST}:1\n"
+        )
+        unit = "lighthouse-run@0"
+        systemctl("start", unit)
+        training.survives("0")
+        systemctl("stop", unit)
+        assert systemctl("is-active", unit) == "inactive"
+        systemctl("start", unit)
+        training.started("0", "0100")
+        training.tell("0", 130)
+        eventually(lambda: systemctl("is-active", unit) == "failed", "the end of the unit")
+        assert systemctl("show", unit, "--property=ExecMainStatus,NRestarts").split() == [
+            "NRestarts=0",
+            "ExecMainStatus=130",
+        ]
 
 
 def test_the_journal_lies_in_the_state_directory() -> None:
