@@ -90,17 +90,6 @@ class Slurm:
     def ask(self, *command: str) -> str:
         return run([tool(command[0]), *command[1:]], env=self._environment).stdout.strip()
 
-    def requeue(self, job: str) -> None:
-        """Return when it runs again; Slurm by itself would wait for two minutes."""
-        self.ask("scontrol", "requeue", job)
-
-        def runs_again() -> bool:
-            self.ask("scontrol", "update", f"jobid={job}", "starttime=now")
-            shown = self.ask("scontrol", "show", "job", job)
-            return "JobState=RUNNING" in shown and "Restarts=1" in shown
-
-        eventually(runs_again, f"the return of job {job}")
-
     def has_ended(self, job: str) -> tuple[str, str, str, str]:
         """Its state, exit status, how often it was requeued, and the last line of the batch script."""
 

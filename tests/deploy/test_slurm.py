@@ -58,21 +58,15 @@ def test_a_lost_node_has_not_finished(cluster: Slurm, training: Training) -> Non
     assert cluster.has_ended(job) == ("FAILED", "1:0", "0", "0 of 2 replica groups finished")
 
 
-def test_sigterm_from_slurm_drains_every_group(cluster: Slurm, training: Training) -> None:
+@pytest.mark.parametrize(("options", "state"), [(["--signal=TERM"], "FAILED"), ([], "CANCELLED")])
+def test_slurm_s_sigterm_ends_the_groups_first(
+    cluster: Slurm, training: Training, options: list[str], state: str
+) -> None:
+    """The first form is also what comes before the time limit, the second what a preemption does."""
     job = cluster.submit(training.script)
     training.started("0", "0")
     training.started("1", "0")
-    cluster.ask("scancel", "--signal=TERM", job)
-    assert cluster.has_ended(job) == ("FAILED", "143:0", "0", "0 of 2 replica groups finished")
+    cluster.ask("scancel", *options, job)
+    assert cluster.has_ended(job) == (state, "143:0", "0", "0 of 2 replica groups finished")
     for group in "01":
         assert "ends with 143: SIGTERM to the supervisor" in cluster.output(f"{job}-group-{group}")
-    assert cluster.output(job).endswith("lighthouse stopped\n")
-
-
-def test_a_requeued_job_begins_anew_and_130_is_not_requeued(cluster: Slurm, training: Training) -> None:
-    job = cluster.submit(training.script)
-    training.started("0", "0")
-    cluster.requeue(job)
-    training.started("0", "00")
-    training.tell("0", 130)
-    assert cluster.has_ended(job) == ("FAILED", "130:0", "1", "0 of 2 replica groups finished; the run was stopped")
