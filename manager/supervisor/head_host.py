@@ -24,6 +24,7 @@ from manager.supervisor.local_host import LocalHost
 from manager.supervisor.rules import events
 from manager.supervisor.rules.machine import SupervisorMachine
 from manager.supervisor.rules.plan import LaunchPlan
+from manager.supervisor.rules.restart_policy import GROUP_SCOPE
 from manager.supervisor.store import SupervisedStore
 from manager.supervisor.worker_hosts import WorkerHosts
 
@@ -170,10 +171,12 @@ class HeadHost:
     # -- hosts and the run, as the driver sees them
 
     def start(self, host: int, ranks: Sequence[int], attempt: int) -> None:
+        first = 0 if self._launch.settings.policy.scope == GROUP_SCOPE else ranks[0]
+        unit = f"{self._launch.incarnation}-{first}-{attempt}"
         if host == 0 and self._local is not None:
-            self._local.start(ranks, attempt)
+            self._local.start(ranks, attempt, unit)
         else:
-            self._workers.send(host, StartRanks(tuple(ranks), attempt))
+            self._workers.send(host, StartRanks(tuple(ranks), attempt, unit))
         if self._daemon is not None:
             self._daemon.ranks_started()
 

@@ -3,7 +3,6 @@
 import asyncio
 import functools
 import logging
-import secrets
 import shlex
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -80,10 +79,11 @@ class LocalHost:
         """No rank runs."""
         await self._is_idle.wait()
 
-    def start(self, ranks: Sequence[int], attempt: int) -> None:
+    def start(self, ranks: Sequence[int], attempt: int, unit: str) -> None:
+        """`unit` is new at each start, and the same on all hosts of it."""
         self._is_idle.clear()
         for rank in ranks:
-            self._live[rank] = _Live(attempt, f"{self.plan.incarnation}.{secrets.token_hex(6)}")
+            self._live[rank] = _Live(attempt, f"{self.plan.incarnation}.{unit}")
         if self._check is None:
             self._spawn(ranks)
         else:
