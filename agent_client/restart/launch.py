@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from agent_client.agent.environment import Variables
-from lighthouse_protocol.limits import DEFAULT_JOB, DEFAULT_RUN
+from lighthouse_protocol.limits import DEFAULT_JOB, DEFAULT_RUN, DEFAULT_STRIDE
 from lighthouse_protocol.messages.run import RankHello, RankId, RunTerms
 
 
@@ -32,18 +32,23 @@ class Launch:
     def read(cls, variables: Mapping[str, str] = os.environ) -> "Launch":
         """Raises ConfigurationError naming the variable."""
         reader = Variables(variables)
+        given, rank = reader.text("LIGHTHOUSE_INCARNATION"), reader.number("LIGHTHOUSE_SLOT", "RANK") or 0
+        offset = reader.number("LIGHTHOUSE_SLOT_OFFSET")
+        if offset is not None:  # torchrun has started this process, and the supervisor torchrun
+            given, rank = f"{given}.{os.getpid()}", offset + (reader.number("RANK") or 0)
+        own_stride = DEFAULT_STRIDE if "TORCHELASTIC_RESTART_COUNT" in variables else 1
         return cls(
             lighthouse=reader.text("LIGHTHOUSE_ADDRESS", "TORCHFT_LIGHTHOUSE"),
             job=reader.text("LIGHTHOUSE_JOB") or DEFAULT_JOB,
             run=reader.text("LIGHTHOUSE_RUN_ID", "TORCHELASTIC_RUN_ID") or DEFAULT_RUN,
-            slot=reader.number("LIGHTHOUSE_SLOT", "RANK") or 0,
+            slot=rank,
             slots=reader.number("LIGHTHOUSE_WORLD_SIZE", "WORLD_SIZE", least=1) or 1,
-            incarnation=reader.text("LIGHTHOUSE_INCARNATION") or uuid.uuid4().hex,
+            incarnation=given or uuid.uuid4().hex,
             attempt=reader.number("LIGHTHOUSE_ATTEMPT", "TORCHELASTIC_RESTART_COUNT") or 0,
-            stride=reader.number("LIGHTHOUSE_STRIDE", least=1) or 1,
+            stride=reader.number("LIGHTHOUSE_STRIDE", least=1) or own_stride,
             active=reader.number("LIGHTHOUSE_ACTIVE_RANKS", least=1),
             min_active=reader.number("LIGHTHOUSE_MIN_ACTIVE_RANKS", least=1),
-            is_supervised=bool(reader.text("LIGHTHOUSE_INCARNATION")),
+            is_supervised=bool(given),
         )
 
     def entry(self, terms: RunTerms) -> RankHello:

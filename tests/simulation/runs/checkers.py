@@ -14,7 +14,7 @@ from lighthouse_protocol.messages.run import Generation, GenerationFormed, RankH
 from lighthouse_protocol.refusals import LighthouseError, WrongState
 from tests.simulation.runs.counters import Recount
 from tests.simulation.runs.keys import KeyRequest
-from tests.simulation.world import Violation
+from tests.simulation.world import MAX_RATE, Violation
 
 if TYPE_CHECKING:
     from tests.simulation.runs.rank import RankProcess
@@ -200,7 +200,7 @@ class Checkers:
     def _without_the_dying(self, machine: RunMachine, before: Generation | None, generation: Generation) -> None:
         """What is restarted with a rank that is lost does not go on without it."""
         over_at = None if before is None else self.over_at.get(before.number)
-        wait_s = 0.95 * self._simulation.plan.terms.join_timeout_s  # by a clock that drifts
+        wait_s = self._simulation.plan.terms.join_timeout_s / MAX_RATE
         if before is None or over_at is None or self._simulation.world.now >= over_at + wait_s:
             return
         ranks, finished = machine.generations.ranks, self.recount.finished
