@@ -25,8 +25,8 @@ from lighthouse_protocol.refusals import InvalidRequest, LighthouseError
 class RankId:
     """`slot` is the supervisor's, 0 to world_size - 1; `incarnation` is new at each start of the process.
 
-    It begins with that of the supervisor that started the process, and a dot; without one, with nobody's. What follows
-    up to the next dot names what was started together, and is restarted together.
+    It begins with that of the supervisor that started the process; without one, with the process's own. What follows
+    between dots names what was started together and is restarted together.
     """
 
     slot: Slot

@@ -8,14 +8,20 @@ from typing import Any
 import click
 
 from lighthouse_protocol.identity import check_name
-from lighthouse_protocol.limits import DEFAULT_RUN, DEFAULT_STRIDE, MANAGER_PORT, MAX_GROUP_WORLD_SIZE
+from lighthouse_protocol.limits import (
+    DEFAULT_RUN,
+    DEFAULT_STRIDE,
+    MANAGER_PORT,
+    MASTER_PORT,
+    MAX_GROUP_WORLD_SIZE,
+    STORE_PORT_OFFSET,
+)
 from lighthouse_protocol.refusals import InvalidRequest
 from lighthouse_runtime.cli.durations import Duration
 from lighthouse_runtime.cli.settings import setting
 from lighthouse_runtime.client.channel import target
 from manager.server.config import check_host
 from manager.supervisor.rules.machine import Layout
-from manager.supervisor.rules.plan import STORE_PORT_OFFSET
 from manager.supervisor.rules.restart_policy import GROUP_SCOPE, RANK_SCOPE, RestartPolicy
 
 _COUNT = click.IntRange(1, MAX_GROUP_WORLD_SIZE)
@@ -109,7 +115,7 @@ class SupervisorConfig:
         "that of slot 0 serves the store there, and the rank keeps the RANK and WORLD_SIZE it has.",
         metavar="HOST",
     )
-    master_port: int = setting(29500, "MASTER_PORT of the ranks.", kind=_PORT, env=("MASTER_PORT",))
+    master_port: int = setting(MASTER_PORT, "MASTER_PORT of the ranks.", kind=_PORT, env=("MASTER_PORT",))
     store_port: int | None = setting(
         None, "Port of the replica group's TCPStore. Default: the master port + 2.", kind=_PORT
     )

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from lighthouse_protocol.identity import Address
-from lighthouse_protocol.limits import LIGHTHOUSE_PORT
+from lighthouse_protocol.limits import LIGHTHOUSE_PORT, STORE_PORT_OFFSET
 from lighthouse_protocol.messages.supervisor import ProcessLost, SupervisorHello, ToSupervisor
 from lighthouse_runtime.client.channel import target
 from lighthouse_runtime.client.lighthouse import AsyncLighthouseClient
@@ -18,7 +18,7 @@ from manager.supervisor.config import SupervisorConfig
 from manager.supervisor.lighthouse_link import SupervisorLink
 from manager.supervisor.local_host import HealthCheck, LocalHost, Output
 from manager.supervisor.rules.events import CheckFailed, RankEnded
-from manager.supervisor.rules.plan import STORE_PORT_OFFSET, LaunchPlan
+from manager.supervisor.rules.plan import LaunchPlan
 from manager.supervisor.rules.torchrun import Torchrun
 
 

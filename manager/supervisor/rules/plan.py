@@ -3,11 +3,9 @@
 import urllib.parse
 from dataclasses import dataclass
 
-from lighthouse_protocol.limits import DEFAULT_STRIDE
+from lighthouse_protocol.limits import DEFAULT_STRIDE, STORE_PORT_OFFSET
 from manager.supervisor.rules.machine import Layout
 from manager.supervisor.rules.torchrun import Torchrun
-
-STORE_PORT_OFFSET = 2
 
 
 @dataclass(frozen=True, slots=True)

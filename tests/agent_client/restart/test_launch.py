@@ -40,6 +40,7 @@ def test_without_one_by_torchruns_variables() -> None:
     )
     assert (launch.slot, launch.slots, launch.attempt, launch.run, launch.stride) == (3, 4, 1, "t", 100)
     assert not launch.is_supervised
+    assert RankId(3, launch.incarnation).unit == "torchrun-1", "torchrun restarts them together"
     assert launch.incarnation != Launch.read({}).incarnation
 
 
