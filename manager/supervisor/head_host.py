@@ -105,7 +105,7 @@ class HeadHost:
             self._store.start()
             if (torchrun := self._launch.torchrun) is not None and torchrun.master_port == 0:
                 log.info("torchrun chooses MASTER_PORT itself (--standalone, --rdzv-backend): the store is on port %d "
-                         "(LIGHTHOUSE_STORE_PORT), not on MASTER_PORT + 2; leave that to --master-port",
+                         "(LIGHTHOUSE_STORE_PORT), not on MASTER_PORT + 2; it is there without these options",
                          settings.chosen_store_port)  # fmt: skip
         plan = self._plan(daemon)
         self._link = self._launch.run_link(plan, self._driver.hear)
