@@ -30,7 +30,7 @@ def fork_and_monitor(*options: str) -> None:
         [
             sys.executable,
             "-P",
-            "-c",
+            "-c",  # not -m: a module of the script's folder could stand in the place of ours
             START_MANAGER,
             *command(launch, os.environ, [sys.executable, *sys.orig_argv[1:]], options),
         ]

@@ -42,10 +42,9 @@ class Launch:
     @property
     def size(self) -> int:
         """Ranks of the group."""
-        torchrun = self.torchrun
-        return (
-            self.settings.layout.world_size if torchrun is None else torchrun.world_size or self.config.group_world_size
-        )
+        if self.torchrun is None:
+            return self.settings.layout.world_size
+        return self.torchrun.world_size or self.config.group_world_size
 
     def manager_config(self) -> ManagerConfig:
         """What the manager serves with: the size of the group, and the store that a supervisor keeps."""
@@ -73,9 +72,7 @@ class Launch:
             master=master,
             max_restarts=settings.max_restarts,
             slot_offset=settings.slot_offset,
-            slots=settings.slots
-            if self.torchrun is None
-            else settings.run_world_size or settings.slot_offset + self.size,
+            slots=settings.run_world_size or settings.slot_offset + self.size,
             active=settings.active_ranks,
             min_active=settings.min_active_ranks,
             stride=settings.generation_stride,

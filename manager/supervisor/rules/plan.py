@@ -65,24 +65,19 @@ class LaunchPlan:
         ours = self._ours(attempt) | self._run(incarnation)
         if self.torchrun is not None:
             return ours | self._torchrun()
-        return ours | (self._master() if self.keeps_place else self._rank(rank, attempt)) | {
-            "LIGHTHOUSE_SLOT": str(self.slot_of(rank))
-        }  # fmt: skip
+        place = self._master() if self.keeps_place else self._rank(rank, attempt)
+        return ours | place | {"LIGHTHOUSE_SLOT": str(self.slot_of(rank))}
 
     def _ours(self, attempt: int) -> dict[str, str]:
-        store = {} if self.store_port is None else {"LIGHTHOUSE_STORE_PORT": str(self.store_port)}
-        return (
-            store
-            | {
-                "LIGHTHOUSE_MANAGER_ADDRESS": self.manager,
-                "REPLICA_GROUP_ID": self.replica_id,
-                "LIGHTHOUSE_ADDRESS": self.lighthouse,
-                "LIGHTHOUSE_JOB": self.job,
-                "LIGHTHOUSE_RUN_ID": self.run,
-                "LIGHTHOUSE_ATTEMPT": str(attempt),
-            }
-            | ({"LIGHTHOUSE_TRACE_DIR": self.trace_dir} if self.trace_dir is not None else {})
-        )
+        optional = {"LIGHTHOUSE_STORE_PORT": self.store_port, "LIGHTHOUSE_TRACE_DIR": self.trace_dir}
+        return {
+            "LIGHTHOUSE_MANAGER_ADDRESS": self.manager,
+            "REPLICA_GROUP_ID": self.replica_id,
+            "LIGHTHOUSE_ADDRESS": self.lighthouse,
+            "LIGHTHOUSE_JOB": self.job,
+            "LIGHTHOUSE_RUN_ID": self.run,
+            "LIGHTHOUSE_ATTEMPT": str(attempt),
+        } | {name: str(value) for name, value in optional.items() if value is not None}
 
     def _master(self) -> dict[str, str]:
         return {"MASTER_ADDR": self.master[0], "MASTER_PORT": str(self.master[1])}

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from examples.ports import free_port
+from lighthouse_runtime.client.lighthouse import LighthouseClient
 from lighthouse_runtime.process.commands import START_MANAGER
 from tests.processes import LOCALHOST, Lighthouse, Process
 
@@ -68,7 +69,7 @@ def test_the_documents_table(way: str, tmp_path: Path) -> None:
     ranks, before, behind = WAYS[way]
     script = tmp_path / "train.py"
     script.write_text(SCRIPT.format(root=str(Path(__file__).parents[3])))
-    port = free_port() - 2
+    port = free_port("") - 2
     become = "import os, sys; os.execv(sys.executable, [sys.executable, *sys.argv[1:]])"
     words = [word.format(port=port) for word in before]
     with Lighthouse() as lighthouse:
@@ -77,12 +78,16 @@ def test_the_documents_table(way: str, tmp_path: Path) -> None:
         with Process(become, [*words, str(script), *(behind or ["plain"])], env=variables) as started:
             assert started.wait(300) == 0, started.log()
             log = started.log()
+        with LighthouseClient(lighthouse.address) as client:
+            incidents = [incident.text for incident in client.incidents()]
     rows = re.findall(r"row (\d) (\d+) (\d+) (\(.*?\))", log)
     expected = {"0": "(0, 0, 0)", "1": "(0, 1, 1)", "100": "(100, 2, 0)"}
     assert {row for row in rows if row[2] in expected} == {
         (str(slot), f"{slot}{slot}", number, counters) for slot in range(ranks) for number, counters in expected.items()
     }, log
+    is_supervised = way != "torchrun alone"
+    assert any(re.search(r"slot 0 \(.*\): SIGKILL", text) for text in incidents) == is_supervised, incidents
     # Without a supervisor the store is in rank 0's process, and gone with it.
-    assert re.findall(r"kept (\d)", log) == [str(0 if way == "torchrun alone" else ranks)] * ranks
+    assert re.findall(r"kept (\d)", log) == [str(ranks if is_supervised else 0)] * ranks
     if behind:
         assert sorted(["begins None", "begins 0", "begins 1"], key=log.index) == ["begins None", "begins 0", "begins 1"]

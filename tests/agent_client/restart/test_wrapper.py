@@ -141,7 +141,7 @@ def test_options_that_do_not_fit(options: dict[str, object], text: str) -> None:
 
 def test_slot_0_serves_it_as_long_as_its_process_lives(variables: pytest.MonkeyPatch) -> None:
     distributed = pytest.importorskip("torch.distributed")
-    variables.setenv("MASTER_PORT", str(free_port() - 2))
+    variables.setenv("MASTER_PORT", str(free_port("") - 2))
 
     @Wrapper(store_kwargs={"timeout": 60})
     def train() -> int:
