@@ -117,8 +117,7 @@ def _is_incomplete(ranks: Ranks, current: GenerationState, terms: RunTerms) -> b
 
 def _is_torn(ranks: Ranks, current: GenerationState) -> bool:
     """Ranks are here that will be restarted with one that is lost. O(n)."""
-    lost = {rank.unit for rank in current.active - current.survivors - current.finished}
-    return any(rank.is_here and rank.rank.unit in lost for rank in ranks)
+    return any(rank.is_here and rank.rank.unit in current.lost_units for rank in ranks)
 
 
 def _is_majority(ranks: Ranks, current: GenerationState, terms: RunTerms) -> bool:

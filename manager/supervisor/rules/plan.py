@@ -65,7 +65,7 @@ class LaunchPlan:
         ours = self._ours(attempt) | self._run(incarnation)
         if self.torchrun is not None:
             return ours | self._torchrun()
-        place = self._master() if self.keeps_place else self._rank(rank, attempt)
+        place = self._kept() if self.keeps_place else self._rank(rank, attempt)
         return ours | place | {"LIGHTHOUSE_SLOT": str(self.slot_of(rank))}
 
     def _ours(self, attempt: int) -> dict[str, str]:
@@ -81,6 +81,10 @@ class LaunchPlan:
 
     def _master(self) -> dict[str, str]:
         return {"MASTER_ADDR": self.master[0], "MASTER_PORT": str(self.master[1])}
+
+    def _kept(self) -> dict[str, str]:
+        """For what is one of many ranks to its script, and to an Agent a replica group of its own."""
+        return self._master() | {"LIGHTHOUSE_GROUP_RANK": "0", "LIGHTHOUSE_GROUP_WORLD_SIZE": "1"}
 
     def _torchrun(self) -> dict[str, str]:
         """Its workers find their slots from here on. Its own options count before PET_ variables; where a store stands

@@ -77,6 +77,7 @@ def test_a_rank_that_was_started_by_something_else_keeps_its_place() -> None:
     kept = told(4, keeps_place=True)
     assert not kept.keys() & {"RANK", "WORLD_SIZE", "LOCAL_RANK", "TORCHELASTIC_RESTART_COUNT"}
     assert [kept[name] for name in ("MASTER_ADDR", "MASTER_PORT", "LIGHTHOUSE_SLOT")] == ["h0", "29500", "4"]
+    assert (kept["LIGHTHOUSE_GROUP_RANK"], kept["LIGHTHOUSE_GROUP_WORLD_SIZE"]) == ("0", "1")
 
 
 def test_names_and_slots_of_a_group_among_others() -> None:
