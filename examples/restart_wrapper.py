@@ -24,7 +24,6 @@ RANKS, ACTIVE, STEPS = 8, 6, 20
 
 
 @Wrapper(
-    store_kwargs={"port": int(os.getenv("MASTER_PORT", "29500")) + 2},  # as the document has it; nothing listens there
     use_global_iteration=True,
     barrier_timeout=timedelta(minutes=5),
     active_world_size=ACTIVE,

@@ -32,6 +32,10 @@ TOKEN_METADATA_KEY = "lighthouse-control-token"
 # On a status that a daemon of ours sent, as against one that gRPC made of a broken connection.
 REFUSAL_METADATA_KEY = "lighthouse-refusal"
 DEFAULT_JOB = "default"
+DEFAULT_STRIDE = 100
+MASTER_PORT = 29500  # where MASTER_PORT is not set
+STORE_PORT_OFFSET = 2
+"""From MASTER_PORT to the port of the TCPStore that outlives the ranks."""
 DEFAULT_RUN = "default"
 
 # What a daemon keeps in hand to answer a waiting call with its reason before the caller's own deadline ends it.

@@ -49,8 +49,8 @@ class Environment:
     def read(cls, variables: Mapping[str, str] = os.environ) -> "Environment":
         """Raises ConfigurationError, which names the variable."""
         reader = Variables(variables)
-        size = reader.number("WORLD_SIZE", least=1) or 1
-        rank = reader.number("RANK") or 0
+        size = reader.number("LIGHTHOUSE_GROUP_WORLD_SIZE", "WORLD_SIZE", least=1) or 1
+        rank = reader.number("LIGHTHOUSE_GROUP_RANK", "RANK") or 0
         if rank >= size:
             raise ConfigurationError(f"RANK={rank} is not below WORLD_SIZE={size}; both count in the group")
         found = cls(

@@ -7,14 +7,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from agent_client.agent.environment import Variables
-from lighthouse_protocol.limits import DEFAULT_JOB, DEFAULT_RUN
+from lighthouse_protocol.limits import DEFAULT_JOB, DEFAULT_RUN, DEFAULT_STRIDE
 from lighthouse_protocol.messages.run import RankHello, RankId, RunTerms
 
 
 @dataclass(frozen=True, slots=True)
 class Launch:
     """`slot` of `slots`, which is RANK of WORLD_SIZE without a supervisor. `attempt` counts this slot's starts from 0.
-    `active` and `min_active` are None unless the supervisor was given them."""
+    `active` and `min_active` are None unless the supervisor was given them. `store_port`: of the TCPStore that a
+    supervisor serves."""
 
     lighthouse: str
     job: str
@@ -27,23 +28,32 @@ class Launch:
     active: int | None
     min_active: int | None
     is_supervised: bool
+    store_port: int | None
 
     @classmethod
     def read(cls, variables: Mapping[str, str] = os.environ) -> "Launch":
         """Raises ConfigurationError naming the variable."""
         reader = Variables(variables)
+        supervised, slot = reader.text("LIGHTHOUSE_INCARNATION"), reader.number("LIGHTHOUSE_SLOT", "RANK") or 0
+        offset, restarts = reader.number("LIGHTHOUSE_SLOT_OFFSET"), reader.number("TORCHELASTIC_RESTART_COUNT")
+        incarnation, stride = supervised or uuid.uuid4().hex, 1
+        if offset is not None:  # below torchrun, which is below a supervisor
+            incarnation, slot = f"{supervised}.{os.getpid()}", offset + (reader.number("RANK") or 0)
+        elif not supervised and restarts is not None:  # torchrun restarts its ranks together
+            incarnation, stride = f"{incarnation}.torchrun-{restarts}", DEFAULT_STRIDE
         return cls(
             lighthouse=reader.text("LIGHTHOUSE_ADDRESS", "TORCHFT_LIGHTHOUSE"),
             job=reader.text("LIGHTHOUSE_JOB") or DEFAULT_JOB,
             run=reader.text("LIGHTHOUSE_RUN_ID", "TORCHELASTIC_RUN_ID") or DEFAULT_RUN,
-            slot=reader.number("LIGHTHOUSE_SLOT", "RANK") or 0,
+            slot=slot,
             slots=reader.number("LIGHTHOUSE_WORLD_SIZE", "WORLD_SIZE", least=1) or 1,
-            incarnation=reader.text("LIGHTHOUSE_INCARNATION") or uuid.uuid4().hex,
+            incarnation=incarnation,
             attempt=reader.number("LIGHTHOUSE_ATTEMPT", "TORCHELASTIC_RESTART_COUNT") or 0,
-            stride=reader.number("LIGHTHOUSE_STRIDE", least=1) or 1,
+            stride=reader.number("LIGHTHOUSE_STRIDE", least=1) or stride,
             active=reader.number("LIGHTHOUSE_ACTIVE_RANKS", least=1),
             min_active=reader.number("LIGHTHOUSE_MIN_ACTIVE_RANKS", least=1),
-            is_supervised=bool(reader.text("LIGHTHOUSE_INCARNATION")),
+            is_supervised=bool(supervised),
+            store_port=reader.number("LIGHTHOUSE_STORE_PORT"),
         )
 
     def entry(self, terms: RunTerms) -> RankHello:

@@ -13,8 +13,7 @@ from agent_client.errors import ConfigurationError
 from agent_client.restart.launch import Launch
 from lighthouse_runtime.process.commands import START_MANAGER
 
-# Not `-m`: a module of the script's folder could stand in the place of ours.
-_NO_STORE = "127.0.0.1:1"
+_LOOPBACK = "127.0.0.1"
 
 
 def fork_and_monitor(*options: str) -> None:
@@ -31,7 +30,7 @@ def fork_and_monitor(*options: str) -> None:
         [
             sys.executable,
             "-P",
-            "-c",
+            "-c",  # not -m: a module of the script's folder could stand in the place of ours
             START_MANAGER,
             *command(launch, os.environ, [sys.executable, *sys.orig_argv[1:]], options),
         ]
@@ -44,12 +43,17 @@ def command(
     """The words after `lighthouse-manager`. `invocation`: how the interpreter was started."""
     if not launch.lighthouse:
         raise ConfigurationError("LIGHTHOUSE_ADDRESS is not set; fork_and_monitor() needs a running lighthouse")
+    if (restarts := variables.get("TORCHELASTIC_MAX_RESTARTS", "0")) != "0":
+        raise ConfigurationError(
+            f"torchrun --max-restarts={restarts}: only one of the two may restart the ranks; give torchrun "
+            "--max-restarts=0, and fork_and_monitor() the option --max-restarts"
+        )
     words = ["run", "--nproc-per-node", "1", "--group-world-size", "1"]
     if launch.slots > 1:  # ranks of one run, each a replica group of its own to its supervisor
         words += ["--slot-offset", str(launch.slot), "--run-world-size", str(launch.slots)]
         words += ["--replica-id", f"{variables.get('REPLICA_GROUP_ID') or 'rank'}-{launch.slot}"]
         words += ["--bind", "[::]:0"] if "LIGHTHOUSE_MANAGER_BIND" not in variables else []
-        words += ["--store", _NO_STORE] if "LIGHTHOUSE_MANAGER_STORE" not in variables else []
+        words += ["--master-addr", variables.get("MASTER_ADDR") or _LOOPBACK]
     elif not variables.get("REPLICA_GROUP_ID"):
         words += ["--replica-id", "monitored"]
     return [*words, *options, "--", *invocation]

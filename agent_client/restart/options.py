@@ -19,7 +19,7 @@ Duration = timedelta | float
 
 _STORE_NAMES = frozenset(
     {"host_name", "port", "world_size", "is_master", "timeout", "wait_for_workers", "multi_tenant"}
-    | {"master_listen_fd", "use_libuv", "prefix"}
+    | {"master_listen_fd", "use_libuv"}
 )
 _DURATIONS = (
     "barrier_timeout",
@@ -47,7 +47,9 @@ class Options:
     use_global_iteration: bool = False
     """Generations of the lighthouse: the whole run restarts together. False: this process alone, a local counter."""
     store_kwargs: Mapping[str, Any] = field(default_factory=dict[str, Any])
-    """As TCPStore takes them. Only `timeout` matters: numbers and keys are in the lighthouse, not in a rank's store."""
+    """As TCPStore takes them: a store for the script, on MASTER_ADDR and MASTER_PORT + 2 unless they say otherwise.
+    The process of slot 0 serves it where no supervisor does. Numbers and keys are in the lighthouse; reading them
+    takes `timeout` at most."""
     barrier_timeout: Duration = 60.0
     """How long ranks that are alive and not ready are waited for."""
     return_timeout: Duration = 60.0

@@ -87,8 +87,11 @@ class HostWelcome:
 
 @dataclass(frozen=True, slots=True)
 class StartRanks:
+    """`unit`: as in RankId."""
+
     ranks: Ranks
     attempt: int
+    unit: Name
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,7 +25,8 @@ from lighthouse_protocol.refusals import InvalidRequest, LighthouseError
 class RankId:
     """`slot` is the supervisor's, 0 to world_size - 1; `incarnation` is new at each start of the process.
 
-    It begins with that of the supervisor that started the process, and a dot; without one, with nobody's.
+    It begins with that of the supervisor that started the process; without one, with the process's own. What follows
+    between dots names what was started together and is restarted together.
     """
 
     slot: Slot
@@ -35,6 +36,11 @@ class RankId:
     def supervisor(self) -> str:
         """The incarnation of the one that started it; its own, if nobody did."""
         return self.incarnation.partition(".")[0]
+
+    @property
+    def unit(self) -> str:
+        """Shared with the ranks that are restarted when this one dies; its own, if no supervisor started it."""
+        return self.incarnation.partition(".")[2].partition(".")[0] or self.incarnation
 
     def __str__(self) -> str:
         return f"slot {self.slot} ({self.incarnation})"

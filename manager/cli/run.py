@@ -1,6 +1,7 @@
 """lighthouse-manager run"""
 
 import functools
+import os
 import shutil
 import signal
 import sys
@@ -35,9 +36,12 @@ def run(module: bool, parent_pid: int | None, command: tuple[str, ...], **values
     It serves as the group's manager, as `serve` does, and starts CMD for each rank. Ends with 0 when all ranks are
     done, with 130 when the run was stopped, with 143 after SIGTERM.
     """
-    config, settings = from_options(ManagerConfig, values), from_options(SupervisorConfig, values)
     words = _words(command, module)
-    torchrun = _checked(read_torchrun(words), settings, config)
+    torchrun = read_torchrun(words, os.environ)
+    if torchrun is not None:
+        values["master_port"] = torchrun.master_port or values["master_port"]
+    config, settings = from_options(ManagerConfig, values), from_options(SupervisorConfig, values)
+    _check(torchrun, settings, config)
     preload = _preload(words, torchrun, settings, config)
     launch = Launch(config, settings, words, torchrun, read_token(config.control_token_file))
     if parent_pid is not None:
@@ -64,9 +68,9 @@ def _words(command: tuple[str, ...], is_module: bool) -> tuple[str, ...]:
     return (sys.executable, "-u", *command) if command[0].endswith(".py") else command
 
 
-def _checked(torchrun: Torchrun | None, settings: SupervisorConfig, config: ManagerConfig) -> Torchrun | None:
+def _check(torchrun: Torchrun | None, settings: SupervisorConfig, config: ManagerConfig) -> None:
     if torchrun is None:
-        return None
+        return
     if torchrun.max_restarts != "0":
         raise click.UsageError(
             f"torchrun --max-restarts={torchrun.max_restarts}: only one of the two may restart the ranks; give "
@@ -78,7 +82,6 @@ def _checked(torchrun: Torchrun | None, settings: SupervisorConfig, config: Mana
         )
     if torchrun.world_size is None and config.group_world_size == 1:
         raise click.UsageError("--group-world-size is missing: how many ranks torchrun starts is not told by numbers")
-    return torchrun
 
 
 def _preload(

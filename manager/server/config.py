@@ -95,16 +95,21 @@ class ManagerConfig:
                 target(self.store, "--store")
                 _check_reachable(parse_address(self.store, "--store"), "--store")
             if self.advertise is not None:
-                advertised = parse_address(self.advertise, "--advertise")
-                _check_reachable(advertised, "--advertise")
-                if advertised.port is not None:
-                    raise InvalidRequest(f"{self.advertise} has a port; give the host alone", field="--advertise")
+                check_host(self.advertise, "--advertise")
         except InvalidRequest as e:
             raise ValueError(str(e)) from None
 
     def advertised_host(self) -> str:
         """By which peers reach this manager and its store. Raises InvalidRequest, naming the option."""
         return advertised_host(self.lighthouse, self.advertise, split_bind(self.bind, "--bind")[0])
+
+
+def check_host(host: str, option: str) -> None:
+    """Raises InvalidRequest for what is no host that the peers can reach."""
+    address = parse_address(host, option)
+    _check_reachable(address, option)
+    if address.port is not None:
+        raise InvalidRequest(f"{host} has a port; give the host alone", field=option)
 
 
 def _check_reachable(address: Address, option: str) -> None:

@@ -8,15 +8,21 @@ from typing import Any
 import click
 
 from lighthouse_protocol.identity import check_name
-from lighthouse_protocol.limits import DEFAULT_RUN, MANAGER_PORT, MAX_GROUP_WORLD_SIZE
+from lighthouse_protocol.limits import (
+    DEFAULT_RUN,
+    DEFAULT_STRIDE,
+    MANAGER_PORT,
+    MASTER_PORT,
+    MAX_GROUP_WORLD_SIZE,
+    STORE_PORT_OFFSET,
+)
 from lighthouse_protocol.refusals import InvalidRequest
 from lighthouse_runtime.cli.durations import Duration
 from lighthouse_runtime.cli.settings import setting
 from lighthouse_runtime.client.channel import target
+from manager.server.config import check_host
 from manager.supervisor.rules.machine import Layout
 from manager.supervisor.rules.restart_policy import GROUP_SCOPE, RANK_SCOPE, RestartPolicy
-
-STORE_PORT_OFFSET = 2
 
 _COUNT = click.IntRange(1, MAX_GROUP_WORLD_SIZE)
 _COUNT_OR_NONE = click.IntRange(0, MAX_GROUP_WORLD_SIZE)
@@ -103,7 +109,13 @@ class SupervisorConfig:
         metavar="FOLDER",
     )
     tee: bool = setting(False, "With --log-dir: print the output as well.")
-    master_port: int = setting(29500, "MASTER_PORT of the ranks.", kind=_PORT, env=("MASTER_PORT",))
+    master_addr: str | None = setting(
+        None,
+        "Host where a rank that was started by something else (fork_and_monitor) meets those of other supervisors: "
+        "that of slot 0 serves the store there, and the rank keeps the RANK and WORLD_SIZE it has.",
+        metavar="HOST",
+    )
+    master_port: int = setting(MASTER_PORT, "MASTER_PORT of the ranks.", kind=_PORT, env=("MASTER_PORT",))
     store_port: int | None = setting(
         None, "Port of the replica group's TCPStore. Default: the master port + 2.", kind=_PORT
     )
@@ -119,7 +131,7 @@ class SupervisorConfig:
     )
     min_active_ranks: int = setting(1, "Stop the run when fewer ranks than this can train.", kind=_COUNT)
     generation_stride: int = setting(
-        100, "Generation numbers of a restarted process begin at the next multiple of this.", kind=_COUNT
+        DEFAULT_STRIDE, "Generation numbers of a restarted process begin at the next multiple of this.", kind=_COUNT
     )
     slot_offset: int = setting(
         0,
@@ -133,6 +145,8 @@ class SupervisorConfig:
             check_name(self.run_id, "--run-id")
             if self.head is not None:
                 target(self.head, "--head", MANAGER_PORT)
+            if self.master_addr is not None:
+                check_host(self.master_addr, "--master-addr")
         except InvalidRequest as e:
             raise ValueError(str(e)) from None
         self._check_fit()
@@ -157,6 +171,8 @@ class SupervisorConfig:
                 f"--run-world-size {self.slots} is too small: with --slot-offset {self.slot_offset} this replica group "
                 f"has slots below {last}"
             )
+        if self.master_addr is not None and self.layout.world_size > 1:
+            raise ValueError("--master-addr is for a supervisor of one rank, which has its RANK already")
         if self.chosen_store_port > 65535:
             raise ValueError(f"--master-port {self.master_port} + {STORE_PORT_OFFSET} is no port; give --store-port")
 

@@ -24,6 +24,7 @@ from manager.supervisor.local_host import LocalHost
 from manager.supervisor.rules import events
 from manager.supervisor.rules.machine import SupervisorMachine
 from manager.supervisor.rules.plan import LaunchPlan
+from manager.supervisor.rules.restart_policy import GROUP_SCOPE
 from manager.supervisor.store import SupervisedStore
 from manager.supervisor.worker_hosts import WorkerHosts
 
@@ -81,7 +82,7 @@ class HeadHost:
 
     async def _begin(self) -> None:
         config, settings = self._launch.config, self._launch.settings
-        if config.store == "auto":
+        if self._launch.serves_store:
             self._store = SupervisedStore(
                 self._guard,
                 config.store_python,
@@ -91,7 +92,7 @@ class HeadHost:
             )
             self._store.check()
         daemon = ManagerDaemon(
-            self._launch.manager_config(self._store is not None),
+            self._launch.manager_config(),
             self._launch.token,
             self._driver.manager_ended,
             {"Node": self._workers.entry()},
@@ -102,6 +103,10 @@ class HeadHost:
         self._daemon = daemon
         if self._store is not None:
             self._store.start()
+            if (torchrun := self._launch.torchrun) is not None and torchrun.master_port == 0:
+                log.info("torchrun chooses MASTER_PORT itself (--standalone, --rdzv-backend): the store is on port %d "
+                         "(LIGHTHOUSE_STORE_PORT), not on MASTER_PORT + 2; it is there without these options",
+                         settings.chosen_store_port)  # fmt: skip
         plan = self._plan(daemon)
         self._link = self._launch.run_link(plan, self._driver.hear)
         self._local = self._launch.local_host(plan, self._guard, self._feed, self._link.lose)
@@ -118,8 +123,9 @@ class HeadHost:
         return self._local.plan
 
     def _plan(self, daemon: ManagerDaemon) -> LaunchPlan:
-        host = parse_address(daemon.address, "address").host if self._launch.settings.nnodes > 1 else LOOPBACK
-        return self._launch.plan(daemon.address, (host, self._launch.settings.master_port))
+        settings = self._launch.settings
+        own = parse_address(daemon.address, "address").host if settings.nnodes > 1 else LOOPBACK
+        return self._launch.plan(daemon.address, (settings.master_addr or own, settings.master_port))
 
     async def _end(self, over: events.SupervisionEnded) -> None:
         if self._leaving is not None:
@@ -170,10 +176,12 @@ class HeadHost:
     # -- hosts and the run, as the driver sees them
 
     def start(self, host: int, ranks: Sequence[int], attempt: int) -> None:
+        first = 0 if self._launch.settings.policy.scope == GROUP_SCOPE else ranks[0]
+        unit = f"{self._launch.incarnation}-{first}-{attempt}"
         if host == 0 and self._local is not None:
-            self._local.start(ranks, attempt)
+            self._local.start(ranks, attempt, unit)
         else:
-            self._workers.send(host, StartRanks(tuple(ranks), attempt))
+            self._workers.send(host, StartRanks(tuple(ranks), attempt, unit))
         if self._daemon is not None:
             self._daemon.ranks_started()
 

@@ -96,9 +96,9 @@ class HeadLink:
             case hosts.HostWelcome():
                 self.host = self.host or self._make_host(message)
                 self._beat(stream)
-            case hosts.StartRanks(ranks, attempt):
+            case hosts.StartRanks(ranks, attempt, unit):
                 assert self.host is not None
-                self.host.start(ranks, attempt)
+                self.host.start(ranks, attempt, unit)
             case hosts.HaltRanks(ranks, grace_s):
                 assert self.host is not None
                 self.host.halt(ranks, grace_s)

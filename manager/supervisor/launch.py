@@ -7,10 +7,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from lighthouse_protocol.identity import Address
-from lighthouse_protocol.limits import LIGHTHOUSE_PORT
+from lighthouse_protocol.limits import LIGHTHOUSE_PORT, STORE_PORT_OFFSET
 from lighthouse_protocol.messages.supervisor import ProcessLost, SupervisorHello, ToSupervisor
 from lighthouse_runtime.client.channel import target
 from lighthouse_runtime.client.lighthouse import AsyncLighthouseClient
+from lighthouse_runtime.net.own_address import resolves_to_loopback
 from manager.guard.client import GuardClient
 from manager.server.config import ManagerConfig
 from manager.supervisor.config import SupervisorConfig
@@ -32,19 +33,32 @@ class Launch:
     token: str | None
     incarnation: str = field(default_factory=lambda: secrets.token_hex(6))
 
-    def manager_config(self, has_store: bool) -> ManagerConfig:
-        """What the manager serves with: the size of the group, and the store that the supervisor keeps."""
+    @property
+    def serves_store(self) -> bool:
+        """Where ranks of several supervisors meet, that of slot 0 does."""
+        settings = self.settings
+        return self.config.store == "auto" and (settings.master_addr is None or settings.slot_offset == 0)
+
+    @property
+    def size(self) -> int:
+        """Ranks of the group."""
+        if self.torchrun is None:
+            return self.settings.layout.world_size
+        return self.torchrun.world_size or self.config.group_world_size
+
+    def manager_config(self) -> ManagerConfig:
+        """What the manager serves with: the size of the group, and the store that a supervisor keeps."""
         config, settings = self.config, self.settings
         store = config.store
-        if has_store:
-            store = str(Address(config.advertised_host(), settings.chosen_store_port))
-        size = settings.layout.world_size
-        if self.torchrun is not None:
-            size = self.torchrun.world_size or config.group_world_size
-        return dataclasses.replace(config, store=store, group_world_size=size)
+        if store == "auto":
+            master = settings.master_addr
+            host = config.advertised_host() if master is None or resolves_to_loopback(master) else master
+            store = str(Address(host, settings.chosen_store_port))
+        return dataclasses.replace(config, store=store, group_world_size=self.size)
 
     def plan(self, manager: str, master: tuple[str, int]) -> LaunchPlan:
         config, settings = self.config, self.settings
+        store_port = settings.store_port or master[1] + STORE_PORT_OFFSET
         return LaunchPlan(
             command=self.command,
             layout=settings.layout,
@@ -58,10 +72,12 @@ class Launch:
             master=master,
             max_restarts=settings.max_restarts,
             slot_offset=settings.slot_offset,
-            slots=settings.slots,
+            slots=settings.run_world_size or settings.slot_offset + self.size,
             active=settings.active_ranks,
             min_active=settings.min_active_ranks,
             stride=settings.generation_stride,
+            store_port=store_port if config.store == "auto" else None,
+            keeps_place=settings.master_addr is not None,
             torchrun=self.torchrun,
             trace_dir=str(settings.trace_dir) if settings.trace_dir is not None else None,
         )

@@ -3,7 +3,6 @@
 import asyncio
 import functools
 import logging
-import secrets
 import shlex
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -18,7 +17,7 @@ from manager.guard.client import Command, Ended, GuardClient, shown
 from manager.guard.rules.exit_status import described
 from manager.supervisor.rules.events import CheckFailed, RankEnded
 from manager.supervisor.rules.plan import LaunchPlan
-from manager.supervisor.rules.torchrun import exit_behind
+from manager.supervisor.rules.torchrun import failure_behind
 
 log = logging.getLogger(__name__)
 
@@ -80,10 +79,11 @@ class LocalHost:
         """No rank runs."""
         await self._is_idle.wait()
 
-    def start(self, ranks: Sequence[int], attempt: int) -> None:
+    def start(self, ranks: Sequence[int], attempt: int, unit: str) -> None:
+        """`unit` is new at each start, and the same on all hosts of it."""
         self._is_idle.clear()
         for rank in ranks:
-            self._live[rank] = _Live(attempt, f"{self.plan.incarnation}.{secrets.token_hex(6)}")
+            self._live[rank] = _Live(attempt, f"{self.plan.incarnation}.{unit}")
         if self._check is None:
             self._spawn(ranks)
         else:
@@ -165,11 +165,13 @@ class LocalHost:
 
     def _ended(self, rank: int, ended: Ended) -> None:
         live = self._pop(rank)
-        status = ended.status
-        if self.plan.torchrun is not None:
-            status = exit_behind(status, (*ended.output, ended.cause))
+        status, process = ended.status, RankId(self.plan.slot_of(rank), live.incarnation)
+        failure = failure_behind(status, ended.output) if self.plan.torchrun is not None else None
+        if failure is not None:
+            status = failure.status
+            process = RankId(self.plan.slot_of(failure.rank), f"{live.incarnation}.{failure.pid}")
         if status != 0 and not live.is_halted:
             reason = described(status) + (f": {ended.cause}" if ended.cause else "")
             log.error("%s has ended by %s%s", self.plan.label(rank), reason, shown(ended.output))
-            self._lose(ProcessLost(RankId(self.plan.slot_of(rank), live.incarnation), reason, ended.output))
+            self._lose(ProcessLost(process, reason, ended.output))
         self._tell(RankEnded(rank, live.attempt, status, ended.cause))

@@ -47,6 +47,7 @@ WRONG: Mapping[str, list[str]] = {
     "lighthouse-manager run job": NAMES,
     "store": ["localhost", "a b:1", "localhost:99999", "localhost:0", "0.0.0.0:29500"],
     "advertise": ["a b", "0.0.0.0", "::", "10.0.0.1:80", "x" * 600],
+    "master-addr": ["a b", "0.0.0.0", "h0:29500"],
     "node-rank": ["1"],
     "log-dir": NO_FOLDER,
     "incident-dir": NO_FOLDER,
@@ -188,6 +189,8 @@ def test_right_values_start_the_daemon(options: list[str]) -> None:
     ("words", "named"),
     [
         (["torchrun", "--max-restarts=3", "x.py"], "torchrun --max-restarts=3: only one of the two may restart"),
+        (["torchrun", "--master-port=65534", "x.py"], "--master-port 65534 + 2 is no port"),
+        (["--master-addr", "h0", "--nproc-per-node", "2", "true"], "--master-addr is for a supervisor of one rank"),
         (["--nproc-per-node", "2", "torchrun", "x.py"], "--nproc-per-node 2: torchrun starts the ranks"),
         (["torchrun", "--nproc-per-node", "gpu", "x.py"], "--group-world-size is missing"),
         (["--nnodes", "2", "--node-rank", "1", "true"], "--head is missing"),

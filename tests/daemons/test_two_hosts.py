@@ -184,12 +184,14 @@ class TestSilence:
         with contextlib.closing(supervisor):
             heard, refused = asyncio.run(as_second_host(address, "hangs"))
             assert isinstance(heard[0], HostWelcome)
-            assert StartRanks((2, 3), 0) in heard
+            assert (orders := [each for each in heard if isinstance(each, StartRanks)])[0].ranks == (2, 3)
             assert isinstance(refused, Unreachable)
             assert "host 1 was silent for 10 s" in str(refused)
             eventually(lambda: not supervisor.below, "its half has ended")
             heard, _ = asyncio.run(as_second_host(address, "hangs"))
-            assert StartRanks((2, 3), 1) in heard
+            again = [each for each in heard if isinstance(each, StartRanks)]
+            assert [(each.ranks, each.attempt) for each in (*orders, *again)] == [((2, 3), 0), ((2, 3), 1)]
+            assert orders[0].unit != again[0].unit
             restarted(supervisor, 1)
             assert supervisor.stop() == 143
 

@@ -10,6 +10,7 @@ import click
 import pytest
 
 from agent_client.agent import environment
+from agent_client.restart import launch
 from lighthouse.cli.torchft import main as torchft_lighthouse
 from lighthouse.quorum.rules.verdict import Verdict
 from tests.docs.pages import REPOSITORY, code_spans, command_lines, pages, prose
@@ -18,7 +19,7 @@ from tests.docs.tables import PROGRAMS
 # Of torchrun, of pip, of the example, of lighthouse_protocol.generate, of pytest.
 OTHERS = {
     "--nproc-per-node", "--master-port", "--max-restarts", "--extra-index-url", "--steps", "--pace", "--check",
-    "--random-order", "--random-order-seed",
+    "--random-order", "--random-order-seed", "--standalone", "--rdzv-backend", "--rdzv-endpoint",
 }  # fmt: skip
 TORCHFTS = {"TORCHFT_LIGHTHOUSE", "TORCHFT_QUORUM_TIMEOUT_SEC"}
 
@@ -85,7 +86,8 @@ def test_verbs_and_options_in_the_text_exist(page: Path) -> None:
 def test_variables_exist(page: Path) -> None:
     text = prose(page)
     named = set(re.findall(r"\b(?:LIGHTHOUSE|MANAGER|TORCHFT|REPLICA_GROUP)_[A-Z_]*[A-Z]\b", text))
-    read = set(re.findall(r'"([A-Z_]+)"', Path(environment.__file__).read_text())) | TORCHFTS
+    sources = (Path(str(module.__file__)).read_text() for module in (environment, launch))
+    read = {name for source in sources for name in re.findall(r'"([A-Z_]+)"', source)} | TORCHFTS
     for command in COMMANDS.values():
         for parameter in command.params:
             read |= {parameter.envvar} if isinstance(parameter.envvar, str) else set(parameter.envvar or ())

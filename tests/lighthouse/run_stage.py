@@ -108,22 +108,25 @@ class RunStage:
 
     # -- what ranks do
 
-    def start(self, *slots: int, attempt: int | None = None, stream: bool = True, host: str = "") -> None:
+    def start(
+        self, *slots: int, attempt: int | None = None, stream: bool = True, host: str = "", unit: str = ""
+    ) -> None:
         """New processes, ready at once; their predecessors are gone without a word."""
         for slot in slots:
-            self.spawn(slot, attempt=attempt, host=host)
+            self.spawn(slot, attempt=attempt, host=host, unit=unit)
             self.enter(slot, stream=stream)
             self.ready(slot)
         self.obey()
 
-    def spawn(self, slot: int, *, attempt: int | None = None, host: str = "") -> Worker:
+    def spawn(self, slot: int, *, attempt: int | None = None, host: str = "", unit: str = "") -> Worker:
         self._numbers += 1
         old = self.workers.get(slot)
         if old is not None:
             old.is_alive = False
             self.stale += [] if old.session is None else [old.session]
         after = 0 if old is None else old.attempt + (self.terms.stride > 1)
-        worker = Worker(RankId(slot, f"i{self._numbers}"), after if attempt is None else attempt, host)
+        incarnation = f"{unit}.{unit}{after}" if unit else f"i{self._numbers}"
+        worker = Worker(RankId(slot, incarnation), after if attempt is None else attempt, host)
         if old is not None and old.numbers:  # its supervisor knows
             worker.numbers.append(old.numbers[-1])
         self.workers[slot] = worker

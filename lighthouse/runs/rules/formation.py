@@ -1,8 +1,9 @@
 """When the next generation forms, and of which ranks.
 
-1. All active ranks of the last generation that are alive are ready: at once. Lost ranks are not waited for. Ranks that
-   are alive and not ready are waited for until `join_timeout_s` after the wait began; then the ready ones go on if they
-   fill at least floor(n/2)+1 of the n places of the last generation.
+1. All active ranks of the last generation that are alive are ready: at once. Lost ranks are not waited for, unless
+   ranks are here that are restarted with them: these are about to die. Ranks that are alive and not ready are waited
+   for until `join_timeout_s` after the wait began; then the ready ones go on if they fill at least floor(n/2)+1 of the
+   n places of the last generation.
 2. None of these ranks is alive, or there was no generation: it is a start. The slots that shall be active are waited
    for, until the same timeout; then floor(n/2)+1 of these n must be ready.
 3. Still too few, for `return_timeout_s`: it is hopeless.
@@ -110,8 +111,13 @@ def _is_short(verdict: RunVerdict, current: GenerationState) -> bool:
 def _is_incomplete(ranks: Ranks, current: GenerationState, terms: RunTerms) -> bool:
     """A rank is waited for."""
     if current.survivors:
-        return bool(current.running)
+        return bool(current.running) or _is_torn(ranks, current)
     return len(ranks.ready) < terms.target or any(slot not in ranks.ready for slot in range(terms.target))
+
+
+def _is_torn(ranks: Ranks, current: GenerationState) -> bool:
+    """Ranks are here that will be restarted with one that is lost. O(n)."""
+    return any(rank.is_here and rank.rank.unit in current.lost_units for rank in ranks)
 
 
 def _is_majority(ranks: Ranks, current: GenerationState, terms: RunTerms) -> bool:

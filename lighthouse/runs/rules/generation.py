@@ -27,6 +27,7 @@ class GenerationState:
         self.running = set(self.survivors)
         self.finished = set(finished)
         self._taken = frozenset(rank.slot for rank in self.active)
+        self.lost_units = self._find_lost()
 
     @property
     def number(self) -> int:
@@ -66,7 +67,9 @@ class GenerationState:
 
     def come_back(self, rank: RankId) -> None:
         """The process lives, its connection was broken: it is waited for again."""
-        self.survivors |= self.active & {rank}
+        if rank in self.active and rank not in self.survivors:
+            self.survivors |= {rank}
+            self.lost_units = self._find_lost()
         self.running |= self.active & {rank}
 
     def ready(self, rank: RankId) -> None:
@@ -78,7 +81,14 @@ class GenerationState:
         """Whether that breaks it."""
         self.survivors -= {rank}
         self.running.discard(rank)
-        return rank in self.active and rank not in self.finished
+        if rank not in self.active or rank in self.finished:
+            return False
+        self.lost_units.add(rank.unit)
+        return True
+
+    def _find_lost(self) -> set[str]:
+        """Of ranks that had not finished: what restarts with them is about to die."""
+        return {rank.unit for rank in self.active - self.survivors - self.finished}
 
     def finish(self, rank: RankId) -> bool:
         """Whether all have finished."""

@@ -220,7 +220,10 @@ class StartRanks(google.protobuf.message.Message):
 
     RANKS_FIELD_NUMBER: builtins.int
     ATTEMPT_FIELD_NUMBER: builtins.int
+    UNIT_FIELD_NUMBER: builtins.int
     attempt: builtins.int
+    unit: builtins.str
+    """names this start on all hosts of it"""
     @property
     def ranks(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]: ...
     def __init__(
@@ -228,8 +231,9 @@ class StartRanks(google.protobuf.message.Message):
         *,
         ranks: collections.abc.Iterable[builtins.int] | None = ...,
         attempt: builtins.int = ...,
+        unit: builtins.str = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["attempt", b"attempt", "ranks", b"ranks"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["attempt", b"attempt", "ranks", b"ranks", "unit", b"unit"]) -> None: ...
 
 global___StartRanks = StartRanks
 

@@ -3,6 +3,7 @@
 import urllib.parse
 from dataclasses import dataclass
 
+from lighthouse_protocol.limits import DEFAULT_STRIDE, STORE_PORT_OFFSET
 from manager.supervisor.rules.machine import Layout
 from manager.supervisor.rules.torchrun import Torchrun
 
@@ -12,7 +13,8 @@ class LaunchPlan:
     """`command` of each rank; `torchrun`: that is torchrun, one process on each host. `master` is host and port.
 
     `stride`, `active` and `min_active` are for wrapped ranks; `slots`: of the whole run. `incarnation` is that of the
-    supervisor, and begins those of its ranks: so the lighthouse knows a rank's launch by it.
+    supervisor, and begins those of its ranks: so the lighthouse knows a rank's launch by it. `store_port`: on the
+    master host; None: a supervisor serves no store. `keeps_place`: what started the supervisor set RANK and the like.
     """
 
     command: tuple[str, ...]
@@ -30,7 +32,9 @@ class LaunchPlan:
     slots: int = 1
     active: int | None = None
     min_active: int = 1
-    stride: int = 100
+    stride: int = DEFAULT_STRIDE
+    store_port: int | None = None
+    keeps_place: bool = False
     torchrun: Torchrun | None = None
     trace_dir: str | None = None
 
@@ -41,7 +45,10 @@ class LaunchPlan:
 
     @property
     def own_slots(self) -> tuple[int, ...]:
-        return tuple(map(self.slot_of, self.layout.ranks_of(self.host)))
+        layout, below = self.layout, self.torchrun
+        if below is not None and below.world_size is not None:
+            layout = Layout(layout.hosts, below.world_size // layout.hosts)
+        return tuple(map(self.slot_of, layout.ranks_of(self.host)))
 
     def slot_of(self, rank: int) -> int:
         return self.slot_offset + rank
@@ -55,10 +62,14 @@ class LaunchPlan:
 
     def environment(self, rank: int, attempt: int, incarnation: str) -> dict[str, str]:
         """torchrun gives its ranks theirs."""
-        ours = self._ours(attempt)
-        return ours if self.torchrun is not None else ours | self._rank(rank, attempt) | self._slot(rank, incarnation)
+        ours = self._ours(attempt) | self._run(incarnation)
+        if self.torchrun is not None:
+            return ours | self._torchrun()
+        place = self._kept() if self.keeps_place else self._rank(rank, attempt)
+        return ours | place | {"LIGHTHOUSE_SLOT": str(self.slot_of(rank))}
 
     def _ours(self, attempt: int) -> dict[str, str]:
+        optional = {"LIGHTHOUSE_STORE_PORT": self.store_port, "LIGHTHOUSE_TRACE_DIR": self.trace_dir}
         return {
             "LIGHTHOUSE_MANAGER_ADDRESS": self.manager,
             "REPLICA_GROUP_ID": self.replica_id,
@@ -66,31 +77,42 @@ class LaunchPlan:
             "LIGHTHOUSE_JOB": self.job,
             "LIGHTHOUSE_RUN_ID": self.run,
             "LIGHTHOUSE_ATTEMPT": str(attempt),
-        } | ({"LIGHTHOUSE_TRACE_DIR": self.trace_dir} if self.trace_dir is not None else {})
+        } | {name: str(value) for name, value in optional.items() if value is not None}
+
+    def _master(self) -> dict[str, str]:
+        return {"MASTER_ADDR": self.master[0], "MASTER_PORT": str(self.master[1])}
+
+    def _kept(self) -> dict[str, str]:
+        """For what is one of many ranks to its script, and to an Agent a replica group of its own."""
+        return self._master() | {"LIGHTHOUSE_GROUP_RANK": "0", "LIGHTHOUSE_GROUP_WORLD_SIZE": "1"}
+
+    def _torchrun(self) -> dict[str, str]:
+        """Its workers find their slots from here on. Its own options count before PET_ variables; where a store stands
+        elsewhere it may draw a port for its ranks, as two of one host must."""
+        master = {f"PET_{name}": value for name, value in self._master().items()}
+        is_known = self.store_port == self.master[1] + STORE_PORT_OFFSET
+        return {"LIGHTHOUSE_SLOT_OFFSET": str(self.slot_offset)} | (master if is_known else {})
 
     def _rank(self, rank: int, attempt: int) -> dict[str, str]:
         """As torchrun does."""
-        return {
+        return self._master() | {
             "RANK": str(rank),
             "WORLD_SIZE": str(self.layout.world_size),
             "LOCAL_RANK": str(rank % self.layout.nproc),
             "LOCAL_WORLD_SIZE": str(self.layout.nproc),
             "GROUP_RANK": str(self.host),
             "GROUP_WORLD_SIZE": str(self.layout.hosts),
-            "MASTER_ADDR": self.master[0],
-            "MASTER_PORT": str(self.master[1]),
             "TORCHELASTIC_RESTART_COUNT": str(attempt),
             "TORCHELASTIC_MAX_RESTARTS": str(self.max_restarts),
             "TORCHELASTIC_RUN_ID": self.run,
         }
 
-    def _slot(self, rank: int, incarnation: str) -> dict[str, str]:
+    def _run(self, incarnation: str) -> dict[str, str]:
         spares = {} if self.active is None else {
             "LIGHTHOUSE_ACTIVE_RANKS": str(self.active),
             "LIGHTHOUSE_MIN_ACTIVE_RANKS": str(self.min_active),
         }  # fmt: skip
         return spares | {
-            "LIGHTHOUSE_SLOT": str(self.slot_of(rank)),
             "LIGHTHOUSE_WORLD_SIZE": str(self.slots),
             "LIGHTHOUSE_INCARNATION": incarnation,
             "LIGHTHOUSE_STRIDE": str(self.stride),

@@ -10,7 +10,7 @@ from agent_client.errors import AgentError, ConfigurationError
 MANAGED = {"LIGHTHOUSE_MANAGER_ADDRESS": "here:29512"}
 MEETING = {"MASTER_ADDR": "host", "MASTER_PORT": "29500"}
 ALONE = {"LIGHTHOUSE_ADDRESS": "there:29510", "REPLICA_GROUP_ID": "a"}
-
+MONITORED = {"LIGHTHOUSE_GROUP_RANK": "0", "LIGHTHOUSE_GROUP_WORLD_SIZE": "1"}
 
 FIELDS: list[tuple[dict[str, str], dict[str, object]]] = [
     (MANAGED, {"group_rank": 0, "group_world_size": 1, "manager": "here:29512", "lighthouse": "", "replica_id": ""}),
@@ -18,6 +18,7 @@ FIELDS: list[tuple[dict[str, str], dict[str, object]]] = [
     (ALONE, {"manager": "", "lighthouse": "there:29510", "replica_id": "a"}),
     (MANAGED | {"WORLD_SIZE": "1", "RANK": "0"}, {"group_rank": 0, "group_world_size": 1}),
     (MANAGED | MEETING | {"RANK": "3", "WORLD_SIZE": "4"}, {"group_rank": 3, "group_world_size": 4}),
+    (MANAGED | MONITORED | {"RANK": "3", "WORLD_SIZE": "4"}, {"group_rank": 0, "group_world_size": 1}),
     (MANAGED | {"TORCHELASTIC_RESTART_COUNT": "2"}, {"attempt": "2"}),
     (MANAGED | {"LIGHTHOUSE_MANAGER_ADVERTISE": "10.0.0.7"}, {"advertise": "10.0.0.7"}),
     (MANAGED | {"TORCHFT_LIGHTHOUSE": "http://old:1"}, {"lighthouse": "http://old:1"}),

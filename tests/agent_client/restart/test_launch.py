@@ -1,5 +1,6 @@
 """A process's place in its run, by who started it."""
 
+import os
 from typing import Any
 
 import pytest
@@ -7,7 +8,7 @@ import pytest
 from agent_client.errors import ConfigurationError
 from agent_client.restart.launch import Launch
 from agent_client.restart.options import Options
-from lighthouse_protocol.messages.run import RunTerms
+from lighthouse_protocol.messages.run import RankId, RunTerms
 
 
 def test_under_a_supervisor() -> None:
@@ -37,9 +38,28 @@ def test_without_one_by_torchruns_variables() -> None:
     launch = Launch.read(
         {"RANK": "3", "WORLD_SIZE": "4", "TORCHELASTIC_RESTART_COUNT": "1", "TORCHELASTIC_RUN_ID": "t"}
     )
-    assert (launch.slot, launch.slots, launch.attempt, launch.run, launch.stride) == (3, 4, 1, "t", 1)
+    assert (launch.slot, launch.slots, launch.attempt, launch.run, launch.stride) == (3, 4, 1, "t", 100)
     assert not launch.is_supervised
+    assert RankId(3, launch.incarnation).unit == "torchrun-1", "torchrun restarts them together"
     assert launch.incarnation != Launch.read({}).incarnation
+
+
+def test_below_torchrun_below_a_supervisor() -> None:
+    launch = Launch.read(
+        {
+            "LIGHTHOUSE_SLOT_OFFSET": "4",
+            "LIGHTHOUSE_WORLD_SIZE": "8",
+            "LIGHTHOUSE_INCARNATION": "s.u",
+            "LIGHTHOUSE_ATTEMPT": "2",
+            "LIGHTHOUSE_STRIDE": "100",
+            "RANK": "1",
+            "WORLD_SIZE": "4",
+            "TORCHELASTIC_RESTART_COUNT": "0",
+        }
+    )
+    assert (launch.slot, launch.slots, launch.attempt, launch.stride, launch.is_supervised) == (5, 8, 2, 100, True)
+    assert launch.incarnation == f"s.u.{os.getpid()}"
+    assert RankId(5, launch.incarnation).unit == RankId(4, "s.u.1").unit == "u"
 
 
 def test_a_spare_has_no_rank_that_it_could_read() -> None:

@@ -44,6 +44,11 @@ def test_under_torchrun_each_rank_has_its_slot() -> None:
         *["--slot-offset", "3", "--run-world-size", "8", "--replica-id", "a-3"]
     ]
     assert "--bind" in told
+    assert told[told.index("--master-addr") + 1] == "127.0.0.1"
+    told = words(RANK="3", WORLD_SIZE="8", MASTER_ADDR="h0")
+    assert told[told.index("--master-addr") + 1] == "h0"
+    with pytest.raises(ConfigurationError, match="torchrun --max-restarts=2"):
+        words(RANK="3", WORLD_SIZE="8", TORCHELASTIC_MAX_RESTARTS="2")
     assert "--bind" not in words(RANK="3", WORLD_SIZE="8", LIGHTHOUSE_MANAGER_BIND="[::]:7")
 
 

@@ -1,6 +1,7 @@
 """A wrapped function with the real thread and the real machines, and a lighthouse inside this process."""
 
 import os
+import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -12,6 +13,7 @@ from agent_client.restart import run_session
 from agent_client.restart.call import CallWrapper
 from agent_client.restart.state import RestartAbort, State
 from agent_client.restart.wrapper import Wrapper
+from examples.ports import free_port
 from lighthouse_protocol.refusals import InvalidRequest
 from tests.agent_client.restart.run_inside import RunInside
 from tests.processes import eventually
@@ -121,6 +123,7 @@ def test_a_bad_health_check_ends_the_process(variables: pytest.MonkeyPatch) -> N
     [
         ({"barier_timeout": 3}, "no option 'barier_timeout'"),
         ({"store_kwargs": {"prot": 3}}, "no 'prot'"),
+        ({"store_kwargs": {"prefix": "x"}}, "no 'prefix'"),
         ({"active_world_size": 6}, "needs use_global_iteration"),
         ({"hard_timeout": 0}, "hard_timeout=0"),
         ({"max_iterations": 0}, "max_iterations=0"),
@@ -131,6 +134,35 @@ def test_a_bad_health_check_ends_the_process(variables: pytest.MonkeyPatch) -> N
 def test_options_that_do_not_fit(options: dict[str, object], text: str) -> None:
     with pytest.raises(ConfigurationError, match=text):
         Wrapper(**options)
+
+
+# -- the store of store_kwargs
+
+
+def test_slot_0_serves_it_as_long_as_its_process_lives(variables: pytest.MonkeyPatch) -> None:
+    distributed = pytest.importorskip("torch.distributed")
+    variables.setenv("MASTER_PORT", str(free_port("") - 2))
+
+    @Wrapper(store_kwargs={"timeout": 60})
+    def train() -> int:
+        return distributed.TCPStore("127.0.0.1", int(os.environ["MASTER_PORT"]) + 2, is_master=False).add("calls", 1)
+
+    assert [train(), train()] == [1, 2]
+
+
+def test_it_is_not_served_where_it_is_already_or_by_another_rank(variables: pytest.MonkeyPatch) -> None:
+    with socket.create_server(("", 0)) as taken:
+        port = taken.getsockname()[1]
+        train = Wrapper(store_kwargs={"port": port})(lambda: 7)
+        with pytest.raises(ConfigurationError, match=rf"TCPStore on 127.0.0.1:{port}: process {os.getpid()} .*listens"):
+            train()
+        assert Wrapper(store_kwargs={"port": port, "is_master": False})(lambda: 7)() == 7
+        variables.setenv("LIGHTHOUSE_STORE_PORT", str(port))
+        assert train() == 7, "a supervisor serves it"
+        variables.setenv("RANK", "1")
+        variables.setenv("WORLD_SIZE", "2")
+        variables.delenv("LIGHTHOUSE_STORE_PORT")
+        assert train() == 7
 
 
 # -- with one

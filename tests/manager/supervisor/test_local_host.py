@@ -41,7 +41,7 @@ async def written(local: LocalHost, rank: int) -> tuple[str, ...]:
 
 async def test_each_rank_has_its_own(guard: GuardClient) -> None:
     local = host(guard, plan(Layout(hosts=2, nproc=2), host=1))
-    local.start((2, 3), 7)
+    local.start((2, 3), 7, "unit")
     assert [await written(local, rank) for rank in (2, 3)] == [("rank 2 of attempt 7",), ("rank 3 of attempt 7",)]
     for rank in (0, 9):
         assert await local.last_lines(rank) is None
@@ -49,7 +49,7 @@ async def test_each_rank_has_its_own(guard: GuardClient) -> None:
 
 async def test_torchrun_writes_for_all_of_its_ranks(guard: GuardClient) -> None:
     local = host(guard, plan(Layout(), torchrun=Torchrun("0", 4)))
-    local.start((0,), 0)
+    local.start((0,), 0, "unit")
     first, last = await written(local, 0), await written(local, 3)
     assert first == last
     assert first[0].endswith(" of attempt 0")

@@ -59,13 +59,30 @@ def test_spares_are_told_how_many_train() -> None:
 
 def test_torchrun_gives_its_ranks_theirs() -> None:
     below = told(4, torchrun=Torchrun("0", 4), trace_dir="/logs")
-    assert not below.keys() & {"RANK", "WORLD_SIZE", "MASTER_PORT", "LIGHTHOUSE_SLOT", "LIGHTHOUSE_INCARNATION"}
+    assert not below.keys() & {"RANK", "WORLD_SIZE", "MASTER_PORT", "LIGHTHOUSE_SLOT", "PET_MASTER_PORT"}
+    slots = [below[f"LIGHTHOUSE_{name}"] for name in ("SLOT_OFFSET", "WORLD_SIZE", "INCARNATION", "STRIDE")]
+    assert slots == ["0", "8", "i", "100"]
     assert (below["LIGHTHOUSE_MANAGER_ADDRESS"], below["LIGHTHOUSE_ATTEMPT"]) == ("h0:29512", "1")
     assert below["LIGHTHOUSE_TRACE_DIR"] == "/logs", "where collectives are logged is told to them, too"
 
 
+def test_torchrun_meets_where_the_store_is_two_above() -> None:
+    below = told(4, torchrun=Torchrun("0", 4), store_port=29502)
+    met = [below[name] for name in ("PET_MASTER_ADDR", "PET_MASTER_PORT", "LIGHTHOUSE_STORE_PORT")]
+    assert met == ["h0", "29500", "29502"]
+    assert "PET_MASTER_PORT" not in told(4, torchrun=Torchrun("0", 4), store_port=31000)
+
+
+def test_a_rank_that_was_started_by_something_else_keeps_its_place() -> None:
+    kept = told(4, keeps_place=True)
+    assert not kept.keys() & {"RANK", "WORLD_SIZE", "LOCAL_RANK", "TORCHELASTIC_RESTART_COUNT"}
+    assert [kept[name] for name in ("MASTER_ADDR", "MASTER_PORT", "LIGHTHOUSE_SLOT")] == ["h0", "29500", "4"]
+    assert (kept["LIGHTHOUSE_GROUP_RANK"], kept["LIGHTHOUSE_GROUP_WORLD_SIZE"]) == ("0", "1")
+
+
 def test_names_and_slots_of_a_group_among_others() -> None:
     assert dataclasses.replace(PLAN, slot_offset=16).own_slots == (20, 21, 22, 23)
+    assert dataclasses.replace(PLAN, torchrun=Torchrun("0", 4), slot_offset=16).own_slots == (18, 19)
     assert PLAN.name == "team/a/1"
     assert dataclasses.replace(PLAN, layout=Layout(1, 4), host=0).name == "team/a"
     assert PLAN.label(6) == "team/a/6"

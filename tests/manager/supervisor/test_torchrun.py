@@ -4,7 +4,7 @@ import shlex
 
 import pytest
 
-from manager.supervisor.rules.torchrun import Torchrun, exit_behind, read_torchrun
+from manager.supervisor.rules.torchrun import Failure, Torchrun, failure_behind, read_torchrun
 
 
 @pytest.mark.parametrize(
@@ -17,15 +17,25 @@ from manager.supervisor.rules.torchrun import Torchrun, exit_behind, read_torchr
         ("torchrun --nproc-per-node gpu train.py", Torchrun("0", None)),
         ("torchrun --nnodes 1:4 --nproc-per-node 2 train.py", Torchrun("0", None)),
         ("python -m torch.distributed.run --max-restarts 1 train.py", Torchrun("1", 1)),
+        ("torchrun --master-port 31000 train.py", Torchrun("0", 1, 31000)),
+        ("torchrun --rdzv-endpoint=h:31000 train.py", Torchrun("0", 1, 31000)),
+        ("torchrun --standalone train.py", Torchrun("0", 1, 0)),
+        ("torchrun --rdzv-backend c10d --rdzv-endpoint h:31000 train.py", Torchrun("0", 1, 0)),
     ],
 )
 def test_what_is_told(command: str, read: Torchrun | None) -> None:
-    assert read_torchrun(shlex.split(command)) == read
+    assert read_torchrun(shlex.split(command), {"MASTER_PORT": "1"}) == read
 
 
-def test_the_rank_s_own_end_stands_behind_torchrun_s() -> None:
-    said = ["train.py FAILED", "  exitcode  : 130 (pid: 77)", "  error_file: <N/A>"]
-    assert exit_behind(1, said) == 130
-    assert exit_behind(1, ["  exitcode  : -9 (pid: 77)"]) == -9
-    assert exit_behind(1, ["nothing"]) == 1
-    assert exit_behind(-15, said) == -15
+def test_a_variable_stands_for_an_option() -> None:
+    variables = {"PET_NPROC_PER_NODE": "4", "PET_MAX_RESTARTS": "3", "PET_MASTER_PORT": "31000"}
+    assert read_torchrun(["torchrun", "--nproc-per-node", "2", "train.py"], variables) == Torchrun("3", 2, 31000)
+
+
+def test_the_first_rank_that_failed_stands_behind_torchrun_s_end() -> None:
+    stopped = ["[1]:", "  rank      : 0 (local_rank: 0)", "  exitcode  : -15 (pid: 76)  (SIGTERM)"]
+    first = ["[0]:", "  host      : h", "  rank      : 9 (local_rank: 1)", "  exitcode  : 130 (pid: 77)"]
+    said = ["train.py FAILED", *stopped, "Root Cause (first observed failure):", *first, "  error_file: <N/A>"]
+    assert failure_behind(1, said) == Failure(9, 130, 77)
+    assert failure_behind(1, ["nothing"]) is None
+    assert failure_behind(-15, said) is None

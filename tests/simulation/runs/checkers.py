@@ -14,7 +14,7 @@ from lighthouse_protocol.messages.run import Generation, GenerationFormed, RankH
 from lighthouse_protocol.refusals import LighthouseError, WrongState
 from tests.simulation.runs.counters import Recount
 from tests.simulation.runs.keys import KeyRequest
-from tests.simulation.world import Violation
+from tests.simulation.world import MAX_RATE, Violation
 
 if TYPE_CHECKING:
     from tests.simulation.runs.rank import RankProcess
@@ -153,6 +153,7 @@ class Checkers:
         if self.completed_at is None:
             self._by_majority(machine, generation, spares)
             self._keeps_places(before, generation)
+            self._without_the_dying(machine, before, generation)
         else:
             self._after_completion(generation, self.completed_at)
         attempts = {rank: self._processes[rank].attempt for rank in generation.active}
@@ -195,6 +196,17 @@ class Checkers:
         left_out = [rank for rank in before if rank.slot not in ready and ranks.get(rank) is not None]
         if left_out and sum(rank.slot in ready for rank in before) < len(before) // 2 + 1:
             self._broken("G10", f"{left_out} live, and are left out by less than a majority of {len(before)}")
+
+    def _without_the_dying(self, machine: RunMachine, before: Generation | None, generation: Generation) -> None:
+        """What is restarted with a rank that is lost does not go on without it."""
+        over_at = None if before is None else self.over_at.get(before.number)
+        wait_s = self._simulation.plan.terms.join_timeout_s / MAX_RATE
+        if before is None or over_at is None or self._simulation.world.now >= over_at + wait_s:
+            return
+        ranks, finished = machine.generations.ranks, self.recount.finished
+        gone = {rank.unit for rank in before.active if ranks.get(rank) is None and rank not in finished}
+        if torn := [rank for rank in generation.active if rank.unit in gone]:
+            self._broken("G10", f"{torn} will be restarted with others that are lost, and run {generation.number}")
 
     def _keeps_places(self, before: Generation | None, generation: Generation) -> None:
         if before is None:

@@ -22,7 +22,7 @@ class Recount:
         self._before = RunCounters()
         self._generation: Generation | None = None
         self._here: set[RankId] = set()
-        self._finished: set[RankId] = set()
+        self.finished: set[RankId] = set()
         self._has_fault = False
         self._is_stopped = self._was_stopped = self._is_return_open = False
         self._lapsing: set[RankId] = set()
@@ -37,7 +37,7 @@ class Recount:
         counters = machine.generations.restarts.counters
         self._floor = counters.number
         self._has_fault = self._generation is not None and counters.job_restarts > self._before.job_restarts
-        self._finished = set(machine.generations.current.finished)
+        self.finished = set(machine.generations.current.finished)
         self._here = {rank for rank in self._members if machine.generations.ranks.get(rank) is not None}
         self._is_stopped = machine.stop is not None
         self._was_stopped = self._was_stopped or self._is_stopped
@@ -48,7 +48,7 @@ class Recount:
 
     def begin(self, generation: Generation) -> None:
         self._before, self._generation = generation.counters, generation
-        self._here, self._finished = set(generation.active), set()
+        self._here, self.finished = set(generation.active), set()
         self._has_fault = self._was_stopped = self._is_return_open = False
         self._floor = -1
 
@@ -73,7 +73,7 @@ class Recount:
         if isinstance(event, events.RankJoined) and machine.generations.ranks.get(event.entry.rank) is not None:
             self._learn(event.entry)  # who is refused ends, and its numbers bind nobody
         here = {rank for rank in self._members if machine.generations.ranks.get(rank) is not None}
-        lost, self._here = (self._here - here | self._lapsing) - self._finished, here
+        lost, self._here = (self._here - here | self._lapsing) - self.finished, here
         was_stopped, self._is_stopped = self._is_stopped, machine.stop is not None
         self._was_stopped = self._was_stopped or was_stopped
         if was_stopped or self._generation is None or (self._was_stopped and not self._is_return_open):
@@ -81,11 +81,11 @@ class Recount:
         number = self._generation.number
         match event:
             case events.RankSaid(rank, FailureReport(generation)) if (
-                generation == number and rank in here - self._finished
+                generation == number and rank in here - self.finished
             ):
                 self._has_fault = self._has_fault or stood
             case events.RankSaid(rank, FinishReport(generation)) if generation == number and rank in here and stood:
-                self._finished.add(rank)
+                self.finished.add(rank)
             case _:
                 pass
         self._has_fault = self._has_fault or bool(lost)

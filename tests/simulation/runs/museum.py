@@ -310,6 +310,14 @@ EXHIBITS = (
         terms=FREE,
     ),
     Exhibit(
+        "the-dying-go-on",
+        "what is about to be restarted with a lost rank makes a generation without it",
+        "G10",
+        ((formation, "_is_torn", lambda ranks, current: False),),
+        plan={"mix": ("kill_rank", "kill_rank"), "is_group_scope": True},
+        terms=FREE,
+    ),
+    Exhibit(
         "incidents-kept-for-ever",
         "the record grows with each incident",
         "G11",

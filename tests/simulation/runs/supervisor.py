@@ -135,18 +135,18 @@ class Supervisor(Process):
     # -- ranks
 
     def start(self, host: int, ranks: Sequence[int], attempt: int) -> None:
+        unit = f"{self.incarnation}.{self.simulation.new_name('i')}"
         for rank in ranks:
-            self._start(self.site.slots[rank], attempt)
+            self._start(self.site.slots[rank], attempt, unit)
 
     def halt(self, host: int, ranks: Sequence[int], grace_s: float) -> None:
         for rank in ranks:
             self._halt(self.ranks[self.site.slots[rank]], grace_s)
 
-    def _start(self, slot: int, attempt: int) -> None:
+    def _start(self, slot: int, attempt: int, unit: str) -> None:
         old = self.ranks.get(slot)
         assert old is None or not old.is_up
-        rank = RankId(slot, f"{self.incarnation}.{self.simulation.new_name('i')}")
-        self.ranks[slot] = RankProcess(self.simulation, self, rank, attempt)
+        self.ranks[slot] = RankProcess(self.simulation, self, RankId(slot, unit), attempt)
         self.simulation.checkers.started(self.ranks[slot])
 
     def _halt(self, rank: RankProcess, grace_s: float) -> None:
