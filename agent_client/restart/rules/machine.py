@@ -23,6 +23,7 @@ from agent_client.restart.rules import events
 from agent_client.restart.rules.config import RankConfig, RankPhase
 from agent_client.restart.rules.interrupt_timer import InterruptTimer
 from agent_client.restart.rules.reconnect import Reconnect
+from lighthouse_protocol.messages.evidence import EvidenceAsked
 from lighthouse_protocol.messages.run import (
     FailureReport,
     FinishReport,
@@ -179,7 +180,7 @@ class RankMachine:
             return self._closed(session, message.error, 0.5, now)
         effects = self._accept()
         match message:
-            case RankWelcome():
+            case RankWelcome() | EvidenceAsked():  # the latter is answered where it is read
                 return effects
             case GenerationFormed():
                 return effects + self._formed(message, now)

@@ -1,9 +1,17 @@
 """The one snapshot of a run that CLI, page and metrics show."""
 
+from dataclasses import replace
+
+from lighthouse.members.rules.run_rank import RunRank
 from lighthouse.runs.rules.machine import RunMachine
 from lighthouse.runs.rules.ranks import Rank
 from lighthouse.runs.rules.record import RunName, SavedRun
+from lighthouse_protocol.messages.progress import STEP, OpenPhase, ProgressSample, RankName, RankView
 from lighthouse_protocol.messages.run_status import RankState, RankStatus, RunStatus, SupervisorStatus
+from lighthouse_protocol.messages.status import RankState as PlaceState
+from lighthouse_protocol.rules.stall import FIRST_S
+
+_WAITS = {RankState.READY: "the next generation", RankState.FINISHED: "the other ranks to finish"}
 
 
 def run_status(name: RunName, machine: RunMachine, now: float) -> RunStatus:
@@ -34,6 +42,33 @@ def saved_run_status(name: RunName, saved: SavedRun) -> RunStatus:
     for rank in ranks.here:
         ranks.lose(rank)
     return run_status(name, machine, 0.0)
+
+
+def run_ranks(run: str, machine: RunMachine, now: float) -> tuple[RunRank, ...]:
+    """As they stand beside the ranks of replica groups; without those that have finished and ended."""
+    heard = {view.name.group_rank: view for view in machine.generations.progress.ranks(now)}
+    current = machine.generations.current
+    found: list[RunRank] = []
+    for rank in machine.generations.ranks:
+        state = _state(rank, machine)
+        if state is RankState.FINISHED and not rank.is_here:
+            continue
+        shown = {RankState.LOST: PlaceState.LOST, RankState.SPARE: PlaceState.SPARE}.get(state)
+        is_judged = shown is None and rank.rank in current.active and not current.is_broken
+        view = _view(RankName(run, rank.rank.slot), rank, heard.get(rank.rank.slot), state, now)
+        found.append(RunRank(view, rank.generation, shown, is_judged))
+    return tuple(found)
+
+
+def _view(name: RankName, rank: Rank, heard: RankView | None, state: RankState, now: float) -> RankView:
+    """Of one that has not said where it is, nothing is expected for long."""
+    beat_age_s, limit_s, waits_for = max(0.0, now - rank.seen_at), FIRST_S, _WAITS.get(state, "")
+    phase = rank.phase if state is RankState.STARTING and rank.phase else STEP
+    sample = ProgressSample(rank.step, (OpenPhase(phase),), waits_for=waits_for)
+    if heard is not None:
+        still_s = max(0.0, heard.progress_age_s - beat_age_s)
+        sample, limit_s = replace(heard.sample, still_s=still_s, waits_for=waits_for), heard.limit_s
+    return RankView(name, sample, limit_s, beat_age_s, rank.rank.incarnation, rank.host, rank.pid)
 
 
 def _rank(rank: Rank, machine: RunMachine, now: float) -> RankStatus:

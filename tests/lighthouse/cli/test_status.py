@@ -50,7 +50,7 @@ def test_a_job_without_a_quorum_has_no_id_and_no_age(fake, run):
 
 
 def test_says_that_nobody_has_joined(fake, run):
-    assert run(command).output.splitlines()[1] == "no jobs: no replica group has joined"
+    assert run(command).output.splitlines()[1] == "no jobs: no replica group has joined, and no rank of a run"
 
 
 def test_an_unknown_job_is_an_error(fake, run):
