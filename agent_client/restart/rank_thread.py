@@ -85,10 +85,11 @@ class RankThread:
     def returned(self) -> None:
         self._inbox.put(events.Returned())
 
-    def stepped(self, step: int) -> None:
-        """Costs next to nothing, however often."""
-        self._step = max(self._step, step)
-        self._progress.step(self._step)
+    def stepped(self, step: int | None) -> None:
+        """Costs next to nothing, however often. Steps that are not given are counted: in the process for the machine,
+        whose step never falls; in the generation for the progress, so that ranks compare."""
+        self._step = self._step + 1 if step is None else max(self._step, step)
+        self._progress.step(self._progress.number + 1 if step is None else step)
         now = time.monotonic()
         if now - self._told_at >= REPORT_INTERVAL_S:
             self._told_at = now

@@ -47,8 +47,8 @@ class Run(Protocol):
         ...
 
     @property
-    def step(self) -> int:
-        """The highest of its ranks."""
+    def steps(self) -> int:
+        """It grows with each step of a rank."""
         ...
 
     def look(self, request: EvidenceRequest, told: Callable[[Evidence | EvidenceDone], None]) -> None: ...
@@ -135,20 +135,20 @@ class IncidentDriver:
             return self._perform(self._incidents.moved(now))
         if verdict.kind is Kind.WAITING and self._is_asked():
             return None
-        step = max([member.step for member in self._roster.participants()] or self._run_steps(), default=0)
+        step = max([member.step for member in self._roster.participants()] or [self._run_steps()])
         return self._perform(self._incidents.stalled(verdict, step, now, self._wall()))
 
     def run_moved(self) -> None:
         """A rank of a run has said where it is."""
         if self._incidents.is_followed:
-            self._perform(self._incidents.reached(max(self._run_steps(), default=0), 0, self._clock()))
+            self._perform(self._incidents.reached(self._run_steps(), 0, self._clock()))
 
     @property
     def _runs(self) -> dict[str, Run]:
         return {} if self._roster.participants() else {run.run_id: run for run in self._all_runs()}
 
-    def _run_steps(self) -> list[int]:
-        return [run.step for run in self._runs.values()]
+    def _run_steps(self) -> int:
+        return sum(run.steps for run in self._runs.values())
 
     def received(self, session: Asked, message: Evidence | EvidenceDone) -> None:
         round_ = self._rounds.get(message.number)

@@ -232,6 +232,10 @@ class JobDriver:
         self._history.stall(verdict, self._wall())
         self.incidents.said(verdict)
 
+    def run(self, run_id: str) -> RunDriver | None:
+        """Of the job, if it has ranks."""
+        return next((run for run in self._runs() if run.run_id == run_id and run.has_ranks), None)
+
     def member(self, wire_id: str) -> Member | None:
         return self.machine.roster.get(wire_id) or self.machine.roster.get(split_replica_id(wire_id)[0])
 

@@ -140,9 +140,9 @@ class RunDriver:
         return len(self.machine.generations.current.active)
 
     @property
-    def step(self) -> int:
-        """The highest of a rank that is here."""
-        return max((rank.step for rank in self.machine.generations.ranks.here), default=0)
+    def steps(self) -> int:
+        """That were told of; it grows when any rank moves."""
+        return self.machine.generations.steps
 
     def look(self, request: EvidenceRequest, told: Told) -> None:
         """What its active ranks are doing, or those that are asked for."""

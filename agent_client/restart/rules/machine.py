@@ -276,7 +276,8 @@ class RankMachine:
         silent_at = self._silent_at()
         if silent_at is None or now < silent_at or self.generation is None:
             return []
-        self._failure = FailureReport(self.generation, f"no progress for {self.config.soft_timeout_s:g} s")
+        reason = f"no ping for {self.config.soft_timeout_s:g} s (soft_timeout): call ping() in what takes long, too"
+        self._failure = FailureReport(self.generation, reason)
         self._interrupt(self._failure.reason, now)
         return [*self._send(self._failure), *self._leaving.tick(now)]
 

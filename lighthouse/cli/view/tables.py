@@ -188,7 +188,7 @@ def _generation(run: RunStatus) -> str:
 
 
 def _run_step(run: RunStatus) -> int:
-    return max((rank.step for rank in run.ranks), default=0)
+    return max((rank.step for rank in run.ranks if rank.state == RankState.ACTIVE), default=0)
 
 
 def _run_style(run: RunStatus) -> str:

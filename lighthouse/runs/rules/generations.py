@@ -67,6 +67,7 @@ class Generations:
         self._held_until = now
         self._began_at = -math.inf  # the present generation
         self._has_stepped = False
+        self.steps = 0  # that were told of, in any generation
 
     def verdict(self, now: float) -> events.RunVerdict:
         return self._formation.verdict(self.ranks, self.current, self.terms, now)
@@ -162,6 +163,7 @@ class Generations:
                     self.progress.take(rank.rank.slot, process, progress, now)
                 if is_step:
                     self._has_stepped = True
+                    self.steps += 1
                     self.restarts.step(self.wall(now))
             case ReadyReport(generation):
                 self._ready(rank, generation, now)

@@ -17,6 +17,7 @@ _WAITS = {RankState.READY: "the next generation", RankState.FINISHED: "the other
 def run_status(name: RunName, machine: RunMachine, now: float) -> RunStatus:
     """O(n log n): for a person or a scrape."""
     generations = machine.generations
+    heard = {view.name.group_rank: view.sample.step for view in generations.progress.ranks(now)}
     return RunStatus(
         job=name[0],
         run=name[1],
@@ -26,7 +27,10 @@ def run_status(name: RunName, machine: RunMachine, now: float) -> RunStatus:
         slots=tuple(generations.current.slots),
         is_complete=machine.completed is not None,
         stop=machine.stop,
-        ranks=tuple(_rank(rank, machine, now) for rank in sorted(generations.ranks, key=lambda rank: rank.rank)),
+        ranks=tuple(
+            _rank(rank, heard.get(rank.rank.slot, rank.step), machine, now)
+            for rank in sorted(generations.ranks, key=lambda rank: rank.rank)
+        ),
         supervisors=tuple(
             SupervisorStatus(each.entry.name, each.entry.host, each.entry.slots, each.session is not None)
             for each in sorted(machine.supervisors, key=lambda each: each.entry.name)
@@ -71,7 +75,7 @@ def _view(name: RankName, rank: Rank, heard: RankView | None, state: RankState, 
     return RankView(name, sample, limit_s, beat_age_s, rank.rank.incarnation, rank.host, rank.pid)
 
 
-def _rank(rank: Rank, machine: RunMachine, now: float) -> RankStatus:
+def _rank(rank: Rank, step: int, machine: RunMachine, now: float) -> RankStatus:
     generation = machine.generations.current.generation
     return RankStatus(
         slot=rank.rank.slot,
@@ -79,7 +83,7 @@ def _rank(rank: Rank, machine: RunMachine, now: float) -> RankStatus:
         state=_state(rank, machine),
         rank=None if generation is None else generation.place(rank.rank),
         generation=rank.generation,
-        step=rank.step,
+        step=step,
         phase=rank.phase,
         beat_age_s=max(0.0, now - rank.seen_at),
         attempt=rank.attempt,
