@@ -42,7 +42,7 @@ _RUN_RANK_STYLES: Mapping[str, str] = {
     RankState.READY: "cyan",
     RankState.ACTIVE: "green",
 }
-_RUN_URGENCY: Mapping[str, int] = {state: place for place, state in enumerate([*_RUN_RANK_STYLES, *RankState])}
+_RUN_URGENCY: Mapping[str, int] = {state: place for place, state in enumerate(_RUN_RANK_STYLES)}
 _VERDICT_STYLES: Mapping[str, str] = {
     Verdict.FORMED: "green",
     Verdict.READY: "green",
@@ -115,7 +115,7 @@ def run_rank_lines(ranks: Sequence[RankStatus], width: int) -> list[Text]:
 def most_urgent_ranks(ranks: Sequence[RankStatus], count: int) -> list[RankStatus]:
     """As most_urgent, of a run."""
     return (
-        list(ranks) if len(ranks) <= count else sorted(ranks, key=lambda rank: _RUN_URGENCY.get(rank.state, 0))[:count]
+        list(ranks) if len(ranks) <= count else sorted(ranks, key=lambda rank: _RUN_URGENCY.get(rank.state, 9))[:count]
     )
 
 

@@ -94,7 +94,7 @@ def _rank(rank: Rank, step: int, machine: RunMachine, now: float) -> RankStatus:
 
 def _state(rank: Rank, machine: RunMachine) -> RankState:
     current = machine.generations.current
-    if rank.rank in current.finished:
+    if rank.rank in current.finished and not rank.is_ready:
         return RankState.FINISHED
     if not rank.is_here:
         return RankState.LOST
