@@ -100,8 +100,8 @@ class RankDriver:
                     log.info("generation %d runs without this rank: it is a spare", counters.number)
                 case events.LighthouseLost(reason):
                     log.warning("lighthouse lost: %s", reason)
-                case events.LighthouseBack():
-                    log.warning("lighthouse back")
+                case events.LighthouseBack(term):
+                    log.warning("lighthouse back%s", f" (term {term})" if term else "")
 
     def _with_progress(self, message: FromRunRank) -> FromRunRank:
         if isinstance(message, RankHeartbeat) and self.machine.phase is RankPhase.RUNNING:

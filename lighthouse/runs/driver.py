@@ -72,7 +72,7 @@ class RunDriver:
         session = next(self._numbers)
         self._ranks.add(session, entry.rank, peer)
         self._feed(events.RankJoined(entry, session))
-        self._ranks.open.send(session, run.RankWelcome())
+        self._ranks.open.send(session, run.RankWelcome(self._store.term))
         self._moved()
         return session
 

@@ -235,7 +235,10 @@ class HelloRejected:
 
 @dataclass(frozen=True, slots=True)
 class RankWelcome:
-    """The hello was taken; who runs is told nothing else for long. All else may come before it."""
+    """The hello was taken; who runs is told nothing else for long. All else may come before it. `term` grows with each
+    life of the lighthouse; 0: it keeps no journal."""
+
+    term: Count = 0
 
 
 ToRunRank = RankWelcome | GenerationFormed | GenerationEnded | RunStopped | RunCompleted | HelloRejected | EvidenceAsked

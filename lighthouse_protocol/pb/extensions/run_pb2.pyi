@@ -109,9 +109,15 @@ global___RankResponse = RankResponse
 class RankWelcome(google.protobuf.message.Message):
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
+    TERM_FIELD_NUMBER: builtins.int
+    term: builtins.int
+    """of the lighthouse: grows with each of its lives; 0: it keeps no journal"""
     def __init__(
         self,
+        *,
+        term: builtins.int = ...,
     ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["term", b"term"]) -> None: ...
 
 global___RankWelcome = RankWelcome
 
