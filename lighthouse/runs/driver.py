@@ -35,7 +35,7 @@ KEY_WRITES_AT_ONCE = 1000
 
 class RunDriver:
     """`check_lateness` says by how much the loop itself was late; `report` gets each incident that changes;
-    `guarded` is around each write; `moved` is called when a rank has said anything."""
+    `guarded` is around each write; `moved` is called when a rank has said more than its hello."""
 
     def __init__(
         self,
@@ -73,7 +73,6 @@ class RunDriver:
         self._ranks.add(session, entry.rank, peer)
         self._feed(events.RankJoined(entry, session))
         self._ranks.open.send(session, run.RankWelcome(self._store.term))
-        self._moved()
         return session
 
     def receive_from_rank(self, session: int, message: run.FromRunRank) -> None:

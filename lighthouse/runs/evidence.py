@@ -14,6 +14,7 @@ ANSWERED_WITHIN_S = 3.0
 SILENT = (
     f"all of it: no answer within {ANSWERED_WITHIN_S:g} s; it is stopped, or something keeps it from running Python"
 )
+OUTSIDE = "process and output: they are its manager's to tell, of a rank with an Agent"
 
 Told = Callable[[Evidence | EvidenceDone], None]
 
@@ -55,7 +56,11 @@ class RunEvidence:
             return
         took_s = self._timers.time() - look.began_at
         said = replace(
-            known, stacks=own.stacks, flight_recorder=own.flight_recorder, missing=own.missing, took_s=took_s
+            known,
+            stacks=own.stacks,
+            flight_recorder=own.flight_recorder,
+            missing=(*own.missing, OUTSIDE),
+            took_s=took_s,
         )
         look.told(Evidence(look.number, fitting(said, look.size)))
         if not look.waiting:

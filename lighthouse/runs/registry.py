@@ -31,7 +31,7 @@ class RunRegistry:
     written.
 
     `make_id` makes an id for each incident, `report` gets each one that changes; `moved` is called with the job of a
-    rank that has said anything; `limits` say when ranks stall.
+    rank that has said more than its hello; `limits` say when ranks stall.
     """
 
     def __init__(

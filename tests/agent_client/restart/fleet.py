@@ -1,7 +1,7 @@
 """Ranks of one run as real processes, without torch: started as a supervisor would, and steered by files.
 
 A rank trains until there is a file `finish`. It raises when it finds `raise-SLOT`. While there is a file `hang-SLOT`,
-that rank stands still in a step, and the others wait for it after theirs, as in a collective.
+that rank stands still in a step, and the others get further and wait for it, as in a collective.
 """
 
 import re
@@ -32,6 +32,8 @@ def train(call_wrapper: CallWrapper):
         while (folder / f"hang-{slot}").exists():
             time.sleep(0.02)
         call_wrapper.ping()
+        if list(folder.glob("hang-*")):
+            call_wrapper.ping(1_000_000)
         while list(folder.glob("hang-*")):
             time.sleep(0.02)
         if (folder / f"raise-{slot}").exists():

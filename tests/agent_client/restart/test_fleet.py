@@ -50,7 +50,7 @@ def test_a_rank_that_hangs_is_named_and_an_incident(tmp_path: Path) -> None:
             time.sleep(2)  # the first steps teach nothing
             with fleet.hung(1):
                 eventually(lambda: shown() == trains | {1: ("behind", 0)}, "the rank that hangs is behind")
-                [incident] = client.incidents("", timeout_s=5.0)
+                [incident] = eventually(lambda: client.incidents("", timeout_s=5.0), "that is an incident")
             assert (incident.kind, incident.suspects) == (IncidentKind.STALL, (f"{fleet.run}/1",))
             eventually(lambda: client.incidents("", timeout_s=5.0)[0].over_s is not None, "it is over")
             eventually(lambda: client.incidents("", timeout_s=5.0)[0].step_s is not None, "training goes on")

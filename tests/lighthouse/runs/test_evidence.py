@@ -1,6 +1,6 @@
 """Ranks of a run that are asked what they do: what they answer, and that those that do not are named."""
 
-from lighthouse.runs.evidence import ANSWERED_WITHIN_S, SILENT, RunEvidence
+from lighthouse.runs.evidence import ANSWERED_WITHIN_S, OUTSIDE, SILENT, RunEvidence
 from lighthouse.runs.rules.ranks import Rank
 from lighthouse_protocol.messages.evidence import EvidenceAsked, SelfReport
 from lighthouse_protocol.messages.run import RankId
@@ -47,7 +47,7 @@ def test_one_that_says_nothing_is_named(loop: VirtualLoop):
     loop.go(ANSWERED_WITHIN_S)
     run.evidence.answered(RANKS[0].rank, SelfReport(asked.number, "too late"))
     assert [(e.rank.group_rank, e.rank.missing) for e in run.told if isinstance(e, Evidence)] == [
-        (1, ()),
+        (1, (OUTSIDE,)),
         (0, (SILENT,)),
         (2, (SILENT,)),
     ]
