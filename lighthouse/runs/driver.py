@@ -123,7 +123,7 @@ class RunDriver:
     # -- where its ranks are
 
     def ranks(self) -> tuple[RunRank, ...]:
-        return run_ranks(self.run_id, self.machine, self._clock())
+        return run_ranks(self.machine, self._clock())
 
     @property
     def has_ranks(self) -> bool:

@@ -17,6 +17,8 @@ _WAITS = {RankState.READY: "the next generation", RankState.FINISHED: "the other
 def run_status(name: RunName, machine: RunMachine, now: float) -> RunStatus:
     """O(n log n): for a person or a scrape."""
     generations = machine.generations
+    generation = generations.current.generation
+    places = {rank: place for place, rank in enumerate(generation.active if generation else ())}
     heard = {view.name.group_rank: view.sample.step for view in generations.progress.ranks(now)}
     return RunStatus(
         job=name[0],
@@ -28,7 +30,7 @@ def run_status(name: RunName, machine: RunMachine, now: float) -> RunStatus:
         is_complete=machine.completed is not None,
         stop=machine.stop,
         ranks=tuple(
-            _rank(rank, heard.get(rank.rank.slot, rank.step), machine, now)
+            _rank(rank, places.get(rank.rank), heard.get(rank.rank.slot, rank.step), _state(rank, machine), now)
             for rank in sorted(generations.ranks, key=lambda rank: rank.rank)
         ),
         supervisors=tuple(
@@ -48,7 +50,7 @@ def saved_run_status(name: RunName, saved: SavedRun) -> RunStatus:
     return run_status(name, machine, 0.0)
 
 
-def run_ranks(run: str, machine: RunMachine, now: float) -> tuple[RunRank, ...]:
+def run_ranks(machine: RunMachine, now: float) -> tuple[RunRank, ...]:
     """As they stand beside the ranks of replica groups; without those that have finished and ended."""
     heard = {view.name.group_rank: view for view in machine.generations.progress.ranks(now)}
     current = machine.generations.current
@@ -59,13 +61,16 @@ def run_ranks(run: str, machine: RunMachine, now: float) -> tuple[RunRank, ...]:
             continue
         shown = {RankState.LOST: PlaceState.LOST, RankState.SPARE: PlaceState.SPARE}.get(state)
         is_judged = shown is None and rank.rank in current.active and not current.is_broken
-        view = _view(RankName(run, rank.rank.slot), rank, heard.get(rank.rank.slot), state, now)
+        view = heard.get(rank.rank.slot)
+        if view is None or state is not RankState.ACTIVE:
+            view = _idle(RankName(machine.config.run, rank.rank.slot), rank, view, state, now)
         found.append(RunRank(view, rank.generation, shown, is_judged))
     return tuple(found)
 
 
-def _view(name: RankName, rank: Rank, heard: RankView | None, state: RankState, now: float) -> RankView:
-    """Of one that has not said where it is, nothing is expected for long."""
+def _idle(name: RankName, rank: Rank, heard: RankView | None, state: RankState, now: float) -> RankView:
+    """Of one that does not say where it is: it runs nothing, or has just begun, and nothing is expected of it for long.
+    What it has said last still ages."""
     beat_age_s, limit_s, waits_for = max(0.0, now - rank.seen_at), FIRST_S, _WAITS.get(state, "")
     phase = rank.phase if state is RankState.STARTING and rank.phase else STEP
     sample = ProgressSample(rank.step, (OpenPhase(phase),), waits_for=waits_for)
@@ -75,13 +80,12 @@ def _view(name: RankName, rank: Rank, heard: RankView | None, state: RankState, 
     return RankView(name, sample, limit_s, beat_age_s, rank.rank.incarnation, rank.host, rank.pid)
 
 
-def _rank(rank: Rank, step: int, machine: RunMachine, now: float) -> RankStatus:
-    generation = machine.generations.current.generation
+def _rank(rank: Rank, place: int | None, step: int, state: RankState, now: float) -> RankStatus:
     return RankStatus(
         slot=rank.rank.slot,
         incarnation=rank.rank.incarnation,
-        state=_state(rank, machine),
-        rank=None if generation is None else generation.place(rank.rank),
+        state=state,
+        rank=place,
         generation=rank.generation,
         step=step,
         phase=rank.phase,

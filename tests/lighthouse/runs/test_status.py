@@ -15,7 +15,7 @@ def beat(stage: RunStage, slot: int, step: int, still_s: float = 0.0) -> None:
 def shown(stage: RunStage) -> list[str]:
     """Slot, state, step, what it waits for; * where it is judged."""
     lines: list[str] = []
-    for each in run_ranks("r", stage.machine, stage.now):
+    for each in run_ranks(stage.machine, stage.now):
         view = each.view
         state = each.state.value if each.state is not None else "running" if view.is_running else view.sample.waits_for
         lines.append(f"{view.name} {state} {view.sample.step}{' *' if each.is_judged else ''}")
@@ -37,9 +37,12 @@ def test_a_sample_ages_until_the_next_one_however_fresh_the_heartbeats_are():
     beat(stage, 0, 5, still_s=3)
     stage.now += 4
     stage.beat(0)
-    view, other = (each.view for each in run_ranks("r", stage.machine, stage.now))
-    assert (view.beat_age_s, view.progress_age_s) == (0, 7)
-    assert (other.beat_age_s, other.progress_age_s, other.limit_s) == (4, 4, 600)
+    said, silent = (each.view for each in run_ranks(stage.machine, stage.now))
+    assert (said.beat_age_s, said.progress_age_s) == (4, 7)
+    assert (silent.progress_age_s, silent.limit_s) == (4, 600)
+    stage.finish(0)
+    finished, _ = (each.view for each in run_ranks(stage.machine, stage.now))
+    assert (finished.beat_age_s, finished.progress_age_s) == (0, 7)
 
 
 def test_what_was_said_in_a_generation_is_over_with_it():
