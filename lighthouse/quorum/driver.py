@@ -122,6 +122,7 @@ class JobDriver:
         self._waiting = WaitingJoins()
         self._verdicts = VerdictLog(job, machine, timers, self._worlds.wait)
         self._is_closed = False
+        self._timer.set(machine.deadline(self._clock()))  # of what an earlier lighthouse has left
 
     # -- calls
 
