@@ -15,10 +15,10 @@ from agent_client.errors import AgentError
 from agent_client.manager_client.votes import VoteChannel
 from agent_client.progress import self_report
 from agent_client.progress.progress import Progress
+from lighthouse_protocol.messages.evidence import EvidenceAsked
 from lighthouse_protocol.messages.membership import World
 from lighthouse_protocol.messages.progress import ProgressSample
 from lighthouse_protocol.messages.session import (
-    EvidenceAsked,
     Killed,
     Leaving,
     RankGone,

@@ -32,7 +32,6 @@ class CallWrapper:
         self.store = StoreMixin()
         self.agent: Any = None
         self._attempts = attempts
-        self._steps = 0
 
     @property
     def iteration(self) -> int:
@@ -47,9 +46,11 @@ class CallWrapper:
         return self.state.world_size
 
     def ping(self, step: int | None = None) -> None:
-        """Progress; `step` defaults to one more than at the last ping of this process. Call it as often as you like."""
-        self._steps = self._steps + 1 if step is None else max(self._steps, step)
-        self._attempts.stepped(self._steps)
+        """Progress; `step` defaults to one more than at the last ping. Call it as often as you like.
+
+        While nothing moves, ranks are compared by their steps: give the same step to a ping at every rank, or none.
+        """
+        self._attempts.stepped(step)
 
 
 class WrappedCall(Generic[T]):

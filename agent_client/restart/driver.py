@@ -5,11 +5,14 @@ Synchronous: time, streams and the wrapped function are ports, so the simulator 
 
 import logging
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Protocol
 
 from agent_client.restart.rules import events
+from agent_client.restart.rules.config import RankPhase
 from agent_client.restart.rules.machine import RankMachine
-from lighthouse_protocol.messages.run import FromRunRank
+from lighthouse_protocol.messages.progress import ProgressSample
+from lighthouse_protocol.messages.run import FromRunRank, RankHeartbeat
 
 log = logging.getLogger(__name__)
 
@@ -29,6 +32,10 @@ class Function(Protocol):
 
     def end(self, ended: events.Ended) -> None:
         """It is not run again."""
+        ...
+
+    def sample(self) -> ProgressSample | None:
+        """Where it is, while it runs; None: that was told a moment ago."""
         ...
 
     def interrupt(self, reason: str) -> None:
@@ -77,7 +84,7 @@ class RankDriver:
                     self._stream = session, self._connect(session)
                 case events.Send(session, message):
                     if self._stream is not None and self._stream[0] == session:
-                        self._stream[1].send(message)
+                        self._stream[1].send(self._with_progress(message))
                 case events.Disconnect(session):
                     if self._stream is not None and self._stream[0] == session:
                         self.close()
@@ -93,8 +100,13 @@ class RankDriver:
                     log.info("generation %d runs without this rank: it is a spare", counters.number)
                 case events.LighthouseLost(reason):
                     log.warning("lighthouse lost: %s", reason)
-                case events.LighthouseBack():
-                    log.warning("lighthouse back")
+                case events.LighthouseBack(term):
+                    log.warning("lighthouse back%s", f" (term {term})" if term else "")
+
+    def _with_progress(self, message: FromRunRank) -> FromRunRank:
+        if isinstance(message, RankHeartbeat) and self.machine.phase is RankPhase.RUNNING:
+            return replace(message, progress=self._function.sample())
+        return message
 
     def close(self) -> None:
         """Give the stream up, if there is one."""

@@ -56,8 +56,8 @@ class Options:
     """How long too few ranks wait for more, before the run is stopped."""
     lighthouse_timeout: Duration = 600.0
     """How long a rank that waits does without a lighthouse."""
-    soft_timeout: Duration | None = None
-    """A function that has pinged once and does not again for so long has failed."""
+    soft_timeout: Duration | None = 600.0
+    """A function that has pinged in this generation and does not again for so long has failed. None: never."""
     hard_timeout: Duration = 90.0
     """A function that is interrupted and does not end in so long ends with its process."""
     active_world_size: int | None = None

@@ -12,10 +12,14 @@ from collections.abc import Callable, Iterator
 from enum import Enum
 from typing import Protocol, Self
 
+from agent_client.progress.progress import Progress
+from agent_client.progress.self_report import SelfReporter
 from agent_client.restart import driver
 from agent_client.restart.interrupter import Interrupter
 from agent_client.restart.rules import events
 from agent_client.restart.rules.machine import RankMachine
+from lighthouse_protocol.messages.evidence import EvidenceAsked
+from lighthouse_protocol.messages.progress import ProgressSample
 from lighthouse_protocol.messages.run import ToRunRank
 from lighthouse_protocol.refusals import InternalError, LighthouseError
 
@@ -23,6 +27,7 @@ log = logging.getLogger(__name__)
 
 CLOSES_WITHIN_S = 5.0
 REPORT_INTERVAL_S = 0.1
+SAMPLE_INTERVAL_S = 0.5
 
 
 class Stream(driver.Stream, Protocol):
@@ -51,6 +56,9 @@ class RankThread:
         self._step = 0
         self._steps_told = 0
         self._told_at = 0.0
+        self._progress = Progress()  # of the function, in this generation
+        self._sampled_at = 0.0
+        self._reporter = SelfReporter()
         self._thread = threading.Thread(target=self._live, name="lighthouse-rank", daemon=True)
 
     def __enter__(self) -> Self:
@@ -77,9 +85,11 @@ class RankThread:
     def returned(self) -> None:
         self._inbox.put(events.Returned())
 
-    def stepped(self, step: int) -> None:
-        """Costs next to nothing, however often."""
-        self._step = max(self._step, step)
+    def stepped(self, step: int | None) -> None:
+        """Costs next to nothing, however often. Steps that are not given are counted: in the process for the machine,
+        whose step never falls; in the generation for the progress, so that ranks compare."""
+        self._step = self._step + 1 if step is None else max(self._step, step)
+        self._progress.step(self._progress.number + 1 if step is None else step)
         now = time.monotonic()
         if now - self._told_at >= REPORT_INTERVAL_S:
             self._told_at = now
@@ -123,7 +133,15 @@ class RankThread:
 
     def run(self, run: events.Run) -> None:
         self._running = run.number
+        self._progress, self._sampled_at = Progress(), 0.0
         self._verdicts.put(run)
+
+    def sample(self) -> ProgressSample | None:
+        now = time.monotonic()
+        if now < self._sampled_at + SAMPLE_INTERVAL_S:
+            return None
+        self._sampled_at = now
+        return self._progress.sample()
 
     def end(self, ended: events.Ended) -> None:
         self._ended = ended
@@ -146,6 +164,8 @@ class RankThread:
         error: LighthouseError | None = None
         try:
             for message in stream:
+                if isinstance(message, EvidenceAsked):
+                    self._reporter.answer(message.number, stream.send)
                 self._inbox.put(events.MessageReceived(session, message))
         except LighthouseError as e:
             error = e

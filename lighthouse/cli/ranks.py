@@ -23,6 +23,7 @@ _STYLES = {RankState.BEHIND: "red", RankState.LOST: "red", RankState.WAITING: "c
 def ranks(given: ClientOptions) -> None:
     """List where every rank is, the ranks behind first. During a stall, the verdict stands above them.
 
+    RANK: replica group and rank, or run and slot. GEN: of a run, the last generation in which the rank was active.
     BEAT: time since the last heartbeat of its process. STILL: time since its last progress.
     """
     answer = given.status(ranks=True)
@@ -34,7 +35,8 @@ def rank_lines(status: LighthouseStatus, width: int) -> list[Text]:
     lines = [line for job in status.jobs if job.stall for line in _verdict(job, len(status.jobs) > 1, width)]
     if not rows:
         return [*lines, Text("no ranks have reported")]
-    return [*lines, *table(_COLUMNS, rows, width)]
+    is_of_run = any(rank.generation is not None or rank.state is RankState.SPARE for _, rank in rows)
+    return [*lines, *table([column for column in _COLUMNS if is_of_run or column is not _GENERATION], rows, width)]
 
 
 def _verdict(job: JobStatus, has_many_jobs: bool, width: int) -> Sequence[Text]:
@@ -57,10 +59,14 @@ def _ticks(rank: RankPlace) -> str:
     return f"{rank.done}/{rank.total}"
 
 
+_GENERATION: Column[Row] = Column(
+    "GEN", lambda row: "-" if row[1].generation is None else str(row[1].generation), is_number=True
+)
 _COLUMNS: Sequence[Column[Row]] = (
     Column("JOB", lambda row: row[0], keep=5, tells_apart=True),
     Column("RANK", lambda row: f"{row[1].replica_id}/{row[1].group_rank}", comfort=12),
-    Column("STATE", lambda row: row[1].state.value, lambda row: _STYLES[row[1].state]),
+    Column("STATE", lambda row: row[1].state.value, lambda row: _STYLES.get(row[1].state, "")),
+    _GENERATION,
     Column("STEP", lambda row: str(row[1].step), is_number=True),
     Column("WHERE", lambda row: _where(row[1]), comfort=12),
     Column("DONE", lambda row: _ticks(row[1]), is_number=True, keep=4),

@@ -1,10 +1,10 @@
-"""`lighthouse status`: why there is, or is not, a quorum."""
+"""`lighthouse status`: why there is, or is not, a quorum; and the runs."""
 
 import click
 from rich.text import Text
 
 from lighthouse.cli.options import EVERY_JOB, ClientOptions, client_options
-from lighthouse.cli.view.tables import greeting, job_lines
+from lighthouse.cli.view.tables import greeting, status_lines
 from lighthouse_protocol.messages.status import LighthouseStatus
 from lighthouse_runtime.cli.terminal import printable
 
@@ -12,16 +12,15 @@ from lighthouse_runtime.cli.terminal import printable
 @click.command()
 @client_options(job_help=EVERY_JOB)
 def status(given: ClientOptions) -> None:
-    """Show each job's quorum, and why there is or is not one."""
+    """Show each job's quorum, and why there is or is not one; and each run's generation and ranks."""
     answer = given.status()
     given.show(answer, lambda width: _lines(given, answer, width))
 
 
 def _lines(given: ClientOptions, answer: LighthouseStatus, width: int) -> list[Text]:
-    lines = job_lines(answer.jobs, width) if answer.jobs else [Text("no jobs: no replica group has joined")]
     jobs = sorted({given.job_name, *(shown.job for shown in answer.jobs)})
     stopped = [line for job in jobs for line in _stopped(given, job)]
-    return [Text(greeting(answer, given.address)), *lines, *stopped]
+    return [Text(greeting(answer, given.address)), *status_lines(answer, width), *stopped]
 
 
 def _stopped(given: ClientOptions, job: str) -> list[Text]:

@@ -10,6 +10,8 @@ const COLUMNS = [
   {key: 'replica', title: 'Replica group', order: byName, group: fillReplica, rank: fillRank},
   {key: 'state', title: 'State', order: (a, b) => badness(a) - badness(b), group: fillState, rank: fillRankState},
   {key: 'phase', title: 'Doing', order: (a, b) => compare(doing(a), doing(b)), group: fillPhase, rank: fillRankPhase},
+  {key: 'generation', title: 'Gen', number: true, hint: 'Of a run: the last generation in which the rank was active',
+    order: (a, b) => (a.generation ?? -1) - (b.generation ?? -1), group: fillGeneration, rank: fillGeneration},
   {key: 'step', title: 'Step', number: true, order: (a, b) => a.step - b.step, group: fillStep, rank: fillRankStep},
   {key: 'beat age', title: 'Beat', number: true, hint: 'How old the newest sign of life is: its process lives',
     order: (a, b) => a.heartbeat_age_s - b.heartbeat_age_s, group: fillBeat, rank: fillRankBeat},
@@ -39,7 +41,7 @@ function fillReplica(cell, member, card) {
 
 function fillState(cell, member) {
   setPill(child(cell, 'span', 0), `pill ${STATE_TONES[member.state] || 'idle'}`, member.state,
-    `${STATE_HINTS[member.state] || ''}${member.is_participant ? '; in the quorum' : '; not in the quorum'}`);
+    (STATE_HINTS[member.state] || '') + (member.is_run ? '' : member.is_participant ? '; in the quorum' : '; not in the quorum'));
 }
 
 function doing(member) {
@@ -53,6 +55,10 @@ function fillPhase(cell, member) {
   const note = child(cell, 'small', 1);
   setClass(note, bad ? 'kind bad' : '');
   setText(note, bad ? ` ${plural(bad[0], 'rank')} ${bad[1]}` : '');
+}
+
+function fillGeneration(cell, item) {
+  setText(child(cell, 'span', 0), item.generation ?? '');
 }
 
 function fillStep(cell, member, card) {
@@ -104,7 +110,7 @@ function fillAct(cell, member, card) {
     button.textContent = 'Kill';
     button.onclick = () => askToKill(card.name, cell.parentNode.dataset.name);
   }
-  setHidden(button, member.state === 'expired' || !(control.may_kill || control.takes_token));
+  setHidden(button, member.is_run || member.state === 'expired' || !(control.may_kill || control.takes_token));
   const label = `Kill ${member.replica_id}`;
   if (button.ariaLabel !== label) button.ariaLabel = label;
 }
@@ -112,7 +118,7 @@ function fillAct(cell, member, card) {
 // -- one rank
 
 function fillRank(cell, rank) {
-  setText(child(cell, 'span', 0), `rank ${rank.group_rank}`);
+  setText(child(cell, 'span', 0), `${rank.is_of_run ? 'slot' : 'rank'} ${rank.group_rank}`);
   setText(child(cell, 'small', 1), ` ${[rank.host, rank.pid && `pid ${rank.pid}`].filter(Boolean).join(' · ')}`);
 }
 

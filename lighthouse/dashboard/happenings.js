@@ -105,8 +105,8 @@ function showRuns(runs) {
 
 function describeRun(run) {
   const at = run.counters.number < 0 ? 'no generation yet' : `generation ${run.counters.number}`;
-  const spares = count(run.ranks, rank => rank.state === 'spare');
+  const spares = plural(count(run.ranks, rank => rank.state === 'spare'), 'spare');
   const stop = run.stop ? `, stopped: ${run.stop.reason}` : '';
-  return `${run.job}/${run.run}: ${at}, ${run.slots.length} ranks, ${spares} spares, `
-    + `${run.counters.job_restarts} restarts, ${run.verdict}${stop}`;
+  return `${run.job}/${run.run}: ${at}, ${plural(run.slots.length, 'rank')}, ${spares}, `
+    + `${plural(run.counters.job_restarts, 'restart')}, ${run.verdict}${stop}`;
 }

@@ -12,7 +12,16 @@ const TILES = [
   ['Recalls', job => [job.recalls]],
   ['Revokes', job => [job.revokes]],
 ];
+const RUN_TILES = [
+  ['Generation', (job, card) => [card.groups.map(run => run.generation ?? '–').join(', ')]],
+  ['Active', (job, card) => [sum(card.groups, run => run.active)]],
+  ['Spares', (job, card) => [sum(card.groups, run => run.spares)]],
+  ['Step', (job, card) => [card.maxStep]],
+  ['Ranks', job => [job.ranks.length, describeRanks(job.ranks)]],
+  ['Restarts', (job, card) => [sum(card.groups, run => run.restarts)]],
+];
 const jobs = new Map();
+const sum = (list, value) => list.reduce((total, item) => total + value(item), 0);
 
 function describeRanks(ranks) {
   const worth = RANK_STATES.slice(0, 3).map(state => [count(ranks, rank => rank.state === state), state]);
@@ -24,7 +33,7 @@ function describeRanks(ranks) {
 function makeJob(name) {
   const section = find('job').content.cloneNode(true).firstElementChild;
   const card = {
-    section, name, rows: new Map(), search: '', states: new Set(), sort: null, falling: false, limit: PAGE_ROWS,
+    section, name, groups: [], rows: new Map(), search: '', states: new Set(), sort: null, falling: false, limit: PAGE_ROWS,
     entries: ENTRIES, stripAt: 0, opened: new Set(), closed: new Set(), allRanks: false,
   };
   const sort = section.querySelector('.sort select');
@@ -55,7 +64,7 @@ function makeJob(name) {
 }
 
 function makeTitle(card, column, sort) {
-  const title = add(card.section.querySelector('thead tr'), 'th', column.number ? 'number' : '');
+  const title = add(card.section.querySelector('thead tr'), 'th', `${column.key} ${column.number ? 'number' : ''}`);
   title.scope = 'col';
   if (!column.order) return void (title.ariaLabel = 'Act');
   const button = add(title, 'button'), option = add(sort, 'option');
@@ -78,37 +87,60 @@ function sortBy(card, column, isFalling) {
 
 // -- what it shows
 
-function showJob(card, job, now_s) {
+function showJob(card, job, runs, now_s) {
   card.job = job;
   card.now_s = now_s;
-  card.maxStep = job.members.reduce((most, m) => m.is_participant ? Math.max(most, m.step) : most, 0);
-  joinRanks(job);
+  joinRanks(card, job, runs);
+  const isRun = card.groups.length > 0 && !job.members.length;
+  card.maxStep = card.groups.reduce((most, m) => m.is_participant || isRun ? Math.max(most, m.step) : most, 0);
+  const verdict = isRun ? card.groups[0].state : job.verdict;
   const {section} = card;
   setText(section.querySelector('h2'), job.job);
-  setPill(section.querySelector('.verdict'), `verdict pill ${VERDICT_TONES[job.verdict] || 'idle'}`, job.verdict.replaceAll('_', ' '));
+  setPill(section.querySelector('.verdict'), `verdict pill ${VERDICT_TONES[verdict] || STATE_TONES[verdict] || 'idle'}`, verdict.replaceAll('_', ' '));
   const phase = section.querySelector('.name .phase');
   setPill(phase, `phase pill ${PHASE_TONES[job.phase] || 'idle'}`, job.phase, PHASE_HINTS[job.phase] || '');
   setHidden(phase, !job.phase || job.phase === 'none');
-  setText(section.querySelector('.why'), job.explanation);
+  setText(section.querySelector('.why'), isRun ? STATE_HINTS[verdict] : job.explanation);
+  section.classList.toggle('has-runs', job.ranks.some(rank => rank.generation !== null || rank.state === 'spare'));
   const stall = section.querySelector('.stall');
   setText(stall, job.stall && `Nothing moves for ${duration(job.stall_s)}: ${job.stall}`);
   setHidden(stall, !job.stall);
-  showTiles(section.querySelector('dl'), job, card);
+  showTiles(section.querySelector('dl'), isRun ? RUN_TILES : TILES, job, card);
   showStates(card);
   showGroups(card);
   showIncidents(section.querySelector('.incidents'), job.incidents || []);
   showTimeline(card, job.timeline, now_s);
 }
 
-function joinRanks(job) {
-  const members = new Map(job.members.map(member => [member.replica_id, member]));
-  for (const member of job.members) member.ranks = [];
-  for (const rank of job.ranks) members.get(rank.replica_id)?.ranks.push(rank);
-  for (const member of job.members) member.ranks.sort((a, b) => a.group_rank - b.group_rank);
+// The ranks of a run that are in no replica group stand below the run.
+function joinRanks(card, job, runs) {
+  const groups = new Map(job.members.map(member => [member.replica_id, member]));
+  for (const run of runs) if (!groups.has(run.run)) groups.set(run.run, makeRun(run));
+  for (const group of groups.values()) group.ranks = [];
+  for (const rank of job.ranks) {
+    const group = groups.get(rank.replica_id);
+    rank.is_of_run = Boolean(group?.is_run);
+    group?.ranks.push(rank);
+  }
+  card.groups = [...groups.values()].filter(group => !group.is_run || group.ranks.length);
+  for (const group of card.groups) {
+    group.ranks.sort((a, b) => a.group_rank - b.group_rank);
+    if (group.is_run) group.step = group.ranks.reduce((most, rank) => rank.state === 'lost' ? most : Math.max(most, rank.step), 0);
+  }
 }
 
-function showTiles(list, job, card) {
-  TILES.forEach(([title, values], place) => {
+function makeRun(run) {
+  return {
+    replica_id: run.run, is_run: true, state: run.verdict, generation: run.counters.number < 0 ? null : run.counters.number,
+    world_size: run.ranks.length, active: run.slots.length, spares: count(run.ranks, rank => rank.state === 'spare'),
+    restarts: run.counters.job_restarts, step: 0, heartbeat_age_s: run.ranks.reduce((most, rank) => rank.state === 'lost' ? most : Math.max(most, rank.beat_age_s), 0),
+    is_participant: false, commit_failures: 0, address: '', store_address: '', incarnation: '',
+  };
+}
+
+function showTiles(list, tiles, job, card) {
+  trim(list, tiles.length);
+  tiles.forEach(([title, values], place) => {
     const tile = child(list, 'div', place);
     const [value, note = ''] = values(job, card);
     setText(child(tile, 'dt', 0), title);
@@ -120,14 +152,14 @@ function showTiles(list, job, card) {
 
 function showStates(card) {
   const tools = card.section.querySelector('.states'), counts = new Map();
-  for (const member of card.job.members) counts.set(member.state, (counts.get(member.state) || 0) + 1);
+  for (const member of card.groups) counts.set(member.state, (counts.get(member.state) || 0) + 1);
   for (const state of [...STATES].reverse()) {
     const button = tools.querySelector(`button[name=${state}]`) || makeState(card, tools, state);
     setText(button, `${counts.get(state) || 0} ${state}`);
     setHidden(button, !counts.has(state) && !card.states.has(state));
     button.setAttribute('aria-pressed', card.states.has(state));
   }
-  setHidden(card.section.querySelector('input'), card.job.members.length < SEARCHED_FROM && !card.search);
+  setHidden(card.section.querySelector('input'), card.groups.length < SEARCHED_FROM && !card.search);
 }
 
 function makeState(card, tools, state) {
@@ -153,7 +185,7 @@ function isLike(member, search) {
 
 function chosenMembers(card) {
   const fits = m => (!card.states.size || card.states.has(m.state)) && (!card.search || isLike(m, card.search));
-  const members = card.job.members.filter(fits);
+  const members = card.groups.filter(fits);
   // Where not all can be shown, those that need a look come first.
   const column = card.sort || COLUMNS[members.length > card.limit ? 1 : 0];
   const sign = card.falling ? -1 : 1;
@@ -167,7 +199,7 @@ function hasOpenRanks(card, member) {
 }
 
 function toggleRanks(card, name) {
-  const member = card.job.members.find(member => member.replica_id === name);
+  const member = card.groups.find(member => member.replica_id === name);
   if (!member) return;
   const isOpen = hasOpenRanks(card, member);
   (isOpen ? card.opened : card.closed).delete(name);
@@ -186,7 +218,7 @@ function showGroups(card) {
   const {section} = card, more = section.querySelector('.groups .more');
   setHidden(more, shown.length === members.length);
   setText(more, `${members.length - shown.length} more replica groups: show more`);
-  setHidden(section.querySelector('.groups > .none'), members.length > 0 || !card.job.members.length);
+  setHidden(section.querySelector('.groups > .none'), members.length > 0 || !card.groups.length);
   section.querySelector('.all').setAttribute('aria-pressed', hasOpenRanks(card, null));
   setHidden(section.querySelector('.all'), !card.job.ranks.length);
   const why = section.querySelector('.mayNotKill');

@@ -10,7 +10,8 @@ function show(status) {
   for (const [name, card] of jobs) if (!names.has(name)) { card.section.remove(); jobs.delete(name); }
   for (const job of status.jobs) {
     if (!jobs.has(job.job)) jobs.set(job.job, makeJob(job.job));
-    showJob(jobs.get(job.job), job, status.now_unix_s || Date.now() / 1000);
+    const runs = (status.runs || []).filter(run => run.job === job.job);
+    showJob(jobs.get(job.job), job, runs, status.now_unix_s || Date.now() / 1000);
   }
   showRuns(status.runs || []);
   setHidden(find('empty'), status.jobs.length > 0 || !find('runs').hidden);

@@ -1,20 +1,25 @@
 // Words, tones and small tools. Whatever the lighthouse says is put on the page as text, never as markup.
-const STATES = ['expired', 'down', 'timed_out', 'starting', 'straggler', 'idle', 'joined', 'participant'];
+const RUN_STATES = ['stopped', 'no_majority', 'too_few', 'waiting_for_ranks', 'backing_off', 'nobody_ready', 'ready', 'completed', 'stands'];
+const STATES = ['expired', 'down', 'timed_out', 'starting', 'straggler', 'idle', 'joined', 'participant', ...RUN_STATES];
 const STATE_TONES = {
   expired: 'bad', down: 'bad', timed_out: 'warn', starting: 'busy', straggler: 'warn', idle: 'idle', joined: 'busy',
-  participant: 'good',
+  participant: 'good', stopped: 'bad', no_majority: 'bad', too_few: 'bad', waiting_for_ranks: 'warn', backing_off: 'warn',
+  nobody_ready: 'warn', ready: 'busy', completed: 'good', stands: 'good',
 };
 const STATE_HINTS = {
   participant: 'in the quorum, at work on its step', joined: 'asks for the next quorum',
   straggler: 'alive, has not joined, and is waited for', timed_out: 'alive, but missed a join timeout; quorums do not wait for it until it joins',
   starting: 'its manager is alive; some of its ranks are still starting',
   down: 'its manager is alive, but it lost ranks; quorums do not wait for it until it joins', idle: 'alive, never joined', expired: 'lost, or no heartbeat',
+  stopped: 'a run that was stopped', no_majority: 'most ranks of the last generation are missing', too_few: 'too few ranks are ready for a generation',
+  waiting_for_ranks: 'ranks that are alive and not ready are waited for', backing_off: 'the next generation waits after failures',
+  nobody_ready: 'no rank is ready', ready: 'a generation forms', completed: 'all ranks have finished', stands: 'its generation trains',
 };
-const RANK_STATES = ['behind', 'lost', 'waiting', 'running'];
+const RANK_STATES = ['behind', 'lost', 'waiting', 'running', 'spare'];
 const RANK_TONES = {behind: 'bad', lost: 'bad', waiting: 'busy', running: 'good'};
 const RANK_HINTS = {
-  behind: 'furthest behind, while nothing moves', lost: 'its replica group is not alive',
-  waiting: 'in a collective, or in a wait that its script has declared', running: 'at work',
+  behind: 'furthest behind, while nothing moves', lost: 'its replica group, or its process, is not alive',
+  waiting: 'in a collective, or in a wait that its script has declared', running: 'at work', spare: 'takes the place of a rank that is lost',
 };
 const VERDICT_TONES = {
   formed: 'good', ready: 'good', waiting_for_members: 'busy', waiting_for_stragglers: 'warn', waiting_for_recall: 'busy',

@@ -1,13 +1,15 @@
 """One job's incidents: the machine is told what happens, evidence is asked for, and what is decided is done."""
 
+import functools
 import itertools
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 from lighthouse.incidents.registry import IncidentRegistry
 from lighthouse.incidents.rules import machine as incidents
-from lighthouse.incidents.rules.evidence_round import WITHIN_S, EvidenceRound, EvidenceTarget
+from lighthouse.incidents.rules.evidence_round import WITHIN_S, Asked, EvidenceRound, EvidenceTarget
 from lighthouse.incidents.rules.machine import IncidentMachine
 from lighthouse.incidents.rules.policy import Decision
 from lighthouse.members.rules.events import MemberLost
@@ -33,6 +35,25 @@ log = logging.getLogger(__name__)
 MAX_ROUNDS = 8
 
 
+class Run(Protocol):
+    """A run of the job, whose ranks are judged (runs/driver.py is one)."""
+
+    @property
+    def run_id(self) -> str: ...
+
+    @property
+    def size(self) -> int:
+        """So many ranks are active."""
+        ...
+
+    @property
+    def steps(self) -> int:
+        """It grows with each step of a rank."""
+        ...
+
+    def look(self, request: EvidenceRequest, told: Callable[[Evidence | EvidenceDone], None]) -> None: ...
+
+
 @dataclass(slots=True)
 class _OpenRound:
     round: EvidenceRound
@@ -42,7 +63,8 @@ class _OpenRound:
 
 class IncidentDriver:
     """`tell` says something to a member, and whether it could; `note` writes a line of the timeline; `is_asked`:
-    whether any group waits for a quorum; `wall`: seconds since the epoch."""
+    whether any group waits for a quorum; `wall`: seconds since the epoch; `runs`: those that have ranks. Where there is
+    a quorum, its members are followed and asked, not the runs of which they are ranks, too."""
 
     def __init__(
         self,
@@ -54,6 +76,7 @@ class IncidentDriver:
         is_asked: Callable[[], bool],
         timers: Timers,
         wall: Callable[[], float],
+        runs: Callable[[], Sequence[Run]] = tuple,
     ) -> None:
         self._job = job
         self._roster = roster
@@ -65,6 +88,7 @@ class IncidentDriver:
         self._timers = timers
         self._clock = timers.time
         self._wall = wall
+        self._all_runs = runs
         self._numbers = itertools.count(1)
         self._rounds: dict[int, _OpenRound] = {}
         self._is_closed = False
@@ -111,10 +135,22 @@ class IncidentDriver:
             return self._perform(self._incidents.moved(now))
         if verdict.kind is Kind.WAITING and self._is_asked():
             return None
-        step = max((member.step for member in self._roster.participants()), default=0)
+        step = max([member.step for member in self._roster.participants()] or [self._run_steps()])
         return self._perform(self._incidents.stalled(verdict, step, now, self._wall()))
 
-    def received(self, session: int, message: Evidence | EvidenceDone) -> None:
+    def run_moved(self) -> None:
+        """A rank of a run has said where it is."""
+        if self._incidents.is_followed:
+            self._perform(self._incidents.reached(self._run_steps(), 0, self._clock()))
+
+    @property
+    def _runs(self) -> dict[str, Run]:
+        return {} if self._roster.participants() else {run.run_id: run for run in self._all_runs()}
+
+    def _run_steps(self) -> int:
+        return sum(run.steps for run in self._runs.values())
+
+    def received(self, session: Asked, message: Evidence | EvidenceDone) -> None:
         round_ = self._rounds.get(message.number)
         if round_ is None:
             return
@@ -134,10 +170,13 @@ class IncidentDriver:
 
     def _of(self, ranks: Mapping[str, tuple[int, ...]]) -> EvidenceRound:
         found = (self._roster.get(name) for name in ranks)
-        return EvidenceRound([self._target(member) for member in found if member is not None], ranks=ranks)
+        members = [self._target(member) for member in found if member is not None]
+        runs = [EvidenceTarget(run.run_id, run.run_id) for run in self._all_runs() if run.run_id in ranks]
+        return EvidenceRound([*runs, *members], ranks=ranks)
 
     def _targets(self) -> list[EvidenceTarget]:
-        return [self._target(member) for member in self._roster.participants()]
+        members = [self._target(member) for member in self._roster.participants()]
+        return members or [EvidenceTarget(name, name) for name in self._runs]
 
     def _target(self, member: Member) -> EvidenceTarget:
         session = member.session if member.is_connected else None
@@ -147,9 +186,13 @@ class IncidentDriver:
         number = next(self._numbers)
         limit = self._timers.call_later(WITHIN_S, self._finish, number)
         self._rounds[number] = _OpenRound(evidence_round, told, limit)
+        runs = {run.run_id: run for run in self._all_runs()}
         for question in evidence_round.questions:
+            request = EvidenceRequest(number, question.group_ranks)
             member = self._roster.get(question.replica_id)
-            if member is None or not self._tell(member, EvidenceRequest(number, question.group_ranks)):
+            if isinstance(question.session, str):
+                runs[question.session].look(request, functools.partial(self.received, question.session))
+            elif member is None or not self._tell(member, request):
                 evidence_round.ended(question.session)
         self._finish_if_complete(number)
 
@@ -207,7 +250,7 @@ class IncidentDriver:
             members = {
                 member.replica_id: member.participant.group_world_size if member.participant is not None else 1
                 for member in self._roster.participants()
-            }
+            } or {name: run.size for name, run in self._runs.items()}
             self._perform(self._incidents.took(id, gathered, members, now))
 
         self._begin(EvidenceRound(self._targets(), suspects=suspects), told)

@@ -1,10 +1,10 @@
-"""Where a job's ranks are: views come with the managers' heartbeats, a verdict goes to the log."""
+"""Where a job's ranks are: views come with the managers' heartbeats, runs are asked, a verdict goes to the log."""
 
 import logging
 from collections.abc import Callable
 
 from lighthouse.members.rules.roster import Roster
-from lighthouse.progress.rules.job_progress import JobProgress
+from lighthouse.progress.rules.job_progress import JobProgress, Runs
 from lighthouse_protocol.messages.progress import GroupView
 from lighthouse_protocol.messages.status import RankPlace
 from lighthouse_protocol.rules.stall import FLOOR_S, StallVerdict
@@ -15,7 +15,7 @@ log = logging.getLogger(__name__)
 
 
 class ProgressDriver:
-    """Only members of the quorum are judged: the others take part in no collective."""
+    """Only members of the quorum are judged, and active ranks of runs: the others take part in no collective."""
 
     def __init__(
         self,
@@ -24,9 +24,12 @@ class ProgressDriver:
         timers: Timers,
         floor_s: float = FLOOR_S,
         said: Callable[[StallVerdict | None], None] = lambda verdict: None,
+        runs: Callable[[], Runs] = tuple,
     ) -> None:
-        """`said` is called with each new verdict, and with None when something moves again."""
+        """`said` is called with each new verdict, and with None when something moves again. `runs` says where the
+        ranks of the job's runs are now."""
         self._roster = roster
+        self._runs = runs
         self._progress = JobProgress(floor_s)
         self._clock = timers.time
         self._watch = StallWatch(timers, log, f"[{job}] ", self._verdict, self._left_s, floor_s, said)
@@ -37,6 +40,10 @@ class ProgressDriver:
             self._progress.take(view, self._clock())
             self._watch.wake()
 
+    def run_moved(self) -> None:
+        """A rank of a run is there."""
+        self._watch.wake()
+
     def verdict(self) -> StallVerdict | None:
         """As it is now, and as the log has it."""
         return self._verdict(self._clock())
@@ -44,7 +51,7 @@ class ProgressDriver:
     def ranks(self) -> tuple[RankPlace, ...]:
         """The worst first."""
         self._forget()
-        return self._progress.places(self._members, self._alive, self._clock())
+        return self._progress.places(self._members, self._alive, self._clock(), self._runs())
 
     @property
     def seconds(self) -> dict[str, float]:
@@ -68,8 +75,8 @@ class ProgressDriver:
                 self._progress.drop(name)
 
     def _verdict(self, now: float) -> StallVerdict | None:
-        return self._progress.verdict(self._members, now)
+        return self._progress.verdict(self._members, now, self._runs())
 
     def _left_s(self, now: float) -> float | None:
         self._forget()
-        return self._progress.left_s(self._members, now)
+        return self._progress.left_s(self._members, now, self._runs())

@@ -48,6 +48,7 @@ from lighthouse.quorum.rules.timeline import History
 from lighthouse.quorum.sessions import Session, SessionTable
 from lighthouse.quorum.waiting_joins import Answer, SessionReply, WaitingJoins
 from lighthouse.quorum.world_broadcast import WorldBroadcast
+from lighthouse.runs.driver import RunDriver
 from lighthouse_protocol.identity import split_replica_id
 from lighthouse_protocol.limits import answer_margin_s
 from lighthouse_protocol.messages.membership import Participant
@@ -75,7 +76,8 @@ _FROM_TIMER = suppress(LighthouseError)
 
 class JobDriver:
     """Its ports: `timers`; `wall`, seconds since the epoch; `remember`, which writes a record down before it returns;
-    `check_lag`, which calls `was_late` if the process itself was held up; a Peer per session; a Reply per join."""
+    `check_lag`, which calls `was_late` if the process itself was held up; a Peer per session; a Reply per join; `runs`,
+    those of the job."""
 
     def __init__(
         self,
@@ -87,8 +89,10 @@ class JobDriver:
         check_lag: Callable[[], None] = lambda: None,
         stall_after_s: float = FLOOR_S,
         incident_registry: IncidentRegistry | None = None,
+        runs: Callable[[], Sequence[RunDriver]] = tuple,
     ) -> None:
         self.job = job
+        self._runs = runs
         self.machine = machine
         self._remember = remember
         self._check_lag = check_lag
@@ -109,12 +113,16 @@ class JobDriver:
             lambda: len(machine.joins) > 0,
             timers,
             wall,
+            runs,
         )
-        self.progress = ProgressDriver(job, machine.roster, timers, stall_after_s, self._stalled)
+        self.progress = ProgressDriver(
+            job, machine.roster, timers, stall_after_s, self._stalled, lambda: [run.ranks() for run in runs()]
+        )
         self._worlds = WorldBroadcast(job, machine, self._sessions, timers)
         self._waiting = WaitingJoins()
         self._verdicts = VerdictLog(job, machine, timers, self._worlds.wait)
         self._is_closed = False
+        self._timer.set(machine.deadline(self._clock()))  # of what an earlier lighthouse has left
 
     # -- calls
 
@@ -202,6 +210,11 @@ class JobDriver:
         if quorum is not None and self.machine.current.has(member):
             self.incidents.killed(member.replica_id, quorum.quorum_id, why)
 
+    def run_moved(self) -> None:
+        """A rank of one of its runs has said something."""
+        self.progress.run_moved()
+        self.incidents.run_moved()
+
     # -- what it is
 
     def status(self, *, has_ranks: bool = False) -> JobStatus:
@@ -220,12 +233,17 @@ class JobDriver:
         self._history.stall(verdict, self._wall())
         self.incidents.said(verdict)
 
+    def run(self, run_id: str) -> RunDriver | None:
+        """Of the job, if it has ranks."""
+        return next((run for run in self._runs() if run.run_id == run_id and run.has_ranks), None)
+
     def member(self, wire_id: str) -> Member | None:
         return self.machine.roster.get(wire_id) or self.machine.roster.get(split_replica_id(wire_id)[0])
 
     @property
     def is_quiet(self) -> bool:
-        return self.machine.is_quiet(self._clock()) and not self._waiting and not self._sessions
+        has_ranks = any(run.has_ranks for run in self._runs())
+        return self.machine.is_quiet(self._clock()) and not self._waiting and not self._sessions and not has_ranks
 
     def was_late(self, by_s: float) -> None:
         """The whole process was held up; feed that before anything that has waited meanwhile."""

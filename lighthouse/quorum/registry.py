@@ -2,7 +2,7 @@
 
 import logging
 import time
-from collections.abc import Callable, Generator, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 
@@ -13,6 +13,7 @@ from lighthouse.quorum.rules.config import QuorumConfig
 from lighthouse.quorum.rules.machine import QuorumMachine
 from lighthouse.quorum.rules.record import QuorumRecord
 from lighthouse.quorum.store import JobStore, NoJobStore
+from lighthouse.runs.driver import RunDriver
 from lighthouse_protocol.identity import check_name
 from lighthouse_protocol.refusals import LighthouseError, LimitReached, UnknownName, Unreachable
 from lighthouse_protocol.rules.stall import FLOOR_S
@@ -26,7 +27,7 @@ MAX_JOBS = 1000
 
 class JobRegistry:
     """`config` makes a job's settings from its first quorum_id; `memory` is claimed; `give_up` ends the daemon; `wall`:
-    seconds since the epoch."""
+    seconds since the epoch; `runs`: those of a job."""
 
     def __init__(
         self,
@@ -37,6 +38,7 @@ class JobRegistry:
         stall_after_s: float = FLOOR_S,
         incident_registry: IncidentRegistry | None = None,
         wall: Callable[[], float] = time.time,
+        runs: Callable[[str], Sequence[RunDriver]] = lambda job: (),
     ) -> None:
         self._config = config
         self._memory = memory or NoJobStore()
@@ -45,6 +47,7 @@ class JobRegistry:
         self._incident_registry = incident_registry or IncidentRegistry()
         self._timers = timers
         self._wall = wall
+        self._runs = runs
         self._started_at: float | None = None
         self._records: Mapping[str, QuorumRecord] = {}
         self._drivers: dict[str, JobDriver] = {}
@@ -123,6 +126,7 @@ class JobRegistry:
             self.lag.check,
             self._stall_after_s,
             self._incident_registry,
+            lambda: self._runs(job),
         )
 
     def _commit(self, job: str, record: QuorumRecord) -> None:

@@ -7,18 +7,22 @@ import itertools
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
 
+from lighthouse.members.rules.run_rank import RunRank
+from lighthouse.runs.evidence import RunEvidence, Told
 from lighthouse.runs.log import log_effect
 from lighthouse.runs.rules import events
 from lighthouse.runs.rules.incident import incident_of
 from lighthouse.runs.rules.machine import RunMachine
 from lighthouse.runs.rules.rate_limit import RateLimit
 from lighthouse.runs.rules.record import RunName, RunRecord
-from lighthouse.runs.rules.status import run_status
+from lighthouse.runs.rules.status import run_ranks, run_status
 from lighthouse.runs.store import RunStore
 from lighthouse.runs.streams import RankStreams, Stream, Streams
 from lighthouse_protocol.messages import run, supervisor
+from lighthouse_protocol.messages.evidence import SelfReport
 from lighthouse_protocol.messages.incident import Incident
 from lighthouse_protocol.messages.run_status import RunStatus
+from lighthouse_protocol.messages.session import EvidenceRequest
 from lighthouse_protocol.refusals import InvalidRequest, LighthouseError, Unreachable
 from lighthouse_runtime.ports import Peer, Timers
 from lighthouse_runtime.timing.deadline_timer import DeadlineTimer
@@ -31,7 +35,7 @@ KEY_WRITES_AT_ONCE = 1000
 
 class RunDriver:
     """`check_lateness` says by how much the loop itself was late; `report` gets each incident that changes;
-    `guarded` is around each write."""
+    `guarded` is around each write; `moved` is called when a rank has said more than its hello."""
 
     def __init__(
         self,
@@ -42,6 +46,7 @@ class RunDriver:
         check_lateness: Callable[[], None] = lambda: None,
         report: Callable[[Incident], None] = lambda incident: None,
         guarded: Callable[[], AbstractContextManager[None]] = nullcontext,
+        moved: Callable[[], None] = lambda: None,
     ) -> None:
         self.name = name
         self.machine = machine
@@ -49,6 +54,7 @@ class RunDriver:
         self._check_lateness = check_lateness
         self._report = report
         self._guarded = guarded
+        self._moved = moved
         self._clock = timers.time
         self._timer = DeadlineTimer(self._tick, timers)
         self._note_timer = DeadlineTimer(self._write_due_notes, timers)
@@ -56,6 +62,7 @@ class RunDriver:
         self._key_writes = RateLimit("keys written for one run", KEY_WRITES_PER_S, KEY_WRITES_AT_ONCE)
         self._numbers = itertools.count(1)
         self._ranks = RankStreams()
+        self._evidence = RunEvidence(timers, lambda ranks, asked: self._ranks.tell(tuple(ranks), asked))
         self._supervisors = Streams[supervisor.SupervisorHello, supervisor.ToSupervisor]()
 
     # -- ranks
@@ -65,7 +72,7 @@ class RunDriver:
         session = next(self._numbers)
         self._ranks.add(session, entry.rank, peer)
         self._feed(events.RankJoined(entry, session))
-        self._ranks.open.send(session, run.RankWelcome())
+        self._ranks.open.send(session, run.RankWelcome(self._store.term))
         return session
 
     def receive_from_rank(self, session: int, message: run.FromRunRank) -> None:
@@ -74,7 +81,11 @@ class RunDriver:
             return
         if isinstance(message, run.RankHello):
             raise InvalidRequest("a rank's stream has one", field="hello")
-        self._feed(events.RankSaid(rank, message))
+        if isinstance(message, SelfReport):
+            self._evidence.answered(rank, message)
+        else:
+            self._feed(events.RankSaid(rank, message))
+            self._moved()
 
     def end_rank(self, session: int) -> None:
         self._ranks.remove(session)
@@ -108,6 +119,36 @@ class RunDriver:
     def end_supervisor(self, session: int) -> None:
         self._supervisors.pop(session, None)
         self._feed(events.SupervisorEnded(session))
+
+    # -- where its ranks are
+
+    def ranks(self) -> tuple[RunRank, ...]:
+        return run_ranks(self.machine, self._clock())
+
+    @property
+    def has_ranks(self) -> bool:
+        return not self.machine.generations.ranks.is_empty
+
+    @property
+    def run_id(self) -> str:
+        return self.name[1]
+
+    @property
+    def size(self) -> int:
+        """So many ranks are active."""
+        return len(self.machine.generations.current.active)
+
+    @property
+    def steps(self) -> int:
+        """That were told of; it grows when any rank moves."""
+        return self.machine.generations.steps
+
+    def look(self, request: EvidenceRequest, told: Told) -> None:
+        """What its active ranks are doing, or those that are asked for."""
+        generations = self.machine.generations
+        here = generations.ranks.here
+        ranks = here if request.group_ranks else [rank for rank in here if rank.rank in generations.current.active]
+        self._evidence.look(request, ranks, told)
 
     # -- people, and keys
 
@@ -147,6 +188,7 @@ class RunDriver:
     def close(self, reason: str) -> None:
         """No rank counts as lost by it."""
         self._is_closed = True
+        self._evidence.close()
         self._timer.cancel()
         self._note_timer.cancel()
         self._ranks.open.close(Unreachable(reason))

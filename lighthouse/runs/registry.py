@@ -16,6 +16,7 @@ from lighthouse_protocol.identity import check_name
 from lighthouse_protocol.messages.incident import Incident
 from lighthouse_protocol.messages.run_status import RunStatus
 from lighthouse_protocol.refusals import LimitReached, UnknownName, Unreachable
+from lighthouse_protocol.rules.stall import Limits
 from lighthouse_runtime.timing.loop_lag import LoopLag
 
 log = logging.getLogger(__name__)
@@ -29,7 +30,8 @@ class RunRegistry:
     """`store` is claimed when the first run is asked for; `guarded` ends the daemon where it cannot be
     written.
 
-    `make_id` makes an id for each incident, `report` gets each one that changes.
+    `make_id` makes an id for each incident, `report` gets each one that changes; `moved` is called with the job of a
+    rank that has said more than its hello; `limits` say when ranks stall.
     """
 
     def __init__(
@@ -40,12 +42,16 @@ class RunRegistry:
         guarded: Callable[[], AbstractContextManager[None]] = nullcontext,
         make_id: Callable[[float], str] = str,
         report: Callable[[Incident], None] = lambda incident: None,
+        moved: Callable[[str], None] = lambda job: None,
+        limits: Limits | None = None,
     ) -> None:
         self._store = store
         self._guarded = guarded
         self._rank_timeout_s = rank_timeout_s
         self._make_id = make_id
         self._report = report
+        self._moved = moved
+        self._limits = limits or Limits()
         self._lateness = lateness
         self._lateness.listen(self._was_late)
         self._drivers: dict[RunName, RunDriver] = {}
@@ -69,6 +75,10 @@ class RunRegistry:
             driver = self._drivers[name] = self._make(name)
         return driver
 
+    def of_job(self, job: str) -> list[RunDriver]:
+        """Those that have processes."""
+        return [driver for driver in self if driver.name[0] == job]
+
     def find(self, job: str, run: str) -> RunDriver:
         """Raises UnknownName for a run that never had a process."""
         name = check_name(job, "job"), check_name(run, "run")
@@ -84,14 +94,14 @@ class RunRegistry:
         found = [self._status(name) for name in names]
         return tuple(status for status in found if status is not None)
 
-    def live_status(self) -> tuple[RunStatus, ...]:
-        """Of those that have processes."""
+    def live_status(self, job: str = "") -> tuple[RunStatus, ...]:
+        """Of those that have processes, of `job` or of all."""
         self.forget_quiet()
-        return tuple(driver.status() for driver in self)
+        return tuple(driver.status() for driver in self if job in ("", driver.name[0]))
 
     def stop_all(self, job: str, reason: str, who: str) -> list[str]:
         """Stop those of `job` that have processes and are not over. Returns their names."""
-        machines = {driver: driver.machine for driver in self if driver.name[0] == job and not driver.is_quiet}
+        machines = {driver: driver.machine for driver in self.of_job(job) if not driver.is_quiet}
         live = [driver for driver, machine in machines.items() if machine.stop is None and machine.completed is None]
         for driver in live:
             driver.stop(reason, who)
@@ -116,10 +126,19 @@ class RunRegistry:
         self._lateness.watch()
         now = asyncio.get_running_loop().time()
         saved = self._store.load_run(name) or SavedRun(RunRecord())
-        config = RunConfig(self._rank_timeout_s, wall_offset_s=time.time() - now)
+        config = RunConfig(self._rank_timeout_s, wall_offset_s=time.time() - now, run=name[1], limits=self._limits)
         machine = RunMachine(config, record=saved.record, keys=saved.keys, now=now, make_id=self._make_id)
         loop = asyncio.get_running_loop()
-        return RunDriver(name, machine, self._store, loop, self._lateness.check, self._report, self._guarded)
+        return RunDriver(
+            name,
+            machine,
+            self._store,
+            loop,
+            self._lateness.check,
+            self._report,
+            self._guarded,
+            lambda: self._moved(name[0]),
+        )
 
     def _names(self) -> list[RunName]:
         return sorted({*self._store.run_names(SAVED_SHOWN), *self._drivers})

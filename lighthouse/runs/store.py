@@ -14,6 +14,11 @@ RUNS_KEPT = 4000
 class RunStore(Protocol):
     """Every method may raise WrongState that names what to do."""
 
+    @property
+    def term(self) -> int:
+        """It grows each time that a lighthouse claims what is kept; 0: nothing is kept over its end."""
+        ...
+
     def load_run(self, name: RunName) -> SavedRun | None: ...
 
     def commit_run(self, name: RunName, record: RunRecord, keys_from: int) -> None:
@@ -31,6 +36,8 @@ class RunStore(Protocol):
 
 class RunStoreInProcess:
     """`--journal none`: a run is kept as long as the lighthouse lives."""
+
+    term = 0
 
     def __init__(self) -> None:
         self._runs: dict[RunName, SavedRun] = {}

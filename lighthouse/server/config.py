@@ -91,7 +91,7 @@ class LighthouseConfig:
     stall_timeout_s: float = setting(
         FLOOR_S,
         "How long ranks may wait for each other before the log names those that are behind. How long a rank may work "
-        "without progress is its manager's setting.",
+        "without progress is its manager's setting; for ranks of runs without managers it is this one, too.",
         kind=Duration(),
     )
     on_stall: str = setting(

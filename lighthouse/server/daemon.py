@@ -29,6 +29,7 @@ from lighthouse_protocol.identity import Address
 from lighthouse_protocol.messages.incident import to_document
 from lighthouse_protocol.messages.status import LighthouseStatus
 from lighthouse_protocol.pb.documented import lighthouse_pb2
+from lighthouse_protocol.rules.stall import Limits
 from lighthouse_runtime.net.bind import grpc_bind, split_bind
 from lighthouse_runtime.net.own_address import served_host
 from lighthouse_runtime.process.loop import StopRequest, announce
@@ -66,6 +67,7 @@ class LighthouseDaemon:
             stop,
             config.stall_timeout_s,
             self._incidents,
+            runs=lambda job: self._runs.of_job(job),
         )
         runs_kept = self._memory if isinstance(self._memory, Journal) else RunStoreInProcess()
         self._runs = RunRegistry(
@@ -75,9 +77,11 @@ class LighthouseDaemon:
             self._jobs.guarded,
             self._incidents.make_id,
             self._incidents.report,
+            lambda job: self._jobs.get(job).run_moved(),
+            Limits(config.stall_timeout_s),
         )
         counters, policy = Counters(), ControlPolicy(token, config.allow_remote_control)
-        service = LighthouseService(self._jobs, policy, counters)
+        service = LighthouseService(self._jobs, policy, counters, runs=self._runs.live_status)
         registry = CollectorRegistry()
         registry.register(LighthouseCollector(service.status, counters))
         registry.register(RunCollector(self._runs.live_status))
@@ -110,7 +114,7 @@ class LighthouseDaemon:
         """Nothing in it changes any more."""
         status = service.status(has_ranks=True)
         shown = {name: getattr(status, name) for name in LighthouseStatus.__slots__}
-        return {**shown, "runs": tuple(self._runs.live_status()), "now_unix_s": time.time()}
+        return {**shown, "now_unix_s": time.time()}
 
     async def start(self) -> None:
         """Raises a refusal, naming the option, if an address cannot be listened on or the journal cannot be had."""

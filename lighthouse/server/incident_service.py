@@ -43,6 +43,10 @@ class IncidentService:
         driver, ranks = self._jobs.find(request.job or job_of(call)), read_ranks(request.ranks)
         found: dict[str, tuple[int, ...]] = {}
         for name, of in (ranks or {}).items():
+            if (run := driver.run(name)) is not None and driver.member(name) is None:
+                check_ranks(name, of, run.machine.generations.terms.world_size)
+                found[name] = of
+                continue
             member = live_member(driver, check_name(name))
             check_ranks(member.replica_id, of, member.participant.group_world_size if member.participant else 0)
             found[member.replica_id] = of

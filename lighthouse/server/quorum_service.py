@@ -16,6 +16,7 @@ from lighthouse_protocol import VERSION
 from lighthouse_protocol.identity import check_name, split_replica_id
 from lighthouse_protocol.limits import cut_reason
 from lighthouse_protocol.messages.membership import Participant, Quorum
+from lighthouse_protocol.messages.run_status import RunStatus
 from lighthouse_protocol.messages.session import DrainRequest, Hello, KillRequest, ToLighthouse
 from lighthouse_protocol.messages.status import LighthouseStatus, TimelineKind
 from lighthouse_protocol.pb.documented import lighthouse_pb2
@@ -46,9 +47,16 @@ REFLECTED = ("lighthouse.v1.LighthouseService", "torchft.LighthouseService")
 
 class LighthouseService:
     def __init__(
-        self, jobs: JobRegistry, policy: ControlPolicy, counters: Counters, hello_within_s: float = FIRST_WITHIN_S
+        self,
+        jobs: JobRegistry,
+        policy: ControlPolicy,
+        counters: Counters,
+        hello_within_s: float = FIRST_WITHIN_S,
+        runs: Callable[[str], tuple[RunStatus, ...]] = lambda job: (),
     ) -> None:
+        """`runs`: those of a job that have processes; of all jobs, if it is empty."""
         self._jobs = jobs
+        self._runs = runs
         self._hello_within_s = hello_within_s
         self._policy = policy
         self._counters = counters
@@ -148,7 +156,8 @@ class LighthouseService:
         self._jobs.forget_quiet()
         drivers = [self._jobs.find(job)] if job else list(self._jobs)
         uptime_s = time.monotonic() - self._started_at
-        return LighthouseStatus(VERSION, uptime_s, tuple(driver.status(has_ranks=has_ranks) for driver in drivers))
+        status = tuple(driver.status(has_ranks=has_ranks) for driver in drivers)
+        return LighthouseStatus(VERSION, uptime_s, status, self._runs(job))
 
     async def _join(self, read: Callable[[], Participant], call: Call) -> Quorum:
         began_at = time.monotonic()

@@ -80,6 +80,13 @@ class ProcessSnapshot:
 
 
 @dataclass(frozen=True, slots=True)
+class EvidenceAsked:
+    """Say what you are doing: answered by a SelfReport of the same number, by a rank that can."""
+
+    number: Count
+
+
+@dataclass(frozen=True, slots=True)
 class SelfReport:
     """What a rank gives of itself, the answer to the request of that number."""
 

@@ -134,6 +134,11 @@ class RankView:
     pid: Count = 0
 
     @property
+    def process(self) -> tuple[str, int] | None:
+        """What is told of one process from two sides is told of one rank."""
+        return (self.host, self.pid) if self.pid else None
+
+    @property
     def progress_age_s(self) -> float:
         """How long it has not moved, for all that is known."""
         return self.sample.still_s + self.beat_age_s

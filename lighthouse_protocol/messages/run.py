@@ -3,11 +3,12 @@
 A generation is one attempt to run a job's function: a number that is never given out twice, and one list of ranks.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import NamedTuple
 
 from lighthouse_protocol.constraints import (
+    Advisory,
     Count,
     LastGeneration,
     Name,
@@ -18,6 +19,8 @@ from lighthouse_protocol.constraints import (
     Text,
     WorldSize,
 )
+from lighthouse_protocol.messages.evidence import EvidenceAsked, SelfReport
+from lighthouse_protocol.messages.progress import ProgressSample
 from lighthouse_protocol.refusals import InvalidRequest, LighthouseError
 
 
@@ -180,10 +183,11 @@ def check_kind(kind: str) -> KeyKind:
 
 @dataclass(frozen=True, slots=True)
 class RankHeartbeat:
-    """A sign of life. `phase` is for people."""
+    """A sign of life. `phase` is for people; `progress` is where its function is, None: as it was told before."""
 
     step: Count = 0
     phase: Text = ""
+    progress: Advisory[ProgressSample] = field(default=None, repr=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,7 +208,7 @@ class FinishReport:
     generation: Count
 
 
-FromRunRank = RankHello | RankHeartbeat | ReadyReport | FailureReport | FinishReport
+FromRunRank = RankHello | RankHeartbeat | ReadyReport | FailureReport | FinishReport | SelfReport
 
 
 @dataclass(frozen=True, slots=True)
@@ -237,7 +241,10 @@ class HelloRejected:
 
 @dataclass(frozen=True, slots=True)
 class RankWelcome:
-    """The hello was taken; who runs is told nothing else for long. All else may come before it."""
+    """The hello was taken; who runs is told nothing else for long. All else may come before it. `term` grows with each
+    life of the lighthouse; 0: it keeps no journal."""
+
+    term: Count = 0
 
 
-ToRunRank = RankWelcome | GenerationFormed | GenerationEnded | RunStopped | RunCompleted | HelloRejected
+ToRunRank = RankWelcome | GenerationFormed | GenerationEnded | RunStopped | RunCompleted | HelloRejected | EvidenceAsked

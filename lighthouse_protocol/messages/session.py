@@ -22,7 +22,7 @@ from lighthouse_protocol.constraints import (
     Text,
 )
 from lighthouse_protocol.limits import MAX_GROUP_WORLD_SIZE
-from lighthouse_protocol.messages.evidence import RankEvidence, SelfReport
+from lighthouse_protocol.messages.evidence import EvidenceAsked, RankEvidence, SelfReport
 from lighthouse_protocol.messages.membership import Decision, Participant, Quorum, World
 from lighthouse_protocol.messages.progress import GroupView, ProgressSample
 from lighthouse_protocol.refusals import LighthouseError
@@ -330,13 +330,6 @@ class VoteAnswer:
 
     number: int
     outcome: Decision | LighthouseError
-
-
-@dataclass(frozen=True, slots=True)
-class EvidenceAsked:
-    """Say what you are doing: answered by a SelfReport of the same number, by a rank that can."""
-
-    number: Count
 
 
 FromRank = WatchHello | Vote | ProgressSample | SelfReport | Leaving

@@ -5,6 +5,7 @@ from enum import StrEnum
 
 from lighthouse_protocol.constraints import Offset
 from lighthouse_protocol.messages.incident import IncidentSummary
+from lighthouse_protocol.messages.run_status import RunStatus
 
 
 class MemberState(StrEnum):
@@ -36,15 +37,17 @@ class RankState(StrEnum):
     """The worst first."""
 
     BEHIND = "behind"  # furthest behind, while nothing moves
-    LOST = "lost"  # its replica group is not alive
+    LOST = "lost"  # its replica group, or its process, is not alive
     WAITING = "waiting"  # in a collective, or for what its script has declared
     RUNNING = "running"
+    SPARE = "spare"  # of the present generation of its run
 
 
 @dataclass(frozen=True, slots=True)
 class RankPlace:
-    """Where a rank is. `phase` is the innermost, with `done` of `total` ticks (None: not told); `collective` the newest
-    that it has entered. It may be `limit_s` without a move there."""
+    """Where a rank is. Of a run's rank, `replica_id` is the run and `group_rank` the slot. `phase` is the innermost,
+    with `done` of `total` ticks (None: not told); `collective` the newest that it has entered. It may be `limit_s`
+    without a move there. `generation`: the last one of its run in which it was active."""
 
     replica_id: str
     group_rank: int
@@ -62,6 +65,7 @@ class RankPlace:
     limit_s: Offset
     host: str
     pid: int
+    generation: int | None = None
 
 
 class TimelineKind(StrEnum):
@@ -115,6 +119,7 @@ class LighthouseStatus:
     version: str
     uptime_s: Offset
     jobs: tuple[JobStatus, ...]
+    runs: tuple[RunStatus, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

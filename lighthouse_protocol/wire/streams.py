@@ -86,7 +86,7 @@ def accepted_for(shared: bytes, join: int) -> bytes:
 
 WATCH_REQUESTS: Stream[FromRank] = Stream(FromRank, manager_pb2.WatchRequest, advisory=(ProgressSample, SelfReport))
 WATCH_RESPONSES: Stream[ToRank] = Stream(ToRank, manager_pb2.WatchResponse)
-RANK_REQUESTS: Stream[FromRunRank] = Stream(FromRunRank, run_pb2.RankRequest)
+RANK_REQUESTS: Stream[FromRunRank] = Stream(FromRunRank, run_pb2.RankRequest, advisory=(SelfReport,))
 RANK_RESPONSES: Stream[ToRunRank] = Stream(ToRunRank, run_pb2.RankResponse)
 SUPERVISOR_REQUESTS: Stream[FromSupervisor] = Stream(FromSupervisor, run_pb2.SupervisorRequest)
 SUPERVISOR_RESPONSES: Stream[ToSupervisor] = Stream(ToSupervisor, run_pb2.SupervisorResponse)

@@ -14,7 +14,14 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from lighthouse_protocol.messages import session
-from lighthouse_protocol.messages.evidence import GATHERED_WITHIN_S, ProcessSnapshot, RankEvidence, SelfReport, fitting
+from lighthouse_protocol.messages.evidence import (
+    GATHERED_WITHIN_S,
+    EvidenceAsked,
+    ProcessSnapshot,
+    RankEvidence,
+    SelfReport,
+    fitting,
+)
 from manager.evidence.process_probe import ProbeProcess, look_alone
 from manager.group.watches import Watch
 
@@ -143,7 +150,7 @@ class EvidenceCollector:
         key = watch, next(self._numbers)
         answer = self._asked[key] = asyncio.get_running_loop().create_future()
         try:
-            watch.peer.send(session.EvidenceAsked(key[1]))
+            watch.peer.send(EvidenceAsked(key[1]))
             async with asyncio.timeout(ANSWERED_WITHIN_S):
                 await asyncio.wait((answer, outside), return_when=asyncio.FIRST_COMPLETED)
                 if not answer.done() and outside.result().is_stopped:

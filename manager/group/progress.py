@@ -5,10 +5,10 @@ from collections.abc import Callable
 
 from lighthouse_protocol.messages.membership import Assignment, Participant
 from lighthouse_protocol.messages.progress import GroupView, ProgressSample
+from lighthouse_protocol.rules.group_progress import GroupProgress, Process
 from lighthouse_protocol.rules.stall import Limits, StallVerdict
 from lighthouse_runtime.ports import Timers
 from lighthouse_runtime.timing.stall_watch import StallWatch
-from manager.group.rules.progress import GroupProgress, Process
 from manager.group.watches import Watch
 
 log = logging.getLogger(__name__)

@@ -130,7 +130,7 @@ def _options(command: click.Command) -> str:
 
 
 def _option(option: click.Option) -> Sequence[str]:
-    words = f"{option.opts[0]} {option.metavar or _kind_name(option.type)}"
+    words = option.opts[0] if option.is_flag else f"{option.opts[0]} {option.metavar or _kind_name(option.type)}"
     environment = [option.envvar] if isinstance(option.envvar, str) else list(option.envvar or ())
     default = str(option.default) if option.default and option.show_default else ""
     return _code(words), _code(default), ", ".join(map(_code, environment)), option.help or ""

@@ -8,7 +8,6 @@ from typing import Any, Self
 from examples.ports import free_port
 from lighthouse import dashboard
 from lighthouse.server.daemon import PAGE_HEADERS
-from lighthouse_protocol.messages.run_status import RunStatus
 from lighthouse_protocol.messages.status import LighthouseStatus
 from lighthouse_protocol.refusals import UnknownName
 from lighthouse_runtime.server.control_policy import ControlPolicy
@@ -23,7 +22,6 @@ class FakeLighthouse:
     """`killed`: what was asked for; `refusal`: how a kill is answered."""
 
     shown: LighthouseStatus = field(default_factory=status)
-    runs: tuple[RunStatus, ...] = ()
     policy: ControlPolicy = field(default_factory=ControlPolicy)
     killed: list[KillOrder] = field(default_factory=list)
     refusal: Exception | None = None
@@ -54,7 +52,7 @@ class FakeLighthouse:
 
     def status(self) -> dict[str, Any]:
         shown = {name: getattr(self.shown, name) for name in LighthouseStatus.__slots__}
-        return {**shown, "runs": self.runs, "now_unix_s": time.time()}
+        return {**shown, "now_unix_s": time.time()}
 
     async def kill(self, order: KillOrder, call: Call) -> None:
         self.policy.check(call)

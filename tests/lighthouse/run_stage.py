@@ -93,7 +93,7 @@ class RunStage:
         self, world_size: int = 4, *, obedient: bool = True, wall_offset_s: float = 0.0, **terms: object
     ) -> None:
         self.terms = RunTerms(world_size=world_size, **terms)  # pyright: ignore[reportArgumentType]
-        self.config = RunConfig(wall_offset_s=wall_offset_s)
+        self.config = RunConfig(wall_offset_s=wall_offset_s, run="r")
         self.machine = RunMachine(self.config)
         self.obedient = obedient
         self.now = 0.0

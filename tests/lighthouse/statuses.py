@@ -2,6 +2,8 @@
 
 import dataclasses
 
+from lighthouse_protocol.messages.run import RunCounters, RunTerms
+from lighthouse_protocol.messages.run_status import RankStatus, RunStatus
 from lighthouse_protocol.messages.status import (
     JobStatus,
     LighthouseStatus,
@@ -70,5 +72,17 @@ def many(count: int) -> list[MemberStatus]:
     return [member(f"group{number}") for number in range(count)]
 
 
-def status(*jobs: JobStatus) -> LighthouseStatus:
-    return LighthouseStatus(version="0.1.0", uptime_s=4000.0, jobs=jobs)
+def run_of(*states: str, number: int = 3) -> RunStatus:
+    """A slot for each state; those that are active come first."""
+    ranks = tuple(
+        RankStatus(slot, f"i{slot}", state, slot, number, 7, "running", 0.4, 0, "host", 4711 + slot)
+        if state == "active"
+        else RankStatus(slot, f"i{slot}", state, None, None, 0, "", 0.4, 0, "host", 4711 + slot)
+        for slot, state in enumerate(states)
+    )
+    active, counters = tuple(range(states.count("active"))), RunCounters(number, 0, 2, 2)
+    return RunStatus("default", "r", "stands", counters, RunTerms(9), active, False, None, ranks, (), ())
+
+
+def status(*jobs: JobStatus, runs: tuple[RunStatus, ...] = ()) -> LighthouseStatus:
+    return LighthouseStatus(version="0.1.0", uptime_s=4000.0, jobs=jobs, runs=runs)

@@ -123,7 +123,9 @@ class LighthouseLost:
 
 @dataclass(frozen=True, slots=True)
 class LighthouseBack:
-    pass
+    """`term`: as in RankWelcome."""
+
+    term: int
 
 
 RankEffect = Connect | Disconnect | Send | Run | StandBy | Interrupt | Kill | Ended | LighthouseLost | LighthouseBack

@@ -23,6 +23,7 @@ from agent_client.restart.rules import events
 from agent_client.restart.rules.config import RankConfig, RankPhase
 from agent_client.restart.rules.interrupt_timer import InterruptTimer
 from agent_client.restart.rules.reconnect import Reconnect
+from lighthouse_protocol.messages.evidence import EvidenceAsked
 from lighthouse_protocol.messages.run import (
     FailureReport,
     FinishReport,
@@ -60,6 +61,7 @@ class RankMachine:
         self._beat_at = 0.0
         self._report_at: float | None = None
         self._stepped_at: float | None = None
+        self._is_back = False  # the lighthouse, and that was not told
 
     @property
     def has_ended(self) -> bool:
@@ -137,9 +139,6 @@ class RankMachine:
     def _is_of_now(self, session: int) -> bool:
         return not self.has_ended and self._stream.is_open and session == self._stream.session
 
-    def _accept(self) -> list[events.RankEffect]:
-        return [events.LighthouseBack()] if self._stream.accept() else []
-
     def _closed(
         self, session: int, error: LighthouseError | None, jitter: float, now: float
     ) -> list[events.RankEffect]:
@@ -177,16 +176,19 @@ class RankMachine:
             return []
         if isinstance(message, HelloRejected):
             return self._closed(session, message.error, 0.5, now)
-        effects = self._accept()
+        self._is_back = self._stream.accept() or self._is_back
         match message:
-            case RankWelcome():
-                return effects
+            case RankWelcome(term):
+                was_away, self._is_back = self._is_back, False
+                return [events.LighthouseBack(term)] if was_away else []
             case GenerationFormed():
-                return effects + self._formed(message, now)
+                return self._formed(message, now)
             case GenerationEnded(number, reason):
-                return effects + self._ended(number, reason, now)
+                return self._ended(number, reason, now)
             case RunStopped() | RunCompleted():
-                return effects + self._end(message, now)
+                return self._end(message, now)
+            case EvidenceAsked():  # answered where it is read
+                return []
 
     def _formed(self, told: GenerationFormed, now: float) -> list[events.RankEffect]:
         number = told.counters.number
@@ -275,7 +277,8 @@ class RankMachine:
         silent_at = self._silent_at()
         if silent_at is None or now < silent_at or self.generation is None:
             return []
-        self._failure = FailureReport(self.generation, f"no progress for {self.config.soft_timeout_s:g} s")
+        reason = f"no ping for {self.config.soft_timeout_s:g} s (soft_timeout): call ping() in what takes long, too"
+        self._failure = FailureReport(self.generation, reason)
         self._interrupt(self._failure.reason, now)
         return [*self._send(self._failure), *self._leaving.tick(now)]
 

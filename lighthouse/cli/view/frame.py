@@ -1,20 +1,31 @@
 """What `lighthouse watch` knows at one moment, and how it is shown in a given width and height."""
 
+import functools
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from rich.console import Console, ConsoleOptions, RenderResult
 from rich.text import Text
 
 from lighthouse.cli.view.layout import share
-from lighthouse.cli.view.tables import greeting, job_lines, job_summary, member_lines, most_urgent, stall
+from lighthouse.cli.view.tables import (
+    greeting,
+    has_quorum,
+    job_summary,
+    member_lines,
+    most_urgent,
+    most_urgent_ranks,
+    run_rank_lines,
+    run_summary,
+    stall,
+    status_lines,
+)
+from lighthouse_protocol.messages.run_status import RunStatus
 from lighthouse_protocol.messages.status import JobStatus, LighthouseStatus
 from lighthouse_runtime.cli.durations import format_duration
 from lighthouse_runtime.cli.terminal import printable
 
-# Of a job's block: a blank line, the three of its summary, the titles. One more names the ranks that are behind.
-_JOB_LINES = 5
 _FEWEST_ROWS = 2
 SILENCE_SHOWN_AFTER_S = 2.0
 
@@ -67,28 +78,52 @@ class Screen:
         yield Text("\n", no_wrap=True).join(self.newest().lines(options.max_width, height, time.time()))
 
 
+@dataclass(frozen=True, slots=True)
+class _Block:
+    """Of a job or a run. `rows`: how many it could have below `head`; `table` makes a table of so many of them."""
+
+    head: list[Text]
+    rows: int
+    table: Callable[[int], list[Text]]
+    more: str
+
+    def lines(self, rows: int) -> list[Text]:
+        if not self.rows:
+            return self.head
+        shown = rows if rows >= self.rows else rows - 1
+        left = self.rows - shown
+        note = [Text(f"and {left} more; `{self.more}` lists them all", style="dim")] if left else []
+        return [*self.head, *self.table(shown), *note]
+
+
 def _body(status: LighthouseStatus, width: int, height: int) -> list[Text]:
-    jobs = status.jobs
-    if not jobs:
-        return [Text("no jobs: no replica group has joined")]
-    wants = [len(job.members) for job in jobs]
-    budget = height - sum(_JOB_LINES + bool(job.stall) for job in jobs)
-    if budget < sum(min(want, _FEWEST_ROWS) for want in wants):
-        return _cut(job_lines(jobs, width), height)
-    rows = zip(jobs, share(budget, wants), strict=True)
-    return [line for job, count in rows for line in _job_block(job, count, width)]
+    blocks = list(_blocks(status, width))
+    wants = [block.rows for block in blocks]
+    budget = height - sum(len(block.head) + 1 for block in blocks)
+    if not blocks or budget < sum(min(want, _FEWEST_ROWS) for want in wants):
+        return _cut(status_lines(status, width), height)
+    shares = zip(blocks, share(budget, wants), strict=True)
+    return [line for block, rows in shares for line in block.lines(rows)]
 
 
-def _job_block(job: JobStatus, rows: int, width: int) -> list[Text]:
-    """At most `rows` lines for members, and those of the block itself."""
-    lines = [Text(""), *job_summary(job), *([stall(job)] if job.stall else [])]
-    if not job.members:
-        return lines
-    fitting = rows if rows >= len(job.members) else rows - 1
-    shown = most_urgent(job.members, fitting)
-    lines += member_lines([(job.job, member) for member in shown], width)
-    left = len(job.members) - len(shown)
-    return [*lines, Text(f"and {left} more; `lighthouse members` lists them all", style="dim")] if left else lines
+def _blocks(status: LighthouseStatus, width: int) -> Iterator[_Block]:
+    runs = [run for run in status.runs if run.ranks]
+    for job in status.jobs:
+        stalls = [stall(job)] if job.stall else []
+        if has_quorum(job, runs):
+            head, stalls = [Text(""), *job_summary(job), *stalls], []
+            yield _Block(head, len(job.members), functools.partial(_members, job, width), "lighthouse members")
+        for run in (run for run in runs if run.job == job.job):
+            head, stalls = [Text(""), *run_summary(run), *stalls], []
+            yield _Block(head, len(run.ranks), functools.partial(_ranks, run, width), "lighthouse ranks")
+
+
+def _members(job: JobStatus, width: int, count: int) -> list[Text]:
+    return member_lines([(job.job, member) for member in most_urgent(job.members, count)], width)
+
+
+def _ranks(run: RunStatus, width: int, count: int) -> list[Text]:
+    return run_rank_lines(most_urgent_ranks(run.ranks, count), width)
 
 
 def _cut(lines: list[Text], height: int) -> list[Text]:

@@ -8,6 +8,7 @@ from rich.text import Text
 
 from lighthouse.cli.view.layout import Column, table
 from lighthouse.quorum.rules.verdict import Verdict
+from lighthouse_protocol.messages.run_status import RankState, RankStatus, RunStatus
 from lighthouse_protocol.messages.session import QuorumPhase
 from lighthouse_protocol.messages.status import JobStatus, LighthouseStatus, MemberState, MemberStatus
 from lighthouse_runtime.cli.durations import format_duration
@@ -35,6 +36,13 @@ _STATE_STYLES = {
     MemberState.DOWN: "red",
     MemberState.EXPIRED: "red",
 }
+_RUN_RANK_STYLES: Mapping[str, str] = {
+    RankState.LOST: "red",
+    RankState.STARTING: "cyan",
+    RankState.READY: "cyan",
+    RankState.ACTIVE: "green",
+}
+_RUN_URGENCY: Mapping[str, int] = {state: place for place, state in enumerate(_RUN_RANK_STYLES)}
 _VERDICT_STYLES: Mapping[str, str] = {
     Verdict.FORMED: "green",
     Verdict.READY: "green",
@@ -67,6 +75,48 @@ def job_lines(jobs: Sequence[JobStatus], width: int) -> list[Text]:
     for job, row in zip(jobs, rows, strict=True):
         lines += [row, *_explanation(job, width)]
     return lines
+
+
+def status_lines(status: LighthouseStatus, width: int) -> list[Text]:
+    """The quorums, then the runs."""
+    runs = [run for run in status.runs if run.ranks]
+    with_quorum = [job for job in status.jobs if has_quorum(job, runs)]
+    lines = job_lines(with_quorum, width) if with_quorum else []
+    if runs:
+        lines += [*([Text("")] if lines else []), *table(_RUN_COLUMNS, runs, width)]
+        stalls = [stall(job) for job in status.jobs if job.stall and not has_quorum(job, runs)]
+        lines += [Text.assemble("  ", line) for text in stalls for line in wrapped(text, width - 2)]
+    return lines or [Text("no jobs: no replica group has joined, and no rank of a run")]
+
+
+def has_quorum(job: JobStatus, runs: Sequence[RunStatus]) -> bool:
+    """It has more to show than its `runs`."""
+    return bool(job.members) or all(run.job != job.job for run in runs)
+
+
+def run_summary(run: RunStatus) -> list[Text]:
+    """Two lines: its generation, and why the next one forms or does not."""
+    name, generation = f"{run.job}/{run.run}", _generation(run)
+    counts = Counter(rank.state for rank in run.ranks)
+    states = ", ".join(f"{counts[state]} {state.value}" for state in RankState if counts[state])
+    return [
+        Text.assemble(
+            (printable(name), "bold"),
+            f"  generation {generation}, {counted(run.counters.job_restarts, 'restart')}, step {_run_step(run)}",
+        ),
+        Text.assemble((printable(run.verdict), _run_style(run)), f": {states}"),
+    ]
+
+
+def run_rank_lines(ranks: Sequence[RankStatus], width: int) -> list[Text]:
+    return table(_RUN_RANK_COLUMNS, ranks, width)
+
+
+def most_urgent_ranks(ranks: Sequence[RankStatus], count: int) -> list[RankStatus]:
+    """As most_urgent, of a run."""
+    return (
+        list(ranks) if len(ranks) <= count else sorted(ranks, key=lambda rank: _RUN_URGENCY.get(rank.state, 9))[:count]
+    )
 
 
 def member_lines(rows: Sequence[Row], width: int) -> list[Text]:
@@ -133,6 +183,18 @@ def wrapped(text: Text, width: int) -> list[Text]:
     return [*text.wrap(Console(width=max(20, width)), max(18, width))]
 
 
+def _generation(run: RunStatus) -> str:
+    return str(run.counters.number) if run.counters.number >= 0 else "-"
+
+
+def _run_step(run: RunStatus) -> int:
+    return max((rank.step for rank in run.ranks if rank.state == RankState.ACTIVE), default=0)
+
+
+def _run_style(run: RunStatus) -> str:
+    return "red" if run.stop is not None else "green" if run.verdict in ("stands", "completed") else "yellow"
+
+
 def _urgency(member: MemberStatus) -> tuple[int, bool, str]:
     place = _STATES.index(member.state) if member.state in _STATES else len(_STATES)
     return place, member.commit_failures == 0, member.replica_id
@@ -159,6 +221,34 @@ _JOB_COLUMNS: Sequence[Column[JobStatus]] = (
     Column("STEP", lambda job: str(max_step(job)), is_number=True, keep=2),
     Column("PHASE", lambda job: job.phase or "-", _phase_style, keep=5),
     Column("VERDICT", lambda job: job.verdict, _verdict_style),
+)
+
+_RUN_COLUMNS: Sequence[Column[RunStatus]] = (
+    Column("JOB", lambda run: run.job, keep=5, comfort=12, tells_apart=True),
+    Column("RUN", lambda run: run.run, comfort=12),
+    Column("GENERATION", _generation, is_number=True),
+    Column("ACTIVE", lambda run: str(len(run.slots)), is_number=True, keep=4),
+    Column("SPARES", lambda run: str(sum(r.state == RankState.SPARE for r in run.ranks)), is_number=True, keep=3),
+    Column("RESTARTS", lambda run: str(run.counters.job_restarts), is_number=True, keep=2),
+    Column("STEP", lambda run: str(_run_step(run)), is_number=True, keep=1),
+    Column("VERDICT", lambda run: run.verdict, _run_style),
+)
+
+_RUN_RANK_COLUMNS: Sequence[Column[RankStatus]] = (
+    Column("SLOT", lambda rank: str(rank.slot), is_number=True),
+    Column("STATE", lambda rank: rank.state, lambda rank: _RUN_RANK_STYLES.get(rank.state, "")),
+    Column("RANK", lambda rank: "-" if rank.rank is None else str(rank.rank), is_number=True, keep=4),
+    Column("GEN", lambda rank: "-" if rank.generation is None else str(rank.generation), is_number=True, keep=5),
+    Column("STEP", lambda rank: str(rank.step), is_number=True, keep=6),
+    Column(
+        "BEAT",
+        lambda rank: format_duration(rank.beat_age_s),
+        lambda rank: "yellow" if rank.beat_age_s > LATE_BEAT_S else "",
+        is_number=True,
+        keep=3,
+    ),
+    Column("HOST", lambda rank: rank.host or "-", keep=1, comfort=12),
+    Column("PID", lambda rank: str(rank.pid or "-"), is_number=True, keep=0),
 )
 
 _MEMBER_COLUMNS: Sequence[Column[Row]] = (

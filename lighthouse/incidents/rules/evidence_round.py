@@ -6,6 +6,7 @@ a large job's evidence fits its memory and one message.
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import TypeAlias
 
 from lighthouse_protocol.messages.evidence import RankEvidence
 from lighthouse_protocol.messages.incident import Gathered, MemberEvidence
@@ -16,18 +17,21 @@ MAX_ASKED = 64
 MAX_BYTES = 24 * 1024 * 1024
 WITHIN_S = 10.0
 
+Asked: TypeAlias = int | str
+"""The number of a manager's session; the name of a run."""
+
 
 @dataclass(frozen=True, slots=True)
 class EvidenceTarget:
-    """A member that may be asked. `session` None: it holds none."""
+    """A member, or a run, that may be asked. `session` None: it holds none."""
 
     replica_id: str
-    session: int | None
+    session: Asked | None
 
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    session: int
+    session: Asked
     replica_id: str
     group_ranks: tuple[int, ...] = ()
 
@@ -59,7 +63,7 @@ class EvidenceRound:
     def is_complete(self) -> bool:
         return not self._waiting
 
-    def took(self, session: int, rank: RankEvidence) -> None:
+    def took(self, session: Asked, rank: RankEvidence) -> None:
         question = self._waiting.get(session)
         if question is None:
             return
@@ -68,10 +72,10 @@ class EvidenceRound:
             rank = without_text(rank, f"left out: there is more than {MAX_BYTES >> 20} MiB of evidence")
         self._evidence.append(MemberEvidence(question.replica_id, rank))
 
-    def done(self, session: int) -> None:
+    def done(self, session: Asked) -> None:
         self._waiting.pop(session, None)
 
-    def ended(self, session: int) -> None:
+    def ended(self, session: Asked) -> None:
         """The session, before all has come."""
         if (question := self._waiting.pop(session, None)) is not None:
             self._missing.append(f"{question.replica_id}: its session has ended")

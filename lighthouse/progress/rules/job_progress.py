@@ -2,22 +2,38 @@
 
 Managers send the views of their groups with their heartbeats; between two of them a view ages by the lighthouse's own
 clock. A manager judges its own ranks; only here is it seen which rank is behind in a collective across groups.
+
+Ranks of runs, whose functions a Wrapper runs again, say where they are on their own streams. A process that is a rank
+of both is one rank: that of its replica group if the group is in the quorum, else that of its run.
 """
 
-from collections.abc import Collection, Container
+from collections.abc import Collection, Container, Iterable, Sequence
 from dataclasses import dataclass
+from typing import TypeAlias
 
+from lighthouse.members.rules.run_rank import RunRank
 from lighthouse_protocol.messages.progress import MAX_NAMES, OTHER, GroupView, RankName, RankView
 from lighthouse_protocol.messages.status import RankPlace, RankState
 from lighthouse_protocol.rules.stall import FLOOR_S, StallVerdict, judge, time_left_s
 
 MAX_KNOWN = 4 * MAX_NAMES
 
+Runs: TypeAlias = Sequence[Sequence[RunRank]]
+"""The ranks of each run of the job."""
+
 
 @dataclass(frozen=True, slots=True)
 class _Told:
     view: GroupView
     at: float
+
+
+@dataclass(frozen=True, slots=True)
+class _Party:
+    """Ranks that meet in their collectives, and whether these are all of them."""
+
+    ranks: list[RankView]
+    is_complete: bool
 
 
 class JobProgress:
@@ -50,27 +66,49 @@ class JobProgress:
         """The replica groups of which something is known."""
         return sorted(self._told)
 
-    def left_s(self, members: Collection[str], now: float) -> float | None:
+    def left_s(self, members: Collection[str], now: float, runs: Runs = ()) -> float | None:
         """How long until there may be a verdict about them, below zero where there may be one; None: nothing is known
         of any group. Of groups that are no members' ranks may come any time."""
-        ranks = [rank for name in members if name in self._told for rank in self._ranks_of(name, now)]
-        return time_left_s(ranks, self._floor_s) if self._told else None
+        left_s = [time_left_s(party.ranks, self._floor_s) for party in self._parties(members, now, runs)]
+        return min(left_s, default=self._floor_s if self._told else None)
 
-    def verdict(self, members: Collection[str], now: float) -> StallVerdict | None:
-        """About the replica groups `members`, those of the quorum: the others take part in no collective."""
+    def verdict(self, members: Collection[str], now: float, runs: Runs = ()) -> StallVerdict | None:
+        """About the replica groups `members`, those of the quorum: the others take part in no collective; and about
+        each run."""
+        for party in self._parties(members, now, runs):
+            verdict = judge(party.ranks, floor_s=self._floor_s, is_complete=party.is_complete)
+            if verdict is not None:
+                return verdict
+        return None
+
+    def _parties(self, members: Collection[str], now: float, runs: Runs) -> list[_Party]:
         here = [name for name in sorted(members) if name in self._told]
         ranks = [rank for name in here for rank in self._ranks_of(name, now)]
-        return judge(ranks, floor_s=self._floor_s, is_complete=len(here) == len(members))
+        parties = [_Party(ranks, len(here) == len(members))]
+        known = _processes(ranks)
+        for run in runs:
+            judged = [each.view for each in run if each.is_judged]
+            own = [view for view in judged if view.process not in known]
+            parties.append(_Party(own, len(own) == len(judged)))
+        return [party for party in parties if party.ranks]
 
-    def places(self, members: Collection[str], alive: Container[str], now: float) -> tuple[RankPlace, ...]:
+    def places(
+        self, members: Collection[str], alive: Container[str], now: float, runs: Runs = ()
+    ) -> tuple[RankPlace, ...]:
         """The worst first. `alive`: the replica groups that are, members or not."""
-        ranks, wanted = self.ranks(now), frozenset(members)
-        judged = [rank for rank in ranks if rank.name.replica_id in wanted]
-        verdict = judge(judged, floor_s=self._floor_s, is_complete=wanted <= self._told.keys())
+        verdict = self.verdict(members, now, runs)
         behind = frozenset(verdict.behind) if verdict is not None else frozenset[RankName]()
-        places = [
-            _place(rank, _state(rank, behind) if rank.name.replica_id in alive else RankState.LOST) for rank in ranks
-        ]
+        ranks, wanted = self.ranks(now), frozenset(members)
+        known = _processes(rank for rank in ranks if rank.name.replica_id in wanted)
+        of_runs = {each.view.process: each for run in runs for each in run if each.view.process is not None}
+        places: list[RankPlace] = []
+        for rank in ranks:
+            found = None if rank.process is None else of_runs.get(rank.process)
+            if found is None or rank.process in known:
+                state = _state(rank, behind) if rank.name.replica_id in alive else RankState.LOST
+                places.append(_place(rank, state, None if found is None else found.generation))
+        for each in (each for run in runs for each in run if each.view.process not in known):
+            places.append(_place(each.view, each.state or _state(each.view, behind), each.generation))
         order = list(RankState)
         return tuple(
             sorted(places, key=lambda p: (order.index(p.state), -p.progress_age_s, p.replica_id, p.group_rank))
@@ -106,7 +144,11 @@ def _state(rank: RankView, behind: frozenset[RankName]) -> RankState:
     return RankState.RUNNING if rank.is_running else RankState.WAITING
 
 
-def _place(rank: RankView, state: RankState) -> RankPlace:
+def _processes(ranks: Iterable[RankView]) -> set[tuple[str, int] | None]:
+    return {rank.process for rank in ranks} - {None}
+
+
+def _place(rank: RankView, state: RankState, generation: int | None) -> RankPlace:
     sample, innermost, collective = rank.sample, rank.sample.innermost, rank.sample.collective
     return RankPlace(
         replica_id=rank.name.replica_id,
@@ -125,4 +167,5 @@ def _place(rank: RankView, state: RankState) -> RankPlace:
         limit_s=rank.limit_s,
         host=rank.host,
         pid=rank.pid,
+        generation=generation,
     )

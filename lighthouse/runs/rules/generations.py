@@ -37,6 +37,7 @@ from lighthouse_protocol.messages.run import (
     RankId,
     ReadyReport,
 )
+from lighthouse_protocol.rules.group_progress import GroupProgress, Process
 from lighthouse_protocol.rules.restart_budget import RestartBudget
 
 
@@ -59,12 +60,14 @@ class Generations:
         self.current = GenerationState(record.generation, here, is_broken=record.is_broken, finished=record.finished)
         self.restarts = RestartLog(record, make_id, emit)
         self.budget = RestartBudget(record.failed_at)
+        self.progress = GroupProgress(config.run, config.limits)  # of ranks that run the present generation
         self._emit = emit
         self._is_over = False
         self._formation = FormationClock()
         self._held_until = now
         self._began_at = -math.inf  # the present generation
         self._has_stepped = False
+        self.steps = 0  # that were told of, in any generation
 
     def verdict(self, now: float) -> events.RunVerdict:
         return self._formation.verdict(self.ranks, self.current, self.terms, now)
@@ -138,6 +141,7 @@ class Generations:
 
     def lose(self, rank: Rank, reason: str, now: float) -> None:
         self.ranks.lose(rank)
+        self.progress.lose(rank.rank.slot)
         if self.current.lose(rank.rank):
             self._break(f"{rank.rank}: {reason}", now, lost=(rank.rank,))
 
@@ -150,11 +154,16 @@ class Generations:
             return
         self.ranks.see(rank, now)
         match message:
-            case RankHeartbeat(step, phase):
-                is_step = step > rank.step and self.current.runs(rank.rank, self.current.number)
+            case RankHeartbeat(step, phase, progress):
+                runs = self.current.runs(rank.rank, self.current.number)
+                is_step = step > rank.step and runs
                 rank.step, rank.phase = step or rank.step, phase or rank.phase
+                if progress is not None and runs:
+                    process = Process(rank.rank.incarnation, rank.host, rank.pid)
+                    self.progress.take(rank.rank.slot, process, progress, now)
                 if is_step:
                     self._has_stepped = True
+                    self.steps += 1
                     self.restarts.step(self.wall(now))
             case ReadyReport(generation):
                 self._ready(rank, generation, now)
@@ -269,6 +278,8 @@ class Generations:
             is_process_restart=begins_by_restart(members, self.current, self.restarts.counters),
         )
         generation = self.current.begin(chosen, counters)
+        for rank in self.ranks:
+            self.progress.lose(rank.rank.slot)
         for rank in members:
             self.ranks.run(rank)
             rank.generation = generation.number

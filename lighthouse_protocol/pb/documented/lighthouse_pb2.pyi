@@ -16,6 +16,7 @@ import lighthouse_protocol.pb.extensions.evidence_pb2
 import lighthouse_protocol.pb.extensions.incident_pb2
 import lighthouse_protocol.pb.extensions.progress_pb2
 import lighthouse_protocol.pb.extensions.refusal_pb2
+import lighthouse_protocol.pb.extensions.run_pb2
 import sys
 import typing
 
@@ -340,18 +341,24 @@ class LighthouseStatusResponse(google.protobuf.message.Message):
     VERSION_FIELD_NUMBER: builtins.int
     UPTIME_S_FIELD_NUMBER: builtins.int
     JOBS_FIELD_NUMBER: builtins.int
+    RUNS_FIELD_NUMBER: builtins.int
     version: builtins.str
     uptime_s: builtins.float
     @property
     def jobs(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___JobStatus]: ...
+    @property
+    def runs(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[lighthouse_protocol.pb.extensions.run_pb2.RunStatus]:
+        """those that have processes"""
+
     def __init__(
         self,
         *,
         version: builtins.str = ...,
         uptime_s: builtins.float = ...,
         jobs: collections.abc.Iterable[global___JobStatus] | None = ...,
+        runs: collections.abc.Iterable[lighthouse_protocol.pb.extensions.run_pb2.RunStatus] | None = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["jobs", b"jobs", "uptime_s", b"uptime_s", "version", b"version"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["jobs", b"jobs", "runs", b"runs", "uptime_s", b"uptime_s", "version", b"version"]) -> None: ...
 
 global___LighthouseStatusResponse = LighthouseStatusResponse
 
@@ -493,10 +500,11 @@ class RankPlace(google.protobuf.message.Message):
     LIMIT_S_FIELD_NUMBER: builtins.int
     HOST_FIELD_NUMBER: builtins.int
     PID_FIELD_NUMBER: builtins.int
+    GENERATION_FIELD_NUMBER: builtins.int
     replica_id: builtins.str
     group_rank: builtins.int
     state: builtins.str
-    """behind, waiting, running or lost"""
+    """behind, lost, waiting, running or spare"""
     step: builtins.int
     phase: builtins.str
     """the innermost"""
@@ -519,6 +527,8 @@ class RankPlace(google.protobuf.message.Message):
     """how long it may be without a move where it is"""
     host: builtins.str
     pid: builtins.int
+    generation: builtins.int
+    """of its run, the last one in which it was active; absent: none, or it is of no run"""
     def __init__(
         self,
         *,
@@ -538,9 +548,13 @@ class RankPlace(google.protobuf.message.Message):
         limit_s: builtins.float = ...,
         host: builtins.str = ...,
         pid: builtins.int = ...,
+        generation: builtins.int | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["_total", b"_total", "total", b"total"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["_total", b"_total", "beat_age_s", b"beat_age_s", "collective", b"collective", "done", b"done", "group_rank", b"group_rank", "host", b"host", "is_inside", b"is_inside", "limit_s", b"limit_s", "phase", b"phase", "phase_s", b"phase_s", "pid", b"pid", "progress_age_s", b"progress_age_s", "replica_id", b"replica_id", "state", b"state", "step", b"step", "total", b"total", "waits_for", b"waits_for"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["_generation", b"_generation", "_total", b"_total", "generation", b"generation", "total", b"total"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["_generation", b"_generation", "_total", b"_total", "beat_age_s", b"beat_age_s", "collective", b"collective", "done", b"done", "generation", b"generation", "group_rank", b"group_rank", "host", b"host", "is_inside", b"is_inside", "limit_s", b"limit_s", "phase", b"phase", "phase_s", b"phase_s", "pid", b"pid", "progress_age_s", b"progress_age_s", "replica_id", b"replica_id", "state", b"state", "step", b"step", "total", b"total", "waits_for", b"waits_for"]) -> None: ...
+    @typing.overload
+    def WhichOneof(self, oneof_group: typing.Literal["_generation", b"_generation"]) -> typing.Literal["generation"] | None: ...
+    @typing.overload
     def WhichOneof(self, oneof_group: typing.Literal["_total", b"_total"]) -> typing.Literal["total"] | None: ...
 
 global___RankPlace = RankPlace

@@ -478,7 +478,7 @@ class WatchResponse(google.protobuf.message.Message):
     @property
     def vote_answer(self) -> global___VoteAnswer: ...
     @property
-    def evidence(self) -> global___EvidenceAsked:
+    def evidence(self) -> lighthouse_protocol.pb.extensions.evidence_pb2.EvidenceAsked:
         """only to a rank that offers it"""
 
     @property
@@ -498,7 +498,7 @@ class WatchResponse(google.protobuf.message.Message):
         revoked: global___Revoked | None = ...,
         killed: global___Killed | None = ...,
         vote_answer: global___VoteAnswer | None = ...,
-        evidence: global___EvidenceAsked | None = ...,
+        evidence: lighthouse_protocol.pb.extensions.evidence_pb2.EvidenceAsked | None = ...,
         world: lighthouse_protocol.pb.documented.lighthouse_pb2.World | None = ...,
         gone: global___RankGone | None = ...,
         waiting: global___Waiting | None = ...,
@@ -679,22 +679,6 @@ class VoteAnswer(google.protobuf.message.Message):
     def WhichOneof(self, oneof_group: typing.Literal["outcome", b"outcome"]) -> typing.Literal["decision", "refusal"] | None: ...
 
 global___VoteAnswer = VoteAnswer
-
-@typing.final
-class EvidenceAsked(google.protobuf.message.Message):
-    DESCRIPTOR: google.protobuf.descriptor.Descriptor
-
-    NUMBER_FIELD_NUMBER: builtins.int
-    number: builtins.int
-    """the answer carries it"""
-    def __init__(
-        self,
-        *,
-        number: builtins.int = ...,
-    ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["number", b"number"]) -> None: ...
-
-global___EvidenceAsked = EvidenceAsked
 
 @typing.final
 class RankGone(google.protobuf.message.Message):

@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n0lighthouse_protocol/pb/extensions/evidence.proto\x12\rlighthouse.v1\"\xc2\x01\n\x0cRankEvidence\x12\x12\n\ngroup_rank\x18\x01 \x01(\x03\x12\x18\n\x10rank_incarnation\x18\x02 \x01(\t\x12\x0b\n\x03pid\x18\x03 \x01(\x03\x12\x0c\n\x04host\x18\x04 \x01(\t\x12\x0e\n\x06stacks\x18\x05 \x01(\t\x12\x17\n\x0f\x66light_recorder\x18\x06 \x01(\t\x12\x0f\n\x07process\x18\x07 \x01(\t\x12\x0e\n\x06output\x18\x08 \x03(\t\x12\x0f\n\x07missing\x18\t \x03(\t\x12\x0e\n\x06took_s\x18\n \x01(\x01\"V\n\nSelfReport\x12\x0e\n\x06number\x18\x01 \x01(\x03\x12\x0e\n\x06stacks\x18\x02 \x01(\t\x12\x17\n\x0f\x66light_recorder\x18\x03 \x01(\t\x12\x0f\n\x07missing\x18\x04 \x03(\t\"g\n\x0fProcessSnapshot\x12\x0e\n\x06stacks\x18\x01 \x01(\t\x12\x0f\n\x07process\x18\x02 \x01(\t\x12\x0e\n\x06output\x18\x03 \x03(\t\x12\x0f\n\x07missing\x18\x04 \x03(\t\x12\x12\n\nis_stopped\x18\x05 \x01(\x08\"3\n\rEvidenceOffer\x12\x0e\n\x06signal\x18\x01 \x01(\x03\x12\x12\n\ndescriptor\x18\x02 \x01(\x03\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n0lighthouse_protocol/pb/extensions/evidence.proto\x12\rlighthouse.v1\"\xc2\x01\n\x0cRankEvidence\x12\x12\n\ngroup_rank\x18\x01 \x01(\x03\x12\x18\n\x10rank_incarnation\x18\x02 \x01(\t\x12\x0b\n\x03pid\x18\x03 \x01(\x03\x12\x0c\n\x04host\x18\x04 \x01(\t\x12\x0e\n\x06stacks\x18\x05 \x01(\t\x12\x17\n\x0f\x66light_recorder\x18\x06 \x01(\t\x12\x0f\n\x07process\x18\x07 \x01(\t\x12\x0e\n\x06output\x18\x08 \x03(\t\x12\x0f\n\x07missing\x18\t \x03(\t\x12\x0e\n\x06took_s\x18\n \x01(\x01\"\x1f\n\rEvidenceAsked\x12\x0e\n\x06number\x18\x01 \x01(\x03\"V\n\nSelfReport\x12\x0e\n\x06number\x18\x01 \x01(\x03\x12\x0e\n\x06stacks\x18\x02 \x01(\t\x12\x17\n\x0f\x66light_recorder\x18\x03 \x01(\t\x12\x0f\n\x07missing\x18\x04 \x03(\t\"g\n\x0fProcessSnapshot\x12\x0e\n\x06stacks\x18\x01 \x01(\t\x12\x0f\n\x07process\x18\x02 \x01(\t\x12\x0e\n\x06output\x18\x03 \x03(\t\x12\x0f\n\x07missing\x18\x04 \x03(\t\x12\x12\n\nis_stopped\x18\x05 \x01(\x08\"3\n\rEvidenceOffer\x12\x0e\n\x06signal\x18\x01 \x01(\x03\x12\x12\n\ndescriptor\x18\x02 \x01(\x03\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -33,10 +33,12 @@ if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_RANKEVIDENCE']._serialized_start=68
   _globals['_RANKEVIDENCE']._serialized_end=262
-  _globals['_SELFREPORT']._serialized_start=264
-  _globals['_SELFREPORT']._serialized_end=350
-  _globals['_PROCESSSNAPSHOT']._serialized_start=352
-  _globals['_PROCESSSNAPSHOT']._serialized_end=455
-  _globals['_EVIDENCEOFFER']._serialized_start=457
-  _globals['_EVIDENCEOFFER']._serialized_end=508
+  _globals['_EVIDENCEASKED']._serialized_start=264
+  _globals['_EVIDENCEASKED']._serialized_end=295
+  _globals['_SELFREPORT']._serialized_start=297
+  _globals['_SELFREPORT']._serialized_end=383
+  _globals['_PROCESSSNAPSHOT']._serialized_start=385
+  _globals['_PROCESSSNAPSHOT']._serialized_end=488
+  _globals['_EVIDENCEOFFER']._serialized_start=490
+  _globals['_EVIDENCEOFFER']._serialized_end=541
 # @@protoc_insertion_point(module_scope)

@@ -65,6 +65,22 @@ class RankEvidence(google.protobuf.message.Message):
 global___RankEvidence = RankEvidence
 
 @typing.final
+class EvidenceAsked(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    NUMBER_FIELD_NUMBER: builtins.int
+    number: builtins.int
+    """the answer carries it"""
+    def __init__(
+        self,
+        *,
+        number: builtins.int = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["number", b"number"]) -> None: ...
+
+global___EvidenceAsked = EvidenceAsked
+
+@typing.final
 class SelfReport(google.protobuf.message.Message):
     """What a rank gives of itself."""
 

@@ -10,6 +10,8 @@ import collections.abc
 import google.protobuf.descriptor
 import google.protobuf.internal.containers
 import google.protobuf.message
+import lighthouse_protocol.pb.extensions.evidence_pb2
+import lighthouse_protocol.pb.extensions.progress_pb2
 import lighthouse_protocol.pb.extensions.refusal_pb2
 import typing
 
@@ -24,6 +26,7 @@ class RankRequest(google.protobuf.message.Message):
     READY_FIELD_NUMBER: builtins.int
     FAILURE_FIELD_NUMBER: builtins.int
     FINISH_FIELD_NUMBER: builtins.int
+    EVIDENCE_FIELD_NUMBER: builtins.int
     @property
     def hello(self) -> global___RankHello:
         """first, and once"""
@@ -36,6 +39,10 @@ class RankRequest(google.protobuf.message.Message):
     def failure(self) -> global___FailureReport: ...
     @property
     def finish(self) -> global___FinishReport: ...
+    @property
+    def evidence(self) -> lighthouse_protocol.pb.extensions.evidence_pb2.SelfReport:
+        """only where it was asked for"""
+
     def __init__(
         self,
         *,
@@ -44,10 +51,11 @@ class RankRequest(google.protobuf.message.Message):
         ready: global___ReadyReport | None = ...,
         failure: global___FailureReport | None = ...,
         finish: global___FinishReport | None = ...,
+        evidence: lighthouse_protocol.pb.extensions.evidence_pb2.SelfReport | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["failure", b"failure", "finish", b"finish", "heartbeat", b"heartbeat", "hello", b"hello", "message", b"message", "ready", b"ready"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["failure", b"failure", "finish", b"finish", "heartbeat", b"heartbeat", "hello", b"hello", "message", b"message", "ready", b"ready"]) -> None: ...
-    def WhichOneof(self, oneof_group: typing.Literal["message", b"message"]) -> typing.Literal["hello", "heartbeat", "ready", "failure", "finish"] | None: ...
+    def HasField(self, field_name: typing.Literal["evidence", b"evidence", "failure", b"failure", "finish", b"finish", "heartbeat", b"heartbeat", "hello", b"hello", "message", b"message", "ready", b"ready"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["evidence", b"evidence", "failure", b"failure", "finish", b"finish", "heartbeat", b"heartbeat", "hello", b"hello", "message", b"message", "ready", b"ready"]) -> None: ...
+    def WhichOneof(self, oneof_group: typing.Literal["message", b"message"]) -> typing.Literal["hello", "heartbeat", "ready", "failure", "finish", "evidence"] | None: ...
 
 global___RankRequest = RankRequest
 
@@ -61,6 +69,7 @@ class RankResponse(google.protobuf.message.Message):
     COMPLETED_FIELD_NUMBER: builtins.int
     REJECTED_FIELD_NUMBER: builtins.int
     WELCOME_FIELD_NUMBER: builtins.int
+    EVIDENCE_FIELD_NUMBER: builtins.int
     @property
     def formed(self) -> global___GenerationFormed: ...
     @property
@@ -77,6 +86,8 @@ class RankResponse(google.protobuf.message.Message):
     def welcome(self) -> global___RankWelcome:
         """the hello was taken; all else may come before it"""
 
+    @property
+    def evidence(self) -> lighthouse_protocol.pb.extensions.evidence_pb2.EvidenceAsked: ...
     def __init__(
         self,
         *,
@@ -86,10 +97,11 @@ class RankResponse(google.protobuf.message.Message):
         completed: global___RunCompleted | None = ...,
         rejected: global___HelloRejected | None = ...,
         welcome: global___RankWelcome | None = ...,
+        evidence: lighthouse_protocol.pb.extensions.evidence_pb2.EvidenceAsked | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["completed", b"completed", "ended", b"ended", "formed", b"formed", "message", b"message", "rejected", b"rejected", "stopped", b"stopped", "welcome", b"welcome"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["completed", b"completed", "ended", b"ended", "formed", b"formed", "message", b"message", "rejected", b"rejected", "stopped", b"stopped", "welcome", b"welcome"]) -> None: ...
-    def WhichOneof(self, oneof_group: typing.Literal["message", b"message"]) -> typing.Literal["formed", "ended", "stopped", "completed", "rejected", "welcome"] | None: ...
+    def HasField(self, field_name: typing.Literal["completed", b"completed", "ended", b"ended", "evidence", b"evidence", "formed", b"formed", "message", b"message", "rejected", b"rejected", "stopped", b"stopped", "welcome", b"welcome"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["completed", b"completed", "ended", b"ended", "evidence", b"evidence", "formed", b"formed", "message", b"message", "rejected", b"rejected", "stopped", b"stopped", "welcome", b"welcome"]) -> None: ...
+    def WhichOneof(self, oneof_group: typing.Literal["message", b"message"]) -> typing.Literal["formed", "ended", "stopped", "completed", "rejected", "welcome", "evidence"] | None: ...
 
 global___RankResponse = RankResponse
 
@@ -97,9 +109,15 @@ global___RankResponse = RankResponse
 class RankWelcome(google.protobuf.message.Message):
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
+    TERM_FIELD_NUMBER: builtins.int
+    term: builtins.int
+    """of the lighthouse: grows with each of its lives; 0: it keeps no journal"""
     def __init__(
         self,
+        *,
+        term: builtins.int = ...,
     ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["term", b"term"]) -> None: ...
 
 global___RankWelcome = RankWelcome
 
@@ -255,15 +273,22 @@ class RankHeartbeat(google.protobuf.message.Message):
 
     STEP_FIELD_NUMBER: builtins.int
     PHASE_FIELD_NUMBER: builtins.int
+    PROGRESS_FIELD_NUMBER: builtins.int
     step: builtins.int
     phase: builtins.str
+    @property
+    def progress(self) -> lighthouse_protocol.pb.extensions.progress_pb2.ProgressSample:
+        """of the function that it runs; absent: as told before"""
+
     def __init__(
         self,
         *,
         step: builtins.int = ...,
         phase: builtins.str = ...,
+        progress: lighthouse_protocol.pb.extensions.progress_pb2.ProgressSample | None = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["phase", b"phase", "step", b"step"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["progress", b"progress"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["phase", b"phase", "progress", b"progress", "step", b"step"]) -> None: ...
 
 global___RankHeartbeat = RankHeartbeat
 

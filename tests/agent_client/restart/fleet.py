@@ -1,10 +1,13 @@
 """Ranks of one run as real processes, without torch: started as a supervisor would, and steered by files.
 
-A rank trains until there is a file `finish`. It raises when it finds `raise-SLOT`.
+A rank trains until there is a file `finish`. It raises when it finds `raise-SLOT`. While there is a file `hang-SLOT`,
+that rank stands still in a step, and the others get further and wait for it, as in a collective.
 """
 
 import re
 import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
@@ -26,7 +29,13 @@ def train(call_wrapper: CallWrapper):
     print("runs", call_wrapper.iteration, os.environ["RANK"], os.environ["WORLD_SIZE"], *counters, flush=True)
     while not (folder / "finish").exists():
         time.sleep(0.02)
+        while (folder / f"hang-{slot}").exists():
+            time.sleep(0.02)
         call_wrapper.ping()
+        if list(folder.glob("hang-*")):
+            call_wrapper.ping(1_000_000)
+        while list(folder.glob("hang-*")):
+            time.sleep(0.02)
         if (folder / f"raise-{slot}").exists():
             (folder / f"raise-{slot}").unlink()
             raise RuntimeError("boom")
@@ -54,7 +63,7 @@ class Fleet:
         self._lighthouse = lighthouse
         self._folder = folder
         self._options = options
-        self._run = uuid.uuid4().hex
+        self.run = uuid.uuid4().hex
         self._attempts: dict[int, int] = {}
         self.ranks: dict[int, Process] = {}
 
@@ -72,7 +81,7 @@ class Fleet:
         attempt = self._attempts[slot] = self._attempts.get(slot, -1) + 1
         variables = {
             "LIGHTHOUSE_ADDRESS": self._lighthouse,
-            "LIGHTHOUSE_RUN_ID": self._run,
+            "LIGHTHOUSE_RUN_ID": self.run,
             "LIGHTHOUSE_SLOT": str(slot),
             "LIGHTHOUSE_WORLD_SIZE": str(slots or self.slots),
             "LIGHTHOUSE_ATTEMPT": str(attempt),
@@ -88,6 +97,13 @@ class Fleet:
 
     def fail(self, slot: int) -> None:
         (self._folder / f"raise-{slot}").touch()
+
+    @contextmanager
+    def hung(self, slot: int) -> Iterator[None]:
+        file = self._folder / f"hang-{slot}"
+        file.touch()
+        yield
+        file.unlink()
 
     def finish(self) -> None:
         (self._folder / "finish").touch()

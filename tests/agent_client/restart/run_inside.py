@@ -12,7 +12,9 @@ from typing import Any
 from lighthouse.runs.driver import RunDriver
 from lighthouse.runs.rules.machine import RunMachine
 from lighthouse.runs.store import RunStoreInProcess
+from lighthouse_protocol.messages.progress import ProgressSample
 from lighthouse_protocol.messages.run import FromRunRank, RankHeartbeat, RankHello, ToRunRank
+from lighthouse_protocol.messages.session import Evidence, EvidenceDone, EvidenceRequest
 from lighthouse_protocol.refusals import LighthouseError, Unreachable
 
 
@@ -107,6 +109,18 @@ class RunInside:
     def stop(self, reason: str) -> None:
         with self._lock:
             self._driver.stop(reason, "the test")
+
+    def progress(self) -> list[ProgressSample]:
+        """Where each rank is, as the lighthouse knows it."""
+        with self._lock:
+            return [rank.view.sample for rank in self._driver.ranks()]
+
+    def look(self) -> list[Evidence | EvidenceDone]:
+        """What is told of what the ranks do; it grows."""
+        told: list[Evidence | EvidenceDone] = []
+        with self._lock:
+            self._driver.look(EvidenceRequest(1), told.append)
+        return told
 
     def lose_streams(self) -> None:
         with self._lock:

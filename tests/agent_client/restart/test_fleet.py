@@ -1,11 +1,14 @@
 """Wrapped functions in real processes without torch: faults of each kind, spares, and the ends of a run."""
 
 import re
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from lighthouse_protocol.messages.incident import IncidentKind
+from lighthouse_runtime.client.lighthouse import LighthouseClient
 from tests.agent_client.restart.fleet import Fleet
 from tests.processes import Lighthouse, eventually
 
@@ -29,6 +32,31 @@ def test_a_failure_in_one_restarts_all_in_their_processes(daemon: Lighthouse, tm
         fleet.ends_with(0, FOUR)
         assert pids == [fleet.ranks[slot].pid for slot in FOUR]
         assert "Rank 2: Restart complete. Previous: 0, Current: 1" in fleet.ranks[2].log()
+
+
+def test_a_rank_that_hangs_is_named_and_an_incident(tmp_path: Path) -> None:
+    options = '{"active_world_size": 3}'
+    with Lighthouse("--stall-timeout", "2s") as lighthouse, LighthouseClient(lighthouse.address) as client:
+        with Fleet(lighthouse.address, tmp_path, 4, options=options) as fleet:
+            fleet.runs(0, [0, 1, 2])
+
+            def shown() -> dict[int, tuple[str, int | None]]:
+                [job] = client.status("", ranks=True, timeout_s=5.0).jobs
+                assert {rank.replica_id for rank in job.ranks} <= {fleet.run}
+                return {rank.group_rank: (rank.state.value, rank.generation) for rank in job.ranks}
+
+            trains = dict.fromkeys(range(3), ("running", 0)) | {3: ("spare", None)}
+            eventually(lambda: shown() == trains, "all ranks are shown")
+            time.sleep(2)  # the first steps teach nothing
+            with fleet.hung(1):
+                eventually(lambda: shown() == trains | {1: ("behind", 0)}, "the rank that hangs is behind")
+                [incident] = eventually(lambda: client.incidents("", timeout_s=5.0), "that is an incident")
+            assert (incident.kind, incident.suspects) == (IncidentKind.STALL, (f"{fleet.run}/1",))
+            eventually(lambda: client.incidents("", timeout_s=5.0)[0].over_s is not None, "it is over")
+            eventually(lambda: client.incidents("", timeout_s=5.0)[0].step_s is not None, "training goes on")
+            assert "in <module>" in client.incident(incident.id, timeout_s=5.0).evidence[0].rank.stacks
+            fleet.finish()
+            fleet.ends_with(0, FOUR)
 
 
 @pytest.mark.slow
@@ -58,7 +86,7 @@ def test_who_runs_does_without_a_lighthouse_that_restarts(tmp_path: Path) -> Non
                 fleet.ranks[slot].wait_for_log("^lighthouse lost")
             with Lighthouse("--journal", str(journal), "--bind", lighthouse.address):
                 for slot in FOUR:
-                    fleet.ranks[slot].wait_for_log("^lighthouse back")
+                    fleet.ranks[slot].wait_for_log(r"^lighthouse back \(term 2\)$")
                 fleet.fail(0)
                 fleet.runs(1, FOUR)  # numbers go on upwards
                 fleet.finish()

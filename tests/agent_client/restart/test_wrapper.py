@@ -5,6 +5,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 
@@ -14,6 +15,7 @@ from agent_client.restart.call import CallWrapper
 from agent_client.restart.state import RestartAbort, State
 from agent_client.restart.wrapper import Wrapper
 from examples.ports import free_port
+from lighthouse_protocol.messages.session import EvidenceDone
 from lighthouse_protocol.refusals import InvalidRequest
 from tests.agent_client.restart.run_inside import RunInside
 from tests.processes import eventually
@@ -234,6 +236,28 @@ def test_who_was_lost_comes_back(inside: RunInside) -> None:
         return call_wrapper.iteration
 
     assert train() == 1
+
+
+def test_says_where_it_is_and_what_it_does(inside: RunInside) -> None:
+    """Steps that are not given are counted in the generation: so ranks compare, whatever their processes did before."""
+
+    @Wrapper(use_global_iteration=True)
+    def train(call_wrapper: CallWrapper) -> list[Any]:
+        call_wrapper.ping()
+        if call_wrapper.iteration == 0:
+            call_wrapper.ping()
+            eventually(lambda: inside.progress()[0].step == 2, "two pings are told")
+            raise RuntimeError("boom")
+        eventually(lambda: inside.progress()[0].step == 1, "one ping of this generation is told")
+        call_wrapper.ping(41)
+        eventually(lambda: inside.progress()[0].step == 41, "the step is told")
+        told = inside.look()
+        eventually(lambda: len(told) == 2, "the evidence is told")
+        return told
+
+    evidence, done = train() or []
+    assert f"in {train.__name__}" in evidence.rank.stacks
+    assert done == EvidenceDone(1)
 
 
 def test_advance_asks_for_the_next_number(inside: RunInside) -> None:

@@ -4,7 +4,7 @@ import pytest
 
 from lighthouse.cli.view.frame import View
 from lighthouse_protocol.messages.status import MemberState
-from tests.lighthouse.statuses import job, many, member, status
+from tests.lighthouse.statuses import job, many, member, run_of, status
 
 SMALL = status(job(member("a"), member("b", MemberState.EXPIRED)))
 
@@ -42,6 +42,29 @@ def test_says_who_is_behind_before_the_members():
         "nothing moves for 1m03s: a/1 behind in loader, a/0 waiting in all_reduce",
     ]
     assert lines[7].startswith("a ")
+
+
+def test_a_run_has_a_block_of_its_own():
+    alone = replace(job(quorum_id=0), stall="r/1 behind in step 6, r/0 in step 7", stall_s=63.0)
+    answer = status(alone, runs=(run_of("active", "active", "spare"),))
+    assert text(view(answer))[1:] == [
+        "",
+        "default/r  generation 3, 2 restarts, step 7",
+        "stands: 2 active, 1 spare",
+        "nothing moves for 1m03s: r/1 behind in step 6, r/0 in step 7",
+        "SLOT  STATE   RANK  GEN  STEP  BEAT  HOST   PID",
+        "   0  active     0    3     7  0.4s  host  4711",
+        "   1  active     1    3     7  0.4s  host  4712",
+        "   2  spare      -    -     0  0.4s  host  4713",
+    ]
+
+
+def test_of_a_large_run_those_that_need_a_look_come_first():
+    answer = status(job(quorum_id=0), runs=(run_of(*["active"] * 50, "spare", "lost"),))
+    lines = text(view(answer), height=12)
+    assert len(lines) == 12
+    assert [line.split()[1] for line in lines[5:7]] == ["lost", "active"]
+    assert lines[-1] == "and 46 more; `lighthouse ranks` lists them all"
 
 
 def test_shows_what_fits_and_says_how_many_more():

@@ -1,4 +1,4 @@
-import dataclasses
+from dataclasses import replace
 
 from lighthouse.cli.ranks import ranks as command
 from lighthouse_protocol.messages.status import JobStatus, RankPlace, RankState
@@ -7,7 +7,7 @@ from tests.lighthouse.statuses import job, member, place, status
 
 def stalled(*places: RankPlace, name: str = "default") -> JobStatus:
     verdict = "b/1 behind in validation 3/25, a/0, b/0 waiting in all_reduce"
-    return dataclasses.replace(job(member("a"), name=name), ranks=places, stall=verdict, stall_s=63.0)
+    return replace(job(member("a"), name=name), ranks=places, stall=verdict, stall_s=63.0)
 
 
 FEW = stalled(
@@ -29,6 +29,17 @@ def test_the_verdict_and_a_row_per_rank(fake, run):
         "c/0   running     7  -                               -   0.2s   0.4s  -        -\n"
     )
     assert fake.calls[-1]["ranks"] is True
+
+
+def test_ranks_of_runs_have_a_generation(fake, run):
+    trains = place("r", 1, RankState.RUNNING, is_inside=False, generation=100)
+    spare = place("r", 2, RankState.SPARE, is_inside=False)
+    fake.answers = [status(replace(job(), ranks=(trains, spare)))]
+    assert run(command).output == (
+        "RANK  STATE    GEN  STEP  WHERE  DONE  STILL  BEAT  HOST   PID\n"
+        "r/1   running  100     7  -         -  1m03s  0.4s  host  4711\n"
+        "r/2   spare      -     7  -         -  1m03s  0.4s  host  4711\n"
+    )
 
 
 def test_of_several_jobs(fake, run):

@@ -10,7 +10,7 @@ from lighthouse_protocol.messages.run import RunCounters, RunStopped, RunTerms
 from lighthouse_protocol.messages.run_status import RunStatus
 from lighthouse_protocol.messages.status import MemberState
 from lighthouse_protocol.refusals import Unreachable
-from tests.lighthouse.statuses import job, member, status
+from tests.lighthouse.statuses import job, member, run_of, status
 
 TWO_JOBS = status(
     job(member("a"), member("b", MemberState.JOINED, is_participant=False, step=9)),
@@ -44,13 +44,38 @@ def test_json_is_the_status(fake, run, verb):
     assert list(shown["jobs"][0]) == [field.name for field in dataclasses.fields(TWO_JOBS.jobs[0])]
 
 
+RUN = run_of("active", "active", "active", "spare")
+
+
+def test_runs_stand_below_the_quorums(fake, run):
+    fake.answers = [status(job(member("a"), name="other"), runs=(RUN,))]
+    assert run(command).output.splitlines()[1:] == [
+        "JOB    QUORUM    AGE  PARTICIPANTS  MEMBERS  STEP  PHASE     VERDICT",
+        "other      42  3m13s             1        1     7  standing  formed",
+        "  all train",
+        "",
+        "RUN  GENERATION  ACTIVE  SPARES  RESTARTS  STEP  VERDICT",
+        "r             3       3       1         2     7  stands",
+    ]
+
+
+def test_a_job_that_is_only_a_run_shows_no_quorum(fake, run):
+    alone = dataclasses.replace(job(quorum_id=0), stall="r/1 behind in step 6, r/0, r/2 in step 7", stall_s=63)
+    fake.answers = [status(alone, runs=(RUN,))]
+    assert run(command).output.splitlines()[1:] == [
+        "RUN  GENERATION  ACTIVE  SPARES  RESTARTS  STEP  VERDICT",
+        "r             3       3       1         2     7  stands",
+        "  nothing moves for 1m03s: r/1 behind in step 6, r/0, r/2 in step 7",
+    ]
+
+
 def test_a_job_without_a_quorum_has_no_id_and_no_age(fake, run):
     fake.answers = [status(job(quorum_id=0, verdict="no_joins", explanation="nobody asks", phase="none"))]
     assert "default       -    -             0        0     0  none   no_joins" in run(command).output
 
 
 def test_says_that_nobody_has_joined(fake, run):
-    assert run(command).output.splitlines()[1] == "no jobs: no replica group has joined"
+    assert run(command).output.splitlines()[1] == "no jobs: no replica group has joined, and no rank of a run"
 
 
 def test_an_unknown_job_is_an_error(fake, run):

@@ -21,7 +21,7 @@ from lighthouse_runtime.server.control_policy import ControlPolicy
 from lighthouse_runtime.web.control import KillOrder
 from tests.chromium import Chromium, Page, needs_browser, pictures
 from tests.lighthouse.fake_lighthouse import FakeLighthouse
-from tests.lighthouse.statuses import job, many, member, place, status
+from tests.lighthouse.statuses import job, many, member, place, run_of, status
 
 pytestmark = [needs_browser, pytest.mark.asyncio(loop_scope="module")]
 
@@ -129,6 +129,28 @@ async def test_shows_the_quorum_groups_ranks_incidents_and_what_happened(browser
         assert {url.removeprefix(lighthouse.url) for url in page.requests if not url.startswith("data:")} == {
             "", "events", "control",
         }  # fmt: skip
+
+
+async def test_shows_ranks_of_runs_beside_those_of_groups(browser: Chromium, lighthouse: FakeLighthouse):
+    ranks = (
+        place("r", 1, RankState.BEHIND, is_inside=False, step=6, generation=3),
+        place("r", 0, RankState.RUNNING, is_inside=False, generation=3),
+        place("r", 2, RankState.SPARE, is_inside=False, step=0, progress_age_s=0.4, pid=4713),
+    )
+    alone = job(quorum_id=0, verdict="no_joins", phase="none")
+    run = run_of("active", "active", "spare")
+    lighthouse.shown = status(dataclasses.replace(alone, ranks=ranks), runs=(run,))
+    async with browser.page(lighthouse.url) as page:
+        seen = await shown(page)
+        assert "default stands its generation trains" in seen
+        assert "Generation 3 Active 2 Spares 1 Step 7 Ranks 3 1 behind Restarts 2" in seen
+        assert "r 3 ranks stands step 1 rank behind 3 7 0.4 s 1 m 03 s" in seen
+        assert "slot 1 host · pid 4711 behind step 3 6 0.4 s 1 m 03 s" in seen
+        assert "slot 2 host · pid 4713 spare step 0 0.4 s 0.4 s" in seen
+        assert "Kill" not in seen
+        lighthouse.shown = status(dataclasses.replace(troubled(), job="default"))
+        assert " Gen " not in await shown(page, updates=2)
+        assert page.errors == []
 
 
 async def test_what_has_not_changed_is_not_touched(browser: Chromium, lighthouse: FakeLighthouse):
@@ -269,7 +291,7 @@ async def test_a_crowd_is_shown_in_part_the_worst_first_and_can_be_filtered_and_
 @pytest.mark.slow
 async def test_shows_the_runs_in_a_line_each(browser: Chromium, lighthouse: FakeLighthouse):
     run = run_status(("default", "r<1>"), RunMachine(record=RunRecord(stop=RunStopped("<b>enough</b>", "g", 3))), 0.0)
-    lighthouse.runs = (run,)
+    lighthouse.shown = status(runs=(run,))
     async with browser.page(lighthouse.url) as page:
         seen = await shown(page)
     told = "default/r<1>: no generation yet, 0 ranks, 0 spares, 0 restarts, stopped, stopped: <b>enough</b>"

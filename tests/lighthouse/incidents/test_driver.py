@@ -13,8 +13,14 @@ from lighthouse.incidents.rules.policy import OnStall
 from lighthouse.quorum.driver import JobDriver
 from lighthouse.quorum.rules.config import QuorumConfig
 from lighthouse.quorum.rules.machine import QuorumMachine
+from lighthouse.runs.driver import RunDriver
+from lighthouse.runs.rules.config import RunConfig
+from lighthouse.runs.rules.machine import RunMachine
+from lighthouse.runs.store import RunStoreInProcess
+from lighthouse_protocol.messages.evidence import EvidenceAsked, SelfReport
 from lighthouse_protocol.messages.incident import Gathered, Incident, IncidentKind, IncidentSummary
-from lighthouse_protocol.messages.progress import GroupView
+from lighthouse_protocol.messages.progress import STEP, GroupView, PhaseTime, ProgressSample
+from lighthouse_protocol.messages.run import FromRunRank, RankHeartbeat, RankHello, RankId, RunTerms
 from lighthouse_protocol.messages.session import (
     Evidence,
     EvidenceDone,
@@ -30,7 +36,7 @@ from lighthouse_protocol.messages.session import (
 from lighthouse_protocol.messages.status import TimelineKind
 from lighthouse_protocol.refusals import LighthouseError
 from tests.lighthouse.evidence import rank as evidence_of
-from tests.lighthouse.peers import Caller
+from tests.lighthouse.peers import Caller, Listener
 from tests.lighthouse.sessions import held, native
 from tests.lighthouse_protocol.views import after, all_reduce, rank
 from tests.virtual_loop import VirtualLoop
@@ -281,6 +287,85 @@ class TestALoss:
         job.driver.receive(job.managers["b"].session, Leave("drained"))
         job.go_on_without("b")
         assert job.incidents == ()
+
+
+class Slot(Listener):
+    """A rank of a run, which answers when it is asked what it does, if it `answers`."""
+
+    def __init__(self, job: "WrappedJob", slot: int) -> None:
+        super().__init__()
+        self.job, self.slot, self.answers = job, slot, True
+        hello = RankHello(RankId(slot, f"i{slot}"), RunTerms(3), host="h", pid=slot + 1, is_ready=True)
+        self.session = job.run.open_rank(hello, self)
+
+    def send(self, message: object) -> None:
+        super().send(message)
+        if isinstance(message, EvidenceAsked) and self.answers:
+            self.say(SelfReport(message.number, f"stacks of {self.slot}"))
+
+    def say(self, message: FromRunRank) -> None:
+        self.job.loop.call_later(0.1, self.job.run.receive_from_rank, self.session, message)
+
+    def beat(self, step: int, still_s: float) -> None:
+        times = (PhaseTime(STEP, 9, 9.0, 1.0),)
+        self.say(RankHeartbeat(step, "running", ProgressSample(step, still_s=still_s, times=times)))
+
+
+class WrappedJob:
+    """Three ranks of run r, without Agents."""
+
+    def __init__(self, loop: VirtualLoop, registry: IncidentRegistry) -> None:
+        self.loop, self.registry = loop, registry
+        machine = RunMachine(RunConfig(run="r"))
+        self.run = RunDriver(("j", "r"), machine, RunStoreInProcess(), loop, moved=lambda: self.driver.run_moved())
+        quorum = QuorumMachine(QuorumConfig())
+        self.driver = JobDriver("j", quorum, loop, time.time, incident_registry=registry, runs=lambda: [self.run])
+        self.slots = [Slot(self, slot) for slot in range(3)]
+
+    def go(self, seconds: int, *steps: int, still_s: int = 0) -> None:
+        """Each stands still at its step, and its process lives."""
+        for second in range(seconds):
+            for slot, step in zip(self.slots, steps, strict=True):
+                slot.beat(step, still_s + second)
+            self.loop.go(1)
+
+
+class TestARun:
+    def test_a_rank_that_hangs_is_an_incident_from_its_limit_to_the_next_step(self, loop: VirtualLoop):
+        job = WrappedJob(loop, IncidentRegistry())
+        job.slots[0].answers = False
+        job.go(60, 6, 6, 5)
+        assert job.driver.status().incidents == ()
+        job.go(5, 6, 6, 5, still_s=60)
+        [summary] = job.driver.status().incidents
+        assert (summary.kind, summary.text) == (IncidentKind.STALL, "r/2 behind in step 5, r/0-1 in step 6")
+        assert summary.noticed_s < 61
+        evidence = job.registry.archive.get(summary.id).evidence
+        assert [(one.name, one.rank.pid, one.rank.stacks) for one in evidence] == [
+            ("r/2", 3, "stacks of 2"),
+            ("r/0", 1, ""),
+            ("r/1", 2, "stacks of 1"),
+        ]
+        assert evidence[1].rank.missing[0].startswith("all of it: no answer within 3 s")
+        job.go(3, 7, 7, 7)
+        [summary] = job.driver.status().incidents
+        assert summary.step_s is not None
+        assert summary.over_s is not None
+        assert summary.over_s >= summary.step_s >= 65
+
+    def test_its_job_is_there_for_as_long_as_it_has_ranks(self, loop: VirtualLoop):
+        job = WrappedJob(loop, IncidentRegistry())
+        assert not job.driver.is_quiet
+        for slot in job.slots:
+            job.run.end_rank(slot.session)
+        assert job.driver.is_quiet
+
+    def test_stacks_of_a_slot_are_given_when_asked_for(self, loop: VirtualLoop):
+        job, caller = WrappedJob(loop, IncidentRegistry()), Caller[Gathered]()
+        job.driver.incidents.gather({"r": (1,)}, caller)
+        loop.go(1)
+        [found] = caller.answers
+        assert [one.name for one in found.evidence] == ["r/1"]
 
 
 def test_stacks_are_given_when_asked_for(make: Make):

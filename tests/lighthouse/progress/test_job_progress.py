@@ -1,7 +1,10 @@
 """The groups of a job together: who is behind in a collective that goes over groups."""
 
+from dataclasses import replace
+
 import pytest
 
+from lighthouse.members.rules.run_rank import RunRank
 from lighthouse.progress.rules.job_progress import MAX_KNOWN, JobProgress
 from lighthouse_protocol.messages.progress import OTHER, GroupView, OpenPhase, RankName, RankView
 from lighthouse_protocol.messages.status import RankState
@@ -102,3 +105,44 @@ def test_of_names_without_end_the_first_are_kept_apart():
     assert len(job.seconds) == MAX_KNOWN + 1
     assert job.seconds[OTHER] == 2 * MAX_KNOWN
     assert job.seconds["phase 0"] == 1.0
+
+
+class TestRuns:
+    """Ranks 0 and 1 of run r wait in a collective that rank 2 has not entered; slot 3 is a spare."""
+
+    @pytest.fixture
+    def run(self) -> list[RunRank]:
+        late = rank(2, left=after(all_reduce(8)), group="r")
+        views = (rank(0, inside=COLLECTIVE, group="r"), rank(1, inside=COLLECTIVE, group="r"), late)
+        spare = RunRank(rank(3, step=0, group="r"), state=RankState.SPARE)
+        return [
+            *(RunRank(replace(view, host="h", pid=pid), 7, is_judged=True) for pid, view in enumerate(views, 1)),
+            spare,
+        ]
+
+    def test_are_judged_and_shown_as_groups_are(self, run: list[RunRank]):
+        job = JobProgress()
+        assert job.left_s((), 0, [run]) == -40
+        verdict = job.verdict((), 0, [run])
+        assert verdict is not None
+        assert verdict.text == "r/2 behind in step 1, r/0-1 waiting in all_reduce"
+        shown = [(p.group_rank, p.state.value, p.generation) for p in job.places((), (), 0, [run])]
+        assert shown == [(2, "behind", 7), (0, "waiting", 7), (1, "waiting", 7), (3, "spare", None)]
+
+    def test_without_a_generation_that_goes_on_have_no_verdict(self, run: list[RunRank]):
+        broken = [replace(each, is_judged=False) for each in run]
+        assert JobProgress().verdict((), 0, [broken]) is None
+
+    def test_a_process_is_one_rank_of_its_quorum_or_else_of_its_run(self, run: list[RunRank]):
+        job = JobProgress()
+        agents = [replace(rank(n, "loader", group="a", still_s=0), host="h", pid=n + 1) for n in range(3)]
+        job.take(view("a", *agents), 0)
+
+        def shown(members: str) -> list[tuple[str, int | None]]:
+            places = job.places(members, "a", 0, [run])
+            return sorted(((p.replica_id, p.generation) for p in places), key=str)
+
+        assert shown("a") == [("a", 7)] * 3 + [("r", None)]
+        assert job.verdict("a", 0, [run]) is None
+        assert shown("") == [("r", 7)] * 3 + [("r", None)]
+        assert job.verdict("", 0, [run]) is not None

@@ -60,6 +60,16 @@ def test_a_job_that_has_gone_quiet_is_forgotten_but_for_its_last_id(loop: Virtua
     journal.release()
 
 
+def test_a_job_that_no_group_joins_after_a_restart_is_forgotten_too(loop: VirtualLoop, tmp_path: Path) -> None:
+    """Ranks of a run have made it."""
+    life = Life(loop, tmp_path / "journal.sqlite")
+    assert life.driver.status().phase == "returning"
+    loop.go(10)
+    life.scrape()
+    assert list(life.jobs) == []
+    life.die()
+
+
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     lease_s=st.sampled_from([1.0, 5.0, 40.0, 61.0, 90.0, 400.0]),

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from lighthouse_protocol.messages.evidence import RankEvidence
-from lighthouse_protocol.messages.session import EvidenceAsked, Killed, RankGone
+from lighthouse_protocol.messages.evidence import EvidenceAsked, RankEvidence
+from lighthouse_protocol.messages.session import Killed, RankGone
 from lighthouse_protocol.pb.documented import lighthouse_pb2, manager_pb2
 from lighthouse_protocol.pb.extensions import evidence_pb2, incident_pb2
 from lighthouse_protocol.refusals import InvalidRequest

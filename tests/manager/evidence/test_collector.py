@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from lighthouse_protocol.messages import session
-from lighthouse_protocol.messages.evidence import ProcessSnapshot, RankEvidence, SelfReport
+from lighthouse_protocol.messages.evidence import EvidenceAsked, ProcessSnapshot, RankEvidence, SelfReport
 from manager.evidence import collector
 from manager.evidence.collector import EvidenceCollector
 from manager.evidence.process_probe import ELSEWHERE, NO_OUTPUT, look_alone
@@ -30,7 +30,7 @@ class Rank:
         desk.opened(self.watch)
 
     def send(self, message: session.ToRank) -> None:
-        assert isinstance(message, session.EvidenceAsked)
+        assert isinstance(message, EvidenceAsked)
         self.asked.put_nowait(message.number)
 
     def end(self, error: object = None) -> None:

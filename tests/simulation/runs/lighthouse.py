@@ -31,6 +31,8 @@ WALL_SKEW_S = (0.0, -31.0, 31.0)
 class RunLighthouse(Process):
     """A RunStore, too: what it commits is in the site's journal."""
 
+    term = 0
+
     def __init__(self, site: "LighthouseSite") -> None:
         super().__init__(site.world, "lighthouse", HOST)
         self.site = site

@@ -6,6 +6,7 @@ from agent_client.restart.driver import RankDriver
 from agent_client.restart.rules import events
 from agent_client.restart.rules.config import RankConfig, RankPhase
 from agent_client.restart.rules.machine import RankMachine
+from lighthouse_protocol.messages.progress import ProgressSample
 from lighthouse_protocol.messages.run import GenerationFormed, KeyKind, RankHello, RankId, RunCompleted, RunStopped
 from tests.simulation.runs.keys import KeyAnswer, KeyRequest
 from tests.simulation.runs.links import Link
@@ -176,6 +177,9 @@ class Function:
         self.end = process.end
         self.interrupt = process.interrupt
         self._process = process
+
+    def sample(self) -> ProgressSample:
+        return ProgressSample(self._process.machine.step)
 
     def kill(self, reason: str) -> None:
         self._process.exit(SIGKILLED, reason)
