@@ -12,7 +12,7 @@ import math
 import queue
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -35,9 +35,20 @@ def wait(work: Any, backend: Any, is_aborted: Callable[[], bool], limit_s: float
             continue
         aborted_at = now if aborted_at is None else aborted_at
         if (are_at_rest() or now - aborted_at >= SPINS_S) and not _ends_within(work, SLICE_S):
-            # The backend's destructor waits for its work.
-            threading.Thread(target=_outlive, args=(work, backend), name="gloo remains", daemon=True).start()
+            keep([work], backend)
             raise RuntimeError(_GIVEN_UP)
+
+
+def keep(works: Sequence[Any], backend: Any) -> None:
+    """`backend` for as long as one of its `works` is under way: its destructor waits for them."""
+    if not all(work.is_completed() for work in works):
+        threading.Thread(target=_outlive, args=(works, backend), name="gloo remains", daemon=True).start()
+
+
+def _outlive(works: Sequence[Any], _backend: Any) -> None:
+    """Not by work.wait(): a thread that returns from there while the interpreter ends ends the process by SIGABRT."""
+    while not all(work.is_completed() for work in works):
+        time.sleep(SWEPT_EVERY_S)
 
 
 def wait_in_thread(work: Any, is_aborted: Callable[[], bool], timeout: timedelta) -> None:
@@ -88,9 +99,3 @@ def _look_at(task: Path) -> tuple[str, str]:
     except OSError:
         return "", ""
     return name, rest.split()[0]
-
-
-def _outlive(work: Any, _backend: Any) -> None:
-    """Not by work.wait(): a thread that returns from there while the interpreter ends ends the process by SIGABRT."""
-    while not work.is_completed():
-        time.sleep(SWEPT_EVERY_S)

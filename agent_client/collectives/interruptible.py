@@ -9,6 +9,7 @@ import math
 import queue
 import threading
 import weakref
+from collections import deque
 from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
@@ -38,6 +39,7 @@ class InterruptibleGroup(ProcessGroup):
         self._before = open_sockets()
         self._gloo: dict[ProcessGroupGloo, Connections] = {}
         self._waiter: Waiter | None = None
+        self._under_way: deque[Any] = deque()
         self._is_aborted = False
         enlist(self)
 
@@ -73,6 +75,8 @@ class InterruptibleGroup(ProcessGroup):
         for connections in list(self._gloo.values()):
             connections.shut_down()
         super().abort()
+        for backend in self._gloo:
+            gloo_wait.keep(list(self._under_way), backend)
 
     def run(self, method: str, *args: Any, **options: Any) -> Any:
         if self._is_aborted:
@@ -81,6 +85,9 @@ class InterruptibleGroup(ProcessGroup):
         backend = self._gloo_for(first_tensor(args))
         if work is None or backend is None:
             return work
+        while self._under_way and self._under_way[0].is_completed():
+            self._under_way.popleft()
+        self._under_way.append(work)
         if self._waiter is None:
             self._waiter = Waiter()
             weakref.finalize(self, self._waiter.end)

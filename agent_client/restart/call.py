@@ -117,7 +117,7 @@ class WrappedCall(Generic[T]):
             except Interruption as e:
                 self._section.close()
                 reason = "interrupted"
-                _let_go(e)
+                self._let_go(e)
             except Exception as e:
                 reason = f"{type(e).__name__}: {e}"
                 self._last_error = reason
@@ -125,7 +125,7 @@ class WrappedCall(Generic[T]):
                     log.info("iteration %d was interrupted: %s", self._state.iteration, reason)
                 else:
                     log.exception("iteration %d has failed", self._state.iteration)
-                _let_go(e)
+                self._let_go(e)
             finally:
                 self._interrupter.end()
         self._attempts.raised(reason)
@@ -134,6 +134,13 @@ class WrappedCall(Generic[T]):
     def _call(self) -> T:
         self._hook(self._options.initialize)
         return self._function(self._call_wrapper)
+
+    def _let_go(self, error: BaseException | None) -> None:
+        """Of what the function held when it was left: whoever keeps the error keeps its frames (torch's engine may)."""
+        self._groups.abort()
+        while error is not None:
+            traceback.clear_frames(error.__traceback__)
+            error = error.__context__
 
     def _recover(self) -> None:
         """Between two attempts. What it raises ends the process's part in the run."""
@@ -158,10 +165,3 @@ class WrappedCall(Generic[T]):
                 raise RestartAbort(text)
             case error:
                 raise error
-
-
-def _let_go(error: BaseException | None) -> None:
-    """What the function held when it was left: whoever keeps the error keeps its frames (torch's engine may)."""
-    while error is not None:
-        traceback.clear_frames(error.__traceback__)
-        error = error.__context__
