@@ -9,6 +9,7 @@ import typing
 from collections.abc import Generator
 
 if typing.TYPE_CHECKING:
+    from agent_client.collectives.open_groups import Abortable
     from agent_client.restart.torch_scope import TorchScope
 
 
@@ -18,6 +19,7 @@ class ProcessGroups:
     def __init__(self, lighthouse: str) -> None:
         self._lighthouse = lighthouse
         self._torch: TorchScope | None = None
+        self._aborted: list[Abortable] = []
 
     @contextlib.contextmanager
     def of(self, generation: int) -> Generator[None]:
@@ -39,7 +41,7 @@ class ProcessGroups:
         """Every process group that this process holds. From any thread."""
         open_groups = sys.modules.get("agent_client.collectives.open_groups")
         if open_groups is not None:
-            open_groups.abort_all()
+            self._aborted += open_groups.abort_all()
         if self._torch is not None:
             self._torch.abort()
 
@@ -47,3 +49,4 @@ class ProcessGroups:
         """What a generation that has not ended well has left is let go; all groups were aborted before."""
         if self._torch is not None:
             self._torch.recover()
+        self._aborted.clear()
