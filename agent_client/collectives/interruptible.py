@@ -10,12 +10,12 @@ import queue
 import threading
 import weakref
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any
 
 import torch
-from torch.distributed import PrefixStore, ProcessGroup, ProcessGroupGloo, Store, Work
+from torch.distributed import AllreduceOptions, PrefixStore, ProcessGroup, ProcessGroupGloo, Store, Work
 from torch.futures import Future
 
 from agent_client.collectives import gloo_wait
@@ -25,6 +25,12 @@ from agent_client.collectives.observed import first_tensor
 from agent_client.collectives.open_groups import enlist
 
 _ABORTED = "the process group was aborted, because the generation of its run is over"
+_REDUCE_SCATTERS = (
+    "_reduce_scatter_base",
+    "reduce_scatter_single",
+    "reduce_scatter_single_coalesced",
+    "reduce_scatter_tensor_coalesced",
+)
 _POINT_TO_POINT = ("send", "recv", "recv_anysource")
 
 
@@ -81,8 +87,10 @@ class InterruptibleGroup(ProcessGroup):
     def run(self, method: str, *args: Any, **options: Any) -> Any:
         if self._is_aborted:
             raise RuntimeError(_ABORTED)
-        work = getattr(self._ranks, method)(*args, **options)
         backend = self._gloo_for(first_tensor(args))
+        if backend is not None and method in _REDUCE_SCATTERS:
+            return self._reduce_scatter(*args, **options)
+        work = getattr(self._ranks, method)(*args, **options)
         if work is None or backend is None:
             return work
         while self._under_way and self._under_way[0].is_completed():
@@ -94,6 +102,16 @@ class InterruptibleGroup(ProcessGroup):
         return InterruptibleWork(
             work, backend, self._gloo[backend], self._waiter, is_sliced=method not in _POINT_TO_POINT
         )
+
+    def _reduce_scatter(self, outputs: Any, inputs: Any, opts: Any = None) -> "ReduceScatter":
+        """As torch does it for gloo, which has none: its own cannot be waited for in pieces."""
+        outputs, inputs = ([each] if isinstance(each, torch.Tensor) else each for each in (outputs, inputs))
+        options: Any = AllreduceOptions()
+        if opts is not None:
+            options.reduceOp, options.timeout = opts.reduceOp, opts.timeout
+        sums = [each.clone() for each in inputs]
+        works = [self.run("allreduce", [each], options) for each in sums]
+        return ReduceScatter(works, sums, outputs, self.rank(), self.size())
 
     def _gloo_for(self, tensor: torch.Tensor | None) -> ProcessGroupGloo | None:
         """Which works on `tensor`. A barrier has none; it may be another backend's where the group has several."""
@@ -155,6 +173,30 @@ class InterruptibleWork(Work):
     def _value(self, _ended: Any) -> Any:
         self.wait()
         return self._work.get_future().value()
+
+
+class ReduceScatter(Work):
+    """Sums whose part of this rank goes to `outputs` when it is waited for, as torch has it."""
+
+    def __init__(
+        self, works: Sequence[InterruptibleWork], sums: Sequence[Any], outputs: Sequence[Any], rank: int, size: int
+    ) -> None:
+        super().__init__()
+        self._works = works
+        self._parts = [(output, each.chunk(size)[rank]) for output, each in zip(outputs, sums, strict=True)]
+
+    def wait(self, timeout: timedelta = timedelta(0)) -> bool:
+        for work in self._works:
+            work.wait(timeout)
+        for output, part in self._parts:
+            output.copy_(part)
+        return True
+
+    def synchronize(self) -> None:
+        self.wait()
+
+    def is_completed(self) -> bool:
+        return all(work.is_completed() for work in self._works)
 
 
 class Waiter:

@@ -5,6 +5,7 @@ by, the store of `init_process_group`, is the generation's own: none of an earli
 process to have stayed rank 0.
 """
 
+import functools
 import gc
 import importlib
 import os
@@ -30,6 +31,7 @@ DEFAULT_TIMEOUT = timedelta(minutes=30)  # torch's, for a store
 FIRST_PAUSE_S = 0.01
 MAX_PAUSE_S = 0.5
 _STORE = "torch_store"
+_LRU_CACHE = type(functools.lru_cache(print))
 
 importlib.import_module("torch.distributed.nn.functional")  # whose defaults keep the world of their import
 
@@ -71,6 +73,7 @@ class TorchScope:
         if torch.distributed.is_initialized():
             torch.distributed.destroy_process_group()
         sys.excepthook = self._excepthook  # torch wraps it once more for each init_process_group
+        _clear_caches()
         gc.collect()  # a DataLoader's workers end with its iterator, a group's threads with the group
 
     def _rendezvous(self, url: str, rank: int = -1, world_size: int = -1, **options: Any) -> Iterator[Any]:
@@ -115,3 +118,14 @@ def _told(limit_s: float) -> Address:
                 ) from None
         time.sleep(pause_s)
         pause_s = min(MAX_PAUSE_S, 2 * pause_s)
+
+
+def _clear_caches() -> None:
+    """DTensor's: their keys hold meshes, and those their groups."""
+    if "torch.distributed.tensor" not in sys.modules:
+        return
+    importlib.import_module("torch.distributed.tensor.debug")._clear_sharding_prop_cache()
+    importlib.import_module("torch.distributed.tensor._redistribute").clear_redistribute_planner_cache()
+    for each in gc.get_objects():
+        if type(each) is _LRU_CACHE and each.__module__.startswith("torch.distributed."):
+            each.cache_clear()

@@ -84,13 +84,18 @@ class Fault:
                         os.kill(os.getpid(), 19)
                     case "while others wait":
                         time.sleep(0.3)
+                    case _:
+                        pass
                 raise Drawn(place)
 
 
 def model_of(kind: str) -> nn.Module:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(8, WIDTH), nn.ReLU(), nn.Linear(WIDTH, WIDTH), nn.ReLU(), nn.Linear(WIDTH, 1))
-    return DistributedDataParallel(model) if kind == "ddp" else fully_shard(model)
+    if kind == "ddp":
+        return DistributedDataParallel(model)
+    fully_shard(model)
+    return model
 
 
 OPTIONS = StateDictOptions(full_state_dict=True, cpu_offload=True)
