@@ -7,9 +7,12 @@ threads are at rest. One of them has been seen to keep running after an abort. I
 what was left in the sockets' buffers.
 """
 
+import contextlib
+import math
+import queue
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -17,21 +20,59 @@ from typing import Any
 SLICE_S = 0.05
 SPINS_S = 5.0
 SWEPT_EVERY_S = 1.0
+_GIVEN_UP = "the process group was aborted, and gloo did not end what was under way in it"
 THREADS = {"pt_gloo_runloop", "gloo_tcp_loop"}
 
 
-def wait(work: Any, backend: Any, is_aborted: Callable[[], bool]) -> None:
-    """Until `work` of `backend` has ended. Raises RuntimeError if it has failed, or was given up."""
-    aborted_at: float | None = None
+def wait(work: Any, backend: Any, is_aborted: Callable[[], bool], limit_s: float = math.inf) -> None:
+    """Until `work` of `backend` has ended. Raises RuntimeError if it has failed, was given up, or after `limit_s`."""
+    began_at, aborted_at = time.monotonic(), None
     while not _ends_within(work, SLICE_S):
-        if not is_aborted():
-            continue
         now = time.monotonic()
+        if not is_aborted():
+            if now - began_at > limit_s:
+                raise RuntimeError(f"the collective did not end within {limit_s:g} s")
+            continue
         aborted_at = now if aborted_at is None else aborted_at
         if (are_at_rest() or now - aborted_at >= SPINS_S) and not _ends_within(work, SLICE_S):
-            # The backend's destructor waits for its work.
-            threading.Thread(target=_outlive, args=(work, backend), name="gloo remains", daemon=True).start()
-            raise RuntimeError("the process group was aborted, and gloo did not end what was under way in it")
+            keep([work], backend)
+            raise RuntimeError(_GIVEN_UP)
+
+
+def keep(works: Sequence[Any], backend: Any) -> None:
+    """`backend` for as long as one of its `works` is under way: its destructor waits for them."""
+    if not all(work.is_completed() for work in works):
+        threading.Thread(target=_outlive, args=(works, backend), name="gloo remains", daemon=True).start()
+
+
+def _outlive(works: Sequence[Any], _backend: Any) -> None:
+    """Not by work.wait(): a thread that returns from there while the interpreter ends ends the process by SIGABRT."""
+    while not all(work.is_completed() for work in works):
+        time.sleep(SWEPT_EVERY_S)
+
+
+def wait_in_thread(work: Any, is_aborted: Callable[[], bool], timeout: timedelta) -> None:
+    """The same for a message, whose wait cannot be cut in pieces: a thread waits for as long as it takes."""
+    outcome: queue.SimpleQueue[RuntimeError | None] = queue.SimpleQueue()
+    threading.Thread(target=_report, args=(work, timeout, outcome), name="gloo message", daemon=True).start()
+    while True:
+        was_aborted = is_aborted()
+        with contextlib.suppress(queue.Empty):
+            error = outcome.get(timeout=SLICE_S)
+            break
+        if was_aborted:
+            raise RuntimeError(_GIVEN_UP)
+    if error is not None:
+        raise error
+
+
+def _report(work: Any, timeout: timedelta, outcome: "queue.SimpleQueue[RuntimeError | None]") -> None:
+    try:
+        work.wait(timeout)
+    except RuntimeError as e:
+        outcome.put(e)
+    else:
+        outcome.put(None)
 
 
 def _ends_within(work: Any, timeout_s: float) -> bool:
@@ -58,9 +99,3 @@ def _look_at(task: Path) -> tuple[str, str]:
     except OSError:
         return "", ""
     return name, rest.split()[0]
-
-
-def _outlive(work: Any, _backend: Any) -> None:
-    """Not by work.wait(): a thread that returns from there while the interpreter ends ends the process by SIGABRT."""
-    while not work.is_completed():
-        time.sleep(SWEPT_EVERY_S)

@@ -58,12 +58,17 @@ class ObservedGroup(ProcessGroup):
         return work
 
 
-def _shape(args: tuple[Any, ...]) -> tuple[int, ...]:
-    """Of the first tensor."""
+def first_tensor(args: tuple[Any, ...]) -> Tensor | None:
+    """Of a collective's."""
     first: object = args
     while isinstance(first, list | tuple) and first:
         first = cast("Any", first)[0]
-    return tuple(first.shape) if isinstance(first, Tensor) else ()
+    return first if isinstance(first, Tensor) else None
+
+
+def _shape(args: tuple[Any, ...]) -> tuple[int, ...]:
+    tensor = first_tensor(args)
+    return () if tensor is None else tuple(tensor.shape)
 
 
 def _observed(method: str) -> Callable[..., Any]:

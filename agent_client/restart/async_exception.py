@@ -8,6 +8,7 @@ a socket; its handler is where the exception arrives.
 
 import ctypes
 import signal
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -19,6 +20,7 @@ T = TypeVar("T")
 WAKE_SIGNAL = signal.SIGRTMIN + 7
 AGAIN_AFTER_S = 0.25
 """Deliveries are so far apart: the end of a section, microseconds, meets one at most."""
+_IMPORTLIB = "<frozen importlib._bootstrap>"
 _BYTECODES = 100  # more than enough for what was delivered to arrive
 
 
@@ -48,9 +50,10 @@ class InterruptibleSection:
             self.close()
 
     def interrupt(self) -> bool:
-        """Raise Interruption in the function. False: none is running, or it was interrupted just now."""
+        """Raise Interruption in the function. False: none is running, it was interrupted just now, or it is importing:
+        a module whose import was interrupted is of no use to the next run."""
         with self._lock:
-            if self._thread is None or time.monotonic() < self._again_at:
+            if self._thread is None or time.monotonic() < self._again_at or self._is_importing(self._thread):
                 return False
             self._again_at = time.monotonic() + AGAIN_AFTER_S
             thread = ctypes.c_ulong(self._thread)
@@ -58,6 +61,14 @@ class InterruptibleSection:
             if self._can_wake:
                 signal.pthread_kill(self._thread, WAKE_SIGNAL)
             return True
+
+    def _is_importing(self, thread: int) -> bool:
+        frame = sys._current_frames().get(thread)  # pyright: ignore[reportPrivateUsage]
+        while frame is not None and frame.f_code is not InterruptibleSection.run.__code__:
+            if frame.f_code.co_filename == _IMPORTLIB:
+                return True
+            frame = frame.f_back
+        return False
 
     def close(self) -> None:
         """Nothing arrives any more. Also for the caller of `run`, when an Interruption has left it: one more may have

@@ -2,15 +2,16 @@
 
 import contextlib
 import logging
+import traceback
 from collections.abc import Callable
 from typing import Any, Generic, TypeVar
 
-from agent_client.restart.abort import abort_groups
 from agent_client.restart.async_exception import InterruptibleSection, Interruption
 from agent_client.restart.attempts import Attempts, LocalAttempts
 from agent_client.restart.interrupter import Interrupter
 from agent_client.restart.launch import Launch
 from agent_client.restart.options import Hook, Options
+from agent_client.restart.process_groups import ProcessGroups
 from agent_client.restart.rank_environment import RankEnvironment
 from agent_client.restart.rules.events import Ended, Run
 from agent_client.restart.run_session import RunSession
@@ -62,7 +63,8 @@ class WrappedCall(Generic[T]):
         self._state = State(initial_rank=launch.slot, use_global_iteration=options.use_global_iteration)
         self._environment = RankEnvironment(self._state)
         self._section = InterruptibleSection()
-        self._interrupter = Interrupter(self._section, [abort_groups, lambda: self._hook(options.abort)])
+        self._groups = ProcessGroups(launch.lighthouse if options.use_global_iteration else "")
+        self._interrupter = Interrupter(self._section, [self._groups.abort, lambda: self._hook(options.abort)])
         self._link: RunSession | None = None
         self._attempts: Attempts
         if options.use_global_iteration:
@@ -105,7 +107,7 @@ class WrappedCall(Generic[T]):
     def _attempt(self, run: Run) -> bool:
         """Whether the function has returned."""
         self._result, self._last_error = None, ""
-        with self._environment:
+        with self._environment, self._groups.of(run.number):
             self._environment.take(run)
             if self._link is not None:
                 self._link.began(run)
@@ -113,9 +115,10 @@ class WrappedCall(Generic[T]):
             try:
                 self._result = self._section.run(self._call, lambda: self._attempts.is_over(run.number))
                 return True
-            except Interruption:
+            except Interruption as e:
                 self._section.close()
                 reason = "interrupted"
+                self._let_go(e)
             except Exception as e:
                 reason = f"{type(e).__name__}: {e}"
                 self._last_error = reason
@@ -123,6 +126,7 @@ class WrappedCall(Generic[T]):
                     log.info("iteration %d was interrupted: %s", self._state.iteration, reason)
                 else:
                     log.exception("iteration %d has failed", self._state.iteration)
+                self._let_go(e)
             finally:
                 self._interrupter.end()
         self._attempts.raised(reason)
@@ -132,9 +136,18 @@ class WrappedCall(Generic[T]):
         self._hook(self._options.initialize)
         return self._function(self._call_wrapper)
 
+    def _let_go(self, error: BaseException | None) -> None:
+        """Of what the function held when it was left: whoever keeps the error keeps its frames (torch's engine may)."""
+        self._groups.abort()
+        while error is not None:
+            traceback.clear_frames(error.__traceback__)
+            error = error.__context__
+
     def _recover(self) -> None:
         """Between two attempts. What it raises ends the process's part in the run."""
+        self._groups.abort()
         self._hook(self._options.finalize)
+        self._groups.recover()
         self._hook(self._options.health_check)
 
     def _hook(self, hook: Hook | None) -> None:

@@ -1,12 +1,14 @@
 """A function is ended from another thread, whatever it does in Python, and nothing of it arrives later."""
 
 import contextlib
+import importlib
 import queue
 import random
 import sys
 import threading
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
@@ -136,3 +138,16 @@ def test_its_value_and_its_error_are_the_functions() -> None:
     with pytest.raises(ZeroDivisionError):
         section.run(lambda: 1 // 0, never)
     assert not section.interrupt()
+
+
+def test_an_import_is_not_torn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A module of half its names would stay broken for every later run of the function."""
+    (tmp_path / "slow_to_import.py").write_text("import time\ntime.sleep(0.5)\nwhole = True\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+
+    def import_and_spin() -> None:
+        importlib.import_module("slow_to_import")
+        spin()
+
+    assert interrupted(import_and_spin, again=True) > 0.3
+    assert sys.modules["slow_to_import"].whole

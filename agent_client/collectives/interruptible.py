@@ -1,0 +1,235 @@
+"""torch's own process groups, made so that whatever waits in one ends when it is aborted.
+
+What gloo does for tensors on the CPU is waited for as gloo_wait.py does, also by C++: DDP's reducer waits for the
+future of a collective, which is one of ours. All else is torch's and the backend's own (NCCL ends by its own abort).
+"""
+
+import contextlib
+import math
+import queue
+import threading
+import weakref
+from collections import deque
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from typing import Any
+
+import torch
+from torch.distributed import AllreduceOptions, PrefixStore, ProcessGroup, ProcessGroupGloo, Store, Work
+from torch.futures import Future
+
+from agent_client.collectives import gloo_wait
+from agent_client.collectives.compiling import never_compiled
+from agent_client.collectives.gloo_connections import Connections, of_gloo, open_sockets
+from agent_client.collectives.observed import first_tensor
+from agent_client.collectives.open_groups import enlist
+
+_ABORTED = "the process group was aborted, because the generation of its run is over"
+_REDUCE_SCATTERS = (
+    "_reduce_scatter_base",
+    "reduce_scatter_single",
+    "reduce_scatter_single_coalesced",
+    "reduce_scatter_tensor_coalesced",
+)
+_POINT_TO_POINT = ("send", "recv", "recv_anysource")
+
+
+class InterruptibleGroup(ProcessGroup):
+    """Takes the place of ProcessGroup where torch makes groups. What it is told goes to a group of torch's, too, which
+    does the work."""
+
+    def __init__(self, store: Store, rank: int, size: int) -> None:
+        super().__init__(rank, size)  # pyright: ignore[reportCallIssue]
+        self._ranks: Any = ProcessGroup(store, rank, size)
+        self._store = store
+        self._before = open_sockets()
+        self._gloo: dict[ProcessGroupGloo, Connections] = {}
+        self._waiter: Waiter | None = None
+        self._under_way: deque[Any] = deque()
+        self._is_aborted = False
+        enlist(self)
+
+    def _register_backend(self, device: torch.device, backend_type: Any, backend: Any = None) -> None:
+        """Once for each device; a backend may serve several."""
+        for group in (super(), self._ranks):
+            group._register_backend(device, backend_type, backend)
+        if isinstance(backend, ProcessGroupGloo) and backend not in self._gloo:
+            store = PrefixStore(f"{device.type}/", self._store)
+            self._gloo[backend] = of_gloo(self._before, store, self.size()) if self.size() > 1 else Connections()
+
+    def get_group_store(self) -> Store:
+        return self._ranks.get_group_store()
+
+    def _set_default_backend(self, backend_type: Any) -> None:
+        for group in (super(), self._ranks):
+            group._set_default_backend(backend_type)
+
+    def _set_group_name(self, name: Any) -> None:
+        for group in (super(), self._ranks):
+            group._set_group_name(name)
+
+    def _set_group_desc(self, desc: str) -> None:
+        for group in (super(), self._ranks):
+            group._set_group_desc(desc)
+
+    def _start_coalescing(self, device: torch.device) -> None:
+        self._ranks._start_coalescing(device)
+
+    def abort(self) -> None:
+        """End every collective under way, here and at the peers. From any thread; more than once does no harm."""
+        self._is_aborted = True
+        for connections in list(self._gloo.values()):
+            connections.shut_down()
+        super().abort()
+        for backend in self._gloo:
+            gloo_wait.keep(list(self._under_way), backend)
+
+    def run(self, method: str, *args: Any, **options: Any) -> Any:
+        if self._is_aborted:
+            raise RuntimeError(_ABORTED)
+        backend = self._gloo_for(first_tensor(args))
+        if backend is not None and method in _REDUCE_SCATTERS:
+            return self._reduce_scatter(*args, **options)
+        work = getattr(self._ranks, method)(*args, **options)
+        if work is None or backend is None:
+            return work
+        while self._under_way and self._under_way[0].is_completed():
+            self._under_way.popleft()
+        self._under_way.append(work)
+        if self._waiter is None:
+            self._waiter = Waiter()
+            weakref.finalize(self, self._waiter.end)
+        return InterruptibleWork(
+            work, backend, self._gloo[backend], self._waiter, is_sliced=method not in _POINT_TO_POINT
+        )
+
+    def _reduce_scatter(self, outputs: Any, inputs: Any, opts: Any = None) -> "ReduceScatter":
+        """As torch does it for gloo, which has none: its own cannot be waited for in pieces."""
+        outputs, inputs = ([each] if isinstance(each, torch.Tensor) else each for each in (outputs, inputs))
+        options: Any = AllreduceOptions()
+        if opts is not None:
+            options.reduceOp, options.timeout = opts.reduceOp, opts.timeout
+        sums = [each.clone() for each in inputs]
+        works = [self.run("allreduce", [each], options) for each in sums]
+        return ReduceScatter(works, sums, outputs, self.rank(), self.size())
+
+    def _gloo_for(self, tensor: torch.Tensor | None) -> ProcessGroupGloo | None:
+        """Which works on `tensor`. A barrier has none; it may be another backend's where the group has several."""
+        if tensor is None and len(self._device_types) != len(self._gloo):
+            return None
+        backend: Any = self._get_backend(torch.device("cpu") if tensor is None else tensor.device)
+        return backend if backend in self._gloo else None
+
+
+class InterruptibleWork(Work):
+    """Does what `work` of `backend` does. `is_sliced`: whether short waits do no harm. gloo takes the end of a short
+    wait for a message for a failure of the group."""
+
+    def __init__(
+        self, work: Any, backend: ProcessGroupGloo, connections: Connections, waiter: "Waiter", *, is_sliced: bool
+    ) -> None:
+        super().__init__()
+        self._work = work
+        self._backend = backend
+        self._connections = connections
+        self._waiter = waiter
+        self._is_sliced = is_sliced
+        self._future: Any = None
+
+    def wait(self, timeout: timedelta = timedelta(0)) -> bool:
+        if self._is_sliced:
+            limit_s = timeout.total_seconds() or math.inf
+            gloo_wait.wait(self._work, self._backend, self._connections.are_over, limit_s)
+        else:
+            gloo_wait.wait_in_thread(self._work, self._connections.are_over, timeout)
+        return True
+
+    def synchronize(self) -> None:
+        self.wait()
+
+    def is_completed(self) -> bool:
+        return self._work.is_completed()
+
+    def is_success(self) -> bool:
+        return self._work.is_success()
+
+    def exception(self) -> Any:
+        return self._work.exception()
+
+    def result(self) -> Any:
+        return self._work.result()
+
+    def source_rank(self) -> int:
+        return self._work.source_rank()
+
+    def get_future(self) -> Any:
+        """Not `work`'s own: what waits for that in C++ cannot be ended."""
+        if self._future is None:
+            ended: Any = Future()
+            self._future = ended.then(self._value)
+            self._waiter.wait_for(self, ended)
+        return self._future
+
+    def _value(self, _ended: Any) -> Any:
+        self.wait()
+        return self._work.get_future().value()
+
+
+class ReduceScatter(Work):
+    """Sums whose part of this rank goes to `outputs` when it is waited for, as torch has it."""
+
+    def __init__(
+        self, works: Sequence[InterruptibleWork], sums: Sequence[Any], outputs: Sequence[Any], rank: int, size: int
+    ) -> None:
+        super().__init__()
+        self._works = works
+        self._parts = [(output, each.chunk(size)[rank]) for output, each in zip(outputs, sums, strict=True)]
+
+    def wait(self, timeout: timedelta = timedelta(0)) -> bool:
+        for work in self._works:
+            work.wait(timeout)
+        for output, part in self._parts:
+            output.copy_(part)
+        return True
+
+    def synchronize(self) -> None:
+        self.wait()
+
+    def is_completed(self) -> bool:
+        return all(work.is_completed() for work in self._works)
+
+
+class Waiter:
+    """A thread that ends futures. gloo's own must not: they would wait for the interpreter's lock while what holds it
+    waits for them, when a group is let go."""
+
+    def __init__(self) -> None:
+        self._waited: queue.SimpleQueue[tuple[InterruptibleWork, Any] | None] = queue.SimpleQueue()
+        threading.Thread(target=self._run, name="gloo futures", daemon=True).start()
+
+    def wait_for(self, work: InterruptibleWork, ended: Any) -> None:
+        self._waited.put((work, ended))
+
+    def end(self) -> None:
+        self._waited.put(None)
+
+    def _run(self) -> None:
+        while (waited := self._waited.get()) is not None:
+            work, ended = waited
+            with contextlib.suppress(RuntimeError):  # the future says it again
+                work.wait()
+            ended.set_result(None)
+            del waited, work, ended
+
+
+def _interruptible(method: str) -> Callable[..., Any]:
+    return never_compiled(lambda self, *args, **options: self.run(method, *args, **options))
+
+
+def _makes_work(method: str) -> bool:
+    """As pybind's docstrings have it."""
+    return "-> c10d::Work" in (getattr(ProcessGroup, method).__doc__ or "")
+
+
+for _method in filter(_makes_work, dir(ProcessGroup)):
+    setattr(InterruptibleGroup, _method, _interruptible(_method))

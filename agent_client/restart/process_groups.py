@@ -1,0 +1,52 @@
+"""What a wrapped function may wait for in C code, ended from another thread. torch is looked at only if it is loaded.
+
+All groups that torch.distributed makes while the function runs end at once (torch_scope.py), and those of agent_client.
+"""
+
+import contextlib
+import sys
+import typing
+from collections.abc import Generator
+
+if typing.TYPE_CHECKING:
+    from agent_client.collectives.open_groups import Abortable
+    from agent_client.restart.torch_scope import TorchScope
+
+
+class ProcessGroups:
+    """Of one call of a wrapped function. `lighthouse`: of its run; empty without one."""
+
+    def __init__(self, lighthouse: str) -> None:
+        self._lighthouse = lighthouse
+        self._torch: TorchScope | None = None
+        self._aborted: list[Abortable] = []
+
+    @contextlib.contextmanager
+    def of(self, generation: int) -> Generator[None]:
+        """While it runs."""
+        if self._torch is None and "torch" in sys.modules and sys.modules["torch"].distributed.is_available():
+            from agent_client.restart.torch_scope import TorchScope
+
+            self._torch = TorchScope(self._lighthouse)
+        if self._torch is None:
+            yield
+            return
+        self._torch.begin(generation)
+        try:
+            yield
+        finally:
+            self._torch.end()
+
+    def abort(self) -> None:
+        """Every process group that this process holds. From any thread."""
+        open_groups = sys.modules.get("agent_client.collectives.open_groups")
+        if open_groups is not None:
+            self._aborted += open_groups.abort_all()
+        if self._torch is not None:
+            self._torch.abort()
+
+    def recover(self) -> None:
+        """What a generation that has not ended well has left is let go; all groups were aborted before."""
+        if self._torch is not None:
+            self._torch.recover()
+        self._aborted.clear()

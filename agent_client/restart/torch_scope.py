@@ -1,0 +1,131 @@
+"""What a wrapped function makes with torch.distributed: ended with its generation, and made anew in the next one.
+
+While the function runs, torch makes groups that can be ended (collectives/interruptible.py), and what it connects them
+by, the store of `init_process_group`, is the generation's own: none of an earlier one's keys is in it, and it needs no
+process to have stayed rank 0.
+"""
+
+import functools
+import gc
+import importlib
+import os
+import sys
+import time
+from collections.abc import Iterator
+from datetime import timedelta
+from typing import Any
+
+import torch.distributed
+from torch.distributed import PrefixStore, Store, TCPStore, distributed_c10d
+
+from agent_client.collectives import gloo_connections
+from agent_client.collectives.gloo_connections import Connections
+from agent_client.collectives.interruptible import InterruptibleGroup
+from agent_client.restart.store import StoreMixin
+from lighthouse_protocol.identity import Address, parse_address
+from lighthouse_protocol.messages.run import KeyKind
+from lighthouse_protocol.refusals import UnknownName
+from lighthouse_runtime.net.own_address import advertised_host
+
+DEFAULT_TIMEOUT = timedelta(minutes=30)  # torch's, for a store
+FIRST_PAUSE_S = 0.01
+MAX_PAUSE_S = 0.5
+_STORE = "torch_store"
+_LRU_CACHE = type(functools.lru_cache(print))
+
+importlib.import_module("torch.distributed.nn.functional")  # whose defaults keep the world of their import
+
+
+class TorchScope:
+    """begin, then end; abort at any time, recover between two generations. `lighthouse`: of the run; empty without."""
+
+    def __init__(self, lighthouse: str) -> None:
+        self._lighthouse = lighthouse
+        self._excepthook: Any = None
+        self._replaced: dict[str, Any] = {}
+        self._generation = 0
+        self._store: Store | None = None
+        self._rendezvous_count = 0
+        self._connections: list[Connections] = []
+
+    def begin(self, generation: int) -> None:
+        self._generation, self._rendezvous_count, self._store = generation, 0, None
+        self._excepthook = sys.excepthook
+        self._replaced = {name: getattr(distributed_c10d, name) for name in ("ProcessGroup", "rendezvous")}
+        distributed_c10d.ProcessGroup = InterruptibleGroup  # pyright: ignore[reportAttributeAccessIssue]
+        distributed_c10d.rendezvous = self._rendezvous
+
+    def end(self) -> None:
+        """torch makes what it always did."""
+        for name, value in self._replaced.items():
+            setattr(distributed_c10d, name, value)
+
+    def abort(self) -> None:
+        """NCCL's groups, all together, and what waits for the store, for example in init_process_group."""
+        if torch.distributed.is_initialized():
+            distributed_c10d._abort_process_group()  # pyright: ignore[reportPrivateUsage]
+        connections, self._connections = self._connections, []
+        for each in connections:
+            each.shut_down()
+
+    def recover(self) -> None:
+        """All groups were aborted before."""
+        if torch.distributed.is_initialized():
+            torch.distributed.destroy_process_group()
+        sys.excepthook = self._excepthook  # torch wraps it once more for each init_process_group
+        _clear_caches()
+        gc.collect()  # a DataLoader's workers end with its iterator, a group's threads with the group
+
+    def _rendezvous(self, url: str, rank: int = -1, world_size: int = -1, **options: Any) -> Iterator[Any]:
+        """As torch's, with a store of this generation."""
+        self._rendezvous_count += 1
+        prefix = f"{self._generation}.{self._rendezvous_count}"
+        if not self._lighthouse or url != "env://":
+            for store, *place in self._replaced["rendezvous"](url, rank, world_size, **options):
+                yield PrefixStore(prefix, store), *place
+        else:
+            own = int(os.environ["RANK"]) if rank < 0 else rank
+            store = self._own_store(own == 0, self._lighthouse, options.get("timeout", DEFAULT_TIMEOUT))
+            yield PrefixStore(prefix, store), own, int(os.environ["WORLD_SIZE"]) if world_size < 0 else world_size
+
+    def _own_store(self, is_first: bool, lighthouse: str, timeout: timedelta) -> Store:
+        """Served by the first rank, which tells the others by the generation's keys. Raises a LighthouseError when the
+        generation is over, TimeoutError when the first rank does not tell in time."""
+        if self._store is None:
+            before = gloo_connections.open_sockets()
+            if is_first:
+                host = advertised_host(lighthouse)
+                store = TCPStore(host, 0, is_master=True, wait_for_workers=False, timeout=timeout)
+                StoreMixin().set_key(KeyKind.ITERATION, _STORE, str(Address(host, store.port)))
+            else:
+                address = _told(timeout.total_seconds())
+                store = TCPStore(address.host, address.port or 0, is_master=False, timeout=timeout)
+            self._connections.append(gloo_connections.of_store(before, store.port))
+            self._store = store
+        return self._store
+
+
+def _told(limit_s: float) -> Address:
+    """Where the first rank of this generation serves its store."""
+    ends_at, pause_s = time.monotonic() + limit_s, FIRST_PAUSE_S
+    while True:
+        try:
+            return parse_address(StoreMixin().get_key(KeyKind.ITERATION, _STORE), _STORE)
+        except UnknownName:
+            if time.monotonic() >= ends_at:
+                raise TimeoutError(
+                    f"rank 0 has not called init_process_group within {limit_s:g} s, so there is no store to meet at"
+                ) from None
+        time.sleep(pause_s)
+        pause_s = min(MAX_PAUSE_S, 2 * pause_s)
+
+
+def _clear_caches() -> None:
+    """DTensor's: their keys hold meshes, and those their groups."""
+    if "torch.distributed.tensor" not in sys.modules:
+        return
+    importlib.import_module("torch.distributed.tensor.debug")._clear_sharding_prop_cache()
+    importlib.import_module("torch.distributed.tensor._redistribute").clear_redistribute_planner_cache()
+    for each in gc.get_objects():
+        if type(each) is _LRU_CACHE and each.__module__.startswith("torch.distributed."):
+            each.cache_clear()
