@@ -81,7 +81,7 @@ class Options:
     """Called before each generation."""
     abort: Hook | None = None
     """Called on a thread of its own when the function is interrupted, to end what it waits for in C code. Process
-    groups of agent_client and of NCCL are ended without it."""
+    groups are ended without it."""
     finalize: Hook | None = None
     """Called after each generation that did not end well, before the next."""
     health_check: Hook | None = None

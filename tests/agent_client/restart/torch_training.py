@@ -26,7 +26,6 @@ from agent_client import CallWrapper, Wrapper
 
 FAULTS = int(os.environ.get("FAULTS", "0"))
 WIDTH = int(os.environ.get("WIDTH", "64"))
-IN_PLACE = ("forward", "backward", "between", "loader", "while others wait")
 FOR_GOOD = ("exit", "kill", "stop")
 
 
