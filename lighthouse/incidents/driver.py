@@ -145,7 +145,7 @@ class IncidentDriver:
 
     @property
     def _runs(self) -> dict[str, Run]:
-        return {} if self._roster.participants() else {run.run_id: run for run in self._all_runs()}
+        return {} if self._roster.participants() else {run.run_id: run for run in self._all_runs() if run.size}
 
     def _run_steps(self) -> int:
         return sum(run.steps for run in self._runs.values())
