@@ -32,10 +32,17 @@ PRELOADED = (
 
 
 class FreezeRun:
-    """Use as a context manager: nothing of it outlives the block. `folder` takes logs and checkpoints."""
+    """Use as a context manager: nothing of it outlives the block. `folder` takes logs and checkpoints. `max_restarts`:
+    the lighthouse has ranks that are behind restarted, so often at most."""
 
     def __init__(
-        self, folder: Path, mode: str, *arguments: str, ranks: int = RANKS, stall_after_s: float = STALL_AFTER_S
+        self,
+        folder: Path,
+        mode: str,
+        *arguments: str,
+        ranks: int = RANKS,
+        stall_after_s: float = STALL_AFTER_S,
+        max_restarts: int = 0,
     ) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self.folder = folder
@@ -44,7 +51,8 @@ class FreezeRun:
         port, stall_after = free_port(), ("--stall-timeout", f"{stall_after_s}s")
         self.address = f"{LOOPBACK}:{port}"
         self._port = port
-        self._lighthouse = lighthouse(folder, self.address, stall_after)
+        on_stall = ("--on-stall", "restart-suspects" if max_restarts else "notify")
+        self._lighthouse = lighthouse(folder, self.address, (*stall_after, *on_stall))
         paths = ("--checkpoint-dir", str(folder / "checkpoints"), "--log-dir", str(self.logs))
         run = [
             *(
@@ -59,7 +67,7 @@ class FreezeRun:
             ),
             *("--bind", f"{LOOPBACK}:{free_port()}", "--advertise", LOOPBACK, "--preload", PRELOADED),
             *("--master-port", str(free_port()), "--store-port", str(free_port())),
-            *("--max-restarts", "0", "--drain-timeout", "2s", "--termination-grace", "1s"),
+            *("--max-restarts", str(max_restarts), "--drain-timeout", "2s", "--termination-grace", "1s"),
             *("--", str(HERE / "train.py"), "--mode", mode, *paths, *arguments),
         ]
         environment = {"OMP_NUM_THREADS": "1", "PYTHONPATH": python_path()}
@@ -81,15 +89,16 @@ class FreezeRun:
         jobs = self._client.status(ranks=True, timeout_s=10.0).jobs
         return jobs[0] if jobs else None
 
-    def wait(self, within_s: float) -> JobStatus | None:
-        """The first look that has a verdict; None: the training has ended without one. Raises TimeoutError."""
+    def wait(self, within_s: float, *, passes_verdicts: bool = False) -> JobStatus | None:
+        """The first look that has a verdict, unless they are passed over; None: the training has ended. Raises
+        TimeoutError."""
         ends_at = time.monotonic() + within_s
         while self.supervisor.is_alive:
             job = self.look()
-            if job is not None and job.stall:
+            if job is not None and job.stall and not passes_verdicts:
                 return job
             if time.monotonic() > ends_at:
-                raise TimeoutError(f"neither frozen nor at its end after {within_s:g} s; see {self.folder}")
+                raise TimeoutError(f"not at its end after {within_s:g} s; see {self.folder}")
             time.sleep(0.1)
         return None
 
@@ -105,14 +114,18 @@ class FreezeRun:
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--mode", choices=MODES, default="loader")
+    parser.add_argument("--max-restarts", type=int, default=0, help="so often are ranks that are behind restarted")
     parser.add_argument("--folder", type=Path, help="for logs and checkpoints; default: a new one")
     parser.add_argument("more", nargs="*", help="arguments for train.py, after --")
     args = parser.parse_args(arguments)
     folder = args.folder or Path(tempfile.mkdtemp(prefix="freeze-"))
-    with FreezeRun(folder, args.mode, *args.more) as run:
+    with FreezeRun(folder, args.mode, *args.more, max_restarts=args.max_restarts) as run:
         job = run.wait(within_s=600.0)
         if job is not None:
             print(run.check_all_ranks().stdout)
+        if job is not None and args.max_restarts:
+            run.wait(600.0, passes_verdicts=True)
+            job = job if run.supervisor.status else None
         print(f"{'frozen' if job else 'trained to the end'}; all logs are in {folder}")
 
 

@@ -35,6 +35,7 @@ log = logging.getLogger("train")
 
 MODES = ("ok", "loader", "divergence", "slow", "network")
 RANK = int(os.environ.get("RANK", "0"))
+ATTEMPT = int(os.environ.get("LIGHTHOUSE_ATTEMPT", "0"))
 SLOW_RANK = 3
 FEATURES, CLASSES, IMAGES = 16, 4, 4096
 
@@ -75,7 +76,8 @@ class Trainer:
         self.ddp = DistributedDataParallel(self.model, self.agent)
         self.optimizer = FaultTolerantOptimizer(sgd, self.agent)
         self.ema = copy.deepcopy(self.model) if args.mode == "divergence" and RANK == 0 else None
-        self.val_loader = ValidationLoader(args.val_batches, is_broken=args.mode == "loader" and RANK > 0)
+        is_broken = args.mode == "loader" and RANK > 0 and not (args.once and ATTEMPT > 0)
+        self.val_loader = ValidationLoader(args.val_batches, is_broken=is_broken)
 
     # -- training
 
@@ -179,6 +181,7 @@ def unplug(for_s: float) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--mode", choices=MODES, default="ok")
+    parser.add_argument("--once", action="store_true", help="the loader works when the ranks have been restarted")
     parser.add_argument("--epochs", type=int, default=10)
     parser.add_argument("--steps", type=int, default=20, help="batches per epoch")
     parser.add_argument("--val-batches", type=int, default=25)

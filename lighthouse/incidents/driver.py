@@ -3,7 +3,7 @@
 import functools
 import itertools
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -145,7 +145,7 @@ class IncidentDriver:
 
     @property
     def _runs(self) -> dict[str, Run]:
-        return {} if self._roster.participants() else {run.run_id: run for run in self._all_runs()}
+        return {} if self._roster.participants() else {run.run_id: run for run in self._all_runs() if run.size}
 
     def _run_steps(self) -> int:
         return sum(run.steps for run in self._runs.values())
@@ -258,9 +258,11 @@ class IncidentDriver:
     def _act(self, id: str, decision: Decision) -> None:
         if self._is_closed:
             return self._perform(self._incidents.acted(id, "the lighthouse stopped: nothing was done", self._clock()))
-        text = self._stop(id) if decision.stop else decision.text
-        if decision.kill:
-            text += self._kill(decision.kill, f"incident {id}: {decision.text}")
+        text = decision.text
+        if decision.stop:
+            text = self._stop(id)
+        elif decision.restart:
+            text = self._restart(id, decision)
         log.warning("[%s] incident %s: %s", self._job, id, text)
         return self._perform(self._incidents.acted(id, text, self._clock()))
 
@@ -273,10 +275,16 @@ class IncidentDriver:
         members = sorted(member.replica_id for member in self._roster.participants())
         return f"killed {', '.join(members)}: the job has no run to stop" + self._kill(members, reason)
 
-    def _kill(self, names: Sequence[str], reason: str) -> str:
-        found = [self._roster.get(name) for name in names]
-        told = [m for m in found if m is not None and self._tell(m, KillRequest(cut_reason(reason)))]
-        missed = sorted(set(names) - {member.replica_id for member in told})
+    def _restart(self, id: str, decision: Decision) -> str:
+        reason, groups = cut_reason(f"incident {id}: {decision.text}"), decision.groups
+        killed = [name for name in groups if not self._registry.restart_ranks(self._job, name, groups[name], reason)]
+        return f"{'killed' if killed else 'interrupted'} {decision.text}" + self._kill(killed, reason, groups)
+
+    def _kill(self, names: Iterable[str], reason: str, behind: Mapping[str, frozenset[int]] | None = None) -> str:
+        """`behind`: for which of their ranks; without it, as a person would."""
+        requests = {name: KillRequest(reason, (behind or {}).get(name, frozenset())) for name in names}
+        found = {name: self._roster.get(name) for name in requests}
+        missed = [n for n, m in found.items() if m is None or not self._tell(m, requests[n])]
         return f"; could not be told: {', '.join(missed)}" if missed else ""
 
     def close(self, reason: str) -> None:

@@ -1,6 +1,6 @@
 """What the incidents of all jobs share: the policy, the archive, its files, the times that a scrape shows."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -26,13 +26,20 @@ def _no_runs(job: str, reason: str, requested_by: str) -> Iterable[str]:
     return ()
 
 
+def _restart_none(job: str, name: str, ranks: Collection[int], reason: str) -> bool:
+    return False
+
+
 @dataclass(slots=True)
 class IncidentRegistry:
-    """`stop_runs(job, reason, requested_by)` stops the runs of a job and returns their names."""
+    """`stop_runs(job, reason, requested_by)` stops the runs of a job and returns their names. `restart_ranks(job, name,
+    ranks, reason)` has ranks that are behind, and all that run with them, run their function again: where a Wrapper
+    runs it; else it returns False."""
 
     policy: OnStall = OnStall.NOTIFY
     files: IncidentStore | None = None
     stop_runs: Callable[[str, str, str], Iterable[str]] = _no_runs
+    restart_ranks: Callable[[str, str, Collection[int], str], bool] = _restart_none
     archive: IncidentArchive = field(default_factory=IncidentArchive)
     times: IncidentTimes = field(default_factory=IncidentTimes)
 

@@ -4,7 +4,7 @@ Synchronous: time, streams and the store are ports, so the simulator runs this v
 """
 
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
 
 from lighthouse.members.rules.run_rank import RunRank
@@ -151,6 +151,16 @@ class RunDriver:
         self._evidence.look(request, ranks, told)
 
     # -- people, and keys
+
+    def restart(self, name: str, ranks: Collection[int], reason: str) -> bool:
+        """The others wait for these ranks in vain: the present generation is to end. Whether any of them is in it.
+        `name`: a replica group's, or this run's, of which they are slots."""
+        of_group = dict(enumerate(self.machine.supervisors.slots_of(name)))
+        slots = set(ranks) if name == self.name[1] else {of_group.get(rank) for rank in ranks}
+        active = tuple(slot for slot in self.machine.generations.current.slots if slot in slots)
+        if active:
+            self._feed(events.RanksBehind(active, reason))
+        return bool(active)
 
     def stop(self, reason: str, who: str) -> None:
         self._feed(events.StopAsked(reason, who))

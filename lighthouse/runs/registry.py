@@ -3,7 +3,7 @@
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import AbstractContextManager, nullcontext
 
 from lighthouse.runs.driver import RunDriver
@@ -106,6 +106,10 @@ class RunRegistry:
         for driver in live:
             driver.stop(reason, who)
         return [driver.name[1] for driver in live]
+
+    def restart(self, job: str, name: str, ranks: Collection[int], reason: str) -> bool:
+        """As RunDriver.restart, of the run of `job` in which they are active."""
+        return any(driver.restart(name, ranks, reason) for driver in self if driver.name[0] == job)
 
     def forget_quiet(self) -> None:
         for driver in [driver for driver in self if driver.is_quiet]:

@@ -96,8 +96,8 @@ class LighthouseConfig:
     )
     on_stall: str = setting(
         OnStall.NOTIFY.value,
-        "What to do about a stall once its evidence is collected: report it, kill the groups of the ranks behind, or "
-        "stop the run.",
+        "What to do about a stall once its evidence is collected: report it, restart the groups of the ranks behind, "
+        "or stop the run.",
         kind=click.Choice([policy.value for policy in OnStall]),
     )
     incident_dir: Path | None = setting(

@@ -108,7 +108,12 @@ class LighthouseDaemon:
     def _make_incident_registry(self) -> IncidentRegistry:
         folder = self._config.incident_folder(self._memory)
         files = None if folder is None else IncidentFiles(folder)
-        return IncidentRegistry(OnStall(self._config.on_stall), files, lambda *asked: self._runs.stop_all(*asked))
+        return IncidentRegistry(
+            OnStall(self._config.on_stall),
+            files,
+            lambda *asked: self._runs.stop_all(*asked),
+            lambda *asked: self._runs.restart(*asked),
+        )
 
     def _status(self, service: LighthouseService) -> dict[str, Any]:
         """Nothing in it changes any more."""

@@ -198,7 +198,10 @@ class DrainRequest:
 
 @dataclass(frozen=True, slots=True)
 class KillRequest:
+    """`behind`: the ranks that the group is killed for, which its supervisor counts as a loss; empty: a person asks."""
+
     reason: Reason = ""
+    behind: RankSet = frozenset()
 
 
 @dataclass(frozen=True, slots=True)

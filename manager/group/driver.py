@@ -85,16 +85,19 @@ class GroupDriver:
         rank_timeout_s: float | None = None,
         limits: Limits | None = None,
         on_given_up: Callable[[events.RankGivenUp | events.GroupGivenUp], None] = lambda _: None,
+        on_killed: Callable[[events.Killed], None] | None = None,
     ) -> None:
         """`me`, `life`, `show_handles` and `rank_timeout_s` as in GroupMachine. `end` ends the daemon with a status: 0
         when the group has left, 1 when it was killed. `limits` say when ranks stall. `on_given_up` is called for ranks
-        that were lost and are not back, and for a group that does not fit its peers."""
+        that were lost and are not back, and for a group that does not fit its peers; `on_killed` in place of `end` for
+        a group that is killed."""
         self._timers = timers
         self._clock = timers.time
         self._link = link
         self._evidence = evidence
         self._end = end
         self._on_given_up = on_given_up
+        self._on_killed = on_killed or (lambda _: end(1))
         self._numbers = itertools.count(1)
         self._calls: dict[int, _Call] = {}
         self._watches = WatchTable()
@@ -228,10 +231,10 @@ class GroupDriver:
         for call in list(self._calls):
             self._refuse(call, self._closed)
 
-    def kill(self, reason: str) -> None:
-        """The ranks' Agents end with status 1, and so does this daemon."""
-        self._watches.send_all(KilledMessage(reason))
-        self._end(1)
+    def kill(self, killed: events.Killed) -> None:
+        """The ranks' Agents end with status 1, and so does this daemon, unless it is a supervisor's."""
+        self._watches.send_all(KilledMessage(killed.reason))
+        self._on_killed(killed)
 
     # -- waiting
 
@@ -320,7 +323,7 @@ class GroupDriver:
                     self._link.stay()
                 case events.Killed(reason):
                     log.error("killed by the lighthouse: %s", reason)
-                    self.kill(reason)
+                    self.kill(effect)
                 case events.WorldChanged(world):
                     self._worlds.tell(world)
                 case events.EvidenceWanted(request):

@@ -28,7 +28,7 @@ from manager.evidence.collector import EvidenceCollector
 from manager.evidence.process_probe import ProbeProcess, look_alone
 from manager.group.driver import GroupDriver
 from manager.group.lighthouse_link import LighthouseLink
-from manager.group.rules.events import GroupGivenUp, RankGivenUp
+from manager.group.rules.events import GroupGivenUp, Killed, RankGivenUp
 from manager.server.config import ManagerConfig
 from manager.server.metrics import render
 from manager.server.service import REFLECTED, ManagerService, show_handles
@@ -50,16 +50,18 @@ class ManagerDaemon:
         more: Mapping[str, Entry] | None = None,
         look: ProbeProcess = look_alone,
         on_given_up: Callable[[RankGivenUp | GroupGivenUp], None] = lambda _: None,
+        on_killed: Callable[[Killed], None] | None = None,
     ) -> None:
         """`end` ends the process with a status: 0 after it has left, 1 when it was killed, MISCONFIGURED. `more`: calls
-        that a supervisor serves beside the manager's. `look` as in EvidenceCollector; `on_given_up` as in GroupDriver.
-        """
+        that a supervisor serves beside the manager's. `look` as in EvidenceCollector; `on_given_up`, `on_killed` as in
+        GroupDriver."""
         self._config = config
         self._policy = ControlPolicy(token, config.allow_remote_control)
         self._end = end
         self._more = more
         self._look = look
         self._on_given_up = on_given_up
+        self._on_killed = on_killed
         self._started_at = time.monotonic()
         self._host = config.advertised_host()
         self._store: StoreProcess | None = None
@@ -90,6 +92,7 @@ class ManagerDaemon:
             rank_timeout_s=config.rank_timeout_s,
             limits=Limits(floor_s=config.stall_timeout_s),
             on_given_up=self._on_given_up,
+            on_killed=self._on_killed,
         )
         service = ManagerService(driver, self._policy, self.status, more=self._more)
         self._grpc = GrpcServer(service.services(), REFLECTED)

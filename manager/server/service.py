@@ -22,6 +22,7 @@ from lighthouse_runtime.server.rpc_handler import Call, Entry, Method, Stream
 from lighthouse_runtime.server.stream_peer import Frames, StreamPeer
 from lighthouse_runtime.server.streams import FIRST_WITHIN_S, Requests, Sender
 from manager.group.driver import Answer, GroupDriver
+from manager.group.rules.events import Killed
 
 log = logging.getLogger(__name__)
 
@@ -195,7 +196,7 @@ class ManagerService:
         self._policy.check(call)
         reason = cut_reason(msg) or "no reason given"
         log.error("killed by %s: %s", call.peer, reason)
-        self._driver.kill(reason)
+        self._driver.kill(Killed(reason))
 
 
 def _checked(text: str, field: str) -> str:

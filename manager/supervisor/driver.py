@@ -59,14 +59,11 @@ class SupervisorDriver:
                 self.feed(events.EndAsked(1, f"the lighthouse refuses this supervisor: {error}"))
 
     def manager_ended(self, status: int) -> None:
-        """The group's manager was drained, was killed by a request, or cannot serve."""
-        match status:
-            case 0:
-                self.feed(events.EndAsked(0, "the group has left its quorum"))
-            case 1:
-                self.feed(events.KillAsked("by request"))
-            case _:
-                self.feed(events.EndAsked(1, "its manager has no lighthouse, as it says above"))
+        """The group's manager was drained, or cannot serve."""
+        if status == 0:
+            self.feed(events.EndAsked(0, "the group has left its quorum"))
+        else:
+            self.feed(events.EndAsked(1, "its manager has no lighthouse, as it says above"))
 
     def feed(self, event: events.Event) -> None:
         self._perform(self.machine.handle(event, self._clock()))

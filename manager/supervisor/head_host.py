@@ -14,7 +14,7 @@ from lighthouse_protocol.messages.session import WatchHello
 from lighthouse_protocol.refusals import Unreachable
 from lighthouse_runtime.process.loop import STOP_SIGNALS
 from manager.evidence.process_probe import look_alone
-from manager.group.rules.events import GroupGivenUp, RankGivenUp
+from manager.group.rules.events import GroupGivenUp, Killed, RankGivenUp
 from manager.guard.client import GuardClient
 from manager.server.daemon import ManagerDaemon
 from manager.supervisor.driver import SupervisorDriver
@@ -98,6 +98,7 @@ class HeadHost:
             {"Node": self._workers.entry()},
             self._look,
             self._given_up,
+            self._killed,
         )
         await daemon.start()
         self._daemon = daemon
@@ -147,6 +148,15 @@ class HeadHost:
             self._feed(events.MisfitReported(lost.reason))
         elif self._local is not None and self._local.plan.torchrun is None and not lost.has_left:
             self._feed(events.RankSilent(lost.group_rank, lost.lost_at, lost.reason))
+
+    def _killed(self, killed: Killed) -> None:
+        """Ranks that are behind are lost, and count as that; what a person asks does not."""
+        if not killed.behind:
+            self._feed(events.KillAsked(killed.reason))
+        elif self._local is not None:
+            for rank in sorted(killed.behind):
+                why = f"rank {rank} is behind ({killed.reason})"
+                self._feed(events.RankSilent(self._local.plan.process_of(rank), self._loop.time(), why))
 
     def _signalled(self, status: int, host: int = 0) -> None:
         """A person's first: leave in good order; the next: without; then at once.

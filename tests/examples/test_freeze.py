@@ -11,6 +11,7 @@ import pytest
 
 from examples.freeze.run import RANKS, STALL_AFTER_S, FreezeRun
 from lighthouse_protocol.messages.status import JobStatus
+from tests.agent_client.jobs import ask
 
 WITHIN_S = 240.0
 LATE_S = 15.0  # on a machine that does much else; a second on a quiet one
@@ -55,6 +56,19 @@ def test_the_two_that_look_the_same_are_told_apart(tmp_path: Path) -> None:
     assert divergence.stall == "divergence: rank train/0 all_reduce, ranks train/1-7 broadcast"
     assert {rank.group_rank for rank in loader.ranks if rank.state == "behind"} == set(range(1, RANKS))
     assert not [rank for rank in divergence.ranks if rank.state == "behind"]
+
+
+def test_a_loader_that_blocks_once_is_cured_without_a_person(tmp_path: Path) -> None:
+    with FreezeRun(tmp_path, "loader", "--once", "--epochs", "2", max_restarts=1) as run:
+        assert run.wait(WITHIN_S) is not None
+        run.wait(WITHIN_S, passes_verdicts=True)
+        [incident] = ask(run.address, "incidents")
+    assert run.supervisor.status == 0, run.supervisor_log.read_text()
+    assert incident["action"] == "killed train, the only group: train/1-7 behind"
+    print(f"cured after {incident['step_s'] - incident['noticed_s']:.1f} s")
+    assert "rank 1 is behind (incident" in run.supervisor_log.read_text(), "it counts as a loss"
+    for rank in range(RANKS):
+        assert "Training completed after 2 epochs" in log_of(run, rank)
 
 
 def test_one_slow_rank_is_named_alone(tmp_path: Path) -> None:

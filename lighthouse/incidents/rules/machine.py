@@ -178,7 +178,7 @@ class IncidentMachine:
         decision = decide(self._policy, case.verdict.behind, members)
         if not decision.is_final and decision.text == case.incident.summary.action:
             return [changed]
-        case.is_final, case.killed = decision.is_final, frozenset(members if decision.stop else decision.kill)
+        case.is_final, case.killed = decision.is_final, frozenset(members if decision.stop else decision.groups)
         return [changed, ActionDue(id, decision)]
 
     def acted(self, id: str, action: str, now: float) -> list[Effect]:

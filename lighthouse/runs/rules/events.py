@@ -54,6 +54,14 @@ class RankLost:
 
 
 @dataclass(frozen=True, slots=True)
+class RanksBehind:
+    """The others wait for the ranks of these slots in vain."""
+
+    slots: tuple[int, ...]
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
 class StopAsked:
     """By exit code 130 of a rank, an exhausted budget, an operator."""
 
@@ -199,6 +207,7 @@ Event = (
     | RankSaid
     | SessionEnded
     | RankLost
+    | RanksBehind
     | StopAsked
     | ResumeAsked
     | SupervisorJoined

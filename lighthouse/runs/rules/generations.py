@@ -18,7 +18,7 @@ O(n log n) once.
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from lighthouse.members.rules.silence import CLOSINGS_HELD_S
 from lighthouse.runs.rules import events
@@ -214,6 +214,12 @@ class Generations:
         delay_s = self.budget.fail(self.terms, self.wall(now), lasted_s=lasted_s, has_stepped=self._has_stepped)
         self._formation.delay(now + delay_s)
         self._break(f"{rank.rank} has failed: {reason}", now)
+
+    def fail_behind(self, slots: Iterable[int], reason: str, now: float) -> None:
+        """The function of ranks that the others wait for in vain has failed."""
+        for rank in map(self.ranks.of_slot, slots):
+            if rank is not None:
+                self._fail(rank, self.current.number, reason, now)
 
     def _finish(self, rank: Rank, generation: int) -> None:
         if not self.current.runs(rank.rank, generation):

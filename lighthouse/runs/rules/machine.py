@@ -115,6 +115,8 @@ class RunMachine:
                 self.generations.end_session(session, now)
             case events.RankLost():
                 self._lose(event, now)
+            case events.RanksBehind(slots, reason):
+                self.generations.fail_behind(slots, reason, now)
             case events.SupervisorJoined(entry, session):
                 self._supervise(entry, session)
             case events.SupervisorEnded(session):

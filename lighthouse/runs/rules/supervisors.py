@@ -6,6 +6,7 @@
 3. An excluded host has no rank and no supervisor in the run until the run is resumed.
 """
 
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
@@ -53,6 +54,11 @@ class Supervisors:
     def incarnations(self) -> tuple[str, ...]:
         """Of all that were ever here."""
         return tuple(one for each in self for one in (each.entry.incarnation, *each.former))
+
+    def slots_of(self, replica_id: str) -> list[int]:
+        """Those of the ranks of that replica group, in their order; on further hosts its supervisors have a number."""
+        name = re.compile(rf"{re.escape(replica_id)}(/\d+)?")
+        return sorted(slot for each in self if name.fullmatch(each.entry.name) for slot in each.entry.slots)
 
     def records(self) -> tuple[SupervisorRecord, ...]:
         return tuple(SupervisorRecord(each.entry, each.former) for each in self)

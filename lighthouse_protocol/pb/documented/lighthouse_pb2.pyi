@@ -1077,13 +1077,17 @@ class KillRequest(google.protobuf.message.Message):
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     REASON_FIELD_NUMBER: builtins.int
+    BEHIND_FIELD_NUMBER: builtins.int
     reason: builtins.str
+    behind: builtins.bytes
+    """the ranks that it is killed for, a bit each; empty: a person asks"""
     def __init__(
         self,
         *,
         reason: builtins.str = ...,
+        behind: builtins.bytes = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["reason", b"reason"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["behind", b"behind", "reason", b"reason"]) -> None: ...
 
 global___KillRequest = KillRequest
 

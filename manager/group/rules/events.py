@@ -185,7 +185,10 @@ class SessionHeard:
 
 @dataclass(frozen=True, slots=True)
 class Killed:
+    """`behind`: the ranks that the lighthouse has the group killed for; empty: a person asks."""
+
     reason: str
+    behind: frozenset[int] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)

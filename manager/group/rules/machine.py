@@ -172,8 +172,8 @@ class GroupMachine:
                 return self._obey(message, now)
             case session.DrainRequest(reason):
                 return self._dispatch(events.DrainAsked(reason or "the lighthouse was asked to drain it"), now)
-            case session.KillRequest(reason):
-                return [events.Killed(reason)]
+            case session.KillRequest(reason, behind):
+                return [events.Killed(reason, behind)]
             case World():
                 self._awaited = message.waiting_for
                 return [events.WorldChanged(replace(message, group_world_size=self.me.group_world_size))]

@@ -53,6 +53,12 @@ class LaunchPlan:
     def slot_of(self, rank: int) -> int:
         return self.slot_offset + rank
 
+    def process_of(self, rank: int) -> int:
+        """The number of the process that it is in: torchrun is one on each host. The first where that is not known."""
+        if self.torchrun is None:
+            return rank
+        return rank * self.layout.hosts // self.torchrun.world_size if self.torchrun.world_size else 0
+
     def label(self, rank: int) -> str:
         """What stands before each line that the rank writes."""
         return f"{self.replica_id}/{rank}"

@@ -59,6 +59,22 @@ def test_a_rank_that_hangs_is_named_and_an_incident(tmp_path: Path) -> None:
             fleet.ends_with(0, FOUR)
 
 
+def test_a_rank_that_hangs_is_interrupted_with_all_and_runs_again_within_the_budget(tmp_path: Path) -> None:
+    stalls = ("--stall-timeout", "2s", "--on-stall", "restart-suspects")
+    with Lighthouse(*stalls) as lighthouse, LighthouseClient(lighthouse.address) as client:
+        with Fleet(lighthouse.address, tmp_path, 3, options='{"max_restarts": 1}') as fleet:
+            fleet.runs(0, [0, 1, 2])
+            time.sleep(2)  # the first steps teach nothing
+            with fleet.hung(1):
+                fleet.runs(1, [0, 1, 2])
+            stall = next(i for i in client.incidents("", timeout_s=5.0) if i.kind is IncidentKind.STALL)
+            assert stall.action == f"interrupted {fleet.run}, the only group: {fleet.run}/1 behind"
+            time.sleep(2)
+            with fleet.hung(2):
+                fleet.ends_with(130, [0, 1, 2])
+            assert "max_restarts: 1 restarts within 600 s are used up" in fleet.ranks[0].log()
+
+
 @pytest.mark.slow
 @LONG
 def test_a_killed_process_begins_the_next_hundred(daemon: Lighthouse, tmp_path: Path) -> None:

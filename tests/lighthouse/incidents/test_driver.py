@@ -202,8 +202,17 @@ class TestAStall:
         assert [one.name for one in job.newest.evidence] == ["b/1", "b/0"]
         assert job.newest.missing == ("a: not all came within 10 s", "c: not all came within 10 s")
         [kill] = killed.told(KillRequest)
-        assert kill == KillRequest(f"incident {job.newest.id}: killed b, whose ranks are behind")
+        assert kill == KillRequest(f"incident {job.newest.id}: b, whose ranks are behind", frozenset({1}))
         assert not [m for m in job.managers.values() if m is not killed and m.told(KillRequest)]
+
+    def test_what_a_wrapper_runs_is_not_killed(self, make: Make):
+        asked: list[Any] = []
+        job = make(OnStall.RESTART_SUSPECTS, restart_ranks=lambda *given: asked.append(given) is None)
+        job.start()
+        job.stall()
+        assert asked == [("j", "b", {1}, f"incident {job.newest.id}: b, whose ranks are behind")]
+        assert job.newest.summary.action == "interrupted b, whose ranks are behind"
+        assert not [m for m in job.managers.values() if m.told(KillRequest)]
 
     def test_stop_stops_the_run(self, make: Make):
         asked: list[tuple[str, str, str]] = []

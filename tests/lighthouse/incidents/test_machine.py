@@ -38,6 +38,10 @@ def behind(*names: str, still_s: float = 61.0, text: str = "") -> StallVerdict:
     return StallVerdict(kind, ranks, text or f"{', '.join(names) or 'nobody'} behind", still_s)
 
 
+def names(group: str, *ranks: int) -> tuple[RankName, ...]:
+    return tuple(RankName(group, rank) for rank in ranks)
+
+
 def gathered(*names: str) -> Gathered:
     ranks = [(name.partition("/")[0], int(name.partition("/")[2])) for name in names]
     return Gathered(tuple(MemberEvidence(group, RankEvidence(rank)) for group, rank in ranks))
@@ -173,16 +177,16 @@ class TestAStall:
         assert not stage.machine.is_followed
 
 
-NOTHING = "nothing is killed"
+NOTHING = "nothing is killed; `lighthouse kill` restarts a group, `lighthouse stop` ends the run"
 
 
 class TestThePolicy:
     @pytest.mark.parametrize(
         ("policy", "suspects", "decision"),
         [
-            (OnStall.NOTIFY, "b/1", Decision(f"notified: {NOTHING} (--on-stall notify)")),
+            (OnStall.NOTIFY, "b/1", Decision("notified: nothing is killed (--on-stall notify)")),
             (OnStall.STOP_RUN, "b/1", Decision("stop", stop=True)),
-            (OnStall.RESTART_SUSPECTS, "b/0 b/1", Decision("killed b, whose ranks are behind", kill=("b",))),
+            (OnStall.RESTART_SUSPECTS, "b/0 b/1", Decision("b, whose ranks are behind", names("b", 0, 1))),
             (OnStall.RESTART_SUSPECTS, "", Decision(f"no rank is behind: {NOTHING}")),
             (OnStall.RESTART_SUSPECTS, "gone/1", Decision(f"no rank is behind: {NOTHING}")),
             (
@@ -201,18 +205,18 @@ class TestThePolicy:
         assert due.decision == decision
 
     @pytest.mark.parametrize(
-        ("ranks", "kill", "text"),
+        ("ranks", "groups", "text"),
         [
-            ((3,), ("a",), "killed a, the only group, whose ranks 3 are behind"),
-            (range(7), ("a",), "killed a, the only group, whose ranks 0, 1, 2, 3, 4, 5, 6 are behind"),
-            (range(8), (), f"all ranks of a are equally behind: {NOTHING}"),
+            ([3], {"a": {3}}, "a, the only group: a/3 behind"),
+            (range(1, 8), {"a": set(range(1, 8))}, "a, the only group: a/1-7 behind"),
+            (range(8), {}, f"all ranks of a are equally behind: {NOTHING}"),
         ],
     )
     def test_restarts_the_only_group_unless_all_of_it_is_behind(
-        self, ranks: Sequence[int], kill: tuple[str, ...], text: str
+        self, ranks: Sequence[int], groups: dict[str, set[int]], text: str
     ):
-        decision = decide(OnStall.RESTART_SUSPECTS, [RankName("a", rank) for rank in ranks], {"a": 8})
-        assert (decision.kill, decision.text) == (kill, text)
+        decision = decide(OnStall.RESTART_SUSPECTS, names("a", *ranks), {"a": 8})
+        assert (decision.groups, decision.text) == (groups, text)
 
     def test_after_a_kill_nothing_more_is_killed_in_that_incident(self):
         stage = Stage(OnStall.RESTART_SUSPECTS)

@@ -97,6 +97,20 @@ async def test_what_is_told_was_written_down_before(
     assert [len(rank.heard) for rank in ranks] == [1, 1]
 
 
+async def test_ranks_that_are_behind_are_those_of_a_group_or_slots_of_the_run(runs: RunRegistry):
+    driver = runs.get("j", "r")
+    for name, slot in (("g", 0), ("h/0", 1)):
+        driver.open_supervisor(SupervisorHello(name, name, slots=(slot,)), Listener())
+    (first, _), (second, listener) = entered(driver, 0), entered(driver, 1)
+    assert not runs.restart("another", "g", {0}, "why")
+    assert [runs.restart("j", *those, "why") for those in (("g", {1}), ("nobody", {0}))] == [False, False]
+    for number, (name, rank, slot) in enumerate((("g", 0, 0), ("h", 0, 1), ("r", 1, 1))):
+        assert runs.restart("j", name, {rank}, "why")
+        assert listener.heard[-1] == GenerationEnded(number, f"slot {slot} (i{slot}) has failed: why")
+        for session in (first, second):
+            driver.receive_from_rank(session, ReadyReport(number))
+
+
 async def test_a_quiet_run_is_dropped_and_found_again(runs: RunRegistry):
     driver = runs.get("j", "r")
     sessions = [entered(driver, slot)[0] for slot in (0, 1)]

@@ -12,7 +12,7 @@ import ast
 from collections.abc import Callable
 from pathlib import Path
 
-from lighthouse.runs.rules.events import ResumeAsked, RunVerdict, SessionEnded, StopAsked, WasLate
+from lighthouse.runs.rules.events import RanksBehind, ResumeAsked, RunVerdict, SessionEnded, StopAsked, WasLate
 from tests.lighthouse.run_stage import RunStage, running
 from tests.scenarios.paragraphs import scenarios_of
 
@@ -49,6 +49,7 @@ OTHERS: dict[str, Callable[..., object]] = {
     "late": be_late,
     "pass_without_a_tick": pass_without_a_tick,
     "moves_to_a_newer_stream": end_older_stream,
+    "behind": lambda stage, *slots: (stage.feed(RanksBehind(slots, "incident 1")), stage.obey()),
     "stop": lambda stage: stage.feed(StopAsked("enough", "operator")),
     "resume": lambda stage: stage.feed(ResumeAsked()),
 }

@@ -9,6 +9,7 @@ from lighthouse_protocol.messages.membership import Decision, Participant, World
 from lighthouse_protocol.messages.progress import ProgressSample
 from lighthouse_protocol.refusals import DeadlinePassed, InvalidRequest, Unreachable
 from manager.group.driver import GroupDriver
+from manager.group.rules import events
 from tests.manager.groups import formed
 from tests.manager.recorders import Heard, Link, NoEvidence, Outcome
 from tests.virtual_loop import VirtualLoop
@@ -21,7 +22,9 @@ class Group:
         self.loop, self.link, self.evidence = VirtualLoop(), Link(), NoEvidence()
         self.ended: list[int] = []
         me = Participant("a", group_world_size=2)
-        self.driver = GroupDriver(me, "L", self.loop, self.link, self.evidence, self.ended.append)
+        self.killed: list[events.Killed] = []
+        end, killed = self.ended.append, self.killed.append
+        self.driver = GroupDriver(me, "L", self.loop, self.link, self.evidence, end, on_killed=killed)
 
     def open_session(self) -> None:
         """With a valid lease."""
@@ -151,8 +154,9 @@ class TestWatches:
 
     def test_a_kill_reaches_the_ranks(self, group: Group):
         _, heard = group.watch(0)
-        group.hear(session.KillRequest("why"))
-        assert (heard.messages[1:], group.ended) == ([session.Killed("why")], [1])
+        group.hear(session.KillRequest("why", frozenset({1})))
+        assert (heard.messages[1:], group.ended) == ([session.Killed("why")], [])
+        assert group.killed == [events.Killed("why", frozenset({1}))]
 
 
 class TestSessions:

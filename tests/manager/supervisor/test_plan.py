@@ -57,6 +57,15 @@ def test_spares_are_told_how_many_train() -> None:
     assert (spares["LIGHTHOUSE_ACTIVE_RANKS"], spares["LIGHTHOUSE_MIN_ACTIVE_RANKS"]) == ("6", "4")
 
 
+def test_torchrun_s_ranks_are_in_one_process_on_each_host() -> None:
+    by_torchrun = [dataclasses.replace(PLAN, torchrun=Torchrun("0", size)) for size in (8, None)]
+    assert [[plan.process_of(rank) for rank in (0, 3, 4, 7)] for plan in (PLAN, *by_torchrun)] == [
+        [0, 3, 4, 7],
+        [0, 0, 1, 1],
+        [0, 0, 0, 0],
+    ]
+
+
 def test_torchrun_gives_its_ranks_theirs() -> None:
     below = told(4, torchrun=Torchrun("0", 4), trace_dir="/logs")
     assert not below.keys() & {"RANK", "WORLD_SIZE", "MASTER_PORT", "LIGHTHOUSE_SLOT", "PET_MASTER_PORT"}

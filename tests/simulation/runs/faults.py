@@ -3,9 +3,10 @@ nobody has come when the faults end."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
-from tests.simulation.runs.lighthouse import HOST
+from tests.simulation.runs.lighthouse import HOST, RunLighthouse
 from tests.simulation.runs.supervisor import Host
 
 if TYPE_CHECKING:
@@ -130,6 +131,12 @@ def _hang_rank(simulation: "RunSimulation", fault: Fault, rank: "RankProcess") -
     return True
 
 
+def _behind_rank(simulation: "RunSimulation", fault: Fault, rank: "RankProcess") -> bool:
+    """It hangs, and the verdict has come."""
+    restart = partial(RunLighthouse.restart, slot=rank.rank.slot)
+    return _hang_rank(simulation, fault, rank) and simulation.operator(restart)
+
+
 def _break_rank(simulation: "RunSimulation", fault: Fault, rank: "RankProcess") -> bool:
     if not rank.link.is_open:
         return False
@@ -224,6 +231,7 @@ FAULTS: dict[str, Callable[["RunSimulation", Fault], bool]] = {
     "exit_130": _of_rank(_exit_130),
     "pause_rank": _of_rank(_pause_rank),
     "hang_rank": _of_rank(_hang_rank),
+    "behind_rank": _of_rank(_behind_rank),
     "break_rank": _of_rank(_break_rank),
     "kill_supervisor": _of_host(_kill_supervisor),
     "twin_supervisor": _of_host(_twin_supervisor),

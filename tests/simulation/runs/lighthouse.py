@@ -112,6 +112,10 @@ class RunLighthouse(Process):
     def ask_stop(self, reason: str) -> None:
         self.driver.stop(reason, "operator")
 
+    def restart(self, slot: int) -> None:
+        """The rank of that slot is behind."""
+        self.driver.restart(NAME[1], (slot,), "nothing moves")
+
     def ask_resume(self) -> None:
         self.driver.resume()
 

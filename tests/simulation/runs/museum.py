@@ -72,6 +72,10 @@ def _hand_by_slot(self: Generations, rank: Any) -> None:
     self._emit(GenerationTold(rank.rank, self.current.generation))
 
 
+def _end_without_an_incident(self: Generations, slots: Sequence[int], reason: str, now: float) -> None:
+    self._break(reason, now, is_fault=False)
+
+
 def _stop_ranks_only(self: RunMachine, reason: str, who: str) -> None:
     if not self._is_over:
         self.stop = RunStopped(reason, who, self.generations.current.number)
@@ -156,6 +160,13 @@ EXHIBITS = (
         "a generation is told, and the journal does not have its list",
         "G1",
         ((RunMachine, "record", _forgets(generation=None)),),
+    ),
+    Exhibit(
+        "behind-is-no-incident",
+        "ranks that are behind end a generation, and no incident is counted",
+        "G7",
+        ((Generations, "fail_behind", _end_without_an_incident),),
+        plan={"mix": ("behind_rank", "raise_in_rank")},
     ),
     Exhibit(
         "number-given-twice",

@@ -23,7 +23,7 @@ class Patience:
     def __init__(self, simulation: "RunSimulation") -> None:
         self._simulation = simulation
         self._checkers = simulation.checkers
-        self._waits_since: dict[RankId, float] = {}
+        self._waits_since: dict[tuple[RankId, int], float] = {}  # for the generation after that one
 
     def look(self) -> None:
         simulation = self._simulation
@@ -46,7 +46,9 @@ class Patience:
         simulation, newest, terms = self._simulation, self._checkers.newest, self._simulation.plan.terms
         ranks = [rank for host in simulation.hosts for rank in host.ranks]
         now = simulation.world.now
-        self._waits_since = {rank.rank: self._waits_since.get(rank.rank, now) for rank in ranks if rank.waits}
+        number = -1 if newest is None else newest.number
+        waits = [(rank.rank, number) for rank in ranks if rank.waits]
+        self._waits_since = {wait: self._waits_since.get(wait, now) for wait in waits}
         if newest is None or self._checkers.stop is not None or self._checkers.completed_at is not None:
             return
         most_delay_s = 0.0 if terms.restart_delay_s is None else MOST_DELAY_S
@@ -55,7 +57,7 @@ class Patience:
             rank
             for rank in ranks
             if rank.rank in newest.active
-            and now - self._waits_since.get(rank.rank, now) > patience_s
+            and now - self._waits_since.get((rank.rank, number), now) > patience_s
             and simulation.is_untroubled(rank, patience_s)
         ]
         needed = max(len(newest.active) // 2 + 1, terms.min_active)

@@ -100,6 +100,7 @@ FAULTS = (
     "raise_in_rank",
     "pause_rank",
     "hang_rank",
+    "behind_rank",
     "break_rank",
     "kill_supervisor",
     "pause_supervisor",
