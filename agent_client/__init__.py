@@ -27,6 +27,7 @@ from lighthouse_runtime.client.manager import AsyncManagerClient, ManagerClient
 if TYPE_CHECKING:
     from agent_client.agent.agent import Agent
     from agent_client.agent.config import AgentConfig
+    from agent_client.agent.observer import observe
     from agent_client.restart.call import CallWrapper
     from agent_client.restart.monitor import fork_and_monitor
     from agent_client.restart.state import RestartAbort, State
@@ -55,6 +56,7 @@ _WHEN_NAMED = {
     "StepLoader": "agent_client.training.step_loader",
     "StepSampler": "agent_client.training.sampler",
     "TrainState": "agent_client.state.train_state",
+    "observe": "agent_client.agent.observer",
     "replicate": "agent_client.training.hsdp",
     "CallWrapper": "agent_client.restart.call",
     "RestartAbort": "agent_client.restart.state",
@@ -95,6 +97,7 @@ __all__ = [
     "WorldSizeMode",
     "Wrapper",
     "fork_and_monitor",
+    "observe",
     "replicate",
 ]
 

@@ -20,6 +20,7 @@ from agent_client.agent.environment import Environment
 from agent_client.agent.equality import check_equal
 from agent_client.agent.evaluation import Evaluation
 from agent_client.agent.internals import Internals
+from agent_client.agent.observer import give_way
 from agent_client.agent.optimizer_watch import OptimizerWatch, may_skip
 from agent_client.agent.parts import ALONE, GroupPlace, make_parts
 from agent_client.agent.rank_round import RankRounds
@@ -74,6 +75,7 @@ class Agent:
         self.state = state
         self.group_rank, self.group_world_size = place.group_rank, place.group_world_size
         parts = make_parts(manager_address, state, config, place)
+        give_way()
         self._place = place
         self._machine, self._runner, self._thread = parts.machine, parts.runner, parts.thread
         self._manager, self._peers, self._healing = parts.manager, parts.peers, parts.healing

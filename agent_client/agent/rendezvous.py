@@ -31,7 +31,7 @@ def rendezvous(env: Environment, config: AgentConfig) -> tuple[str, GroupPlace]:
     """
     rank, size = env.group_rank, env.group_world_size
     if size == 1:
-        process = None if env.manager else _start_manager(env)
+        process = None if env.manager else start_manager(env)
         address = process.announced if process else env.manager
         wait_for_store(address, START_TIMEOUT_S)
         return address, GroupPlace(manager_process=process)
@@ -39,7 +39,7 @@ def rendezvous(env: Environment, config: AgentConfig) -> tuple[str, GroupPlace]:
     store = PrefixStore(f"lighthouse/{env.attempt}", shared)
     process = None
     if not env.manager and rank == 0:
-        process = _start_manager(env)
+        process = start_manager(env)
         store.set(MANAGER_KEY, process.announced)
     address = env.manager or store.get(MANAGER_KEY).decode()
     group = GlooGroup(
@@ -54,7 +54,7 @@ def rendezvous(env: Environment, config: AgentConfig) -> tuple[str, GroupPlace]:
     return address, GroupPlace(rank, size, group, process)
 
 
-def _start_manager(env: Environment) -> ServerProcess:
+def start_manager(env: Environment) -> ServerProcess:
     """For a group that was given only a lighthouse: a child process of rank 0, which ends with it."""
     options = {
         "--lighthouse": env.lighthouse,

@@ -15,6 +15,7 @@ from agent_client.errors import AgentError
 from agent_client.manager_client.votes import VoteChannel
 from agent_client.progress import self_report
 from agent_client.progress.progress import Progress
+from agent_client.progress.script_progress import ScriptProgress
 from lighthouse_protocol.messages.evidence import EvidenceAsked
 from lighthouse_protocol.messages.membership import World
 from lighthouse_protocol.messages.progress import ProgressSample
@@ -49,6 +50,7 @@ class RankWatch:
     """`votes` go over it. The callbacks are called on the watch's thread: `on_revoked` with None
     for every quorum of before; `on_group_lost` when a rank of the group is gone for good, and what waits for it is to
     be ended. `progress`: what the manager is told of where this rank is, from the thread that sends the votes.
+    `is_observer`: it tells that, and nothing else.
     """
 
     def __init__(
@@ -59,12 +61,14 @@ class RankWatch:
         votes: VoteChannel,
         on_revoked: Callable[[int | None, str], None],
         on_group_lost: Callable[[str], None],
-        progress: Progress | None,
+        progress: Progress | ScriptProgress | None,
+        *,
+        is_observer: bool = False,
     ) -> None:
         self.world: World | None = None  # as it was told last; None: never
         self.waiting_for = ""  # what requests for a quorum wait for, as it was told last
         self.is_drained = False  # the group has done its last step: the manager ends, and is not lost
-        self.is_closing = False  # its end is no news
+        self.is_closing = is_observer  # its end is no news
         self._client = client
         self._group_rank = group_rank
         self._rank_incarnation = rank_incarnation
@@ -72,6 +76,7 @@ class RankWatch:
         self._on_revoked = on_revoked
         self._on_group_lost = on_group_lost
         self._progress = progress
+        self._is_observer = is_observer
         self._looks = self_report.SelfReporter()
         self._stream: Watch | None = None
         self._has_opened = threading.Event()
@@ -89,7 +94,8 @@ class RankWatch:
         self._has_opened.clear()
         pid = os.getpid()
         where = (host_id(), started_at(pid), socket.gethostname())
-        request = WatchHello(self._group_rank, self._rank_incarnation, pid, *where, self_report.offer())
+        offer = self_report.offer()
+        request = WatchHello(self._group_rank, self._rank_incarnation, pid, *where, offer, self._is_observer)
         self._stream = self._client.watch(request, wait_for_ready=wait_for_ready)
         self._votes.open(self._stream)
         threading.Thread(target=self._follow, args=(self._stream,), name="lighthouse watch", daemon=True).start()
@@ -108,8 +114,9 @@ class RankWatch:
             return
         if self.is_open:
             stream.send(Leaving(step))
+            stays_s = 0.0 if self._is_observer else RELEASED_WITHIN_S
             with self._is_told:
-                self._is_told.wait_for(lambda: self._is_released or self._has_ended.is_set(), RELEASED_WITHIN_S)
+                self._is_told.wait_for(lambda: self._is_released or self._has_ended.is_set(), stays_s)
             stream.end()
             self._has_ended.wait(LEFT_WITHIN_S)
         stream.cancel()

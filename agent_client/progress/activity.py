@@ -11,6 +11,7 @@ from typing import Protocol, TypeAlias
 
 from agent_client.progress.rules.collective_ids import CollectiveIds, Entry, Number
 from agent_client.progress.rules.phase_times import ActivitySample
+from agent_client.progress.script_groups import ScriptGroups
 from lighthouse_protocol.messages.progress import MAX_LABEL_CHARS, MAX_NAME_CHARS, Collective
 
 Shape: TypeAlias = "str | Sequence[int]"
@@ -25,6 +26,7 @@ class Activity:
         self.collective: tuple[Inside | None, bool, float] = (None, False, clock())
         self.act: tuple[ActivityBlock | None, float] = (None, clock())
         self.torchs: tuple[TorchCollective, ...] = ()  # that go on, and the newest
+        self.script_groups = ScriptGroups(clock)
 
     def read(self) -> ActivitySample:
         (inside, is_inside, moved_at), (act, since) = self.collective, self.act
@@ -33,7 +35,9 @@ class Activity:
         collective = max((c for c in (own, torchs) if c is not None), key=_unfinished_first, default=None)
         waits_for = act.what if act is not None and act.is_wait else ""
         busy = act.what if act is not None and not act.is_wait else ""
-        return ActivitySample(collective, waits_for, busy, max(moved_at, since, torchs_at))
+        calls = self.script_groups.read()
+        moved_at = max(moved_at, since, torchs_at, self.script_groups.moved_at)
+        return ActivitySample(collective, waits_for, busy, moved_at, calls)
 
     def enter(self, torchs: "TorchCollective") -> None:
         self.torchs = (*(before for before in self.torchs if before.goes_on(self.clock)), torchs)

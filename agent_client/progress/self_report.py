@@ -134,12 +134,16 @@ def recorded() -> tuple[str, str]:
 
 
 def flight_recorder() -> str:
-    """JSON: the newest collectives, the newest last; empty without any. torch is not imported for that."""
+    """JSON: the newest collectives, the newest last; empty without any."""
+    entries = [entry for dump in read_recorders(with_entries=True) for entry in dump.get("entries") or ()]
+    return shortened(sorted(entries, key=lambda entry: entry.get("time_created_ns", 0)), time.time())
+
+
+def read_recorders(*, with_entries: bool) -> list[dict[str, Any]]:
+    """NCCL has one of its own, unless torch is so new that all have one. torch is not imported for that."""
     module: ModuleType | None = sys.modules.get(_RECORDER)
-    dump = getattr(module, "_dump_fr_trace_json", None) or getattr(module, "_dump_nccl_trace_json", None)
-    if dump is None:
-        return ""
-    return shortened(json.loads(dump()).get("entries") or (), time.time())
+    dumps = (getattr(module, name, None) for name in ("_dump_fr_trace_json", "_dump_nccl_trace_json"))
+    return [json.loads(text) for text in dict.fromkeys(dump(with_entries) for dump in dumps if dump is not None)]
 
 
 def shortened(entries: Iterable[dict[str, Any]], now_unix_s: float) -> str:

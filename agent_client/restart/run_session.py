@@ -4,6 +4,7 @@ import logging
 from types import TracebackType
 from typing import Self
 
+from agent_client.agent.observer import give_way
 from agent_client.errors import ConfigurationError
 from agent_client.restart.async_exception import Interruption
 from agent_client.restart.interrupter import Interrupter
@@ -52,6 +53,7 @@ class RunSession:
         if self._launch.attempt > 0:
             self._previous = self._last_generation()
         present_runs.append(self)
+        give_way()
         return self
 
     def __exit__(self, kind: type[BaseException] | None, e: BaseException | None, at: TracebackType | None) -> None:

@@ -45,12 +45,12 @@ def _verdict(job: JobStatus, has_many_jobs: bool, width: int) -> Sequence[Text]:
 
 
 def _where(rank: RankPlace) -> str:
-    """In a collective, in a declared wait, or in a phase."""
+    """In a collective, in a declared wait, in a phase, or at a line of the script."""
     if rank.is_inside:
         return rank.collective
     if rank.waits_for:
         return f"waits for {rank.waits_for}"
-    return "-" if rank.phase == STEP else rank.phase
+    return (rank.at or "-") if rank.phase == STEP else rank.phase
 
 
 def _ticks(rank: RankPlace) -> str:

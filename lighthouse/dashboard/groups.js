@@ -129,7 +129,7 @@ function fillRankState(cell, rank) {
 function fillRankPhase(cell, rank) {
   const ticks = rank.total === null ? (rank.done ? ` ${rank.done}` : '') : ` ${rank.done}/${rank.total}`;
   setText(child(cell, 'span', 0), `${rank.phase}${ticks}`);
-  const where = rank.is_inside ? `in ${rank.collective}` : rank.waits_for ? `waits for ${rank.waits_for}` : '';
+  const where = rank.is_inside ? `in ${rank.collective}` : rank.waits_for ? `waits for ${rank.waits_for}` : rank.at;
   setText(child(cell, 'small', 1), where && ` ${where}`);
   setTitle(cell, `in ${rank.phase} for ${duration(rank.phase_s)}${rank.collective ? `; newest collective: ${rank.collective}` : ''}`);
 }

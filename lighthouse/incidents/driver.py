@@ -63,8 +63,9 @@ class _OpenRound:
 
 class IncidentDriver:
     """`tell` says something to a member, and whether it could; `note` writes a line of the timeline; `is_asked`:
-    whether any group waits for a quorum; `wall`: seconds since the epoch; `runs`: those that have ranks. Where there is
-    a quorum, its members are followed and asked, not the runs of which they are ranks, too."""
+    whether any group waits for a quorum; `wall`: seconds since the epoch; `observed`: groups without Agents; `runs`:
+    those that have ranks. Where there is a quorum, its members are followed and asked, not the runs of which they are
+    ranks, too."""
 
     def __init__(
         self,
@@ -77,6 +78,7 @@ class IncidentDriver:
         timers: Timers,
         wall: Callable[[], float],
         runs: Callable[[], Sequence[Run]] = tuple,
+        observed: Callable[[], Iterable[str]] = tuple,
     ) -> None:
         self._job = job
         self._roster = roster
@@ -88,7 +90,7 @@ class IncidentDriver:
         self._timers = timers
         self._clock = timers.time
         self._wall = wall
-        self._all_runs = runs
+        self._all_runs, self._observed = runs, observed
         self._numbers = itertools.count(1)
         self._rounds: dict[int, _OpenRound] = {}
         self._is_closed = False
@@ -135,7 +137,7 @@ class IncidentDriver:
             return self._perform(self._incidents.moved(now))
         if verdict.kind is Kind.WAITING and self._is_asked():
             return None
-        step = max([member.step for member in self._roster.participants()] or [self._run_steps()])
+        step = max([member.step for member in self._members()] or [self._run_steps()])
         return self._perform(self._incidents.stalled(verdict, step, now, self._wall()))
 
     def run_moved(self) -> None:
@@ -175,8 +177,13 @@ class IncidentDriver:
         return EvidenceRound([*runs, *members], ranks=ranks)
 
     def _targets(self) -> list[EvidenceTarget]:
-        members = [self._target(member) for member in self._roster.participants()]
-        return members or [EvidenceTarget(name, name) for name in self._runs]
+        members = [self._target(member) for member in self._members()]
+        return [*members, *(EvidenceTarget(name, name) for name in self._runs)]
+
+    def _members(self) -> list[Member]:
+        """Those that are judged: of the quorum, and those observed."""
+        observed = (self._roster.get(name) for name in self._observed())
+        return list(dict.fromkeys((*self._roster.participants(), *(one for one in observed if one is not None))))
 
     def _target(self, member: Member) -> EvidenceTarget:
         session = member.session if member.is_connected else None
@@ -249,8 +256,8 @@ class IncidentDriver:
             )
             members = {
                 member.replica_id: member.participant.group_world_size if member.participant is not None else 1
-                for member in self._roster.participants()
-            } or {name: run.size for name, run in self._runs.items()}
+                for member in self._members()
+            } | {name: run.size for name, run in self._runs.items()}
             self._perform(self._incidents.took(id, gathered, members, now))
 
         self._begin(EvidenceRound(self._targets(), suspects=suspects), told)
@@ -272,7 +279,7 @@ class IncidentDriver:
         runs = list(self._registry.stop_runs(self._job, reason, f"--on-stall stop-run, incident {id}"))
         if runs:
             return f"stopped the run {', '.join(runs)}"
-        members = sorted(member.replica_id for member in self._roster.participants())
+        members = sorted(member.replica_id for member in self._members())
         return f"killed {', '.join(members)}: the job has no run to stop" + self._kill(members, reason)
 
     def _restart(self, id: str, decision: Decision) -> str:

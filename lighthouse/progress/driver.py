@@ -15,7 +15,8 @@ log = logging.getLogger(__name__)
 
 
 class ProgressDriver:
-    """Only members of the quorum are judged, and active ranks of runs: the others take part in no collective."""
+    """Members of the quorum are judged, groups that are observed, and active ranks of runs: the others take part in no
+    collective."""
 
     def __init__(
         self,
@@ -52,6 +53,11 @@ class ProgressDriver:
         """The worst first."""
         self._forget()
         return self._progress.places(self._members, self._alive, self._clock(), self._runs())
+
+    @property
+    def observed(self) -> list[str]:
+        """The replica groups whose ranks have no Agents."""
+        return self._progress.observed
 
     @property
     def seconds(self) -> dict[str, float]:

@@ -114,6 +114,7 @@ class JobDriver:
             timers,
             wall,
             runs,
+            lambda: self.progress.observed,
         )
         self.progress = ProgressDriver(
             job, machine.roster, timers, stall_after_s, self._stalled, lambda: [run.ranks() for run in runs()]

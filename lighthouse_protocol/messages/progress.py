@@ -15,6 +15,7 @@ STEP = "step"
 
 MAX_NAMES = 64
 MAX_DEPTH = 16
+MAX_GROUPS = 16
 MAX_NAME_CHARS = 64
 MAX_LABEL_CHARS = 128
 MAX_TIMES = MAX_NAMES + 2  # with what stands for all waits, and for all further names
@@ -60,6 +61,18 @@ class Collective:
 
 
 @dataclass(frozen=True, slots=True)
+class GroupCalls:
+    """The collectives that the rank has entered in one process group of its script. `is_inside`: one of them goes on;
+    `operation` and `shape` are the newest one's, empty where they are not known."""
+
+    group: PhaseName
+    entered: Count
+    is_inside: bool = False
+    operation: PhaseName = ""
+    shape: Annotated[str, Chars(MAX_LABEL_CHARS)] = ""
+
+
+@dataclass(frozen=True, slots=True)
 class PhaseTime:
     """All visits of a phase that are over: `seconds` of its own, without the phases and waits inside it. `longest_s`:
     the longest time without a mark that has ended."""
@@ -89,7 +102,8 @@ class ProgressSample:
     """Where a rank is. `phases` are the open ones, the innermost last.
 
     `waits_for`: what its script has declared to wait for. `still_s`: since the last mark. `is_first`: this process has
-    not done a step yet.
+    not done a step yet. `calls`: of the process groups that moved last. `at`: the line of the script, for a rank that
+    is observed and has no Agent.
     """
 
     step: Count = 0
@@ -100,15 +114,23 @@ class ProgressSample:
     still_s: Age = 0.0
     is_first: bool = False
     times: Annotated[tuple[PhaseTime, ...], Entries(MAX_TIMES)] = ()
+    calls: Annotated[tuple[GroupCalls, ...], Entries(MAX_GROUPS)] = ()
+    at: Annotated[str, Chars(MAX_LABEL_CHARS)] = ""
 
     @property
     def innermost(self) -> OpenPhase:
         return self.phases[-1]
 
     @property
+    def inside(self) -> Collective | GroupCalls | None:
+        """The collective that it is in."""
+        if self.collective is not None and self.collective.is_inside:
+            return self.collective
+        return next((calls for calls in self.calls if calls.is_inside), None)
+
+    @property
     def is_inside(self) -> bool:
-        """It is in a collective."""
-        return self.collective is not None and self.collective.is_inside
+        return self.inside is not None
 
 
 class RankName(NamedTuple):
@@ -161,6 +183,12 @@ class GroupView:
     incarnation: Text
     ranks: Annotated[tuple[RankView, ...], Entries(MAX_GROUP_WORLD_SIZE)]
     seconds: Annotated[tuple[PhaseSeconds, ...], Entries(MAX_SUMS)] = ()
+    group_world_size: Count = 0
+
+    @property
+    def is_observed(self) -> bool:
+        """Its ranks have no Agents."""
+        return bool(self.ranks) and all(rank.sample.at for rank in self.ranks)
 
     def check(self) -> None:
         names = {rank.name for rank in self.ranks}

@@ -253,6 +253,7 @@ class WatchHello:
 
     Where `host` is the manager's own, the manager watches the process too, by its pid. `hostname` is for a person.
     `rank_incarnation` is new at every start of the process. `offer`: None for a rank that cannot be asked.
+    `is_observer`: it tells where the rank is, and takes part in no quorum.
     """
 
     group_rank: GroupRank
@@ -262,6 +263,7 @@ class WatchHello:
     started: Count = 0
     hostname: Text = ""
     offer: EvidenceOffer | None = None
+    is_observer: bool = False
 
 
 @dataclass(frozen=True, slots=True)

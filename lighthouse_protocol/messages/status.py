@@ -47,7 +47,8 @@ class RankState(StrEnum):
 class RankPlace:
     """Where a rank is. Of a run's rank, `replica_id` is the run and `group_rank` the slot. `phase` is the innermost,
     with `done` of `total` ticks (None: not told); `collective` the newest that it has entered. It may be `limit_s`
-    without a move there. `generation`: the last one of its run in which it was active."""
+    without a move there. `generation`: the last one of its run in which it was active. `at`: the line of a script
+    without an Agent."""
 
     replica_id: str
     group_rank: int
@@ -66,6 +67,7 @@ class RankPlace:
     host: str
     pid: int
     generation: int | None = None
+    at: str = ""
 
 
 class TimelineKind(StrEnum):

@@ -9,12 +9,13 @@ MAX_LISTED = 16
 
 
 def operation(rank: RankView) -> str:
-    return rank.sample.collective.operation if rank.sample.collective is not None else ""
+    collective = rank.sample.inside or rank.sample.collective
+    return (collective.operation or "a collective") if collective is not None else ""
 
 
 def signature(rank: RankView) -> str:
     """What all who enter a collective must agree on."""
-    collective = rank.sample.collective
+    collective = rank.sample.inside or rank.sample.collective
     return " ".join(filter(None, (collective.operation, collective.shape))) if collective is not None else ""
 
 
@@ -22,7 +23,7 @@ def place(rank: RankView) -> str:
     if rank.sample.is_inside:
         return operation(rank)
     innermost = rank.sample.innermost
-    return f"step {rank.sample.step}" if innermost.name == STEP else str(innermost)
+    return rank.sample.at or f"step {rank.sample.step}" if innermost.name == STEP else str(innermost)
 
 
 def doing(rank: RankView) -> str:

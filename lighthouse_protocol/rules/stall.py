@@ -4,9 +4,11 @@
 2. While some rank runs and has not been without a mark for longer than its phase's limit, something moves: no verdict.
    So a declared wait goes by the clock of the one that is waited for. If nobody runs, the limit is the floor.
 3. Divergence: one collective by its number, entered with different operations or shapes.
-4. Behind: ranks are compared by the newest collective that they have entered, then by step, then by the phases of this
-   step that at least two ranks have been in. The suspects are those furthest behind. Who is in a collective that others
-   have not entered is never suspected, nor who has declared to wait. Behind is not guilty.
+4. Behind: in process groups that scripts have made, ranks are compared group by group, by the collectives that they
+   have entered there; the suspects are those that are behind somebody, and ahead of nobody. Where that tells nobody
+   apart, ranks are compared by the newest collective that they have entered, then by step, then by the phases of this
+   step that at least two ranks have been in, and the suspects are those furthest behind. Who is in a collective that
+   others have not entered is never suspected, nor who has declared to wait. Behind is not guilty.
 5. Nobody is behind by that, and some ranks give no sign of life: they are behind. Their last word is older than what
    holds them: who waits gives signs of life, and C code that keeps the interpreter lock does not.
 6. Nobody is behind: all in one collective is "network or collective"; other places are named.
@@ -19,7 +21,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import TypeAlias
 
-from lighthouse_protocol.messages.progress import ProgressSample, RankName, RankView
+from lighthouse_protocol.messages.progress import Collective, GroupCalls, ProgressSample, RankName, RankView
 from lighthouse_protocol.rules.rank_text import doing, each, listed, named, operation, parties, place, signature
 
 FLOOR_S = 60.0
@@ -29,6 +31,12 @@ SILENT_S = 10.0
 
 Order: TypeAlias = tuple[int, int, int]
 NOTHING: Order = (0, 0, 0)
+
+Circle: TypeAlias = tuple[str, str]
+"""Ranks that meet in collectives: the replica group and the process group of a script; both empty: an Agent's."""
+
+Place: TypeAlias = tuple[Order, bool]
+"""The newest collective, and whether it was left: who is still in it is behind those who have left it."""
 
 
 class Kind(StrEnum):
@@ -84,7 +92,7 @@ def time_left_s(ranks: Sequence[RankView], floor_s: float = FLOOR_S) -> float:
 
 def _divergence(ranks: Sequence[RankView]) -> StallVerdict | None:
     inside = [rank for rank in ranks if rank.sample.is_inside]
-    for here in parties(lambda rank: _order(rank.sample), inside):
+    for here in parties(_meeting, inside):
         sides = parties(signature, here)
         if len(sides) > 1:
             say = signature if len({operation(rank) for rank in here}) == 1 else operation
@@ -94,7 +102,7 @@ def _divergence(ranks: Sequence[RankView]) -> StallVerdict | None:
 
 
 def _behind(ranks: Sequence[RankView], is_complete: bool) -> StallVerdict | None:
-    suspects = furthest_behind(ranks, is_complete=is_complete)
+    suspects = behind_in_groups(ranks, is_complete=is_complete) or furthest_behind(ranks, is_complete=is_complete)
     return _are_behind(suspects, lambda rank: f"behind in {place(rank)}", ranks) if suspects else None
 
 
@@ -118,7 +126,12 @@ def _nobody_behind(ranks: Sequence[RankView], is_complete: bool) -> StallVerdict
         return _verdict(Kind.TOGETHER, (), f"nobody behind: {each(doing, ranks)}", ranks)
     if not is_complete:
         return None
-    if all(rank.sample.is_inside for rank in ranks):  # in the same one, else somebody would be behind
+    is_inside = all(rank.sample.is_inside for rank in ranks)
+    if is_inside and any(least != most for least, most in _bounds(ranks).values()):
+        sides = parties(_meeting, ranks)  # each is in what another one of them has not entered
+        said = (f"{named(side)} {operation(side[0])} in process group {_meeting(side[0])[0][1]}" for side in sides)
+        return _verdict(Kind.DIVERGENCE, (), f"divergence: {', '.join(said)}", ranks)
+    if is_inside and len(parties(operation, ranks)) == 1:
         text = f"network or collective: {listed(ranks)} in {operation(ranks[0])}, nobody behind"
         return _verdict(Kind.NETWORK, (), text, ranks)
     return _verdict(Kind.WAITING, (), f"everybody waits: {each(doing, ranks)}", ranks)
@@ -138,6 +151,50 @@ def _without_beat(ranks: Sequence[RankView]) -> list[RankView]:
 # -- who is behind whom
 
 
+def behind_in_groups(ranks: Sequence[RankView], *, is_complete: bool = True) -> list[RankView]:
+    """Those that are behind somebody, and ahead of nobody, in what scripts do by themselves."""
+    if not any(rank.sample.calls for rank in ranks):
+        return []
+    bounds = _bounds(ranks)
+    return [
+        rank
+        for rank in ranks
+        if not rank.sample.waits_for
+        and (is_complete or not rank.sample.is_inside)
+        and any(reached < bounds[circle][1] for circle, reached in _places(rank).items())
+        and all(reached == bounds[circle][0] for circle, reached in _places(rank).items())
+    ]
+
+
+def _bounds(ranks: Iterable[RankView]) -> dict[Circle, tuple[Place, Place]]:
+    """The least and the most that ranks have reached."""
+    bounds: dict[Circle, tuple[Place, Place]] = {}
+    for rank in ranks:
+        for circle, reached in _places(rank).items():
+            least, most = bounds.get(circle, (reached, reached))
+            bounds[circle] = min(least, reached), max(most, reached)
+    return bounds
+
+
+def _places(rank: RankView) -> dict[Circle, Place]:
+    replica_id, _ = rank.name
+    sample, collective = rank.sample, rank.sample.collective
+    places: dict[Circle, Place] = {
+        (replica_id, calls.group): ((0, 0, calls.entered), not calls.is_inside) for calls in sample.calls
+    }
+    if collective is not None:
+        places["", ""] = collective.order, not collective.is_inside
+    return places
+
+
+def _meeting(rank: RankView) -> tuple[Circle, Order]:
+    """The collective that it is in."""
+    inside = rank.sample.inside
+    if isinstance(inside, GroupCalls):
+        return (rank.name.replica_id, inside.group), (0, 0, inside.entered)
+    return ("", ""), _order(rank.sample)
+
+
 def furthest_behind(ranks: Sequence[RankView], *, is_complete: bool = True) -> list[RankView]:
     """Those that are behind somebody, and ahead of nobody who is."""
     least = min((_order(rank.sample) for rank in ranks), default=NOTHING)
@@ -155,7 +212,8 @@ def furthest_behind(ranks: Sequence[RankView], *, is_complete: bool = True) -> l
 
 def _is_suspectable(sample: ProgressSample, least: Order | None) -> bool:
     """`least`: what everybody has entered; None: not all of them are known."""
-    return _order(sample) == least if sample.is_inside else not sample.waits_for
+    inside = sample.inside
+    return not sample.waits_for if inside is None else isinstance(inside, Collective) and inside.order == least
 
 
 def _least(ranks: list[RankView], shared: frozenset[str], *, are_behind: bool) -> list[RankView]:

@@ -47,7 +47,7 @@ def run(module: bool, parent_pid: int | None, command: tuple[str, ...], **values
     if parent_pid is not None:
         die_with_parent(parent_pid, signal.SIGTERM)
     set_up_logging(config.log_level, config.log_format)
-    guard = GuardClient(preload)  # before gRPC
+    guard = GuardClient(preload, observes=settings.observe == "on")  # before gRPC
     try:
         sys.exit(run_daemon(functools.partial(_supervise, launch, guard)))
     except LighthouseError as e:

@@ -161,7 +161,8 @@ class GroupDriver:
         peer.send(WatchOpened())
         self._worlds.opened(watch)
         self._waits.opened(watch)
-        self._feed(events.WatchOpened(number, hello.group_rank, hello.rank_incarnation))
+        if not hello.is_observer:
+            self._feed(events.WatchOpened(number, hello.group_rank, hello.rank_incarnation))
         return number
 
     def receive(self, number: int, message: FromRank | None) -> None:
@@ -181,6 +182,8 @@ class GroupDriver:
                     vote=should_commit,
                     quorum_id=quorum_id,
                 )
+            case Leaving() if watch.hello.is_observer:
+                self._progress.ended(watch)
             case Leaving(step):
                 self._feed(events.RankLeaves(number, step))
             case ProgressSample():
@@ -197,9 +200,10 @@ class GroupDriver:
         watch = self._watches.remove(number)
         if watch is None:
             return
-        self._progress.ended(watch)
         self._evidence.ended(watch)
-        self._feed(events.WatchEnded(number))
+        if not watch.hello.is_observer:  # one that has not left stays where it was, and gives no sign of life
+            self._progress.ended(watch)
+            self._feed(events.WatchEnded(number))
         for call in [call for call, waiting in self._calls.items() if waiting.watch is watch]:
             self.end_call(call)
 

@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Callable
+from dataclasses import replace
 
 from lighthouse_protocol.messages.membership import Assignment, Participant
 from lighthouse_protocol.messages.progress import GroupView, ProgressSample
@@ -48,13 +49,18 @@ class GroupProgressDriver:
             self._progress.lose(group_rank)
 
     def view(self, now: float) -> GroupView:
-        return self._progress.view(self._incarnation(), now)
+        return replace(self._progress.view(self._incarnation(), now), group_world_size=self._size)
 
     def close(self) -> None:
         self._watch.close()
 
     def _verdict(self, now: float) -> StallVerdict | None:
-        newest = [rank.sample.collective for rank in self._progress.ranks(now)]
-        is_among_itself = all(collective is not None and collective.within_group for collective in newest)
-        is_complete = len(newest) == self._size and (is_among_itself or self._is_alone)
+        samples = [rank.sample for rank in self._progress.ranks(now)]
+        is_among_itself = all(_is_within_group(sample) for sample in samples)
+        is_complete = len(samples) == self._size and (is_among_itself or self._is_alone)
         return self._progress.verdict(now, is_complete=is_complete)
+
+
+def _is_within_group(sample: ProgressSample) -> bool:
+    """What it waits for is a rank of its own group."""
+    return bool(sample.at) or (sample.collective is not None and sample.collective.within_group)

@@ -25,6 +25,7 @@ MAX_CAUSE_CHARS = 500
 # Only the standard library, and then our own folder: nothing of the user's can stand in the way.
 _CODE = "import sys; sys.path.append(sys.argv.pop()); from manager.guard.guard import main; main()"
 _OURS = str(Path(__file__).resolve().parents[2])
+_RANK_SITE = str(Path(__file__).resolve().with_name("rank_site"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,16 +64,18 @@ class Ended:
 class GuardClient:
     """manager/guard/guard.py as a child process. To be started before gRPC is used, and attached to the loop."""
 
-    def __init__(self, preload: Preload | None = None) -> None:
+    def __init__(self, preload: Preload | None = None, *, observes: bool = False) -> None:
+        """`observes`: scripts that make a process group are observed."""
         ours, its = socket.socketpair()
         command = [sys.executable, "-P", "-S", "-E", "-c", _CODE, str(its.fileno()), str(os.getpid()), _OURS]
+        env = grpc_environment.without_ours(os.environ)
         with its:
             self._process = subprocess.Popen(
                 command,
                 pass_fds=(its.fileno(),),
                 stdin=subprocess.DEVNULL,
                 start_new_session=True,
-                env=grpc_environment.without_ours(os.environ),
+                env=_with_rank_site(env) if observes else env,
             )
         process_tree.become_subreaper()  # for what a guard that is killed leaves behind
         self._socket = ours
@@ -193,3 +196,9 @@ def cause_of(error_file: str) -> str:
 
 def shown(output: Sequence[str]) -> str:
     return "".join(f"\n    | {line}" for line in output)
+
+
+def _with_rank_site(variables: Mapping[str, str]) -> dict[str, str]:
+    """What runs in each Python below the guard before its script does; the guard itself does not look there."""
+    path = filter(None, (_RANK_SITE, variables.get("PYTHONPATH")))
+    return {**variables, "PYTHONPATH": os.pathsep.join(path)}

@@ -108,6 +108,11 @@ class SupervisorConfig:
         env=("LIGHTHOUSE_TRACE_DIR",),
         metavar="FOLDER",
     )
+    observe: str = setting(
+        "on",
+        "Whether a script without an Agent is seen in lighthouse ranks: its collectives, and its line.",
+        kind=click.Choice(("on", "off")),
+    )
     tee: bool = setting(False, "With --log-dir: print the output as well.")
     master_addr: str | None = setting(
         None,

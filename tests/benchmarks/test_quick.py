@@ -70,6 +70,12 @@ def test_phase_cost(ran: Ran) -> None:
     assert costs["tick"]["median"] < costs["phase, one tick in it"]["median"]
 
 
+def test_collective_cost(ran: Ran) -> None:
+    costs = {cost["what"]: cost["us"]["low"] for cost in ran("collective_cost")["costs"]}
+    assert abs(costs["all_reduce, observed"] - costs["all_reduce"]) < 5
+    assert costs["a sample (its own thread)"] < 1000
+
+
 def test_outage(ran: Ran) -> None:
     (result,) = ran("outage")["results"]
     (run,) = result["runs"]

@@ -12,6 +12,7 @@ from lighthouse_protocol.messages.progress import (
     MAX_DEPTH,
     STEP,
     Collective,
+    GroupCalls,
     OpenPhase,
     PhaseCount,
     PhaseTime,
@@ -29,6 +30,7 @@ class ActivitySample(NamedTuple):
     waits_for: str
     busy: str
     since: float
+    calls: tuple[GroupCalls, ...] = ()
 
 
 @dataclass(eq=False, slots=True)
@@ -142,6 +144,7 @@ class PhaseTimes:
             still_s=max(0.0, now - max(self._open[-1].moved_at, own.since)),
             is_first=self._begun <= 1,
             times=self._times(),
+            calls=own.calls,
         )
 
     def _entered(self, open_visits: Counter[Name]) -> tuple[PhaseCount, ...]:

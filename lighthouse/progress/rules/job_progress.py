@@ -73,19 +73,28 @@ class JobProgress:
         return min(left_s, default=self._floor_s if self._told else None)
 
     def verdict(self, members: Collection[str], now: float, runs: Runs = ()) -> StallVerdict | None:
-        """About the replica groups `members`, those of the quorum: the others take part in no collective; and about
-        each run."""
+        """About the replica groups `members`, those of the quorum, together; about each group that is observed; and
+        about each run."""
         for party in self._parties(members, now, runs):
             verdict = judge(party.ranks, floor_s=self._floor_s, is_complete=party.is_complete)
             if verdict is not None:
                 return verdict
         return None
 
+    @property
+    def observed(self) -> list[str]:
+        """The groups whose ranks have no Agents: they train alone, in no quorum."""
+        return [name for name in self.names if self._told[name].view.is_observed]
+
     def _parties(self, members: Collection[str], now: float, runs: Runs) -> list[_Party]:
         here = [name for name in sorted(members) if name in self._told]
         ranks = [rank for name in here for rank in self._ranks_of(name, now)]
         parties = [_Party(ranks, len(here) == len(members))]
-        known = _processes(ranks)
+        for name in self.observed:
+            if name not in members:
+                alone = self._ranks_of(name, now)
+                parties.append(_Party(alone, len(alone) == self._told[name].view.group_world_size))
+        known = _processes(rank for party in parties for rank in party.ranks)
         for run in runs:
             judged = [each.view for each in run if each.is_judged]
             own = [view for view in judged if view.process not in known]
@@ -149,7 +158,7 @@ def _processes(ranks: Iterable[RankView]) -> set[tuple[str, int] | None]:
 
 
 def _place(rank: RankView, state: RankState, generation: int | None) -> RankPlace:
-    sample, innermost, collective = rank.sample, rank.sample.innermost, rank.sample.collective
+    sample, innermost, collective = rank.sample, rank.sample.innermost, rank.sample.inside or rank.sample.collective
     return RankPlace(
         replica_id=rank.name.replica_id,
         group_rank=rank.name.group_rank,
@@ -167,5 +176,6 @@ def _place(rank: RankView, state: RankState, generation: int | None) -> RankPlac
         limit_s=rank.limit_s,
         host=rank.host,
         pid=rank.pid,
+        at=sample.at,
         generation=generation,
     )

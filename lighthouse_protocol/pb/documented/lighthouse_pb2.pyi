@@ -501,6 +501,7 @@ class RankPlace(google.protobuf.message.Message):
     HOST_FIELD_NUMBER: builtins.int
     PID_FIELD_NUMBER: builtins.int
     GENERATION_FIELD_NUMBER: builtins.int
+    AT_FIELD_NUMBER: builtins.int
     replica_id: builtins.str
     group_rank: builtins.int
     state: builtins.str
@@ -529,6 +530,8 @@ class RankPlace(google.protobuf.message.Message):
     pid: builtins.int
     generation: builtins.int
     """of its run, the last one in which it was active; absent: none, or it is of no run"""
+    at: builtins.str
+    """the script's line; only of a rank without an Agent"""
     def __init__(
         self,
         *,
@@ -549,9 +552,10 @@ class RankPlace(google.protobuf.message.Message):
         host: builtins.str = ...,
         pid: builtins.int = ...,
         generation: builtins.int | None = ...,
+        at: builtins.str = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["_generation", b"_generation", "_total", b"_total", "generation", b"generation", "total", b"total"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["_generation", b"_generation", "_total", b"_total", "beat_age_s", b"beat_age_s", "collective", b"collective", "done", b"done", "generation", b"generation", "group_rank", b"group_rank", "host", b"host", "is_inside", b"is_inside", "limit_s", b"limit_s", "phase", b"phase", "phase_s", b"phase_s", "pid", b"pid", "progress_age_s", b"progress_age_s", "replica_id", b"replica_id", "state", b"state", "step", b"step", "total", b"total", "waits_for", b"waits_for"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["_generation", b"_generation", "_total", b"_total", "at", b"at", "beat_age_s", b"beat_age_s", "collective", b"collective", "done", b"done", "generation", b"generation", "group_rank", b"group_rank", "host", b"host", "is_inside", b"is_inside", "limit_s", b"limit_s", "phase", b"phase", "phase_s", b"phase_s", "pid", b"pid", "progress_age_s", b"progress_age_s", "replica_id", b"replica_id", "state", b"state", "step", b"step", "total", b"total", "waits_for", b"waits_for"]) -> None: ...
     @typing.overload
     def WhichOneof(self, oneof_group: typing.Literal["_generation", b"_generation"]) -> typing.Literal["generation"] | None: ...
     @typing.overload

@@ -521,6 +521,7 @@ class WatchHello(google.protobuf.message.Message):
     STARTED_FIELD_NUMBER: builtins.int
     HOSTNAME_FIELD_NUMBER: builtins.int
     OFFER_FIELD_NUMBER: builtins.int
+    IS_OBSERVER_FIELD_NUMBER: builtins.int
     group_rank: builtins.int
     rank_incarnation: builtins.str
     """new at every start of the rank's process"""
@@ -532,6 +533,8 @@ class WatchHello(google.protobuf.message.Message):
     """when the process started, as its host counts"""
     hostname: builtins.str
     """for a person to read"""
+    is_observer: builtins.bool
+    """it tells where the rank is, and takes part in nothing"""
     @property
     def offer(self) -> lighthouse_protocol.pb.extensions.evidence_pb2.EvidenceOffer:
         """absent: it cannot be asked"""
@@ -546,9 +549,10 @@ class WatchHello(google.protobuf.message.Message):
         started: builtins.int = ...,
         hostname: builtins.str = ...,
         offer: lighthouse_protocol.pb.extensions.evidence_pb2.EvidenceOffer | None = ...,
+        is_observer: builtins.bool = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["offer", b"offer"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["group_rank", b"group_rank", "host", b"host", "hostname", b"hostname", "offer", b"offer", "pid", b"pid", "rank_incarnation", b"rank_incarnation", "started", b"started"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["group_rank", b"group_rank", "host", b"host", "hostname", b"hostname", "is_observer", b"is_observer", "offer", b"offer", "pid", b"pid", "rank_incarnation", b"rank_incarnation", "started", b"started"]) -> None: ...
 
 global___WatchHello = WatchHello
 

@@ -124,6 +124,36 @@ class PhaseTime(google.protobuf.message.Message):
 global___PhaseTime = PhaseTime
 
 @typing.final
+class GroupCalls(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    GROUP_FIELD_NUMBER: builtins.int
+    ENTERED_FIELD_NUMBER: builtins.int
+    IS_INSIDE_FIELD_NUMBER: builtins.int
+    OPERATION_FIELD_NUMBER: builtins.int
+    SHAPE_FIELD_NUMBER: builtins.int
+    group: builtins.str
+    """the same at all its ranks"""
+    entered: builtins.int
+    is_inside: builtins.bool
+    """one of these goes on"""
+    operation: builtins.str
+    """the newest; empty: not known"""
+    shape: builtins.str
+    def __init__(
+        self,
+        *,
+        group: builtins.str = ...,
+        entered: builtins.int = ...,
+        is_inside: builtins.bool = ...,
+        operation: builtins.str = ...,
+        shape: builtins.str = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["entered", b"entered", "group", b"group", "is_inside", b"is_inside", "operation", b"operation", "shape", b"shape"]) -> None: ...
+
+global___GroupCalls = GroupCalls
+
+@typing.final
 class ProgressSample(google.protobuf.message.Message):
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -135,6 +165,8 @@ class ProgressSample(google.protobuf.message.Message):
     STILL_S_FIELD_NUMBER: builtins.int
     IS_FIRST_FIELD_NUMBER: builtins.int
     TIMES_FIELD_NUMBER: builtins.int
+    CALLS_FIELD_NUMBER: builtins.int
+    AT_FIELD_NUMBER: builtins.int
     step: builtins.int
     waits_for: builtins.str
     """empty: nobody has declared a wait"""
@@ -142,6 +174,8 @@ class ProgressSample(google.protobuf.message.Message):
     """since the last mark"""
     is_first: builtins.bool
     """the process has done no step yet"""
+    at: builtins.str
+    """the script's line; only of a rank without an Agent"""
     @property
     def phases(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___OpenPhase]:
         """the innermost last"""
@@ -154,6 +188,10 @@ class ProgressSample(google.protobuf.message.Message):
 
     @property
     def times(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___PhaseTime]: ...
+    @property
+    def calls(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___GroupCalls]:
+        """in process groups that the script has made, the newest first"""
+
     def __init__(
         self,
         *,
@@ -165,9 +203,11 @@ class ProgressSample(google.protobuf.message.Message):
         still_s: builtins.float = ...,
         is_first: builtins.bool = ...,
         times: collections.abc.Iterable[global___PhaseTime] | None = ...,
+        calls: collections.abc.Iterable[global___GroupCalls] | None = ...,
+        at: builtins.str = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["collective", b"collective"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["collective", b"collective", "entered", b"entered", "is_first", b"is_first", "phases", b"phases", "step", b"step", "still_s", b"still_s", "times", b"times", "waits_for", b"waits_for"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["at", b"at", "calls", b"calls", "collective", b"collective", "entered", b"entered", "is_first", b"is_first", "phases", b"phases", "step", b"step", "still_s", b"still_s", "times", b"times", "waits_for", b"waits_for"]) -> None: ...
 
 global___ProgressSample = ProgressSample
 
@@ -255,8 +295,11 @@ class GroupView(google.protobuf.message.Message):
     INCARNATION_FIELD_NUMBER: builtins.int
     RANKS_FIELD_NUMBER: builtins.int
     SECONDS_FIELD_NUMBER: builtins.int
+    GROUP_WORLD_SIZE_FIELD_NUMBER: builtins.int
     replica_id: builtins.str
     incarnation: builtins.str
+    group_world_size: builtins.int
+    """so many ranks it has, whether they say where they are or not; 0: not told"""
     @property
     def ranks(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___RankView]: ...
     @property
@@ -268,7 +311,8 @@ class GroupView(google.protobuf.message.Message):
         incarnation: builtins.str = ...,
         ranks: collections.abc.Iterable[global___RankView] | None = ...,
         seconds: collections.abc.Iterable[global___PhaseSeconds] | None = ...,
+        group_world_size: builtins.int = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["incarnation", b"incarnation", "ranks", b"ranks", "replica_id", b"replica_id", "seconds", b"seconds"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["group_world_size", b"group_world_size", "incarnation", b"incarnation", "ranks", b"ranks", "replica_id", b"replica_id", "seconds", b"seconds"]) -> None: ...
 
 global___GroupView = GroupView

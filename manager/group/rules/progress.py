@@ -37,4 +37,5 @@ def _place(rank: RankView) -> tuple[object, ...]:
     """What of it does not change with time alone."""
     sample = rank.sample
     phases = [(phase.name, phase.done) for phase in sample.phases]
-    return rank.name, rank.rank_incarnation, sample.step, phases, sample.collective, sample.waits_for
+    where = sample.collective, sample.calls, sample.waits_for, sample.at
+    return rank.name, rank.rank_incarnation, sample.step, phases, where

@@ -1,12 +1,13 @@
 """The groups of a job together: who is behind in a collective that goes over groups."""
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
 from lighthouse.members.rules.run_rank import RunRank
 from lighthouse.progress.rules.job_progress import MAX_KNOWN, JobProgress
-from lighthouse_protocol.messages.progress import OTHER, GroupView, OpenPhase, RankName, RankView
+from lighthouse_protocol.messages.progress import OTHER, GroupCalls, GroupView, OpenPhase, RankName, RankView
 from lighthouse_protocol.messages.status import RankState
 from lighthouse_protocol.rules.stall import Kind
 from tests.lighthouse_protocol.views import after, all_reduce, rank
@@ -72,6 +73,25 @@ def test_so_long_is_left_until_there_may_be_a_verdict(job: JobProgress):
 def test_only_members_are_judged(job: JobProgress):
     assert job.verdict("a", 162).kind is Kind.NETWORK
     assert job.verdict((), 162) is None
+
+
+def test_a_group_that_is_observed_is_judged_by_itself():
+    def observed(number: int, entered: int, **fields: Any) -> RankView:
+        made = rank(number, group="o", still_s=0, **fields)
+        return replace(made, sample=replace(made.sample, at="train.py:7", calls=(GroupCalls("0", entered),)))
+
+    job = JobProgress()
+    job.take(waiting("a"), 100)
+    job.take(replace(view("o", observed(0, 5), observed(1, 4)), group_world_size=2), 100)
+    assert job.observed == ["o"]
+    assert job.left_s("a", 110) == 50
+    verdict = job.verdict((), 161)
+    assert verdict is not None
+    assert verdict.text.startswith("o/1 behind in train.py:7, o/0 in train.py:7")
+    [first, *_] = job.places((), "o", 161)
+    assert (first.group_rank, first.state, first.at) == (1, RankState.BEHIND, "train.py:7")
+    job.take(replace(view("o", observed(0, 5, waits_for="recv")), group_world_size=2), 200)
+    assert job.verdict((), 300) is None  # it may wait for the one that has not come
 
 
 def test_one_that_tells_nothing_may_be_the_one_that_is_waited_for(job: JobProgress):

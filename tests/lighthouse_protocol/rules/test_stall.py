@@ -1,7 +1,9 @@
 """The verdict, rule by rule, and its promises for drawn ranks.
 
 A line of stall.txt has ranks, and behind the arrow the verdict on them. `in` and `left` are the collective that a rank
-is in, or was in last: its number, in quorum 1 where no other stands before a dot. `incomplete`: other groups are there.
+is in, or was in last: its number, in quorum 1 where no other stands before a dot. `calls`: how many it has entered in
+process groups of its script, with an exclamation mark where it is in one; `at`: its line. `incomplete`: other groups
+are there.
 """
 
 import shlex
@@ -13,7 +15,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lighthouse_protocol.messages.progress import Collective, OpenPhase, RankName, RankView
+from lighthouse_protocol.messages.progress import Collective, GroupCalls, OpenPhase, RankName, RankView
 from lighthouse_protocol.rules.stall import Kind, Limits, judge, time_left_s
 from tests.lighthouse_protocol.views import after, all_reduce, rank
 from tests.scenarios.paragraphs import scenarios_of
@@ -39,7 +41,7 @@ def rank_of(group: str, number: int, *, phase: str = "", entered: str = "", wait
             int(number_there), int(quorum_id or 1), told.get("operation", "all_reduce"), told.get("shape", "")
         )
         where = {"inside": there} if key == "in" else {"left": after(there)}
-    return rank(
+    view = rank(
         number,
         *([OpenPhase(name, *map(int, ticks.split("/") if ticks else ()))] if phase else []),
         step=int(told.get("step", 1)),
@@ -51,6 +53,12 @@ def rank_of(group: str, number: int, *, phase: str = "", entered: str = "", wait
         group=group,
         **where,
     )
+    calls = [entry.partition(":")[::2] for entry in told.get("calls", "").split(",") if entry]
+    made = [
+        GroupCalls(name, int(count.strip("!")), "!" in count, told.get("operation", "all_reduce"))
+        for name, count in calls
+    ]
+    return replace(view, sample=replace(view.sample, calls=tuple(made), at=told.get("at", "")))
 
 
 def play(paragraph: str) -> str:

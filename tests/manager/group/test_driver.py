@@ -46,9 +46,9 @@ class Group:
         self.driver.vote(outcome, within_s, group_rank=rank, step=step, vote=True, quorum_id=1)
         return outcome
 
-    def watch(self, rank: int) -> tuple[int, Heard]:
+    def watch(self, rank: int, **fields: Any) -> tuple[int, Heard]:
         heard = Heard()
-        return self.driver.open_watch(session.WatchHello(rank, f"w{rank}"), heard, is_local=False), heard
+        return self.driver.open_watch(session.WatchHello(rank, f"w{rank}", **fields), heard, is_local=False), heard
 
 
 @pytest.fixture
@@ -151,6 +151,20 @@ class TestWatches:
         [record] = caplog.records
         assert record.levelname == "INFO"
         assert "an unknown process says that rank 0 has failed: the loss is odd" in record.getMessage()
+
+    def test_an_observed_rank_is_no_rank_of_the_quorum(self, group: Group):
+        group.ask(0), group.ask(1)
+        before = group.driver.machine.ranks.waiting
+        number, _ = group.watch(0, is_observer=True)
+        group.driver.receive(number, ProgressSample(at="train.py:1"))
+        group.driver.end_watch(number)  # as where its process is stopped
+        group.loop.go(60)
+        [view] = group.driver._progress.view(group.loop.now).ranks
+        assert (view.sample.at, view.beat_age_s) == ("train.py:1", 60)
+        number, _ = group.watch(0, is_observer=True)
+        group.driver.receive(number, session.Leaving())
+        assert not group.driver._progress.view(0).ranks
+        assert (group.driver.machine.ranks.waiting, group.driver.machine.ranks.watches.lost) == (before, [])
 
     def test_a_kill_reaches_the_ranks(self, group: Group):
         _, heard = group.watch(0)

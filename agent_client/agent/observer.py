@@ -1,0 +1,121 @@
+"""Observing a rank whose script has no Agent: its manager hears where it is; nothing else changes for the script."""
+
+import logging
+import os
+import secrets
+import sys
+import threading
+from typing import Any
+
+from agent_client.agent.at_exit import close_at_end
+from agent_client.agent.environment import Environment
+from agent_client.manager_client.votes import VoteChannel
+from agent_client.manager_client.watch import RankWatch
+from agent_client.progress.script_progress import ScriptProgress
+from lighthouse_runtime.client.manager import ManagerClient
+
+log = logging.getLogger(__name__)
+
+MANAGER_KEY = "lighthouse/observer/manager"
+RETRY_S = 1.0
+CLOSED_WITHIN_S = 2.0
+
+_lock = threading.Lock()
+_present: "Observer | None" = None
+_is_told = False
+
+
+def observe() -> None:
+    """Show where this rank is, and have it named where it is behind its mates. No Agent is needed.
+
+    `lighthouse ranks` shows the collectives that the script makes itself, by torch.distributed, DDP or FSDP, on any
+    process group, and the line at which it is. They are counted by torch and read twice a second, so that a collective
+    costs nothing. Under `lighthouse-manager run` a script is observed without this call.
+
+    The environment says where the manager is, as for Agent.from_env. Given only LIGHTHOUSE_ADDRESS and
+    REPLICA_GROUP_ID, rank 0 starts one when the script has made its process group. Returns at once, and a manager that
+    does not answer is no error. Calling it again, or beside an Agent or a Wrapper, does nothing.
+
+    Raises:
+        ConfigurationError: A variable is missing or does not fit; the message names it.
+    """
+    global _present
+    environment = Environment.read()
+    with _lock:
+        if not _is_told and (_present is None or _present.pid != os.getpid()):
+            _present = Observer(environment)
+
+
+def give_way() -> None:
+    """Something else tells where this rank is: its Agent, or its wrapped function's session."""
+    global _is_told
+    with _lock:
+        _is_told = True
+        observer = _present
+    if observer is not None and observer.pid == os.getpid():
+        observer.close()
+
+
+class Observer:
+    """Waits for the manager on a thread of its own."""
+
+    def __init__(self, environment: Environment) -> None:
+        self.pid = os.getpid()
+        self._environment = environment
+        self._closed = threading.Event()
+        self._manager: Any = None  # the process, if this rank has started it
+        self._thread = threading.Thread(target=self._run, name="lighthouse observer", daemon=True)
+        self._thread.start()
+        close_at_end(self)
+
+    def close(self) -> None:
+        self._closed.set()
+        self._thread.join(CLOSED_WITHIN_S)
+        if self._manager is not None:
+            self._manager.stop()
+
+    def _run(self) -> None:
+        try:
+            address = self._environment.manager or self._meet()
+            if address:
+                self._follow(address)
+        except Exception:
+            log.warning("this rank is not observed", exc_info=True)
+
+    def _follow(self, address: str) -> None:
+        """A manager that has ended may be started again."""
+        with ManagerClient(address) as client:
+            watch = RankWatch(
+                client,
+                self._environment.group_rank,
+                secrets.token_hex(6),
+                VoteChannel(),
+                lambda *_: None,
+                lambda _: None,
+                ScriptProgress(),
+                is_observer=True,
+            )
+            while not self._closed.is_set():
+                watch.ensure_open(wait_for_ready=True)
+                self._closed.wait(RETRY_S)
+            watch.close(None)
+
+    def _meet(self) -> str:
+        """The address of the manager that rank 0 starts, by the store of the script's own group; empty at the end."""
+        while (store := _script_store()) is None:
+            if self._closed.wait(RETRY_S):
+                return ""
+        if self._environment.group_rank == 0:
+            from agent_client.agent.rendezvous import start_manager  # it imports torch, as the script has
+
+            self._manager = start_manager(self._environment)
+            store.set(MANAGER_KEY, self._manager.announced)
+        while not store.check([MANAGER_KEY]):  # get() would keep the script from its store
+            if self._closed.wait(RETRY_S):
+                return ""
+        return store.get(MANAGER_KEY).decode()
+
+
+def _script_store() -> Any:
+    module: Any = sys.modules.get("torch.distributed.distributed_c10d")
+    return module._get_default_store() if module is not None and module.is_initialized() else None

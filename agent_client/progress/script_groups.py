@@ -1,0 +1,129 @@
+"""How far this rank has come in the process groups that its script has made, with the collectives of DDP and FSDP.
+
+No collective costs anything for that: torch counts them itself, in C++, whoever asks for them, and the counts are read
+when a sample is taken. Which one goes on is in the Flight Recorder. That is read only where nothing has moved for a
+while, since all of its entries take some 50 ms, and on a thread of its own, since torch may hang while it reports a
+collective that does.
+"""
+
+import logging
+import sys
+import threading
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from typing import Any
+
+from agent_client.progress.self_report import read_recorders
+from lighthouse_protocol.messages.progress import MAX_GROUPS, MAX_LABEL_CHARS, MAX_NAME_CHARS, GroupCalls
+
+log = logging.getLogger(__name__)
+
+STILL_S = 2.0
+_SAME_AT_ALL_RANKS = ("all_reduce", "reduce", "broadcast")
+
+Counts = Mapping[str, int]
+Number = tuple[int, int]
+"""Of a process group: the place of its recorder, and how that numbers it."""
+
+
+class ScriptGroups:
+    """For one thread. `moved_at`: when the rank was last seen to have entered or left a collective."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._entered: dict[str, int] = {}  # the group that moved last is the last
+        self._recorder = _Recorder()
+        self._was_inside: frozenset[str] = frozenset()
+        self.moved_at = clock()
+
+    @property
+    def total(self) -> int:
+        """How many collectives it has entered in the groups that there are."""
+        return sum(self._entered.values())
+
+    def read(self) -> tuple[GroupCalls, ...]:
+        """The groups that moved last first."""
+        now, counts = self._clock(), _counts()
+        inside = self._recorder.inside(counts)
+        if counts != self._entered or self._was_inside - inside.keys():
+            self.moved_at = now
+            moved = [group for group, count in counts.items() if count != self._entered.get(group)]
+            order = [*(group for group in self._entered if group in counts and group not in moved), *moved]
+            self._entered = {group: counts[group] for group in order}
+        elif counts and now - self.moved_at >= STILL_S:
+            self._recorder.look(counts)
+        self._was_inside = frozenset(inside)
+        newest = list(reversed(self._entered.items()))[:MAX_GROUPS]
+        return tuple(GroupCalls(group, count, group in inside, *inside.get(group, ())) for group, count in newest)
+
+
+def _counts() -> dict[str, int]:
+    """By the name of the group, which its ranks share. torch is not imported for that."""
+    module: Any = sys.modules.get("torch.distributed.distributed_c10d")
+    world = getattr(module, "_world", None)
+    counts: dict[str, int] = {}
+    for group, name in list(world.pg_names.items()) if world is not None else ():
+        with suppress(RuntimeError):  # a backend that does not count
+            if backends := {group._get_backend(device) for device in group._device_types}:
+                counts[name[:MAX_NAME_CHARS]] = sum(each._get_sequence_number_for_group() for each in backends)
+    return counts
+
+
+class _Recorder:
+    """What goes on, and what it is: as of the counts with which it was looked up."""
+
+    def __init__(self) -> None:
+        self._looking: threading.Thread | None = None
+        self._known: tuple[Counts, dict[Number, dict[str, Any]]] = {}, {}  # entries that went on
+        self._going_on: tuple[Counts, dict[str, tuple[str, str]]] = {}, {}
+
+    def inside(self, counts: Counts) -> dict[str, tuple[str, str]]:
+        """By group: operation and shape."""
+        then, found = self._going_on
+        return found if then == counts else {}
+
+    def look(self, counts: Counts) -> None:
+        if self._looking is None or not self._looking.is_alive():
+            self._looking = threading.Thread(target=self._look, args=(counts,), name="lighthouse recorder", daemon=True)
+            self._looking.start()
+
+    def _look(self, counts: Counts) -> None:
+        try:
+            unfinished = {
+                (place, int(number))
+                for place, dump in enumerate(read_recorders(with_entries=False))
+                for number, status in dump.get("pg_status", {}).items()
+                if _goes_on(status)
+            }
+            if unfinished and self._known[0] != counts:
+                self._known = counts, newest_going_on(read_recorders(with_entries=True))
+            going_on = [entry for number, entry in self._known[1].items() if number in unfinished]
+            self._going_on = counts, {str(entry["process_group"][0]): _words(entry) for entry in going_on}
+        except Exception:  # whatever this version of torch raises
+            log.debug("the Flight Recorder cannot be read", exc_info=True)
+
+
+def _goes_on(status: Mapping[str, str]) -> bool:
+    return int(status["last_enqueued_collective"]) > int(status["last_completed_collective"])
+
+
+def newest_going_on(dumps: list[dict[str, Any]]) -> dict[Number, dict[str, Any]]:
+    """The newest collective of each group in which one goes on."""
+    found: dict[Number, dict[str, Any]] = {}
+    going_on: set[Number] = set()
+    for place, dump in enumerate(dumps):
+        for entry in dump.get("entries") or ():
+            if not entry["is_p2p"]:
+                number = place, entry["pg_id"]
+                found[number] = entry
+                if not entry["retired"] and entry["state"] != "completed":
+                    going_on.add(number)
+    return {number: entry for number, entry in found.items() if number in going_on}
+
+
+def _words(entry: Mapping[str, Any]) -> tuple[str, str]:
+    """The shape only of what has the same one at all ranks."""
+    operation = str(entry["profiling_name"]).rpartition(":")[2].strip("_")
+    sizes = entry["input_sizes"] if operation in _SAME_AT_ALL_RANKS else ()
+    shape = ",".join("x".join(map(str, size)) for size in sizes[:1])
+    return operation[:MAX_NAME_CHARS], shape[:MAX_LABEL_CHARS]

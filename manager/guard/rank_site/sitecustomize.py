@@ -1,0 +1,82 @@
+"""Python imports this before a rank's script: its folder stands first on PYTHONPATH (guard/client.py).
+
+Where the script makes its first process group, and agent_client is installed, the rank is observed from then on
+(agent_client.observe). Until then nothing is imported, torch least of all: what loads torch.distributed is the script.
+A file that stands alone, as preload.py does.
+"""
+
+# pyright: basic
+
+import os
+import sys
+
+_WATCHED = "torch.distributed.distributed_c10d"
+
+
+class _Finder:
+    """For the first import of one module, whose loader it replaces for that long."""
+
+    def find_spec(self, name, path=None, target=None):
+        if name != _WATCHED:
+            return None
+        sys.meta_path.remove(self)
+        specs = (finder.find_spec(name, path, target) for finder in sys.meta_path)
+        spec = next((spec for spec in specs if spec is not None), None)
+        if spec is not None and spec.loader is not None:
+            spec.loader = _Loader(spec.loader)  # pyright: ignore[reportAttributeAccessIssue]
+        return spec
+
+
+class _Loader:
+    def __init__(self, loader):
+        self._loader = loader
+
+    def create_module(self, spec):
+        return self._loader.create_module(spec)
+
+    def exec_module(self, module):
+        module.__loader__ = module.__spec__.loader = self._loader
+        self._loader.exec_module(module)
+        if hasattr(module, "init_process_group"):
+            module.init_process_group = _observed(module.init_process_group)
+
+
+def _observed(init_process_group):
+    from functools import wraps
+
+    @wraps(init_process_group)
+    def observed(*args, **options):
+        rank = args[4] if len(args) > 4 else options.get("rank", -1)
+        if str(rank) in ("-1", os.environ.get("RANK")):  # else it is a process that the rank has started
+            _observe()
+        return init_process_group(*args, **options)
+
+    return observed
+
+
+def _observe() -> None:
+    """Whatever fails, the script goes on."""
+    try:
+        from agent_client.agent.observer import observe
+
+        observe()
+    except Exception as e:  # noqa: BLE001
+        if not (isinstance(e, ModuleNotFoundError) and e.name == "agent_client"):
+            print(f"WARNING: lighthouse does not see this rank's collectives: {e!r}", file=sys.stderr, flush=True)
+
+
+def _import_next() -> None:
+    """The sitecustomize that would have been imported instead of this one."""
+    own_module, own_folder = sys.modules.pop(__name__), os.path.dirname(os.path.abspath(__file__))
+    sys.path[:] = [entry for entry in sys.path if os.path.abspath(entry) != own_folder]
+    try:
+        import sitecustomize  # noqa: F401
+    except ModuleNotFoundError as e:
+        if e.name != __name__:
+            raise
+    finally:
+        sys.modules.setdefault(__name__, own_module)
+
+
+sys.meta_path.insert(0, _Finder())
+_import_next()

@@ -1,0 +1,63 @@
+"""A rank that is observed: one watch, which leaves before its connection closes, and none beside an Agent."""
+
+import pytest
+
+from agent_client.agent import observer
+from agent_client.agent.observer import give_way, observe
+from lighthouse_protocol.messages.session import FromRank, WatchHello
+from lighthouse_runtime.client.manager import ManagerClient
+from tests.agent_client.manager_client.fake_watch import FakeWatch
+from tests.processes import eventually
+
+
+class Manager:
+    """`done`: what has come to it, in order."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.done: list[str] = []
+        self.hellos: list[WatchHello] = []
+        monkeypatch.setattr(ManagerClient, "watch", lambda _, hello, **__: self._open(hello))
+        monkeypatch.setattr(ManagerClient, "close", lambda _: self.done.append("closed"))
+        for name, value in {"LIGHTHOUSE_MANAGER_ADDRESS": "127.0.0.1:1", "RANK": "1", "WORLD_SIZE": "2"}.items():
+            monkeypatch.setenv(name, value)
+        for name in ("MASTER_ADDR", "MASTER_PORT"):
+            monkeypatch.setenv(name, "1")
+        monkeypatch.setattr(observer, "_present", None)
+        monkeypatch.setattr(observer, "_is_told", False)
+
+    def _open(self, hello: WatchHello) -> FakeWatch:
+        self.hellos.append(hello)
+        manager = self
+
+        class Watch(FakeWatch):
+            def send(self, message: FromRank) -> None:
+                manager.done.append(type(message).__name__)
+
+            def end(self) -> None:
+                manager.done.append("ended")
+                super().end()
+
+        return Watch()
+
+
+@pytest.fixture
+def manager(monkeypatch: pytest.MonkeyPatch) -> Manager:
+    return Manager(monkeypatch)
+
+
+def test_it_is_watched_once_and_leaves_when_something_else_tells_where_it_is(manager: Manager):
+    observe()
+    observe()
+    eventually(lambda: manager.hellos, "a watch")
+    [hello] = manager.hellos
+    assert (hello.group_rank, hello.is_observer) == (1, True)
+    give_way()
+    assert manager.done == ["Leaving", "ended", "closed"]
+    observe()
+    assert len(manager.hellos) == 1
+
+
+def test_beside_an_agent_it_is_not(manager: Manager):
+    give_way()
+    observe()
+    assert observer._present is None
