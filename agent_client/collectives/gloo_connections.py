@@ -26,6 +26,10 @@ class Connections:
         self._sockets = list(sockets)
         self._are_over = False
 
+    def __del__(self) -> None:
+        for each in self._sockets:
+            each.close()
+
     def shut_down(self) -> None:
         self._are_over = True
         sockets, self._sockets = self._sockets, []

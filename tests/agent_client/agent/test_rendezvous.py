@@ -76,7 +76,7 @@ def test_the_ranks_of_a_group_connect_where_each_advertises(monkeypatch: pytest.
     with ThreadPoolExecutor(2) as pool:
         places = list(pool.map(meet, (0, 1)))
     groups = [place.group for place in places if place.group is not None]
-    ends = [[{end.getsockname()[0], end.getpeername()[0]} for end in group._connections] for group in groups]
+    ends = [[{end.getsockname()[0], end.getpeername()[0]} for end in group._connections._sockets] for group in groups]
     for group in groups:
         group.abort()
     assert [bool(of_rank) for of_rank in ends] == [True, True], "both are connected"

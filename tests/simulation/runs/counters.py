@@ -84,7 +84,7 @@ class Recount:
                 generation == number and rank in here - self.finished
             ):
                 self._has_fault = self._has_fault or stood
-            case events.RanksBehind(slots) if any(rank.slot in slots for rank in here - self._finished):
+            case events.RanksBehind(slots) if any(rank.slot in slots for rank in here - self.finished):
                 self._has_fault = self._has_fault or stood
             case events.RankSaid(rank, FinishReport(generation)) if generation == number and rank in here and stood:
                 self.finished.add(rank)
