@@ -105,6 +105,7 @@ class LighthouseChecks:
             case events.JoinRefused(call):
                 self._waiting.pop(call, None)
             case events.QuorumFormed():
+                self._world.say("", _describe(effect))
                 self._check_formed(effect)
             case _:
                 pass
@@ -170,6 +171,15 @@ class LighthouseChecks:
             if left_s > 0:
                 other = f"quorum {standing.quorum_id}, whose member {participant.replica_id}"
                 raise Violation(f"S3 {where} forms beside {other} may hold a lease for {left_s:.3f} s more")
+
+
+def _describe(effect: events.QuorumFormed) -> str:
+    """For a reader of a trace."""
+    members = " ".join(
+        f"{p.replica_id}@{p.step}/{'apart' if p.ranks_disagree else p.tag_quorum_id}"
+        for p in effect.quorum.participants
+    )
+    return f"{'standing ' * effect.stands}quorum {effect.quorum.quorum_id}: {members}"
 
 
 def is_allowed(size: int, config: QuorumConfig) -> bool:
