@@ -47,7 +47,7 @@ class LoopLag:
             self._timer.cancel()
 
     def _check_again(self) -> None:
-        self._timer = None
-        self.watch()
         with suppress(LighthouseError):  # a timer has no caller to tell; the listener has said it
             self.check()
+        self._timer = None
+        self.watch()

@@ -31,11 +31,12 @@ class Checkers:
         self._lists: dict[int, tuple[Identity, ...]] = {}
         self._names: dict[int, tuple[str, ...]] = {}
         self._told: dict[int, int] = {}
+        self.told_at: dict[int, float] = {}
         self._authors: dict[int, str] = {}
         self._members: list[frozenset[tuple[str, str]]] = []
         self._granted: dict[int, tuple[int, int]] = {}
         self._states: dict[tuple[int, int, int], int | None] = {}
-        self._decisions: dict[tuple[int, int, str], bool] = {}
+        self._decisions: dict[tuple[int, int, str, float], bool] = {}
         self.on_discard: Callable[[Rank, int, int], None] = lambda rank, quorum_id, step: None
         self.last_commit_at: dict[str, float] = {}
         self.longest_gap_s: dict[str, float] = {}
@@ -62,6 +63,7 @@ class Checkers:
         if quorum.quorum_id not in self._told:
             self._world.counts["quorums"] += 1
             self._told[quorum.quorum_id] = len(self._members)
+            self.told_at[quorum.quorum_id] = self._world.now
             self._members.append(frozenset((p.replica_id, p.incarnation) for p in quorum.participants))
 
     def _name(self, quorum: Quorum) -> None:
@@ -152,8 +154,8 @@ class Checkers:
         self.on_discard(rank, assignment.quorum_id, assignment.max_step)
 
     def _decide(self, rank: "Rank", assignment: Assignment, *, commit: bool) -> None:
-        """All ranks of a group decide alike, as long as they live."""
-        key = (assignment.quorum_id, assignment.max_step, rank.manager.life)
+        """All ranks of a group that were started together decide alike. Later ones have lost what those decided."""
+        key = (assignment.quorum_id, assignment.max_step, rank.site.name, rank.began_at)
         was = self._decisions.setdefault(key, commit)
         if was != commit:
             ours, theirs = ("commits", "discarded") if commit else ("discards", "committed")

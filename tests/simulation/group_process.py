@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 KILLS_TAKE_S = 0.05
 CHECKPOINTS_KEPT = 3
 LOADS_APART = 0.2
+NOTICED_WITHIN_S = 0.1  # the death of a rank, by its manager
 
 
 class Group:
@@ -218,6 +219,10 @@ class Group:
         tag = held.pop() if is_whole else None
         return tag if tag is not None and tag.step and tag.quorum_id is not None else None
 
+    def has_held_since(self, moment: float) -> bool:
+        """A whole state, by the ranks that were there at that time, and not by others before or after them."""
+        return self.whole_state is not None and all(rank.began_at <= moment for rank in self.ranks)
+
     def why_refused(self, error: Exception) -> str:
         """The fault because of which its ranks may end by that refusal; empty: there is none."""
         if isinstance(error, DuplicateReplica):
@@ -236,7 +241,8 @@ class Group:
         if quorum is None or not (torn or self.is_apart):
             return ""
         others = [self._system.find_group(p.address) for p in quorum.participants if p.replica_id != self.replica_id]
-        if any(group is None or group.whole_state is not None for group in others):
+        noticed_at = self.checkers.told_at[quorum.quorum_id] - NOTICED_WITHIN_S
+        if any(group is None or group.has_held_since(noticed_at) for group in others):
             return ""
         lost = missed | {machine.torn_under for machine in torn}
         if not others and any(state.quorum_id in lost for state in self._system.whole_states()):

@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from tests.simulation.manager_process import ManagerProcess
     from tests.simulation.torchft_manager import TorchftManager
 
-REFUSALS = 30  # in a row end a rank
 FETCH_RETRY_S = 0.05
 REVOKED_KEPT = 64
 COPIES_KEPT = 4
@@ -48,6 +47,7 @@ class Rank(ManagerSide):
         self.wire_id = site.wire_id
         self.state: int | None = snapshot.state
         self.has_vanished = False
+        self.began_at = self.world.now
         self.commits = self.discards = 0
         self.served: tuple[tuple[int, int], Snapshot] | None = None
         self.copies: dict[tuple[int, int], Snapshot] = {}
@@ -58,7 +58,7 @@ class Rank(ManagerSide):
         self._entered: int | None = None
         self._revoked: dict[int, None] = {}
         self._round = 0
-        self._patience = Patience(REFUSALS)
+        self._patience = Patience(site.plan.refusals)
         self._is_leaving = False
         self._has_told = False
         self._ballot: tuple[bool, dict[str, Any]] = (False, {})
@@ -180,8 +180,9 @@ class Rank(ManagerSide):
         machine = self.machine
         machine.answered(assignment)
         self._patience.answered()
-        is_late = assignment.place is None and not assignment.heals
-        self.site.is_apart = assignment.heals or assignment.catches_up or (is_late and self.site.is_apart)
+        if not assignment.revoked:
+            is_late = assignment.place is None and not assignment.heals
+            self.site.is_apart = assignment.heals or assignment.catches_up or (is_late and self.site.is_apart)
         if self.follower is not None:
             self.follower.answered(assignment)
         self.site.checkers.begun(self, assignment)
