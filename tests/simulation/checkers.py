@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     Manager = ManagerProcess | TorchftManager
 
 Identity = tuple[str, str, str, str]
+Start = tuple[int, int, str, float]  # quorum_id, step, group, and when its ranks were started
 
 
 class Checkers:
@@ -36,7 +37,9 @@ class Checkers:
         self._members: list[frozenset[tuple[str, str]]] = []
         self._granted: dict[int, tuple[int, int]] = {}
         self._states: dict[tuple[int, int, int], int | None] = {}
-        self._decisions: dict[tuple[int, int, str, float], bool] = {}
+        self._decisions: dict[Start, bool] = {}
+        self._contributed: dict[Start, Tag] = {}
+        self._serving: dict[tuple[int, int, int], dict[str, int]] = {}
         self.on_discard: Callable[[Rank, int, int], None] = lambda rank, quorum_id, step: None
         self.last_commit_at: dict[str, float] = {}
         self.longest_gap_s: dict[str, float] = {}
@@ -115,10 +118,24 @@ class Checkers:
     def begun(self, rank: "Rank", assignment: Assignment) -> None:
         if assignment.replica_ids != self._names[assignment.quorum_id]:
             raise Violation(f"S1 {rank.name}: quorum {assignment.quorum_id} is of {assignment.replica_ids}")
+        if assignment.place is not None and not assignment.heals:
+            self._serves(rank, assignment)
 
-    def contributes(self, rank: "Rank") -> None:
+    def _serves(self, rank: "Rank", assignment: Assignment) -> None:
+        """Those that are up to date share the heals."""
+        key = assignment.quorum_id, assignment.max_step, rank.group_rank
+        serving = self._serving.setdefault(key, {})
+        serving[rank.name] = len(assignment.serve_to)
+        if max(serving.values()) - min(serving.values()) > 1:
+            raise Violation(f"S7 quorum {assignment.quorum_id} has those that heal served by {serving}")
+
+    def contributes(self, rank: "Rank", assignment: Assignment) -> None:
         if rank.state is None:
             raise Violation(f"S3 {rank.name} contributes from a state that was installed in part")
+        key = (assignment.quorum_id, assignment.max_step, rank.site.name, rank.began_at)
+        if (tag := self._contributed.setdefault(key, Tag(*rank.machine.tag))) != rank.machine.tag:
+            mine = Tag(*rank.machine.tag)
+            raise Violation(f"S3 {rank.name} contributes from {mine}, and another rank of its group from {tag}")
 
     def forced_commit(self, rank: "Rank") -> None:
         raise Violation(f"S4 {rank.name} voted no for step {rank.machine.step} and is told to commit it")

@@ -26,12 +26,13 @@ def member_of(participant: Participant) -> Member:
 class Ledger:
     """`standing`: the quorum that was written down last, if it stands. `leases`: until when a member of it may hold
     one, by all answers since. `renewed`: the same, by the newest answer alone; with that a manager begins a quorum.
-    `ids`: all that were formed."""
+    `ids`: all that were formed. `last`: who is in the last one."""
 
     standing: Quorum | None = None
     leases: dict[Member, float] = field(default_factory=dict[Member, float])
     renewed: dict[Member, float] = field(default_factory=dict[Member, float])
     ids: set[int] = field(default_factory=set[int])
+    last: frozenset[Member] = frozenset()
 
     def wrote(self, record: QuorumRecord) -> None:
         """From now on somebody may be told."""
@@ -48,6 +49,7 @@ class Ledger:
         """What was written down binds nobody any more; of what members say it learns again."""
         self.leases.clear()
         self.renewed.clear()
+        self.last = frozenset()
         self.standing = None
 
 
@@ -147,8 +149,15 @@ class LighthouseChecks:
             raise Violation(f"S1 {where} stands, and is formed once more")
         if effect.is_new and quorum.quorum_id in self._ledger.ids:
             raise Violation(f"S1 {where} has an id that was given out before")
+        if not effect.is_new and any(self._waiting[call].commit_failures for call in effect.calls):
+            raise Violation(f"S1 {where} keeps its id, though a commit has failed")
+        last = self._ledger.last
+        shrinking = [p.replica_id for p in self._waiting.values() if p.shrink_only and member_of(p) in last]
+        if shrinking and not members <= last:
+            raise Violation(f"S6 {where} is not of the last one's members, {sorted(last)}; {shrinking} ask to shrink")
         self._check_record(effect, where)
         self._check_leases(members, where)
+        self._ledger.last = frozenset(members)
         for call in effect.calls:
             self._waiting.pop(call, None)
 

@@ -270,7 +270,7 @@ class Rank(ManagerSide):
             return self._fail(this_round, machine.failure)
         state = self.state if machine.contributes else None
         if machine.contributes:
-            self.site.checkers.contributes(self)
+            self.site.checkers.contributes(self, assignment)
         arrival = Arrival(self, state, assignment.contributors, lambda ok, total: self._on_sum(this_round, ok, total))
         key = assignment.quorum_id, self.group_rank
         self.site.collectives.arrive(*key, assignment.max_step, arrival, self.wire_id)
