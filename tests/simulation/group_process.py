@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 KILLS_TAKE_S = 0.05
 CHECKPOINTS_KEPT = 3
 LOADS_APART = 0.2
+TOLD_WITHIN_S = 13.0  # 10 s by a slow clock, and some
 NOTICED_WITHIN_S = 0.1  # the death of a rank, by its manager
 
 
@@ -50,12 +51,18 @@ class Group:
         self._script_ends_at: int | None = None
         self.ended_at: float | None = None
         self._lives = 0
+        self._stays_down = False
         self._restart_at: float | None = None
         self.must_agree = False
         self.finds: Lighthouse | None = None  # another one than it should
         self.doubles_sessions_until = 0.0
         self.is_apart = False  # its ranks began with states that do not go together, or are healing
         self.cancels: list[Phase] = []
+        self.doubles = 0  # of the next calls
+        self.is_answered_back = False
+        self.has_lied = False  # a rank of it
+        self.manager_returns = self.has_lost_manager = False
+        self.votes: dict[tuple[int, int], dict[int, bool]] = {}  # as its managers have heard them
         self._saved: list[dict[int, Snapshot]] = [{} for _ in range(self.size)]  # by step
 
     @property
@@ -111,6 +118,8 @@ class Group:
 
     def _start_ranks(self) -> None:
         self._end_ranks()
+        self.manager_returns = self.has_lost_manager = self.has_lied = False
+        self.votes.clear()
         loads = self.world.random.random() < self.plan.from_checkpoint
         found = self._load() if loads else [None] * self.size
         self.is_apart = len({snapshot and (snapshot.step, snapshot.tag_quorum_id) for snapshot in found}) > 1
@@ -138,7 +147,36 @@ class Group:
     def _number(self) -> int:
         return self._system.next_number()
 
+    def restart_rank(self, rank: Rank, back_after_s: float | None) -> None:
+        """It is killed, and its launcher starts it again; or, None, waits for its mates to end, too. They live on."""
+        self._stays_down = True
+        rank.kill()
+        self._stays_down = False
+        if back_after_s is not None:
+            self.world.after(back_after_s, self._start_alone, rank)
+        elif isinstance(self.manager, ManagerProcess):
+            self.manager.after(TOLD_WITHIN_S, self.manager.check_gone, rank)
+
+    def _start_alone(self, old: Rank) -> None:
+        if old in self.ranks and all(rank.is_up for rank in self.ranks if rank is not old):
+            saved = self._saved[old.group_rank]
+            self.is_apart = True
+            self.ranks[old.group_rank] = self._start_rank(old.group_rank, saved[max(saved)] if saved else None)
+
     # -- ends
+
+    def restart_manager(self, back_after_s: float) -> None:
+        """It is killed, and started again below its ranks, if they still live."""
+        old = self.manager
+        self.manager_returns = self.has_lost_manager = True
+        old.kill()
+        self.world.after(back_after_s, self._start_manager, old)
+
+    def _start_manager(self, old: "ManagerProcess | TorchftManager") -> None:
+        if self._manager is old and not self.has_gone and self._restart_at is None:
+            self._lives += 1
+            self._manager = ManagerProcess(self, f"{self.name}-{self._number()}")
+            self.manager.say("starts below its ranks")
 
     def kill(self) -> None:
         """The manager and all ranks at once; the supervisor starts them again."""
@@ -160,7 +198,7 @@ class Group:
     def rank_died(self, rank: Rank) -> None:
         if self.manager.is_up:
             self.manager.on_rank_death(rank)
-        if rank in self.ranks:
+        if rank in self.ranks and not self._stays_down:
             self._restart_later()
 
     def _end_ranks(self) -> None:
@@ -225,6 +263,8 @@ class Group:
 
     def why_refused(self, error: Exception) -> str:
         """The fault because of which its ranks may end by that refusal; empty: there is none."""
+        if self.has_lied:
+            return "a rank of it has lied"
         if isinstance(error, DuplicateReplica):
             return "another group has its id" if self._system.has_twin(self) else ""
         if isinstance(error, WrongState):  # it was told to ask again until a group is back, and has done so

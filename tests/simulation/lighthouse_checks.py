@@ -152,7 +152,8 @@ class LighthouseChecks:
         if not effect.is_new and any(self._waiting[call].commit_failures for call in effect.calls):
             raise Violation(f"S1 {where} keeps its id, though a commit has failed")
         last = self._ledger.last
-        shrinking = [p.replica_id for p in self._waiting.values() if p.shrink_only and member_of(p) in last]
+        joined = [self._waiting[call] for call in effect.calls]
+        shrinking = [p.replica_id for p in joined if p.shrink_only and member_of(p) in last]
         if shrinking and not members <= last:
             raise Violation(f"S6 {where} is not of the last one's members, {sorted(last)}; {shrinking} ask to shrink")
         self._check_record(effect, where)

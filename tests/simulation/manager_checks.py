@@ -57,7 +57,7 @@ class ManagerChecks:
         self._stands: dict[int, bool] = {}
         self._held: dict[int, _Held] = {}
         self._calls: dict[int, tuple[int, int, int]] = {}
-        self._votes: dict[tuple[int, int], dict[int, bool]] = {}
+        self._votes = process.site.votes
 
     # -- what happens
 
@@ -86,7 +86,7 @@ class ManagerChecks:
                 self._asks.pop(call, None)
             case events.CallRefused(call):
                 self._asks.pop(call, None)
-            case events.Pushed(Revoked(quorum_id, _, lost)):
+            case events.Pushed(Revoked(quorum_id, _, lost), watches) if watches:
                 if (quorum_id, bool(lost)) in self._pushed:
                     self._break("S7", f"tells its ranks again that quorum {quorum_id} is revoked")
                 self._pushed.add((quorum_id, bool(lost)))

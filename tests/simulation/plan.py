@@ -15,7 +15,8 @@ from tests.simulation.faults.misfits import NEED_NO_ROOM, NEED_ROOM
 # The rest of a run is for settling.
 FAULTS_SHARE = 0.8
 # torchft's members do not say which state they hold: two lighthouses leave them with two that look alike.
-NEED_TAGS = ("second_lighthouse",)
+NEED_NATIVES = ("second_lighthouse", "restart_manager", "answer_goes_back")
+NEED_RANKS = ("lie",)  # several in a group
 NAMES = "abcdefghijklmnopqrstuvwxyz"
 
 
@@ -47,6 +48,7 @@ class Plan:
     wants_next: float = 1.0
     breaks: float = 0.0
     skips: float = 0.0  # the share of commits that a rank does not apply
+    pause: float = 0.0  # the share of a step between a decision and the next request
     torchft: int = 0
     one_at_a_time: bool = False
     catch_up: float = 0.0
@@ -82,7 +84,9 @@ def draw_plan(
     groups = groups or r.choice((2, 3, 3, 4, 5, 6))
     plan = SCENARIOS[scenario](_draw_storm(r, seed, seconds, groups, min_step_s), r)
     skips = random.Random(f"skips {seed}").choice((0.0, 0.0, 0.02)) if scenario == "storm" else 0.0
-    return replace(plan, catch_up=random.Random(f"catch up {seed}").choice((0.0, 0.0, 0.5, 1.0)), skips=skips)
+    pause = random.Random(f"pause {seed}").choice((0.0, 0.05, 0.3))
+    catch_up = random.Random(f"catch up {seed}").choice((0.0, 0.0, 0.5, 1.0))
+    return replace(plan, catch_up=catch_up, skips=skips, pause=pause)
 
 
 def _draw_storm(r: random.Random, seed: int, seconds: float, groups: int, min_step_s: float) -> Plan:
@@ -92,15 +96,16 @@ def _draw_storm(r: random.Random, seed: int, seconds: float, groups: int, min_st
         step_s = max(min_step_s, 1.2 * config.join_timeout_s)
     timeout_s = r.choice((2.0, 4.0, 8.0)) + 2 * step_s
     torchft = r.choice((1, groups)) if r.random() < 0.1 else 0
+    width = 1 if torchft else r.choice((1, 1, 2, 3))
     return Plan(
         seed=seed,
         scenario="storm",
         config=config,
         groups=groups,
-        group_world_size=1 if torchft else r.choice((1, 1, 2, 3)),
+        group_world_size=width,
         faults_s=FAULTS_SHARE * seconds,
         fault_every_s=r.choice((1.0, 2.0, 4.0, 8.0)),
-        mix=tuple(name for name in draw_mix(r, 6) if not (torchft and name in NEED_TAGS)),
+        mix=_leave_out(draw_mix(r, 6), NEED_NATIVES * bool(torchft) + NEED_RANKS * (width == 1)),
         delay_s=r.choice((0.0005, 0.002, 0.01, 0.03)),
         step_s=step_s,
         heal_s=r.choice((0.05, 0.3, 1.5)),
@@ -116,6 +121,10 @@ def _draw_storm(r: random.Random, seed: int, seconds: float, groups: int, min_st
         breaks=r.choice((0.0, 0.0, 0.1, 0.3)),
         torchft=torchft,
     )
+
+
+def _leave_out(mix: tuple[str, ...], what: tuple[str, ...]) -> tuple[str, ...]:
+    return tuple(name for name in mix if name not in what) or ("kill_group",)
 
 
 def _draw_config(r: random.Random, groups: int) -> QuorumConfig:
@@ -205,4 +214,4 @@ SCENARIOS = {
     "churn": _churn,
     "misfits": _misfits,
 }
-SCENARIO_WEIGHTS = (80, 6, 6, 6, 2, 12)
+SCENARIO_WEIGHTS = (70, 6, 12, 6, 2, 16)
