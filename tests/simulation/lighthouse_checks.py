@@ -4,18 +4,31 @@ A Ledger is of a place: it goes on where a process of it has died. Nothing here 
 reads events, and the configuration as a person would.
 """
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
+from lighthouse.members.rules.events import MemberLeft, MemberLost
 from lighthouse.quorum.rules import events
 from lighthouse.quorum.rules.config import QuorumConfig
 from lighthouse.quorum.rules.record import QuorumRecord
 from lighthouse_protocol.messages.membership import Participant, Quorum
 from lighthouse_protocol.messages.session import HeldQuorum, HoldState, QuorumOrder, QuorumPhase
-from tests.simulation.world import MAX_RATE, Violation, World
+from tests.simulation.faults.lighthouse import LEASES_S
+from tests.simulation.world import MAX_RATE, MIN_RATE, Violation, World
 
+MAX_LEASE_S = max(LEASES_S)
+ASKS_AGAIN_S = 1.2
 TOLD = (HoldState.RECALLED, HoldState.JOINING, HoldState.LEAVING)
 Member = tuple[str, str]
+
+
+@dataclass(slots=True)
+class Wait:
+    """For a quorum; `until`: it has ended, unless the group asks again by then."""
+
+    since: float
+    until: float = math.inf
 
 
 def member_of(participant: Participant) -> Member:
@@ -65,12 +78,16 @@ class LighthouseChecks:
         self._granted: dict[tuple[int, Member], int] = {}
         self._left: set[tuple[int, Member]] = set()
         self._phases: dict[int, QuorumPhase] = {}
+        self._waits: dict[Member, Wait] = {}
 
     # -- what happens
 
     def handles(self, event: events.Event | None) -> None:
         """Just before the machine does."""
+        self._check_patience()
         match event:
+            case events.WasLate():
+                self._waits.clear()
             case events.SessionOpened(session, hello):
                 self._members[session] = member_of(hello.participant)
                 self._report(session, hello.levels.held)
@@ -80,11 +97,12 @@ class LighthouseChecks:
                 self._report(session, beat.levels.held)
             case events.Joined(call, participant, _, session):
                 self._waiting[call] = participant
+                self._wait(member_of(participant))
                 self._granted[participant.seen_quorum_id, member_of(participant)] = participant.asks_for - 1
                 if session is not None:
                     self._members[session] = member_of(participant)
             case events.Withdrawn(call):
-                self._waiting.pop(call, None)
+                self._stop_waiting(call)
             case _:
                 pass
 
@@ -105,7 +123,10 @@ class LighthouseChecks:
                 if order.phase is QuorumPhase.RESUMED:
                     self._check_resumed(order)
             case events.JoinRefused(call):
-                self._waiting.pop(call, None)
+                self._stop_waiting(call)
+            case MemberLost(replica_id) | MemberLeft(replica_id):
+                for member in [member for member in self._waits if member[0] == replica_id]:
+                    del self._waits[member]
             case events.QuorumFormed():
                 self._world.say("", _describe(effect))
                 self._check_formed(effect)
@@ -118,7 +139,29 @@ class LighthouseChecks:
         phase = self._phases.get(standing.quorum_id if standing is not None else 0)
         return phase is not QuorumPhase.REVOKED if order is None else order.phase is not QuorumPhase.REVOKED
 
+    def _wait(self, member: Member) -> None:
+        """Whoever asks again soon has waited all the time."""
+        wait = self._waits.get(member)
+        is_new = wait is None or self._world.now > wait.until
+        self._waits[member] = Wait(self._world.now if wait is None or is_new else wait.since)
+
+    def _stop_waiting(self, call: int) -> None:
+        participant = self._waiting.pop(call, None)
+        if participant is not None and (wait := self._waits.get(member_of(participant))) is not None:
+            wait.until = self._world.now + ASKS_AGAIN_S
+
     # -- what must hold
+
+    def _check_patience(self) -> None:
+        """Enough groups, a member of the last quorum among them, wait no longer than a straggler is waited for; after
+        it is known who is alive, and whose lease has ended."""
+        config, now = self._config, self._world.now
+        lease_s = max(config.lease_s, MAX_LEASE_S)
+        limit_s = (config.join_timeout_s + config.last_call_s + 2 * config.heartbeat_timeout_s + lease_s) / MIN_RATE + 3
+        waits = {member: wait for member, wait in self._waits.items() if now <= wait.until}
+        late = [member for member, wait in waits.items() if now > wait.since + limit_s]
+        if self._ledger.last.intersection(late) and largest_allowed(range(len(late) + 1), config):
+            raise Violation(f"S5 {sorted(late)} have waited for a quorum for longer than {limit_s:.1f} s")
 
     def _check_resumed(self, order: QuorumOrder) -> None:
         """Up to the highest step that a member has granted: all can do that one, and nobody is left behind in it. Where
@@ -159,6 +202,7 @@ class LighthouseChecks:
         self._check_record(effect, where)
         self._check_leases(members, where)
         self._ledger.last = frozenset(members)
+        self._waits.clear()
         for call in effect.calls:
             self._waiting.pop(call, None)
 

@@ -10,10 +10,12 @@ from typing import Any
 
 from lighthouse.quorum.rules.config import QuorumConfig
 from tests.simulation.faults import KINDS, draw_mix
+from tests.simulation.faults.lighthouse import LEASES_S
 from tests.simulation.faults.misfits import NEED_NO_ROOM, NEED_ROOM
 
 # The rest of a run is for settling.
 FAULTS_SHARE = 0.8
+MAX_LEASE_S = max(LEASES_S)
 # torchft's members do not say which state they hold: two lighthouses leave them with two that look alike.
 NEED_NATIVES = ("second_lighthouse", "restart_manager", "answer_goes_back")
 NEED_RANKS = ("lie",)  # several in a group
@@ -65,14 +67,12 @@ class Plan:
 
     @property
     def settle_s(self) -> float:
+        """Twice what one loss may cost that is noticed last: silence, leases, a straggler, a step that all wait for, a
+        start, and the steps together."""
         config = self.config
-        waits = (
-            2 * config.join_timeout_s
-            + 4 * config.heartbeat_timeout_s
-            + 3 * config.lease_s
-            + 4 * (self.collective_timeout_s + self.heal_timeout_s + self.vote_timeout_s)
-        )
-        return 30 + 2 * waits + 60 * self.step_s
+        noticed_s = 2 * config.heartbeat_timeout_s + max(config.lease_s, MAX_LEASE_S) + config.join_timeout_s
+        step_s = self.collective_timeout_s + self.heal_timeout_s + self.vote_timeout_s
+        return 2 * (10 + noticed_s + step_s + 2 * self.restart_s + 15 * self.step_s)
 
 
 def draw_plan(
@@ -142,6 +142,7 @@ def _draw_config(r: random.Random, groups: int) -> QuorumConfig:
         stands=r.random() < 0.92,
         active=active,
         allowed_sizes=sizes,
+        last_call_s=r.choice((0.0, 2.0)) if active is not None else 0.0,
     )
 
 
