@@ -124,6 +124,8 @@ class LighthouseChecks:
                     self._check_resumed(order)
             case events.JoinRefused(call):
                 self._stop_waiting(call)
+            case events.QuorumResent(_, call):
+                self._waits.pop(member_of(self._waiting.pop(call)), None)
             case MemberLost(replica_id) | MemberLeft(replica_id):
                 for member in [member for member in self._waits if member[0] == replica_id]:
                     del self._waits[member]

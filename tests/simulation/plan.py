@@ -104,7 +104,7 @@ def _draw_storm(r: random.Random, seed: int, seconds: float, groups: int, min_st
         groups=groups,
         group_world_size=width,
         faults_s=FAULTS_SHARE * seconds,
-        fault_every_s=r.choice((1.0, 2.0, 4.0, 8.0)),
+        fault_every_s=r.choice((1.0, 1.0, 2.0, 4.0)),
         mix=_leave_out(draw_mix(r, 6), NEED_NATIVES * bool(torchft) + NEED_RANKS * (width == 1)),
         delay_s=r.choice((0.0005, 0.002, 0.01, 0.03)),
         step_s=step_s,
