@@ -79,8 +79,9 @@ class Checkers:
     # -- managers
 
     def handed(self, manager: "Manager", quorum: Quorum) -> None:
-        if quorum.quorum_id < manager.seen_id and not self._cannot_know(manager, quorum):
-            raise Violation(f"S2 {manager.name} has seen quorum {manager.seen_id} and is handed {quorum.quorum_id}")
+        known_id = manager.seen_id if manager.is_torchft else manager.told_id  # what was not opened is asked for again
+        if quorum.quorum_id < known_id and not self._cannot_know(manager, quorum):
+            raise Violation(f"S2 {manager.name} has seen quorum {known_id} and is handed {quorum.quorum_id}")
         manager.seen_id = quorum.quorum_id
         self._name(quorum)
 

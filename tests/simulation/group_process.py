@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 KILLS_TAKE_S = 0.05
 CHECKPOINTS_KEPT = 3
 LOADS_APART = 0.2
+RECONNECTS_S = 1.0
+CRASHED_S = (0.05, 0.5, 3.0)
 TOLD_WITHIN_S = 13.0  # 10 s by a slow clock, and some
 NOTICED_WITHIN_S = 0.1  # the death of a rank, by its manager
 
@@ -58,6 +60,7 @@ class Group:
         self.doubles_sessions_until = 0.0
         self.is_apart = False  # its ranks began with states that do not go together, or are healing
         self.cancels: list[Phase] = []
+        self.crashes_in: Phase | None = None
         self.doubles = 0  # of the next calls
         self.is_answered_back = False
         self.has_lied = False  # a rank of it
@@ -148,7 +151,10 @@ class Group:
         return self._system.next_number()
 
     def restart_rank(self, rank: Rank, back_after_s: float | None) -> None:
-        """It is killed, and its launcher starts it again; or, None, waits for its mates to end, too. They live on."""
+        """It is killed, and its launcher starts it again; or, None, waits for its mates to end, too. They live on. A
+        manager that was restarted, and has not met it since, could not tell them."""
+        if not self.manager.knows(rank):
+            back_after_s = RECONNECTS_S
         self._stays_down = True
         rank.kill()
         self._stays_down = False
@@ -164,6 +170,17 @@ class Group:
             self.ranks[old.group_rank] = self._start_rank(old.group_rank, saved[max(saved)] if saved else None)
 
     # -- ends
+
+    def crash(self) -> None:
+        """One of its processes."""
+        if not self.is_training:
+            return
+        dies = self.world.random.choice(self.processes)
+        dies.say("crashes")
+        if dies is self.manager and not self.is_torchft:
+            self.restart_manager(self.world.random.choice(CRASHED_S))
+        else:
+            dies.kill()
 
     def restart_manager(self, back_after_s: float) -> None:
         """It is killed, and started again below its ranks, if they still live."""
@@ -260,6 +277,13 @@ class Group:
     def has_held_since(self, moment: float) -> bool:
         """A whole state, by the ranks that were there at that time, and not by others before or after them."""
         return self.whole_state is not None and all(rank.began_at <= moment for rank in self.ranks)
+
+    @property
+    def why_undecided(self) -> str:
+        """The fault because of which a rank may not learn what was decided; empty: there is none."""
+        if self.has_lied:
+            return "a rank of it has lied"
+        return "the manager that knew it has died" if self.has_lost_manager else ""
 
     def why_refused(self, error: Exception) -> str:
         """The fault because of which its ranks may end by that refusal; empty: there is none."""

@@ -128,6 +128,9 @@ class ManagerProcess(Process):
         self._watching[rank.watch] = rank
         rank.after(LOCAL_DELAY_S, rank.on_watched, self)
 
+    def knows(self, rank: "Rank") -> bool:
+        return rank in self._watching.values()
+
     def on_leaving(self, rank: "Rank", step: int | None) -> None:
         self.driver.receive(rank.watch, Leaving(step))
 

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from tests.simulation.torchft_manager import TorchftManager
 
 RECONNECT_S = 0.2
+CRASHES_AFTER_S = (0.0, 0.0004, 0.001, 0.01)
 CANCELLED_AFTER_S = (0.0001, 0.0005, 0.02, 0.3)
 
 
@@ -83,6 +84,9 @@ class ManagerSide(Process):
             self.world.at(second_at, manager, getattr(manager, method), self, -self.token, timeout_s, *args)
         self.world.at(at, manager, getattr(manager, method), self, self.token, timeout_s, *args)
         self.after(timeout_s + 1, self._lost_call, self.token)
+        if self.machine.phase is self.site.crashes_in and not self.world.is_calm:
+            self.world.after(self.world.random.choice(CRASHES_AFTER_S), self.site.crash)
+            self.site.crashes_in = None
         if self.machine.phase in self.site.cancels and not self.world.is_calm:
             self.site.cancels.remove(self.machine.phase)
             self.after(self.world.random.choice(CANCELLED_AFTER_S), self._cancel_if_waiting, self.token)

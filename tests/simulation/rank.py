@@ -376,7 +376,7 @@ class Rank(ManagerSide):
             self._conclude(False)
             return self._go_on(None)
         if isinstance(error, LighthouseError) and not isinstance(error, REPEATED):
-            explained_by = "the manager that knew it has died" if self.site.has_lost_manager else ""
+            explained_by = self.site.why_undecided
             return self.exit(f"voted yes and cannot learn the decision: {error}", explained_by=explained_by)
         self.world.counts["votes repeated"] += 1
         return self._cast()

@@ -53,6 +53,13 @@ def restart_rank(simulation: "Simulation", rank: "Rank", fault: Fault) -> None:
     return rank.site.restart_rank(rank, simulation.world.random.choice(BACK_AFTER_S))
 
 
+@fault(find_group)
+def crash_calling(simulation: "Simulation", group: "Group", fault: Fault) -> None:
+    """when a rank of it votes next, or asks, then within a moment it is killed, or a mate, or its manager, which comes
+    back below its ranks"""
+    group.crashes_in = simulation.world.random.choice((Phase.VOTED, Phase.VOTED, Phase.ASKED))
+
+
 @fault(find_rank)
 def pause_rank(simulation: "Simulation", rank: "Rank", fault: Fault) -> None:
     """SIGSTOP, for a while"""
