@@ -23,7 +23,8 @@ CHECKPOINTS_KEPT = 3
 LOADS_APART = 0.2
 RECONNECTS_S = 1.0
 CRASHED_S = (0.05, 0.5, 3.0)
-TOLD_WITHIN_S = 13.0  # 10 s by a slow clock, and some
+VANISHES_SHARE = 0.3  # their hosts lose their power
+TOLD_WITHIN_S = 15.0  # 10 s by a slow clock, and what it takes to notice
 NOTICED_WITHIN_S = 0.1  # the death of a rank, by its manager
 
 
@@ -155,6 +156,7 @@ class Group:
         manager that was restarted, and has not met it since, could not tell them."""
         if not self.manager.knows(rank):
             back_after_s = RECONNECTS_S
+        rank.has_vanished = self.world.random.random() < VANISHES_SHARE
         self._stays_down = True
         rank.kill()
         self._stays_down = False

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 NOTICE_S = (0.001, 0.05)
 EVIDENCE_TAKES_S = 0.05
 DISCARDED_WITHIN_S = 0.3
+VANISHED_NOTICE_S = (1.0, 2.0)  # by its keepalive
 
 
 class ManagerProcess(Process):
@@ -140,18 +141,19 @@ class ManagerProcess(Process):
 
     def on_rank_death(self, rank: "Rank") -> None:
         """Its host closes its connections, in any order."""
-        notice_s = self.world.random.uniform(*NOTICE_S)
+        soon_s = VANISHED_NOTICE_S if rank.has_vanished else NOTICE_S
+        notice_s = self.world.random.uniform(*soon_s)
         for watch, watched in list(self._watching.items()):
             if watched is rank:
                 self.after(notice_s, self.on_watch_end, watch)
         for caller, token in list(self._calls):
             if caller is rank:
-                self.after(self.world.random.uniform(*NOTICE_S), self.on_cancel, rank, token)
+                self.after(self.world.random.uniform(*soon_s), self.on_cancel, rank, token)
         if not self.site.has_lost_manager:
             waiting = [
                 vote for vote, what in self._voting.items() if rank.group_rank not in self.site.votes.get(what, {})
             ]
-            self.after(NOTICE_S[1] + DISCARDED_WITHIN_S, self._check_votes, rank, waiting)
+            self.after(soon_s[1] + DISCARDED_WITHIN_S, self._check_votes, rank, waiting)
 
     def _check_votes(self, rank: "Rank", waiting: list[tuple["Rank", int]], *, is_last: bool = False) -> None:
         """It had not voted, so those of its mates are not to wait for it. It looks twice, as above."""

@@ -47,7 +47,8 @@ def kill_rank(simulation: "Simulation", rank: "Rank", fault: Fault) -> None:
 
 @fault(find_rank)
 def restart_rank(simulation: "Simulation", rank: "Rank", fault: Fault) -> None:
-    """it alone is killed and started again; or it stays away, and its mates are told that after 10 s"""
+    """it alone is killed, or its host loses its power, and it is started again; or it stays away, and its mates are
+    told that after 10 s"""
     if rank.site.size == 1:
         return rank.kill()
     return rank.site.restart_rank(rank, simulation.world.random.choice(BACK_AFTER_S))
