@@ -37,7 +37,7 @@ class Checkers:
         self._members: list[frozenset[tuple[str, str]]] = []
         self._granted: dict[int, tuple[int, int]] = {}
         self._states: dict[tuple[int, int, int], int | None] = {}
-        self._decisions: dict[Start, bool] = {}
+        self._decisions: dict[tuple[int, int, str], dict[Rank, bool]] = {}
         self._contributed: dict[Start, Tag] = {}
         self._serving: dict[tuple[int, int, int], dict[str, int]] = {}
         self.on_discard: Callable[[Rank, int, int], None] = lambda rank, quorum_id, step: None
@@ -172,12 +172,14 @@ class Checkers:
         self.on_discard(rank, assignment.quorum_id, assignment.max_step)
 
     def _decide(self, rank: "Rank", assignment: Assignment, *, commit: bool) -> None:
-        """All ranks of a group that were started together decide alike. Later ones have lost what those decided."""
-        key = (assignment.quorum_id, assignment.max_step, rank.site.name, rank.began_at)
-        was = self._decisions.setdefault(key, commit)
-        if was != commit:
-            ours, theirs = ("commits", "discarded") if commit else ("discards", "committed")
-            raise Violation(f"S4 {rank.name} {ours} step {key[1]} of quorum {key[0]}, another rank of it {theirs} it")
+        """All ranks of a group that live decide alike. What one knew that is gone is lost with it."""
+        decided = self._decisions.setdefault((assignment.quorum_id, assignment.max_step, rank.site.name), {})
+        decided[rank] = commit
+        for other, was in decided.items():
+            if was != commit and other.is_up:
+                what = f"step {assignment.max_step} of quorum {assignment.quorum_id}"
+                ours, theirs = ("commits", "discarded") if commit else ("discards", "committed")
+                raise Violation(f"S4 {rank.name} {ours} {what}, {other.name} {theirs} it")
 
 
 def identities(quorum: Quorum) -> tuple[Identity, ...]:

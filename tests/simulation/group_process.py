@@ -9,7 +9,7 @@ from lighthouse_protocol.refusals import DuplicateReplica, Unrecoverable, WrongS
 from tests.simulation.manager_process import ManagerProcess
 from tests.simulation.rank import Rank, Snapshot
 from tests.simulation.torchft_manager import TorchftManager
-from tests.simulation.world import Process, World
+from tests.simulation.world import Died, Process, World
 
 if TYPE_CHECKING:
     from tests.simulation.checkers import Checkers
@@ -174,13 +174,13 @@ class Group:
     # -- ends
 
     def crash(self) -> None:
-        """One of its processes."""
+        """One of its processes; its manager between two answers."""
         if not self.is_training:
             return
         dies = self.world.random.choice(self.processes)
         dies.say("crashes")
-        if dies is self.manager and not self.is_torchft:
-            self.restart_manager(self.world.random.choice(CRASHED_S))
+        if isinstance(dies, ManagerProcess):
+            dies.dies_in = self.world.random.randrange(3)
         else:
             dies.kill()
 
@@ -191,11 +191,18 @@ class Group:
         old.kill()
         self.world.after(back_after_s, self._start_manager, old)
 
+    def crash_manager(self) -> None:
+        self.restart_manager(self.world.random.choice(CRASHED_S))
+        raise Died
+
     def _start_manager(self, old: "ManagerProcess | TorchftManager") -> None:
         if self._manager is old and not self.has_gone and self._restart_at is None:
             self._lives += 1
             self._manager = ManagerProcess(self, f"{self.name}-{self._number()}")
             self.manager.say("starts below its ranks")
+            for rank in self.ranks:  # it cannot tell the mates of one that it has never met
+                if not rank.is_up:
+                    self.world.after(RECONNECTS_S, self._start_alone, rank)
 
     def kill(self) -> None:
         """The manager and all ranks at once; the supervisor starts them again."""

@@ -55,6 +55,7 @@ class ManagerProcess(Process):
         self._answered: set[tuple[Rank, int]] = set()  # since a call began last
         self._watching: dict[int, Rank] = {}
         self._gone: set[int] = set()
+        self.dies_in: int | None = None  # after so many answers
         self._voting: dict[tuple[Rank, int], tuple[int, int]] = {}
         self._has_ended = False
         self._link = ManagerLink(self)
@@ -177,6 +178,10 @@ class ManagerProcess(Process):
         raise Violation(f"S7 {self.name} has not told {[mate.name for mate in waiting]} that {rank.name} is gone")
 
     def reply(self, rank: "Rank", token: int, method: str, *args: Any) -> None:
+        if self.dies_in is not None:
+            self.dies_in -= 1
+            if self.dies_in < 0:
+                self.site.crash_manager()
         self._answered.add((rank, token))
         self._voting.pop((rank, token), None)
         self._calls.pop((rank, token), None)
