@@ -39,7 +39,8 @@ class VirtualLoop:
     def go(self, by_s: float) -> None:
         ends_at = self.now + by_s
         while self._timers and self._timers[0][0] <= ends_at:
-            self.now, _, timer = heapq.heappop(self._timers)
+            at, _, timer = heapq.heappop(self._timers)
+            self.now = max(self.now, at)  # a test that has set it on has held the loop up
             if not timer.is_cancelled:
                 timer.act()
-        self.now = ends_at
+        self.now = max(self.now, ends_at)

@@ -2,7 +2,9 @@
 
 import logging
 from collections.abc import Callable
+from contextlib import suppress
 
+from lighthouse_protocol.refusals import LighthouseError
 from lighthouse_runtime.ports import Timer, Timers
 
 log = logging.getLogger(__name__)
@@ -45,6 +47,7 @@ class LoopLag:
             self._timer.cancel()
 
     def _check_again(self) -> None:
-        self.check()
+        with suppress(LighthouseError):  # a timer has no caller to tell; the listener has said it
+            self.check()
         self._timer = None
         self.watch()

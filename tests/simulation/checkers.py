@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     Manager = ManagerProcess | TorchftManager
 
 Identity = tuple[str, str, str, str]
+Start = tuple[int, int, str, float]  # quorum_id, step, group, and when its ranks were started
 
 
 class Checkers:
@@ -31,11 +32,14 @@ class Checkers:
         self._lists: dict[int, tuple[Identity, ...]] = {}
         self._names: dict[int, tuple[str, ...]] = {}
         self._told: dict[int, int] = {}
+        self.told_at: dict[int, float] = {}
         self._authors: dict[int, str] = {}
         self._members: list[frozenset[tuple[str, str]]] = []
         self._granted: dict[int, tuple[int, int]] = {}
         self._states: dict[tuple[int, int, int], int | None] = {}
-        self._decisions: dict[tuple[int, int, str], bool] = {}
+        self._decisions: dict[tuple[int, int, str], dict[Rank, bool]] = {}
+        self._contributed: dict[Start, Tag] = {}
+        self._serving: dict[tuple[int, int, int], dict[str, int]] = {}
         self.on_discard: Callable[[Rank, int, int], None] = lambda rank, quorum_id, step: None
         self.last_commit_at: dict[str, float] = {}
         self.longest_gap_s: dict[str, float] = {}
@@ -62,6 +66,7 @@ class Checkers:
         if quorum.quorum_id not in self._told:
             self._world.counts["quorums"] += 1
             self._told[quorum.quorum_id] = len(self._members)
+            self.told_at[quorum.quorum_id] = self._world.now
             self._members.append(frozenset((p.replica_id, p.incarnation) for p in quorum.participants))
 
     def _name(self, quorum: Quorum) -> None:
@@ -74,8 +79,9 @@ class Checkers:
     # -- managers
 
     def handed(self, manager: "Manager", quorum: Quorum) -> None:
-        if quorum.quorum_id < manager.seen_id and not self._cannot_know(manager, quorum):
-            raise Violation(f"S2 {manager.name} has seen quorum {manager.seen_id} and is handed {quorum.quorum_id}")
+        known_id = manager.seen_id if manager.is_torchft else manager.told_id  # what was not opened is asked for again
+        if quorum.quorum_id < known_id and not self._cannot_know(manager, quorum):
+            raise Violation(f"S2 {manager.name} has seen quorum {known_id} and is handed {quorum.quorum_id}")
         manager.seen_id = quorum.quorum_id
         self._name(quorum)
 
@@ -113,10 +119,24 @@ class Checkers:
     def begun(self, rank: "Rank", assignment: Assignment) -> None:
         if assignment.replica_ids != self._names[assignment.quorum_id]:
             raise Violation(f"S1 {rank.name}: quorum {assignment.quorum_id} is of {assignment.replica_ids}")
+        if assignment.place is not None and not assignment.heals:
+            self._serves(rank, assignment)
 
-    def contributes(self, rank: "Rank") -> None:
+    def _serves(self, rank: "Rank", assignment: Assignment) -> None:
+        """Those that are up to date share the heals."""
+        key = assignment.quorum_id, assignment.max_step, rank.group_rank
+        serving = self._serving.setdefault(key, {})
+        serving[rank.name] = len(assignment.serve_to)
+        if max(serving.values()) - min(serving.values()) > 1:
+            raise Violation(f"S7 quorum {assignment.quorum_id} has those that heal served by {serving}")
+
+    def contributes(self, rank: "Rank", assignment: Assignment) -> None:
         if rank.state is None:
             raise Violation(f"S3 {rank.name} contributes from a state that was installed in part")
+        key = (assignment.quorum_id, assignment.max_step, rank.site.name, rank.began_at)
+        if (tag := self._contributed.setdefault(key, Tag(*rank.machine.tag))) != rank.machine.tag:
+            mine = Tag(*rank.machine.tag)
+            raise Violation(f"S3 {rank.name} contributes from {mine}, and another rank of its group from {tag}")
 
     def forced_commit(self, rank: "Rank") -> None:
         raise Violation(f"S4 {rank.name} voted no for step {rank.machine.step} and is told to commit it")
@@ -152,12 +172,14 @@ class Checkers:
         self.on_discard(rank, assignment.quorum_id, assignment.max_step)
 
     def _decide(self, rank: "Rank", assignment: Assignment, *, commit: bool) -> None:
-        """All ranks of a group decide alike, as long as they live."""
-        key = (assignment.quorum_id, assignment.max_step, rank.manager.life)
-        was = self._decisions.setdefault(key, commit)
-        if was != commit:
-            ours, theirs = ("commits", "discarded") if commit else ("discards", "committed")
-            raise Violation(f"S4 {rank.name} {ours} step {key[1]} of quorum {key[0]}, another rank of it {theirs} it")
+        """All ranks of a group that live decide alike. What one knew that is gone is lost with it."""
+        decided = self._decisions.setdefault((assignment.quorum_id, assignment.max_step, rank.site.name), {})
+        decided[rank] = commit
+        for other, was in decided.items():
+            if was != commit and other.is_up:
+                what = f"step {assignment.max_step} of quorum {assignment.quorum_id}"
+                ours, theirs = ("commits", "discarded") if commit else ("discards", "committed")
+                raise Violation(f"S4 {rank.name} {ours} {what}, {other.name} {theirs} it")
 
 
 def identities(quorum: Quorum) -> tuple[Identity, ...]:

@@ -9,7 +9,7 @@ from lighthouse_protocol.refusals import DuplicateReplica, Unrecoverable, WrongS
 from tests.simulation.manager_process import ManagerProcess
 from tests.simulation.rank import Rank, Snapshot
 from tests.simulation.torchft_manager import TorchftManager
-from tests.simulation.world import Process, World
+from tests.simulation.world import Died, Process, World
 
 if TYPE_CHECKING:
     from tests.simulation.checkers import Checkers
@@ -21,6 +21,11 @@ if TYPE_CHECKING:
 KILLS_TAKE_S = 0.05
 CHECKPOINTS_KEPT = 3
 LOADS_APART = 0.2
+RECONNECTS_S = 1.0
+CRASHED_S = (0.05, 0.5, 3.0)
+VANISHES_SHARE = 0.3  # their hosts lose their power
+TOLD_WITHIN_S = 15.0  # 10 s by a slow clock, and what it takes to notice
+NOTICED_WITHIN_S = 0.1  # the death of a rank, by its manager
 
 
 class Group:
@@ -49,12 +54,19 @@ class Group:
         self._script_ends_at: int | None = None
         self.ended_at: float | None = None
         self._lives = 0
+        self._stays_down = False
         self._restart_at: float | None = None
         self.must_agree = False
         self.finds: Lighthouse | None = None  # another one than it should
         self.doubles_sessions_until = 0.0
         self.is_apart = False  # its ranks began with states that do not go together, or are healing
         self.cancels: list[Phase] = []
+        self.crashes_in: Phase | None = None
+        self.doubles = 0  # of the next calls
+        self.is_answered_back = False
+        self.has_lied = False  # a rank of it
+        self.manager_returns = self.has_lost_manager = False
+        self.votes: dict[tuple[int, int], dict[int, bool]] = {}  # as its managers have heard them
         self._saved: list[dict[int, Snapshot]] = [{} for _ in range(self.size)]  # by step
 
     @property
@@ -110,6 +122,8 @@ class Group:
 
     def _start_ranks(self) -> None:
         self._end_ranks()
+        self.manager_returns = self.has_lost_manager = self.has_lied = False
+        self.votes.clear()
         loads = self.world.random.random() < self.plan.from_checkpoint
         found = self._load() if loads else [None] * self.size
         self.is_apart = len({snapshot and (snapshot.step, snapshot.tag_quorum_id) for snapshot in found}) > 1
@@ -137,7 +151,58 @@ class Group:
     def _number(self) -> int:
         return self._system.next_number()
 
+    def restart_rank(self, rank: Rank, back_after_s: float | None) -> None:
+        """It is killed, and its launcher starts it again; or, None, waits for its mates to end, too. They live on. A
+        manager that was restarted, and has not met it since, could not tell them."""
+        if not self.manager.knows(rank):
+            back_after_s = RECONNECTS_S
+        rank.has_vanished = self.world.random.random() < VANISHES_SHARE
+        self._stays_down = True
+        rank.kill()
+        self._stays_down = False
+        if back_after_s is not None:
+            self.world.after(back_after_s, self._start_alone, rank)
+        elif isinstance(self.manager, ManagerProcess):
+            self.manager.after(TOLD_WITHIN_S, self.manager.check_gone, rank)
+
+    def _start_alone(self, old: Rank) -> None:
+        if old in self.ranks and all(rank.is_up for rank in self.ranks if rank is not old):
+            saved = self._saved[old.group_rank]
+            self.is_apart = True
+            self.ranks[old.group_rank] = self._start_rank(old.group_rank, saved[max(saved)] if saved else None)
+
     # -- ends
+
+    def crash(self) -> None:
+        """One of its processes; its manager between two answers."""
+        if not self.is_training:
+            return
+        dies = self.world.random.choice(self.processes)
+        dies.say("crashes")
+        if isinstance(dies, ManagerProcess):
+            dies.dies_in = self.world.random.randrange(3)
+        else:
+            dies.kill()
+
+    def restart_manager(self, back_after_s: float) -> None:
+        """It is killed, and started again below its ranks, if they still live."""
+        old = self.manager
+        self.manager_returns = self.has_lost_manager = True
+        old.kill()
+        self.world.after(back_after_s, self._start_manager, old)
+
+    def crash_manager(self) -> None:
+        self.restart_manager(self.world.random.choice(CRASHED_S))
+        raise Died
+
+    def _start_manager(self, old: "ManagerProcess | TorchftManager") -> None:
+        if self._manager is old and not self.has_gone and self._restart_at is None:
+            self._lives += 1
+            self._manager = ManagerProcess(self, f"{self.name}-{self._number()}")
+            self.manager.say("starts below its ranks")
+            for rank in self.ranks:  # it cannot tell the mates of one that it has never met
+                if not rank.is_up:
+                    self.world.after(RECONNECTS_S, self._start_alone, rank)
 
     def kill(self) -> None:
         """The manager and all ranks at once; the supervisor starts them again."""
@@ -159,7 +224,7 @@ class Group:
     def rank_died(self, rank: Rank) -> None:
         if self.manager.is_up:
             self.manager.on_rank_death(rank)
-        if rank in self.ranks:
+        if rank in self.ranks and not self._stays_down:
             self._restart_later()
 
     def _end_ranks(self) -> None:
@@ -218,8 +283,21 @@ class Group:
         tag = held.pop() if is_whole else None
         return tag if tag is not None and tag.step and tag.quorum_id is not None else None
 
+    def has_held_since(self, moment: float) -> bool:
+        """A whole state, by the ranks that were there at that time, and not by others before or after them."""
+        return self.whole_state is not None and all(rank.began_at <= moment for rank in self.ranks)
+
+    @property
+    def why_undecided(self) -> str:
+        """The fault because of which a rank may not learn what was decided; empty: there is none."""
+        if self.has_lied:
+            return "a rank of it has lied"
+        return "the manager that knew it has died" if self.has_lost_manager else ""
+
     def why_refused(self, error: Exception) -> str:
         """The fault because of which its ranks may end by that refusal; empty: there is none."""
+        if self.has_lied:
+            return "a rank of it has lied"
         if isinstance(error, DuplicateReplica):
             return "another group has its id" if self._system.has_twin(self) else ""
         if isinstance(error, WrongState):  # it was told to ask again until a group is back, and has done so
@@ -236,7 +314,8 @@ class Group:
         if quorum is None or not (torn or self.is_apart):
             return ""
         others = [self._system.find_group(p.address) for p in quorum.participants if p.replica_id != self.replica_id]
-        if any(group is None or group.whole_state is not None for group in others):
+        noticed_at = self.checkers.told_at[quorum.quorum_id] - NOTICED_WITHIN_S
+        if any(group is None or group.has_held_since(noticed_at) for group in others):
             return ""
         lost = missed | {machine.torn_under for machine in torn}
         if not others and any(state.quorum_id in lost for state in self._system.whole_states()):

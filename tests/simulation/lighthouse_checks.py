@@ -4,18 +4,31 @@ A Ledger is of a place: it goes on where a process of it has died. Nothing here 
 reads events, and the configuration as a person would.
 """
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
+from lighthouse.members.rules.events import MemberLeft, MemberLost
 from lighthouse.quorum.rules import events
 from lighthouse.quorum.rules.config import QuorumConfig
 from lighthouse.quorum.rules.record import QuorumRecord
 from lighthouse_protocol.messages.membership import Participant, Quorum
 from lighthouse_protocol.messages.session import HeldQuorum, HoldState, QuorumOrder, QuorumPhase
-from tests.simulation.world import MAX_RATE, Violation, World
+from tests.simulation.faults.lighthouse import LEASES_S
+from tests.simulation.world import MAX_RATE, MIN_RATE, Violation, World
 
+MAX_LEASE_S = max(LEASES_S)
+ASKS_AGAIN_S = 1.2
 TOLD = (HoldState.RECALLED, HoldState.JOINING, HoldState.LEAVING)
 Member = tuple[str, str]
+
+
+@dataclass(slots=True)
+class Wait:
+    """For a quorum; `until`: it has ended, unless the group asks again by then."""
+
+    since: float
+    until: float = math.inf
 
 
 def member_of(participant: Participant) -> Member:
@@ -26,12 +39,13 @@ def member_of(participant: Participant) -> Member:
 class Ledger:
     """`standing`: the quorum that was written down last, if it stands. `leases`: until when a member of it may hold
     one, by all answers since. `renewed`: the same, by the newest answer alone; with that a manager begins a quorum.
-    `ids`: all that were formed."""
+    `ids`: all that were formed. `last`: who is in the last one."""
 
     standing: Quorum | None = None
     leases: dict[Member, float] = field(default_factory=dict[Member, float])
     renewed: dict[Member, float] = field(default_factory=dict[Member, float])
     ids: set[int] = field(default_factory=set[int])
+    last: frozenset[Member] = frozenset()
 
     def wrote(self, record: QuorumRecord) -> None:
         """From now on somebody may be told."""
@@ -48,6 +62,7 @@ class Ledger:
         """What was written down binds nobody any more; of what members say it learns again."""
         self.leases.clear()
         self.renewed.clear()
+        self.last = frozenset()
         self.standing = None
 
 
@@ -63,12 +78,16 @@ class LighthouseChecks:
         self._granted: dict[tuple[int, Member], int] = {}
         self._left: set[tuple[int, Member]] = set()
         self._phases: dict[int, QuorumPhase] = {}
+        self._waits: dict[Member, Wait] = {}
 
     # -- what happens
 
     def handles(self, event: events.Event | None) -> None:
         """Just before the machine does."""
+        self._check_patience()
         match event:
+            case events.WasLate():
+                self._waits.clear()
             case events.SessionOpened(session, hello):
                 self._members[session] = member_of(hello.participant)
                 self._report(session, hello.levels.held)
@@ -78,11 +97,12 @@ class LighthouseChecks:
                 self._report(session, beat.levels.held)
             case events.Joined(call, participant, _, session):
                 self._waiting[call] = participant
+                self._wait(member_of(participant))
                 self._granted[participant.seen_quorum_id, member_of(participant)] = participant.asks_for - 1
                 if session is not None:
                     self._members[session] = member_of(participant)
             case events.Withdrawn(call):
-                self._waiting.pop(call, None)
+                self._stop_waiting(call)
             case _:
                 pass
 
@@ -103,8 +123,14 @@ class LighthouseChecks:
                 if order.phase is QuorumPhase.RESUMED:
                     self._check_resumed(order)
             case events.JoinRefused(call):
-                self._waiting.pop(call, None)
+                self._stop_waiting(call)
+            case events.QuorumResent(_, call):
+                self._waits.pop(member_of(self._waiting.pop(call)), None)
+            case MemberLost(replica_id) | MemberLeft(replica_id):
+                for member in [member for member in self._waits if member[0] == replica_id]:
+                    del self._waits[member]
             case events.QuorumFormed():
+                self._world.say("", _describe(effect))
                 self._check_formed(effect)
             case _:
                 pass
@@ -115,7 +141,29 @@ class LighthouseChecks:
         phase = self._phases.get(standing.quorum_id if standing is not None else 0)
         return phase is not QuorumPhase.REVOKED if order is None else order.phase is not QuorumPhase.REVOKED
 
+    def _wait(self, member: Member) -> None:
+        """Whoever asks again soon has waited all the time."""
+        wait = self._waits.get(member)
+        is_new = wait is None or self._world.now > wait.until
+        self._waits[member] = Wait(self._world.now if wait is None or is_new else wait.since)
+
+    def _stop_waiting(self, call: int) -> None:
+        participant = self._waiting.pop(call, None)
+        if participant is not None and (wait := self._waits.get(member_of(participant))) is not None:
+            wait.until = self._world.now + ASKS_AGAIN_S
+
     # -- what must hold
+
+    def _check_patience(self) -> None:
+        """Enough groups, a member of the last quorum among them, wait no longer than a straggler is waited for; after
+        it is known who is alive, and whose lease has ended."""
+        config, now = self._config, self._world.now
+        lease_s = max(config.lease_s, MAX_LEASE_S)
+        limit_s = (config.join_timeout_s + config.last_call_s + 2 * config.heartbeat_timeout_s + lease_s) / MIN_RATE + 3
+        waits = {member: wait for member, wait in self._waits.items() if now <= wait.until}
+        late = [member for member, wait in waits.items() if now > wait.since + limit_s]
+        if self._ledger.last.intersection(late) and largest_allowed(range(len(late) + 1), config):
+            raise Violation(f"S5 {sorted(late)} have waited for a quorum for longer than {limit_s:.1f} s")
 
     def _check_resumed(self, order: QuorumOrder) -> None:
         """Up to the highest step that a member has granted: all can do that one, and nobody is left behind in it. Where
@@ -146,8 +194,17 @@ class LighthouseChecks:
             raise Violation(f"S1 {where} stands, and is formed once more")
         if effect.is_new and quorum.quorum_id in self._ledger.ids:
             raise Violation(f"S1 {where} has an id that was given out before")
+        if not effect.is_new and any(self._waiting[call].commit_failures for call in effect.calls):
+            raise Violation(f"S1 {where} keeps its id, though a commit has failed")
+        last = self._ledger.last
+        joined = [self._waiting[call] for call in effect.calls]
+        shrinking = [p.replica_id for p in joined if p.shrink_only and member_of(p) in last]
+        if shrinking and not members <= last:
+            raise Violation(f"S6 {where} is not of the last one's members, {sorted(last)}; {shrinking} ask to shrink")
         self._check_record(effect, where)
         self._check_leases(members, where)
+        self._ledger.last = frozenset(members)
+        self._waits.clear()
         for call in effect.calls:
             self._waiting.pop(call, None)
 
@@ -170,6 +227,15 @@ class LighthouseChecks:
             if left_s > 0:
                 other = f"quorum {standing.quorum_id}, whose member {participant.replica_id}"
                 raise Violation(f"S3 {where} forms beside {other} may hold a lease for {left_s:.3f} s more")
+
+
+def _describe(effect: events.QuorumFormed) -> str:
+    """For a reader of a trace."""
+    members = " ".join(
+        f"{p.replica_id}@{p.step}/{'apart' if p.ranks_disagree else p.tag_quorum_id}"
+        for p in effect.quorum.participants
+    )
+    return f"{'standing ' * effect.stands}quorum {effect.quorum.quorum_id}: {members}"
 
 
 def is_allowed(size: int, config: QuorumConfig) -> bool:

@@ -45,7 +45,7 @@ class Lighthouse:
         self, world: World, network: Network, config: QuorumConfig, checkers: Checkers, host: str = LIGHTHOUSE_HOST
     ) -> None:
         self.host = host
-        self.wall_offset_s = self._most_offset_s = 0.0
+        self.wall_offset_s = self.most_offset_s = 0.0  # now, and at most so far
         self.world = world
         self.network = network
         self.config = config
@@ -92,13 +92,13 @@ class Lighthouse:
     def lose_journal(self, writes: int | None = None) -> None:
         """To be called while it is down. `writes`: the newest ones only. Ids are safe by the journal or by the wall
         clock: who sets that back and loses the journal, too, has neither."""
-        self.wall_offset_s = self._most_offset_s
+        self.wall_offset_s = self.most_offset_s
         self.journal.lose(writes)
         self.ledger.lost_journal()
 
     def set_wall_clock(self, by_s: float) -> None:
         self.wall_offset_s = max(-MAX_WALL_OFFSET_S, min(MAX_WALL_OFFSET_S, self.wall_offset_s + by_s))
-        self._most_offset_s = max(self._most_offset_s, self.wall_offset_s)
+        self.most_offset_s = max(self.most_offset_s, self.wall_offset_s)
 
     def change_lease(self, lease_s: float) -> None:
         """From the next start on."""

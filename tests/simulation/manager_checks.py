@@ -17,10 +17,12 @@ from lighthouse_protocol.messages.session import (
     JoinRequest,
     QuorumOrder,
     QuorumPhase,
+    Revoked,
     Welcome,
 )
 from manager.group.rules import events
 from manager.group.rules.commit import Decided, Voted
+from manager.group.rules.request import QuorumRequest
 from tests.simulation.world import MAX_RATE, Violation
 
 if TYPE_CHECKING:
@@ -49,11 +51,13 @@ class ManagerChecks:
         self._world = process.world
         self._size = process.site.size
         self._sent_at: dict[int, float] = {}
-        self._backed_until = 0.0
+        self._backed_until = self._renewed_until = 0.0  # by all answers; by the newest one
+        self._asks: dict[int, QuorumRequest] = {}  # those that wait
+        self._pushed: set[tuple[int, bool]] = set()
         self._stands: dict[int, bool] = {}
         self._held: dict[int, _Held] = {}
         self._calls: dict[int, tuple[int, int, int]] = {}
-        self._votes: dict[tuple[int, int], dict[int, bool]] = {}
+        self._votes = process.site.votes
 
     # -- what happens
 
@@ -62,6 +66,10 @@ class ManagerChecks:
         match event:
             case events.Received(message):
                 self._hear(message)
+            case QuorumRequest() if event.group_rank < self._size:
+                self._asks[event.call] = event
+            case events.CallEnded(call) | events.CallExpired(call):
+                self._asks.pop(call, None)
             case Voted() as voted if voted.quorum_id is not None and voted.group_rank < self._size:
                 key = voted.quorum_id, voted.step
                 self._calls[voted.call] = *key, voted.group_rank
@@ -73,8 +81,15 @@ class ManagerChecks:
         match effect:
             case events.Sent(message):
                 self._say(message)
-            case events.QuorumAnswered(_, assignment, quorum):
-                self._let_in(assignment, is_grant=quorum is None)
+            case events.QuorumAnswered(call, assignment, quorum):
+                self._let_in(assignment, is_grant=quorum is None, ask=self._asks.get(call))
+                self._asks.pop(call, None)
+            case events.CallRefused(call):
+                self._asks.pop(call, None)
+            case events.Pushed(Revoked(quorum_id, _, lost), watches) if watches:
+                if (quorum_id, bool(lost)) in self._pushed:
+                    self._break("S7", f"tells its ranks again that quorum {quorum_id} is revoked")
+                self._pushed.add((quorum_id, bool(lost)))
             case Decided(call, commit, _, following):
                 self._decide(call, commit=commit)
                 if following is not None:
@@ -92,7 +107,8 @@ class ManagerChecks:
                 self._obey(order)
                 lease_s = self._lease_s()
                 if (sent_at := self._sent_at.pop(number, None)) is not None and lease_s is not None:
-                    self._backed_until = max(self._backed_until, sent_at + lease_s / MAX_RATE)
+                    self._renewed_until = sent_at + lease_s / MAX_RATE
+                    self._backed_until = max(self._backed_until, self._renewed_until)
             case Welcome(_, _, order):
                 self._obey(order)
             case QuorumOrder():
@@ -145,14 +161,19 @@ class ManagerChecks:
 
     # -- steps
 
-    def _let_in(self, assignment: Assignment, *, is_grant: bool) -> None:
+    def _let_in(self, assignment: Assignment, *, is_grant: bool, ask: QuorumRequest | None = None) -> None:
         quorum_id, step = assignment.quorum_id, assignment.max_step
         if not is_grant:
             stands = self._stands.get(quorum_id, False)
             known = self._held.get(quorum_id)
             if known is None or known.formed_for != step:
                 self._held[quorum_id] = _Held(step, stands, step)
+                if silent := set(range(self._size)) - {ask.group_rank for ask in self._asks.values()}:
+                    self._break(
+                        "S4", f"lets ranks into quorum {quorum_id}, for which ranks {sorted(silent)} do not ask"
+                    )
                 if stands:
+                    self._backed_until = self._renewed_until  # an earlier lighthouse may have given a longer lease
                     self._check_lease(quorum_id, step)
             return
         held = self._held.get(quorum_id)
@@ -171,6 +192,8 @@ class ManagerChecks:
             self._break("S4", f"grants {where} after step {held.granted}")
         if held.granted not in held.committed:
             self._break("S4", f"grants {where} before step {held.granted} was committed")
+        if ask is not None and (ask.commit_failures or ask.distrust is not None):
+            self._break("S4", f"grants {where} to rank {ask.group_rank}, which has failed, or holds no state")
         self._check_lease(quorum_id, step)
         held.granted = step
 

@@ -1,5 +1,6 @@
 """A manager's link to the lighthouse (manager.group.ports.Link): one session, opened again for as long as it runs."""
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from lighthouse_protocol.messages.session import JoinAccepted, JoinRejected, Leave, ToLighthouse, Welcome
@@ -71,6 +72,10 @@ class ManagerLink:
             for older in behind:
                 older.close()
         if isinstance(message, JoinAccepted):
+            if self._manager.site.is_answered_back and self._manager.told_id:
+                self._manager.site.is_answered_back = False
+                lower = replace(message.quorum, quorum_id=self._manager.told_id - 1)
+                self._manager.driver.received(replace(message, quorum=lower))
             self._manager.was_handed(message)
         if isinstance(message, JoinRejected):
             self._manager.say(f"is refused: {message.error}")

@@ -10,6 +10,7 @@ from lighthouse_protocol.messages.session import (
     EvidenceRequest,
     JoinAccepted,
     Leaving,
+    RankGone,
     Released,
     Revoked,
     WatchHello,
@@ -29,6 +30,8 @@ if TYPE_CHECKING:
 
 NOTICE_S = (0.001, 0.05)
 EVIDENCE_TAKES_S = 0.05
+DISCARDED_WITHIN_S = 0.3
+VANISHED_NOTICE_S = (1.0, 2.0)  # by its keepalive
 
 
 class ManagerProcess(Process):
@@ -51,6 +54,9 @@ class ManagerProcess(Process):
         self._calls: dict[tuple[Rank, int], int] = {}
         self._answered: set[tuple[Rank, int]] = set()  # since a call began last
         self._watching: dict[int, Rank] = {}
+        self._gone: set[int] = set()
+        self.dies_in: int | None = None  # after so many answers
+        self._voting: dict[tuple[Rank, int], tuple[int, int]] = {}
         self._has_ended = False
         self._link = ManagerLink(self)
         self.driver = GroupDriver(me, life, Timers(self), self._link, Evidence(self), self._end)
@@ -88,6 +94,7 @@ class ManagerProcess(Process):
         self._begin(rank, token, call, time_left_s)
 
     def on_vote(self, rank: "Rank", token: int, time_left_s: float, wants_next: bool, fields: dict[str, Any]) -> None:
+        self._voting[rank, token] = fields["quorum_id"], fields["step"]
         call = self.driver.vote(VoteReply(self, rank, token), time_left_s, wants_next=wants_next, **fields)
         self._begin(rank, token, call, time_left_s)
 
@@ -109,6 +116,7 @@ class ManagerProcess(Process):
 
     def on_cancel(self, rank: "Rank", token: int) -> None:
         """The rank's call is over: it was cancelled, or its connection broke."""
+        self._voting.pop((rank, token), None)
         if (call := self._calls.pop((rank, token), None)) is not None:
             self.driver.end_call(call)
 
@@ -122,6 +130,9 @@ class ManagerProcess(Process):
         self._watching[rank.watch] = rank
         rank.after(LOCAL_DELAY_S, rank.on_watched, self)
 
+    def knows(self, rank: "Rank") -> bool:
+        return rank in self._watching.values()
+
     def on_leaving(self, rank: "Rank", step: int | None) -> None:
         self.driver.receive(rank.watch, Leaving(step))
 
@@ -131,16 +142,48 @@ class ManagerProcess(Process):
 
     def on_rank_death(self, rank: "Rank") -> None:
         """Its host closes its connections, in any order."""
-        notice_s = self.world.random.uniform(*NOTICE_S)
+        soon_s = VANISHED_NOTICE_S if rank.has_vanished else NOTICE_S
+        notice_s = self.world.random.uniform(*soon_s)
         for watch, watched in list(self._watching.items()):
             if watched is rank:
                 self.after(notice_s, self.on_watch_end, watch)
         for caller, token in list(self._calls):
             if caller is rank:
-                self.after(self.world.random.uniform(*NOTICE_S), self.on_cancel, rank, token)
+                self.after(self.world.random.uniform(*soon_s), self.on_cancel, rank, token)
+        if not self.site.has_lost_manager:
+            waiting = [
+                vote for vote, what in self._voting.items() if rank.group_rank not in self.site.votes.get(what, {})
+            ]
+            self.after(soon_s[1] + DISCARDED_WITHIN_S, self._check_votes, rank, waiting)
+
+    def _check_votes(self, rank: "Rank", waiting: list[tuple["Rank", int]], *, is_last: bool = False) -> None:
+        """It had not voted, so those of its mates are not to wait for it. It looks twice, as above."""
+        left = [mate.name for mate, token in waiting if (mate, token) in self._voting and mate.is_up]
+        if left and not is_last:
+            self.after(0, partial(self._check_votes, is_last=True), rank, waiting)
+        elif left:
+            raise Violation(f"S7 {self.name} lets {left} wait for the vote of {rank.name}, which is lost")
+
+    def tell_gone(self, group_rank: int, to: "Rank", reason: str) -> None:
+        self._gone.add(group_rank)
+        to.after(LOCAL_DELAY_S, to.on_mate_gone, reason)
+
+    def check_gone(self, rank: "Rank", *, is_last: bool = False) -> None:
+        """Its mates were told, if they live and no other process has come in its place. It looks twice, as above."""
+        waiting = [mate for mate in self.site.ranks if mate.is_up and mate.began_at <= rank.began_at]
+        if rank not in self.site.ranks or not waiting or rank.group_rank in self._gone:
+            return None
+        if not is_last:
+            return self.after(0, partial(self.check_gone, is_last=True), rank)
+        raise Violation(f"S7 {self.name} has not told {[mate.name for mate in waiting]} that {rank.name} is gone")
 
     def reply(self, rank: "Rank", token: int, method: str, *args: Any) -> None:
+        if self.dies_in is not None:
+            self.dies_in -= 1
+            if self.dies_in < 0:
+                self.site.crash_manager()
         self._answered.add((rank, token))
+        self._voting.pop((rank, token), None)
         self._calls.pop((rank, token), None)
         delay_s = LOCAL_DELAY_S * self.world.random.uniform(0.3, 3)
         rank.after(delay_s, getattr(rank, method), token, *args)
@@ -216,6 +259,8 @@ class WatchPeer:
                 rank.after(delay_s, rank.on_revoked, quorum_id)
             case Released():
                 rank.after(delay_s, rank.on_released)
+            case RankGone(group_rank, reason):
+                self.manager.tell_gone(group_rank, rank, reason)
             case _:  # what a person is shown, and how the world is
                 pass
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from agent_client.agent.rules.patience import Patience
 from agent_client.agent.rules.step import Phase, StepMachine
 from lighthouse_protocol.messages.membership import PLAIN, Assignment, DistrustKind, Tag
-from lighthouse_protocol.refusals import DeadlinePassed, Drained, LighthouseError, Superseded
+from lighthouse_protocol.refusals import DeadlinePassed, Drained, LighthouseError, Superseded, Unreachable
 from tests.simulation.collectives import Arrival
 from tests.simulation.follower import Follower, Step
 from tests.simulation.manager_side import ManagerSide
@@ -22,8 +22,9 @@ if TYPE_CHECKING:
     from tests.simulation.manager_process import ManagerProcess
     from tests.simulation.torchft_manager import TorchftManager
 
-REFUSALS = 30  # in a row end a rank
+REPEATED = (TimeoutError, Superseded, Unreachable)
 FETCH_RETRY_S = 0.05
+MANAGER_RETURNS_WITHIN_S = 10.0
 REVOKED_KEPT = 64
 COPIES_KEPT = 4
 RELEASED_WITHIN_S = 10.0
@@ -48,6 +49,7 @@ class Rank(ManagerSide):
         self.wire_id = site.wire_id
         self.state: int | None = snapshot.state
         self.has_vanished = False
+        self.began_at = self.world.now
         self.commits = self.discards = 0
         self.served: tuple[tuple[int, int], Snapshot] | None = None
         self.copies: dict[tuple[int, int], Snapshot] = {}
@@ -58,7 +60,7 @@ class Rank(ManagerSide):
         self._entered: int | None = None
         self._revoked: dict[int, None] = {}
         self._round = 0
-        self._patience = Patience(REFUSALS)
+        self._patience = Patience(site.plan.refusals)
         self._is_leaving = False
         self._has_told = False
         self._ballot: tuple[bool, dict[str, Any]] = (False, {})
@@ -94,8 +96,21 @@ class Rank(ManagerSide):
     # -- the watch
 
     def on_manager_gone(self, manager: "ManagerProcess | TorchftManager") -> None:
+        if manager is not self.manager:
+            return None
+        if not self.site.manager_returns:
+            return self.exit("its manager is gone", explained_by="its manager has died")
+        self.on_revoked(self.quorum_id)
+        self.end_call(Unreachable("the manager is gone"))
+        self.after(MANAGER_RETURNS_WITHIN_S, self._give_up, manager)
+        return self.watch_again()
+
+    def _give_up(self, manager: "ManagerProcess | TorchftManager") -> None:
         if manager is self.manager:
-            self.exit("its manager is gone", explained_by="its manager has died")
+            self.exit("its manager is not back", explained_by="its manager has died")
+
+    def on_mate_gone(self, reason: str) -> None:
+        self.exit(f"its group is lost: {reason}", explained_by="another rank of its group is gone")
 
     def on_revoked(self, quorum_id: int) -> None:
         self._revoked[quorum_id] = None
@@ -121,8 +136,16 @@ class Rank(ManagerSide):
         self._sum, self._received = 0, None
 
     def _ask(self) -> None:
+        self.call_manager("on_ask", self.plan.quorum_timeout_s, self._fields())
+
+    def lie(self, **fields: Any) -> None:
+        """One more request, which is not true. Nobody waits for its answer."""
+        self.site.has_lied = True
+        self.after(0, self.manager.on_ask, self, -self.token - 1, self.plan.quorum_timeout_s, self._fields() | fields)
+
+    def _fields(self) -> dict[str, Any]:
         machine = self.machine
-        fields = {
+        return {
             "group_rank": self.group_rank,
             "step": machine.step,
             "checkpoint_address": f"{self.site.address}/{self.group_rank}",
@@ -135,7 +158,6 @@ class Rank(ManagerSide):
             "catch_up": self.follower.words() if self.follower is not None else PLAIN,
             "heals_first": self.says_heals_first,
         }
-        self.call_manager("on_ask", self.plan.quorum_timeout_s, fields)
 
     def on_quorum(self, token: int, assignment: Assignment) -> None:
         if token != self.token or self.machine.phase is not Phase.ASKED:
@@ -180,8 +202,9 @@ class Rank(ManagerSide):
         machine = self.machine
         machine.answered(assignment)
         self._patience.answered()
-        is_late = assignment.place is None and not assignment.heals
-        self.site.is_apart = assignment.heals or assignment.catches_up or (is_late and self.site.is_apart)
+        if not assignment.revoked:
+            is_late = assignment.place is None and not assignment.heals
+            self.site.is_apart = assignment.heals or assignment.catches_up or (is_late and self.site.is_apart)
         if self.follower is not None:
             self.follower.answered(assignment)
         self.site.checkers.begun(self, assignment)
@@ -256,7 +279,7 @@ class Rank(ManagerSide):
     def _compute(self, this_round: int) -> None:
         spread = self.plan.step_spread * self.plan.step_s
         step_s = self.plan.step_s + spread * (2 * self.world.random.random() - 1)
-        self.after(step_s, self._reduce, this_round)
+        self.after(step_s * (1 - self.plan.pause), self._reduce, this_round)
 
     def _reduce(self, this_round: int) -> None:
         machine = self.machine
@@ -269,7 +292,7 @@ class Rank(ManagerSide):
             return self._fail(this_round, machine.failure)
         state = self.state if machine.contributes else None
         if machine.contributes:
-            self.site.checkers.contributes(self)
+            self.site.checkers.contributes(self, assignment)
         arrival = Arrival(self, state, assignment.contributors, lambda ok, total: self._on_sum(this_round, ok, total))
         key = assignment.quorum_id, self.group_rank
         self.site.collectives.arrive(*key, assignment.max_step, arrival, self.wire_id)
@@ -352,14 +375,15 @@ class Rank(ManagerSide):
         if self.machine.failure is not None:
             self._conclude(False)
             return self._go_on(None)
-        if isinstance(error, LighthouseError) and not isinstance(error, TimeoutError | Superseded):
-            return self.exit(f"voted yes and cannot learn the decision: {error}")
+        if isinstance(error, LighthouseError) and not isinstance(error, REPEATED):
+            explained_by = self.site.why_undecided
+            return self.exit(f"voted yes and cannot learn the decision: {error}", explained_by=explained_by)
         self.world.counts["votes repeated"] += 1
         return self._cast()
 
     def _yes_refused(self, error: Exception) -> None:
         """It is the decision, whatever becomes of it: repeated, or nothing is to be said about it any more."""
-        if isinstance(error, LighthouseError) and not isinstance(error, TimeoutError | Superseded):
+        if isinstance(error, LighthouseError) and not isinstance(error, REPEATED):
             return self._go_on(None)
         self.world.counts["votes repeated"] += 1
         return self._cast()
@@ -377,11 +401,14 @@ class Rank(ManagerSide):
         self._has_told = False
         if self.machine.was_committed and self.site.script_ends(self.machine.step):
             return self.after(self.world.random.choice(ENDS_IN_S), self._leave)
+        pause_s = self.plan.pause * self.plan.step_s if self.machine.was_committed else 0.0
+        return self.after(pause_s, self._next_step, granted)
+
+    def _next_step(self, granted: Assignment | None) -> None:
         if granted is None:
             self._ask()
         else:
             self._begin(granted)
-        return None
 
     def _leave(self) -> None:
         """The script has ended; the process stays until it is released."""

@@ -78,6 +78,7 @@ class Simulation(System):
         """A second lighthouse, for a while; about half of the groups find that one."""
         world = self.world
         impostor = Lighthouse(world, self.network, self.plan.config, self.checkers, f"impostor{len(self.impostors)}-")
+        impostor.set_wall_clock(self.lighthouse.most_offset_s)  # it has no journal: its ids are safe by that alone
         self.impostors.append(impostor)
         impostor.start()
         self.begin()

@@ -114,6 +114,9 @@ class TorchftManager(Process):
     def on_watch(self, rank: "Rank") -> None:
         rank.after(LOCAL_DELAY_S, rank.on_watched, self)
 
+    def knows(self, rank: "Rank") -> bool:
+        return False
+
     def on_ask(self, rank: "Rank", token: int, time_left_s: float, fields: dict[str, Any]) -> None:
         self._asked = rank, token, fields
         self._number += 1

@@ -70,8 +70,9 @@ class Presence:
 
     @property
     def beat_interval_s(self) -> float:
-        """Heartbeats get rarer with more sessions, as far as the lease allows."""
-        return min(self._config.lease_s / 4, max(MAX_BEAT_INTERVAL_S, len(self._sessions) / SESSIONS_PER_BEAT_S))
+        """Heartbeats get rarer with more sessions, as far as the lease and the timeout allow."""
+        shortest_s = min(self._config.lease_s, self._config.heartbeat_timeout_s)
+        return min(shortest_s / 4, max(MAX_BEAT_INTERVAL_S, len(self._sessions) / SESSIONS_PER_BEAT_S))
 
     # -- calls and joins
 

@@ -157,10 +157,11 @@ class Standing:
                 self._holders[name] = _Holder(member.incarnation, until, record.entries[name], is_back=False)
 
     def distrust(self, until: float, reason: str) -> QuorumOrder | None:
-        """What was remembered is older than what was told: until then some quorum may be held by members unknown."""
+        """What was remembered is older than what was told: until then some quorum may be held by members unknown;
+        and the present one for as long as a lease of it may run."""
         order = self.revoke(reason)
+        self._returns_until = max(until, self.free_at())
         self._begin(QuorumPhase.RETURNING)
-        self._returns_until = until
         return order
 
     def shift(self, by_s: float) -> None:

@@ -240,7 +240,7 @@ def test_a_reader_of_the_file_costs_a_warning_and_no_commit(
     life.die()
 
 
-@pytest.mark.parametrize("what", ["full", "replaced"])
+@pytest.mark.parametrize("what", ["full", "full after a pause", "replaced"])
 def test_a_journal_that_cannot_be_written_ends_the_lighthouse_with_one_line(
     loop: VirtualLoop, path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, what: str
 ) -> None:
@@ -249,10 +249,14 @@ def test_a_journal_that_cannot_be_written_ends_the_lighthouse_with_one_line(
     def full(*_: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    life = Life(loop, path, lease_s=2.0)
+    life = Life(loop, path, lease_s=2.0, join_timeout_s=3.0)
     a = Manager("a").connect(life)
+    if is_paused := what == "full after a pause":
+        Manager("b").connect(life)  # it is waited for
+        loop.go(2)
     a.join()  # it forms when the lease of earlier lives is over
-    if what == "full":
+    loop.now += 4.0 * is_paused
+    if what.startswith("full"):
         monkeypatch.setattr(lighthouse.journal.database, "put_record", full)
     else:
         path.rename(path.with_name("away"))
@@ -261,5 +265,5 @@ def test_a_journal_that_cannot_be_written_ends_the_lighthouse_with_one_line(
     assert a.quorum is None
     [line] = [record.getMessage() for record in caplog.records if record.levelno >= logging.ERROR]
     assert line.startswith(f"cannot go on without the journal: --journal: {path}")
-    assert ("free space on its disk" if what == "full" else "restart it") in line
+    assert ("free space on its disk" if what.startswith("full") else "restart it") in line
     life.die()

@@ -93,12 +93,13 @@ class TestSessions:
         [effect] = m.handle(asks(3, 7, "a"), 1)
         assert effect.calls == (3, 2)
 
-    def test_more_sessions_beat_more_rarely_as_far_as_the_lease_allows(self):
-        m = QuorumMachine(QuorumConfig(max_replicas=2000, lease_s=8))
+    @pytest.mark.parametrize(("lease_s", "timeout_s"), [(8, 10), (10, 8)])
+    def test_more_sessions_beat_more_rarely_as_far_as_lease_and_timeout_allow(self, lease_s: int, timeout_s: int):
+        m = QuorumMachine(QuorumConfig(max_replicas=2000, lease_s=lease_s, heartbeat_timeout_s=timeout_s))
         for n in range(1500):
             [effect] = answers(m.handle(opened(n, f"g{n}"), 0))
             assert effect.welcome.heartbeat_interval_s == min(2.0, max(1.0, (n + 1) / 500))
-        assert effect.welcome.lease_s == 8
+        assert effect.welcome.lease_s == lease_s
 
 
 class TestDuplicates:

@@ -358,3 +358,16 @@ class TestOrderFor:
 
 def test_an_entry_is_what_the_lighthouse_compares_a_repeated_join_by():
     assert entry_of(native("a", 3, tag_quorum_id=5, commit_failures=2)) == JoinState(3, 5, 2)
+
+
+def test_an_older_journal_frees_nobody_who_was_given_a_lease_since():
+    """A member came back and was answered; then another one is met that was told a later quorum."""
+    standing = standing_of(quorum("a"))
+    standing.restore(QuorumRecord(QUORUM_ID, quorum("a"), True, {"a": ENTRY}), until=5)
+    says(standing, "a", "standing")
+    standing.renew("a", "i1", 9)
+    standing.distrust(5, "b was told quorum 8, which is not remembered")
+    standing.pass_time(8.9)
+    assert not standing.may_form([member("b")], 8.9)
+    standing.pass_time(9)
+    assert standing.may_form([member("b")], 9)

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from tests.simulation.faults.kinds import RETRY_S, Fault, fault
+from tests.simulation.world import Violation
 
 if TYPE_CHECKING:
     from tests.simulation.group_process import Group
@@ -105,6 +106,8 @@ def _when_gone(simulation: "Simulation", group: "Group", act: Callable[[], None]
         world = simulation.world
         if not group.has_gone and world.now >= kill_at:
             world.counts["drains that ended by a kill"] += 1
+            if simulation.plan.one_at_a_time:
+                raise Violation(f"S6 {group.name} was drained {DRAIN_GRACE_S:g} s ago, and has not left")
             group.end_for_good()
         if group.has_gone:
             act()

@@ -15,6 +15,7 @@ PATIENCE_S = 300.0
 FIRST_FAULT_S = 3.0
 # Some faults come in one another's wake: within a message's time, or within a step or two.
 BURST_SHARE = 0.15
+FOCUSED_SHARE = 0.5
 BURST_S = (0.001, 0.02, 0.3)
 SHORT_S = (0.05, 0.3, 1.0, 2.5, 5.0)
 
@@ -75,10 +76,13 @@ def fault(find: Find[T], *, weight: float = 1.0) -> Callable[[Act[T]], Act[T]]:
 
 
 def draw_mix(r: "Random", most: int) -> tuple[str, ...]:
-    """Two to `most` kinds for a storm, each at most once."""
-    left = {kind.name: kind.weight for kind in KINDS.values() if kind.weight}
+    """Two to `most` kinds for a storm, each at most once; half of the storms strike two places only."""
+    drawn = [kind for kind in KINDS.values() if kind.weight]
+    places = sorted({kind.to for kind in drawn})
+    struck = r.sample(places, 2) if r.random() < FOCUSED_SHARE else places
+    left = {kind.name: kind.weight for kind in drawn if kind.to in struck}
     mix: list[str] = []
-    for _ in range(r.randint(2, most)):
+    for _ in range(min(len(left), r.randint(2, most))):
         name = r.choices(tuple(left), tuple(left.values()))[0]
         del left[name]
         mix.append(name)

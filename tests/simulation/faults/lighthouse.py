@@ -18,6 +18,11 @@ def find_lighthouse(simulation: "Simulation", fault: Fault) -> "LighthouseProces
     return process if process is not None and process.is_up else None
 
 
+def find_only_lighthouse(simulation: "Simulation", fault: Fault) -> "LighthouseProcess | None":
+    is_alone = not any(impostor.is_up for impostor in simulation.impostors)
+    return find_lighthouse(simulation, fault) if is_alone else None
+
+
 @fault(find_lighthouse)
 def kill_lighthouse(simulation: "Simulation", process: "LighthouseProcess", fault: Fault) -> None:
     """it is killed, and started again after a while"""
@@ -61,7 +66,7 @@ def change_lease(simulation: "Simulation", process: "LighthouseProcess", fault: 
     simulation.lighthouse.kill(fault.for_s)
 
 
-@fault(find_lighthouse, weight=0.5)
+@fault(find_only_lighthouse, weight=0.5)
 def second_lighthouse(simulation: "Simulation", process: "LighthouseProcess", fault: Fault) -> None:
     """by mistake another one is started, with a journal of its own, and some groups find that one for a while"""
     simulation.start_impostor(fault.for_s)

@@ -10,6 +10,13 @@ if TYPE_CHECKING:
     from tests.simulation.simulation import Simulation
 
 
+BACK_AFTER_S = (0.05, 0.5, 3.0, 9.0)
+
+
+def find_native(simulation: "Simulation", fault: Fault) -> "Group | None":
+    return find_group(simulation, fault, lambda group: not group.is_torchft)
+
+
 def find_linked(simulation: "Simulation", fault: Fault) -> "Group | None":
     return find_group(simulation, fault, lambda group: group.manager.link is not None)
 
@@ -18,6 +25,12 @@ def find_linked(simulation: "Simulation", fault: Fault) -> "Group | None":
 def kill_manager(simulation: "Simulation", group: "Group", fault: Fault) -> None:
     """it is killed; its ranks end with it"""
     group.manager.kill()
+
+
+@fault(find_native)
+def restart_manager(simulation: "Simulation", group: "Group", fault: Fault) -> None:
+    """it is killed, and started again below its ranks, which live on for up to 10 s"""
+    group.restart_manager(simulation.world.random.choice(BACK_AFTER_S))
 
 
 @fault(find_group)
@@ -37,6 +50,12 @@ def break_session(simulation: "Simulation", group: "Group", fault: Fault) -> Non
     """its connection to the lighthouse breaks; both learn it, each in its time"""
     assert group.manager.link is not None
     simulation.network.break_(group.manager.link)
+
+
+@fault(find_native, weight=0.5)
+def answer_goes_back(simulation: "Simulation", group: "Group", fault: Fault) -> None:
+    """before the answer to its next join comes another one, with a lower id than it was answered last"""
+    group.is_answered_back = True
 
 
 @fault(find_linked)

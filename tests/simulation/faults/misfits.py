@@ -14,6 +14,7 @@ from lighthouse_protocol.messages.session import (
     HoldState,
     JoinAccepted,
     JoinRejected,
+    JoinRequest,
     QuorumOrder,
     QuorumPhase,
     Welcome,
@@ -36,6 +37,7 @@ TIME_LEFT_S = 10.0
 GHOST_STAYS_S = 0.3
 DAYS_AHEAD = 40 * 24 * 3600 * 1000
 STEPS_AHEAD = 7
+NO_JOIN = 1_000_000  # the number of no join of a manager
 NEED_ROOM = ("another_width", "loopback", "id_never_given_out", "holds_what_it_never_had")
 NEED_NO_ROOM = ("one_too_many",)
 OTHERS_MODES = (HoldState.STANDING, HoldState.JOINING, HoldState.LEAVING, HoldState.REVOKED)
@@ -226,21 +228,36 @@ def at_manager(group: "Group", act: Callable[[ManagerProcess], object]) -> None:
 def vote(simulation: "Simulation", group: "Group", expected: Expected, **fields: Any) -> None:
     """A no, by a call, for something that is not voted on."""
     rank, step = simulation.world.random.choice(group.ranks), step_of(group)
-    said = {"group_rank": rank.group_rank, "step": step.max_step, "quorum_id": step.quorum_id, "vote": False, **fields}
+    said = {"group_rank": rank.group_rank, "step": step.max_step, "quorum_id": step.quorum_id, "vote": False}
+    said |= fields
     reply = Refused(f"a vote {said} at {group.name}", expected, may_discard=True)
     at_manager(group, lambda manager: manager.driver.vote(reply, TIME_LEFT_S, **said))
 
 
 @fault(find_computing, weight=0)
 def vote_for_another_step(simulation: "Simulation", group: "Group", fault: Fault) -> None:
-    """a rank votes no for a step that nobody is in"""
-    vote(simulation, group, Expected(WrongState, "step"), step=step_of(group).max_step + STEPS_AHEAD)
+    """a rank votes for a step that nobody is in"""
+    step, said = step_of(group).max_step + STEPS_AHEAD, simulation.world.random.random() < 0.5
+    vote(simulation, group, Expected(WrongState, "step"), step=step, vote=said)
 
 
 @fault(find_computing, weight=0)
 def vote_for_another_quorum(simulation: "Simulation", group: "Group", fault: Fault) -> None:
-    """a rank votes no under a quorum that nobody was told of"""
-    vote(simulation, group, Expected(WrongState, "quorum_id"), quorum_id=step_of(group).quorum_id + STEPS_AHEAD)
+    """a rank votes under a quorum that nobody was told of"""
+    quorum_id, said = step_of(group).quorum_id + STEPS_AHEAD, simulation.world.random.random() < 0.5
+    vote(simulation, group, Expected(WrongState, "quorum_id"), quorum_id=quorum_id, vote=said)
+
+
+@fault(find_native, weight=0)
+def no_after_the_commit(simulation: "Simulation", group: "Group", fault: Fault) -> None:
+    """a rank votes no for the last step that its group has committed"""
+    rank = min(group.ranks, key=lambda rank: rank.machine.step)
+    machine = rank.machine
+    if group.size == 1 or not rank.commits:  # a rank alone knows of it before its manager
+        return
+    reply = Refused(f"a no for step {machine.step - 1} at {group.name}", Expected(WrongState, "step"), may_discard=True)
+    said = {"group_rank": 0, "step": machine.step - 1, "quorum_id": machine.tag_quorum_id, "vote": False}
+    at_manager(group, lambda manager: manager.driver.vote(reply, TIME_LEFT_S, **said))
 
 
 @fault(find_computing, weight=0)
@@ -252,6 +269,18 @@ def no_such_rank(simulation: "Simulation", group: "Group", fault: Fault) -> None
     reply = Refused(f"a request of rank {group.size} at {group.name}", expected)
     fields = {"group_rank": group.size, "step": group.ranks[0].machine.step}
     return at_manager(group, lambda manager: manager.driver.ask(reply, TIME_LEFT_S, **fields))
+
+
+@fault(find_native, weight=0)
+def step_goes_back(simulation: "Simulation", group: "Group", fault: Fault) -> None:
+    """a manager joins at step 0, with the incarnation with which it has joined at a later one"""
+
+    def say_join(manager: ManagerProcess) -> None:
+        participants = manager.handed.participants if manager.handed is not None else ()
+        if mine := next((p for p in participants if p.replica_id == group.replica_id and p.step), None):
+            manager.tell_lighthouse(JoinRequest(NO_JOIN, replace(mine, step=0, tag_quorum_id=0), TIME_LEFT_S))
+
+    at_manager(group, say_join)
 
 
 @fault(find_native, weight=0)

@@ -166,7 +166,7 @@ EXHIBITS: tuple[Exhibit, ...] = (
     Exhibit(
         "half-a-group-joins",
         "a manager joins as soon as one of its ranks has asked",
-        "S5",
+        "S4",
         _storm(
             "kill_rank",
             "kill_group",
