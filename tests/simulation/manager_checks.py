@@ -53,7 +53,7 @@ class ManagerChecks:
         self._sent_at: dict[int, float] = {}
         self._backed_until = self._renewed_until = 0.0  # by all answers; by the newest one
         self._asks: dict[int, QuorumRequest] = {}  # those that wait
-        self._pushed: set[tuple[int, bool]] = set()
+        self._pushed: set[tuple[int, bool, tuple[int, ...]]] = set()
         self._stands: dict[int, bool] = {}
         self._held: dict[int, _Held] = {}
         self._calls: dict[int, tuple[int, int, int]] = {}
@@ -87,9 +87,9 @@ class ManagerChecks:
             case events.CallRefused(call):
                 self._asks.pop(call, None)
             case events.Pushed(Revoked(quorum_id, _, lost), watches) if watches:
-                if (quorum_id, bool(lost)) in self._pushed:
+                if (quorum_id, bool(lost), watches) in self._pushed:
                     self._break("S7", f"tells its ranks again that quorum {quorum_id} is revoked")
-                self._pushed.add((quorum_id, bool(lost)))
+                self._pushed.add((quorum_id, bool(lost), watches))
             case Decided(call, commit, _, following):
                 self._decide(call, commit=commit)
                 if following is not None:
