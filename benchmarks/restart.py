@@ -1,8 +1,12 @@
-"""How long a supervised group takes to come back: a rank is killed, both start again, and have a quorum.
+"""How long training takes to come back.
 
-Two ranks without torch (support/restarting_rank.py) under one `lighthouse-manager run`, a lighthouse, no delay between
-death and restart but the smallest. Measured are the whole time from the kill to the quorum of both ranks, and the age
-of the slower rank's process at that time.
+In process: one of four ranks of plain DDP over gloo raises; from that to the end of the first step of all ranks, below
+the decorator and, the same script in the same run, below torchrun, which starts all processes again.
+
+As processes: a rank of a supervised group is killed, both start again, and have a quorum. Two ranks without torch
+(support/restarting_rank.py) under one `lighthouse-manager run`, a lighthouse, no delay between death and restart but
+the smallest. Measured are the whole time from the kill to the quorum of both ranks, and the age of the slower rank's
+process at that time.
 """
 
 import os
@@ -21,9 +25,11 @@ from benchmarks.support.figures import json_option, show_machine, spread, table,
 from lighthouse_runtime.process.children import started_at
 from lighthouse_runtime.process.commands import START_MANAGER
 
+DDP_RANKS = 4
 RANKS = 2
 DELAY_S = 0.001
 BAR_S = 1.0
+GROWTH_BAR = 1.05
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,24 +94,91 @@ def measure(children: Children, runs: int) -> list[Restart]:
     return restarts
 
 
+@dataclass(frozen=True, slots=True)
+class Comeback:
+    """`after_s`: from each fault to the end of the first step of all. `threads` and `resident_kib` of a rank at most,
+    in the second run of the function and in the last."""
+
+    after_s: list[float]
+    threads: tuple[int, int]
+    resident_kib: tuple[int, int]
+
+
+def in_process(children: Children, faults: int) -> Comeback:
+    lighthouse = start_lighthouse(children, OURS, min_replicas=1)
+    options = ["--lighthouse", lighthouse.address, "--replica-id", "ddp", "--bind", "127.0.0.1:0", "--observe", "off"]
+    options += ["--store", "127.0.0.1:1", "--nproc-per-node", str(DDP_RANKS), "--log-level", "warning"]
+    script = ["-m", "benchmarks.support.failing_ddp", "in-process", str(faults)]
+    return comeback(children.start("wrapped", "-c", START_MANAGER, "run", *options, *script).lines(), faults)
+
+
+def by_torchrun(children: Children, faults: int) -> Comeback:
+    options = ["--standalone", f"--nproc-per-node={DDP_RANKS}", f"--max-restarts={faults}"]
+    script = ["-m", "benchmarks.support.failing_ddp", "processes", str(faults)]
+    # Without it torchrun's ranks meet at the store of the attempt before, and gloo at the addresses of dead ones.
+    own_store = ("env", "TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1")
+    torchrun = children.start("torchrun", "-m", "torch.distributed.run", *options, *script, within=own_store)
+    return comeback(torchrun.lines(), faults)
+
+
+def comeback(lines: Iterator[str], faults: int) -> Comeback:
+    """Of a job that prints them."""
+    raised: dict[int, float] = {}
+    steps: dict[int, list[tuple[float, int, int]]] = {}
+    for line in lines:
+        words = line.split("] ")[-1].split()
+        if words[:1] == ["raises"]:
+            raised[int(words[1])] = float(words[2])
+        elif words[:1] == ["steps"]:
+            steps.setdefault(int(words[1]), []).append((float(words[2]), int(words[3]), int(words[4])))
+        if len(steps.get(faults, ())) == DDP_RANKS:
+            break
+    else:
+        raise click.ClickException(f"the job has ended after {len(raised)} of {faults} faults")
+    after_s = [max(step[0] for step in steps[run + 1]) - at for run, at in sorted(raised.items())]
+    second, last = steps[1], steps[faults]
+    threads = max(step[1] for step in second), max(step[1] for step in last)
+    return Comeback(after_s, threads, (max(step[2] for step in second), max(step[2] for step in last)))
+
+
 @click.command(help=__doc__)
-@click.option("--runs", default=20, show_default=True, help="How many kills.")
+@click.option("--runs", default=20, show_default=True, help="How many kills; and five times as many faults in process.")
 @click.option("--quick", is_flag=True, help="Seconds instead of minutes: two kills.")
 @check_option
 @json_option
 def main(runs: int, quick: bool, check: bool, path: Path | None) -> None:
     found = show_machine()
     with Children() as children:
+        ours, torchruns = in_process(children, 2 if quick else 5 * runs), by_torchrun(children, 2 if quick else runs)
         restarts = measure(children, 2 if quick else runs)
+    ours_s, torchruns_s = spread(ours.after_s), spread(torchruns.after_s)
+    growth = ours.resident_kib[1] / ours.resident_kib[0]
+    rows = [
+        ["in process, below the decorator", str(len(ours.after_s)), ours_s.text()],
+        ["torchrun starts all processes again", str(len(torchruns.after_s)), torchruns_s.text()],
+    ]
+    click.echo(table(["a rank raises, to the first step of all, s: median (lowest to highest)", "faults", ""], rows))
+    click.echo(f"\nin process: threads {ours.threads[0]} to {ours.threads[1]}, resident memory {growth:.3f} times\n")
     whole, from_start = (spread([getattr(r, name) for r in restarts]) for name in ("whole_s", "from_start_s"))
     rows = [
         ["a rank is killed, to the quorum of all", whole.text()],
         ["of that: from the start of the process", from_start.text()],
     ]
     click.echo(table(["to the quorum of both, seconds: median (lowest to highest)", f"{len(restarts)} restarts"], rows))
-    report = {"whole_s": whole, "from_start_s": from_start, "restarts": restarts}
+    report = {
+        "in_process": ours,
+        "torchrun": torchruns,
+        "whole_s": whole,
+        "from_start_s": from_start,
+        "restarts": restarts,
+    }
     write_json(path, {"benchmark": "restart", "machine": found, **report})
-    conclude([Bar("process start to first quorum, median", from_start.median, BAR_S, "s")], is_checked=check)
+    bars = [
+        Bar("in process, median", ours_s.median, BAR_S, "s"),
+        Bar("resident memory after all faults, of that after the first", growth, GROWTH_BAR),
+        Bar("process start to first quorum, median", from_start.median, BAR_S, "s"),
+    ]
+    conclude(bars, is_checked=check)
 
 
 if __name__ == "__main__":

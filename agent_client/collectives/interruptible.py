@@ -25,13 +25,14 @@ from agent_client.collectives.observed import first_tensor
 from agent_client.collectives.open_groups import enlist
 
 _ABORTED = "the process group was aborted, because the generation of its run is over"
+_UNDER_WAY = 1024  # more than can be: gloo works on them in their order
 _REDUCE_SCATTERS = (
     "_reduce_scatter_base",
     "reduce_scatter_single",
     "reduce_scatter_single_coalesced",
     "reduce_scatter_tensor_coalesced",
 )
-_POINT_TO_POINT = ("send", "recv", "recv_anysource")
+_MESSAGES = ("send", "recv", "recv_anysource")
 
 
 class InterruptibleGroup(ProcessGroup):
@@ -44,8 +45,9 @@ class InterruptibleGroup(ProcessGroup):
         self._store = store
         self._before = open_sockets()
         self._gloo: dict[ProcessGroupGloo, Connections] = {}
-        self._waiter: Waiter | None = None
-        self._under_way: deque[Any] = deque()
+        self._waiter = Waiter()
+        weakref.finalize(self, self._waiter.end)
+        self._under_way: deque[Any] = deque(maxlen=_UNDER_WAY)
         self._is_aborted = False
         enlist(self)
 
@@ -93,15 +95,12 @@ class InterruptibleGroup(ProcessGroup):
         work = getattr(self._ranks, method)(*args, **options)
         if work is None or backend is None:
             return work
-        while self._under_way and self._under_way[0].is_completed():
-            self._under_way.popleft()
-        self._under_way.append(work)
-        if self._waiter is None:
-            self._waiter = Waiter()
-            weakref.finalize(self, self._waiter.end)
-        return InterruptibleWork(
-            work, backend, self._gloo[backend], self._waiter, is_sliced=method not in _POINT_TO_POINT
-        )
+        is_message = method in _MESSAGES
+        if not is_message:
+            while self._under_way and self._under_way[0].is_completed():
+                self._under_way.popleft()
+            self._under_way.append(work)
+        return InterruptibleWork(work, backend, self._gloo[backend], self._waiter, is_sliced=not is_message)
 
     def _reduce_scatter(self, outputs: Any, inputs: Any, opts: Any = None) -> "ReduceScatter":
         """As torch does it for gloo, which has none: its own cannot be waited for in pieces."""
@@ -115,10 +114,9 @@ class InterruptibleGroup(ProcessGroup):
 
     def _gloo_for(self, tensor: torch.Tensor | None) -> ProcessGroupGloo | None:
         """Which works on `tensor`. A barrier has none; it may be another backend's where the group has several."""
-        if tensor is None and len(self._device_types) != len(self._gloo):
-            return None
-        backend: Any = self._get_backend(torch.device("cpu") if tensor is None else tensor.device)
-        return backend if backend in self._gloo else None
+        devices = self._device_types if tensor is None else [tensor.device]
+        backends: list[Any] = [self._get_backend(device) for device in devices]
+        return backends[0] if all(backend in self._gloo for backend in backends) else None
 
 
 class InterruptibleWork(Work):
@@ -205,10 +203,13 @@ class Waiter:
 
     def __init__(self) -> None:
         self._waited: queue.SimpleQueue[tuple[InterruptibleWork, Any] | None] = queue.SimpleQueue()
-        threading.Thread(target=self._run, name="gloo futures", daemon=True).start()
+        self._thread: threading.Thread | None = None
 
     def wait_for(self, work: InterruptibleWork, ended: Any) -> None:
         self._waited.put((work, ended))
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._run, name="gloo futures", daemon=True)
+            self._thread.start()
 
     def end(self) -> None:
         self._waited.put(None)

@@ -59,7 +59,8 @@ class Options:
     soft_timeout: Duration | None = 600.0
     """A function that has pinged in this generation and does not again for so long has failed. None: never."""
     hard_timeout: Duration = 90.0
-    """A function that is interrupted and does not end in so long ends with its process."""
+    """A function that is interrupted and does not end in so long ends with its process; what is done between two
+    generations has as long."""
     active_world_size: int | None = None
     """So many ranks train, the others are spares. Default: the supervisor's, else all."""
     min_active: int | None = None

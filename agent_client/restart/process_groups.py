@@ -5,6 +5,7 @@ All groups that torch.distributed makes while the function runs end at once (tor
 
 import contextlib
 import sys
+import threading
 import typing
 from collections.abc import Generator
 
@@ -20,6 +21,7 @@ class ProcessGroups:
         self._lighthouse = lighthouse
         self._torch: TorchScope | None = None
         self._aborted: list[Abortable] = []
+        self._lock = threading.Lock()
 
     @contextlib.contextmanager
     def of(self, generation: int) -> Generator[None]:
@@ -39,11 +41,12 @@ class ProcessGroups:
 
     def abort(self) -> None:
         """Every process group that this process holds. From any thread."""
-        open_groups = sys.modules.get("agent_client.collectives.open_groups")
-        if open_groups is not None:
-            self._aborted += open_groups.abort_all()
-        if self._torch is not None:
-            self._torch.abort()
+        with self._lock:
+            open_groups = sys.modules.get("agent_client.collectives.open_groups")
+            if open_groups is not None:
+                self._aborted += open_groups.abort_all()
+            if self._torch is not None:
+                self._torch.abort()
 
     def recover(self) -> None:
         """What a generation that has not ended well has left is let go; all groups were aborted before."""

@@ -1,8 +1,10 @@
 """A function that is interrupted and still runs. Pure: told what happens and what time it is.
 
-It is interrupted at once and again and again, and its process is killed, once, when that does not help in time.
+It is interrupted at once and again and again, and its process is killed, once, when that does not help in time. What is
+to be done between two functions has as long.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -21,8 +23,12 @@ class InterruptTimer:
         """tick says the first interruption, too."""
         self._reason, self._interrupt_at, self._leaves_by = reason, now, now + self.hard_timeout_s
 
+    def left(self, now: float) -> None:
+        """The function runs no more, and what it has left is ended."""
+        self._reason, self._interrupt_at, self._leaves_by = "", math.inf, now + self.hard_timeout_s
+
     def end(self) -> None:
-        """The function runs no more."""
+        """That is done, too."""
         self._leaves_by = None
 
     @property
@@ -34,6 +40,8 @@ class InterruptTimer:
             return []
         if now >= self._leaves_by:
             self._leaves_by = None
+            if not self._reason:
+                return [Kill(f"what the function left was not ended within {self.hard_timeout_s:g} s")]
             return [Kill(f"still runs {self.hard_timeout_s:g} s after its interruption: {self._reason}")]
         if now < self._interrupt_at:
             return []

@@ -86,6 +86,8 @@ class RankMachine:
                 effects = self._wait()
             case events.Raised(reason):
                 effects = self._leave(FailureReport(self.generation or 0, reason))
+                if not self.has_ended:
+                    self._leaving.left(now)
             case events.Returned():
                 effects = self._return()
         return [*effects, *self.tick(now)]
