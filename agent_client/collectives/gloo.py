@@ -70,7 +70,10 @@ class GlooGroup:
 
     def _is_over(self) -> bool:
         """Whether the group was aborted, here or by a peer: gloo may wait for the timeout where a peer has ended."""
-        return self._connections.are_over()
+        is_over = self._connections.are_over()
+        if is_over:
+            self.abort()
+        return is_over
 
 
 def connect_store(address: str, timeout_s: float) -> TCPStore:

@@ -79,6 +79,8 @@ class InterruptibleGroup(ProcessGroup):
 
     def abort(self) -> None:
         """End every collective under way, here and at the peers. From any thread; more than once does no harm."""
+        if self._is_aborted:
+            return
         self._is_aborted = True
         for connections in list(self._gloo.values()):
             connections.shut_down()

@@ -2,7 +2,7 @@
 
 No collective costs anything for that: torch counts them itself, in C++, whoever asks for them, and the counts are read
 when a sample is taken. Which one goes on is in the Flight Recorder. That is read only where nothing has moved for a
-while, since all of its entries take some 50 ms, and on a thread of its own, since torch may hang while it reports a
+while, since all of its entries take some 40 ms, and on a thread of its own, since torch may hang while it reports a
 collective that does.
 """
 

@@ -76,6 +76,7 @@ class WrappedCall(Generic[T]):
         self._call_wrapper = CallWrapper(self._state, self._attempts)
         self._result: T | None = None
         self._last_error = ""
+        self._left_by: BaseException | None = None
 
     def run(self) -> T | None:
         """Raises RestartAbort, a LighthouseError, and what ends the process: SystemExit, KeyboardInterrupt."""
@@ -117,16 +118,14 @@ class WrappedCall(Generic[T]):
                 return True
             except Interruption as e:
                 self._section.close()
-                reason = "interrupted"
-                self._let_go(e)
+                reason, self._left_by = "interrupted", e
             except Exception as e:
                 reason = f"{type(e).__name__}: {e}"
-                self._last_error = reason
+                self._last_error, self._left_by = reason, e
                 if self._attempts.is_over(run.number):
                     log.info("iteration %d was interrupted: %s", self._state.iteration, reason)
                 else:
                     log.exception("iteration %d has failed", self._state.iteration)
-                self._let_go(e)
             finally:
                 self._interrupter.end()
         self._attempts.raised(reason)
@@ -136,16 +135,13 @@ class WrappedCall(Generic[T]):
         self._hook(self._options.initialize)
         return self._function(self._call_wrapper)
 
-    def _let_go(self, error: BaseException | None) -> None:
-        """Of what the function held when it was left: whoever keeps the error keeps its frames (torch's engine may)."""
-        self._groups.abort()
-        while error is not None:
-            traceback.clear_frames(error.__traceback__)
-            error = error.__context__
-
     def _recover(self) -> None:
         """Between two attempts. What it raises ends the process's part in the run."""
         self._groups.abort()
+        error, self._left_by = self._left_by, None
+        while error is not None:  # whoever else keeps it keeps what the function held (torch's engine may)
+            traceback.clear_frames(error.__traceback__)
+            error = error.__context__
         self._hook(self._options.finalize)
         self._groups.recover()
         self._hook(self._options.health_check)

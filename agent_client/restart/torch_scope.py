@@ -28,6 +28,7 @@ from lighthouse_protocol.refusals import UnknownName
 from lighthouse_runtime.net.own_address import advertised_host
 
 DEFAULT_TIMEOUT = timedelta(minutes=30)  # torch's, for a store
+CONNECT_TIMEOUT = timedelta(seconds=10)  # to a store that is served; nothing ends this wait
 FIRST_PAUSE_S = 0.01
 MAX_PAUSE_S = 0.5
 _STORE = "torch_store"
@@ -99,7 +100,9 @@ class TorchScope:
                 StoreMixin().set_key(KeyKind.ITERATION, _STORE, str(Address(host, store.port)))
             else:
                 address = _told(timeout.total_seconds())
-                store = TCPStore(address.host, address.port or 0, is_master=False, timeout=timeout)
+                connect_timeout = min(timeout, CONNECT_TIMEOUT)
+                store = TCPStore(address.host, address.port or 0, is_master=False, timeout=connect_timeout)
+                store.set_timeout(timeout)
             self._connections.append(gloo_connections.of_store(before, store.port))
             self._store = store
         return self._store

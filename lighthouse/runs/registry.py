@@ -109,7 +109,7 @@ class RunRegistry:
 
     def restart(self, job: str, name: str, ranks: Collection[int], reason: str) -> bool:
         """As RunDriver.restart, of the run of `job` in which they are active."""
-        return any(driver.restart(name, ranks, reason) for driver in self if driver.name[0] == job)
+        return any(driver.restart(name, ranks, reason) for driver in self.of_job(job))
 
     def forget_quiet(self) -> None:
         for driver in [driver for driver in self if driver.is_quiet]:

@@ -16,16 +16,19 @@ class InterruptTimer:
     interval_s: float
     hard_timeout_s: float
     _reason: str = ""
+    _overdue: str = ""
     _interrupt_at: float = 0.0
     _leaves_by: float | None = None
 
     def begin(self, reason: str, now: float) -> None:
         """tick says the first interruption, too."""
         self._reason, self._interrupt_at, self._leaves_by = reason, now, now + self.hard_timeout_s
+        self._overdue = f"still runs {self.hard_timeout_s:g} s after its interruption: {reason}"
 
     def left(self, now: float) -> None:
         """The function runs no more, and what it has left is ended."""
-        self._reason, self._interrupt_at, self._leaves_by = "", math.inf, now + self.hard_timeout_s
+        self._interrupt_at, self._leaves_by = math.inf, now + self.hard_timeout_s
+        self._overdue = f"what the function left was not ended within {self.hard_timeout_s:g} s"
 
     def end(self) -> None:
         """That is done, too."""
@@ -40,9 +43,7 @@ class InterruptTimer:
             return []
         if now >= self._leaves_by:
             self._leaves_by = None
-            if not self._reason:
-                return [Kill(f"what the function left was not ended within {self.hard_timeout_s:g} s")]
-            return [Kill(f"still runs {self.hard_timeout_s:g} s after its interruption: {self._reason}")]
+            return [Kill(self._overdue)]
         if now < self._interrupt_at:
             return []
         self._interrupt_at = now + self.interval_s
