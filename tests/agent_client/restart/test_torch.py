@@ -40,12 +40,11 @@ class Trained:
         ):
             self.status = supervisor.wait(600)
             self.log = supervisor.log()
-            self.left = supervisor.gone()
         self.faults = re.findall(r"^.*\] fault (.*) [\d.]+$", self.log, re.MULTILINE)
         self.pids = {int(pid) for pid in re.findall(r"\] begins \d+ (\d+) ", self.log)}
-        ends: Sequence[tuple[str, ...]] = re.findall(r"\] ends (\S+) (\d+) (\d+) (\d+)$", self.log, re.MULTILINE)
-        self.losses = [float(loss) for loss, *_ in ends]
-        self.threads = [int(threads) for _, threads, *_ in ends]
+        ends: Sequence[tuple[str, str]] = re.findall(r"\] ends (\S+) (\d+)$", self.log, re.MULTILINE)
+        self.losses = [float(loss) for loss, _ in ends]
+        self.threads = [int(threads) for _, threads in ends]
 
 
 @pytest.mark.parametrize("kind", ["ddp", "fsdp2"])
