@@ -132,8 +132,8 @@ class Agent:
     def close(self) -> None:
         """Leave: end the collectives, the connections and, if this rank has started it, the manager.
 
-        Peers that are still in this rank's last step are waited for. An Agent that is not closed leaves when the
-        interpreter ends.
+        Peers that are still in this rank's last step are waited for, and ranks of its group that have not come to
+        their end or to another step. An Agent that is not closed leaves when the interpreter ends.
         """
         was_closed(self)
         self._optimizers.close()

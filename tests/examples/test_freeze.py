@@ -62,7 +62,9 @@ def test_a_loader_that_blocks_once_is_cured_without_a_person(tmp_path: Path) -> 
     with FreezeRun(tmp_path, "loader", "--once", "--epochs", "2", max_restarts=1) as run:
         assert run.wait(WITHIN_S) is not None
         run.wait(WITHIN_S, passes_verdicts=True)
-        [incident] = ask(run.address, "incidents")
+        incidents = ask(run.address, "incidents")
+    assert len(incidents) == 1, incidents
+    [incident] = incidents
     assert run.supervisor.status == 0, run.supervisor_log.read_text()
     assert incident["action"] == "killed train, the only group: train/1-7 behind"
     print(f"cured after {incident['step_s'] - incident['noticed_s']:.1f} s")

@@ -40,6 +40,7 @@ class Stage:
         self.decisions: dict[tuple[int, int], bool] = {}
         self.is_behind = False
         self.leaving: dict[int, bool] = {}  # the watches of ranks that leave, and whether they are released
+        self.needed: dict[int, set[int]] = {}  # by which ranks one that leaves may still be, after its last step
         self._numbers = 0
 
     def number(self) -> int:
@@ -76,7 +77,8 @@ class Stage:
         is_leaving = held is not None and held.mode is HoldState.LEAVING
         is_down = is_leaving or any(rank.watch is None for rank in self.ranks)
         assert not self.watched or bool(self.machine.ranks.down) == is_down
-        assert is_leaving or all(self.leaving.values()), "a rank that leaves is not released"
+        unreleased = {watch for watch, is_released in self.leaving.items() if not is_released}
+        assert is_leaving or all(self.needed[watch] for watch in unreleased), "a rank that leaves is not released"
         waiting = tuple(sorted(c.rank.number for n, c in self.calls.items() if c.rank.call == n))
         assert self.machine.ranks.waiting == waiting, "a call waits that nobody will answer"
         if self.is_open and not self.machine._has_left:  # it may have left while it had nobody to tell
@@ -133,6 +135,7 @@ class Stage:
         number = self.number()
         older = rank.call
         rank.call = number
+        self.moves_on(rank)
         self.calls[number] = Call(rank, self.now + time_left_s)
         self.feed(
             QuorumRequest(
@@ -155,6 +158,7 @@ class Stage:
             self.yes.setdefault(key, set()).add(rank.number)
         number = self.number()
         self.calls[number] = Call(rank, self.now + time_left_s)
+        self.moves_on(rank)
         self.feed(Voted(number, rank.number, key[1], rank.vote, key[0], self.wants_next[rank.number]))
 
     def do(self, rank: Rank) -> None:
@@ -188,6 +192,7 @@ class Stage:
         watch, step, tag = rank.watch, rank.step, rank.tag
         if watch is not None:
             self.leaving.pop(watch, None)
+            self.moves_on(rank)
             rank.watch = None
             self.feed(events.WatchEnded(watch))
         for number in [n for n, call in self.calls.items() if call.rank is rank]:
@@ -202,7 +207,14 @@ class Stage:
         if rank.granted is not None and self.decisions.get((rank.granted.quorum_id, rank.granted.max_step - 1)):
             rank.granted = None  # it came with the last decision
         self.leaving[rank.watch] = False
+        self.moves_on(rank)
+        staying = [r for r in self.ranks if r.watch is not None and r.watch not in self.leaving and r.call is None]
+        self.needed[rank.watch] = {r.number for r in staying} if rank.granted is None else set()
         self.feed(events.RankLeaves(rank.watch, rank.step if rank.granted is None else None))
+
+    def moves_on(self, rank: Rank) -> None:
+        for mates in self.needed.values():
+            mates.discard(rank.number)
 
     # -- from the machine
 
@@ -229,8 +241,9 @@ class Stage:
             case events.Sent(message):
                 self.said(message)
             case events.Pushed(session.Released(), watches):
-                assert set(watches) == {watch for watch, is_released in self.leaving.items() if not is_released}
-                self.leaving = dict.fromkeys(self.leaving, True)
+                due = {w for w, is_released in self.leaving.items() if not is_released and not self.needed[w]}
+                assert set(watches) == due
+                self.leaving |= dict.fromkeys(watches, True)
             case events.Pushed(session.RankGone(gone), watches):
                 self.check_gone(gone, watches)
             case events.RankGivenUp(gone, _, lost_at):

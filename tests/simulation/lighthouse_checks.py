@@ -100,11 +100,17 @@ class LighthouseChecks:
                 self._wait(member_of(participant))
                 self._granted[participant.seen_quorum_id, member_of(participant)] = participant.asks_for - 1
                 if session is not None:
-                    self._members[session] = member_of(participant)
+                    self._change_ranks(session, member_of(participant))
             case events.Withdrawn(call):
                 self._stop_waiting(call)
             case _:
                 pass
+
+    def _change_ranks(self, session: int, member: Member) -> None:
+        """A manager that has asked grants no more under what it held, whoever its ranks were (manager_checks.py)."""
+        if session in self._members and self._members[session] != member:
+            self._ledger.leases.pop(self._members[session], None)
+        self._members[session] = member
 
     def _report(self, session: int, held: HeldQuorum | None) -> None:
         if held is not None and held.mode in TOLD and session in self._members:

@@ -82,7 +82,7 @@ class Presence:
             return self._emit(events.JoinRefused(event.call, error))
         self._send_away(participant, now)
         self._supersede(participant, now)
-        member = self._admit(participant, now)
+        member = self._admit(participant, event.session, now)
         self._learn(participant, participant.seen_quorum_id, now)
         self.seen_id = max(self.seen_id, participant.tag_quorum_id or 0)
         outcome = self.standing.joined(participant)
@@ -100,7 +100,7 @@ class Presence:
             return _drains(event.participant.replica_id)
         return error
 
-    def _admit(self, participant: Participant, now: float) -> Member:
+    def _admit(self, participant: Participant, session: int | None, now: float) -> Member:
         """Its manager may come with another incarnation on the same session, and with the lease that it holds."""
         old = self.roster.get(participant.replica_id)
         if old is not None and is_reborn(participant, old):
@@ -108,6 +108,8 @@ class Presence:
             if old.is_alive:
                 self._emit(MemberLost(old.replica_id, self._ends_without(old), reason))
             self._tell(self.standing.lose(old.replica_id, old.incarnation, reason))
+            if session is not None and session == old.session:
+                self.standing.end_lease(old.replica_id, old.incarnation)
         member = self.roster.admit(participant, now)
         if old is not None and old is not member and old.session is not None and old.is_connected:
             member.session, member.lease_until = old.session, old.lease_until

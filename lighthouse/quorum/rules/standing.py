@@ -10,7 +10,8 @@ It is a lease with recall, as file servers delegate files to clients.
    most. A member that was granted a later one cannot do it any more; it is told so once no member is in an earlier one,
    as that step's data may still be on its way between them. When all have done their last step, the quorum is over.
 4. The next quorum may form at once if a member (replica_id and incarnation) is in it: that one has stopped granting for
-   good, and without it the others cannot complete a step. If none is, only after the leases of all have run out.
+   good, and without it the others cannot complete a step. If none is, only after the leases of all have run out; a
+   member whose manager joins with new ranks has none any more.
 5. After a restart of the lighthouse the quorum is RETURNING: its members go on, and come back. When all are back it
    stands again. A member that comes back revoked, or not within the lease, revokes it; one that comes back recalled,
    resumed or joining makes it a recall. Nothing forms before that is settled.
@@ -230,6 +231,12 @@ class Standing:
         if not self._misses(replica_id, incarnation):
             return None
         return self._revoke_without(replica_id, reason)
+
+    def end_lease(self, replica_id: str, incarnation: str) -> None:
+        """Its manager has joined with new ranks: it grants nothing more under this quorum."""
+        holder = self._holder(replica_id, incarnation)
+        if holder is not None:
+            holder.lease_until = 0.0
 
     def left(self, replica_id: str, incarnation: str) -> QuorumOrder | None:
         """A member has gone in good order; after the resume no member waits for it."""

@@ -6,7 +6,7 @@ rank without a watch counts as there for as long as its manager is, unless a ran
 when it has had no call under way for so long.
 """
 
-from collections.abc import Container, Iterable
+from collections.abc import Container, Iterable, Set
 from dataclasses import dataclass, replace
 
 RETURNS_WITHIN_S = 10.0
@@ -19,6 +19,7 @@ class _Watch:
     group_rank: int
     rank_incarnation: str
     has_left: bool = False
+    mates: Set[int] = frozenset()  # who may still need it
     is_released: bool = False
 
 
@@ -110,6 +111,7 @@ class RankPresence:
         """A rank has asked for a quorum, watched or not: it is there."""
         if 0 <= group_rank < self._size:
             self._asked.add(group_rank)
+            self.moves_on(group_rank)
             self._here(group_rank)
 
     def opened(self, watch: int, group_rank: int, rank_incarnation: str) -> bool:
@@ -118,7 +120,10 @@ class RankPresence:
         self._open[watch] = _Watch(group_rank, rank_incarnation)
         self._newest[group_rank] = watch
         self._here(group_rank)
-        return old is not None and self._open[old].rank_incarnation != rank_incarnation
+        is_another = old is not None and self._open[old].rank_incarnation != rank_incarnation
+        if is_another:
+            self.moves_on(group_rank)
+        return is_another
 
     def leaves(self, watch: int) -> bool:
         """Its end is near, and in good order. Whether that is the rank's present process."""
@@ -126,11 +131,26 @@ class RankPresence:
         if entry is None:
             return False
         self._open[watch] = replace(entry, has_left=True)
+        self.moves_on(entry.group_rank)
         return self._newest.get(entry.group_rank) == watch
 
+    def stays_for(self, watch: int, mates: Iterable[int]) -> None:
+        """One that leaves: until they have moved on."""
+        self._open[watch] = replace(self._open[watch], mates=self.staying_ranks & set(mates))
+
+    def moves_on(self, group_rank: int) -> None:
+        """That rank needs none of those any more that have left."""
+        for number, watch in self._open.items():
+            if group_rank in watch.mates:
+                self._open[number] = replace(watch, mates=watch.mates - {group_rank})
+
     def release(self) -> tuple[int, ...]:
-        """The watches of the ranks that leave, each once."""
-        leaving = tuple(number for number, watch in self._open.items() if watch.has_left and not watch.is_released)
+        """The watches of the ranks that leave and that no mate needs any more, each once."""
+        leaving = tuple(
+            number
+            for number, watch in self._open.items()
+            if watch.has_left and not watch.mates and not watch.is_released
+        )
         for number in leaving:
             self._open[number] = replace(self._open[number], is_released=True)
         return leaving
@@ -204,6 +224,7 @@ class RankPresence:
 
     def _lose(self, group_rank: int, how: str, now: float, *, has_left: bool = False) -> None:
         self._newest.pop(group_rank, None)
+        self.moves_on(group_rank)
         self._asked.discard(group_rank)
         self._started.discard(group_rank)
         self._lost[group_rank] = how

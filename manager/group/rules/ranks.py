@@ -8,7 +8,8 @@ gather.py, grants.py, commit.py and rank_presence.py hold the rules; here they m
 3. A rank that is lost ends it, too: the other ranks are told that the quorum is revoked. If it does not come back, they
    are told that it is gone, and what they ask for is void: inside the group they wait for it in vain.
 4. A rank that leaves in good order, with its last step committed, stays until the quorum is over: its peers may still
-   read what it has sent. Then it is released.
+   read what it has sent. So may its mates, after the step, until they leave or ask for the next one. Then it is
+   released.
 """
 
 from collections.abc import Iterable, Sequence
@@ -93,6 +94,7 @@ class Ranks:
                 return self._perform_commit(self.commit.handle(self._asked(event)), now) + self._ask(event, now)
             case commit.Voted():
                 self.watches.heard((event.group_rank,), now)
+                self.watches.moves_on(event.group_rank)
                 self._wants_next[event.group_rank] = event.wants_next
                 was_last = self.grants.voted(event.group_rank, event.quorum_id, event.step)
                 effects = self._perform_commit(self.commit.handle(event), now)
@@ -113,6 +115,8 @@ class Ranks:
             case events.RankLeaves(watch, step):
                 if self.watches.leaves(watch):
                     self.grants.leave(step)
+                    if step is not None:
+                        self.watches.stays_for(watch, set(range(self._size)) - set(self.waiting))
                 return []
             case events.RanksStarted():
                 self.watches.started()

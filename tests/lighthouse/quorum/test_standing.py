@@ -327,6 +327,18 @@ class TestLeases:
         standing.renew("a", "i1", 20)
         assert standing.free_at() == 8
 
+    def test_a_member_whose_manager_has_joined_with_new_ranks_has_none(self):
+        standing = formed(lease_until=5)
+        standing.renew("b", "i1", 9)
+        standing.revoke("x")
+        standing.end_lease("b", "i2")
+        assert standing.free_at() == 9
+        standing.end_lease("b", "i1")
+        assert standing.free_at() == 5
+        for name in "ac":
+            standing.end_lease(name, "i1")
+        assert standing.may_form([native("a", incarnation="i2")], now=1)
+
     def test_another_incarnation_renews_nothing(self):
         standing = formed(lease_until=5)
         standing.renew("a", "i2", 9)

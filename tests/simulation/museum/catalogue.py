@@ -97,6 +97,22 @@ EXHIBITS: tuple[Exhibit, ...] = (
         range(60),
     ),
     Exhibit(
+        "another-session-ends-the-lease",
+        "a manager that opens a session with new ranks ends the lease of the one that had its name",
+        "S3",
+        _storm(
+            *3 * ("pause_manager",),
+            "kill_group",
+            config={**ANY_SIZE, **LONG_LEASE},
+            groups=2,
+            restart_s=0.05,
+            step_s=0.1,
+            fault_every_s=0.5,
+        ),
+        lighthouse.ANOTHER_SESSION_ENDS_THE_LEASE,
+        range(60),
+    ),
+    Exhibit(
         "shorter-lease",
         "a restarted lighthouse waits for its own, shorter lease, not for the one that it had given",
         "S3",

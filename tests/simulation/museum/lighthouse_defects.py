@@ -68,6 +68,13 @@ def _free_by_name(self: Standing, chosen: list[Participant], now: float) -> bool
     return any(self.is_member(p.replica_id) for p in chosen) or now >= self.free_at()
 
 
+def _take_place_and_lease(self: Presence, participant: Participant, now: float) -> None:
+    old = self.roster.get(participant.replica_id)
+    _take_place(self, participant, now)
+    if old is not None and old.incarnation != participant.incarnation:
+        self.standing.end_lease(old.replica_id, old.incarnation)
+
+
 def _resume_at_lowest(self: Standing) -> QuorumOrder | None:
     told = [holder.granted for holder in self._holders.values() if holder.granted is not None]
     if self.phase is not QuorumPhase.RECALLED or len(told) < len(self._holders):
@@ -147,6 +154,7 @@ OLD_SESSION_ENDS_NEWER = (
 END_UNNOTICED = (Replaced(Presence, "end", _end_unnoticed),)
 ENDED_CALL_WAITS = (Replaced(JoinQueue, "withdraw", _keep_waiting),)
 FREE_AT_ONCE = (Replaced(Standing, "may_form", _free_at_once),)
+ANOTHER_SESSION_ENDS_THE_LEASE = (Replaced(Presence, "_take_place", _take_place_and_lease),)
 FREE_BY_NAME = (Replaced(Standing, "may_form", _free_by_name),)
 RESUMED_TOO_LOW = (Replaced(Standing, "_settle", _resume_at_lowest),)
 ENDED_FOR_A_LATER_GRANT = (Replaced(Standing, "_settle", _resume_at_highest),)
