@@ -1,6 +1,7 @@
 """One of our commands as a child process that serves, to kill and to start again."""
 
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -97,6 +98,12 @@ class Daemon:
             self.kill()
 
 
+def end_by_signals() -> None:
+    """A program that is terminated, or whose terminal is closed, ends its daemons as it does by Ctrl-C."""
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, lambda number, _frame: sys.exit(128 + number))
+
+
 def lighthouse(folder: Path, address: str, arguments: Sequence[str] = ()) -> Daemon:
     """One that listens at `address`, and has its journal and its log in `folder`."""
     serve = ["serve", "--bind", address, "--http", f"{LOOPBACK}:0", "--journal", str(folder / "journal.sqlite")]
@@ -104,8 +111,9 @@ def lighthouse(folder: Path, address: str, arguments: Sequence[str] = ()) -> Dae
 
 
 def command(package: str, arguments: Sequence[str]) -> list[str]:
-    """The command of `package` by this interpreter."""
-    return [sys.executable, "-c", {"lighthouse": START_LIGHTHOUSE, "manager": START_MANAGER}[package], *arguments]
+    """The command of `package` by this interpreter. What it starts ends with this process, however that ends."""
+    code = {"lighthouse": START_LIGHTHOUSE, "manager": START_MANAGER}[package]
+    return [sys.executable, "-c", code, arguments[0], "--parent-pid", str(os.getpid()), *arguments[1:]]
 
 
 def python_path() -> str:

@@ -19,7 +19,7 @@ from typing import Any
 from rich.console import Console
 from rich.markup import escape
 
-from examples.daemons import ClusterError
+from examples.daemons import ClusterError, end_by_signals
 from examples.demo_report import EventFiles, Kill, Report
 from examples.demo_screen import LiveScreen, PlainScreen, Row, make_screen
 from examples.supervised_cluster import Group, SupervisedCluster
@@ -152,6 +152,7 @@ def parse_arguments() -> argparse.Namespace:
 
 def main() -> int:
     args = parse_arguments()
+    end_by_signals()
     console = Console()
     console.print(f"starting a lighthouse and {args.groups} groups of {args.ranks} ranks, each by its supervisor ...")
     train = ["--steps", str(args.steps), "--pace", str(args.pace)]

@@ -16,7 +16,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from examples.daemons import Daemon, command, lighthouse, python_path
+from examples.daemons import Daemon, command, end_by_signals, lighthouse, python_path
 from examples.freeze.train import MODES
 from examples.ports import LOOPBACK, free_port
 from lighthouse_protocol.messages.status import JobStatus
@@ -118,6 +118,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--folder", type=Path, help="for logs and checkpoints; default: a new one")
     parser.add_argument("more", nargs="*", help="arguments for train.py, after --")
     args = parser.parse_args(arguments)
+    end_by_signals()
     folder = args.folder or Path(tempfile.mkdtemp(prefix="freeze-"))
     with FreezeRun(folder, args.mode, *args.more, max_restarts=args.max_restarts) as run:
         job = run.wait(within_s=600.0)

@@ -1,13 +1,18 @@
 """The demo's own judgement: each fault it looks for is found. The demo itself is run by CI."""
 
+import contextlib
 import json
+import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+from examples.daemons import ROOT
 from examples.demo_report import EventFiles, Kill, Report
+from tests.processes import eventually
 
 STEPS = 10
 
@@ -94,3 +99,25 @@ def test_impossible_arguments_are_refused() -> None:
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 2
     assert "two kills in order" in done.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGINT])
+def test_a_demo_that_is_ended_ends_all_that_it_has_started(number: signal.Signals, tmp_path: Path) -> None:
+    script = [sys.executable, "-m", "examples.demo", "--ranks", "1", "--logs", str(tmp_path)]
+    with subprocess.Popen(script, cwd=ROOT, stdout=subprocess.DEVNULL) as demo:
+        eventually(lambda: len(started_by(tmp_path)) >= 2, "the lighthouse and a manager run")
+        demo.send_signal(number)
+        assert demo.wait(60.0) == 128 + number
+    eventually(lambda: not started_by(tmp_path), "all have ended", within_s=30.0)
+
+
+def started_by(folder: Path) -> list[int]:
+    """The processes that are told to write there, but for the demo itself."""
+    found: list[int] = []
+    for entry in Path("/proc").glob("[0-9]*/cmdline"):
+        with contextlib.suppress(OSError):
+            text = entry.read_bytes()
+            if os.fsencode(folder) in text and b"examples.demo" not in text:
+                found.append(int(entry.parent.name))
+    return found

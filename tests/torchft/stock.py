@@ -1,5 +1,6 @@
 """torchft's released clients and servers, in a process of their own (native.py), as objects of the tests."""
 
+import contextlib
 import itertools
 import json
 import os
@@ -79,6 +80,7 @@ class StockTorchft(Process):
     def ready(self) -> None:
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
+        self._stack.callback(self._end_reading)
         assert self._is_ready.wait(PATIENCE_S), f"torchft's module does not load:\n{self.log()}"
 
     def request(self, name: str, method: str, arguments: Mapping[str, Any]) -> "Future[Any]":
@@ -115,13 +117,16 @@ class StockTorchft(Process):
         self.servers.append(self.new("ManagerServer", **(usual | named | more)))
         return self.servers[-1]
 
+    def _end_reading(self) -> None:
+        """Before its pipe and its log are closed."""
+        self.kill()
+        self._reader.join(PATIENCE_S)
+
     def _read(self) -> None:
         assert self.popen.stdout is not None
-        try:
+        with contextlib.suppress(ValueError):  # half a line of a process that was killed
             for line in self.popen.stdout:
                 self._take(json.loads(line))
-        except ValueError:
-            pass  # the pipe was closed under the reader: the process is being ended
         for answer in self._waiting.values():
             if not answer.done():
                 answer.set_exception(StockError("Ended", f"torchft's process ended:\n{self.log()}"))

@@ -120,23 +120,22 @@ class RankPresence:
         self._open[watch] = _Watch(group_rank, rank_incarnation)
         self._newest[group_rank] = watch
         self._here(group_rank)
-        is_another = old is not None and self._open[old].rank_incarnation != rank_incarnation
-        if is_another:
-            self.moves_on(group_rank)
-        return is_another
+        if old is None or self._open[old].rank_incarnation == rank_incarnation:
+            return False
+        self.moves_on(group_rank)
+        return True
 
-    def leaves(self, watch: int) -> bool:
-        """Its end is near, and in good order. Whether that is the rank's present process."""
+    def leaves(self, watch: int, mates: Set[int] = frozenset()) -> bool:
+        """Its end is near, and in good order; it stays until these `mates` have moved on. Whether that is the rank's
+        present process; no other stays."""
         entry = self._open.get(watch)
         if entry is None:
             return False
-        self._open[watch] = replace(entry, has_left=True)
+        is_present = self._newest.get(entry.group_rank) == watch
+        others = mates - {entry.group_rank} if is_present else frozenset[int]()
+        self._open[watch] = replace(entry, has_left=True, mates=others)
         self.moves_on(entry.group_rank)
-        return self._newest.get(entry.group_rank) == watch
-
-    def stays_for(self, watch: int, mates: Iterable[int]) -> None:
-        """One that leaves: until they have moved on."""
-        self._open[watch] = replace(self._open[watch], mates=self.staying_ranks & set(mates))
+        return is_present
 
     def moves_on(self, group_rank: int) -> None:
         """That rank needs none of those any more that have left."""

@@ -113,10 +113,9 @@ class Ranks:
                 rank = self.watches.ended(watch, now)
                 return [] if rank is None else self._lose(rank, now)
             case events.RankLeaves(watch, step):
-                if self.watches.leaves(watch):
+                mates = self.watches.staying_ranks - set(self.waiting) if step is not None else set[int]()
+                if self.watches.leaves(watch, mates):
                     self.grants.leave(step)
-                    if step is not None:
-                        self.watches.stays_for(watch, set(range(self._size)) - set(self.waiting))
                 return []
             case events.RanksStarted():
                 self.watches.started()

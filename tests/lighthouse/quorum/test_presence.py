@@ -123,6 +123,19 @@ class TestDuplicates:
         b = native("b", 3, seen_quorum_id=1)
         assert m.handle(asks(8, 2, b), 1) == [stands(2, (7, 8), native("a", 0, "i2"), b)]
 
+    def test_that_ends_the_lease_that_its_manager_held(self):
+        m = standing("a")
+        assert m.handle(asks(7, 1, "a", incarnation="i2"), 1)[-1] == stands(2, (7,), native("a", 0, "i2"))
+
+    @pytest.mark.parametrize("session", [7, None])
+    def test_on_no_other_session(self, session: int | None):
+        m = standing("a")
+        m.handle(ended(1), 1)
+        if session is not None:
+            m.handle(opened(session, native("a", incarnation="i2")), 1)
+        assert m.handle(asks(8, session, "a", incarnation="i2"), 1) == []
+        assert m.verdict() is Verdict.WAITING_FOR_LEASES
+
     def test_a_hello_beyond_the_limit_is_refused(self):
         m = connected("ab", max_replicas=2)
         assert m.handle(opened(3, "c"), 0) == [closed(3, LimitReached, "max-members")]

@@ -67,6 +67,24 @@ def test_another_process_of_a_watched_rank_is_the_loss_of_the_old_one():
     assert not watches.opened(4, 1, "w1-again-again"), "the old one was lost before"
 
 
+def test_one_that_leaves_stays_for_its_mates_until_each_has_moved_on():
+    watches = watched(4)
+    assert watches.leaves(1, watches.staying_ranks)
+    watches.opened(5, 1, "w1")
+    watches.asked(2)
+    watches.ended(4, 0.0)
+    assert watches.release() == (), "rank 1 has only opened another watch"
+    assert watches.opened(6, 1, "w1-again")
+    assert (watches.release(), watches.release()) == ((1,), ())
+
+
+def test_an_old_process_of_a_rank_stays_for_nobody():
+    watches = watched(2)
+    watches.opened(3, 0, "w0-again")
+    assert not watches.leaves(1, watches.staying_ranks)
+    assert watches.release() == (1,)
+
+
 def test_a_rank_without_a_watch_is_there_when_it_asks_and_is_not_complete():
     watches = RankPresence(2)
     for rank in (-1, 2, 0):
