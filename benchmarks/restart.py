@@ -1,7 +1,8 @@
 """How long training takes to come back.
 
 In process: one of four ranks of plain DDP over gloo raises; from that to the end of the first step of all ranks, below
-the decorator and, the same script in the same run, below torchrun, which starts all processes again.
+the decorator and, the same script in the same run, below torchrun, which starts all processes again. And one of two
+ranks of a replica group with an Agent, whose peer group goes on: to the group's first step that is committed with it.
 
 As processes: a rank of a supervised group is killed, both start again, and have a quorum. Two ranks without torch
 (support/restarting_rank.py) under one `lighthouse-manager run`, a lighthouse, no delay between death and restart but
@@ -12,7 +13,7 @@ process at that time.
 import os
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -22,13 +23,16 @@ from benchmarks.support.bars import Bar, check_option, conclude
 from benchmarks.support.children import Child, Children
 from benchmarks.support.daemons import OURS, start_lighthouse
 from benchmarks.support.figures import json_option, show_machine, spread, table, write_json
+from examples.ports import free_port
 from lighthouse_runtime.process.children import started_at
 from lighthouse_runtime.process.commands import START_MANAGER
 
 DDP_RANKS = 4
+GROUP_RANKS = 2
 RANKS = 2
 DELAY_S = 0.001
 BAR_S = 1.0
+GROUP_BAR_S = 2.0
 GROWTH_BAR = 1.05
 
 
@@ -103,13 +107,35 @@ class Comeback:
     threads: tuple[int, int]
     resident_kib: tuple[int, int]
 
+    @property
+    def growth(self) -> float:
+        return self.resident_kib[1] / self.resident_kib[0]
+
 
 def in_process(children: Children, faults: int) -> Comeback:
     lighthouse = start_lighthouse(children, OURS, min_replicas=1)
-    options = ["--lighthouse", lighthouse.address, "--replica-id", "ddp", "--bind", "127.0.0.1:0", "--observe", "off"]
-    options += ["--store", "127.0.0.1:1", "--nproc-per-node", str(DDP_RANKS), "--log-level", "warning"]
-    script = ["-m", "benchmarks.support.failing_ddp", "in-process", str(faults)]
-    return comeback(children.start("wrapped", "-c", START_MANAGER, "run", *options, *script).lines(), faults)
+    script = ["benchmarks.support.failing_ddp", "in-process", str(faults)]
+    options = ["--observe", "off", "--store", "127.0.0.1:1"]
+    return comeback(wrapped(children, lighthouse.address, "ddp", DDP_RANKS, options, script).lines(), faults, DDP_RANKS)
+
+
+def in_a_group(children: Children, faults: int) -> Comeback:
+    lighthouse = start_lighthouse(children, OURS, min_replicas=1)
+    groups: list[Child] = []
+    for name, count in (("fails", faults), ("peer", 0)):
+        ports = ["--master-port", str(free_port()), "--store-port", str(free_port())]
+        script = ["benchmarks.support.failing_group", str(count)]
+        groups.append(wrapped(children, lighthouse.address, name, GROUP_RANKS, ports, script))
+    return comeback(groups[0].lines(), faults, GROUP_RANKS)
+
+
+def wrapped(
+    children: Children, lighthouse: str, name: str, ranks: int, options: Sequence[str], script: Sequence[str]
+) -> Child:
+    """Ranks of a wrapped function under a supervisor."""
+    common = ["--lighthouse", lighthouse, "--replica-id", name, "--bind", "127.0.0.1:0", "--advertise", "127.0.0.1"]
+    common += ["--nproc-per-node", str(ranks), "--log-level", "warning"]
+    return children.start(name, "-c", START_MANAGER, "run", *common, *options, "-m", *script)
 
 
 def by_torchrun(children: Children, faults: int) -> Comeback:
@@ -118,10 +144,10 @@ def by_torchrun(children: Children, faults: int) -> Comeback:
     # Without it torchrun's ranks meet at the store of the attempt before, and gloo at the addresses of dead ones.
     own_store = ("env", "TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1")
     torchrun = children.start("torchrun", "-m", "torch.distributed.run", *options, *script, within=own_store)
-    return comeback(torchrun.lines(), faults)
+    return comeback(torchrun.lines(), faults, DDP_RANKS)
 
 
-def comeback(lines: Iterator[str], faults: int) -> Comeback:
+def comeback(lines: Iterator[str], faults: int, ranks: int) -> Comeback:
     """Of a job that prints them."""
     raised: dict[int, float] = {}
     steps: dict[int, list[tuple[float, int, int]]] = {}
@@ -131,7 +157,7 @@ def comeback(lines: Iterator[str], faults: int) -> Comeback:
             raised[int(words[1])] = float(words[2])
         elif words[:1] == ["steps"]:
             steps.setdefault(int(words[1]), []).append((float(words[2]), int(words[3]), int(words[4])))
-        if len(steps.get(faults, ())) == DDP_RANKS:
+        if len(steps.get(faults, ())) == ranks:
             break
     else:
         raise click.ClickException(f"the job has ended after {len(raised)} of {faults} faults")
@@ -150,15 +176,21 @@ def main(runs: int, quick: bool, check: bool, path: Path | None) -> None:
     found = show_machine()
     with Children() as children:
         ours, torchruns = in_process(children, 2 if quick else 5 * runs), by_torchrun(children, 2 if quick else runs)
+    with Children() as children:
+        group = in_a_group(children, 2 if quick else 5 * runs)
+    with Children() as children:
         restarts = measure(children, 2 if quick else runs)
-    ours_s, torchruns_s = spread(ours.after_s), spread(torchruns.after_s)
-    growth = ours.resident_kib[1] / ours.resident_kib[0]
+    ours_s, torchruns_s, group_s = (spread(each.after_s) for each in (ours, torchruns, group))
     rows = [
         ["in process, below the decorator", str(len(ours.after_s)), ours_s.text()],
         ["torchrun starts all processes again", str(len(torchruns.after_s)), torchruns_s.text()],
+        ["in process, a replica group with an Agent", str(len(group.after_s)), group_s.text()],
     ]
     click.echo(table(["a rank raises, to the first step of all, s: median (lowest to highest)", "faults", ""], rows))
-    click.echo(f"\nin process: threads {ours.threads[0]} to {ours.threads[1]}, resident memory {growth:.3f} times\n")
+    click.echo()
+    for name, each in (("in process", ours), ("with an Agent", group)):
+        click.echo(f"{name}: threads {each.threads[0]} to {each.threads[1]}, resident memory {each.growth:.3f} times")
+    click.echo()
     whole, from_start = (spread([getattr(r, name) for r in restarts]) for name in ("whole_s", "from_start_s"))
     rows = [
         ["a rank is killed, to the quorum of all", whole.text()],
@@ -167,6 +199,7 @@ def main(runs: int, quick: bool, check: bool, path: Path | None) -> None:
     click.echo(table(["to the quorum of both, seconds: median (lowest to highest)", f"{len(restarts)} restarts"], rows))
     report = {
         "in_process": ours,
+        "in_a_group": group,
         "torchrun": torchruns,
         "whole_s": whole,
         "from_start_s": from_start,
@@ -175,7 +208,9 @@ def main(runs: int, quick: bool, check: bool, path: Path | None) -> None:
     write_json(path, {"benchmark": "restart", "machine": found, **report})
     bars = [
         Bar("in process, median", ours_s.median, BAR_S, "s"),
-        Bar("resident memory after all faults, of that after the first", growth, GROWTH_BAR),
+        Bar("resident memory after all faults, of that after the first", ours.growth, GROWTH_BAR),
+        Bar("in process with an Agent, median", group_s.median, GROUP_BAR_S, "s"),
+        Bar("its resident memory", group.growth, GROWTH_BAR),
         Bar("process start to first quorum, median", from_start.median, BAR_S, "s"),
     ]
     conclude(bars, is_checked=check)

@@ -32,6 +32,11 @@ def check_name(value: str, field: str = "replica_id") -> str:
     return value
 
 
+def group_run(run: str, replica_id: str) -> str:
+    """The run of the ranks of one replica group that restart by themselves; `run` is what all groups share."""
+    return f"{run}.{replica_id}"
+
+
 @functools.lru_cache(maxsize=32768)
 def read_identity(wire_id: str, incarnation: str = "") -> tuple[str, str]:
     """(replica_id, incarnation) of a caller that may tell its incarnation apart. Raises InvalidRequest."""

@@ -5,8 +5,7 @@ import os
 import socket
 import time
 
-from torch.distributed import PrefixStore
-from torch.distributed import rendezvous as torch_rendezvous
+from torch.distributed import PrefixStore, distributed_c10d
 
 from agent_client.agent.config import AgentConfig
 from agent_client.agent.environment import Environment
@@ -35,7 +34,7 @@ def rendezvous(env: Environment, config: AgentConfig) -> tuple[str, GroupPlace]:
         address = process.announced if process else env.manager
         wait_for_store(address, START_TIMEOUT_S)
         return address, GroupPlace(manager_process=process)
-    shared, _, _ = next(torch_rendezvous("env://", rank, size))
+    shared, _, _ = next(distributed_c10d.rendezvous("env://", rank, size))  # a wrapped function's own, in one
     store = PrefixStore(f"lighthouse/{env.attempt}", shared)
     process = None
     if not env.manager and rank == 0:

@@ -6,10 +6,10 @@ import traceback
 from collections.abc import Callable
 from typing import Any, Generic, TypeVar
 
+from agent_client.agent import at_exit
 from agent_client.restart.async_exception import InterruptibleSection, Interruption
 from agent_client.restart.attempts import Attempts, LocalAttempts
 from agent_client.restart.interrupter import Interrupter
-from agent_client.restart.launch import Launch
 from agent_client.restart.options import Hook, Options
 from agent_client.restart.process_groups import ProcessGroups
 from agent_client.restart.rank_environment import RankEnvironment
@@ -57,7 +57,7 @@ class CallWrapper:
 class WrappedCall(Generic[T]):
     def __init__(self, function: Callable[[CallWrapper], T], options: Options) -> None:
         """Raises ConfigurationError if the environment does not fit."""
-        launch = Launch.read()
+        launch = options.launch()
         self._function = function
         self._options = options
         self._state = State(initial_rank=launch.slot, use_global_iteration=options.use_global_iteration)
@@ -77,6 +77,7 @@ class WrappedCall(Generic[T]):
         self._result: T | None = None
         self._last_error = ""
         self._left_by: BaseException | None = None
+        self._open_before: list[at_exit.Closable] = []
 
     def run(self) -> T | None:
         """Raises RestartAbort, a LighthouseError, and what ends the process: SystemExit, KeyboardInterrupt."""
@@ -108,6 +109,7 @@ class WrappedCall(Generic[T]):
     def _attempt(self, run: Run) -> bool:
         """Whether the function has returned."""
         self._result, self._last_error = None, ""
+        self._open_before = at_exit.opened()
         with self._environment, self._groups.of(run.number):
             self._environment.take(run)
             if self._link is not None:
@@ -142,7 +144,9 @@ class WrappedCall(Generic[T]):
         while error is not None:  # whoever else keeps it keeps what the function held (torch's engine may)
             traceback.clear_frames(error.__traceback__)
             error = error.__context__
+        del error
         self._hook(self._options.finalize)
+        at_exit.close_all(but=[*self._open_before, self._call_wrapper.agent])
         self._groups.recover()
         self._hook(self._options.health_check)
 

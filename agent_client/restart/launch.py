@@ -1,5 +1,6 @@
 """How this process was started: its place in the run, from a supervisor's variables, or torchrun's."""
 
+import dataclasses
 import os
 import socket
 import uuid
@@ -7,6 +8,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from agent_client.agent.environment import Variables
+from agent_client.errors import ConfigurationError
+from lighthouse_protocol.identity import group_run
 from lighthouse_protocol.limits import DEFAULT_JOB, DEFAULT_RUN, DEFAULT_STRIDE
 from lighthouse_protocol.messages.run import RankHello, RankId, RunTerms
 
@@ -55,6 +58,16 @@ class Launch:
             is_supervised=bool(supervised),
             store_port=reader.number("LIGHTHOUSE_STORE_PORT"),
         )
+
+    def of_group(self, variables: Mapping[str, str] = os.environ) -> "Launch":
+        """Its place where each replica group restarts by itself. Raises ConfigurationError if it is in none."""
+        reader = Variables(variables)
+        replica_id = reader.text("LIGHTHOUSE_MANAGER_REPLICA_ID", "REPLICA_GROUP_ID")
+        if not replica_id:
+            raise ConfigurationError('REPLICA_GROUP_ID is not set; restart_scope="group" needs a replica group')
+        slot = reader.number("LIGHTHOUSE_GROUP_RANK", "RANK") or 0
+        slots = reader.number("LIGHTHOUSE_GROUP_WORLD_SIZE", "WORLD_SIZE", least=1) or 1
+        return dataclasses.replace(self, run=group_run(self.run, replica_id), slot=slot, slots=slots)
 
     def entry(self, terms: RunTerms) -> RankHello:
         rank = RankId(self.slot, self.incarnation)

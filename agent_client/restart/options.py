@@ -4,7 +4,7 @@ import dataclasses
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import timedelta
-from typing import Any
+from typing import Any, Literal, get_args
 
 from agent_client.errors import ConfigurationError
 from agent_client.restart.launch import Launch
@@ -31,7 +31,8 @@ _DURATIONS = (
     "restart_delay",
 )
 _LEAST = {"active_world_size": 1, "min_active": 1, "divisible_by": 1, "max_iterations": 1, "max_restarts": 0}
-_FOR_RUNS = ("active_world_size", "min_active", "divisible_by", "hosts_together")
+_FOR_RUNS = ("restart_scope", "active_world_size", "min_active", "divisible_by", "hosts_together")
+_SCOPES = Literal["run", "group"]
 
 
 def seconds(value: Duration, name: str) -> float:
@@ -46,6 +47,9 @@ def seconds(value: Duration, name: str) -> float:
 class Options:
     use_global_iteration: bool = False
     """Generations of the lighthouse: the whole run restarts together. False: this process alone, a local counter."""
+    restart_scope: _SCOPES = "run"
+    """Which ranks restart together: those of the whole run, or those of the replica group, which then has generations,
+    keys and budgets of its own: for a function that trains with an Agent, since its peers go on without it."""
     store_kwargs: Mapping[str, Any] = field(default_factory=dict[str, Any])
     """As TCPStore takes them: a store for the script, on MASTER_ADDR and MASTER_PORT + 2 unless they say otherwise.
     The process of slot 0 serves it where no supervisor does. Numbers and keys are in the lighthouse; reading them
@@ -101,6 +105,8 @@ class Options:
         unknown = sorted(set(self.store_kwargs) - _STORE_NAMES)
         if unknown:
             raise ConfigurationError(f"store_kwargs: TCPStore has no {unknown[0]!r}; it has {sorted(_STORE_NAMES)}")
+        if self.restart_scope not in get_args(_SCOPES):
+            raise ConfigurationError(f"restart_scope={self.restart_scope!r} is none of {', '.join(get_args(_SCOPES))}")
         if not self.use_global_iteration:
             defaults = Options(use_global_iteration=True)
             given = [name for name in _FOR_RUNS if getattr(self, name) != getattr(defaults, name)]
@@ -116,6 +122,11 @@ class Options:
             raise ConfigurationError(
                 f"max_restarts={self.max_restarts} is more than {MAX_RESTARTS}; None is any number"
             )
+
+    def launch(self) -> Launch:
+        """This process's place among those that restart together. Raises ConfigurationError."""
+        launch = Launch.read()
+        return launch.of_group() if self.restart_scope == "group" else launch
 
     @property
     def store_timeout_s(self) -> float:

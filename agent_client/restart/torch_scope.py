@@ -76,6 +76,7 @@ class TorchScope:
         sys.excepthook = self._excepthook  # torch wraps it once more for each init_process_group
         _clear_caches()
         gc.collect()  # a DataLoader's workers end with its iterator, a group's threads with the group
+        gc.collect()  # what DDP's reducer has held in C++ can be found only once it is gone
 
     def _rendezvous(self, url: str, rank: int = -1, world_size: int = -1, **options: Any) -> Iterator[Any]:
         """As torch's, with a store of this generation."""

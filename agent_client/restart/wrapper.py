@@ -15,7 +15,6 @@ from collections.abc import Callable
 from typing import Any, ParamSpec, TypeVar
 
 from agent_client.restart.call import CallWrapper, WrappedCall
-from agent_client.restart.launch import Launch
 from agent_client.restart.options import Options
 from agent_client.restart.served_store import serve_store
 
@@ -43,7 +42,7 @@ class Wrapper:
                 own = {} if name is None or name in kwargs else {name: call_wrapper}
                 return typing.cast(Callable[..., T], function)(*args, **kwargs, **own)
 
-            serve_store(self.options, Launch.read())
+            serve_store(self.options, self.options.launch())
             return WrappedCall(call, self.options).run()
 
         return wrapped

@@ -21,6 +21,7 @@ from lighthouse.runs.rules.record import RunRecord
 from lighthouse.runs.rules.supervisors import Supervisors
 from lighthouse_protocol.messages.run import HelloRejected, RankHeartbeat, RankHello, RankId, RunCompleted, RunStopped
 from lighthouse_protocol.messages.supervisor import ProcessLost, SupervisorHello, SupervisorWelcome, ToSupervisor
+from lighthouse_protocol.refusals import WrongState
 
 
 class RunMachine:
@@ -158,12 +159,26 @@ class RunMachine:
         else:
             if self._may_begin_anew and self.launches.is_first(entry, ranks, self.supervisors):
                 self._begin_anew()
-            error = None if self._is_over else self.supervisors.why_excluded(entry.host)
+            error = None if self._is_over else self.supervisors.why_excluded(entry.host) or self._clash(entry.rank)
             if error is not None:
                 self._emit(events.RankRefused(entry.rank, error))
             elif not self._tell_end(entry.rank):
                 self.generations.enter(entry, session, now)
         self._tell_stop(_supervisors((entry.rank,)))
+
+    def _clash(self, rank: RankId) -> WrongState | None:
+        """Two replica groups have brought that slot."""
+        old = self.generations.ranks.of_slot(rank.slot)
+        if old is None or old.session is None:
+            return None
+        theirs, name = self.supervisors.name_of(old.rank.supervisor), self.supervisors.name_of(rank.supervisor)
+        if theirs == name or not theirs or not name:
+            return None
+        return WrongState(
+            f"slot: {rank.slot} of this run is a rank of {theirs}, and {name} brings it, too; where each group "
+            f'restarts by itself say Wrapper(restart_scope="group"), where all ranks restart together give {name} a '
+            "--slot-offset of its own"
+        )
 
     def _tell_end(self, rank: RankId) -> bool:
         """Whether the run is over, which that rank is told."""

@@ -116,6 +116,11 @@ class Supervisors:
     def stopped_by(self, incarnation: str) -> str | None:
         return self._ending.get(incarnation)
 
+    def name_of(self, incarnation: str) -> str:
+        """Of the supervisor with that incarnation, now or before; empty: none had it."""
+        names = (each.entry.name for each in self if incarnation in (each.entry.incarnation, *each.former))
+        return next(names, "")
+
     def incarnation_of(self, name: str) -> str:
         """Of the newest; empty: there is none."""
         known = self._names.get(name)

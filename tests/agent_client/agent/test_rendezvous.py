@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import NoReturn
 
 import pytest
-from torch.distributed import HashStore
+from torch.distributed import HashStore, distributed_c10d
 
 from agent_client import Agent, AgentConfig
 from agent_client.agent.environment import Environment
@@ -65,9 +65,7 @@ GROUP_OF_TWO = Environment(
 def test_the_ranks_of_a_group_connect_where_each_advertises(monkeypatch: pytest.MonkeyPatch) -> None:
     """And not at the address that routes to MASTER_ADDR."""
     store = HashStore()
-    monkeypatch.setattr(
-        "agent_client.agent.rendezvous.torch_rendezvous", lambda _, rank, size: iter([(store, rank, size)])
-    )
+    monkeypatch.setattr(distributed_c10d, "rendezvous", lambda _, rank, size: iter([(store, rank, size)]))
     monkeypatch.setenv("MASTER_ADDR", LOCALHOST)
 
     def meet(rank: int) -> GroupPlace:

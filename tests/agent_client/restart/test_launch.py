@@ -62,6 +62,20 @@ def test_below_torchrun_below_a_supervisor() -> None:
     assert RankId(5, launch.incarnation).unit == RankId(4, "s.u.1").unit == "u"
 
 
+def test_where_each_replica_group_restarts_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    place = {"LIGHTHOUSE_SLOT": "5", "LIGHTHOUSE_WORLD_SIZE": "8", "RANK": "1", "WORLD_SIZE": "2"}
+    for name, value in (place | {"LIGHTHOUSE_RUN_ID": "run", "REPLICA_GROUP_ID": "b"}).items():
+        monkeypatch.setenv(name, value)
+    chosen = Options(use_global_iteration=True, restart_scope="group")
+    launch = chosen.launch()
+    assert (launch.run, launch.slot, launch.slots, chosen.terms(launch).world_size) == ("run.b", 1, 2, 2)
+    launch = Options(use_global_iteration=True).launch()
+    assert (launch.run, launch.slot, launch.slots) == ("run", 5, 8)
+    monkeypatch.delenv("REPLICA_GROUP_ID")
+    with pytest.raises(ConfigurationError, match="REPLICA_GROUP_ID"):
+        chosen.launch()
+
+
 def test_a_spare_has_no_rank_that_it_could_read() -> None:
     assert Launch.read({"RANK": "", "LIGHTHOUSE_SLOT": "7", "LIGHTHOUSE_WORLD_SIZE": "8"}).slot == 7
 

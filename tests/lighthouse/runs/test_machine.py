@@ -150,6 +150,31 @@ class TestLiftedStops:
         assert len(supervisors.ending) == MAX_SUPERVISORS
 
 
+class TestGroups:
+    """Replica groups that share a run, and bring the same slots."""
+
+    def test_one_keeps_the_slot_that_it_has_from_another_whatever_the_attempt(self):
+        stage = RunStage(2)
+        stage.feed(joins(70, "a", "s"))
+        stage.feed(joins(71, "b", "t"))
+        first = RankHello(RankId(0, "s.0"), stage.terms)
+        stage.feed(RankJoined(first, 1))
+        second = RankHello(RankId(0, "t.0"), stage.terms, attempt=3)
+        [refused] = [e for e in stage.machine.handle(RankJoined(second, 2), 9.0) if isinstance(e, RankRefused)]
+        assert "slot: 0 of this run is a rank of a, and b brings it, too" in str(refused.error)
+        assert 'restart_scope="group"' in str(refused.error)
+        assert stage.machine.generations.ranks.get(first.rank) is not None
+
+    def test_it_is_free_when_its_rank_has_gone(self):
+        stage = RunStage(2)
+        stage.feed(joins(70, "a", "s"))
+        stage.feed(joins(71, "b", "t"))
+        stage.feed(RankJoined(RankHello(RankId(0, "s.0"), stage.terms), 1))
+        stage.feed(SessionEnded(1))
+        second = RankHello(RankId(0, "t.0"), stage.terms, attempt=3)
+        assert not [e for e in stage.machine.handle(RankJoined(second, 2), 9.0) if isinstance(e, RankRefused)]
+
+
 class TestHosts:
     def test_an_excluded_host_stays_out(self):
         stage = RunStage(3)

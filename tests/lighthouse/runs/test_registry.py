@@ -12,6 +12,7 @@ from lighthouse.runs import registry as module
 from lighthouse.runs.driver import KEY_WRITES_AT_ONCE, NOTED_WITHIN_S, RunDriver
 from lighthouse.runs.registry import RunRegistry
 from lighthouse.runs.store import RunStoreInProcess
+from lighthouse_protocol.identity import group_run
 from lighthouse_protocol.messages.incident import IncidentKind
 from lighthouse_protocol.messages.run import (
     FailureReport,
@@ -109,6 +110,14 @@ async def test_ranks_that_are_behind_are_those_of_a_group_or_slots_of_the_run(ru
         assert listener.heard[-1] == GenerationEnded(number, f"slot {slot} (i{slot}) has failed: why")
         for session in (first, second):
             driver.receive_from_rank(session, ReadyReport(number))
+
+
+async def test_ranks_that_are_behind_are_those_of_a_group_that_restarts_by_itself(runs: RunRegistry):
+    driver = runs.get("j", group_run("r", "g"))
+    (_, listener), _ = entered(driver, 0), entered(driver, 1)
+    assert not runs.restart("j", "h", {0}, "why")
+    assert runs.restart("j", "g", {1}, "why")
+    assert listener.heard[-1] == GenerationEnded(0, "slot 1 (i1) has failed: why")
 
 
 async def test_a_quiet_run_is_dropped_and_found_again(runs: RunRegistry):
