@@ -30,6 +30,7 @@ from agent_client.agent.rules.loop_order import StepPart
 from agent_client.agent.rules.step import Phase
 from agent_client.agent.rules.world_size import WorldSizeMode
 from agent_client.agent.step_runner import StepDigest
+from agent_client.agent.uninterrupted import uninterrupted
 from agent_client.collectives.compiling import never_compiled
 from agent_client.collectives.cuda_streams import in_stream_order
 from agent_client.errors import AgentError, ConfigurationError, GroupDrained, first_line
@@ -53,6 +54,7 @@ APPLY_HINT = (
 class Agent:
     """A rank's side of fault-tolerant training. A training script makes it by `from_env`."""
 
+    @uninterrupted
     def __init__(
         self,
         manager_address: str,
@@ -129,6 +131,7 @@ class Agent:
         self._exit_report.send(e)
         self.close()
 
+    @uninterrupted
     def close(self) -> None:
         """Leave: end the collectives, the connections and, if this rank has started it, the manager.
 

@@ -15,6 +15,8 @@ from collections.abc import Callable
 from types import FrameType
 from typing import TypeVar
 
+from agent_client.agent.uninterrupted import is_uninterrupted
+
 T = TypeVar("T")
 
 WAKE_SIGNAL = signal.SIGRTMIN + 7
@@ -50,10 +52,10 @@ class InterruptibleSection:
             self.close()
 
     def interrupt(self) -> bool:
-        """Raise Interruption in the function. False: none is running, it was interrupted just now, or it is importing:
-        a module whose import was interrupted is of no use to the next run."""
+        """Raise Interruption in the function. False: none is running, it was interrupted just now, or it is in what has
+        to be done whole: a module whose import was interrupted is of no use to the next run."""
         with self._lock:
-            if self._thread is None or time.monotonic() < self._again_at or self._is_importing(self._thread):
+            if self._thread is None or time.monotonic() < self._again_at or self._is_undivided(self._thread):
                 return False
             self._again_at = time.monotonic() + AGAIN_AFTER_S
             thread = ctypes.c_ulong(self._thread)
@@ -62,10 +64,10 @@ class InterruptibleSection:
                 signal.pthread_kill(self._thread, WAKE_SIGNAL)
             return True
 
-    def _is_importing(self, thread: int) -> bool:
+    def _is_undivided(self, thread: int) -> bool:
         frame = sys._current_frames().get(thread)  # pyright: ignore[reportPrivateUsage]
         while frame is not None and frame.f_code is not InterruptibleSection.run.__code__:
-            if frame.f_code.co_filename == _IMPORTLIB:
+            if frame.f_code.co_filename == _IMPORTLIB or is_uninterrupted(frame.f_code):
                 return True
             frame = frame.f_back
         return False

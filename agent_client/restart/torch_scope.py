@@ -5,6 +5,7 @@ by, the store of `init_process_group`, is the generation's own: none of an earli
 process to have stayed rank 0.
 """
 
+import ctypes
 import functools
 import gc
 import importlib
@@ -77,6 +78,7 @@ class TorchScope:
         _clear_caches()
         gc.collect()  # a DataLoader's workers end with its iterator, a group's threads with the group
         gc.collect()  # what DDP's reducer has held in C++ can be found only once it is gone
+        _give_memory_back()
 
     def _rendezvous(self, url: str, rank: int = -1, world_size: int = -1, **options: Any) -> Iterator[Any]:
         """As torch's, with a store of this generation."""
@@ -122,6 +124,13 @@ def _told(limit_s: float) -> Address:
                 ) from None
         time.sleep(pause_s)
         pause_s = min(MAX_PAUSE_S, 2 * pause_s)
+
+
+def _give_memory_back() -> None:
+    """The next generation's model is made beside what the C library keeps of this one."""
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # glibc's
+    if trim is not None:
+        trim(0)
 
 
 def _clear_caches() -> None:

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from agent_client.agent.uninterrupted import uninterrupted
 from agent_client.restart.async_exception import InterruptibleSection, Interruption
 
 
@@ -151,3 +152,19 @@ def test_an_import_is_not_torn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
 
     assert interrupted(import_and_spin, again=True) > 0.3
     assert sys.modules["slow_to_import"].whole
+
+
+def test_what_has_to_be_done_whole_is_ended_after_that() -> None:
+    done: list[str] = []
+
+    @uninterrupted
+    def close() -> None:
+        time.sleep(0.3)
+        done.append("closed")
+
+    def function() -> None:
+        close()
+        spin()
+
+    assert interrupted(function, again=True) >= 0.2
+    assert done == ["closed"]
