@@ -152,7 +152,6 @@ class Agent:
             self._place.group.abort()
         if self._place.manager_process is not None:
             self._place.manager_process.stop()
-        self._parts.clear()  # they hold this Agent in C++, where nothing finds that they are not needed any more
 
     # -- what a script may read at any moment: nothing here waits, and no step changes by it
 

@@ -77,7 +77,6 @@ class TorchScope:
         sys.excepthook = self._excepthook  # torch wraps it once more for each init_process_group
         _clear_caches()
         gc.collect()  # a DataLoader's workers end with its iterator, a group's threads with the group
-        gc.collect()  # what DDP's reducer has held in C++ can be found only once it is gone
         _give_memory_back()
 
     def _rendezvous(self, url: str, rank: int = -1, world_size: int = -1, **options: Any) -> Iterator[Any]:

@@ -12,6 +12,7 @@ asks its process group which ranks used which. All replica groups must agree on 
 question goes over all of them.
 """
 
+import weakref
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass, field
@@ -44,17 +45,18 @@ class DistributedDataParallel(parallel.DistributedDataParallel):
         for name in ("static_graph", "process_group", "skip_all_reduce_unused_params"):
             if options.get(name):
                 raise ValueError(f"{name}: does not go with replica groups that come and go; leave it out")
-        group = _GroupAmongGroups(agent)
+        held: Agent = weakref.proxy(agent)  # by torch's C++ code, where nothing finds what is not needed any more
+        group = _GroupAmongGroups(held)
         super().__init__(module, process_group=group, **options)
         group.parameters, _ = self._build_params_for_reducer()
         group.label = name = _name_in(agent.state.model, module)
         self._lay_out_buckets()
-        self.salvage = Salvage(agent, group.parameters) if salvage else None
+        self.salvage = Salvage(held, group.parameters) if salvage else None
         if self.salvage is not None:
             group.salvage = self.salvage
             agent.internals.salvage_by(self.salvage.reduce_again)
         self._agent = agent
-        self._reduction = _Reduction(agent, self.salvage, name)
+        self._reduction = _Reduction(held, self.salvage, name)
         self._shared = SharedBuffers(agent, self._buffers_to_share)
         self.register_comm_hook(self._reduction, _reduce_bucket)
         agent.add_part(self)
