@@ -8,7 +8,7 @@ to end with. A forked child has nothing to close for its parent.
 import atexit
 import os
 import weakref
-from collections.abc import Sequence
+from collections.abc import Iterable
 from contextlib import ExitStack
 from typing import Protocol
 
@@ -18,29 +18,36 @@ class Closable(Protocol):
 
 
 _open: "weakref.WeakSet[Closable]" = weakref.WeakSet()
+_of_process: "weakref.WeakSet[Closable]" = weakref.WeakSet()
 
 
-def close_at_end(closable: Closable) -> None:
-    _open.add(closable)
+def close_at_end(closable: Closable, *, is_of_process: bool = False) -> None:
+    """`is_of_process`: it goes on when a wrapped function that has opened it runs again."""
+    (_of_process if is_of_process else _open).add(closable)
 
 
 def was_closed(closed: Closable) -> None:
     """Forget it."""
     _open.discard(closed)
+    _of_process.discard(closed)
 
 
 def opened() -> list[Closable]:
-    """What is open now."""
+    """What is open now, but for what is of the process."""
     return list(_open)
 
 
-def close_all(but: Sequence[Closable] = ()) -> None:
-    """Raises what the last one of them raises; all are closed."""
+def close_each(opened: Iterable[Closable]) -> None:
+    """All of them. Raises what the last one that fails raises."""
     with ExitStack() as closing:
-        for each in opened():
-            if not any(each is other for other in but):
-                closing.callback(each.close)
+        for each in opened:
+            closing.callback(each.close)
 
 
-atexit.register(close_all)
-os.register_at_fork(after_in_child=_open.clear)
+def _forget_all() -> None:
+    _open.clear()
+    _of_process.clear()
+
+
+atexit.register(lambda: close_each([*_open, *_of_process]))
+os.register_at_fork(after_in_child=_forget_all)

@@ -66,7 +66,7 @@ class Observer:
         self._manager: Any = None  # the process, if this rank has started it
         self._thread = threading.Thread(target=self._run, name="lighthouse observer", daemon=True)
         self._thread.start()
-        close_at_end(self)
+        close_at_end(self, is_of_process=True)
 
     def close(self) -> None:
         self._closed.set()

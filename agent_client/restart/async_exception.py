@@ -55,7 +55,7 @@ class InterruptibleSection:
         """Raise Interruption in the function. False: none is running, it was interrupted just now, or it is in what has
         to be done whole: a module whose import was interrupted is of no use to the next run."""
         with self._lock:
-            if self._thread is None or time.monotonic() < self._again_at or self._is_undivided(self._thread):
+            if self._thread is None or time.monotonic() < self._again_at or self._is_uninterrupted(self._thread):
                 return False
             self._again_at = time.monotonic() + AGAIN_AFTER_S
             thread = ctypes.c_ulong(self._thread)
@@ -64,7 +64,7 @@ class InterruptibleSection:
                 signal.pthread_kill(self._thread, WAKE_SIGNAL)
             return True
 
-    def _is_undivided(self, thread: int) -> bool:
+    def _is_uninterrupted(self, thread: int) -> bool:
         frame = sys._current_frames().get(thread)  # pyright: ignore[reportPrivateUsage]
         while frame is not None and frame.f_code is not InterruptibleSection.run.__code__:
             if frame.f_code.co_filename == _IMPORTLIB or is_uninterrupted(frame.f_code):

@@ -140,13 +140,15 @@ class WrappedCall(Generic[T]):
     def _recover(self) -> None:
         """Between two attempts. What it raises ends the process's part in the run."""
         self._groups.abort()
+        kept = {id(each) for each in (*self._open_before, self._call_wrapper.agent)}
+        left = [each for each in at_exit.opened() if id(each) not in kept]
         error, self._left_by = self._left_by, None
         while error is not None:  # whoever else keeps it keeps what the function held (torch's engine may)
             traceback.clear_frames(error.__traceback__)
             error = error.__context__
-        del error
         self._hook(self._options.finalize)
-        at_exit.close_all(but=[*self._open_before, self._call_wrapper.agent])
+        at_exit.close_each(left)
+        left.clear()
         self._groups.recover()
         self._hook(self._options.health_check)
 

@@ -31,8 +31,8 @@ _DURATIONS = (
     "restart_delay",
 )
 _LEAST = {"active_world_size": 1, "min_active": 1, "divisible_by": 1, "max_iterations": 1, "max_restarts": 0}
+RestartScope = Literal["run", "group"]
 _FOR_RUNS = ("restart_scope", "active_world_size", "min_active", "divisible_by", "hosts_together")
-_SCOPES = Literal["run", "group"]
 
 
 def seconds(value: Duration, name: str) -> float:
@@ -47,7 +47,7 @@ def seconds(value: Duration, name: str) -> float:
 class Options:
     use_global_iteration: bool = False
     """Generations of the lighthouse: the whole run restarts together. False: this process alone, a local counter."""
-    restart_scope: _SCOPES = "run"
+    restart_scope: RestartScope = "run"
     """Which ranks restart together: those of the whole run, or those of the replica group, which then has generations,
     keys and budgets of its own: for a function that trains with an Agent, since its peers go on without it."""
     store_kwargs: Mapping[str, Any] = field(default_factory=dict[str, Any])
@@ -105,13 +105,17 @@ class Options:
         unknown = sorted(set(self.store_kwargs) - _STORE_NAMES)
         if unknown:
             raise ConfigurationError(f"store_kwargs: TCPStore has no {unknown[0]!r}; it has {sorted(_STORE_NAMES)}")
-        if self.restart_scope not in get_args(_SCOPES):
-            raise ConfigurationError(f"restart_scope={self.restart_scope!r} is none of {', '.join(get_args(_SCOPES))}")
+        if self.restart_scope not in get_args(RestartScope):
+            raise ConfigurationError(
+                f"restart_scope={self.restart_scope!r} is none of {', '.join(get_args(RestartScope))}"
+            )
         if not self.use_global_iteration:
             defaults = Options(use_global_iteration=True)
             given = [name for name in _FOR_RUNS if getattr(self, name) != getattr(defaults, name)]
             if given:
-                raise ConfigurationError(f"{given[0]} needs use_global_iteration=True: one process has no spares")
+                raise ConfigurationError(
+                    f"{given[0]} needs use_global_iteration=True: without it each process restarts alone"
+                )
         for name in _DURATIONS:
             if getattr(self, name) is not None:
                 seconds(getattr(self, name), name)

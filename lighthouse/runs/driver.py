@@ -18,7 +18,6 @@ from lighthouse.runs.rules.record import RunName, RunRecord
 from lighthouse.runs.rules.status import run_ranks, run_status
 from lighthouse.runs.store import RunStore
 from lighthouse.runs.streams import RankStreams, Stream, Streams
-from lighthouse_protocol.identity import group_run
 from lighthouse_protocol.messages import run, supervisor
 from lighthouse_protocol.messages.evidence import SelfReport
 from lighthouse_protocol.messages.incident import Incident
@@ -156,10 +155,7 @@ class RunDriver:
     def restart(self, name: str, ranks: Collection[int], reason: str) -> bool:
         """The others wait for these ranks in vain: the present generation is to end. Whether any of them is in it.
         `name`: a replica group's, or this run's, of which they are slots."""
-        of_group = dict(enumerate(self.machine.supervisors.slots_of(name)))
-        are_slots = name == self.run_id or self.run_id.endswith(group_run("", name))
-        slots = set(ranks) if are_slots else {of_group.get(rank) for rank in ranks}
-        active = tuple(slot for slot in self.machine.generations.current.slots if slot in slots)
+        active = self.machine.active_slots(name, ranks)
         if active:
             self._feed(events.RanksBehind(active, reason))
         return bool(active)

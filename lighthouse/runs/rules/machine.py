@@ -10,7 +10,7 @@
 5. What is told is durable first: where an effect changes the record, a `RecordDue` stands before all others.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 
 from lighthouse.runs.rules import events
 from lighthouse.runs.rules.config import RunConfig
@@ -19,6 +19,7 @@ from lighthouse.runs.rules.key_space import KeySpaces, Row
 from lighthouse.runs.rules.launches import Launches
 from lighthouse.runs.rules.record import RunRecord
 from lighthouse.runs.rules.supervisors import Supervisors
+from lighthouse_protocol.identity import group_run
 from lighthouse_protocol.messages.run import HelloRejected, RankHeartbeat, RankHello, RankId, RunCompleted, RunStopped
 from lighthouse_protocol.messages.supervisor import ProcessLost, SupervisorHello, SupervisorWelcome, ToSupervisor
 from lighthouse_protocol.refusals import WrongState
@@ -59,6 +60,14 @@ class RunMachine:
     @property
     def _is_over(self) -> bool:
         return self.stop is not None or self.completed is not None
+
+    def active_slots(self, name: str, ranks: Collection[int]) -> tuple[int, ...]:
+        """Of these ranks of a replica group, or slots of this run, by its name. A group that restarts by itself has its
+        ranks as slots, and its supervisor in the run that it shares."""
+        is_own = self.supervisors.is_empty and self.config.run.endswith(group_run("", name))
+        of_group = dict(enumerate(self.supervisors.slots_of(name)))
+        slots = set(ranks) if is_own or name == self.config.run else {of_group.get(rank) for rank in ranks}
+        return tuple(slot for slot in self.generations.current.slots if slot in slots)
 
     def verdict(self, now: float) -> events.RunVerdict:
         if self.stop is not None:

@@ -43,6 +43,11 @@ class Supervisors:
         return iter(self._names.values())
 
     @property
+    def is_empty(self) -> bool:
+        """None was ever here."""
+        return not self._names
+
+    @property
     def are_connected(self) -> bool:
         return bool(self._sessions)
 

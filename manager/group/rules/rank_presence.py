@@ -19,7 +19,7 @@ class _Watch:
     group_rank: int
     rank_incarnation: str
     has_left: bool = False
-    mates: Set[int] = frozenset()  # who may still need it
+    mates: Set[int] = frozenset()  # those that may still need it
     is_released: bool = False
 
 
@@ -138,7 +138,7 @@ class RankPresence:
         return is_present
 
     def moves_on(self, group_rank: int) -> None:
-        """That rank needs none of those any more that have left."""
+        """That rank does not need the ranks that have left any more."""
         for number, watch in self._open.items():
             if group_rank in watch.mates:
                 self._open[number] = replace(watch, mates=watch.mates - {group_rank})

@@ -12,12 +12,12 @@ ROOT = Path(__file__).parents[3]
 
 SCRIPT = """
 import os, sys
-from agent_client.agent.at_exit import close_at_end, was_closed
+from agent_client.agent.at_exit import close_at_end, opened, was_closed
 
 class Opened:
     def __init__(self, name):
         self.name = name
-        close_at_end(self)
+        close_at_end(self, is_of_process=name == "of the process")
 
     def close(self):
         was_closed(self)
@@ -25,8 +25,9 @@ class Opened:
         if self.name == "broken":
             raise RuntimeError("it breaks")
 
-opened = [Opened(name) for name in ("one", "broken", "two", "closed before")]
-opened.pop().close()
+everything = [Opened(name) for name in ("one", "broken", "of the process", "closed before")]
+everything.pop().close()
+assert {each.name for each in opened()} == {"one", "broken"}
 if os.fork() == 0:
     sys.exit(0)
 os.wait()
@@ -46,7 +47,7 @@ def test_each_is_closed_once_whatever_becomes_of_the_others_and_by_no_forked_chi
     assert ended.returncode == 3
     before, *at_end = ended.stdout.splitlines()
     assert before == "closed before"
-    assert sorted(at_end) == ["broken", "one", "two"]
+    assert sorted(at_end) == ["broken", "of the process", "one"]
     assert "RuntimeError: it breaks" in ended.stderr
 
 

@@ -21,7 +21,6 @@ from agent_client import (
     CallWrapper,
     DistributedDataParallel,
     FaultTolerantOptimizer,
-    GroupDrained,
     TrainState,
     Wrapper,
 )
@@ -91,7 +90,4 @@ def train(call_wrapper: CallWrapper) -> None:
 if __name__ == "__main__":
     logging.basicConfig(level="INFO", format="%(message)s")
     torch.set_num_threads(1)
-    try:
-        train()
-    except GroupDrained as e:
-        print(f"drained: {e}", flush=True)
+    train()

@@ -9,13 +9,29 @@ import pytest
 
 from examples.ports import free_port
 from tests.daemons.supervisors import QUICK, Supervisor
-from tests.processes import Lighthouse, together
+from tests.processes import ROOT, Lighthouse, together
 
 pytest.importorskip("torch")
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 STEPS, FAULTS = 1000, 6  # the peers make 50 steps a second: the slower a restart, the fewer faults before the end
 BACK_WITHIN_S = 10.0  # in the median, on a machine that does much else; benchmarks/restart has what it takes
+
+
+STOPS = """
+import os, time
+from agent_client import CallWrapper, RestartAbort, Wrapper
+
+@Wrapper(use_global_iteration=True, restart_scope="group")
+def train(call_wrapper: CallWrapper):
+    if os.environ["REPLICA_GROUP_ID"] == "a":
+        raise RestartAbort("enough")
+    while True:
+        call_wrapper.ping()
+        time.sleep(0.1)
+
+train()
+"""
 
 
 def supervisor(lighthouse: str, name: str, faults: int, end: str) -> Supervisor:
@@ -50,12 +66,24 @@ def test_its_peers_go_on_and_it_heals_from_them(end: str) -> None:
         statuses = [each.wait(300) for each in (a, b)]
         log, other = a.log(), b.log()
     assert statuses == [0, 0], log
-    assert len(took_s(log)) >= FAULTS / 2, log
-    print(f"back after {statistics.median(took_s(log)):.2f} s in the median, {max(took_s(log)):.2f} s at most")
-    assert statistics.median(took_s(log)) < BACK_WITHIN_S
+    times = took_s(log)
+    assert len(times) >= FAULTS / 2, log
+    print(f"back after {statistics.median(times):.2f} s in the median, {max(times):.2f} s at most")
+    assert statistics.median(times) < BACK_WITHIN_S
     assert len(set(re.findall(r"\] begins \d+ (\d+) ", log))) == 2, "no process was replaced"
     ends = re.findall(r"\] ends (\d+) (\S+) (\d+)$", log + other, re.MULTILINE)
     assert [int(step) for step, _, _ in ends] == [STEPS] * 4
     assert len({digest for _, digest, _ in ends}) == 1
     ours, theirs = [int(threads) for _, _, threads in ends[:2]], [int(threads) for _, _, threads in ends[2:]]
     assert min(ours) <= max(theirs) + 2, "nothing is left of what was ended"
+
+
+def test_a_stop_is_for_all_groups_of_the_run() -> None:
+    with Lighthouse() as lighthouse:
+        command = [sys.executable, "-c", STOPS]
+        both = [
+            Supervisor(lighthouse.address, *QUICK, command=command, replica_id=name, env={"PYTHONPATH": str(ROOT)})
+            for name in "ab"
+        ]
+        with together(*both) as (a, b):
+            assert (a.wait(120), b.wait(120)) == (130, 130), b.log()

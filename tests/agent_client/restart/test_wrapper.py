@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from agent_client.agent import at_exit
 from agent_client.errors import ConfigurationError
 from agent_client.restart import run_session
 from agent_client.restart.call import CallWrapper
@@ -106,6 +107,35 @@ def test_hooks_and_their_order(variables: pytest.MonkeyPatch) -> None:
 
     train()
     assert said == ["initialize 0", "run", "finalize 0", "check 0", "initialize 1", "run"]
+
+
+def test_what_the_function_has_left_open_is_closed_but_for_what_it_keeps(variables: pytest.MonkeyPatch) -> None:
+    closed: list[str] = []
+
+    class Open:
+        def __init__(self, name: str) -> None:
+            self.name = name
+            at_exit.close_at_end(self)
+
+        def close(self) -> None:
+            at_exit.was_closed(self)
+            closed.append(self.name)
+
+    before = Open("before")
+
+    @Wrapper()
+    def train(call_wrapper: CallWrapper) -> Open:
+        left = Open(f"left {call_wrapper.iteration}")
+        call_wrapper.agent = call_wrapper.agent or Open("kept")
+        if call_wrapper.iteration < 2:
+            raise RuntimeError("boom")
+        return left
+
+    last = train()
+    assert last is not None
+    assert closed == ["left 0", "left 1"]
+    for each in (before, last):
+        each.close()
 
 
 def test_a_bad_health_check_ends_the_process(variables: pytest.MonkeyPatch) -> None:

@@ -120,6 +120,14 @@ async def test_ranks_that_are_behind_are_those_of_a_group_that_restarts_by_itsel
     assert listener.heard[-1] == GenerationEnded(0, "slot 1 (i1) has failed: why")
 
 
+async def test_a_run_that_supervisors_share_is_no_groups_own_whatever_its_name(runs: RunRegistry):
+    driver = runs.get("j", group_run("r", "g"))
+    driver.open_supervisor(SupervisorHello("h", "s", slots=(0, 1)), Listener())
+    for slot in (0, 1):
+        entered(driver, slot)
+    assert not runs.restart("j", "g", {1}, "why")
+
+
 async def test_a_quiet_run_is_dropped_and_found_again(runs: RunRegistry):
     driver = runs.get("j", "r")
     sessions = [entered(driver, slot)[0] for slot in (0, 1)]

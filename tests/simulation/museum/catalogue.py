@@ -29,6 +29,17 @@ def _storm(*mix: str, config: dict[str, Any], **plan: Any) -> Recipe:
     return Recipe("storm", native, {"stands": True, **config})
 
 
+# A manager is paused and its group started again, while the paused one may hold a lease.
+RESTARTED_BESIDE_ITSELF = _storm(
+    *3 * ("pause_manager",),
+    "kill_group",
+    config={**ANY_SIZE, **LONG_LEASE},
+    groups=2,
+    restart_s=0.05,
+    step_s=0.1,
+    fault_every_s=0.5,
+)
+
 EXHIBITS: tuple[Exhibit, ...] = (
     Exhibit(
         "written-after-telling",
@@ -84,15 +95,7 @@ EXHIBITS: tuple[Exhibit, ...] = (
         "intersection-by-name",
         "a restarted group counts as a member of the quorum that its earlier incarnation was in",
         "S3",
-        _storm(
-            *3 * ("pause_manager",),
-            "kill_group",
-            config={**ANY_SIZE, **LONG_LEASE},
-            groups=2,
-            restart_s=0.05,
-            step_s=0.1,
-            fault_every_s=0.5,
-        ),
+        RESTARTED_BESIDE_ITSELF,
         lighthouse.FREE_BY_NAME,
         range(60),
     ),
@@ -100,15 +103,7 @@ EXHIBITS: tuple[Exhibit, ...] = (
         "another-session-ends-the-lease",
         "a manager that opens a session with new ranks ends the lease of the one that had its name",
         "S3",
-        _storm(
-            *3 * ("pause_manager",),
-            "kill_group",
-            config={**ANY_SIZE, **LONG_LEASE},
-            groups=2,
-            restart_s=0.05,
-            step_s=0.1,
-            fault_every_s=0.5,
-        ),
+        RESTARTED_BESIDE_ITSELF,
         lighthouse.ANOTHER_SESSION_ENDS_THE_LEASE,
         range(60),
     ),
