@@ -39,7 +39,7 @@ class RunLighthouse(Process):
         self.simulation = site.simulation
         self.checkers = site.simulation.checkers
         skew_s = self.world.random.choice(WALL_SKEW_S)
-        config = RunConfig(rank_timeout_s=site.simulation.plan.rank_timeout_s, wall_offset_s=skew_s)
+        config = RunConfig(site.simulation.plan.rank_timeout_s, wall_offset_s=skew_s, run=NAME[1])
         record = None if site.record is None else parse(site.record)
         self.machine = CheckedMachine(self, config, record=record, keys=tuple(site.rows.values()), now=self.clock())
         self.driver = RunDriver(NAME, self.machine, self, Timers(self))
