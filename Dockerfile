@@ -26,13 +26,13 @@ RUN groupadd --gid 65532 lighthouse \
     && install -d -o 65532 -g 65532 -m 0700 /var/lib/lighthouse
 ENV PATH=/opt/lighthouse/bin:$PATH PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1
 # What a lighthouse must remember when its container is replaced: mount a volume there.
-ENV LIGHTHOUSE_JOURNAL=/var/lib/lighthouse/journal.sqlite
+ENV LIGHTHOUSE_JOURNAL=/var/lib/lighthouse/journal.sqlite XDG_STATE_HOME=/var/lib
 USER 65532:65532
 WORKDIR /
 EXPOSE 29510 29511
 # A manager is asked too, if it is given --http [::]:29511. The store of its own imports torch first, hence the minute.
 HEALTHCHECK --interval=5s --timeout=3s --start-period=60s --retries=3 \
-    CMD ["python", "-c", "import http.client as h; c = h.HTTPConnection('127.0.0.1', 29511, timeout=2); c.request('GET', '/livez'); raise SystemExit(c.getresponse().status != 200)"]
+    CMD ["python", "-m", "lighthouse_runtime.process.healthcheck"]
 ENTRYPOINT []
 CMD ["lighthouse", "serve"]
 

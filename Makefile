@@ -20,7 +20,7 @@ BIN := $(VENV)/bin
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export PIP_NO_INPUT := 1
 
-.PHONY: demo test test-long lint generate clean
+.PHONY: demo test test-long lint site generate clean
 
 demo: $(VENV)/demo.stamp
 	$(BIN)/python -m examples.demo $(DEMO_ARGS)
@@ -36,6 +36,10 @@ lint: $(VENV)/test.stamp
 	$(BIN)/ruff format --check .
 	$(BIN)/lint-imports
 	$(BIN)/basedpyright --pythonpath $(BIN)/python
+
+# The documentation site, into build/site. It needs nothing but the package index.
+site: $(VENV)/docs.stamp
+	$(BIN)/python -m mkdocs build --strict
 
 # In an environment of its own: grpcio-tools takes an older protobuf than the daemons.
 generate: $(VENV)/generate.stamp
@@ -56,14 +60,19 @@ $(VENV)/demo.stamp: $(VENV)/base.stamp
 	$(BIN)/pip install --quiet $(PIP_ARGS) --group demo
 	touch $@
 
+$(VENV)/docs.stamp: $(VENV)/base.stamp
+	$(BIN)/pip install --quiet $(PIP_ARGS) --group docs
+	touch $@
+
 $(VENV)/generate.stamp: $(VENV)/base.stamp
 	$(PYTHON) -m venv $(VENV)/generate
 	$(VENV)/generate/bin/python -m pip install --quiet $(PIP_ARGS) --upgrade "pip>=25.1"
 	$(VENV)/generate/bin/pip install --quiet $(PIP_ARGS) --group generate
 	touch $@
 
-$(VENV)/test.stamp: $(VENV)/demo.stamp
+$(VENV)/test.stamp: $(VENV)/demo.stamp $(VENV)/docs.stamp
 	$(BIN)/pip install --quiet $(PIP_ARGS) --group test
 	$(BIN)/pip install --quiet $(PIP_ARGS) --no-deps torchft==0.2.0
+	$(BIN)/pip install --quiet $(PIP_ARGS) "$(TORCH)" --group trainers || echo "no trainers' libraries: their tests are skipped"
 	$(BIN)/pip install --quiet $(PIP_ARGS) --no-deps --editable . # both have a command torchft_lighthouse
 	touch $@

@@ -21,8 +21,6 @@ from agent_client.errors import (
     RankMismatch,
     ScriptMismatch,
 )
-from lighthouse_runtime.client.lighthouse import AsyncLighthouseClient, LighthouseClient
-from lighthouse_runtime.client.manager import AsyncManagerClient, ManagerClient
 
 if TYPE_CHECKING:
     from agent_client.agent.agent import Agent
@@ -43,16 +41,22 @@ if TYPE_CHECKING:
     from agent_client.training.sampler import StepSampler
     from agent_client.training.scheduler import FaultTolerantScheduler
     from agent_client.training.step_loader import StepLoader
+    from lighthouse_runtime.client.lighthouse import AsyncLighthouseClient, LighthouseClient
+    from lighthouse_runtime.client.manager import AsyncManagerClient, ManagerClient
 
 _WHEN_NAMED = {
     "Agent": "agent_client.agent.agent",
     "AgentConfig": "agent_client.agent.config",
+    "AsyncLighthouseClient": "lighthouse_runtime.client.lighthouse",
+    "AsyncManagerClient": "lighthouse_runtime.client.manager",
     "CheckpointFolder": "agent_client.training.checkpoint_folder",
     "DiLoCo": "agent_client.training.diloco",
     "DistributedDataParallel": "agent_client.training.ddp",
     "FaultTolerantOptimizer": "agent_client.training.optimizer",
     "FaultTolerantScheduler": "agent_client.training.scheduler",
+    "LighthouseClient": "lighthouse_runtime.client.lighthouse",
     "LocalSGD": "agent_client.training.local_sgd",
+    "ManagerClient": "lighthouse_runtime.client.manager",
     "StepLoader": "agent_client.training.step_loader",
     "StepSampler": "agent_client.training.sampler",
     "TrainState": "agent_client.state.train_state",

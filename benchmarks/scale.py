@@ -2,6 +2,7 @@
 
 The managers are real in all that the lighthouse sees (support/light_manager.py): a connection each, grants, beats,
 recalls and revokes. They live in one process, which shares the machine's cores with the lighthouse.
+With --tls all of it is done a second time, with TLS between managers and lighthouse.
 """
 
 import math
@@ -29,6 +30,7 @@ RETURN_TIMEOUT_S = 30.0
 AT_REST = "at rest"
 IN_STEPS = f"steps of {STEP_S:g} s"
 ONE_JOINS = "one joins"
+TLS_BAR = 1.15
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,14 +65,15 @@ class Stage:
 class Arena:
     """The lighthouse, started on what was remembered, and the crowd."""
 
-    def __init__(self, children: Children, size: int, settle_s: float) -> None:
+    def __init__(self, children: Children, size: int, settle_s: float, *, has_tls: bool) -> None:
         self.stages: list[Stage] = []
+        self._has_tls = has_tls
         self._children = children
         self._settle_s = settle_s
         self._min_replicas = max(1, size * 9 // 10)
-        self._lighthouse = prepare_lighthouse(children, self._min_replicas)
+        self._lighthouse = prepare_lighthouse(children, self._min_replicas, has_tls=has_tls)
         self._lighthouse.serve()
-        crowd = ["-m", "benchmarks.support.session_crowd", self._lighthouse.address, DEFAULT_JOB]
+        crowd = ["-m", "benchmarks.support.session_crowd", self._lighthouse.told, DEFAULT_JOB]
         self._crowd: Child = children.start("the crowd", *crowd)
         self._crowd.ask(what="pace", step_s=STEP_S)
 
@@ -92,7 +95,7 @@ class Arena:
     def restart(self) -> None:
         """SIGKILL, and a new one DOWN_S later, until its quorum stands again."""
         old = self._lighthouse
-        self._lighthouse = prepare_lighthouse(self._children, self._min_replicas, port=old.port)
+        self._lighthouse = prepare_lighthouse(self._children, self._min_replicas, port=old.port, has_tls=self._has_tls)
         cpu_s, began_at = self._lighthouse.child.cpu_s(), time.monotonic()
         old.child.end()
         time.sleep(DOWN_S)
@@ -128,9 +131,9 @@ class Arena:
             time.sleep(0.1)
 
 
-def run(size: int, joins: int, seconds: float, settle_s: float) -> list[Stage]:
+def run(size: int, joins: int, seconds: float, settle_s: float, *, has_tls: bool = False) -> list[Stage]:
     with Children() as children:
-        arena = Arena(children, size, settle_s)
+        arena = Arena(children, size, settle_s, has_tls=has_tls)
         arena.add(f"{size} come, the first quorum", size)
         arena.watch(AT_REST, math.inf, seconds)
         arena.watch(IN_STEPS, STEP_S, seconds / 2)
@@ -180,14 +183,42 @@ def bars(stages: Sequence[Stage]) -> list[Bar]:
     ]
 
 
+def tls_text(plain: Sequence[Stage], by_tls: Sequence[Stage]) -> str:
+    """What each stage cost the lighthouse with TLS, of what it cost without."""
+    rows = [
+        [
+            without.name,
+            f"{with_tls.cpu_s / without.cpu_s:.2f}",
+            f"{with_tls.memory_mb / without.memory_mb:.2f}",
+        ]
+        for without, with_tls in zip(plain, by_tls, strict=True)
+    ]
+    return table(["with TLS, of those without", "CPU", "memory"], rows)
+
+
+def tls_bars(plain: Sequence[Stage], by_tls: Sequence[Stage]) -> list[Bar]:
+    """A step is as long, and nothing is lost. What the lighthouse pays is shown, without a bar."""
+    took = [next(stage for stage in stages if stage.name == IN_STEPS).told["steps_s"] for stages in (plain, by_tls)]
+    without, with_tls = (statistics.median(steps) for steps in took)
+    joins = [stage for stage in by_tls if stage.name.startswith(ONE_JOINS)]
+    before, after = by_tls[-2:]
+    return [
+        Bar(f"TLS: {IN_STEPS}, median, of that without", with_tls / without, TLS_BAR),
+        Bar(f"TLS: {ONE_JOINS}, discarded steps", sum(stage.discards for stage in joins), 0),
+        Bar("TLS: the lighthouse restarts, new quorums", int(after.quorums != before.quorums), 0),
+        Bar("TLS: the lighthouse restarts, discarded steps", after.discards, 0),
+    ]
+
+
 @click.command()
 @click.option("--size", type=click.IntRange(10), default=1000, show_default=True, help="Sessions.")
 @click.option("--joins", type=click.IntRange(1), default=5, show_default=True, help="How often one joins.")
 @click.option("--seconds", type=click.FloatRange(1), default=20.0, show_default=True, help="To watch them at rest.")
 @click.option("--quick", is_flag=True, help="Seconds instead of minutes: 30 sessions.")
+@click.option("--tls", "with_tls", is_flag=True, help="All of it again with TLS, and the ratios.")
 @check_option
 @json_option
-def main(size: int, joins: int, seconds: float, quick: bool, check: bool, path: Path | None) -> None:
+def main(size: int, joins: int, seconds: float, quick: bool, with_tls: bool, check: bool, path: Path | None) -> None:
     """What a thousand standing sessions cost the lighthouse."""
     settle_s = 3.0
     if quick:
@@ -195,8 +226,14 @@ def main(size: int, joins: int, seconds: float, quick: bool, check: bool, path: 
     found = show_machine()
     stages = run(size, joins, seconds, settle_s)
     click.echo(render(stages))
-    write_json(path, {"benchmark": "scale", "machine": found, "sessions": size, "stages": stages})
-    conclude(bars(stages), is_checked=check)
+    asked, by_tls = bars(stages), list[Stage]()
+    if with_tls:
+        by_tls = run(size, joins, seconds, settle_s, has_tls=True)
+        click.echo(f"\nWith TLS:\n{render(by_tls)}\n\n{tls_text(stages, by_tls)}")
+        asked += tls_bars(stages, by_tls)
+    report = {"benchmark": "scale", "machine": found, "sessions": size, "stages": stages}
+    write_json(path, report | ({"stages_with_tls": by_tls} if with_tls else {}))
+    conclude(asked, is_checked=check)
 
 
 if __name__ == "__main__":

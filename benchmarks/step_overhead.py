@@ -16,7 +16,7 @@ import click
 
 from benchmarks.support.bars import Bar, check_option, conclude
 from benchmarks.support.children import Child, Children
-from benchmarks.support.daemons import OURS, TORCHFT, Daemon, start_lighthouse, start_manager
+from benchmarks.support.daemons import OURS, OURS_BY_TLS, TORCHFT, Daemon, start_lighthouse, start_manager
 from benchmarks.support.figures import json_option, percentile, ratios, show_machine, spread, table, write_json
 from benchmarks.support.scrape import scrape
 from benchmarks.support.torchft_native import released_version
@@ -49,6 +49,9 @@ class Contender:
 REFERENCE = Contender("torchft 0.2, its client", TORCHFT, TORCHFT)
 SAME_CLIENT = Contender("ours, torchft's client", OURS, TORCHFT)
 OWN_CLIENT = Contender("ours, our client, standing", OURS, OURS)
+BY_TLS = Contender("ours, our client, standing, TLS", OURS_BY_TLS, OURS)
+TLS_BAR = 1.15
+_COUNTED = (SAME_CLIENT.name, OWN_CLIENT.name)  # whose metrics are scraped, without TLS
 
 
 @dataclass(slots=True)
@@ -111,20 +114,25 @@ class Arena:
         return [block.daemons_cpu_s for block in self.blocks]
 
 
-def contenders() -> list[Contender]:
-    return [REFERENCE, SAME_CLIENT, OWN_CLIENT] if released_version() else [OWN_CLIENT]
+def contenders(*, with_tls: bool) -> list[Contender]:
+    plain = [REFERENCE, SAME_CLIENT, OWN_CLIENT] if released_version() else [OWN_CLIENT]
+    return [*plain, BY_TLS] if with_tls else plain
 
 
-def run_all(blocks: int, steps: int) -> list[dict[str, Any]]:
+def run_all(blocks: int, steps: int, *, with_tls: bool = False) -> list[dict[str, Any]]:
     """All contenders in turn, `blocks` times, after one turn that is not counted."""
     with Children() as children:
-        arenas = [Arena.open(children, contender) for contender in contenders()]
+        arenas = [Arena.open(children, contender) for contender in contenders(with_tls=with_tls)]
         for turn in range(blocks + 1):
             for arena in arenas:
                 block = arena.measure(steps)
                 if turn > 0:
                     arena.blocks.append(block)
-        return [_report(arena, arenas[0]) for arena in arenas]
+        reports = [_report(arena, arenas[0]) for arena in arenas]
+        if with_tls:
+            plain, by_tls = (arena.medians("both_s") for arena in arenas[-2:])
+            reports[-1]["tls_ratio"] = ratios(by_tls, plain)
+        return reports
 
 
 def _report(arena: Arena, reference: Arena) -> dict[str, Any]:
@@ -157,14 +165,20 @@ def render(results: Sequence[Mapping[str, Any]]) -> str:
     times = ["quorum ms (p99)", "commit ms (p99)", "both ms (p99)"]
     cpu = ["daemons' CPU ms", "CPU, of torchft's"]
     header = ["daemons, client", *times, "both, of torchft's", *cpu, "round trips", "lighthouse calls"]
-    return table(header, [_cells(row) for row in results])
+    shown = table(header, [_cells(row) for row in results])
+    told = [
+        f"with TLS both calls take {row['tls_ratio'].text()} of the time without"
+        for row in results
+        if "tls_ratio" in row
+    ]
+    return "\n".join([shown, *told])
 
 
 def _cells(row: Mapping[str, Any]) -> list[str]:
     calls = [row["calls"][call] for call in CALLS]
     times = [f"{call['median_s'] * 1e3:.2f} ({call['p99_s'] * 1e3:.2f})" for call in calls]
     cpu = [row["daemons_cpu_s"].text(2, 1e3), _ratio(row, row["daemons_cpu_ratio"])]
-    calls_made = f"{row['lighthouse_calls']:.2f}" if row["contender"] != REFERENCE.name else "-"
+    calls_made = f"{row['lighthouse_calls']:.2f}" if row["contender"] in _COUNTED else "-"
     trips = [f"{row['round_trips']:.2f}", calls_made]
     return [row["contender"], *times, _ratio(row, row["calls"]["both_s"]["ratio"]), *cpu, *trips]
 
@@ -174,6 +188,11 @@ def bars(results: Sequence[Mapping[str, Any]]) -> list[Bar]:
     found = [
         Bar("standing: round trips a step", standing["round_trips"], 1),
         Bar("standing: lighthouse calls a step", standing["lighthouse_calls"], 0),
+    ]
+    found += [
+        Bar("standing: both calls with TLS, of those without", row["tls_ratio"].median, TLS_BAR)
+        for row in results
+        if "tls_ratio" in row
     ]
     if (ratio := standing["calls"]["both_s"]["ratio"]) is not None:
         found.append(Bar("standing: both calls, of torchft's", ratio.median, 0.5))
@@ -190,14 +209,15 @@ def _ratio(row: Mapping[str, Any], ratio: Any) -> str:
 @click.option("--blocks", type=click.IntRange(1), default=15, show_default=True, help="Measured blocks each.")
 @click.option("--steps", type=click.IntRange(2), default=100, show_default=True, help="Steps of a block.")
 @click.option("--quick", is_flag=True, help="Seconds instead of a minute: two blocks of 30 steps.")
+@click.option("--tls", "with_tls", is_flag=True, help="Also with TLS, in turn with the others, and the ratio.")
 @check_option
 @json_option
-def main(blocks: int, steps: int, quick: bool, check: bool, path: Path | None) -> None:
+def main(blocks: int, steps: int, quick: bool, with_tls: bool, check: bool, path: Path | None) -> None:
     """What Quorum and ShouldCommit cost per step, beside torchft's."""
     if quick:
         blocks, steps = 2, 30
     found = show_machine(beside_torchft=True)
-    results = run_all(blocks, steps)
+    results = run_all(blocks, steps, with_tls=with_tls)
     click.echo(render(results))
     settings = {"groups": GROUPS, "blocks": blocks, "steps_per_block": steps}
     write_json(path, {"benchmark": "step_overhead", "machine": found, **settings, "contenders": results})

@@ -5,7 +5,7 @@ import hashlib
 import json
 import os
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -47,6 +47,19 @@ def bits_of(tensors: Iterable[torch.Tensor]) -> str:
     return digest.hexdigest()
 
 
+def network() -> nn.Module:
+    """With buffers that its forward passes move."""
+    return nn.Sequential(nn.Linear(64, 64), nn.BatchNorm1d(64), nn.ReLU(), nn.Linear(64, 10))
+
+
+def state_of(model: nn.Module, optimizer: torch.optim.Optimizer) -> Iterator[torch.Tensor]:
+    """All that training moves: parameters, buffers, and the optimizer's state of each parameter."""
+    yield from model.buffers()
+    for parameter in model.parameters():
+        yield parameter
+        yield from (each for each in optimizer.state.get(parameter, {}).values() if torch.is_tensor(each))
+
+
 def make_parser(description: str | None, steps: int) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--steps", type=int, default=steps, help="train until this many steps are committed")
@@ -71,6 +84,16 @@ class Events:
         if self._file is not None:
             with self._file.open("a") as file:
                 file.write(json.dumps({"time": time.time(), "pid": os.getpid()} | fields) + "\n")
+
+    def follow(self, agent: Agent, tensors: Callable[[], Iterable[torch.Tensor]], pace_s: float = 0.0) -> None:
+        """Log each commit of a loop that somebody else has written, at most one in `pace_s` seconds."""
+
+        def committed(step: int) -> None:
+            time.sleep(pace_s)
+            participants = agent.num_participants
+            self.log(step=step, quorum_id=agent.quorum_id, participants=participants, hash=bits_of(tensors()))
+
+        agent.on_commit(committed)
 
     def committed(self, agent: Agent, loss: torch.Tensor, bits: str, **fields: object) -> None:
         """The step before the agent's present one; `bits` are of the weights after it."""

@@ -5,7 +5,7 @@ is written and when it is read. `Form` is a value that looks different on the wi
 """
 
 import math
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Set
 from dataclasses import dataclass
 from typing import Annotated, Any, TypeVar
 
@@ -16,9 +16,12 @@ from lighthouse_protocol.limits import (
     MAX_QUORUM_ID,
     MAX_RESTARTS,
     MAX_SECONDS,
+    MAX_SECRET_CHARS,
+    MIN_SECRET_CHARS,
     cut_output,
     cut_reason,
 )
+from lighthouse_protocol.rank_set import RankSet
 from lighthouse_protocol.refusals import InvalidRequest
 
 MAX_TEXT_CHARS = 512
@@ -81,6 +84,16 @@ class Between:
         return value
 
 
+def check_secret(text: str, field: str) -> str:
+    """A refusal does not show it."""
+    if not (MIN_SECRET_CHARS <= len(text) <= MAX_SECRET_CHARS and text.isascii() and text.isprintable()):
+        raise InvalidRequest(
+            f"has {len(text)} characters; a secret has {MIN_SECRET_CHARS} to {MAX_SECRET_CHARS}, printable ASCII ones",
+            field=field,
+        )
+    return text
+
+
 class Entries:
     """`least` to `most` of them."""
 
@@ -120,18 +133,15 @@ class Dropped:
     """What is refused is None instead."""
 
 
-def ranks_to_bits(ranks: Collection[int]) -> bytes:
+def ranks_to_bits(ranks: Set[int]) -> bytes:
     """A bit each, that of rank 0 the lowest of the first byte: 65,536 ranks take 8 KiB."""
-    bits = bytearray(max(ranks, default=-8) // 8 + 1)
-    for rank in ranks:
-        bits[rank // 8] |= 1 << rank % 8
-    return bytes(bits)
+    return RankSet.of(ranks).to_bytes()
 
 
-def ranks_from_bits(bits: bytes, field: str) -> frozenset[int]:
+def ranks_from_bits(bits: bytes, field: str) -> RankSet:
     if len(bits) > MAX_GROUP_WORLD_SIZE // 8:
         raise InvalidRequest(f"has {len(bits)} bytes; a group has at most {MAX_GROUP_WORLD_SIZE} ranks", field=field)
-    return frozenset(8 * at + bit for at, byte in enumerate(bits) for bit in range(8) if byte >> bit & 1)
+    return RankSet.from_bytes(bits)
 
 
 check_group_rank = Between(0, MAX_GROUP_WORLD_SIZE - 1, "ranks are")
@@ -139,7 +149,8 @@ check_group_rank = Between(0, MAX_GROUP_WORLD_SIZE - 1, "ranks are")
 T = TypeVar("T")
 Advisory = Annotated[T | None, Dropped()]
 """For a person to see: what this version cannot read of it is no reason to refuse the message."""
-RankSet = Annotated[frozenset[int], Form(ranks_to_bits, ranks_from_bits)]
+Ranks = Annotated[Set[int], Form(ranks_to_bits, ranks_from_bits)]
+Secret = Annotated[str, check_secret]
 Count = Annotated[int, check_count]
 QuorumId = Annotated[int, check_quorum_id]
 LastGeneration = Annotated[int, Between(-1, MAX_COUNT, "a generation is, from -1 for none,")]

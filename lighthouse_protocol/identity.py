@@ -16,6 +16,7 @@ from lighthouse_protocol.refusals import InvalidRequest
 REPLICA_ID_ALPHABET = "A-Z a-z 0-9 . _ : / @ + = -"
 _ALLOWED = frozenset(string.ascii_letters + string.digits + "._:/@+=-")
 _UUID = re.compile(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}", re.IGNORECASE)
+_OF_HOST = re.compile(r"/[0-9]+$")
 _BRACKETED = re.compile(r"\[([^\[\]]*)\](?::(.*))?")
 _HOST = re.compile(r"[A-Za-z0-9]([A-Za-z0-9_.-]*[A-Za-z0-9_])?\.?")
 
@@ -35,6 +36,17 @@ def check_name(value: str, field: str = "replica_id") -> str:
 def group_run(run: str, replica_id: str) -> str:
     """The run of the ranks of one replica group that restart by themselves; `run` is what all groups share."""
     return f"{run}.{replica_id}"
+
+
+def supervisor_name(replica_id: str, host: int, hosts: int) -> str:
+    """The name, in its run, of a group's supervisor on host `host` of `hosts`."""
+    return replica_id if hosts == 1 else f"{replica_id}/{host}"
+
+
+def group_of_supervisor(name: str) -> str:
+    """The replica group that supervisor_name() was given. A group whose own id ends in a slash and a number, and which
+    has one host, cannot be told from a host of another group."""
+    return _OF_HOST.sub("", name)
 
 
 @functools.lru_cache(maxsize=32768)
@@ -96,6 +108,16 @@ def parse_address(text: str, field: str) -> Address:
     if port is not None and not (port.isascii() and port.isdigit() and len(port) <= 5 and int(port) < 65536):
         raise InvalidRequest(f"{text!r} has no valid port; a port is a number from 0 to 65535", field=field)
     return Address(host, None if port is None else int(port))
+
+
+def parse_target(text: str, field: str, default_port: int | None = None) -> Address:
+    """An address to connect to: as parse_address(), with a port. Raises InvalidRequest that names `field`."""
+    address = parse_address(text, field)
+    port = address.port if address.port is not None else default_port
+    if not port:
+        why = "has no port" if port is None else "port 0 is not a port to connect to"
+        raise InvalidRequest(f"{text!r} {why}; write host:port", field=field)
+    return Address(address.host, port)
 
 
 def _split_port(text: str) -> tuple[str, str | None]:

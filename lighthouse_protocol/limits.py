@@ -11,11 +11,15 @@ MAX_ADDRESS_CHARS = 512
 MAX_DATA_BYTES = 4096
 MAX_MEMBER_BYTES = 16 * 1024  # of one participant, with all that is relayed unread
 MAX_GROUP_WORLD_SIZE = 65536
+MAX_RANKS_PER_HOST = 256  # under one supervisor
 MAX_COUNT = 2**53  # of steps, and of all that is counted: a JSON number, and a float, hold it exactly
 MAX_QUORUM_ID = 2**53
 MAX_LEARNED_GENERATION = 2**48  # told by a rank that comes; what follows stays below MAX_COUNT, whatever the stride
 MAX_RESTARTS = 1000  # of a budget: a run's record keeps the moment of each
 MAX_SECONDS = 1e10  # of a length of time, and of a moment since 1970
+MIN_SECRET_CHARS = 32  # 16 random bytes in hexadecimal: not to be guessed
+SECRET_BYTES = 32  # of ours
+MAX_SECRET_CHARS = 128
 MAX_REASON_CHARS = 1000  # of a refusal or an order; a status travels in a header, which has a limit of its own
 
 # Of the last lines that a lost worker wrote.
@@ -26,11 +30,16 @@ MAX_OUTPUT_CHARS = 240
 MAX_REQUEST_BYTES = 256 * 1024
 MAX_RESPONSE_BYTES = 64 * 1024 * 1024
 
+# By which a manager knows its group's ranks; never an option: command lines are public.
+MANAGER_SECRET_VARIABLE = "LIGHTHOUSE_MANAGER_SECRET"
 JOB_METADATA_KEY = "lighthouse-job"
 RUN_METADATA_KEY = "lighthouse-run"
-TOKEN_METADATA_KEY = "lighthouse-control-token"
+TOKEN_METADATA_KEY = "authorization"
+TOKEN_SCHEME = "Bearer "
 # On a status that a daemon of ours sent, as against one that gRPC made of a broken connection.
 REFUSAL_METADATA_KEY = "lighthouse-refusal"
+# The leader's address, on the refusal of a lighthouse that follows it.
+LEADER_METADATA_KEY = "lighthouse-leader"
 DEFAULT_JOB = "default"
 DEFAULT_STRIDE = 100
 MASTER_PORT = 29500  # where MASTER_PORT is not set

@@ -60,8 +60,22 @@ class Unreachable(LighthouseError):
     may_have_happened = True
 
 
+class NotLeader(Unreachable):
+    """This lighthouse does not lead; nothing was done. `leader`: the address of the one that does; empty: not known."""
+
+    may_have_happened = False
+
+    def __init__(self, message: str, *, leader: str = "") -> None:
+        super().__init__(message)
+        self.leader = leader
+
+
 class WrongProtocol(Unreachable):
     """What listens there is no daemon of ours, and no retry makes it one."""
+
+
+class Untrusted(WrongProtocol):
+    """The certificate there is not the one that the join string names, or has expired: a retry does not mend it."""
 
 
 class DeadlinePassed(LighthouseError, TimeoutError):

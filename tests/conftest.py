@@ -1,6 +1,7 @@
 """What every test runs under."""
 
 import os
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -8,6 +9,9 @@ from hypothesis import HealthCheck, settings
 
 # Daemons that tests start remember nothing, unless a test says so.
 os.environ.setdefault("LIGHTHOUSE_JOURNAL", "none")
+# Nor does this user's state directory: credentials, and which ports are served, are this process's alone.
+_STATE = tempfile.TemporaryDirectory(prefix="lighthouse-tests-")
+os.environ["XDG_STATE_HOME"] = _STATE.name
 
 # The machines are shared: how long an example takes says nothing about the code.
 settings.register_profile("project", deadline=None, suppress_health_check=[HealthCheck.too_slow], print_blob=True)

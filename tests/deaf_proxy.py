@@ -19,6 +19,7 @@ class DeafProxy:
         self._port: int | None = port
         self._silent_before = 0
         self._connections = 0
+        self._silent: list[object] = []
         self._loop = asyncio.new_event_loop()
         self._server = self._loop.run_until_complete(asyncio.start_server(self._take, LOCALHOST, 0))
         self.address = f"{LOCALHOST}:{self._server.sockets[0].getsockname()[1]}"
@@ -40,7 +41,8 @@ class DeafProxy:
         for task in tasks:
             task.cancel()
         self._server.close()
-        self._loop.run_until_complete(asyncio.gather(*tasks, return_exceptions=True))
+        if tasks:
+            self._loop.run_until_complete(asyncio.gather(*tasks, return_exceptions=True))
         self._loop.close()
 
     def hush(self) -> None:
@@ -67,6 +69,7 @@ class DeafProxy:
                 try:
                     await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
                     if number < self._silent_before:
+                        self._silent.append(asyncio.current_task())  # the loop itself would let go of it
                         await asyncio.Event().wait()  # its end is not passed on either
                 finally:
                     for end in ends:

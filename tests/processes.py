@@ -155,6 +155,22 @@ class Process:
             self.signal(signal.SIGCONT)
 
 
+@contextlib.contextmanager
+def serving(*command: str, folder: Path, **env: str) -> Iterator[str]:
+    """The address of a lighthouse that `command`, an installed program, serves from `folder`, where its log is, too."""
+    ports = ("--bind", f"{LOCALHOST}:0", "--http", f"{LOCALHOST}:0", "--journal", "none")
+    log = folder / "lighthouse.log"
+    with log.open("w") as output:
+        options: dict[str, Any] = {"cwd": folder, "stdout": output, "stderr": output}
+        process = subprocess.Popen([*command, *ports], env=clean_environment(**env), **options)
+    try:
+        port = eventually(lambda: re.search(r"serves gRPC on port (\d+)", log.read_text()), "it serves")
+        yield f"{LOCALHOST}:{port[1]}"
+    finally:
+        process.terminate()
+        process.wait(PATIENCE_S)
+
+
 P = TypeVar("P", bound=Process)
 
 

@@ -2,9 +2,12 @@
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from agent_client.errors import ConfigurationError
+from lighthouse_protocol.coordinator import parse_coordinator
+from lighthouse_protocol.limits import MANAGER_SECRET_VARIABLE
+from lighthouse_protocol.refusals import InvalidRequest
 
 _MEETING_PLACE = ("MASTER_ADDR", "MASTER_PORT")
 
@@ -36,8 +39,9 @@ class Environment:
 
     group_rank: int
     group_world_size: int
-    manager: str
-    """host:port of the group's manager. Empty: rank 0 starts one, which needs `lighthouse` and `replica_id`."""
+    manager: str = field(repr=False)
+    """The group's manager: host:port, with the group's secret where it has one (Coordinator.join_string). Empty: rank 0
+    starts one, which needs `lighthouse` and `replica_id`."""
     lighthouse: str
     replica_id: str
     attempt: str
@@ -56,7 +60,7 @@ class Environment:
         found = cls(
             group_rank=rank,
             group_world_size=size,
-            manager=reader.text("LIGHTHOUSE_MANAGER_ADDRESS"),
+            manager=_manager(reader.text("LIGHTHOUSE_MANAGER_ADDRESS"), reader.text(MANAGER_SECRET_VARIABLE)),
             lighthouse=reader.text("LIGHTHOUSE_ADDRESS", "TORCHFT_LIGHTHOUSE"),
             replica_id=reader.text("LIGHTHOUSE_MANAGER_REPLICA_ID", "REPLICA_GROUP_ID"),
             attempt=reader.text("TORCHELASTIC_RESTART_COUNT") or "0",
@@ -76,3 +80,14 @@ class Environment:
                 f"torchrun, by {' and '.join(_MEETING_PLACE)}"
             )
         return found
+
+
+def _manager(address: str, secret: str) -> str:
+    """Where the manager is, as a client of the group reaches it."""
+    if not address or not secret:
+        return address
+    try:
+        place = parse_coordinator(address, "LIGHTHOUSE_MANAGER_ADDRESS", None)
+        return parse_coordinator(place.with_token(secret).join_string(), MANAGER_SECRET_VARIABLE).join_string()
+    except InvalidRequest as e:
+        raise ConfigurationError(str(e)) from None

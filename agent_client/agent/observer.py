@@ -108,8 +108,8 @@ class Observer:
         if self._environment.group_rank == 0:
             from agent_client.agent.rendezvous import start_manager  # it imports torch, as the script has
 
-            self._manager = start_manager(self._environment)
-            store.set(MANAGER_KEY, self._manager.announced)
+            self._manager, address = start_manager(self._environment)
+            store.set(MANAGER_KEY, address)
         while not store.check([MANAGER_KEY]):  # get() would keep the script from its store
             if self._closed.wait(RETRY_S):
                 return ""

@@ -17,6 +17,7 @@ from agent_client.manager_client.client import ManagerConnection
 from agent_client.progress.progress import Progress
 from agent_client.progress.trace_file import make_progress
 from agent_client.state.train_state import TrainState
+from lighthouse_runtime.client.manager import manager_at
 from lighthouse_runtime.net.own_address import advertised_host
 from lighthouse_runtime.process.daemon_child import ServerProcess
 
@@ -61,7 +62,7 @@ def make_parts(manager_address: str, state: TrainState, config: AgentConfig, pla
     catch_up = None
     if config.heal_mode == HealMode.CATCH_UP:
         catch_up = CatchUpDriver(state, machine, lambda assignment: healing.fetch_beside(assignment))
-    host = advertised_host(manager_address, config.advertise)
+    host = advertised_host(str(manager_at(manager_address)), config.advertise)
     peers = Peers(
         place.group_rank,
         host,
@@ -69,6 +70,7 @@ def make_parts(manager_address: str, state: TrainState, config: AgentConfig, pla
         timeout_s=config.timeout_s,
         process_group=config.process_group,
     )
+    progress = make_progress(place.group_rank)
     healing = Healing(
         state,
         place.group_rank,
@@ -76,8 +78,8 @@ def make_parts(manager_address: str, state: TrainState, config: AgentConfig, pla
         config.heal_timeout_s,
         state_serving=StateServing(config.state_serving),
         transport=HealTransport(config.heal_transport),
+        on_received=progress.own.heal_received,
     )
-    progress = make_progress(place.group_rank)
 
     def revoke(quorum_id: int | None, reason: str) -> None:
         """On the watch's thread."""

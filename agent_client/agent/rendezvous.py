@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import secrets
 import socket
 import time
 
@@ -13,8 +14,9 @@ from agent_client.agent.parts import GroupPlace
 from agent_client.collectives.gloo import GlooGroup
 from agent_client.errors import AgentError
 from lighthouse_protocol.identity import parse_address
+from lighthouse_protocol.limits import MANAGER_SECRET_VARIABLE, SECRET_BYTES
 from lighthouse_protocol.refusals import LighthouseError
-from lighthouse_runtime.client.manager import ManagerClient
+from lighthouse_runtime.client.manager import ManagerClient, manager_at
 from lighthouse_runtime.net.own_address import advertised_host
 from lighthouse_runtime.process.commands import START_MANAGER
 from lighthouse_runtime.process.daemon_child import START_TIMEOUT_S, ServerProcess
@@ -30,16 +32,15 @@ def rendezvous(env: Environment, config: AgentConfig) -> tuple[str, GroupPlace]:
     """
     rank, size = env.group_rank, env.group_world_size
     if size == 1:
-        process = None if env.manager else start_manager(env)
-        address = process.announced if process else env.manager
+        process, address = (None, env.manager) if env.manager else start_manager(env)
         wait_for_store(address, START_TIMEOUT_S)
         return address, GroupPlace(manager_process=process)
     shared, _, _ = next(distributed_c10d.rendezvous("env://", rank, size))  # a wrapped function's own, in one
     store = PrefixStore(f"lighthouse/{env.attempt}", shared)
     process = None
     if not env.manager and rank == 0:
-        process = start_manager(env)
-        store.set(MANAGER_KEY, process.announced)
+        process, address = start_manager(env)
+        store.set(MANAGER_KEY, address)
     address = env.manager or store.get(MANAGER_KEY).decode()
     group = GlooGroup(
         PrefixStore("group", store),
@@ -53,18 +54,25 @@ def rendezvous(env: Environment, config: AgentConfig) -> tuple[str, GroupPlace]:
     return address, GroupPlace(rank, size, group, process)
 
 
-def start_manager(env: Environment) -> ServerProcess:
-    """For a group that was given only a lighthouse: a child process of rank 0, which ends with it."""
+def start_manager(env: Environment) -> tuple[ServerProcess, str]:
+    """For a group that was given only a lighthouse: a child process of rank 0, which ends with it. And its address,
+    with a secret that rank 0 makes and tells its mates."""
+    secret = os.environ.get(MANAGER_SECRET_VARIABLE) or secrets.token_hex(SECRET_BYTES)
     options = {
-        "--lighthouse": env.lighthouse,
         "--replica-id": env.replica_id,
         "--group-world-size": str(env.group_world_size),
         "--bind": "[::]:0",
     }
     try:
-        return ServerProcess(START_MANAGER, options, name="the group's manager")
+        process = ServerProcess(
+            START_MANAGER,
+            options,
+            name="the group's manager",
+            variables={MANAGER_SECRET_VARIABLE: secret, "LIGHTHOUSE_MANAGER_LIGHTHOUSE": env.lighthouse},
+        )
     except RuntimeError as e:
         raise AgentError(str(e)) from None
+    return process, manager_at(process.announced, secret).join_string()
 
 
 def wait_for_store(manager: str, timeout_s: float) -> None:

@@ -99,6 +99,7 @@ class StepRunner:
         self._manager_process = manager_process
         self._catch_up = catch_up
         self._patience = Patience(config.max_consecutive_discards)
+        self._noted = ""
 
     def begin(self, asked_for: int) -> None:
         """Get the quorum, connect, serve and heal. `asked_for`: the number of reductions before this step."""
@@ -437,7 +438,11 @@ class StepRunner:
     def _note_discard(self, reason: str) -> None:
         machine, assignment = self.machine, self.machine.assignment
         lost = self._why_lost(assignment) if assignment is not None else None
-        log.warning("step %d discarded: %s", machine.step, lost or reason)
+        text = f"step {machine.step} discarded: {lost or reason}"
+        # Without a quorum a step is asked for again at once, and Patience says regularly what it waits for.
+        is_news = assignment is not None or text != self._noted
+        log.log(logging.WARNING if is_news else logging.DEBUG, "%s", text)
+        self._noted = text
         if assignment is None or lost is not None or machine.is_blamed:
             return
         if self._waits_for_healing(assignment) and not machine.has_erred:

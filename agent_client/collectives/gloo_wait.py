@@ -19,7 +19,8 @@ from typing import Any
 
 SLICE_S = 0.05
 SPINS_S = 5.0
-SWEPT_EVERY_S = 1.0
+FIRST_PAUSE_S = 0.02
+MAX_PAUSE_S = 1.0
 _GIVEN_UP = "the process group was aborted, and gloo did not end what was under way in it"
 THREADS = {"pt_gloo_runloop", "gloo_tcp_loop"}
 
@@ -47,8 +48,10 @@ def keep(works: Sequence[Any], backend: Any) -> None:
 
 def _outlive(works: Sequence[Any], _backend: Any) -> None:
     """Not by work.wait(): a thread that returns from there while the interpreter ends ends the process by SIGABRT."""
+    pause_s = FIRST_PAUSE_S  # most end at once
     while not all(work.is_completed() for work in works):
-        time.sleep(SWEPT_EVERY_S)
+        time.sleep(pause_s)
+        pause_s = min(MAX_PAUSE_S, 2 * pause_s)
 
 
 def wait_in_thread(work: Any, is_aborted: Callable[[], bool], timeout: timedelta) -> None:

@@ -5,6 +5,8 @@ from typing import Protocol
 
 from torch import Tensor
 
+from lighthouse_protocol.rules.proof import STORE_WORD, prove
+
 
 @dataclass(frozen=True, slots=True)
 class GroupSpec:
@@ -18,6 +20,12 @@ class GroupSpec:
     host: str
     connect_timeout_s: float
     timeout_s: float
+
+
+def meeting_name(name: str, secret: str) -> str:
+    """`name`, and what only those who know `secret` can put after it: who else reaches the store finds no key of
+    theirs. Without a secret: `name`."""
+    return f"{name}/{prove(secret, STORE_WORD, name)}" if secret else name
 
 
 class RankGroup(Protocol):

@@ -88,6 +88,11 @@ class InterruptibleGroup(ProcessGroup):
         for backend in self._gloo:
             gloo_wait.keep(list(self._under_way), backend)
 
+    @property
+    def has_lost_a_peer(self) -> bool:
+        """And was not aborted here."""
+        return not self._is_aborted and any(connections.are_over() for connections in list(self._gloo.values()))
+
     def run(self, method: str, *args: Any, **options: Any) -> Any:
         if self._is_aborted:
             raise RuntimeError(_ABORTED)

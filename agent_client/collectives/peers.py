@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from agent_client.collectives.connectors import connector
-from agent_client.collectives.group_spec import GroupSpec, RankGroup
+from agent_client.collectives.group_spec import GroupSpec, RankGroup, meeting_name
 from lighthouse_protocol.messages.membership import Assignment
 
 log = logging.getLogger(__name__)
@@ -133,7 +133,11 @@ class Peers:
     def _connect(self, assignment: Assignment) -> RankGroup:
         spec = GroupSpec(
             store_address=assignment.store_address,
-            prefix=f"{STORE_PREFIX}/{assignment.quorum_id}/{self._group_rank}",
+            # A script with a client of its own knows no secret: where one takes part, the name is that of the document.
+            prefix=meeting_name(
+                f"{STORE_PREFIX}/{assignment.quorum_id}/{self._group_rank}",
+                assignment.secret if assignment.compares else "",
+            ),
             rank=assignment.replica_rank,
             size=assignment.replica_world_size,
             host=self._host,

@@ -23,6 +23,7 @@ from agent_client.transfer.gloo_transport import GroupTransport
 from agent_client.transfer.memory import available_bytes
 from agent_client.transfer.server import StateServer
 from lighthouse_protocol.messages.membership import Assignment
+from lighthouse_runtime.net.own_address import listening_host
 
 log = logging.getLogger(__name__)
 
@@ -63,7 +64,7 @@ class HealSource:
         self._timeout_s = timeout_s
         self._serving = serving
         self._groups = groups
-        self._server = StateServer(advertise=host)
+        self._server = StateServer(listening_host(host), advertise=host)
         self._is_read_in_place = False
         self._kept: dict[Key, _KeptCopy] = {}
 
@@ -119,7 +120,7 @@ class HealSource:
         elif beside:
             log.warning("no room for a copy of the state: a group that catches up must heal from another, or blocking")
         if offers:
-            self._server.publish(key_of(assignment, self._group_rank), state)
+            self._server.publish(key_of(assignment, self._group_rank), state, assignment.secret)
             self._is_read_in_place = not copies
         if self._groups is not None and is_source:
             self._groups.send(assignment, encode(state))
@@ -134,7 +135,7 @@ class HealSource:
         for key in [key for key, kept in self._kept.items() if kept.targets & names]:
             self._forget(key)
         key = key_of(assignment, self._group_rank)
-        self._server.keep(key, state, len(targets))
+        self._server.keep(key, state, len(targets), assignment.secret)
         self._kept[key] = _KeptCopy(names, time.monotonic() + self._timeout_s)
 
     def _forget_kept(self, assignment: Assignment) -> None:

@@ -8,6 +8,7 @@ A target that catches up fetches over HTTP on a thread of its own.
 
 import logging
 import threading
+import time
 from collections.abc import Callable, Generator
 from concurrent.futures import Future
 from contextlib import contextmanager
@@ -16,7 +17,7 @@ from typing import Any
 from agent_client.healing.source import key_of
 from agent_client.healing.state_owner import StateOwner
 from agent_client.state.decoding import CorruptState
-from agent_client.state.snapshot import StateMismatch
+from agent_client.state.snapshot import StateMismatch, size_bytes
 from agent_client.state.train_state import TrainState
 from agent_client.transfer.fetch import Fetch
 from agent_client.transfer.gloo_transport import GroupTransport
@@ -34,6 +35,8 @@ SILENCE_SHARE = 0.1
 Sources = dict[str, Callable[[], str]]
 """By the name of a source, what finds the address at which it serves its state."""
 
+OnReceived = Callable[[float, int], None]
+
 
 class DoesNotFit(StateMismatch):
     """The state is what was asked for, and this rank's model or optimizer is another: no later one will fit either."""
@@ -50,10 +53,18 @@ def _unfit() -> Generator[None]:
 
 class HealTarget:
     """`groups`: where the state travels over process groups first. `revoke` is for any thread, all else for the step's
-    own."""
+    own. `on_received` is called with the seconds that a state took to arrive, and the bytes of its tensors."""
 
-    def __init__(self, state: TrainState, group_rank: int, timeout_s: float, groups: GroupTransport | None) -> None:
+    def __init__(
+        self,
+        state: TrainState,
+        group_rank: int,
+        timeout_s: float,
+        groups: GroupTransport | None,
+        on_received: OnReceived = lambda seconds, nbytes: None,
+    ) -> None:
         self._state = state
+        self._on_received = on_received
         self._group_rank = group_rank
         self._timeout_s = timeout_s
         self._groups = groups
@@ -71,7 +82,12 @@ class HealTarget:
             return
         sources = self._sources(assignment)
         log.info("healing from %s to step %d", next(iter(sources)), assignment.max_step)
-        self._received = self._fetch_over_group(assignment) or self._begin(assignment, sources).run()
+        began_at = time.monotonic()
+        received = self._fetch_over_group(assignment) or self._begin(assignment, sources).run()
+        self._received = received
+        took_s, nbytes = time.monotonic() - began_at, size_bytes(received["train"])
+        self._on_received(took_s, nbytes)
+        log.info("received the state of step %d: %d bytes in %.2f s", assignment.max_step, nbytes, took_s)
 
     def install(self, machine: StateOwner) -> None:
         """Take over what was received, if anything."""
@@ -87,7 +103,7 @@ class HealTarget:
         """Begin to receive the state of the source that this rank is dealt, while its steps go on."""
         name, find = next(iter(self._sources(assignment).items()))
         log.info("catching up from %s at step %d", name, assignment.max_step)
-        return BackgroundFetch(self._new_fetch(assignment, {name: find}, gives_way=True))
+        return BackgroundFetch(self._new_fetch(assignment, {name: find}, gives_way=True), self._on_received)
 
     def revoke(self, quorum_id: int, reason: str) -> None:
         """End a transfer of that quorum or of an earlier one, and begin no other."""
@@ -121,6 +137,7 @@ class HealTarget:
             sources,
             key_of(assignment, self._group_rank),
             self._timeout_s,
+            secret=assignment.secret,
             accept=lambda received: self._check(assignment, received),
             expect=self._check_layout,
             silence_s=self._timeout_s * SILENCE_SHARE,
@@ -131,12 +148,17 @@ class HealTarget:
     def _sources(self, assignment: Assignment) -> Sources:
         named = {assignment.replica_ids[assignment.heal_from_rank or 0]: assignment.heal_from_address}
         named |= {f"the group at {manager}": manager for manager in assignment.other_sources}
-        return {name: lambda manager=manager: self._ask(manager) for name, manager in named.items()}
+        return {name: lambda manager=manager: self._ask(assignment, manager) for name, manager in named.items()}
 
-    def _ask(self, manager: str) -> str:
+    def _ask(self, assignment: Assignment, manager: str) -> str:
         """Where this rank's counterpart in that group serves its state."""
         with ManagerClient(manager) as client:
-            return client.checkpoint_address(self._group_rank, timeout_s=min(ASK_TIMEOUT_S, self._timeout_s))
+            return client.checkpoint_address(
+                self._group_rank,
+                quorum_id=assignment.quorum_id,
+                secret=assignment.secret,
+                timeout_s=min(ASK_TIMEOUT_S, self._timeout_s),
+            )
 
     def _check(self, assignment: Assignment, received: object) -> None:
         match received:
@@ -163,8 +185,9 @@ class HealTarget:
 class BackgroundFetch:
     """A transfer on a thread of its own. What it brings, or why it fails, is in `received` when it is done."""
 
-    def __init__(self, fetch: Fetch) -> None:
+    def __init__(self, fetch: Fetch, on_received: OnReceived = lambda seconds, nbytes: None) -> None:
         self._fetch = fetch
+        self._on_received = on_received
         self.received: Future[Any] = Future()
         threading.Thread(target=self._run, name="lighthouse catch-up", daemon=True).start()
 
@@ -172,7 +195,10 @@ class BackgroundFetch:
         self._fetch.cancel(reason)
 
     def _run(self) -> None:
+        began_at = time.monotonic()
         try:
-            self.received.set_result(self._fetch.run())
+            received = self._fetch.run()
+            self._on_received(time.monotonic() - began_at, size_bytes(received["train"]))
+            self.received.set_result(received)
         except Exception as e:  # noqa: BLE001  it belongs to the CatchUpDriver, which polls `received`
             self.received.set_exception(e)

@@ -48,10 +48,10 @@ class ManagerConnection:
         returns_within_s: float,
         progress: Progress | None = None,
     ) -> None:
-        self.address = address
         self.group_rank = group_rank
         self._rank_incarnation = rank_incarnation
         self._client = ManagerClient(address)
+        self.address = self._client.address  # without the secret
         self._votes = VoteChannel()
         callbacks = (on_revoked, on_group_lost)
         self._watch = RankWatch(self._client, group_rank, rank_incarnation, self._votes, *callbacks, progress)

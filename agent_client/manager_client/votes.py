@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from lighthouse_protocol.messages.membership import Decision
 from lighthouse_protocol.messages.session import Vote, VoteAnswer
 from lighthouse_protocol.refusals import DeadlinePassed, LighthouseError, Unreachable
-from lighthouse_runtime.client.streams import Watch
+from lighthouse_runtime.client.stream_kinds import Watch
 
 
 @dataclass(slots=True)

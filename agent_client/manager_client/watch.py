@@ -33,7 +33,7 @@ from lighthouse_protocol.messages.session import (
 )
 from lighthouse_protocol.refusals import LighthouseError, Unreachable
 from lighthouse_runtime.client.manager import ManagerClient
-from lighthouse_runtime.client.streams import Watch
+from lighthouse_runtime.client.stream_kinds import Watch
 from lighthouse_runtime.process.children import host_id, started_at
 
 log = logging.getLogger(__name__)
@@ -190,7 +190,7 @@ class RankWatch:
                 self._votes.take(message)
             case World():
                 if message.pending and (self.world is None or message.pending != self.world.pending):
-                    log.info("ask to come in: %s", ", ".join(message.pending))
+                    log.info("waiting to join: %s", ", ".join(message.pending))
                 self.world = message
             case WatchOpened():
                 if self._progress is not None:

@@ -12,7 +12,7 @@ from typing import Protocol, TypeAlias
 from agent_client.progress.rules.collective_ids import CollectiveIds, Entry, Number
 from agent_client.progress.rules.phase_times import ActivitySample
 from agent_client.progress.script_groups import ScriptGroups
-from lighthouse_protocol.messages.progress import MAX_LABEL_CHARS, MAX_NAME_CHARS, Collective
+from lighthouse_protocol.messages.progress import MAX_LABEL_CHARS, MAX_NAME_CHARS, Collective, HealTotals
 
 Shape: TypeAlias = "str | Sequence[int]"
 
@@ -27,6 +27,12 @@ class Activity:
         self.act: tuple[ActivityBlock | None, float] = (None, clock())
         self.torchs: tuple[TorchCollective, ...] = ()  # that go on, and the newest
         self.script_groups = ScriptGroups(clock)
+        self.healed: HealTotals | None = None
+
+    def heal_received(self, seconds: float, nbytes: int) -> None:
+        """A peer's state is here: it took so long, and its tensors are so large."""
+        before = self.healed or HealTotals()
+        self.healed = HealTotals(before.heals + 1, before.seconds + seconds, before.bytes + nbytes)
 
     def read(self) -> ActivitySample:
         (inside, is_inside, moved_at), (act, since) = self.collective, self.act
@@ -37,7 +43,7 @@ class Activity:
         busy = act.what if act is not None and not act.is_wait else ""
         calls = self.script_groups.read()
         moved_at = max(moved_at, since, torchs_at, self.script_groups.moved_at)
-        return ActivitySample(collective, waits_for, busy, moved_at, calls)
+        return ActivitySample(collective, waits_for, busy, moved_at, calls, self.healed)
 
     def enter(self, torchs: "TorchCollective") -> None:
         self.torchs = (*(before for before in self.torchs if before.goes_on(self.clock)), torchs)

@@ -2,6 +2,7 @@
 
 import contextlib
 import logging
+import time
 import traceback
 from collections.abc import Callable
 from typing import Any, Generic, TypeVar
@@ -20,6 +21,10 @@ from agent_client.restart.store import StoreMixin
 from lighthouse_protocol.messages.run import RunCompleted, RunStopped
 
 log = logging.getLogger(__name__)
+
+CAUSE_WITHIN_S = 2.0
+"""How soon after a peer's connections the lighthouse tells that the peer has failed or died, on a busy machine too."""
+_POLL_S = 0.005
 
 T = TypeVar("T")
 
@@ -81,7 +86,7 @@ class WrappedCall(Generic[T]):
 
     def run(self) -> T | None:
         """Raises RestartAbort, a LighthouseError, and what ends the process: SystemExit, KeyboardInterrupt."""
-        with self._link or contextlib.nullcontext(), self._attempts:
+        with contextlib.closing(self._groups), self._link or contextlib.nullcontext(), self._attempts:
             try:
                 ended = self._repeat()
             except (SystemExit, KeyboardInterrupt) as e:
@@ -124,6 +129,7 @@ class WrappedCall(Generic[T]):
             except Exception as e:
                 reason = f"{type(e).__name__}: {e}"
                 self._last_error, self._left_by = reason, e
+                self._await_the_cause(run.number)
                 if self._attempts.is_over(run.number):
                     log.info("iteration %d was interrupted: %s", self._state.iteration, reason)
                 else:
@@ -132,6 +138,13 @@ class WrappedCall(Generic[T]):
                 self._interrupter.end()
         self._attempts.raised(reason)
         return False
+
+    def _await_the_cause(self, number: int) -> None:
+        """A collective fails because a peer has failed, and is often the first to say so: that is none of this rank's
+        failures, and would hide the peer's."""
+        ends_at = time.monotonic() + CAUSE_WITHIN_S
+        while self._groups.have_lost_a_peer() and not self._attempts.is_over(number) and time.monotonic() < ends_at:
+            time.sleep(_POLL_S)
 
     def _call(self) -> T:
         self._hook(self._options.initialize)

@@ -2,15 +2,16 @@
 
 import dataclasses
 import os
+import secrets
 import socket
 import uuid
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from agent_client.agent.environment import Variables
 from agent_client.errors import ConfigurationError
 from lighthouse_protocol.identity import group_run
-from lighthouse_protocol.limits import DEFAULT_JOB, DEFAULT_RUN, DEFAULT_STRIDE
+from lighthouse_protocol.limits import DEFAULT_JOB, DEFAULT_RUN, DEFAULT_STRIDE, SECRET_BYTES
 from lighthouse_protocol.messages.run import RankHello, RankId, RunTerms
 
 
@@ -18,7 +19,7 @@ from lighthouse_protocol.messages.run import RankHello, RankId, RunTerms
 class Launch:
     """`slot` of `slots`, which is RANK of WORLD_SIZE without a supervisor. `attempt` counts this slot's starts from 0.
     `active` and `min_active` are None unless the supervisor was given them. `store_port`: of the TCPStore that a
-    supervisor serves."""
+    supervisor serves. `secret`: its supervisor's; without one, its own."""
 
     lighthouse: str
     job: str
@@ -32,6 +33,7 @@ class Launch:
     min_active: int | None
     is_supervised: bool
     store_port: int | None
+    secret: str = field(default_factory=lambda: secrets.token_hex(SECRET_BYTES), repr=False)
 
     @classmethod
     def read(cls, variables: Mapping[str, str] = os.environ) -> "Launch":
@@ -57,6 +59,7 @@ class Launch:
             min_active=reader.number("LIGHTHOUSE_MIN_ACTIVE_RANKS", least=1),
             is_supervised=bool(supervised),
             store_port=reader.number("LIGHTHOUSE_STORE_PORT"),
+            secret=reader.text("LIGHTHOUSE_RUN_SECRET") or secrets.token_hex(SECRET_BYTES),
         )
 
     def of_group(self, variables: Mapping[str, str] = os.environ) -> "Launch":
@@ -71,4 +74,4 @@ class Launch:
 
     def entry(self, terms: RunTerms) -> RankHello:
         rank = RankId(self.slot, self.incarnation)
-        return RankHello(rank, terms, self.attempt, host=socket.gethostname(), pid=os.getpid())
+        return RankHello(rank, terms, self.attempt, host=socket.gethostname(), pid=os.getpid(), secret=self.secret)

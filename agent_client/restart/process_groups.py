@@ -39,14 +39,28 @@ class ProcessGroups:
         finally:
             self._torch.end()
 
+    def close(self) -> None:
+        """The call is over."""
+        if self._torch is not None:
+            self._torch.close()
+
     def abort(self) -> None:
         """Every process group that this process holds. From any thread."""
         with self._lock:
             open_groups = sys.modules.get("agent_client.collectives.open_groups")
             if open_groups is not None:
-                self._aborted += open_groups.abort_all()
-            if self._torch is not None:
-                self._torch.abort()
+                self._aborted += open_groups.held()
+            try:
+                if self._torch is not None:
+                    self._torch.abort()  # first: NCCL's end together, or may wait for each other
+            finally:
+                if open_groups is not None:
+                    open_groups.abort_all()
+
+    def have_lost_a_peer(self) -> bool:
+        """Then what the function raises may be a consequence."""
+        open_groups = sys.modules.get("agent_client.collectives.open_groups")
+        return open_groups is not None and open_groups.have_lost_a_peer()
 
     def recover(self) -> None:
         """What a generation that has not ended well has left is let go; all groups were aborted before."""

@@ -41,6 +41,7 @@ class RunSession:
         self.client = LighthouseClient(launch.lighthouse, job=launch.job, run=launch.run)
         self.run = launch.run
         self.slot = launch.slot
+        self.secret = launch.secret
         self.timeout_s = options.store_timeout_s
         self._launch = launch
         self._environment = environment

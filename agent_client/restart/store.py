@@ -4,14 +4,20 @@ It needs no store of its own: mix it into one, or use it as it is, inside a wrap
 use_global_iteration=True. There is no election, no readiness key and no heartbeat to write (docs/restart.md).
 """
 
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping
 from datetime import timedelta
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 from agent_client.errors import ConfigurationError
 from lighthouse_protocol.messages.run import KeyKind
 from lighthouse_protocol.refusals import UnknownName
 from lighthouse_runtime.client.lighthouse import LighthouseClient
+
+T = TypeVar("T")
+
+FIRST_PAUSE_S = 0.01
+MAX_PAUSE_S = 0.5
 
 
 class PresentRun(Protocol):
@@ -20,6 +26,7 @@ class PresentRun(Protocol):
     client: LighthouseClient
     run: str
     slot: int
+    secret: str
     timeout_s: float
 
     @property
@@ -76,7 +83,9 @@ class StoreMixin:
     def set_key(self, kind: KeyKind, name: str, value: str) -> None:
         """In this generation's key space; raises WrongState once another one has formed."""
         run = _run()
-        run.client.put_key(run.iteration, kind, name, value.encode(), timeout_s=run.timeout_s)
+        run.client.put_key(
+            run.iteration, kind, name, value.encode(), slot=run.slot, secret=run.secret, timeout_s=run.timeout_s
+        )
 
     def get_key(self, kind: KeyKind, name: str, generation: int | None = None) -> str:
         """`generation`: an earlier one; the newest few with keys are kept. Default: this one. Raises UnknownName if the
@@ -95,6 +104,20 @@ class StoreMixin:
         run = _run()
         _, keys = run.client.get_keys(run.iteration, previous=True, timeout_s=run.timeout_s)
         return {key: value.decode() for key, value in keys.items()}
+
+
+def until_set(read: Callable[[], T], limit_s: float, gives_up: Callable[[], bool] = lambda: False) -> T | None:
+    """What `read` gives, once it raises UnknownName no more; None: `gives_up` has said so. Raises TimeoutError."""
+    ends_at, pause_s = time.monotonic() + limit_s, FIRST_PAUSE_S
+    while not gives_up():
+        try:
+            return read()
+        except UnknownName:
+            if time.monotonic() >= ends_at:
+                raise TimeoutError(f"it was not set within {limit_s:g} s") from None
+        time.sleep(pause_s)
+        pause_s = min(MAX_PAUSE_S, 2 * pause_s)
+    return None
 
 
 def last_generation(client: LighthouseClient, run: str, slot: int, timeout_s: float) -> int | None:

@@ -11,8 +11,7 @@ import gc
 import importlib
 import os
 import sys
-import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from datetime import timedelta
 from typing import Any
 
@@ -22,17 +21,17 @@ from torch.distributed import PrefixStore, Store, TCPStore, distributed_c10d
 from agent_client.collectives import gloo_connections
 from agent_client.collectives.gloo_connections import Connections
 from agent_client.collectives.interruptible import InterruptibleGroup
-from agent_client.restart.store import StoreMixin
+from agent_client.restart.store import StoreMixin, until_set
 from lighthouse_protocol.identity import Address, parse_address
 from lighthouse_protocol.messages.run import KeyKind
-from lighthouse_protocol.refusals import UnknownName
 from lighthouse_runtime.net.own_address import advertised_host
 
 DEFAULT_TIMEOUT = timedelta(minutes=30)  # torch's, for a store
 CONNECT_TIMEOUT = timedelta(seconds=10)  # to a store that is served; nothing ends this wait
-FIRST_PAUSE_S = 0.01
-MAX_PAUSE_S = 0.5
 _STORE = "torch_store"
+_VARIABLES = {"TORCH_NCCL_ASYNC_ERROR_HANDLING": "0", "TORCH_NCCL_RETHROW_CUDA_ERRORS": "0"}
+"""NCCL's watchdog ends the process when a peer or a kernel has failed; torch's abort needs the first one off. Whatever
+the script says itself counts."""
 _LRU_CACHE = type(functools.lru_cache(print))
 
 importlib.import_module("torch.distributed.nn.functional")  # whose defaults keep the world of their import
@@ -45,10 +44,19 @@ class TorchScope:
         self._lighthouse = lighthouse
         self._excepthook: Any = None
         self._replaced: dict[str, Any] = {}
+        self._variables: list[str] = []
         self._generation = 0
         self._store: Store | None = None
         self._rendezvous_count = 0
         self._connections: list[Connections] = []
+        self._had_frozen = gc.get_freeze_count() > 0
+        self._caches = _freeze()
+        self._frozen = gc.get_freeze_count()
+
+    def close(self) -> None:
+        """No generation follows."""
+        if not self._had_frozen:
+            gc.unfreeze()
 
     def begin(self, generation: int) -> None:
         self._generation, self._rendezvous_count, self._store = generation, 0, None
@@ -56,14 +64,20 @@ class TorchScope:
         self._replaced = {name: getattr(distributed_c10d, name) for name in ("ProcessGroup", "rendezvous")}
         distributed_c10d.ProcessGroup = InterruptibleGroup  # pyright: ignore[reportAttributeAccessIssue]
         distributed_c10d.rendezvous = self._rendezvous
+        if self._lighthouse:  # without one nothing but the watchdog ends a collective
+            self._variables = [name for name in _VARIABLES if name not in os.environ]
+            os.environ.update({name: _VARIABLES[name] for name in self._variables})
 
     def end(self) -> None:
         """torch makes what it always did."""
+        for name in self._variables:
+            os.environ.pop(name, None)
         for name, value in self._replaced.items():
             setattr(distributed_c10d, name, value)
 
     def abort(self) -> None:
-        """NCCL's groups, all together, and what waits for the store, for example in init_process_group."""
+        """All groups of torch.distributed, NCCL's between ncclGroupStart and ncclGroupEnd, and what waits for the
+        store, for example in init_process_group."""
         if torch.distributed.is_initialized():
             distributed_c10d._abort_process_group()  # pyright: ignore[reportPrivateUsage]
         connections, self._connections = self._connections, []
@@ -75,7 +89,10 @@ class TorchScope:
         if torch.distributed.is_initialized():
             torch.distributed.destroy_process_group()
         sys.excepthook = self._excepthook  # torch wraps it once more for each init_process_group
-        _clear_caches()
+        if gc.get_freeze_count() > self._frozen:  # the function has frozen what it had: it would stay for good
+            gc.unfreeze()
+            self._frozen = 0
+        _clear_caches(self._caches)
         gc.collect()  # a DataLoader's workers end with its iterator, a group's threads with the group
         _give_memory_back()
 
@@ -112,17 +129,14 @@ class TorchScope:
 
 def _told(limit_s: float) -> Address:
     """Where the first rank of this generation serves its store."""
-    ends_at, pause_s = time.monotonic() + limit_s, FIRST_PAUSE_S
-    while True:
-        try:
-            return parse_address(StoreMixin().get_key(KeyKind.ITERATION, _STORE), _STORE)
-        except UnknownName:
-            if time.monotonic() >= ends_at:
-                raise TimeoutError(
-                    f"rank 0 has not called init_process_group within {limit_s:g} s, so there is no store to meet at"
-                ) from None
-        time.sleep(pause_s)
-        pause_s = min(MAX_PAUSE_S, 2 * pause_s)
+    try:
+        found = until_set(lambda: StoreMixin().get_key(KeyKind.ITERATION, _STORE), limit_s)
+    except TimeoutError:
+        raise TimeoutError(
+            f"rank 0 has not called init_process_group within {limit_s:g} s, so there is no store to meet at"
+        ) from None
+    assert found is not None
+    return parse_address(found, _STORE)
 
 
 def _give_memory_back() -> None:
@@ -132,12 +146,30 @@ def _give_memory_back() -> None:
         trim(0)
 
 
-def _clear_caches() -> None:
+def _freeze() -> list[Any]:
+    """What is there before the function runs is not its garbage, and to look at it takes most of a restart: the
+    collector leaves it out from now on. Returns the caches in it."""
+    gc.collect()
+    gc.unfreeze()  # a preloaded interpreter has frozen what it has imported
+    caches = _caches()
+    gc.freeze()
+    return caches
+
+
+def _clear_caches(frozen: Sequence[Any]) -> None:
     """DTensor's: their keys hold meshes, and those their groups."""
     if "torch.distributed.tensor" not in sys.modules:
         return
     importlib.import_module("torch.distributed.tensor.debug")._clear_sharding_prop_cache()
     importlib.import_module("torch.distributed.tensor._redistribute").clear_redistribute_planner_cache()
-    for each in gc.get_objects():
-        if type(each) is _LRU_CACHE and each.__module__.startswith("torch.distributed."):
-            each.cache_clear()
+    for each in (*frozen, *_caches()):
+        each.cache_clear()
+
+
+def _caches() -> list[Any]:
+    """Of torch.distributed, but those that are frozen."""
+    return [
+        each
+        for each in gc.get_objects()
+        if type(each) is _LRU_CACHE and (each.__module__ or "").startswith("torch.distributed.")
+    ]

@@ -1,25 +1,55 @@
 """Run a torchft script as it is, on our control plane: python -m agent_client.torchft [-m MODULE | SCRIPT] ARGUMENTS...
 
 torchrun --nproc-per-node 8 -m agent_client.torchft train.py --steps 1000
+
+A script that would train without torchft, and so without the other groups, is ended before its first step.
 """
 
+import importlib
 import os
 import runpy
 import sys
+from collections.abc import Callable
+from typing import Any
 
-from agent_client.torchft import install
+from agent_client.torchft import clients, install
 
 USAGE = "usage: python -m agent_client.torchft [-m MODULE | SCRIPT] ARGUMENTS..."
+ALONE = (
+    "this script steps an optimizer and has made no torchft Manager: it would train alone, without the other replica "
+    "groups. torchtitan: run `-m agent_client.integrations.torchtitan` in place of torchtitan.train, with "
+    "--fault_tolerance.enable (docs/torchft.md)"
+)
+
+
+def run_module(module: str, before: Callable[[], None] = lambda: None) -> None:
+    """Run it as the main module, with the arguments of this process; `before`, once torchft is ours."""
+    install()
+    before()
+    refuse_to_train_alone()
+    runpy.run_module(module, run_name="__main__", alter_sys=True)
+
+
+def refuse_to_train_alone() -> None:
+    """End this process by SystemExit at its first optimizer step, unless torchft has connected to a manager by then."""
+    optimizers = importlib.import_module("torch.optim.optimizer")
+
+    def first_step(*_: Any) -> None:
+        hook.remove()
+        if not clients.has_connected():
+            raise SystemExit(ALONE)
+
+    hook = optimizers.register_optimizer_step_pre_hook(first_step)
 
 
 def main() -> None:
     match sys.argv[1:]:
         case ["-m", module, *_]:
-            install()
             sys.argv = sys.argv[2:]
-            runpy.run_module(module, run_name="__main__", alter_sys=True)
+            run_module(module)
         case [script, *_] if not script.startswith("-"):
             install()
+            refuse_to_train_alone()
             sys.argv = sys.argv[1:]
             sys.path[0] = os.path.dirname(os.path.abspath(script))  # as python does for a script
             runpy.run_path(script, run_name="__main__")

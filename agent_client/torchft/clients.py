@@ -7,6 +7,7 @@ releases the interpreter's lock.
 
 import dataclasses
 import json
+import threading
 from collections.abc import Generator, Hashable
 from contextlib import contextmanager
 from datetime import timedelta
@@ -17,10 +18,12 @@ from google.protobuf.message import Message
 
 from agent_client.torchft import results
 from agent_client.torchft.results import Quorum, QuorumResult
+from lighthouse_protocol.coordinator import NO_FILES, TlsFiles, parse_coordinator
 from lighthouse_protocol.pb.torchft import torchft_pb2
 from lighthouse_protocol.refusals import DeadlinePassed, LighthouseError, Unreachable
 from lighthouse_runtime.client.connection import SyncClient
 from lighthouse_runtime.client.rpcs import Rpc
+from lighthouse_runtime.security.client_tls import files_from
 
 T = TypeVar("T")
 
@@ -39,7 +42,7 @@ class LighthouseClient:
     def __init__(self, addr: str, connect_timeout: timedelta) -> None:
         self.addr = addr
         self.connect_timeout = connect_timeout
-        self._channel = Channel(addr, connect_timeout)
+        self._channel = Channel(addr, connect_timeout, files_from())
 
     def quorum(
         self,
@@ -92,6 +95,14 @@ class LighthouseClient:
         self._channel.call(Rpc(_LIGHTHOUSE + "Heartbeat", request, answer, _nothing), timeout)
 
 
+_connected = threading.Event()
+
+
+def has_connected() -> bool:
+    """Whether this process has ever connected to a manager."""
+    return _connected.is_set()
+
+
 class ManagerClient:
     """ManagerClient is one rank's client of its replica group's manager.
 
@@ -102,6 +113,7 @@ class ManagerClient:
 
     def __init__(self, addr: str, connect_timeout: timedelta) -> None:
         self._channel = Channel(addr, connect_timeout)
+        _connected.set()
 
     def _quorum(
         self,
@@ -151,11 +163,11 @@ class ManagerClient:
 
 
 class Channel(SyncClient):
-    """Connected, or RuntimeError."""
+    """Connected, or RuntimeError. `files`: for the TLS of a lighthouse; a manager has none."""
 
-    def __init__(self, addr: str, connect_timeout: timedelta) -> None:
+    def __init__(self, addr: str, connect_timeout: timedelta, files: TlsFiles = NO_FILES) -> None:
         with _torchft_errors():
-            super().__init__(addr, ())
+            super().__init__(parse_coordinator(addr, "addr", default_port=None).with_files(files), ())
         try:
             self.connect(connect_timeout.total_seconds())
         except Unreachable as e:

@@ -11,11 +11,13 @@ from datetime import timedelta
 
 from agent_client.torchft.clients import Channel
 from lighthouse_protocol.identity import Address, split_replica_id
+from lighthouse_protocol.limits import MANAGER_SECRET_VARIABLE
 from lighthouse_runtime.client import rpcs
 from lighthouse_runtime.net.bind import split_bind
 from lighthouse_runtime.net.own_address import served_host
 from lighthouse_runtime.process.commands import START_LIGHTHOUSE, START_MANAGER
 from lighthouse_runtime.process.daemon_child import ServerProcess
+from lighthouse_runtime.security.client_tls import files_from
 
 log = logging.getLogger(__name__)
 
@@ -52,7 +54,11 @@ class LighthouseServer:
             "--min-replicas": str(min_replicas),
             **{option: f"{ms}ms" for option, ms in times.items() if ms is not None},
         }
-        self._process = ServerProcess(START_LIGHTHOUSE, options)
+        self._process = ServerProcess(
+            START_LIGHTHOUSE,
+            options,
+            variables={"LIGHTHOUSE_INSECURE": "1"},  # torchft's clients have no TLS
+        )
         host = served_host(split_bind(bind, "bind")[0])
         self._address = f"http://{Address(host, int(self._process.announced))}"
 
@@ -99,7 +105,6 @@ class ManagerServer:
     ) -> None:
         _check_lighthouse(lighthouse_addr, connect_timeout)
         options = {
-            "--lighthouse": lighthouse_addr,
             "--replica-id": split_replica_id(replica_id)[0],
             "--advertise": hostname,
             "--bind": bind,
@@ -108,7 +113,13 @@ class ManagerServer:
             # Its ranks have gone, or are going: nothing is left to wait for.
             "--drain-timeout": "1ms",
         }
-        self._process = ServerProcess(START_MANAGER, options, _end_with_manager)
+        self._process = ServerProcess(
+            START_MANAGER,
+            options,
+            _end_with_manager,
+            # torchft's clients show no secret: callers of this host are taken for the group's ranks.
+            variables={MANAGER_SECRET_VARIABLE: "", "LIGHTHOUSE_MANAGER_LIGHTHOUSE": lighthouse_addr},
+        )
 
     def address(self) -> str:
         """Where it can be reached.
@@ -125,7 +136,7 @@ class ManagerServer:
 
 def _check_lighthouse(address: str, connect_timeout: timedelta) -> None:
     """Wait for it. Raises RuntimeError if it does not come, or is torchft's, where our managers cannot join."""
-    with Channel(address, connect_timeout) as lighthouse:
+    with Channel(address, connect_timeout, files_from()) as lighthouse:
         try:
             lighthouse.call(rpcs.health(timeout_s=connect_timeout.total_seconds()), connect_timeout)
         except RuntimeError as e:

@@ -1,5 +1,6 @@
 """Which samples a rank trains on. The position is the step itself, so it heals with the step."""
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -78,16 +79,26 @@ class Draws:
 
 
 class StepSampler:
-    """Batches of indices below `length`, without end; at every step the ranks of the quorum take disjoint ones.
+    """Batches of indices below `length`; at every step the ranks of the quorum take disjoint ones.
 
     The order is one permutation per epoch, drawn from `seed`; an epoch is `length` samples over all ranks. The batch is
     a function of (seed, step, place, places) alone: a discarded step yields the same samples again.
 
     `accumulate`: batches of `batch_size` in each step; the loop back-propagates each, all but the last under
-    `no_sync()`. To load in worker processes, see StepLoader.
+    `no_sync()`. `steps`: the batches end when so many steps are committed, whichever group committed them; None: they
+    have no end. To load in worker processes, see StepLoader.
     """
 
-    def __init__(self, length: int, batch_size: int, position: Position, seed: int = 0, *, accumulate: int = 1) -> None:
+    def __init__(
+        self,
+        length: int,
+        batch_size: int,
+        position: Position,
+        seed: int = 0,
+        *,
+        accumulate: int = 1,
+        steps: int | None = None,
+    ) -> None:
         """Raises ValueError for an empty data set or batch, or nothing to accumulate."""
         if length < 1 or batch_size < 1 or accumulate < 1:
             raise ValueError(f"length {length}, batch_size {batch_size} and accumulate {accumulate} must be at least 1")
@@ -96,6 +107,7 @@ class StepSampler:
         self._position = position
         self._seed = seed
         self._accumulate = accumulate
+        self._steps = math.inf if steps is None else steps
         self._order: tuple[int, torch.Tensor] | None = None
 
     def __iter__(self) -> Iterator[torch.Tensor]:
@@ -107,8 +119,10 @@ class StepSampler:
         """What `batch` takes, for each batch. The next one's, if no step is discarded and no group comes or goes, has a
         step that is higher by one."""
         position, draws = self._position, Draws(self._accumulate)
-        while True:
+        while position.current_step < self._steps:
             place, places = position.slot()
+            if position.current_step >= self._steps:
+                return  # a peer's state was taken over, which has them all
             number = draws.draw(ended=position.steps_ended, moves=position.moves, accumulates=position.accumulates)
             yield position.current_step * self._accumulate + number, place, places
 
@@ -118,8 +132,10 @@ class StepSampler:
         if self._accumulate > 1:
             raise ConfigurationError("StepSampler: accumulate and microbatches() both say how many; use one of them")
         position, draws = self._position, Draws(1)
-        while True:
+        while position.current_step < self._steps:
             slots = position.slots()
+            if position.current_step >= self._steps:
+                return
             draws.draw(ended=position.steps_ended, moves=position.moves, accumulates=position.accumulates)
             yield [self.batch(position.current_step, place, places) for place, places in slots]
 

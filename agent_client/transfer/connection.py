@@ -1,5 +1,6 @@
 """A TCP connection under one deadline, to whichever address of a host answers; and how such hosts are named."""
 
+import math
 import socket
 import time
 from typing import Any
@@ -11,6 +12,10 @@ class DeadlineSocket(socket.socket):
 
     deadline: float = 0.0
     silence_s: float = 0.0
+
+    def begin(self, within_s: float, silence_s: float = math.inf) -> None:
+        """All that follows is to be over within that time, and each operation within `silence_s`."""
+        self.deadline, self.silence_s = time.monotonic() + within_s, silence_s
 
     def connect(self, address: Any) -> None:
         self._arm()
@@ -27,7 +32,8 @@ class DeadlineSocket(socket.socket):
     def _arm(self) -> None:
         if (left_s := self.deadline - time.monotonic()) <= 0:
             raise TimeoutError("the deadline has passed")
-        self.settimeout(min(left_s, self.silence_s))
+        limit_s = min(left_s, self.silence_s)
+        self.settimeout(limit_s if limit_s < math.inf else None)
 
 
 def connect(host: str, port: int, deadline: float, silence_s: float) -> DeadlineSocket:

@@ -3,6 +3,7 @@ source."""
 
 import http.client
 import logging
+import secrets
 import socket
 import threading
 import time
@@ -15,9 +16,18 @@ from agent_client.state.tree import State
 from agent_client.transfer.connection import DeadlineSocket, connect, split_address
 from agent_client.transfer.offers import StateKey
 from agent_client.transfer.priority import Pace
-from agent_client.transfer.response import StateUnavailable, check_begin, check_rest
+from agent_client.transfer.response import (
+    NONCE_HEADER,
+    PROOF_HEADER,
+    StateUnavailable,
+    check_begin,
+    check_challenge,
+    check_rest,
+    check_source,
+)
 from agent_client.transfer.rules.source_order import Broken, Failed, Read, Refused, SourceOrder
 from lighthouse_protocol.refusals import LighthouseError
+from lighthouse_protocol.rules.proof import SOURCE_WORD, TARGET_WORD, prove
 
 log = logging.getLogger(__name__)
 
@@ -34,6 +44,7 @@ class Fetch:
     StateMismatch for a state that does not fit; the next source is asked then. `silence_s`: how long a source may send
     nothing while there is another; `wait_s`: how long it may wait for that key to be published, by default most of its
     time. `timeout_s` bounds all but the resolution of host names. `gives_way`: nobody waits for it (priority.py).
+    `secret`: of the quorum; source and target prove to each other that they know it. Empty: neither does.
     """
 
     def __init__(
@@ -48,7 +59,9 @@ class Fetch:
         wait_s: float | None = None,
         max_bytes: int | None = None,
         gives_way: bool = False,
+        secret: str = "",
     ) -> None:
+        self._secret = secret
         self._sources = sources
         self._key = StateKey(*key)
         self._timeout_s = timeout_s
@@ -136,16 +149,30 @@ class Fetch:
     def _open(self, read: Read) -> None:
         self._hang_up()
         self._cancelled.wait(max(0.0, read.at - time.monotonic()))
-        host, port = split_address(self._sources[read.source]())
+        address = self._sources[read.source]()
+        host, port = split_address(address)
         connection = http.client.HTTPConnection(host, port)
         connection.sock = self._adopt(connect(host, port, self._deadline, read.silence_s))
         headers = {"Range": f"bytes={read.offset}-", "If-Match": self._tag} if read.offset else {}
+        nonces = self._challenge(connection)
+        if self._secret:
+            proof = prove(self._secret, TARGET_WORD, address, *self._key, *nonces)
+            headers |= {NONCE_HEADER: nonces[1], PROOF_HEADER: proof}
         connection.request("GET", self._path(read), headers=headers)
         self._response = connection.getresponse()
+        tag = self._tag if read.offset else self._response.getheader("ETag", "")
+        check_source(self._response, self._secret, SOURCE_WORD, address, *self._key, *nonces, tag)
         if read.offset:
             check_rest(self._response, read.offset, self._length)
         else:
             self._length, self._tag = check_begin(self._response, self._max_bytes)
+
+    def _challenge(self, connection: http.client.HTTPConnection) -> tuple[str, str]:
+        """The source's nonce, good for one request on this connection, and ours."""
+        if not self._secret:
+            return "", ""
+        connection.request("GET", "/challenge")
+        return check_challenge(connection.getresponse()), secrets.token_hex(16)
 
     def _path(self, read: Read) -> str:
         key = self._key

@@ -3,9 +3,10 @@
     int64: the length of the encoding (state/encoding.py) · the encoding, in messages of 4 MiB, the last one shorter
     back: int64, once all has been read; only then the source ends the connection, and gloo may lose nothing with it
 
-The groups meet over the store of the quorum, under a prefix that names the quorum, the rank and the target, so nobody
-can read another state than the one it was dealt; the length, the checksums and the format without code are those of
-the other transport. A broken group cannot go on where it broke: the target turns to HTTP then.
+The groups meet over the store of the quorum, under a prefix that names the quorum, the rank and the target, and that
+only members of the quorum know, so nobody can read another state than the one it was dealt; the length, the checksums
+and the format without code are those of the other transport. A broken group cannot go on where it broke: the target
+turns to HTTP then.
 """
 
 import logging
@@ -17,6 +18,7 @@ import torch
 from torch.distributed import PrefixStore
 
 from agent_client.collectives.gloo import GlooGroup, connect_store
+from agent_client.collectives.group_spec import meeting_name
 from agent_client.state.decoding import CorruptState, decode
 from agent_client.state.encoding import Encoding
 from agent_client.state.tree import State
@@ -87,7 +89,7 @@ class GroupTransport:
         self._abort()
 
     def _meet(self, assignment: Assignment, target: int, place: int) -> GlooGroup:
-        name = f"{STORE_PREFIX}/{assignment.quorum_id}/{self._group_rank}/{target}"
+        name = meeting_name(f"{STORE_PREFIX}/{assignment.quorum_id}/{self._group_rank}/{target}", assignment.secret)
         store = PrefixStore(name, connect_store(assignment.store_address, self._silence_s))
         group = GlooGroup(store, place, 2, self._host, connect_timeout_s=self._silence_s, timeout_s=self._silence_s)
         with self._lock:

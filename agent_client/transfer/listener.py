@@ -11,9 +11,15 @@ from functools import partial
 from socketserver import TCPServer
 from typing import Any
 
+from agent_client.transfer.connection import DeadlineSocket
+
 logger = logging.getLogger(__name__)
 
 JOIN_TIMEOUT_S = 5.0
+MAX_CONNECTIONS = 64
+MAX_CONNECTIONS_OF_A_HOST = 32
+REFUSAL_TIMEOUT_S = 1.0
+REFUSAL = b"HTTP/1.1 503 Service Unavailable\r\nContent-Length: 0\r\nConnection: close\r\n\r\n"
 _ACCEPT_RETRY_S = 0.05
 
 
@@ -44,7 +50,8 @@ class Listener(TCPServer):
 
     def get_request(self) -> tuple[socket.socket, Any]:
         try:
-            return super().get_request()
+            accepted, address = super().get_request()
+            return DeadlineSocket(fileno=accepted.detach()), address
         except OSError as error:
             if not self._is_closed:
                 logger.warning("cannot accept a connection: %s", error)
@@ -52,6 +59,11 @@ class Listener(TCPServer):
             raise
 
     def process_request(self, request: Any, client_address: Any) -> None:
+        if self._is_full(client_address):
+            with suppress(OSError):
+                request.begin(REFUSAL_TIMEOUT_S)
+                request.sendall(REFUSAL)
+            return self.shutdown_request(request)
         serve = partial(self._serve, request, client_address)
         thread = threading.Thread(target=serve, name="checkpoint-stream", daemon=True)
         with self._lock:
@@ -61,6 +73,17 @@ class Listener(TCPServer):
             except RuntimeError:
                 del self._connections[request]
                 raise
+        return None
+
+    def _is_full(self, client_address: Any) -> bool:
+        """Of one host, or of all: a stranger that opens many is not to keep the readers away, nor to use up this
+        process's threads."""
+        with self._lock:
+            hosts = [_peer(connection) for connection in self._connections]
+        if len(hosts) < MAX_CONNECTIONS and hosts.count(client_address[0]) < MAX_CONNECTIONS_OF_A_HOST:
+            return False
+        logger.warning("too many connections for the state: %d, %s opens another", len(hosts), client_address[0])
+        return True
 
     def close(self) -> None:
         self._is_closed = True
@@ -97,6 +120,12 @@ class Listener(TCPServer):
             self.shutdown_request(request)
             with self._lock:
                 del self._connections[request]
+
+
+def _peer(connection: socket.socket) -> str:
+    with suppress(OSError):
+        return str(connection.getpeername()[0])
+    return ""
 
 
 def _family(host: str) -> socket.AddressFamily:

@@ -32,14 +32,20 @@ class NotHeldError(Exception):
         self.held = held
 
 
+class StrangerError(Exception):
+    """The reader does not prove that it is a member of the quorum that the state was offered in."""
+
+
 @dataclass(slots=True, eq=False)
 class StateOffer:
     """`tag` is new at every put: who has read a part asks for the rest under it. `reads`: how often one that is kept is
-    still to be read; None for what was put, which whoever reads it is waited for."""
+    still to be read; None for what was put, which whoever reads it is waited for. `secret`: its readers prove that they
+    know it; empty: anybody reads it."""
 
     key: StateKey
     encoding: Encoding
     reads: int | None = None
+    secret: str = field(default="", repr=False)
     tag: str = field(default_factory=lambda: f'"{secrets.token_hex(8)}"')
     readers: set[socket.socket] = field(default_factory=set[socket.socket])
 
@@ -55,12 +61,12 @@ class StateOffers:
         self._settled = (0, -1)
         self._closed = False
 
-    def put(self, key: StateKey, encoding: Encoding) -> None:
+    def put(self, key: StateKey, encoding: Encoding, secret: str = "") -> None:
         """Hold this one instead of any other, whose readers are cut off first."""
         with self._changed:
             while self._held:
                 self.clear()
-            self._held = StateOffer(key, encoding)
+            self._held = StateOffer(key, encoding, secret=secret)
             self._changed.notify_all()
 
     def clear(self, grace_s: float = 0.0) -> None:
@@ -76,10 +82,10 @@ class StateOffers:
                 if not self._wait(lambda: not held.readers, ABORT_TIMEOUT_S):
                     raise TimeoutError(f"the state of {held.key} is still being read {ABORT_TIMEOUT_S} s after its end")
 
-    def keep(self, key: StateKey, encoding: Encoding, reads: int) -> None:
+    def keep(self, key: StateKey, encoding: Encoding, reads: int, secret: str = "") -> None:
         """Hold this one beside all others, until it was read `reads` times, or `forget`. It never changes."""
         with self._changed:
-            self._kept[key] = StateOffer(key, encoding, reads)
+            self._kept[key] = StateOffer(key, encoding, reads, secret)
             self._changed.notify_all()
 
     def forget(self, key: StateKey) -> None:
@@ -120,9 +126,12 @@ class StateOffers:
         self.clear()
 
     @contextmanager
-    def reading(self, key: StateKey, wait_s: float, reader: socket.socket) -> Generator[StateOffer, None, None]:
-        """What is held under `key`, if it is put there within `wait_s`; NotHeldError otherwise."""
-        held = self._await(key, wait_s, reader)
+    def reading(
+        self, key: StateKey, wait_s: float, reader: socket.socket, may_read: Callable[[str], bool] = lambda _: True
+    ) -> Generator[StateOffer, None, None]:
+        """What is held under `key`, if it is put there within `wait_s`; NotHeldError otherwise. `may_read` is asked
+        with the secret of what is held; StrangerError if it may not."""
+        held = self._await(key, wait_s, reader, may_read)
         try:
             yield held
         finally:
@@ -130,11 +139,15 @@ class StateOffers:
                 held.readers.discard(reader)
                 self._changed.notify_all()
 
-    def _await(self, key: StateKey, wait_s: float, reader: socket.socket) -> StateOffer:
+    def _await(
+        self, key: StateKey, wait_s: float, reader: socket.socket, may_read: Callable[[str], bool]
+    ) -> StateOffer:
         with self._changed:
             self._wait(lambda: self._closed or self._find(key) or key[:2] <= self._settled, wait_s)
             if (held := self._find(key)) is None:
                 raise NotHeldError(self._key())
+            if held.secret and not may_read(held.secret):
+                raise StrangerError
             held.readers.add(reader)
             return held
 

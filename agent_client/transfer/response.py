@@ -3,12 +3,27 @@
 from http.client import HTTPResponse
 
 from agent_client.state.decoding import CorruptState
+from lighthouse_protocol.rules.proof import is_proven
 
 _MAX_REFUSAL_BYTES = 2000
+NONCE_HEADER, PROOF_HEADER = "Lighthouse-Nonce", "Lighthouse-Proof"
 
 
 class StateUnavailable(Exception):
     """No source serves this state: it refused, is gone, or never was there."""
+
+
+def check_challenge(response: HTTPResponse) -> str:
+    """The source's nonce."""
+    _check_status(response, 200)
+    response.read()
+    return response.getheader(NONCE_HEADER, "")
+
+
+def check_source(response: HTTPResponse, secret: str, *words: str | int) -> None:
+    """Raises unless the answer comes from a member of the quorum, to this very request."""
+    if secret and response.status < 300 and not is_proven(response.getheader(PROOF_HEADER, ""), secret, *words):
+        raise StateUnavailable("it does not prove that it is a member of the quorum; nothing of what it sends is used")
 
 
 def check_begin(response: HTTPResponse, max_bytes: int | None) -> tuple[int, str]:

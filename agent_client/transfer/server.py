@@ -1,20 +1,31 @@
 """Live state over HTTP: the source publishes one snapshot under a key, the target fetches exactly that one.
 
+    GET /challenge
+    200  Lighthouse-Nonce: a nonce, good for the next request on this connection
     GET /checkpoint/{quorum_id}/{step}/{group_rank}?wait_s=...
+         Lighthouse-Nonce: a nonce of the target; Lighthouse-Proof: that it knows the quorum's secret
     200  the encoding of state/encoding.py, with its Content-Length
-         and an ETag, new for each state that is published
+         and an ETag, new for each state that is published; Lighthouse-Proof: that the source knows the secret, too
     206  its end, if asked for with `Range: bytes=N-` and `If-Match: ETag`: how a transfer goes on where it broke
     409  another key, or none, is held: JSON {"asked": key, "held": key or null}; sent after up to `wait_s`, because
          the target may ask before the source has its snapshot, or at once where the source will not have it
+    403  the target does not prove that it is a member of the quorum
     412  the state held under this key is not the one that was begun
+    503  this server has as many connections as it takes
 
-Plain text, for a network that is trusted as far as the gradients that cross it are.
+Each side proves to the other that it is a member of the quorum before a byte of the state is sent, or used: a stranger
+neither gets nor gives weights. A proof names the address that the target has called, and holds for one request on one
+connection: a copy of it opens nothing, and neither does passing it on. The state itself is plain text, for a network
+that is trusted as far as the gradients that cross it are.
 """
 
 import json
 import logging
+import math
 import re
+import secrets
 import time
+from collections.abc import Callable
 from functools import partial
 from http.server import BaseHTTPRequestHandler
 from typing import Any
@@ -23,12 +34,15 @@ from agent_client.state.decoding import CHUNK_BYTES, encode
 from agent_client.state.tree import State
 from agent_client.transfer.connection import host_in_url
 from agent_client.transfer.listener import Listener
-from agent_client.transfer.offers import NotHeldError, StateKey, StateOffer, StateOffers
+from agent_client.transfer.offers import NotHeldError, StateKey, StateOffer, StateOffers, StrangerError
 from agent_client.transfer.priority import Pace
+from agent_client.transfer.response import NONCE_HEADER, PROOF_HEADER
+from lighthouse_protocol.rules.proof import SOURCE_WORD, TARGET_WORD, is_proven, prove
 
 logger = logging.getLogger(__name__)
 
 _ROUTE = re.compile(r"/checkpoint/([0-9]{1,20})/([0-9]{1,20})/([0-9]{1,20})(?:\?wait_s=([0-9]{1,9}(?:\.[0-9]+)?))?")
+HEADERS_TIMEOUT_S = 5.0
 _RANGE = re.compile(r"bytes=([0-9]{1,20})-")
 
 
@@ -51,21 +65,23 @@ class StateServer:
     ) -> None:
         self._offers = StateOffers()
         self._chunk_bytes = chunk_bytes
-        self._listener = Listener(bind_host, port, partial(_Handler, self._offers, stall_timeout_s, max_wait_s))
+        handler = partial(_Handler, self._offers, lambda: self.address, stall_timeout_s, max_wait_s)
+        self._listener = Listener(bind_host, port, handler)
         self.address = f"http://{host_in_url(advertise)}:{self._listener.server_address[1]}"
 
-    def publish(self, key: tuple[int, int, int], state: State) -> None:
+    def publish(self, key: tuple[int, int, int], state: State, secret: str = "") -> None:
         """Offer `state` under `key` and nothing else; as with `withdraw`, what was offered before is read no more.
 
+        `secret`: its readers prove that they know it; empty: anybody reads it.
         `state` must not change until it is withdrawn: pass a `snapshot`. TypeError or ValueError for what cannot be
         sent, before anything changed.
         """
         encoding = encode(state, chunk_bytes=self._chunk_bytes)
-        self._offers.put(StateKey(*key), encoding)
+        self._offers.put(StateKey(*key), encoding, secret)
 
-    def keep(self, key: tuple[int, int, int], state: State, reads: int) -> None:
+    def keep(self, key: tuple[int, int, int], state: State, reads: int, secret: str = "") -> None:
         """Offer `state`, which never changes, beside all others, until it was read so often, or `forget`."""
-        self._offers.keep(StateKey(*key), encode(state, chunk_bytes=self._chunk_bytes), reads)
+        self._offers.keep(StateKey(*key), encode(state, chunk_bytes=self._chunk_bytes), reads, secret)
 
     def forget(self, key: tuple[int, int, int]) -> None:
         """Offer one that was kept no longer; who reads it is cut off."""
@@ -95,44 +111,76 @@ class StateServer:
 class _Handler(BaseHTTPRequestHandler):
     server_version = "lighthouse-checkpoint"
     sys_version = ""
+    protocol_version = "HTTP/1.1"
 
-    def __init__(self, offers: StateOffers, stall_timeout_s: float, max_wait_s: float, *request: Any) -> None:
+    def __init__(
+        self,
+        offers: StateOffers,
+        address: Callable[[], str],
+        stall_timeout_s: float,
+        max_wait_s: float,
+        *request: Any,
+    ) -> None:
         self._offers = offers
+        self._address = address
         self._max_wait_s = max_wait_s
         self._stall_timeout_s = stall_timeout_s
+        self._nonce = ""
         super().__init__(*request)
 
-    def setup(self) -> None:
-        super().setup()
-        self.connection.settimeout(self._stall_timeout_s)
+    def handle_one_request(self) -> None:
+        """A connection that sends no whole request in time is closed, however slowly its bytes come."""
+        self.connection.begin(min(HEADERS_TIMEOUT_S, self._stall_timeout_s))
+        super().handle_one_request()
+
+    def parse_request(self) -> bool:
+        is_whole = super().parse_request()
+        self.connection.begin(math.inf, self._stall_timeout_s)
+        return is_whole
 
     def do_GET(self) -> None:
+        if self.path == "/challenge":
+            self._nonce = secrets.token_hex(16)
+            return self._start(200, {NONCE_HEADER: self._nonce, "Content-Length": 0})
+        nonce, self._nonce = self._nonce, ""
         if (match := _ROUTE.fullmatch(self.path)) is None:
-            self.send_error(404)
-            return
+            return self.send_error(404)
         key = StateKey(*map(int, match.groups()[:3]))
         wait_s = min(float(match[4] or 0), self._max_wait_s)
+        nonces, proof = (nonce, self.headers.get(NONCE_HEADER, "")), self.headers.get(PROOF_HEADER, "")
+
+        def is_member(secret: str) -> bool:
+            return all(nonces) and is_proven(proof, secret, TARGET_WORD, self._address(), *key, *nonces)
+
         try:
-            with self._offers.reading(key, wait_s, self.connection) as held:
-                self._send(held)
+            with self._offers.reading(key, wait_s, self.connection, is_member) as held:
+                self._send(held, nonces)
         except NotHeldError as error:
             self._refuse(409, key, error.held)
+        except StrangerError:
+            logger.warning("%s asks for the state of %s, and is no member of that quorum", self.client_address[0], key)
+            self._refuse(403, key, None)
+        return None
 
-    def _send(self, held: StateOffer) -> None:
+    def _send(self, held: StateOffer, nonces: tuple[str, str]) -> None:
         length, asked = held.encoding.length, _RANGE.fullmatch(self.headers.get("Range", ""))
+        proof = prove(held.secret, SOURCE_WORD, self._address(), *held.key, *nonces, held.tag)
+        proven = {PROOF_HEADER: proof} if proof else {}
         if asked is None:
-            return self._stream(held, 0, {"Content-Length": length, "ETag": held.tag})
+            return self._stream(held, 0, {"Content-Length": length, "ETag": held.tag, **proven})
         start = int(asked[1])
         if self.headers.get("If-Match") != held.tag or start >= length:
             return self._refuse(412, held.key, held.key)
         logger.info("the rest of the state of %s is read from byte %d", held.key, start)
-        headers = {"Content-Length": length - start, "Content-Range": f"bytes {start}-{length - 1}/{length}"}
+        headers = {"Content-Length": length - start, "Content-Range": f"bytes {start}-{length - 1}/{length}", **proven}
         return self._stream(held, start, headers)
 
     def _stream(self, held: StateOffer, start: int, headers: dict[str, Any]) -> None:
         pace = Pace() if held.reads is not None else None
         began_at = time.monotonic()
-        self._start(206 if start else 200, {"Content-Type": "application/octet-stream", **headers})
+        self.close_connection = True
+        kind = {"Content-Type": "application/octet-stream", "Connection": "close"}
+        self._start(206 if start else 200, {**kind, **headers})
         for chunk in held.encoding.chunks(start):
             self.wfile.write(chunk)
             if pace is not None:

@@ -13,7 +13,15 @@ from typing import Any
 
 from benchmarks.support.all_reduce import Place
 from benchmarks.support.children import Child, Children
-from benchmarks.support.daemons import HERE, TORCHFT, Daemon, prepare_lighthouse, start_lighthouse, start_manager
+from benchmarks.support.daemons import (
+    HERE,
+    OURS_BY_TLS,
+    TORCHFT,
+    Daemon,
+    prepare_lighthouse,
+    start_lighthouse,
+    start_manager,
+)
 from benchmarks.support.network import OUR_ADDRESS, THEIR_ADDRESS, SecondHost
 from examples.ports import free_port
 
@@ -108,7 +116,12 @@ class Cluster:
         """When that was. Ours; another one takes its place so long after that."""
         old, timeout_s = self.lighthouse, self.heartbeat_timeout_s
         self.lighthouse = prepare_lighthouse(
-            self._children, MIN_REPLICAS, heartbeat_timeout_s=timeout_s, host=self._host, port=old.port
+            self._children,
+            MIN_REPLICAS,
+            heartbeat_timeout_s=timeout_s,
+            host=self._host,
+            port=old.port,
+            has_tls=self.product == OURS_BY_TLS,
         )
         killed_at = time.monotonic()
         old.child.end()

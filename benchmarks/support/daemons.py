@@ -1,12 +1,19 @@
 """The daemons under measurement, ours and torchft's, each in a process of its own with its default intervals."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 
 from benchmarks.support.children import Child, Children
 from examples.ports import free_port
+from lighthouse_protocol.coordinator import Coordinator
+from lighthouse_protocol.identity import Address
+from lighthouse_protocol.rules.access import Role
+from lighthouse_runtime.security.credentials import load_or_make
+from lighthouse_runtime.security.tokens import Tokens
 
 OURS = "lighthouse-ft"
+OURS_BY_TLS = "lighthouse-ft, TLS"
 TORCHFT = "torchft"
 HERE = "127.0.0.1"
 
@@ -17,10 +24,19 @@ class Daemon:
     port: int
     host: str = HERE
     http_port: int = 0
+    join_string: str = field(default="", repr=False)
+    """Of a lighthouse with TLS: what its managers are told in place of its address."""
+    credentials: Path | None = None
+    """Of a lighthouse with TLS: the folder of its CA and its tokens."""
 
     @property
     def address(self) -> str:
         return f"{self.host}:{self.port}"
+
+    @property
+    def told(self) -> str:
+        """By what its clients find it."""
+        return self.join_string or self.address
 
     def serve(self) -> None:
         """Of one that was prepared: listen."""
@@ -39,7 +55,13 @@ def start_lighthouse(
     if product == TORCHFT:
         timeout_ms = str(round(1000 * heartbeat_timeout_s))
         return _start_torchft(children, "lighthouse", host, str(min_replicas), timeout_ms)
-    lighthouse = prepare_lighthouse(children, min_replicas, heartbeat_timeout_s=heartbeat_timeout_s, host=host)
+    lighthouse = prepare_lighthouse(
+        children,
+        min_replicas,
+        heartbeat_timeout_s=heartbeat_timeout_s,
+        host=host,
+        has_tls=product == OURS_BY_TLS,
+    )
     lighthouse.serve()
     return lighthouse
 
@@ -51,13 +73,24 @@ def prepare_lighthouse(
     heartbeat_timeout_s: float = 5.0,
     host: str = HERE,
     port: int = 0,
+    has_tls: bool = False,
 ) -> Daemon:
     """Ours, which has loaded its code and waits for serve(). It keeps a journal, by its port: on the port of one that
     has ended, it remembers."""
     port, http_port = port or free_port(), free_port()
     serve = ["--http", f"{HERE}:{http_port}", "--min-replicas", str(min_replicas)]
     serve += ["--heartbeat-timeout", f"{heartbeat_timeout_s}s", "--journal", str(children.folder / f"{port}.sqlite")]
-    return _prepare_ours(children, "lighthouse", serve, host, port, http_port=http_port)
+    join_string, credentials = "", None
+    if not has_tls and host != HERE:  # it would make its own TLS
+        serve += ["--insecure", "--credentials", str(children.folder / "credentials")]
+    if has_tls:
+        credentials = children.folder / "credentials"
+        made = load_or_make(credentials, (host, HERE))
+        serve += ["--tls-cert", str(made.certificate), "--tls-key", str(made.key), "--credentials", str(made.folder)]
+        token = Tokens.read(made.folder).newest(Role.JOIN)
+        join_string = Coordinator((Address(host, port),), made.ca_pin, token).join_string()
+    lighthouse = _prepare_ours(children, "lighthouse", serve, host, port, http_port=http_port)
+    return replace(lighthouse, join_string=join_string, credentials=credentials)
 
 
 def start_manager(
@@ -73,7 +106,7 @@ def start_manager(
     """Of a group of one rank; without `store` nobody uses its store."""
     if product == TORCHFT:
         return _start_torchft(children, "manager", host, lighthouse.address, replica_id, within=within)
-    serve = ["--lighthouse", lighthouse.address, "--replica-id", replica_id]
+    serve = ["--lighthouse", lighthouse.told, "--replica-id", replica_id]
     serve += ["--group-world-size", "1", "--store", store or f"{host}:1", "--advertise", host]
     manager = _prepare_ours(children, "manager", serve, host, free_port(), within=within)
     manager.serve()

@@ -2,11 +2,13 @@
 
 import asyncio
 import math
+import secrets
 import time
 from dataclasses import replace
 from typing import Protocol
 
 from benchmarks.support.lockstep import Lockstep, Tally
+from lighthouse_protocol.limits import SECRET_BYTES
 from lighthouse_protocol.messages.membership import Participant, Quorum
 from lighthouse_protocol.messages.session import (
     GroupReport,
@@ -56,7 +58,7 @@ class LightManager:
             name, f"{time.time_ns():x}", address=f"{host}:29512", store_address=f"{host}:29513", watched=True
         )
         self._grants = GrantMachine(name)
-        self._session = SessionMachine(lambda: GroupReport(self._grants.held))
+        self._session = SessionMachine(lambda: GroupReport(self._grants.held), secret=secrets.token_hex(SECRET_BYTES))
         self._link = LighthouseLink(crowd.connect, crowd.address)
         self._timer = DeadlineTimer(self._tick, asyncio.get_running_loop())
         self._clock = asyncio.get_running_loop().time
@@ -107,6 +109,8 @@ class LightManager:
                 sent_at = self._session.acknowledged(message, self._clock())
                 self._obey(order)
                 if sent_at is not None:
+                    acked_s = self._clock() - sent_at
+                    self._crowd.tally.longest_ack_s = max(self._crowd.tally.longest_ack_s, acked_s)
                     self._grants.renew(sent_at + LEASE_SHARE * self._session.lease_s)
             case JoinAccepted(join):
                 self._handed = message if self._session.is_waiting(join) else self._handed

@@ -4,7 +4,7 @@ import asyncio
 import math
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from lighthouse_protocol.messages.membership import Quorum
@@ -18,7 +18,8 @@ class Member(Protocol):
 
 @dataclass(slots=True)
 class Tally:
-    """What has happened since the last report. `messages`: sent to the lighthouse, besides beats."""
+    """What has happened since the last report. `messages`: sent to the lighthouse, besides beats; `longest_ack_s`: from
+    a beat to its answer; `steps_s`: how long each step took."""
 
     beats: int = 0
     messages: int = 0
@@ -28,6 +29,8 @@ class Tally:
     refusals: int = 0
     closings: int = 0
     longest_step_s: float = 0.0
+    longest_ack_s: float = 0.0
+    steps_s: list[float] = field(default_factory=list[float])
 
 
 class Lockstep:

@@ -13,12 +13,14 @@ from typing import Any
 
 from benchmarks.support.bars import Bar
 from benchmarks.support.cluster import NAMES, STEP_S, Cluster, Event, wait_until
-from benchmarks.support.daemons import OURS
-from benchmarks.support.figures import spread, table
+from benchmarks.support.daemons import OURS, OURS_BY_TLS, TORCHFT
+from benchmarks.support.figures import percentile, spread, table
 
 VICTIM = NAMES[-1]
 SURVIVORS = NAMES[:-1]
 GIVE_UP_S = 8.0
+NAMED = {OURS: "ours", OURS_BY_TLS: "ours, TLS", TORCHFT: "torchft 0.2"}
+NOISE = 0.75
 HEADINGS = {"noticed_s": "noticed ms", "quorum_s": "new quorum ms", "committed_s": "next committed step ms"}
 
 
@@ -95,7 +97,7 @@ def render(
 
 def _cells(losses: Sequence[Loss], row: Mapping[str, Any], moments: Sequence[str]) -> list[str]:
     loss = next(loss for loss in losses if loss.key == row["fault"])
-    name = f"{loss.name} ({loss.heartbeat_timeout_s:g} s), {'ours' if row['product'] == OURS else 'torchft 0.2'}"
+    name = f"{loss.name} ({loss.heartbeat_timeout_s:g} s), {NAMED[row['product']]}"
     return [name, str(len(row["runs"])), *(_moment(row["runs"], moment) for moment in moments)]
 
 
@@ -108,13 +110,27 @@ def bars(losses: Sequence[Loss], results: Sequence[Mapping[str, Any]]) -> list[B
     found: list[Bar] = []
     for loss in losses:
         for row in results:
-            if row["fault"] == loss.key and row["product"] == OURS:
-                found += _bars(loss, [getattr(run, loss.limit.moment) for run in row["runs"]])
+            if row["fault"] == loss.key and row["product"] in (OURS, OURS_BY_TLS):
+                found += _bars(loss, row["product"], _values(loss, row))
+        found += _tls_bars(loss, {row["product"]: _values(loss, row) for row in results if row["fault"] == loss.key})
     return found
 
 
-def _bars(loss: Loss, values: Sequence[float]) -> list[Bar]:
-    what = f"{loss.name} -> {'noticed' if loss.limit.moment == 'noticed_s' else 'next committed step'}"
+def _values(loss: Loss, row: Mapping[str, Any]) -> list[float]:
+    return [getattr(run, loss.limit.moment) for run in row["runs"]]
+
+
+def _tls_bars(loss: Loss, by_product: Mapping[str, Sequence[float]]) -> list[Bar]:
+    """With TLS as without, within the noise: of those without, a quarter takes longer than the median with."""
+    if not by_product.keys() >= {OURS, OURS_BY_TLS}:
+        return []
+    median, within = spread(by_product[OURS_BY_TLS]).median, percentile(by_product[OURS], NOISE)
+    return [Bar(f"{loss.name}, TLS: median within the noise without", median, within, "s")]
+
+
+def _bars(loss: Loss, product: str, values: Sequence[float]) -> list[Bar]:
+    name = loss.name if product == OURS else f"{loss.name}, TLS"
+    what = f"{name} -> {'noticed' if loss.limit.moment == 'noticed_s' else 'next committed step'}"
     largest = Bar(f"{what}, largest of {len(values)}", max(values), loss.limit.largest_s, "s")
     median = Bar(f"{what}, median", spread(values).median, loss.limit.median_s, "s")
     return [largest] if math.isinf(loss.limit.median_s) else [median, largest]

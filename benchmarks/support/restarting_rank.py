@@ -12,7 +12,8 @@ from lighthouse_runtime.process.children import started_at
 
 def main() -> None:
     rank, attempt = int(os.environ["RANK"]), os.environ["LIGHTHOUSE_ATTEMPT"]
-    with ManagerClient(os.environ["LIGHTHOUSE_MANAGER_ADDRESS"]) as manager:
+    address, secret = os.environ["LIGHTHOUSE_MANAGER_ADDRESS"], os.environ["LIGHTHOUSE_MANAGER_SECRET"]
+    with ManagerClient(address, secret) as manager:
         manager.quorum(rank, 0, timeout_s=60.0, rank_incarnation=os.environ["LIGHTHOUSE_INCARNATION"])
         age_s = time.clock_gettime(time.CLOCK_BOOTTIME) - started_at(os.getpid()) / os.sysconf("SC_CLK_TCK")
         print("quorum", attempt, rank, f"{age_s:.3f}", flush=True)

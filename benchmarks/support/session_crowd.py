@@ -22,7 +22,8 @@ TIMEOUT_S = 60.0
 
 
 class Crowd:
-    def __init__(self, address: str, job: str) -> None:
+    def __init__(self, address: str, job: str, timeout_s: float = TIMEOUT_S) -> None:
+        self._timeout_s = timeout_s
         self.address = address
         self.tally = Tally()
         self.lockstep = Lockstep(self._note_step)
@@ -67,7 +68,7 @@ class Crowd:
             self._numbers += 1
             if begun % CONNECTS_AT_ONCE == CONNECTS_AT_ONCE - 1:
                 await asyncio.sleep(CONNECTS_EVERY_S)
-        await asyncio.wait_for(self._all_train.wait(), TIMEOUT_S)
+        await asyncio.wait_for(self._all_train.wait(), self._timeout_s)
 
     async def die(self, count: int) -> None:
         """Without a word; until all others train together."""
@@ -75,7 +76,7 @@ class Crowd:
         dying, self.managers = self.managers[:count], self.managers[count:]
         for manager in dying:
             manager.die()
-        await asyncio.wait_for(self._all_train.wait(), TIMEOUT_S)
+        await asyncio.wait_for(self._all_train.wait(), self._timeout_s)
 
     async def pace(self, step_s: float) -> None:
         self.lockstep.pace(step_s, len(self.managers))
@@ -85,10 +86,12 @@ class Crowd:
 
     def _note_step(self, took_s: float) -> None:
         self.tally.longest_step_s = max(self.tally.longest_step_s, took_s)
+        if took_s > 0:  # not the first one after a pause
+            self.tally.steps_s.append(took_s)
 
 
-async def serve(address: str, job: str) -> None:
-    await answer_orders_async(Crowd(address, job).do)
+async def serve(address: str, job: str, timeout_s: str = str(TIMEOUT_S)) -> None:
+    await answer_orders_async(Crowd(address, job, float(timeout_s)).do)
 
 
 def main() -> None:

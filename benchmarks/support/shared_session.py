@@ -6,8 +6,8 @@ from lighthouse_protocol.messages.session import JoinAccepted, ToLighthouse, ToM
 from lighthouse_protocol.pb.documented import lighthouse_pb2
 from lighthouse_protocol.wire.streams import SESSION_RESPONSES, accepted_for
 from lighthouse_runtime.client.lighthouse import AsyncLighthouseClient
-from lighthouse_runtime.client.rpcs import SESSION, StreamKind
-from lighthouse_runtime.client.streams import Session
+from lighthouse_runtime.client.stream_kinds import SESSION, Session
+from lighthouse_runtime.client.streams import StreamKind
 
 
 class SharedReader:

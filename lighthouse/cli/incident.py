@@ -15,7 +15,7 @@ from lighthouse_runtime.cli.terminal import printable
 
 @click.command()
 @click.argument("id", metavar="ID")
-@client_options(job_help="Not needed: an id is of one job only.", timeout="10s", has_token=True)
+@client_options(job_help="Not needed: an id is of one job only.", timeout="10s")
 def incident(given: ClientOptions, id: str) -> None:
     """Show an incident: its timeline, and what each rank was doing.
 

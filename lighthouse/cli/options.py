@@ -4,25 +4,32 @@ import dataclasses
 import functools
 import json
 from collections.abc import Callable, Iterable
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
-from rich.text import Text
 
-from lighthouse.cli.view.output import make_console, print_lines
-from lighthouse_protocol.identity import Address, parse_address
+from lighthouse_protocol.coordinator import Coordinator, TlsFiles, parse_coordinator
 from lighthouse_protocol.limits import DEFAULT_JOB, DEFAULT_RUN, LIGHTHOUSE_PORT
-from lighthouse_protocol.messages.status import LighthouseStatus
 from lighthouse_protocol.refusals import InvalidRequest, UnknownName
+from lighthouse_protocol.rules.access import Role
 from lighthouse_runtime.cli.durations import Duration
-from lighthouse_runtime.cli.settings import read_token
 from lighthouse_runtime.cli.terminal import reports_errors
-from lighthouse_runtime.client.lighthouse import LighthouseClient
+from lighthouse_runtime.security.client_tls import CA_VARIABLE, CERT_VARIABLE, KEY_VARIABLE
+
+if TYPE_CHECKING:
+    from rich.text import Text
+
+    from lighthouse_protocol.messages.status import LighthouseStatus
+    from lighthouse_runtime.client.lighthouse import LighthouseClient
 
 Verb = Callable[..., None]
 
 EXAMPLE = f"write HOST:PORT, for example coordinator:{LIGHTHOUSE_PORT}"
+_TLS_OPTIONS = (
+    ("--tls-ca", CA_VARIABLE, "The CA of a lighthouse whose certificate is of your own PKI."),
+    ("--client-cert", CERT_VARIABLE, "The certificate to show to a lighthouse with --tls-client-ca."),
+    ("--client-key", KEY_VARIABLE, "With --client-cert: its key."),
+)
 EVERY_JOB = "Only this job; without it, every job."
 
 
@@ -30,22 +37,27 @@ EVERY_JOB = "Only this job; without it, every job."
 class ClientOptions:
     """What was typed. An empty `job` or `run` means all of them where a verb can show several."""
 
-    address: str
+    coordinator: Coordinator
     job: str
     output: str
     timeout: float
-    control_token_file: Path | None = None
     run: str = ""
+
+    @property
+    def address(self) -> str:
+        return str(self.coordinator)
 
     @property
     def job_name(self) -> str:
         return self.job or DEFAULT_JOB
 
-    def connect(self, job: str | None = None) -> LighthouseClient:
-        token = read_token(self.control_token_file)
-        return LighthouseClient(self.address, job=job or self.job_name, run=self.run or DEFAULT_RUN, token=token)
+    def connect(self, job: str | None = None) -> "LighthouseClient":
+        from lighthouse_runtime.client.lighthouse import LighthouseClient  # gRPC, for which --help need not wait
 
-    def status(self, *, ranks: bool = False) -> LighthouseStatus:
+        name, run = job or self.job_name, self.run or DEFAULT_RUN
+        return LighthouseClient(self.coordinator, job=name, run=run, role=Role.OPERATE)
+
+    def status(self, *, ranks: bool = False) -> "LighthouseStatus":
         """Of the job, or of every job; `ranks`: with the place of every rank.
 
         Raises UnknownName where there is no such job.
@@ -56,10 +68,12 @@ class ClientOptions:
             raise UnknownName(f"--job {self.job}: no such job at {self.address}; `lighthouse status` lists them all")
         return answer
 
-    def show(self, document: Any, lines: Callable[[int], Iterable[Text]]) -> None:
+    def show(self, document: Any, lines: "Callable[[int], Iterable[Text]]") -> None:
         """`document`, a dataclass or what JSON knows, for a program; `lines` of a width for a person."""
         if self.output == "json":
             return click.echo(json.dumps(document, indent=2, default=dataclasses.asdict))
+        from lighthouse.cli.view.output import make_console, print_lines  # rich, which JSON does not need
+
         console = make_console()
         return print_lines(console, lines(console.width))
 
@@ -68,28 +82,30 @@ class ClientOptions:
         click.echo(json.dumps({"job": self.job_name} | done) if self.output == "json" else text)
 
 
-def client_options(*, job_help: str, timeout: str = "5s", has_token: bool = False) -> Callable[[Verb], Verb]:
+def client_options(*, job_help: str, timeout: str = "5s") -> Callable[[Verb], Verb]:
     """--lighthouse, --job, --format and --timeout, as ClientOptions: the verb's first argument."""
-    token = click.option(
-        "--control-token-file",
-        metavar="FILE",
-        type=click.Path(dir_okay=False, path_type=Path),
-        envvar="LIGHTHOUSE_CONTROL_TOKEN_FILE",
-        show_envvar=True,
-        help="The token that a lighthouse on another host asks for.",
-    )
     options = (
-        *((token,) if has_token else ()),
         click.option(
             "--lighthouse",
-            "address",
-            metavar="HOST:PORT",
+            "coordinator",
+            metavar="HOST:PORT|JOIN-STRING",
             envvar=["LIGHTHOUSE_ADDRESS", "TORCHFT_LIGHTHOUSE"],
             show_envvar=True,
             default=f"localhost:{LIGHTHOUSE_PORT}",
             show_default=True,
-            callback=_read_address,
-            help="The lighthouse to ask; http:// in front is accepted.",
+            callback=_read_coordinator,
+            help="The lighthouse to ask: its address, or its join string.",
+        ),
+        *(
+            click.option(
+                option,
+                metavar="FILE",
+                type=click.Path(exists=True, dir_okay=False),
+                envvar=name,
+                show_envvar=True,
+                help=text,
+            )
+            for option, name, text in _TLS_OPTIONS
         ),
         click.option("--job", metavar="NAME", default="", help=job_help),
         click.option(
@@ -112,7 +128,7 @@ def control_options(verb: Verb) -> Verb:
     options = (
         click.argument("replica_id"),
         click.option("--reason", metavar="TEXT", default="", help="The reason; it goes to the replica group's log."),
-        client_options(job_help=f"The replica group's job.  [default: {DEFAULT_JOB}]", timeout="10s", has_token=True),
+        client_options(job_help=f"The replica group's job.  [default: {DEFAULT_JOB}]", timeout="10s"),
     )
     return _with_options(options, verb)
 
@@ -126,7 +142,6 @@ def run_options(*, default: str | None = DEFAULT_RUN, has_control: bool = False)
         client_options(
             job_help=f"The run's job.  [default: {DEFAULT_JOB}]",
             timeout="10s" if has_control else "5s",
-            has_token=has_control,
         ),
     )
     return lambda verb: _with_options(options, verb)
@@ -142,20 +157,20 @@ def _takes_client_options(verb: Verb) -> Verb:
 
     @functools.wraps(verb)
     def run(**values: Any) -> None:
+        files = TlsFiles(*(values.pop(name) or "" for name in ("tls_ca", "client_cert", "client_key")))
+        values["coordinator"] = values["coordinator"].with_files(files)
         given = ClientOptions(**{name: values.pop(name) for name in names if name in values})
         verb(given, **values)
 
     return reports_errors(run)
 
 
-def _read_address(ctx: click.Context, param: click.Parameter, value: str) -> str:
+def _read_coordinator(ctx: click.Context, param: click.Parameter, value: str) -> Coordinator:
     text = value.strip()
     if text.startswith("https://"):
-        raise click.BadParameter(f"{text!r}: the lighthouse speaks no TLS here; {EXAMPLE}", ctx, param)
+        why = "a lighthouse with TLS takes a join string, which `lighthouse token` prints, or --tls-ca"
+        raise click.BadParameter(f"{text!r}: {why}; {EXAMPLE}", ctx, param)
     try:
-        parsed = parse_address(text, "address")
+        return parse_coordinator(text, "address")
     except InvalidRequest as e:
         raise click.BadParameter(f"{str(e).removeprefix('address: ')}; {EXAMPLE}", ctx, param) from None
-    if parsed.port == 0:
-        raise click.BadParameter(f"{text!r}: port 0 is not a port to connect to; {EXAMPLE}", ctx, param)
-    return str(Address(parsed.host, parsed.port or LIGHTHOUSE_PORT))

@@ -26,5 +26,5 @@ def _line(run: RunStatus) -> Text:
     at = f"generation {number}, {len(run.slots)} ranks" if number >= 0 else "no generation yet"
     said = f"  {at}, {counters.job_restarts} restarts, {run.verdict}"
     stop = run.stop
-    by = "" if stop is None else f": {stop.reason} (by {stop.who or 'the lighthouse'})"
+    by = "" if stop is None else f": {stop.text}"
     return Text.assemble((printable(f"{run.job}/{run.run}"), "bold"), printable(said), (printable(by), "red"))

@@ -8,7 +8,7 @@ import click
 
 from lighthouse.server.config import ENV_PREFIX, LighthouseConfig
 from lighthouse_protocol.refusals import LighthouseError
-from lighthouse_runtime.cli.settings import from_options, options, read_token
+from lighthouse_runtime.cli.settings import from_options, options
 from lighthouse_runtime.process.children import die_with_parent
 from lighthouse_runtime.process.logs import set_up_logging
 from lighthouse_runtime.process.loop import run_daemon
@@ -18,10 +18,9 @@ def run(config: LighthouseConfig, announce: int | None = None) -> None:
     """Serve until a signal; ends the process with the daemon's status."""
     from lighthouse.server import daemon  # half a second of imports that no other verb needs
 
-    token = read_token(config.control_token_file)
     set_up_logging(config.log_level, config.log_format)
     try:
-        sys.exit(run_daemon(functools.partial(daemon.serve, config, token, announce)))
+        sys.exit(run_daemon(functools.partial(daemon.serve, config, announce)))
     except LighthouseError as e:
         raise click.ClickException(str(e)) from None
 

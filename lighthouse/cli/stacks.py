@@ -12,7 +12,7 @@ from lighthouse_protocol.messages.incident import gathered_document
 @click.option(
     "--rank", "ranks", metavar="RANK", multiple=True, help="b/1, or b for all of that replica group; may be repeated."
 )
-@client_options(job_help=f"The ranks' job.  [default: {DEFAULT_JOB}]", timeout="15s", has_token=True)
+@client_options(job_help=f"The ranks' job.  [default: {DEFAULT_JOB}]", timeout="15s")
 def stacks(given: ClientOptions, ranks: tuple[str, ...]) -> None:
     """Show what every rank of the quorum is doing now.
 

@@ -13,7 +13,7 @@ from lighthouse_runtime.cli.terminal import printable
 @client_options(job_help=EVERY_JOB)
 def status(given: ClientOptions) -> None:
     """Show each job's quorum, and why there is or is not one; and each run's generation and ranks."""
-    answer = given.status()
+    answer = given.status(ranks=given.output == "json")  # a program gets what /status gives
     given.show(answer, lambda width: _lines(given, answer, width))
 
 
@@ -30,8 +30,7 @@ def _stopped(given: ClientOptions, job: str) -> list[Text]:
     return [
         Text(
             printable(
-                f"run {run.run} of job {job} is stopped: {run.stop.reason} (by {run.stop.who}); "
-                f"`lighthouse resume --run {run.run}` lifts it"
+                f"run {run.run} of job {job} is stopped: {run.stop.text}; `lighthouse resume --run {run.run}` lifts it"
             ),
             style="red",
         )

@@ -13,5 +13,9 @@ from lighthouse_runtime.cli.settings import CONTEXT_SETTINGS, from_options, opti
 @options(LighthouseConfig, ENV_PREFIX)
 @click.option("--quorum-tick-ms", hidden=True)
 def main(quorum_tick_ms: str | None, **values: Any) -> None:
-    """lighthouse serve under torchft's name: --bind, --min_replicas, --join_timeout_ms, --heartbeat_timeout_ms ..."""
+    """lighthouse serve under torchft's name: --bind, --min_replicas, --join_timeout_ms, --heartbeat_timeout_ms ...
+
+    Its clients have no TLS: --insecure is implied.
+    """
+    values["insecure"] = True
     run(from_options(LighthouseConfig, values))

@@ -6,13 +6,22 @@ import hashlib
 import re
 from importlib import resources
 
-_SCRIPTS = ("words.js", "groups.js", "happenings.js", "jobs.js", "dialogs.js", "live.js")
+_SCRIPTS = (
+    "words.js",
+    "groups.js",
+    "happenings.js",
+    "graphs.js",
+    "lead.js",
+    "jobs.js",
+    "dialogs.js",
+    "live.js",
+)
 
 
 @functools.cache
 def page() -> bytes:
     """The page, UTF-8, with its style and its script inside; beside itself it asks for `events`, `status`, `control`,
-    `kill` and `incidents`."""
+    `incidents`, and for what an operator does."""
     scripts = b"".join(_read(name) for name in _SCRIPTS)
     page = _read("page.html").replace(b"<style></style>", b"<style>\n" + _read("page.css") + b"</style>")
     return page.replace(b"<script></script>", b"<script>\n'use strict';\n" + scripts + b"</script>")

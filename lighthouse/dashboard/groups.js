@@ -13,9 +13,9 @@ const COLUMNS = [
   {key: 'generation', title: 'Gen', number: true, hint: 'Of a run: the last generation in which the rank was active',
     order: (a, b) => (a.generation ?? -1) - (b.generation ?? -1), group: fillGeneration, rank: fillGeneration},
   {key: 'step', title: 'Step', number: true, order: (a, b) => a.step - b.step, group: fillStep, rank: fillRankStep},
-  {key: 'beat age', title: 'Beat', number: true, hint: 'How old the newest sign of life is: its process lives',
+  {key: 'beat age', title: 'Heartbeat', number: true, hint: 'Age of the newest heartbeat',
     order: (a, b) => a.heartbeat_age_s - b.heartbeat_age_s, group: fillBeat, rank: fillRankBeat},
-  {key: 'progress age', title: 'Progress', number: true, hint: 'For so long it has not moved: the training of its slowest rank',
+  {key: 'progress age', title: 'No progress for', number: true, hint: 'Since its slowest rank last moved',
     order: (a, b) => oldest(a) - oldest(b), group: fillProgress, rank: fillRankProgress},
   {key: 'failed', title: 'Failed', hint: 'Commits discarded since the last one that was not', number: true,
     order: (a, b) => a.commit_failures - b.commit_failures, group: fillFailed, rank: () => {}},
@@ -34,8 +34,8 @@ function fillReplica(cell, member, card) {
   name.disabled = !member.ranks.length;
   name.setAttribute('aria-expanded', String(hasOpenRanks(card, member)));
   const ranks = member.world_size ? plural(member.world_size, 'rank') : '';
-  setText(note, [ranks, member.address.replace(/^https?:\/\//, ''), member.incarnation.slice(0, 8)].filter(Boolean).join(' · '));
-  setTitle(note, [member.incarnation && `incarnation ${member.incarnation}`, member.address && `manager ${member.address}`,
+  setText(note, [ranks, member.address.replace(/^https?:\/\//, ''), member.start].filter(Boolean).join(' · '));
+  setTitle(note, [member.start && `start ${member.start}`, member.address && `manager ${member.address}`,
     member.store_address && `store ${member.store_address}`].filter(Boolean).join(', '));
 }
 
@@ -104,15 +104,18 @@ function fillFailed(cell, member) {
 }
 
 function fillAct(cell, member, card) {
-  const button = child(cell, 'button', 0);
-  if (!button.onclick) {
-    button.type = 'button';
-    button.textContent = 'Kill';
-    button.onclick = () => askToKill(card.name, cell.parentNode.dataset.name);
-  }
-  setHidden(button, member.is_run || member.state === 'expired' || !(control.may_kill || control.takes_token));
-  const label = `Kill ${member.replica_id}`;
-  if (button.ariaLabel !== label) button.ariaLabel = label;
+  ['drain', 'kill'].forEach((act, place) => {
+    const button = child(cell, 'button', place);
+    if (!button.onclick) {
+      button.type = 'button';
+      button.className = act;
+      button.textContent = act === 'kill' ? 'Kill' : 'Drain';
+      button.onclick = () => askToAct(act, {job: card.name, replica_id: cell.parentNode.dataset.name});
+    }
+    setHidden(button, member.is_run || member.state === 'expired' || !control.may_act);
+    const label = `${button.textContent} ${member.replica_id}`;
+    if (button.ariaLabel !== label) button.ariaLabel = label;
+  });
 }
 
 // -- one rank

@@ -58,6 +58,9 @@ function showStrip(card, section, entries, now_s) {
 
 // -- incidents
 
+// Something moves again, or a step was committed since.
+const isOver = incident => incident.over_s !== null || incident.kind !== 'stall' && incident.step_s !== null;
+
 function showIncidents(section, incidents) {
   const list = section.querySelector('ol');
   setHidden(section.querySelector('.none'), incidents.length > 0);
@@ -68,8 +71,8 @@ function showIncidents(section, incidents) {
 function showIncident(line, incident) {
   const head = child(line, 'div', 0), text = child(line, 'div', 1), offsets = child(line, 'div', 2);
   setClass(head, 'head');
-  setPill(child(head, 'span', 0), `pill ${incident.over_s === null ? KIND_TONES[incident.kind] || 'warn' : 'idle'}`, incident.kind,
-    incident.over_s === null ? 'not over yet' : 'over');
+  setPill(child(head, 'span', 0), `pill ${isOver(incident) ? 'idle' : KIND_TONES[incident.kind] || 'warn'}`, incident.kind,
+    isOver(incident) ? 'over' : 'not over yet');
   setText(child(head, 'time', 1), moment(incident.opened_unix_s));
   const link = child(head, 'a', 2);
   if (link.dataset.id !== incident.id) {
@@ -79,6 +82,7 @@ function showIncident(line, incident) {
     link.ariaLabel = `Evidence of incident ${incident.id}`;
     link.onclick = event => showEvidence(event, incident.id);
   }
+  setHidden(link, incident.evidence_s === null);
   setText(text, incident.text);
   setTitle(text, `incident ${incident.id} of ${incident.job}; suspects: ${incident.suspects.join(', ') || 'none'}`);
   setClass(offsets, 'offsets');
@@ -96,11 +100,21 @@ function showIncident(line, incident) {
 
 // -- runs
 
-function showRuns(runs) {
+// Supervisors of groups that train by quorums open a run, which has neither generations nor ranks of its own.
+function showRuns(known) {
   const list = find('runs').querySelector('ul');
+  const runs = known.filter(run => run.counters.number >= 0 || run.ranks.length || run.counters.job_restarts || run.stop || run.excluded.length);
   setHidden(find('runs'), !runs.length);
   trim(list, runs.length);
-  runs.forEach((run, place) => setText(child(list, 'li', place), describeRun(run)));
+  runs.forEach((run, place) => {
+    const line = child(list, 'li', place), text = child(line, 'span', 0), button = child(line, 'button', 1);
+    setText(text, describeRun(run));
+    button.type = 'button';
+    setClass(button, 'quiet');
+    setText(button, ACTS.resume.title(run));
+    button.onclick = () => askToAct('resume', {job: run.job, run: run.run});
+    setHidden(button, !control.may_act || !run.stop && !run.excluded.length);
+  });
 }
 
 function describeRun(run) {

@@ -1,11 +1,13 @@
 // One card a job: quorum and verdict on top, groups and ranks, what happened.
 const PAGE_ROWS = 100, SEARCHED_FROM = 9, OPEN_RANKS = matchMedia('(max-width: 720px)').matches ? 4 : 32;
 const TILES = [
-  ['Quorum', job => [job.quorum_id || '–']],
-  ['Age', job => [job.quorum_id ? duration(job.quorum_age_s) : '–']],
-  ['Participants', job => [count(job.members, m => m.is_participant), `of ${job.members.length}`]],
   ['Step', (job, card) => [card.maxStep]],
+  ['Participants', job => [count(job.members, isTraining), `of ${job.members.length}`]],
   ['Ranks', job => [job.ranks.length || '–', describeRanks(job.ranks)]],
+  ['Discarded steps', (job, card) => [card.pace ? card.pace.discards : '–']],
+  ['Quorum age', job => [job.quorum_id ? duration(job.quorum_age_s) : '–', job.quorum_id ? `quorum ${job.quorum_id}` : '']],
+];
+const INTERNALS = [
   ['Quorums formed', job => [job.quorums_formed]],
   ['Rounds', job => [job.rounds]],
   ['Sessions', job => [job.sessions]],
@@ -21,6 +23,7 @@ const RUN_TILES = [
   ['Restarts', (job, card) => [sum(card.groups, run => run.restarts)]],
 ];
 const jobs = new Map();
+const isTraining = member => member.is_participant && member.state !== 'expired';
 const sum = (list, value) => list.reduce((total, item) => total + value(item), 0);
 
 function describeRanks(ranks) {
@@ -33,7 +36,7 @@ function describeRanks(ranks) {
 function makeJob(name) {
   const section = find('job').content.cloneNode(true).firstElementChild;
   const card = {
-    section, name, groups: [], rows: new Map(), search: '', states: new Set(), sort: null, falling: false, limit: PAGE_ROWS,
+    section, name, groups: [], runs: [], pace: null, rows: new Map(), search: '', states: new Set(), sort: null, falling: false, limit: PAGE_ROWS,
     entries: ENTRIES, stripAt: 0, opened: new Set(), closed: new Set(), allRanks: false,
   };
   const sort = section.querySelector('.sort select');
@@ -51,12 +54,11 @@ function makeJob(name) {
     card.entries = Infinity;
     showTimeline(card, card.job.timeline, card.now_s);
   });
-  section.querySelector('.all').addEventListener('click', event => {
+  section.querySelector('.all').addEventListener('click', () => {
     card.allRanks = !hasOpenRanks(card, null);
     card.opened.clear();
     card.closed.clear();
     card.hasChosen = true;
-    event.target.setAttribute('aria-pressed', card.allRanks);
     showGroups(card);
   });
   find('main').append(section);
@@ -87,8 +89,8 @@ function sortBy(card, column, isFalling) {
 
 // -- what it shows
 
-function showJob(card, job, runs, now_s) {
-  card.job = job;
+function showJob(card, job, runs, now_s, pace) {
+  Object.assign(card, {job, runs, pace});
   card.now_s = now_s;
   joinRanks(card, job, runs);
   const isRun = card.groups.length > 0 && !job.members.length;
@@ -100,12 +102,13 @@ function showJob(card, job, runs, now_s) {
   const phase = section.querySelector('.name .phase');
   setPill(phase, `phase pill ${PHASE_TONES[job.phase] || 'idle'}`, job.phase, PHASE_HINTS[job.phase] || '');
   setHidden(phase, !job.phase || job.phase === 'none');
-  setText(section.querySelector('.why'), isRun ? STATE_HINTS[verdict] : job.explanation);
   section.classList.toggle('has-runs', job.ranks.some(rank => rank.generation !== null || rank.state === 'spare'));
-  const stall = section.querySelector('.stall');
-  setText(stall, job.stall && `Nothing moves for ${duration(job.stall_s)}: ${job.stall}`);
-  setHidden(stall, !job.stall);
-  showTiles(section.querySelector('dl'), isRun ? RUN_TILES : TILES, job, card);
+  showLead(card, job, pace, isRun);
+  showActs(card);
+  showTiles(section.querySelector('.tiles'), isRun ? RUN_TILES : TILES, job, card);
+  showTiles(section.querySelector('.internals dl'), INTERNALS, job, card);
+  setHidden(section.querySelector('.internals'), isRun);
+  showGraphs(card, job, pace);
   showStates(card);
   showGroups(card);
   showIncidents(section.querySelector('.incidents'), job.incidents || []);
@@ -134,7 +137,7 @@ function makeRun(run) {
     replica_id: run.run, is_run: true, state: run.verdict, generation: run.counters.number < 0 ? null : run.counters.number,
     world_size: run.ranks.length, active: run.slots.length, spares: count(run.ranks, rank => rank.state === 'spare'),
     restarts: run.counters.job_restarts, step: 0, heartbeat_age_s: run.ranks.reduce((most, rank) => rank.state === 'lost' ? most : Math.max(most, rank.beat_age_s), 0),
-    is_participant: false, commit_failures: 0, address: '', store_address: '', incarnation: '',
+    is_participant: false, commit_failures: 0, address: '', store_address: '', start: '',
   };
 }
 
@@ -178,7 +181,7 @@ function makeState(card, tools, state) {
 // -- which groups, in which order
 
 function isLike(member, search) {
-  const words = [member.replica_id, member.address, member.state, member.incarnation];
+  const words = [member.replica_id, member.address, member.state, member.start];
   for (const rank of member.ranks) words.push(rank.host, rank.state, rank.phase, rank.waits_for);
   return words.join(' ').toLowerCase().includes(search);
 }
@@ -219,9 +222,10 @@ function showGroups(card) {
   setHidden(more, shown.length === members.length);
   setText(more, `${members.length - shown.length} more replica groups: show more`);
   setHidden(section.querySelector('.groups > .none'), members.length > 0 || !card.groups.length);
-  section.querySelector('.all').setAttribute('aria-pressed', hasOpenRanks(card, null));
-  setHidden(section.querySelector('.all'), !card.job.ranks.length);
-  const why = section.querySelector('.mayNotKill');
-  setHidden(why, control.may_kill || control.takes_token || !control.why);
-  setText(why, `No kills from here: ${control.why}`);
+  const all = section.querySelector('.all');
+  setText(all, hasOpenRanks(card, null) ? 'Hide ranks' : 'Show ranks');
+  setHidden(all, !card.job.ranks.length);
+  const why = section.querySelector('.mayNotAct');
+  setHidden(why, control.may_act || !control.why);
+  setText(why, `No actions from here: ${control.why}`);
 }

@@ -1,18 +1,20 @@
 // How the page hears of the lighthouse: by events; where something on the way cuts those, by asking; and what it says in silence.
-const TICK_MS = 500, ASKED_AGAIN_MS = 2000, QUIET_MS = 4000, PATIENCE_MS = 5000, RECONNECT_MS = 15000;
-const figures = {updates: 0, took_ms: 0, bytes: 0};  // for whoever measures this page
-let source = null, connectedAt = 0, heardAt = 0, askedAt = 0, failingSince = 0, reason = '', way = '', fresh = null;
+const TICK_MS = 500, ASKED_AGAIN_MS = 2000, QUIET_MS = 4000, PATIENCE_MS = 5000, RECONNECT_MS = 15000, HIDDEN_MS = 15000;
+const figures = {updates: 0, took_ms: 0, bytes: 0};  // for what measures this page
+let source = null, connectedAt = 0, heardAt = 0, askedAt = 0, failingSince = 0, reason = '', way = '', fresh = null, trouble = '';
 
 function show(status) {
-  const beganAt = performance.now();
+  const beganAt = performance.now(), now_s = status.now_unix_s || Date.now() / 1000;
   setText(find('about'), `${status.version} · up ${duration(status.uptime_s)}`);
+  setHidden(find('insecure'), !status.insecure);
   const names = new Set(status.jobs.map(job => job.job));
   for (const [name, card] of jobs) if (!names.has(name)) { card.section.remove(); jobs.delete(name); }
   for (const job of status.jobs) {
     if (!jobs.has(job.job)) jobs.set(job.job, makeJob(job.job));
     const runs = (status.runs || []).filter(run => run.job === job.job);
-    showJob(jobs.get(job.job), job, runs, status.now_unix_s || Date.now() / 1000);
+    showJob(jobs.get(job.job), job, runs, now_s, status.pace?.[job.job] || null);
   }
+  trouble = troubleOfAll(status.jobs, now_s);
   showRuns(status.runs || []);
   setHidden(find('empty'), status.jobs.length > 0 || !find('runs').hidden);
   figures.updates += 1;
@@ -25,11 +27,14 @@ function heard(text, by) {
   heardAt = Date.now();
   failingSince = 0;
   way = by;
-  if (fresh === null) requestAnimationFrame(showNewest);
+  const isFirst = fresh === null;
   fresh = text;
+  if (document.hidden) showNewest();  // which has no animation frames
+  else if (isFirst) requestAnimationFrame(showNewest);
 }
 
 function showNewest() {
+  if (fresh === null) return;
   const text = fresh, beganAt = performance.now();
   fresh = null;
   figures.bytes = text.length;
@@ -70,7 +75,8 @@ async function ask() {
   askedAt = Date.now();
   try {
     const answer = await fetch('status', {cache: 'no-store', signal: AbortSignal.timeout(PATIENCE_MS)});
-    if (!answer.ok) throw new Error(`HTTP ${answer.status} ${answer.statusText}`);
+    if (answer.status === 403) askControl().catch(() => {});
+    if (!answer.ok) throw new Error(await reasonOf(answer));
     heard(await answer.text(), 'polling');
     if (!control.csrf) askControl().catch(() => {});
   } catch (error) {
@@ -82,12 +88,12 @@ async function ask() {
 // -- silence
 
 function showSilence() {
-  const isSilent = failingSince > 0, notice = find('silence');
-  find('main').classList.toggle('stale', isSilent);
-  const word = isSilent ? 'no answer' : way || 'connecting';
-  setPill(find('live'), `pill ${isSilent ? 'bad' : way === 'live' ? 'good' : way ? 'busy' : 'idle'}`, word,
+  const isSignedOut = !control.may_view, isSilent = failingSince > 0 && !isSignedOut, notice = find('silence');
+  find('main').classList.toggle('stale', isSilent || isSignedOut);
+  const word = isSilent ? 'no answer' : isSignedOut ? 'signed out' : way || 'connecting';
+  setPill(find('live'), `pill ${isSignedOut ? 'idle' : isSilent ? 'bad' : way === 'live' ? 'good' : way ? 'busy' : 'idle'}`, word,
     way === 'polling' ? 'something on the way cuts the stream of events; the page asks instead' : '');
-  const title = isSilent ? '✖ lighthouse' : 'lighthouse';
+  const wrong = isSilent ? 'no answer' : isSignedOut ? '' : trouble, title = wrong ? `(!) ${wrong} - Lighthouse` : 'Lighthouse';
   if (document.title !== title) document.title = title;
   if (isSilent) {
     const old = heardAt ? ` What you see is of ${clock(heardAt)}.` : '';
@@ -99,14 +105,15 @@ function showSilence() {
 }
 
 function tick() {
-  if (document.hidden) return;
   const now = Date.now();
+  if (now > doneUntil) setHidden(find('done'), true);
+  if (document.hidden) return void (now - askedAt > HIDDEN_MS && ask());
   if (now - heardAt > QUIET_MS && now - connectedAt > QUIET_MS || !source) ask();
   if (!source && now - connectedAt > RECONNECT_MS) connect();
   showSilence();
 }
 
-// A page that nobody looks at holds no connection.
+// A page in the background holds no connection; it asks now and then, for its title.
 document.addEventListener('visibilitychange', () => document.hidden ? disconnect() : connect());
 document.addEventListener('keydown', event => {
   const input = document.querySelector('.tools input:not([hidden])');

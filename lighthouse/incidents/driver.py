@@ -28,6 +28,7 @@ from lighthouse_protocol.messages.session import (
 from lighthouse_protocol.messages.status import TimelineKind
 from lighthouse_protocol.refusals import LimitReached
 from lighthouse_protocol.rules.stall import Kind, StallVerdict
+from lighthouse_runtime.log_event import event
 from lighthouse_runtime.ports import Reply, Timer, Timers
 
 log = logging.getLogger(__name__)
@@ -225,10 +226,12 @@ class IncidentDriver:
                 case incidents.Recovered(incident):
                     self._registry.recovered(incident)
                     log.info(
-                        "[%s] incident %s: the first step after it was committed %.2f s after the fault",
-                        self._job,
+                        "incident %s: the first step after it was committed %.2f s after the fault",
                         incident.id,
                         incident.summary.step_s or 0.0,
+                        extra=event(
+                            "incident_recovered", job=self._job, incident=incident.id, after_s=incident.summary.step_s
+                        ),
                     )
                 case incidents.EvidenceWanted(id, suspects):
                     self._look_at(id, suspects)
@@ -237,7 +240,14 @@ class IncidentDriver:
 
     def _say_opened(self, incident: Incident) -> None:
         summary = incident.summary
-        log.warning("[%s] incident %s: %s: %s", self._job, summary.id, summary.kind, summary.text)
+        told = event(
+            "incident_opened",
+            job=self._job,
+            incident=summary.id,
+            kind=summary.kind.value,
+            suspects=list(summary.suspects),
+        )
+        log.warning("incident %s: %s: %s", summary.id, summary.kind, summary.text, extra=told)
         groups = sorted({name.rpartition("/")[0] or name for name in summary.suspects})
         self._note(TimelineKind.INCIDENT, groups, f"{summary.id}: {summary.kind}")
 
@@ -247,12 +257,12 @@ class IncidentDriver:
         def told(gathered: Gathered) -> None:
             now = self._clock()
             log.info(
-                "[%s] incident %s: evidence of %d ranks after %.1f s%s",
-                self._job,
+                "incident %s: evidence of %d ranks after %.1f s%s",
                 id,
                 len(gathered.evidence),
                 now - began_at,
                 f"; missing: {'; '.join(gathered.missing)}" if gathered.missing else "",
+                extra=event("incident_evidence", job=self._job, incident=id, ranks=len(gathered.evidence)),
             )
             members = {
                 member.replica_id: member.participant.group_world_size if member.participant is not None else 1
@@ -270,7 +280,9 @@ class IncidentDriver:
             text = self._stop(id)
         elif decision.restart:
             text = self._restart(id, decision)
-        log.warning("[%s] incident %s: %s", self._job, id, text)
+        log.warning(
+            "incident %s: %s", id, text, extra=event("incident_action", job=self._job, incident=id, action=text)
+        )
         return self._perform(self._incidents.acted(id, text, self._clock()))
 
     def _stop(self, id: str) -> str:
@@ -298,5 +310,5 @@ class IncidentDriver:
         """What stands still is the next lighthouse's to kill."""
         self._is_closed = True
         for number in list(self._rounds):
-            log.info("[%s] evidence round %d ends: %s", self._job, number, reason)
+            log.info("evidence round %d ends: %s", number, reason, extra=event("evidence_ended", job=self._job))
             self._finish(number)

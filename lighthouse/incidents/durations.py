@@ -1,4 +1,6 @@
-"""How long the losses of each job took to notice and to recover from."""
+"""How many incidents each job has had, and how long they took to notice and to recover from."""
+
+from collections import Counter
 
 from lighthouse_protocol.messages.incident import IncidentKind
 from lighthouse_runtime.metrics.histogram import Histogram
@@ -13,8 +15,16 @@ class IncidentTimes:
     """For one event loop: nothing is locked."""
 
     def __init__(self) -> None:
+        self.opened: Counter[Key] = Counter()
         self.detect: dict[Key, Histogram] = {}
         self.recover: dict[Key, Histogram] = {}
+
+    def began(self, job: str, kind: IncidentKind) -> None:
+        """An incident is new."""
+        key = job, kind
+        if key not in self.opened and len(self.opened) >= MAX_JOBS * len(IncidentKind):
+            del self.opened[next(iter(self.opened))]
+        self.opened[key] += 1
 
     def detected(self, job: str, kind: IncidentKind, seconds: float) -> None:
         """From the fault until it was noticed."""

@@ -14,6 +14,7 @@ from pathlib import Path
 
 from lighthouse.incidents.rules.archive import LIMIT
 from lighthouse_protocol.messages.incident import Incident, from_document, to_document
+from lighthouse_runtime.log_event import event
 
 log = logging.getLogger(__name__)
 
@@ -40,7 +41,13 @@ class IncidentFiles:
                     raise ValueError(f"it has more than {MAX_FILE_BYTES >> 20} MiB")
                 found.append(from_document(json.loads(path.read_bytes())))
             except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError) as e:
-                log.warning("%s is not read: it is no incident of ours (%s: %s)", path, type(e).__name__, e)
+                log.warning(
+                    "%s is not read: it is no incident of ours (%s: %s)",
+                    path,
+                    type(e).__name__,
+                    e,
+                    extra=event("incident_unreadable", file=str(path)),
+                )
         return found
 
     def save(self, incident: Incident) -> None:
@@ -51,7 +58,12 @@ class IncidentFiles:
             if not is_full:
                 self._pending[incident.id] = incident
         if is_full:
-            log.warning("incident %s is not filed: %s is too slow", incident.id, self.folder)
+            log.warning(
+                "incident %s is not filed: %s is too slow",
+                incident.id,
+                self.folder,
+                extra=event("incident_not_filed", job=incident.summary.job, incident=incident.id),
+            )
         elif not is_queued:
             self._writer.submit(self._write, incident.id)
 
@@ -73,7 +85,12 @@ class IncidentFiles:
             self._has_failed = False
         except (OSError, ValueError) as e:
             if not self._has_failed:
-                log.warning("incident %s is not filed: %s; name a folder that can be written by --incident-dir", id, e)
+                log.warning(
+                    "incident %s is not filed: %s; name a folder that can be written by --incident-dir",
+                    id,
+                    e,
+                    extra=event("incident_not_filed", incident=id),
+                )
             self._has_failed = True
 
     def _prune(self) -> None:

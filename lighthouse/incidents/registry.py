@@ -50,6 +50,7 @@ class IncidentRegistry:
 
     def opened(self, incident: Incident) -> None:
         summary = incident.summary
+        self.times.began(summary.job, summary.kind)
         self.times.detected(summary.job, summary.kind, summary.noticed_s)
         self.keep(incident)
 
@@ -69,6 +70,8 @@ class IncidentRegistry:
     def report(self, incident: Incident) -> None:
         """An incident of a run, which is followed elsewhere, is new or has changed."""
         before, after_s = self.archive.find(incident.id), incident.summary.step_s
+        if before is None:
+            self.times.began(incident.summary.job, incident.summary.kind)
         if after_s is not None and (before is None or before.summary.step_s is None):
             self.recovered(incident)
         else:

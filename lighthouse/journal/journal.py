@@ -21,23 +21,19 @@ from lighthouse.journal import database, run_rows
 from lighthouse.journal.database import explained
 from lighthouse.journal.file_lock import FileLock
 from lighthouse.quorum.rules.record import QuorumRecord
+from lighthouse.quorum.store import FORGOTTEN_JOBS
 from lighthouse.runs.rules.key_space import Row
 from lighthouse.runs.rules.record import RunName, RunRecord, SavedRun
-from lighthouse_protocol.refusals import InvalidRequest, WrongState
+from lighthouse_protocol.refusals import WrongState
+from lighthouse_runtime.log_event import event
+from lighthouse_runtime.process.state_folder import state_folder
 
 log = logging.getLogger(__name__)
 
-FORGOTTEN_JOBS = 1000
-
 
 def default_path() -> Path:
-    """In the user's state directory, as the XDG base directory specification has it. Raises InvalidRequest."""
-    state = os.environ.get("XDG_STATE_HOME", "")
-    try:
-        folder = Path(state) if os.path.isabs(state) else Path.home() / ".local" / "state"
-    except RuntimeError:
-        raise InvalidRequest("this user has no home directory; name a file, or none", field="--journal") from None
-    return folder / "lighthouse" / "journal.sqlite"
+    """Raises InvalidRequest."""
+    return state_folder("--journal") / "journal.sqlite"
 
 
 class Journal:
@@ -90,11 +86,14 @@ class Journal:
             database.put_record(db, job, record)
 
     def forget(self, job: str) -> None:
+        """Nothing is written of a job that has no row."""
+        with explained(self.path):
+            last_id = database.get_id(self._opened(), job)
+        if last_id is None:
+            return
         with self._change() as db:
-            last_id = database.get_id(db, job)
-            if last_id is not None:
-                database.put_forgotten(db, job, last_id)
-                self._thin_out(db)
+            database.put_forgotten(db, job, last_id)
+            self._thin_out(db)
 
     # -- runs
 
@@ -160,6 +159,7 @@ class Journal:
                 "--journal: another process reads %s; until it ends, what is newest is in %s-wal: a copy needs both",
                 self.path,
                 self.path.name,
+                extra=event("journal_read_elsewhere", journal=str(self.path)),
             )
         self._is_read = is_busy
 

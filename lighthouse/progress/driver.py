@@ -4,7 +4,7 @@ import logging
 from collections.abc import Callable
 
 from lighthouse.members.rules.roster import Roster
-from lighthouse.progress.rules.job_progress import JobProgress, Runs
+from lighthouse.progress.rules.job_progress import JobProgress, RanksKept, Runs
 from lighthouse_protocol.messages.progress import GroupView
 from lighthouse_protocol.messages.status import RankPlace
 from lighthouse_protocol.rules.stall import FLOOR_S, StallVerdict
@@ -26,14 +26,15 @@ class ProgressDriver:
         floor_s: float = FLOOR_S,
         said: Callable[[StallVerdict | None], None] = lambda verdict: None,
         runs: Callable[[], Runs] = tuple,
+        kept: RanksKept | None = None,
     ) -> None:
         """`said` is called with each new verdict, and with None when something moves again. `runs` says where the
         ranks of the job's runs are now."""
         self._roster = roster
         self._runs = runs
-        self._progress = JobProgress(floor_s)
+        self._progress = JobProgress(floor_s, kept)
         self._clock = timers.time
-        self._watch = StallWatch(timers, log, f"[{job}] ", self._verdict, self._left_s, floor_s, said)
+        self._watch = StallWatch(timers, log, job, self._verdict, self._left_s, floor_s, said)
 
     def take(self, replica_id: str, view: GroupView) -> None:
         """`replica_id` is that of the session."""
@@ -66,6 +67,8 @@ class ProgressDriver:
 
     def close(self) -> None:
         self._watch.close()
+        for name in self._progress.names:
+            self._progress.drop(name)
 
     @property
     def _members(self) -> list[str]:

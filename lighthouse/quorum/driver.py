@@ -6,6 +6,7 @@ Synchronous: time, sessions, waiting calls and the journal are ports, so the sim
 import itertools
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from dataclasses import replace
 
 from lighthouse.incidents.driver import IncidentDriver
 from lighthouse.incidents.registry import IncidentRegistry
@@ -18,7 +19,10 @@ from lighthouse.members.rules.events import (
     MemberLost,
 )
 from lighthouse.members.rules.roster import Member
+from lighthouse.progress.account import JobAccount
 from lighthouse.progress.driver import ProgressDriver
+from lighthouse.progress.rules.job_progress import RanksKept
+from lighthouse.progress.rules.samples import Levels, Pace, Samples, levels_of
 from lighthouse.quorum.log import VerdictLog, log_journal_outdated, log_order, log_quorum
 from lighthouse.quorum.rules.events import (
     Effect,
@@ -77,7 +81,7 @@ _FROM_TIMER = suppress(LighthouseError)
 class JobDriver:
     """Its ports: `timers`; `wall`, seconds since the epoch; `remember`, which writes a record down before it returns;
     `check_lag`, which calls `was_late` if the process itself was held up; a Peer per session; a Reply per join; `runs`,
-    those of the job."""
+    those of the job; `refused` is called with why a join, or the hello of a session, was refused."""
 
     def __init__(
         self,
@@ -90,8 +94,19 @@ class JobDriver:
         stall_after_s: float = FLOOR_S,
         incident_registry: IncidentRegistry | None = None,
         runs: Callable[[], Sequence[RunDriver]] = tuple,
+        refused: Callable[[LighthouseError], None] = lambda error: None,
+        ranks_kept: RanksKept | None = None,
+        draw_secret: Callable[[], str] = str,
+        secret: str = "",
     ) -> None:
+        """`draw_secret`: another one for each quorum, which only its members are told. `secret`: that of the quorum
+        that an earlier lighthouse has formed."""
         self.job = job
+        self._account = JobAccount()
+        self._samples = Samples()
+        self._refused = refused
+        self._opening = 0  # the session whose hello is being read
+        self._draw_secret, self._secret = draw_secret, secret
         self._runs = runs
         self.machine = machine
         self._remember = remember
@@ -117,10 +132,16 @@ class JobDriver:
             lambda: self.progress.observed,
         )
         self.progress = ProgressDriver(
-            job, machine.roster, timers, stall_after_s, self._stalled, lambda: [run.ranks() for run in runs()]
+            job,
+            machine.roster,
+            timers,
+            stall_after_s,
+            self._stalled,
+            lambda: [run.ranks() for run in runs()],
+            ranks_kept,
         )
         self._worlds = WorldBroadcast(job, machine, self._sessions, timers)
-        self._waiting = WaitingJoins()
+        self._waiting = WaitingJoins(self._clock, self._account.waits.add, refused)
         self._verdicts = VerdictLog(job, machine, timers, self._worlds.wait)
         self._is_closed = False
         self._timer.set(machine.deadline(self._clock()))  # of what an earlier lighthouse has left
@@ -164,7 +185,11 @@ class JobDriver:
         number = next(self._numbers)
         self._sessions[number] = Session(peer, hello.participant.replica_id)
         self._worlds.opened()
+        self._opening = number
         self._feed(SessionOpened(number, hello))
+        if self._opening:  # it was not refused
+            self._account.take(hello.participant.replica_id, hello.levels, self._clock())
+        self._opening = 0
         return number
 
     def receive(self, number: int, message: ToLighthouse) -> None:
@@ -174,6 +199,7 @@ class JobDriver:
         match message:
             case Heartbeat():
                 self._feed(SessionHeartbeatReceived(number, message))
+                self._account.take(session.replica_id, message.levels, self._clock())
                 self._history.beat(session.replica_id, self._wall())
                 if message.progress is not None:
                     self.progress.take(session.replica_id, message.progress)
@@ -225,6 +251,24 @@ class JobDriver:
             return job_status(self.job, self.machine, now, verdict, incidents=incidents)
         timeline = self._history.timeline.entries
         return job_status(self.job, self.machine, now, verdict, self.progress.ranks(), timeline, incidents)
+
+    @property
+    def account(self) -> JobAccount:
+        """Of the groups that are present, and of those that were."""
+        self._account.ledger.keep({member.replica_id for member in self.machine.roster}, self._clock())
+        return self._account
+
+    def sample(self) -> None:
+        """To be called every samples.EVERY_S."""
+        self._samples.take(self._levels(), self._clock())
+
+    def pace(self) -> Pace:
+        """How it goes now, and went in the last minutes."""
+        return self._samples.pace(self._levels(), sum(self._account.discards.values()), self._clock())
+
+    def _levels(self) -> Levels:
+        ranks = () if len(self.machine.roster) else self.progress.ranks()
+        return levels_of(self.machine.roster, ranks, self.account.ledger.goodput(self._clock()))
 
     def note(self, kind: TimelineKind, replica_ids: Sequence[str], text: str) -> None:
         """It goes to the timeline."""
@@ -298,23 +342,28 @@ class JobDriver:
             match effect:
                 case MemberLost():
                     self.incidents.lost(effect)
+                case MemberLeft(replica_id):
+                    self._account.ledger.left(replica_id, now)
                 case QuorumFormed():
                     self.incidents.formed(effect.quorum, is_new=effect.is_new)
                 case _:
                     pass
         self._verdicts.look()
         self._worlds.read(effects)
-        self._timer.set(self.machine.deadline(now))
+        if not self._is_closed:
+            self._timer.set(self.machine.deadline(now))
 
     def _perform_one(self, effect: Effect) -> None:
         match effect:
             case QuorumFormed(quorum, calls, is_new, stands, record):
+                if is_new:
+                    self._secret = self._draw_secret()
                 if record is not None:
-                    self._remember(record)
-                self._waiting.answer(calls, Answer(quorum, stands))
+                    self._remember(replace(record, secret=self._secret))
+                self._waiting.answer(calls, Answer(quorum, stands, self._secret))
                 log_quorum(self.job, quorum, is_new=is_new)
             case QuorumResent(quorum, call):
-                self._waiting.answer([call], Answer(quorum, stands=True))
+                self._waiting.answer([call], Answer(quorum, stands=True, secret=self._secret))
             case JoinRefused(call, error):
                 self._waiting.refuse(call, error)
             case HeartbeatAnswered(session, number, order):
@@ -327,6 +376,9 @@ class JobDriver:
             case JournalOutdated():
                 log_journal_outdated(self.job, effect)
             case SessionRefused(session, error, reason):
+                if session == self._opening and error is not None:
+                    self._opening = 0
+                    self._refused(error)
                 self._end(session, error, reason)
             case MemberJoined() | MemberBack() | MemberLost() | MemberLeft() | MemberDraining():
                 pass  # read by the timeline and the incidents

@@ -9,6 +9,7 @@ from lighthouse.quorum.rules.status import awaited, explain
 from lighthouse.quorum.rules.verdict import Verdict
 from lighthouse_protocol.messages.membership import Quorum
 from lighthouse_protocol.messages.session import QuorumOrder, QuorumPhase
+from lighthouse_runtime.log_event import event
 from lighthouse_runtime.ports import Timers
 from lighthouse_runtime.timing.deadline_timer import DeadlineTimer
 
@@ -25,26 +26,29 @@ def log_quorum(job: str, quorum: Quorum, *, is_new: bool) -> None:
         return
     names = [f"{p.replica_id}@{p.step}" for p in quorum.participants]
     more = f" and {len(names) - NAMES_LOGGED} more" if len(names) > NAMES_LOGGED else ""
-    log.info("[%s] quorum %d: %s%s", job, quorum.quorum_id, " ".join(names[:NAMES_LOGGED]), more)
+    step = max(p.step for p in quorum.participants)
+    told = event("quorum_formed", job=job, quorum_id=quorum.quorum_id, step=step, participants=len(names))
+    log.info("quorum %d: %s%s", quorum.quorum_id, " ".join(names[:NAMES_LOGGED]), more, extra=told)
 
 
 def log_order(job: str, order: QuorumOrder) -> None:
     if order.phase in _WORTH_A_LINE:
         reason = f": {order.reason}" if order.reason else ""
-        log.info("[%s] quorum %d %s%s", job, order.quorum_id, order.phase, reason)
+        told = event(f"quorum_{order.phase}", job=job, quorum_id=order.quorum_id, lost=order.lost or None)
+        log.info("quorum %d %s%s", order.quorum_id, order.phase, reason, extra=told)
 
 
 def log_journal_outdated(job: str, found: JournalOutdated) -> None:
     log.warning(
-        "[%s] the journal is older than what was told: %s knows quorum %d, and the last one in the journal is %d. "
+        "the journal is older than what was told: %s knows quorum %d, and the last one in the journal is %d. "
         "A copy of an earlier moment was restored, or another lighthouse serves this job. No quorum forms for %.1f s, "
         "until every lease of one that is not in the journal is over; ids go on above all. Make sure that no other "
         "lighthouse serves this job, and restore no copies: without its journal a lighthouse waits just as long",
-        job,
         found.replica_id,
         found.seen_id,
         found.last_id,
         found.wait_s,
+        extra=event("journal_outdated", job=job, replica_group=found.replica_id, quorum_id=found.seen_id),
     )
 
 
@@ -76,6 +80,7 @@ class VerdictLog:
         verdict = self._machine.verdict()
         if verdict is not self._logged:
             self._logged = verdict
-            log.info("[%s] no quorum: %s (%s)", self._job, verdict, explain(self._machine, self._clock()))
+            told = event("no_quorum", job=self._job, verdict=verdict.value)
+            log.info("no quorum: %s (%s)", verdict, explain(self._machine, self._clock()), extra=told)
         self._said(awaited(self._machine))
         self.look()

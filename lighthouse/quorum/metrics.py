@@ -3,15 +3,15 @@
 Labels come from closed sets, the job's name apart; a job that is gone from the snapshot is forgotten here, too.
 """
 
+import time
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 import grpc
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
 from prometheus_client.core import (
     CounterMetricFamily,
     GaugeMetricFamily,
-    HistogramMetricFamily,
     InfoMetricFamily,
     Metric,
 )
@@ -22,41 +22,27 @@ from lighthouse_protocol.messages.session import QuorumPhase
 from lighthouse_protocol.messages.status import JobStatus, LighthouseStatus, MemberState
 from lighthouse_protocol.pb.documented.lighthouse_pb2 import DESCRIPTOR
 from lighthouse_protocol.refusals import LighthouseError
-from lighthouse_runtime.metrics.histogram import Histogram
 
 METHODS = frozenset(DESCRIPTOR.services_by_name["LighthouseService"].methods_by_name)
 REFUSALS = frozenset(cls.__name__ for cls in LighthouseError.__subclasses__())
 OTHER = "other"
 
-WAIT_BOUNDS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0)
-MAX_JOBS = 1000
-
 
 class Counters:
-    """Counts that no snapshot has. For one event loop: no locks."""
+    """Counts that no snapshot has, and that are of no one job. For one event loop: no locks."""
 
     def __init__(self) -> None:
         self._refused: Counter[str] = Counter(dict.fromkeys(sorted(REFUSALS), 0))
         self._called: Counter[tuple[str, str]] = Counter({(method, "ok"): 0 for method in sorted(METHODS)})
-        self._waits: dict[str, Histogram] = {}
 
-    def refused(self, error: str) -> None:
-        """A join was refused; `error` is the class name of its refusal."""
-        self._refused[error if error in REFUSALS else OTHER] += 1
+    def refused(self, error: LighthouseError) -> None:
+        """A join, or the hello of a session, was refused."""
+        name = type(error).__name__
+        self._refused[name if name in REFUSALS else OTHER] += 1
 
     def called(self, method: str, status: grpc.StatusCode) -> None:
         """A call of the RPC `method` (its bare name) ended with `status`."""
         self._called[method if method in METHODS else OTHER, status.name.lower()] += 1
-
-    def waited(self, job: str, seconds: float) -> None:
-        """A join got its quorum after this time."""
-        if job not in self._waits and len(self._waits) >= MAX_JOBS:
-            del self._waits[next(iter(self._waits))]
-        self._waits.setdefault(job, Histogram(WAIT_BOUNDS_S)).add(seconds)
-
-    def keep(self, jobs: Collection[str]) -> None:
-        """Forget all others."""
-        self._waits = {job: waits for job, waits in self._waits.items() if job in jobs}
 
     def collect(self) -> Iterator[Metric]:
         refused = CounterMetricFamily("lighthouse_join_refusals", "Refused joins, by reason", labels=["reason"])
@@ -69,25 +55,44 @@ class Counters:
         for labels, count in self._called.items():
             called.add_metric(labels, count)
         yield called
-        waits = HistogramMetricFamily("lighthouse_quorum_wait_seconds", "From a join to its quorum", labels=["job"])
-        for job, wait in self._waits.items():
-            waits.add_metric([job], wait.buckets(), wait.total)
-        yield waits
 
 
 class LighthouseCollector(Collector):
-    """`snapshot` is called once a scrape."""
+    """`snapshot` is called once a scrape; `late_s`: for how long in all the loop was held up; `wall`:
+    seconds since the epoch."""
 
-    def __init__(self, snapshot: Callable[[], LighthouseStatus], counters: Counters) -> None:
+    def __init__(
+        self,
+        snapshot: Callable[[], LighthouseStatus],
+        counters: Counters,
+        late_s: Callable[[], float] = float,
+        wall: Callable[[], float] = time.time,
+    ) -> None:
         self._snapshot = snapshot
         self._counters = counters
+        self._late_s = late_s
+        self._wall = wall
 
     def collect(self) -> Iterator[Metric]:
         status = self._snapshot()
-        self._counters.keep({job.job for job in status.jobs})
         yield GaugeMetricFamily("lighthouse_up", "1 while the lighthouse serves", 1)
         yield InfoMetricFamily("lighthouse", "The lighthouse's version", {"version": status.version})
         yield GaugeMetricFamily("lighthouse_uptime_seconds", "Time since the lighthouse started", status.uptime_s)
+        yield GaugeMetricFamily(
+            "lighthouse_insecure",
+            "1 if other hosts reach the lighthouse without TLS",
+            int(status.insecure),
+        )
+        yield CounterMetricFamily(
+            "lighthouse_loop_late_seconds",
+            "Time for which the process was held up, in pauses of 0.75 s or more",
+            self._late_s(),
+        )
+        yield GaugeMetricFamily(
+            "lighthouse_clock_seconds",
+            "This host's clock, in seconds since 1970; quorum ids begin with it",
+            self._wall(),
+        )
         yield from _quorum_families(status.jobs)
         yield from _standing_families(status.jobs)
         yield from _member_families(status.jobs)
@@ -137,14 +142,16 @@ def _member_families(jobs: Iterable[JobStatus]) -> Iterator[Metric]:
     participants = _gauge("lighthouse_participants", "Replica groups in the current quorum")
     members = _gauge("lighthouse_members", "Replica groups known, by state", "state")
     steps = _gauge("lighthouse_quorum_step", "The highest step among the participants")
+    stalled = _gauge("lighthouse_stalled_seconds", "How long no rank has moved; 0 while one does")
     for job in jobs:
+        stalled.add_metric([job.job], job.stall_s if job.stall else 0.0)
         training = [member.step for member in job.members if member.is_participant]
         states = Counter(member.state for member in job.members)
         participants.add_metric([job.job], len(training))
         steps.add_metric([job.job], max(training, default=0))
         for state in MemberState:
             members.add_metric([job.job, state.value], states[state])
-    return iter((participants, members, steps))
+    return iter((participants, members, steps, stalled))
 
 
 def _gauge(name: str, text: str, *labels: str) -> GaugeMetricFamily:

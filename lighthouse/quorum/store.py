@@ -5,20 +5,16 @@ from typing import Protocol
 
 from lighthouse.quorum.rules.record import QuorumRecord
 
+FORGOTTEN_JOBS = 1000
+"""Of so many jobs that have gone quiet the last ids are kept one by one; of all others, the highest."""
+
 
 class JobStore(Protocol):
-    """Where records are kept: a file (journal.py), nowhere (NoMemory).
+    """Where records are kept: a file (journal/journal.py), etcd (etcd/store.py), nowhere (NoJobStore).
 
-    Every method may raise WrongState or InvalidRequest that names what to do. All but `claim` and `release` need the
-    claim.
+    One lighthouse has it at a time. Every method may raise WrongState, InvalidRequest or NotLeader that names what to
+    do, without it too.
     """
-
-    def claim(self) -> int:
-        """Take it for this process, and return the term: 1 for the first claim ever, then 2, 3, ...
-
-        Raises WrongState naming the holder where another lighthouse has it.
-        """
-        ...
 
     def load(self) -> Mapping[str, QuorumRecord]:
         """All records by job, the forgotten ones (quorum None) too."""
@@ -29,15 +25,13 @@ class JobStore(Protocol):
         ...
 
     def commit(self, job: str, record: QuorumRecord) -> None:
-        """Durable when it returns. When it raises, the record may have been kept or not; commit again, or end."""
+        """Nothing that is said from here on leaves this process before the record is durable: it is when this returns,
+        or what is said is held until then (OutputGate). When it raises, the record may have been kept or not; commit
+        again, or end."""
         ...
 
     def forget(self, job: str) -> None:
         """A job that has gone quiet: only its highest id is kept."""
-        ...
-
-    def release(self) -> None:
-        """Give the claim back. Without a claim: nothing."""
         ...
 
 

@@ -13,6 +13,7 @@ from lighthouse.quorum.rules.events import Effect, NewcomersChanged, QuorumForme
 from lighthouse.quorum.rules.machine import QuorumMachine
 from lighthouse.quorum.sessions import SessionTable
 from lighthouse_protocol.messages.membership import World
+from lighthouse_runtime.log_event import event
 from lighthouse_runtime.ports import Timers
 from lighthouse_runtime.timing.deadline_timer import DeadlineTimer
 from lighthouse_runtime.timing.sustained import Sustained
@@ -75,7 +76,10 @@ class WorldBroadcast:
             self._held_back.set(self._grid.explain())
         world = world_of(self._machine, self._grid, self._waiting_for)
         if world.pending and (self._world is None or world.pending != self._world.pending):
-            log.info("[%s] ask to come in: %s", self._job, ", ".join(world.pending[:NAMES_LOGGED]))
+            names = ", ".join(world.pending[:NAMES_LOGGED])
+            log.info(
+                "waiting to join: %s", names, extra=event("groups_join", job=self._job, groups=world.peers_pending)
+            )
         is_new, self._world = world != self._world, world
         self._has_newcomer = False
         for session in self._sessions.values():
@@ -84,10 +88,11 @@ class WorldBroadcast:
                 session.peer.send(world)
 
     def _log_held_back(self, groups: str) -> None:
-        log.warning("[%s] %s; a replica group takes part only when all its ranks are there", self._job, groups)
+        told = event("groups_incomplete", job=self._job)
+        log.warning("%s; a replica group takes part only when all its ranks are there", groups, extra=told)
 
     def _log_whole(self) -> None:
-        log.info("[%s] every replica group is whole", self._job)
+        log.info("every replica group is complete", extra=event("groups_complete", job=self._job))
 
 
 def world_of(machine: QuorumMachine, grid: Grid, waiting_for: str = "") -> World:

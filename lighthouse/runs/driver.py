@@ -7,6 +7,7 @@ import itertools
 from collections.abc import Callable, Collection, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
 
+from lighthouse.members.rules.identity import Membership
 from lighthouse.members.rules.run_rank import RunRank
 from lighthouse.runs.evidence import RunEvidence, Told
 from lighthouse.runs.log import log_effect
@@ -18,16 +19,19 @@ from lighthouse.runs.rules.record import RunName, RunRecord
 from lighthouse.runs.rules.status import run_ranks, run_status
 from lighthouse.runs.store import RunStore
 from lighthouse.runs.streams import RankStreams, Stream, Streams
+from lighthouse_protocol.identity import group_of_supervisor
 from lighthouse_protocol.messages import run, supervisor
 from lighthouse_protocol.messages.evidence import SelfReport
 from lighthouse_protocol.messages.incident import Incident
 from lighthouse_protocol.messages.run_status import RunStatus
 from lighthouse_protocol.messages.session import EvidenceRequest
-from lighthouse_protocol.refusals import InvalidRequest, LighthouseError, Unreachable
+from lighthouse_protocol.refusals import InvalidRequest, LighthouseError, NotPermitted, Unreachable
+from lighthouse_protocol.rules.proof import digest_of
 from lighthouse_runtime.ports import Peer, Timers
 from lighthouse_runtime.timing.deadline_timer import DeadlineTimer
 
 NOTED_WITHIN_S = 0.2
+NOTES_SHARE = 0.05  # of the loop's time, at most, is spent on what no message asked to be durable
 # A durable write holds up the loop for a millisecond or more. All ranks may write at once when a generation begins.
 KEY_WRITES_PER_S = 100.0
 KEY_WRITES_AT_ONCE = 1000
@@ -35,7 +39,8 @@ KEY_WRITES_AT_ONCE = 1000
 
 class RunDriver:
     """`check_lateness` says by how much the loop itself was late; `report` gets each incident that changes;
-    `guarded` is around each write; `moved` is called when a rank has said more than its hello."""
+    `guarded` is around each write; `moved` is called when a rank has said more than its hello; `members` says whether a
+    replica group is in the job's quorum, by the digest of its secret."""
 
     def __init__(
         self,
@@ -47,6 +52,7 @@ class RunDriver:
         report: Callable[[Incident], None] = lambda incident: None,
         guarded: Callable[[], AbstractContextManager[None]] = nullcontext,
         moved: Callable[[], None] = lambda: None,
+        members: Callable[[str, str], Membership] = lambda replica_id, digest: Membership.OPEN,
     ) -> None:
         self.name = name
         self.machine = machine
@@ -55,9 +61,11 @@ class RunDriver:
         self._report = report
         self._guarded = guarded
         self._moved = moved
+        self._members = members
         self._clock = timers.time
         self._timer = DeadlineTimer(self._tick, timers)
         self._note_timer = DeadlineTimer(self._write_due_notes, timers)
+        self._noted_after_s = NOTED_WITHIN_S
         self._is_closed = False
         self._key_writes = RateLimit("keys written for one run", KEY_WRITES_PER_S, KEY_WRITES_AT_ONCE)
         self._numbers = itertools.count(1)
@@ -68,9 +76,17 @@ class RunDriver:
     # -- ranks
 
     def open_rank(self, entry: run.RankHello, peer: Peer[run.ToRunRank]) -> int:
-        """The number of the stream."""
-        session = next(self._numbers)
+        """The number of the stream. One that does not show the secret of its rank takes no other stream's place."""
+        session, asked = next(self._numbers), entry.rank
+        entry = self.machine.placed(entry)
+        if (error := self.machine.impostor(entry, self._clock())) is not None:
+            log_effect(self.name, events.RankRefused(entry.rank, error))
+            peer.send(run.HelloRejected(error))
+            peer.end()
+            return session
         self._ranks.add(session, entry.rank, peer)
+        if entry.rank != asked:
+            self._ranks.open.send(session, run.SlotGiven(entry.rank.slot))
         self._feed(events.RankJoined(entry, session))
         self._ranks.open.send(session, run.RankWelcome(self._store.term))
         return session
@@ -105,16 +121,22 @@ class RunDriver:
         if entry is None:
             return
         match message:
-            case supervisor.SupervisorHeartbeat():
-                pass
+            case supervisor.SupervisorHeartbeat(budget_used):
+                self.machine.supervisors.hear(session, budget_used)
             case supervisor.ProcessLost(rank, reason, output):
                 self._feed(events.RankLost(rank, reason, output, entry.name))
-            case supervisor.StopAsked(reason):
-                self.stop(reason, entry.name)
-            case supervisor.HostExcluded(reason):
-                self._feed(events.HostExcluded(entry.host or entry.name, reason))
+            case supervisor.StopAsked() | supervisor.HostExcluded():
+                self._feed(events.SupervisorAsked(session, message, self._membership(entry)))
             case supervisor.SupervisorHello():
                 raise InvalidRequest("a supervisor's stream has one", field="hello")
+
+    def has_say(self, session: int) -> bool:
+        """Whether what that supervisor asks for counts for the others (rules/supervisors.py, rule 4)."""
+        entry = self._supervisors.who(session)
+        return entry is not None and self.machine.has_say(session, self._membership(entry))
+
+    def _membership(self, entry: supervisor.SupervisorHello) -> Membership:
+        return self._members(group_of_supervisor(entry.name), digest_of(entry.secret))
 
     def end_supervisor(self, session: int) -> None:
         self._supervisors.pop(session, None)
@@ -166,8 +188,12 @@ class RunDriver:
     def resume(self) -> None:
         self._feed(events.ResumeAsked())
 
-    def put_key(self, generation: int, kind: run.KeyKind, name: str, value: bytes) -> None:
-        """Durable when it returns. Raises a refusal."""
+    def put_key(self, generation: int, kind: run.KeyKind, name: str, value: bytes, *, slot: int, secret: str) -> None:
+        """Durable when it returns. Raises a refusal; NotPermitted for a caller that is no rank of the run."""
+        if not self.machine.generations.ranks.is_of_slot(slot, secret):
+            raise NotPermitted(
+                f"slot: only ranks of run {self.run_id} set its keys, and this caller is not the rank of slot {slot}"
+            )
         self._key_writes.take(self._clock())
         row = self.machine.keys.put(generation, kind, name, value)
         with self._guarded():
@@ -220,7 +246,8 @@ class RunDriver:
     def _perform(self, effects: Sequence[events.Effect], now: float) -> None:
         for effect in effects:
             self._perform_one(effect)
-        self._timer.set(self.machine.deadline(now))
+        if not self._is_closed:
+            self._timer.set(self.machine.deadline(now))
 
     def _perform_one(self, effect: events.Effect) -> None:
         match effect:
@@ -230,8 +257,8 @@ class RunDriver:
                 self._tell(generation, (*generation.active, *spares))
             case events.GenerationTold(rank, generation):
                 self._tell(generation, (rank,))
-            case events.Interrupted(number, reason, ranks):
-                self._ranks.tell(ranks, run.GenerationEnded(number, reason))
+            case events.Interrupted(number, reason, ranks, is_failure=is_failure):
+                self._ranks.tell(ranks, run.GenerationEnded(number, reason, is_failure))
             case events.RankRefused(rank, error):
                 self._ranks.refuse(rank, run.HelloRejected(error))
             case events.Completed(number, ranks, is_new):
@@ -242,7 +269,7 @@ class RunDriver:
                 self._ranks.tell(ranks, stop)
                 if is_new:
                     self._supervisors.send_all(stop)
-            case events.Resumed():
+            case events.Resumed() | events.OutsiderHeard():
                 pass
             case events.SupervisorTold(session, run.HelloRejected() as refusal):
                 self._supervisors.refuse(session, refusal)
@@ -266,8 +293,10 @@ class RunDriver:
 
     def _note(self) -> None:
         if not self._note_timer.is_set:
-            self._note_timer.set_after(NOTED_WITHIN_S)
+            self._note_timer.set_after(self._noted_after_s)
 
     def _write_due_notes(self) -> None:
+        began_at = self._clock()
         with suppress(LighthouseError):  # as in _tick
-            self._remember(self.machine.record(self._clock()))
+            self._remember(self.machine.record(began_at))
+        self._noted_after_s = max(NOTED_WITHIN_S, (self._clock() - began_at) / NOTES_SHARE)

@@ -1,9 +1,11 @@
 """What happens to a run, in the log."""
 
 import logging
+from collections.abc import Mapping
 
 from lighthouse.runs.rules import events
 from lighthouse.runs.rules.record import RunName
+from lighthouse_runtime.log_event import event
 
 log = logging.getLogger(__name__)
 
@@ -11,29 +13,28 @@ SLOTS_LOGGED = 16
 
 
 def log_effect(name: RunName, effect: events.Effect) -> None:
-    job, run = name
+    def told(kind: str, generation: int | None = None) -> Mapping[str, object]:
+        return event(kind, job=name[0], run=name[1], generation=generation)
+
     match effect:
         case events.GenerationFormed(generation, spares):
-            slots = [str(rank.slot) for rank in generation.active[:SLOTS_LOGGED]]
-            more = " ..." if len(generation.active) > SLOTS_LOGGED else ""
-            log.info(
-                "[%s/%s] generation %d: slots %s%s; %d spares",
-                job,
-                run,
-                generation.number,
-                " ".join(slots),
-                more,
-                len(spares),
-            )
+            number, active = generation.number, generation.active
+            slots = [str(rank.slot) for rank in active[:SLOTS_LOGGED]]
+            more = " ..." if len(active) > SLOTS_LOGGED else ""
+            text = "generation %d: slots %s%s; %d spares"
+            log.info(text, number, " ".join(slots), more, len(spares), extra=told("generation_formed", number))
         case events.Interrupted(number, reason, _, is_new=True):
-            log.info("[%s/%s] generation %d is over: %s", job, run, number, reason)
+            log.info("generation %d is over: %s", number, reason, extra=told("generation_over", number))
         case events.RankRefused(rank, error):
-            log.info("[%s/%s] %s is refused: %s", job, run, rank, error)
+            log.info("%s is refused: %s", rank, error, extra=told("rank_refused"))
         case events.Completed(number, _, is_new=True):
-            log.info("[%s/%s] completed by generation %d", job, run, number)
+            log.info("completed by generation %d", number, extra=told("run_completed", number))
         case events.Stopped(stop, _, is_new=True):
-            log.warning("[%s/%s] stopped by %s: %s", job, run, stop.who or "the lighthouse", stop.reason)
+            log.warning("stopped by %s: %s", stop.who or "the lighthouse", stop.reason, extra=told("run_stopped"))
+        case events.OutsiderHeard(who, what):
+            text = "supervisor %s has no part in run %s, of which no rank is its own, nor in the quorum of job %s: %s"
+            log.warning(text, who, name[1], name[0], what, extra=told("outsider_heard"))
         case events.Resumed():
-            log.info("[%s/%s] resumed", job, run)
+            log.info("resumed", extra=told("run_resumed"))
         case _:
             pass

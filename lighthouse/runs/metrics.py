@@ -1,4 +1,4 @@
-"""The metrics of live runs, read from their snapshots at scrape time on the daemon's own loop."""
+"""The metrics of runs, read from their snapshots at scrape time on the daemon's own loop."""
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -12,7 +12,7 @@ _LABELS = ["job", "run"]
 
 
 class RunCollector(Collector):
-    """`snapshot` is called once a scrape."""
+    """`snapshot` is called once a scrape: all runs, or those of a job, also without processes at present."""
 
     def __init__(self, snapshot: Callable[[], Sequence[RunStatus]]) -> None:
         self._snapshot = snapshot
@@ -27,6 +27,11 @@ class RunCollector(Collector):
             "lighthouse_run_supervisors", "Connected supervisors of the run", labels=_LABELS
         )
         stopped = GaugeMetricFamily("lighthouse_run_stopped", "1 while the run is stopped", labels=_LABELS)
+        budgets = GaugeMetricFamily(
+            "lighthouse_run_restart_budget_used_ratio",
+            "How much of a restart budget is used, of the one that is used up the most",
+            labels=_LABELS,
+        )
         for run in self._snapshot():
             labels = [run.job, run.run]
             numbers.add_metric(labels, run.counters.number)
@@ -36,4 +41,5 @@ class RunCollector(Collector):
                 ranks.add_metric([*labels, state.value], states[state])
             supervisors.add_metric(labels, sum(supervisor.is_connected for supervisor in run.supervisors))
             stopped.add_metric(labels, run.stop is not None)
-        yield from (numbers, restarts, ranks, supervisors, stopped)
+            budgets.add_metric(labels, run.budget_used)
+        yield from (numbers, restarts, ranks, supervisors, stopped, budgets)

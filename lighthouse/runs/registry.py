@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Collection, Iterator
 from contextlib import AbstractContextManager, nullcontext
 
+from lighthouse.members.rules.identity import Membership
 from lighthouse.runs.driver import RunDriver
 from lighthouse.runs.rules.config import RunConfig
 from lighthouse.runs.rules.machine import RunMachine
@@ -31,7 +32,8 @@ class RunRegistry:
     written.
 
     `make_id` makes an id for each incident, `report` gets each one that changes; `moved` is called with the job of a
-    rank that has said more than its hello; `limits` say when ranks stall.
+    rank that has said more than its hello; `limits` say when ranks stall; `membership` says of a job's replica group,
+    and the digest of its secret, whether it is in the quorum.
     """
 
     def __init__(
@@ -44,6 +46,7 @@ class RunRegistry:
         report: Callable[[Incident], None] = lambda incident: None,
         moved: Callable[[str], None] = lambda job: None,
         limits: Limits | None = None,
+        membership: Callable[[str, str, str], Membership] = lambda job, replica_id, digest: Membership.OPEN,
     ) -> None:
         self._store = store
         self._guarded = guarded
@@ -52,10 +55,13 @@ class RunRegistry:
         self._report = report
         self._moved = moved
         self._limits = limits or Limits()
+        self._membership = membership
         self._lateness = lateness
         self._lateness.listen(self._was_late)
         self._drivers: dict[RunName, RunDriver] = {}
         self._closed = ""
+        self._began_at: float | None = None  # to serve runs
+        self._stopped: dict[RunName, RunStatus] = {}
 
     def __iter__(self) -> Iterator[RunDriver]:
         return iter(self._drivers.values())
@@ -74,6 +80,10 @@ class RunRegistry:
                 )
             driver = self._drivers[name] = self._make(name)
         return driver
+
+    def has(self, job: str, run: str) -> bool:
+        """Whether it has processes."""
+        return (job, run) in self._drivers
 
     def of_job(self, job: str) -> list[RunDriver]:
         """Those that have processes."""
@@ -99,6 +109,11 @@ class RunRegistry:
         self.forget_quiet()
         return tuple(driver.status() for driver in self if job in ("", driver.name[0]))
 
+    def stopped_status(self) -> tuple[RunStatus, ...]:
+        """Of those without processes that were stopped, and not resumed, since this lighthouse serves; the newest
+        last."""
+        return tuple(self._stopped.values())
+
     def stop_all(self, job: str, reason: str, who: str) -> list[str]:
         """Stop those of `job` that have processes and are not over. Returns their names."""
         machines = {driver: driver.machine for driver in self.of_job(job) if not driver.is_quiet}
@@ -114,24 +129,49 @@ class RunRegistry:
     def forget_quiet(self) -> None:
         for driver in [driver for driver in self if driver.is_quiet]:
             driver.write_notes()
+            if driver.machine.stop is not None:
+                self._stopped[driver.name] = driver.status()
             driver.close("this run has gone quiet")
             del self._drivers[driver.name]
+        while len(self._stopped) > SAVED_SHOWN:
+            del self._stopped[next(iter(self._stopped))]
 
     def close(self, reason: str) -> None:
         """Write down what is noted, end every stream with `reason`, refuse new ones."""
-        self._closed = reason
         for driver in self:
             driver.write_notes()
+        self.drop(reason)
+
+    def drop(self, reason: str) -> None:
+        """As close, where nothing can be written any more."""
+        self._closed = reason
+        drivers, self._drivers = self._drivers, {}
+        for driver in drivers.values():
             driver.close(reason)
+
+    def begin_anew(self) -> None:
+        """After a close: what the store has by now counts."""
+        self._closed = ""
+        self._stopped.clear()
+        self._began_at = None
 
     # -- within
 
     def _make(self, name: RunName) -> RunDriver:
         self._lateness.watch()
+        self._stopped.pop(name, None)
         now = asyncio.get_running_loop().time()
+        self._began_at = now if self._began_at is None else self._began_at
         saved = self._store.load_run(name) or SavedRun(RunRecord())
         config = RunConfig(self._rank_timeout_s, wall_offset_s=time.time() - now, run=name[1], limits=self._limits)
-        machine = RunMachine(config, record=saved.record, keys=saved.keys, now=now, make_id=self._make_id)
+        machine = RunMachine(
+            config,
+            record=saved.record,
+            keys=saved.keys,
+            now=now,
+            make_id=self._make_id,
+            began_at=self._began_at,
+        )
         loop = asyncio.get_running_loop()
         return RunDriver(
             name,
@@ -142,6 +182,7 @@ class RunRegistry:
             self._report,
             self._guarded,
             lambda: self._moved(name[0]),
+            lambda replica_id, digest: self._membership(name[0], replica_id, digest),
         )
 
     def _names(self) -> list[RunName]:

@@ -22,11 +22,12 @@ class RunStore(Protocol):
     def load_run(self, name: RunName) -> SavedRun | None: ...
 
     def commit_run(self, name: RunName, record: RunRecord, keys_from: int) -> None:
-        """Durable when it returns. Keys of generations below `keys_from` are dropped, and the oldest finished runs."""
+        """Durable before anything that is said after it, as JobStore.commit. Keys of generations below `keys_from` are
+        dropped, and the oldest finished runs."""
         ...
 
     def commit_key(self, name: RunName, row: Row) -> None:
-        """Of a run that was committed; durable when it returns."""
+        """Of a run that was committed; durable before anything that is said after it."""
         ...
 
     def run_names(self, newest: int) -> Sequence[RunName]:

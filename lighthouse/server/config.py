@@ -5,18 +5,24 @@ from pathlib import Path
 
 import click
 
+from lighthouse.etcd.address import EtcdAddress, parse_etcd_address
+from lighthouse.etcd.credentials import StoreCredentials
 from lighthouse.incidents.rules.policy import OnStall
 from lighthouse.journal.journal import Journal, default_path
 from lighthouse.quorum.rules.config import QuorumConfig
 from lighthouse.quorum.store import NoJobStore
 from lighthouse_protocol.limits import JOIN_TIMEOUT_S, LIGHTHOUSE_HTTP_PORT, LIGHTHOUSE_PORT
+from lighthouse_protocol.refusals import InvalidRequest
+from lighthouse_protocol.rules.peer_limits import PeerLimits
 from lighthouse_protocol.rules.stall import FLOOR_S
 from lighthouse_runtime.cli.durations import Duration
 from lighthouse_runtime.cli.settings import setting
-from lighthouse_runtime.net.bind import check_bind, split_bind
+from lighthouse_runtime.net.bind import check_bind, check_host, split_bind
 from lighthouse_runtime.process.logs import FORMATS, LEVELS
+from lighthouse_runtime.process.state_folder import state_folder
 
 ENV_PREFIX = "LIGHTHOUSE"
+MIN_STORE_TTL_S = 2
 
 
 class Sizes(click.ParamType):
@@ -38,6 +44,7 @@ class Sizes(click.ParamType):
 
 _COUNT = click.IntRange(min=1)
 _PATH = click.Path(dir_okay=False, path_type=Path)
+_FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +84,29 @@ class LighthouseConfig:
         "none: keep nothing, and a restart during training is not safe.",
         metavar="PATH|none",
     )
+    store: str | None = setting(
+        None,
+        "The etcd that several lighthouses share, of which one leads; default: the journal's file.",
+        metavar="etcd://HOST:PORT,...[/PREFIX]",
+    )
+    store_ttl_s: float = setting(
+        3.0,
+        "With --store: how long the leader's key outlives a leader that is gone; in whole seconds.",
+        kind=Duration(),
+    )
+    store_ca: Path | None = setting(
+        None, "With --store: the CA of etcd's certificates; etcd is reached by TLS then.", kind=_PATH
+    )
+    store_cert: Path | None = setting(None, "With --store-ca: this lighthouse's certificate for etcd.", kind=_PATH)
+    store_key: Path | None = setting(None, "With --store-cert: its key.", kind=_PATH)
+    store_user_file: Path | None = setting(
+        None, "With --store: a file with one line, NAME:PASSWORD, for an etcd that asks for it.", kind=_PATH
+    )
+    advertise: str | None = setting(
+        None,
+        "With --store: the host by which others reach this lighthouse; default: that of --bind, or this host's name.",
+        metavar="HOST",
+    )
     allowed_replicas: tuple[int, ...] = setting(
         (), "The only sizes of a quorum, for example 2,4,8.", kind=Sizes(), metavar="SIZES"
     )
@@ -88,6 +118,12 @@ class LighthouseConfig:
     )
     allow_heterogeneous: bool = setting(False, "Admit groups with different numbers of ranks to one quorum.")
     max_members: int = setting(10_000, "Maximum replica groups known per job.", kind=_COUNT)
+    max_open_per_peer: int = setting(
+        PeerLimits().open,
+        "Maximum calls and streams that one credential, or one host without one, may have open; more where more "
+        "managers than that share an address.",
+        kind=_COUNT,
+    )
     stall_timeout_s: float = setting(
         FLOOR_S,
         "How long ranks may wait for each other before the log names those that are behind. How long a rank may work "
@@ -106,10 +142,42 @@ class LighthouseConfig:
         kind=click.Path(file_okay=False, path_type=Path),
         metavar="FOLDER",
     )
-    control_token_file: Path | None = setting(
-        None, "Callers on other hosts that present this file's token may kill groups and read evidence.", kind=_PATH
+    credentials: Path | None = setting(
+        None,
+        "The folder of certificates and tokens, which the first start makes; default: one for this port in the user's "
+        "state directory. A lighthouse on a loopback has none.",
+        kind=click.Path(file_okay=False, path_type=Path),
+        metavar="FOLDER",
     )
-    allow_remote_control: bool = setting(False, "Let anyone who reaches the port kill groups and read evidence.")
+    tls_cert: Path | None = setting(
+        None,
+        "This lighthouse's certificate, and those between it and its CA, where they are of your own PKI; read again "
+        "when the file changes. Default: one by a CA that the first start makes.",
+        kind=_FILE,
+    )
+    tls_key: Path | None = setting(None, "With --tls-cert: its key.", kind=_FILE)
+    tls_client_ca: Path | None = setting(
+        None,
+        "The CAs whose certificates callers must show over gRPC, and may show over HTTP; read again when the file "
+        "changes.",
+        kind=_FILE,
+    )
+    tls_identities: Path | None = setting(
+        None,
+        "With --tls-client-ca: a TOML file that gives certificates a role, by their SPIFFE ids and DNS names. Without "
+        "a role a caller needs a token, too.",
+        kind=_FILE,
+    )
+    insecure: bool = setting(
+        False,
+        "Serve other hosts without TLS: anyone who reaches the port may join and read models. To kill, drain and stop "
+        "still takes the operate token.",
+    )
+    torchft_listen: str | None = setting(
+        None,
+        "A second port, without TLS, for torchft's clients alone: anyone who reaches it may join. Default: none.",
+        metavar="HOST:PORT",
+    )
     shutdown_timeout_s: float = setting(2.0, "How long open calls may take to end after SIGTERM.", kind=Duration())
     log_level: str = setting("info", "The least severe level to log.", kind=click.Choice(LEVELS))
     log_format: str = setting("text", "The format of the log.", kind=click.Choice(FORMATS))
@@ -117,6 +185,10 @@ class LighthouseConfig:
     def __post_init__(self) -> None:
         for option, where in (("--bind", self.bind), ("--http", self.http)):
             check_bind(where, option)
+        if self.torchft_listen is not None:
+            check_bind(self.torchft_listen, "--torchft-listen")
+        self._check_store()
+        self._check_tls()
         if self.active_replicas is not None and self.active_replicas < self.min_replicas:
             raise ValueError(
                 f"--active-replicas {self.active_replicas} is below --min-replicas {self.min_replicas}: "
@@ -126,6 +198,46 @@ class LighthouseConfig:
             raise ValueError(
                 f"--allowed-replicas has no size of at least --min-replicas {self.min_replicas}: no quorum could form"
             )
+
+    def _check_store(self) -> None:
+        if self.store is None:
+            credentials = {
+                "--store-ca": self.store_ca,
+                "--store-cert": self.store_cert,
+                "--store-key": self.store_key,
+                "--advertise": self.advertise,
+                "--store-user-file": self.store_user_file,
+            }
+            for option, given in credentials.items():
+                if given is not None:
+                    raise ValueError(f"{option} is for --store, which is not given")
+            return
+        if self.journal not in (None, "none"):
+            raise ValueError("--journal and --store are two places for the same records; give one of them")
+        if self.store_ttl_s < MIN_STORE_TTL_S or self.store_ttl_s != int(self.store_ttl_s):
+            raise ValueError(f"--store-ttl {self.store_ttl_s:g}s: give whole seconds, at least {MIN_STORE_TTL_S}")
+        try:
+            if self.advertise is not None:
+                check_host(self.advertise, "--advertise")
+            parse_etcd_address(self.store)
+        except InvalidRequest as e:
+            raise ValueError(str(e)) from None
+
+    def _check_tls(self) -> None:
+        for option, given, needed, other in (
+            ("--tls-cert", self.tls_cert, "--tls-key", self.tls_key),
+            ("--tls-key", self.tls_key, "--tls-cert", self.tls_cert),
+            ("--tls-identities", self.tls_identities, "--tls-client-ca", self.tls_client_ca),
+        ):
+            if given is not None and other is None:
+                raise ValueError(f"{option} needs {needed}, too")
+        if self.insecure and self.asks_for_tls:
+            raise ValueError("--insecure and --tls-cert or --tls-client-ca contradict each other; leave one out")
+
+    @property
+    def asks_for_tls(self) -> bool:
+        """Also on a loopback."""
+        return self.tls_cert is not None or self.tls_client_ca is not None
 
     def quorum_config(self, first_quorum_id: int) -> QuorumConfig:
         return QuorumConfig(
@@ -142,16 +254,35 @@ class LighthouseConfig:
             last_call_s=self.spare_promotion_delay_s,
         )
 
+    def etcd(self) -> EtcdAddress | None:
+        """None: the records are in the journal."""
+        return None if self.store is None else parse_etcd_address(self.store)
+
+    def store_credentials(self) -> StoreCredentials:
+        return StoreCredentials(self.store_ca, self.store_cert, self.store_key, self.store_user_file)
+
     def memory(self) -> Journal | NoJobStore:
         """Not claimed yet. A lighthouse on any free port has no next life that could find its journal."""
         _, port = split_bind(self.bind, "--bind")
-        if self.journal == "none" or (self.journal is None and not port):
+        if self.store is not None or self.journal == "none" or (self.journal is None and not port):
             return NoJobStore()
         path = Path(self.journal) if self.journal else default_path().with_name(f"journal-{port}.sqlite")
         return Journal(path, self.bind)
+
+    def credentials_folder(self) -> Path:
+        """Beside the journal. Raises InvalidRequest, naming --credentials."""
+        if self.credentials is not None:
+            return self.credentials
+        _, port = split_bind(self.bind, "--bind")
+        has_journal = self.journal is not None and self.journal != "none"
+        folder = Path(self.journal).parent if self.journal and has_journal else state_folder("--credentials")
+        return folder / f"credentials-{port}"
 
     def incident_folder(self, memory: Journal | NoJobStore) -> Path | None:
         """None: they are kept for as long as the lighthouse lives."""
         if self.incident_dir is not None:
             return self.incident_dir
+        _, port = split_bind(self.bind, "--bind")
+        if self.store is not None and port:
+            return default_path().with_name(f"journal-{port}.incidents")
         return memory.path.with_suffix(".incidents") if isinstance(memory, Journal) else None

@@ -1,47 +1,60 @@
 """`lighthouse serve`: gRPC and HTTP on one loop, until a signal."""
 
 import asyncio
+import itertools
 import logging
-import time
 from collections.abc import Callable
 from typing import Any
 
+import grpc
 from prometheus_client import CollectorRegistry
 
 from lighthouse import dashboard
+from lighthouse.etcd.metrics import LeadershipCollector
+from lighthouse.etcd.shared_store import SharedStore
 from lighthouse.incidents.files import IncidentFiles
 from lighthouse.incidents.metrics import IncidentCollector
 from lighthouse.incidents.registry import IncidentRegistry
 from lighthouse.incidents.rules.policy import OnStall
 from lighthouse.journal.journal import Journal
+from lighthouse.progress.account import JobAccount
+from lighthouse.progress.account_metrics import AccountCollector
 from lighthouse.progress.metrics import PhaseCollector
+from lighthouse.progress.rules.samples import EVERY_S as SAMPLED_EVERY_S
 from lighthouse.quorum.metrics import Counters, LighthouseCollector, render
 from lighthouse.quorum.registry import JobRegistry
 from lighthouse.runs.metrics import RunCollector
 from lighthouse.runs.registry import RunRegistry
 from lighthouse.runs.store import RunStoreInProcess
 from lighthouse.server.config import LighthouseConfig
+from lighthouse.server.doors import Doors
 from lighthouse.server.incident_service import IncidentService
+from lighthouse.server.page_acts import PageActs
 from lighthouse.server.quorum_service import REFLECTED, LighthouseService
 from lighthouse.server.run_service import RunService
 from lighthouse_protocol import VERSION
 from lighthouse_protocol.identity import Address
 from lighthouse_protocol.messages.incident import to_document
-from lighthouse_protocol.messages.status import LighthouseStatus
-from lighthouse_protocol.pb.documented import lighthouse_pb2
+from lighthouse_protocol.messages.status import LighthouseStatus, StoreKind, StoreStatus
+from lighthouse_protocol.refusals import InvalidRequest, NotLeader
+from lighthouse_protocol.rules.peer_limits import PeerLimits
 from lighthouse_protocol.rules.stall import Limits
+from lighthouse_runtime.log_event import event
 from lighthouse_runtime.net.bind import grpc_bind, split_bind
 from lighthouse_runtime.net.own_address import served_host
 from lighthouse_runtime.process.loop import StopRequest, announce
-from lighthouse_runtime.server.control_policy import ControlPolicy
+from lighthouse_runtime.process.service_manager import ServiceManager
 from lighthouse_runtime.server.grpc_server import GrpcServer
-from lighthouse_runtime.server.rpc_handler import Call
-from lighthouse_runtime.web.control import HttpControl, KillOrder
-from lighthouse_runtime.web.server import Document, HttpServer, HttpSide
+from lighthouse_runtime.server.output_gate import OutputGate
+from lighthouse_runtime.server.peers import Peers
+from lighthouse_runtime.web.control import HttpControl, HttpGuard
+from lighthouse_runtime.web.server import Document, Elsewhere, HttpServer, HttpSide
 
 log = logging.getLogger(__name__)
 
 _STOPPING = "the lighthouse is shutting down; ask again, it or its successor will answer"
+JOBS_NAMED = 4
+RENEWED_EVERY_S = 5.0
 PAGE_HEADERS = {
     "Cache-Control": "no-cache",
     "Content-Security-Policy": dashboard.CONTENT_SECURITY_POLICY,
@@ -55,21 +68,25 @@ PAGE_HEADERS = {
 class LighthouseDaemon:
     """`grpc_port` and `http_port` are those it listens on, once started."""
 
-    def __init__(self, config: LighthouseConfig, token: str | None, stop: Callable[[int], None]) -> None:
+    def __init__(self, config: LighthouseConfig, stop: Callable[[int], None]) -> None:
         self._config = config
         self._is_ready = False
         self._memory = config.memory()
+        self._shared = self._make_shared_store()
         self._incidents = self._make_incident_registry()
+        counters = Counters()
         self._jobs = JobRegistry(
             config.quorum_config,
             asyncio.get_running_loop(),
-            self._memory,
-            stop,
+            self._memory if self._shared is None else self._shared.records,
+            stop if self._shared is None else self._shared.give_up,
             config.stall_timeout_s,
             self._incidents,
             runs=lambda job: self._runs.of_job(job),
+            refused=counters.refused,
         )
         runs_kept = self._memory if isinstance(self._memory, Journal) else RunStoreInProcess()
+        runs_kept = runs_kept if self._shared is None else self._shared.records
         self._runs = RunRegistry(
             runs_kept,
             config.rank_timeout_s,
@@ -79,29 +96,47 @@ class LighthouseDaemon:
             self._incidents.report,
             lambda job: self._jobs.get(job).run_moved(),
             Limits(config.stall_timeout_s),
+            self._jobs.membership,
         )
-        counters, policy = Counters(), ControlPolicy(token, config.allow_remote_control)
-        service = LighthouseService(self._jobs, policy, counters, runs=self._runs.live_status)
+        peers, self._doors = Peers(PeerLimits(open=config.max_open_per_peer)), Doors(config)
+        doors = self._doors
+        service = LighthouseService(
+            self._jobs,
+            counters,
+            runs=self._runs.live_status,
+            peers=peers,
+            is_insecure=doors.is_insecure,
+            store=self._store_status,
+        )
         registry = CollectorRegistry()
-        registry.register(LighthouseCollector(service.status, counters))
-        registry.register(RunCollector(self._runs.live_status))
+        registry.register(LighthouseCollector(service.status, counters, lambda: self._jobs.lag.late_s))
+        registry.register(RunCollector(self._runs.status))
+        registry.register(AccountCollector(self._accounts, asyncio.get_running_loop().time))
         registry.register(PhaseCollector(lambda: {driver.job: driver.progress.seconds for driver in self._jobs}))
-        registry.register(IncidentCollector(self._incidents.times))
-        more = {
-            **RunService(self._runs, policy).methods(),
-            **IncidentService(self._jobs, self._incidents, policy).methods(),
-        }
-        self._grpc = GrpcServer(service.services(more), REFLECTED, counters.called)
+        registry.register(IncidentCollector(self._incidents.times, self._job_names))
+        shared = self._shared
+        registry.register(LeadershipCollector(lambda: None if shared is None else shared.status()))
+        incidents = IncidentService(self._jobs, self._incidents)
+        runs = RunService(self._runs, doors.audit, peers=peers)
+        more = {**runs.methods(), **incidents.methods()}
+        gate = None if shared is None else shared.gate
+        self._grpc = GrpcServer(service.services(more), REFLECTED, doors.grpc.access, counters.called, peers, gate)
+        self._torchft = self._make_torchft_server(service, counters, peers, gate)
+        guard = HttpGuard(doors.http.access, _hosts(config))
         self._http = HttpServer(
             HttpSide(
                 is_ready=lambda: self._is_ready,
                 metrics=lambda: render(registry),
                 status=lambda: self._status(service),
                 page=Document(dashboard.page(), "text/html", PAGE_HEADERS),
-                control=HttpControl(policy, lambda order, call: _kill(service, order, call), _hosts(config)),
-                incident=lambda name: to_document(self._incidents.archive.get(name)),
+                guard=guard,
+                control=HttpControl(guard, PageActs(service, runs, incidents, doors.audit).by_route()),
+                incident=lambda name, call: to_document(incidents.find(name, call)),
+                elsewhere=self._elsewhere,
             )
         )
+        self._repeating: tuple[asyncio.Task[None], ...] = ()
+        self._tasks: set[asyncio.Task[None]] = set()
         self.grpc_port = 0
         self.http_port = 0
 
@@ -115,11 +150,28 @@ class LighthouseDaemon:
             lambda *asked: self._runs.restart(*asked),
         )
 
+    def _accounts(self) -> dict[str, JobAccount]:
+        return {driver.job: driver.account for driver in self._jobs}
+
+    def _job_names(self) -> set[str]:
+        return {driver.job for driver in self._jobs} | {run.name[0] for run in self._runs}
+
     def _status(self, service: LighthouseService) -> dict[str, Any]:
         """Nothing in it changes any more."""
         status = service.status(has_ranks=True)
         shown = {name: getattr(status, name) for name in LighthouseStatus.__slots__}
-        return {**shown, "now_unix_s": time.time()}
+        pace = {driver.job: driver.pace() for driver in self._jobs}
+        return {**shown, "runs": (*status.runs, *self._runs.stopped_status()), "pace": pace}
+
+    def _store_status(self) -> StoreStatus:
+        if self._shared is not None:
+            status = self._shared.status()
+            return (
+                StoreStatus(StoreKind.ETCD, status.term, status.store_error) if status else StoreStatus(StoreKind.ETCD)
+            )
+        if isinstance(self._memory, Journal):
+            return StoreStatus(StoreKind.JOURNAL, self._memory.term)
+        return StoreStatus()
 
     async def start(self) -> None:
         """Raises a refusal, naming the option, if an address cannot be listened on or the journal cannot be had."""
@@ -130,42 +182,152 @@ class LighthouseDaemon:
             raise
 
     async def _start(self) -> None:
-        if self._memory.claim():
+        if self._shared is None and self._memory.claim():
             self._jobs.remember(self._memory.load())
         await asyncio.to_thread(self._incidents.load)
-        self.http_port = await self._http.start(self._config.http)
+        http, grpc = self._doors.http.files, self._doors.grpc.files
+        self.http_port = await self._http.start(self._config.http, http and http.for_http())
         try:
-            self.grpc_port = await self._grpc.start(grpc_bind(self._config.bind))
-        except Exception:
+            await self._start_grpc(grpc and grpc.for_grpc())
+        except BaseException:
             await self._http.stop()
             raise
         self._is_ready = True
+        self._repeating = (
+            asyncio.create_task(self._renew(), name="certificates"),
+            asyncio.create_task(self._sample(), name="samples"),
+        )
+        await self._greet()
+
+    async def _start_grpc(self, credentials: grpc.ServerCredentials | None) -> None:
+        if (port := split_bind(self._config.bind, "--bind")[1]) != 0:
+            self._doors.announce(port)  # before a client can come
+        self.grpc_port = await self._grpc.start(grpc_bind(self._config.bind), credentials)
+        if port == 0:
+            self._doors.announce(self.grpc_port)
+        if self._torchft is not None and self._config.torchft_listen is not None:
+            try:
+                port = await self._torchft.start(grpc_bind(self._config.torchft_listen))
+            except InvalidRequest as e:
+                raise InvalidRequest(str(e).partition(": ")[2], field="--torchft-listen") from None
+            log.warning(
+                "INSECURE: serves torchft's clients without TLS on port %d: anyone there may join",
+                port,
+                extra=event("insecure", port=port),
+            )
+
+    async def _sample(self) -> None:
+        """What the page's graphs show of the last minutes."""
+        while True:
+            await asyncio.sleep(SAMPLED_EVERY_S)
+            for driver in self._jobs:
+                driver.sample()
+
+    async def _greet(self) -> None:
         grpc, http = [await asyncio.to_thread(served_host, host) for host in _hosts(self._config)]
+        address, page = Address(grpc, self.grpc_port), f"{self._scheme}://{Address(http, self.http_port)}/"
+        journal = str(self._memory.path) if isinstance(self._memory, Journal) else "none"
         log.info(
-            "lighthouse %s serves gRPC on port %d, HTTP on port %d: managers reach it at %s, browsers at http://%s/",
+            "lighthouse %s serves gRPC on port %d, HTTP on port %d: managers reach it at %s, browsers at %s; "
+            "journal %s",
             VERSION,
             self.grpc_port,
             self.http_port,
-            Address(grpc, self.grpc_port),
-            Address(http, self.http_port),
+            address,
+            page,
+            journal,
+            extra=event("serving", version=VERSION, address=str(address), page=page, journal=journal),
         )
+        await asyncio.to_thread(self._doors.greet, self.grpc_port)
+        if self._shared is not None:
+            host = self._config.advertise
+            grpc, http = (host, host) if host is not None else (grpc, http)
+            await self._shared.start(
+                str(Address(grpc, self.grpc_port)),
+                f"{self._scheme}://{Address(http, self.http_port)}",
+                self._doors.ca_pin,
+            )
+
+    @property
+    def _scheme(self) -> str:
+        return "http" if self._doors.http.files is None else "https"
+
+    async def _renew(self) -> None:
+        while True:
+            await asyncio.sleep(RENEWED_EVERY_S)
+            await asyncio.to_thread(self._doors.renew)
+
+    def _make_torchft_server(
+        self, service: LighthouseService, counters: Counters, peers: Peers, gate: OutputGate | None
+    ) -> GrpcServer | None:
+        if self._config.torchft_listen is None:
+            return None
+        name = "torchft.LighthouseService"
+        return GrpcServer({name: service.services()[name]}, (name,), self._doors.torchft, counters.called, peers, gate)
+
+    def state(self) -> str:
+        """What it does, in one line."""
+        jobs = [
+            f"{driver.job}: {driver.machine.verdict()}, {len(driver.machine.roster.participants())} groups train"
+            for driver in itertools.islice(self._jobs, JOBS_NAMED)
+        ]
+        return "; ".join(jobs) or "serves, and knows no job"
 
     async def stop(self) -> None:
         """Refuse what comes, end what waits, with the reason; then close every connection."""
         self._is_ready = False
         await self._grpc.set_serving(False)
-        self._runs.close(_STOPPING)
-        self._jobs.close(_STOPPING)
+        if self._shared is None or self._shared.refusal() is None:
+            self._runs.close(_STOPPING)
+            self._jobs.close(_STOPPING)
+        if self._shared is not None:
+            await self._shared.stop()
+        for task in self._repeating:
+            task.cancel()
+        if self._torchft is not None:
+            await self._torchft.stop(self._config.shutdown_timeout_s)
         await self._grpc.stop(self._config.shutdown_timeout_s)
         await self._http.stop()
         await asyncio.to_thread(self._incidents.close)
         self._memory.release()
-        log.info("lighthouse stopped")
+        log.info("lighthouse stopped", extra=event("stopped"))
 
+    # -- with --store
 
-async def _kill(service: LighthouseService, order: KillOrder, call: Call) -> None:
-    request = lighthouse_pb2.LighthouseKillRequest(job=order.job, replica_id=order.replica_id, msg=order.reason)
-    await service.kill(request, call)
+    def _make_shared_store(self) -> SharedStore | None:
+        """None: the store is this lighthouse's own."""
+        config = self._config
+        etcd = config.etcd()
+        if etcd is None:
+            return None
+        return SharedStore(etcd, config.store_ttl_s, config.store_credentials(), self._lead, self._follow)
+
+    def _lead(self) -> None:
+        """As after a restart: what the lighthouse before has told may still be held."""
+        assert self._shared is not None
+        self._jobs.remember(self._shared.records.load())
+        self._runs.begin_anew()
+        self._set_serving(True)
+
+    def _follow(self, refusal: NotLeader) -> None:
+        """Nothing of what it knows counts any more; its callers are sent to the leader."""
+        self._set_serving(False)
+        self._runs.drop(str(refusal))
+        self._jobs.close(str(refusal))
+        self._grpc.break_streams(refusal)
+        self._http.close_feeds()
+
+    def _set_serving(self, is_serving: bool) -> None:
+        task = asyncio.create_task(self._grpc.set_serving(is_serving))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    def _elsewhere(self) -> Elsewhere | None:
+        if self._shared is None or (refusal := self._shared.refusal()) is None:
+            return None
+        status = self._shared.status()
+        leader = status.leader if status is not None else None
+        return Elsewhere(str(refusal), leader.page if leader is not None else "")
 
 
 def _hosts(config: LighthouseConfig) -> tuple[str, str]:
@@ -173,13 +335,17 @@ def _hosts(config: LighthouseConfig) -> tuple[str, str]:
     return split_bind(config.bind, "--bind")[0], split_bind(config.http, "--http")[0]
 
 
-async def serve(config: LighthouseConfig, token: str | None, announce_fd: int | None, stop: StopRequest) -> None:
+async def serve(config: LighthouseConfig, announce_fd: int | None, stop: StopRequest) -> None:
     """`announce_fd`: a file descriptor to which gRPC's port is written once it serves."""
-    daemon = LighthouseDaemon(config, token, stop)
+    daemon = LighthouseDaemon(config, stop)
+    systemd = ServiceManager(asyncio.get_running_loop(), daemon.state)
     await daemon.start()
     try:
         announce(announce_fd, daemon.grpc_port)
+        systemd.ready()
         await stop.wait()
-        log.info("draining: asked to stop")
+        systemd.stopping()
+        log.info("asked to stop: ending calls and sessions", extra=event("stopping"))
     finally:
         await daemon.stop()
+        systemd.close()

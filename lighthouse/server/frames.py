@@ -6,6 +6,7 @@ from lighthouse_protocol.messages.membership import Quorum
 from lighthouse_protocol.messages.session import JoinAccepted, ToManager
 from lighthouse_protocol.wire import documented
 from lighthouse_protocol.wire.streams import SESSION_RESPONSES, accepted_for, accepted_shared
+from lighthouse_runtime.net.outbox import Body
 from lighthouse_runtime.server.stream_peer import Frames
 
 
@@ -17,13 +18,13 @@ class SessionFrames(Frames[ToManager]):
         self._quorum: Quorum | None = None
         self._shared = b""
 
-    def of(self, message: ToManager) -> bytes:
+    def of(self, message: ToManager) -> Body:
         if not isinstance(message, JoinAccepted):
-            return super().of(message)
+            return self.bytes_of(message)
         if message.quorum is not self._quorum:
             self._quorum = message.quorum
-            self._shared = accepted_shared(message.quorum, message.stands, time.time())
-        return accepted_for(self._shared, message.join)
+            self._shared = accepted_shared(message.quorum, message.stands, time.time(), message.secret)
+        return self._shared, accepted_for(b"", message.join)
 
 
 def native_quorums() -> Frames[Quorum]:

@@ -13,12 +13,12 @@ from lighthouse.quorum.waiting_joins import Answer
 from lighthouse.server.frames import SessionFrames, native_quorums, torchft_quorums
 from lighthouse.server.lookup import job_of, live_member
 from lighthouse_protocol import VERSION
-from lighthouse_protocol.identity import check_name, split_replica_id
+from lighthouse_protocol.identity import check_name, read_identity
 from lighthouse_protocol.limits import cut_reason
 from lighthouse_protocol.messages.membership import Participant, Quorum
 from lighthouse_protocol.messages.run_status import RunStatus
 from lighthouse_protocol.messages.session import DrainRequest, Hello, KillRequest, ToLighthouse
-from lighthouse_protocol.messages.status import LighthouseStatus, TimelineKind
+from lighthouse_protocol.messages.status import LighthouseStatus, StoreStatus, TimelineKind
 from lighthouse_protocol.pb.documented import lighthouse_pb2
 from lighthouse_protocol.pb.torchft import torchft_pb2
 from lighthouse_protocol.refusals import (
@@ -28,15 +28,18 @@ from lighthouse_protocol.refusals import (
     Unreachable,
     WrongState,
 )
+from lighthouse_protocol.rules.peer_limits import Resource
 from lighthouse_protocol.wire import documented as wire
 from lighthouse_protocol.wire.codecs import LIGHTHOUSE_STATUS
 from lighthouse_protocol.wire.streams import SESSION_REQUESTS
 from lighthouse_runtime.client.manager import AsyncManagerClient
-from lighthouse_runtime.server.control_policy import ControlPolicy
+from lighthouse_runtime.log_event import event
 from lighthouse_runtime.server.future_reply import FutureReply
+from lighthouse_runtime.server.peers import Peers
 from lighthouse_runtime.server.rpc_handler import Call, Entry, Method, Stream
 from lighthouse_runtime.server.stream_peer import StreamPeer
 from lighthouse_runtime.server.streams import FIRST_WITHIN_S, Requests, Sender
+from lighthouse_runtime.timing.snapshots import Snapshots
 
 log = logging.getLogger(__name__)
 
@@ -49,18 +52,25 @@ class LighthouseService:
     def __init__(
         self,
         jobs: JobRegistry,
-        policy: ControlPolicy,
         counters: Counters,
         hello_within_s: float = FIRST_WITHIN_S,
         runs: Callable[[str], tuple[RunStatus, ...]] = lambda job: (),
+        peers: Peers | None = None,
+        *,
+        is_insecure: bool = False,
+        store: Callable[[], StoreStatus] = StoreStatus,
     ) -> None:
-        """`runs`: those of a job that have processes; of all jobs, if it is empty."""
+        """`runs`: those of a job that have processes; of all jobs, if it is empty. `is_insecure` and `store`: for the
+        status."""
+        self._is_insecure = is_insecure
+        self._store = store
         self._jobs = jobs
+        self._peers = peers or Peers()
         self._runs = runs
         self._hello_within_s = hello_within_s
-        self._policy = policy
         self._counters = counters
         self._started_at = time.monotonic()
+        self._statuses = Snapshots(self._status_bytes)
 
     def services(self, more: Mapping[str, Entry] | None = None) -> Mapping[str, Mapping[str, Entry]]:
         """Handlers by service and method; `more`: those of run_service.py and incident_service.py."""
@@ -70,7 +80,7 @@ class LighthouseService:
             "Status": Method(lighthouse_pb2.LighthouseStatusRequest, self.status_rpc),
             "Kill": Method(lighthouse_pb2.LighthouseKillRequest, self.kill),
             "Drain": Method(lighthouse_pb2.LighthouseDrainRequest, self.drain),
-            "Session": Stream(SESSION_REQUESTS, self.session),
+            "Session": Stream(SESSION_REQUESTS, self.session, self._lighten),
             **(more or {}),
         }
         torchft: dict[str, Entry] = {
@@ -84,10 +94,10 @@ class LighthouseService:
         }
 
     async def quorum(self, request: lighthouse_pb2.LighthouseQuorumRequest, call: Call) -> bytes:
-        return NATIVE.of(await self._join(lambda: wire.participant_from_native(_requester(request)), call))
+        return NATIVE.bytes_of(await self._join(lambda: wire.participant_from_native(_requester(request)), call))
 
     async def torchft_quorum(self, request: torchft_pb2.LighthouseQuorumRequest, call: Call) -> bytes:
-        return TORCHFT.of(await self._join(lambda: wire.participant_from_torchft(_requester(request)), call))
+        return TORCHFT.bytes_of(await self._join(lambda: wire.participant_from_torchft(_requester(request)), call))
 
     async def heartbeat(
         self, request: lighthouse_pb2.LighthouseHeartbeatRequest, call: Call
@@ -101,16 +111,16 @@ class LighthouseService:
         self._beat(request.replica_id, "", call)
         return torchft_pb2.LighthouseHeartbeatResponse()
 
-    async def status_rpc(
-        self, request: lighthouse_pb2.LighthouseStatusRequest, _: Call
-    ) -> lighthouse_pb2.LighthouseStatusResponse:
-        return LIGHTHOUSE_STATUS.write(self.status(request.job, has_ranks=request.ranks))
+    async def status_rpc(self, request: lighthouse_pb2.LighthouseStatusRequest, call: Call) -> bytes:
+        async with self._peers.read(call.peer):
+            return self._statuses.of((request.job, request.ranks))
 
     async def kill(
         self, request: lighthouse_pb2.LighthouseKillRequest, call: Call
     ) -> lighthouse_pb2.LighthouseKillResponse:
         driver, member, reason = self._control(request, call)
-        log.warning("[%s] %s asks to kill %s: %s", driver.job, call.peer, member.replica_id, reason)
+        told = event("kill_asked", job=driver.job, replica_group=member.replica_id, peer=call.peer, reason=reason)
+        log.warning("%s asks to kill %s: %s", call.peer, member.replica_id, reason or "no reason given", extra=told)
         driver.note(TimelineKind.KILLED, (member.replica_id,), reason)
         why = f"by {call.peer}" + (f": {reason}" if reason else "")
         if not driver.tell(member, KillRequest(reason or f"killed {why}")):
@@ -122,7 +132,8 @@ class LighthouseService:
         self, request: lighthouse_pb2.LighthouseDrainRequest, call: Call
     ) -> lighthouse_pb2.LighthouseDrainResponse:
         driver, member, reason = self._control(request, call)
-        log.info("[%s] %s asks to drain %s: %s", driver.job, call.peer, member.replica_id, reason)
+        told = event("drain_asked", job=driver.job, replica_group=member.replica_id, peer=call.peer, reason=reason)
+        log.info("%s asks to drain %s: %s", call.peer, member.replica_id, reason or "no reason given", extra=told)
         if not driver.tell(member, DrainRequest(reason or f"drained by {call.peer}")):
             raise WrongState(
                 f"replica_id: {member.replica_id} holds no session, so it cannot be asked; kill it instead"
@@ -132,10 +143,9 @@ class LighthouseService:
     def _control(
         self, request: lighthouse_pb2.LighthouseKillRequest | lighthouse_pb2.LighthouseDrainRequest, call: Call
     ) -> tuple[JobDriver, Member, str]:
-        """The member and the reason in one line. Raises a refusal if the caller may not, or the name is unknown."""
-        self._policy.check(call)
+        """The member and the reason in one line. Raises a refusal if the name is unknown."""
         check_name(request.replica_id)
-        driver = self._jobs.find(request.job or job_of(call))
+        driver = self._jobs.find(job_of(call, request.job, request.replica_id))
         return driver, live_member(driver, request.replica_id), cut_reason(request.msg)
 
     async def session(self, requests: Requests[ToLighthouse], call: Call, sender: Sender) -> None:
@@ -143,7 +153,7 @@ class LighthouseService:
         hello = await requests.hello(Hello, self._hello_within_s)
         if hello is None:
             return
-        driver = self._jobs.get(job_of(call))  # only now: a quiet job is forgotten
+        driver = self._enter(hello.participant.replica_id, call)  # only now: a quiet job is forgotten
         number = driver.open_session(hello, StreamPeer(sender, TO_MANAGERS))
         try:
             async for message in requests:
@@ -157,17 +167,22 @@ class LighthouseService:
         drivers = [self._jobs.find(job)] if job else list(self._jobs)
         uptime_s = time.monotonic() - self._started_at
         status = tuple(driver.status(has_ranks=has_ranks) for driver in drivers)
-        return LighthouseStatus(VERSION, uptime_s, status, self._runs(job))
+        return LighthouseStatus(
+            VERSION, uptime_s, status, self._runs(job), self._is_insecure, time.time(), self._store()
+        )
+
+    def _status_bytes(self, asked: tuple[str, bool]) -> bytes:
+        job, has_ranks = asked
+        return LIGHTHOUSE_STATUS.write(self.status(job, has_ranks=has_ranks)).SerializeToString()
 
     async def _join(self, read: Callable[[], Participant], call: Call) -> Quorum:
-        began_at = time.monotonic()
         try:
-            answer = await self._answer(self._jobs.get(job_of(call)), read(), call.require_deadline())
-        except LighthouseError as e:
-            self._counters.refused(type(e).__name__)
+            participant, time_left_s = read(), call.require_deadline()
+            driver = self._enter(participant.replica_id, call)
+        except LighthouseError as e:  # what the job refuses, its driver counts
+            self._counters.refused(e)
             raise
-        self._counters.waited(job_of(call), time.monotonic() - began_at)
-        return answer.quorum
+        return (await self._answer(driver, participant, time_left_s)).quorum
 
     async def _answer(self, driver: JobDriver, participant: Participant, time_left_s: float) -> Answer:
         reply = FutureReply[Answer]()
@@ -178,15 +193,29 @@ class LighthouseService:
             driver.withdraw(number)
 
     def _beat(self, wire_id: str, incarnation: str, call: Call) -> None:
-        name, implied = split_replica_id(check_name(wire_id))
-        if incarnation and check_name(incarnation, "incarnation") != implied:
-            name, implied = wire_id, incarnation
-        self._jobs.get(job_of(call)).beat(name, implied)
+        name, told = read_identity(wire_id, incarnation)
+        self._jobs.get_reported(job_of(call, replica_id=name)).beat(name, told)
+
+    def _lighten(self, request: lighthouse_pb2.SessionRequest, call: Call) -> None:
+        """Where ranks are is for people to see: a heartbeat of a peer that shows too many is taken without."""
+        ranks = len(request.heartbeat.progress.ranks)
+        if ranks and not self._peers.may_take(call.peer, Resource.RANKS_SHOWN, ranks):
+            request.heartbeat.ClearField("progress")
+
+    def _enter(self, replica_id: str, call: Call) -> JobDriver:
+        """The job that the caller comes to as that group. What is new here counts for the caller. Raises a refusal."""
+        job = job_of(call, replica_id=replica_id)
+        driver = self._jobs.peek(job)
+        if driver is None:
+            self._peers.take(call.peer, Resource.JOBS)
+        if driver is None or driver.member(replica_id) is None:
+            self._peers.take(call.peer, Resource.REPLICA_IDS)
+        return self._jobs.get(job)
 
     async def _kill(self, address: str, msg: str, time_left_s: float) -> None:
         """A manager that goes away while it is told has done what it was told."""
         timeout_s = max(0.1, time_left_s / 3)
-        async with AsyncManagerClient(address, token=self._policy.token) as manager:
+        async with AsyncManagerClient(address) as manager:
             await manager.connect(timeout_s)
             try:
                 await manager.kill(msg, timeout_s=timeout_s)

@@ -140,7 +140,7 @@ class Assignment:
     ranks that heal beside their steps, and contribute nothing for as long as the quorum stands. `tag_quorum_id` with
     `max_step`: the state that the step begins with. `world`: as the manager was told last, where it was asked for a
     quorum.
-    `compares`: every participant does.
+    `compares`: every participant does. `secret`: of the quorum's members, which prove by it that they are.
     """
 
     quorum_id: int
@@ -165,6 +165,7 @@ class Assignment:
     compares: bool = False
     place: int | None = None
     healing: tuple[int, ...] = ()
+    secret: str = field(default="", repr=False)
 
     @property
     def catches_up(self) -> bool:

@@ -6,7 +6,7 @@ Nobody shares a clock: all times are ages in seconds, as of the moment at which 
 from dataclasses import dataclass
 from typing import Annotated, NamedTuple
 
-from lighthouse_protocol.constraints import Age, Chars, Count, Entries, GroupRank, Name, QuorumId, Text
+from lighthouse_protocol.constraints import Advisory, Age, Chars, Count, Entries, GroupRank, Name, QuorumId, Text
 from lighthouse_protocol.limits import MAX_GROUP_WORLD_SIZE
 from lighthouse_protocol.refusals import InvalidRequest
 
@@ -98,12 +98,22 @@ class PhaseSeconds(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
+class HealTotals:
+    """All heals of a process, or of a replica group; each number only grows. `seconds`: from the first request for each
+    state until it was received and checked; `bytes`: of the tensors of these states."""
+
+    heals: Count = 0
+    seconds: Age = 0.0
+    bytes: Count = 0
+
+
+@dataclass(frozen=True, slots=True)
 class ProgressSample:
     """Where a rank is. `phases` are the open ones, the innermost last.
 
     `waits_for`: what its script has declared to wait for. `still_s`: since the last mark. `is_first`: this process has
     not done a step yet. `calls`: of the process groups that moved last. `at`: the line of the script, for a rank that
-    is observed and has no Agent.
+    is observed and has no Agent. `healed`: None for a process that has never healed.
     """
 
     step: Count = 0
@@ -116,6 +126,7 @@ class ProgressSample:
     times: Annotated[tuple[PhaseTime, ...], Entries(MAX_TIMES)] = ()
     calls: Annotated[tuple[GroupCalls, ...], Entries(MAX_GROUPS)] = ()
     at: Annotated[str, Chars(MAX_LABEL_CHARS)] = ""
+    healed: Advisory[HealTotals] = None
 
     @property
     def innermost(self) -> OpenPhase:

@@ -15,6 +15,7 @@ from lighthouse_protocol.constraints import (
     Reason,
     Restarts,
     Seconds,
+    Secret,
     Slot,
     Text,
     WorldSize,
@@ -57,7 +58,8 @@ class RunTerms:
     multiple of it; 1 without a supervisor. `max_iterations`: so many generations, then the run is stopped.
     `max_restarts`: so many after failures of the function within `restart_window_s`; None: any number.
     `restart_delay_s`: how long the next generation waits after one that got nowhere; it doubles each time in a row.
-    None: no delay.
+    None: no delay. `is_elastic`: slots mean nothing, and the lighthouse gives each rank one that is free. Any `active`
+    ranks are all; any `min_active` are enough, `join_timeout_s` after so many are ready.
     """
 
     world_size: WorldSize = 1
@@ -72,6 +74,7 @@ class RunTerms:
     max_restarts: Restarts | None = None
     restart_window_s: Seconds = 600.0
     restart_delay_s: Seconds | None = None
+    is_elastic: bool = False
 
     def check(self) -> None:
         most = self.target // self.divisible_by * self.divisible_by
@@ -123,6 +126,7 @@ class RankHello:
 
     `attempt` counts the starts by its supervisor, from 0. `generation`: the last one in which this process was active.
     `is_ready`: it runs nothing and waits for the next. `seen`: the highest number that it or its supervisor was told.
+    `secret`: its supervisor's; without one, made by the process, which no other one knows.
     """
 
     rank: RankId
@@ -134,6 +138,7 @@ class RankHello:
     is_ready: bool = False
     seen: Count | None = None
     step: Count = 0
+    secret: Secret = field(default="", repr=False)
 
     @property
     def is_first(self) -> bool:
@@ -143,11 +148,16 @@ class RankHello:
 
 @dataclass(frozen=True, slots=True)
 class RunStopped:
-    """The run is over and restarts nothing. `generation`: the number at that time, -1 before the first."""
+    """The run is over and restarts nothing. `who` asked for it; empty: the lighthouse. `generation`: the number at that
+    time, -1 before the first."""
 
     reason: Reason
     who: Reason
     generation: LastGeneration
+
+    @property
+    def text(self) -> str:
+        return f"{self.reason} (by {self.who or 'the lighthouse'})"
 
 
 class KeyKind(StrEnum):
@@ -208,7 +218,12 @@ class FinishReport:
     generation: Count
 
 
-FromRunRank = RankHello | RankHeartbeat | ReadyReport | FailureReport | FinishReport | SelfReport
+@dataclass(frozen=True, slots=True)
+class CloseReport:
+    """Of an elastic run: it is over for all its ranks, finished or not."""
+
+
+FromRunRank = RankHello | RankHeartbeat | ReadyReport | FailureReport | FinishReport | CloseReport | SelfReport
 
 
 @dataclass(frozen=True, slots=True)
@@ -221,10 +236,12 @@ class GenerationFormed:
 
 @dataclass(frozen=True, slots=True)
 class GenerationEnded:
-    """Generation `number` is over: stop what runs, and say ready."""
+    """Generation `number` is over: stop what runs, and say ready. `is_failure`: a rank said that its function has
+    failed; otherwise one was lost, or came."""
 
     number: Count
     reason: Reason = ""
+    is_failure: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -247,4 +264,20 @@ class RankWelcome:
     term: Count = 0
 
 
-ToRunRank = RankWelcome | GenerationFormed | GenerationEnded | RunStopped | RunCompleted | HelloRejected | EvidenceAsked
+@dataclass(frozen=True, slots=True)
+class SlotGiven:
+    """The slot of a rank of an elastic run, where its hello named another. It comes before all else."""
+
+    slot: Slot
+
+
+ToRunRank = (
+    SlotGiven
+    | RankWelcome
+    | GenerationFormed
+    | GenerationEnded
+    | RunStopped
+    | RunCompleted
+    | HelloRejected
+    | EvidenceAsked
+)

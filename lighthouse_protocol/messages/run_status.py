@@ -18,10 +18,11 @@ class RankState(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class RankStatus:
-    """`state`: a RankState, or one that only a newer lighthouse knows. `rank`: in the last generation; None: none."""
+    """`state`: a RankState, or one that only a newer lighthouse knows. `rank`: in the last generation; None: none.
+    `start`: another one for each incarnation (rules/proof.py)."""
 
     slot: int
-    incarnation: str
+    start: str
     state: str
     rank: int | None
     generation: Count | None
@@ -43,14 +44,18 @@ class SupervisorStatus:
 
 @dataclass(frozen=True, slots=True)
 class ExcludedHost:
+    """`supervisor`: the only one that it is excluded for; empty: for all."""
+
     host: str
     reason: str
     at: Offset
+    supervisor: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class RunStatus:
-    """`verdict`: why the next generation forms, or does not. `slots[i]` is rank i of the last one."""
+    """`verdict`: why the next generation forms, or does not. `slots[i]` is rank i of the last one. `budget_used`:
+    of the restart budget that is used up the most, be it a supervisor's or that of wrapped functions: 0 none, 1 all."""
 
     job: str
     run: str
@@ -63,3 +68,4 @@ class RunStatus:
     ranks: tuple[RankStatus, ...]
     supervisors: tuple[SupervisorStatus, ...]
     excluded: tuple[ExcludedHost, ...]
+    budget_used: Offset = 0.0

@@ -5,26 +5,29 @@ in every beat; what the lighthouse wants of a quorum is repeated in every echo. 
 connection costs nothing.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Annotated
 
 from lighthouse_protocol.constraints import (
     Advisory,
+    Age,
     Count,
     Entries,
     FilledText,
     GroupRank,
     QuorumId,
-    RankSet,
+    Ranks,
     Reason,
     Seconds,
+    Secret,
     Text,
 )
 from lighthouse_protocol.limits import MAX_GROUP_WORLD_SIZE
 from lighthouse_protocol.messages.evidence import EvidenceAsked, RankEvidence, SelfReport
 from lighthouse_protocol.messages.membership import Decision, Participant, Quorum, World
-from lighthouse_protocol.messages.progress import GroupView, ProgressSample
+from lighthouse_protocol.messages.progress import GroupView, HealTotals, ProgressSample
+from lighthouse_protocol.rank_set import NO_RANKS
 from lighthouse_protocol.refusals import LighthouseError
 
 
@@ -86,22 +89,49 @@ LEFT = "its ranks have ended"
 
 
 @dataclass(frozen=True, slots=True)
+class Discards:
+    """Discarded steps, by reason: `group_lost`: another replica group of the quorum was lost; `rank_lost`: a rank of
+    this group was lost before it voted; `revoked`: the quorum was revoked, and no group was lost; `voted_no`: a rank
+    voted no under a quorum that stood."""
+
+    group_lost: Count = 0
+    rank_lost: Count = 0
+    revoked: Count = 0
+    voted_no: Count = 0
+
+
+@dataclass(frozen=True, slots=True)
+class GroupCounts:
+    """Since the manager started; each number only grows. `step_s`: the time in committed steps in which no group
+    healed. `healed`: a heal of all ranks of the group counts once, and their bytes are added up."""
+
+    commits: Count = 0
+    discards: Discards = Discards()
+    step_s: Age = 0.0
+    healed: HealTotals = field(default_factory=HealTotals)
+
+
+@dataclass(frozen=True, slots=True)
 class GroupReport:
     """`down` says why the group cannot take part though its manager lives; empty: all its ranks are there. `missing`:
-    which of them are not; empty while `down` says something: all of them."""
+    which of them are not; empty while `down` says something: all of them. `counts`: None for a manager that does not
+    count."""
 
     held: HeldQuorum | None = None
     drains: bool = False
     down: Reason = ""
-    missing: RankSet = frozenset()
+    missing: Ranks = NO_RANKS
+    counts: Advisory[GroupCounts] = None
 
 
 @dataclass(frozen=True, slots=True)
 class Hello:
-    """The first message of a session. `participant` is as in the last join."""
+    """The first message of a session. `participant` is as in the last join. `secret`: random, made by this start of the
+    manager; it shows it in every hello, and no other process knows it."""
 
     participant: Participant
     levels: GroupReport = GroupReport()
+    secret: Secret = field(default="", repr=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,11 +204,13 @@ class HeartbeatAck:
 
 @dataclass(frozen=True, slots=True)
 class JoinAccepted:
-    """The answer to join `join`."""
+    """The answer to join `join`. `secret`: known to the members of that quorum alone, which prove by it to each other
+    that they are (rules/proof.py)."""
 
     join: Count
     quorum: Quorum
     stands: bool
+    secret: Secret = field(default="", repr=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,7 +233,7 @@ class KillRequest:
     """`behind`: the ranks that the group is killed for, which its supervisor counts as a loss; empty: a person asks."""
 
     reason: Reason = ""
-    behind: RankSet = frozenset()
+    behind: Ranks = NO_RANKS
 
 
 @dataclass(frozen=True, slots=True)

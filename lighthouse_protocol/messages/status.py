@@ -21,8 +21,10 @@ class MemberState(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class MemberStatus:
+    """`start`: another one for each incarnation (rules/proof.py)."""
+
     replica_id: str
-    incarnation: str
+    start: str
     state: MemberState
     is_participant: bool
     step: int
@@ -116,12 +118,33 @@ class JobStatus:
     incidents: tuple[IncidentSummary, ...] = ()
 
 
+class StoreKind(StrEnum):
+    NONE = "none"
+    JOURNAL = "journal"
+    ETCD = "etcd"
+
+
+@dataclass(frozen=True, slots=True)
+class StoreStatus:
+    """Where a lighthouse keeps what must outlive it. `term` grows with each start, or each leadership. `error`: why the
+    store does not answer; a lighthouse whose journal cannot be written ends."""
+
+    kind: StoreKind = StoreKind.NONE
+    term: int = 0
+    error: str = ""
+
+
 @dataclass(frozen=True, slots=True)
 class LighthouseStatus:
+    """`now_unix_s`: by the clock of the lighthouse's host."""
+
     version: str
     uptime_s: Offset
     jobs: tuple[JobStatus, ...]
     runs: tuple[RunStatus, ...] = ()
+    insecure: bool = False
+    now_unix_s: Offset = 0.0
+    store: StoreStatus = StoreStatus()
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,7 +152,7 @@ class ManagerStatus:
     version: str
     uptime_s: Offset
     replica_id: str
-    incarnation: str
+    start: str
     job: str
     group_world_size: int
     address: str

@@ -3,27 +3,32 @@
 Not only runs of wrapped functions have supervisors: the stop of a run holds for all who share its run id.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Annotated
 
-from lighthouse_protocol.constraints import Entries, Name, Output, Reason, Seconds, Slot, Text
-from lighthouse_protocol.limits import MAX_GROUP_WORLD_SIZE
+from lighthouse_protocol.constraints import Age, Entries, Name, Output, Reason, Seconds, Secret, Slot, Text
+from lighthouse_protocol.limits import MAX_RANKS_PER_HOST
 from lighthouse_protocol.messages.run import HelloRejected, RankId, RunCompleted, RunStopped
 
 
 @dataclass(frozen=True, slots=True)
 class SupervisorHello:
-    """`name`: in its run: the replica group's id, with /K for host K of several. `slots`: of the ranks it starts."""
+    """`name`: in its run: the replica group's id, with /K for host K of several. `slots`: of the ranks it starts.
+    `secret`: random, made by this start of the supervisor, and known to its ranks."""
 
     name: Name
     incarnation: Name
     host: Text = ""
-    slots: Annotated[tuple[Slot, ...], Entries(MAX_GROUP_WORLD_SIZE)] = ()
+    slots: Annotated[tuple[Slot, ...], Entries(MAX_RANKS_PER_HOST)] = ()
+    secret: Secret = field(default="", repr=False)
 
 
 @dataclass(frozen=True, slots=True)
 class SupervisorHeartbeat:
-    """It lives; for a connection that has died without a word."""
+    """It lives; for a connection that has died without a word. `budget_used`: how much of its restarts within the
+    window, from 0 for none to 1 for all."""
+
+    budget_used: Age = 0.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,9 +1,10 @@
 """Ranks and their places in words: 1-7 behind in validation 0/25, 0 waiting in all_reduce."""
 
-from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Sequence
-from itertools import groupby
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence, Set
+from itertools import groupby, islice
 
 from lighthouse_protocol.messages.progress import STEP, RankName, RankView
+from lighthouse_protocol.rank_set import RankSet
 
 MAX_LISTED = 16
 
@@ -55,17 +56,28 @@ def listed(ranks: Iterable[RankView]) -> str:
 
 def list_names(names: Iterable[RankName]) -> str:
     """0, 3-5; of named groups a/0, b/3-5."""
-    runs = list(_runs(sorted(names)))
-    texts = [str(first) if first == last else f"{first}-{last.group_rank}" for first, last in runs[:MAX_LISTED]]
-    left = sum(last.group_rank - first.group_rank + 1 for first, last in runs[MAX_LISTED:])
+    ordered = sorted(names)
+    return _listed(_runs(ordered), len(ordered))
+
+
+def list_ranks(ranks: Set[int]) -> str:
+    """The same of one group's, without looking at each of them."""
+    runs = RankSet.of(ranks).runs()
+    return _listed(((RankName("", first), RankName("", last)) for first, last in runs), len(ranks))
+
+
+def _listed(runs: Iterable[tuple[RankName, RankName]], count: int) -> str:
+    listed = list(islice(runs, MAX_LISTED))
+    texts = [str(first) if first == last else f"{first}-{last.group_rank}" for first, last in listed]
+    left = count - sum(last.group_rank - first.group_rank + 1 for first, last in listed)
     return ", ".join(texts) + (f" and {left} more" if left else "")
 
 
-def here_and_missing(replica_id: str, group_world_size: int, missing: Collection[int]) -> str:
+def here_and_missing(replica_id: str, group_world_size: int, missing: Set[int]) -> str:
     """a has ranks 0-3 of 8; missing: 4-7"""
-    here = [RankName("", rank) for rank in range(group_world_size) if rank not in missing]
-    has = f"{'rank' if len(here) == 1 else 'ranks'} {list_names(here)}" if here else "none"
-    names = list_names(RankName("", rank) for rank in missing)
+    here = RankSet.first(group_world_size) - missing
+    has = f"{'rank' if len(here) == 1 else 'ranks'} {list_ranks(here)}" if here else "none"
+    names = list_ranks(missing)
     return f"{replica_id} has {has} of {group_world_size}" + (f"; missing: {names}" if names else "")
 
 

@@ -33,8 +33,20 @@ class RestartBudget:
             return 0.0
         return min(MAX_DELAY_S, terms.restart_delay_s * 2.0 ** min(self._in_vain - 1, 60))
 
+    def used(self, terms: RunTerms, now: float) -> float:
+        """How much of it, at that moment: 0 none, 1 all."""
+        if terms.max_restarts is None:
+            return 0.0
+        recent = sum(now - at < terms.restart_window_s for at in self.failed_at)
+        return share_used(recent, terms.max_restarts)
+
     def why_exhausted(self, terms: RunTerms) -> str:
         """Why there is no further restart; empty: there is one."""
         if terms.max_restarts is None or len(self.failed_at) <= terms.max_restarts:
             return ""
         return f"max_restarts: {terms.max_restarts} restarts within {terms.restart_window_s:g} s are used up"
+
+
+def share_used(restarts: int, max_restarts: int) -> float:
+    """A budget without restarts is used up by the first failure, and not before."""
+    return min(1.0, restarts / max_restarts) if max_restarts else float(restarts > 0)

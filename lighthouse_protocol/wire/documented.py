@@ -224,6 +224,7 @@ def assignment_to_native(answer: Assignment) -> manager_pb2.ManagerQuorumRespons
         compares=answer.compares,
         place=answer.place,
         healing=answer.healing,
+        secret=answer.secret,
     )
 
 
@@ -251,6 +252,7 @@ def assignment_from_native(message: manager_pb2.ManagerQuorumResponse) -> Assign
         compares=message.compares,
         place=message.place if message.HasField("place") else None,
         healing=tuple(message.healing),
+        secret=message.secret,
     )
 
 

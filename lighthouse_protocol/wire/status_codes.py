@@ -17,11 +17,12 @@ _STATUS: dict[type[LighthouseError], grpc.StatusCode] = {
     refusals.Superseded: grpc.StatusCode.ABORTED,
     refusals.Drained: grpc.StatusCode.OUT_OF_RANGE,  # past the end; gRPC makes this status of nothing by itself
     refusals.LimitReached: grpc.StatusCode.RESOURCE_EXHAUSTED,
+    refusals.NotLeader: grpc.StatusCode.FAILED_PRECONDITION,
     refusals.Unreachable: grpc.StatusCode.UNAVAILABLE,
     refusals.DeadlinePassed: grpc.StatusCode.DEADLINE_EXCEEDED,
     refusals.InternalError: grpc.StatusCode.INTERNAL,
 }
-_CLASS = {status: cls for cls, status in _STATUS.items()} | {
+_CLASS = {status: cls for cls, status in _STATUS.items() if cls is not refusals.NotLeader} | {
     grpc.StatusCode.CANCELLED: refusals.DeadlinePassed,
     grpc.StatusCode.UNKNOWN: refusals.InternalError,
     grpc.StatusCode.UNAUTHENTICATED: refusals.NotPermitted,

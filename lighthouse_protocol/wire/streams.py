@@ -69,10 +69,10 @@ SESSION_REQUESTS: Stream[ToLighthouse] = Stream(ToLighthouse, lighthouse_pb2.Ses
 SESSION_RESPONSES: Stream[ToManager] = Stream(ToManager, lighthouse_pb2.SessionResponse)
 
 
-def accepted_shared(quorum: Quorum, stands: bool, created_at: float) -> bytes:
+def accepted_shared(quorum: Quorum, stands: bool, created_at: float, secret: str = "") -> bytes:
     """What the answer to a join is for every session, serialised once. `created_at` in seconds since the epoch."""
     native = documented.quorum_to_native(quorum, created_at).quorum
-    accepted = lighthouse_pb2.JoinAccepted(quorum=native, stands=stands)
+    accepted = lighthouse_pb2.JoinAccepted(quorum=native, stands=stands, secret=secret)
     return lighthouse_pb2.SessionResponse(join_accepted=accepted).SerializeToString()
 
 

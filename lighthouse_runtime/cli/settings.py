@@ -11,7 +11,6 @@ becomes `--join-timeout 60s`, the variable PREFIX_JOIN_TIMEOUT, and, in torchft'
 import dataclasses
 import itertools
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any, TypeVar
 
 import click
@@ -114,18 +113,3 @@ def _written(field: dataclasses.Field[Any]) -> Any:
 
 def _ms_alias(field: dataclasses.Field[Any]) -> Callable[[F], F]:
     return click.option(option_name(field) + "-ms", f"{field.name}_ms", type=Milliseconds(), hidden=True)
-
-
-def read_token(path: Path | None) -> str | None:
-    """The token in `path`; None without one. Raises click.UsageError naming the option."""
-    if path is None:
-        return None
-    try:
-        token = path.read_text().strip()
-    except (OSError, UnicodeDecodeError) as e:
-        raise click.UsageError(f"--control-token-file: cannot read {path}: {e}") from None
-    if not token or not token.isascii() or not token.isprintable():
-        raise click.UsageError(
-            f"--control-token-file: {path} must hold one line of printable ASCII, at least one character"
-        )
-    return token

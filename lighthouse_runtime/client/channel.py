@@ -3,27 +3,30 @@
 import grpc
 import grpc.aio
 
-from lighthouse_protocol.identity import parse_address
+from lighthouse_protocol.coordinator import Coordinator, token_command
 from lighthouse_protocol.limits import (
-    LIGHTHOUSE_HTTP_PORT,
-    LIGHTHOUSE_PORT,
+    LEADER_METADATA_KEY,
     MAX_REQUEST_BYTES,
     MAX_RESPONSE_BYTES,
     REFUSAL_METADATA_KEY,
+    cut_reason,
 )
 from lighthouse_protocol.refusals import (
     DeadlinePassed,
-    InvalidRequest,
     LighthouseError,
+    NotLeader,
     NotServed,
     Unreachable,
+    Untrusted,
     WrongProtocol,
 )
 from lighthouse_protocol.wire.status_codes import error_of
+from lighthouse_runtime.security.client_tls import ClientTls, refused_client
+from lighthouse_runtime.security.pinned import bad_certificate, http_port, port_of, without_tls
 
 # Never lower grpc.min_reconnect_backoff_ms: it is the connect timeout too, and a thousand clients that join at once
 # live-lock. A proxy of the environment never stands between the parts of one training job.
-_OPTIONS: list[tuple[str, int]] = [
+_OPTIONS: list[tuple[str, int | str]] = [
     ("grpc.max_reconnect_backoff_ms", 1000),
     ("grpc.max_send_message_length", MAX_REQUEST_BYTES),
     ("grpc.max_receive_message_length", MAX_RESPONSE_BYTES),
@@ -35,51 +38,55 @@ _OPTIONS: list[tuple[str, int]] = [
 _BROKEN_WHILE_WRITING = "Internal error from Core"
 
 
-def target(address: str, field: str = "address", default_port: int | None = None) -> str:
-    """`address` as gRPC writes it. Raises InvalidRequest that names `field`."""
-    parsed = parse_address(address, field)
-    port = parsed.port if parsed.port is not None else default_port
-    if not port:
-        raise InvalidRequest(f"{address!r} has no port; write host:port", field=field)
-    host = f"[{parsed.host}]" if ":" in parsed.host else parsed.host
-    return f"{host}:{port}"
+def sync_channel(coordinator: Coordinator, tls: ClientTls | None) -> grpc.Channel:
+    """`tls`: None: none."""
+    if tls is None:
+        return grpc.insecure_channel(str(coordinator.addresses[0]), options=_OPTIONS)
+    return grpc.secure_channel(str(coordinator.addresses[0]), _credentials(tls), options=_options(tls))
 
 
-def sync_channel(address: str) -> grpc.Channel:
-    return grpc.insecure_channel(target(address), options=_OPTIONS)
+def async_channel(coordinator: Coordinator, tls: ClientTls | None) -> grpc.aio.Channel:
+    """As sync_channel()."""
+    if tls is None:
+        return grpc.aio.insecure_channel(str(coordinator.addresses[0]), options=_OPTIONS)
+    return grpc.aio.secure_channel(str(coordinator.addresses[0]), _credentials(tls), options=_options(tls))
 
 
-def async_channel(address: str) -> grpc.aio.Channel:
-    return grpc.aio.insecure_channel(target(address), options=_OPTIONS)
+def _credentials(tls: ClientTls) -> grpc.ChannelCredentials:
+    return grpc.ssl_channel_credentials(tls.roots, tls.key, tls.cert)
 
 
-def refusal(error: grpc.RpcError, address: str, timeout_s: float) -> LighthouseError:
-    """What a failed call means to its caller."""
+def _options(tls: ClientTls) -> list[tuple[str, int | str]]:
+    return [*_OPTIONS, ("grpc.ssl_target_name_override", tls.name)] if tls.name else _OPTIONS
+
+
+def refusal(error: grpc.RpcError, address: str, timeout_s: float, asked: Coordinator | None = None) -> LighthouseError:
+    """What a failed call means to its caller. `asked`: by what TLS, if by any."""
     assert isinstance(error, grpc.Call | grpc.aio.AioRpcError)
     status, details = error.code(), error.details() or ""
-    if any(key == REFUSAL_METADATA_KEY for key, _ in error.trailing_metadata() or ()):
+    told = {key: value for key, value in error.trailing_metadata() or () if isinstance(value, str)}
+    if told.get(REFUSAL_METADATA_KEY) == NotLeader.__name__:
+        return NotLeader(f"{address}: {cut_reason(details)}", leader=told.get(LEADER_METADATA_KEY, ""))
+    if REFUSAL_METADATA_KEY in told:
         return error_of(status, details)
     if status is grpc.StatusCode.DEADLINE_EXCEEDED:
         return DeadlinePassed(f"{address} gave no answer within {timeout_s:g} s")
     if status is grpc.StatusCode.INTERNAL and details == _BROKEN_WHILE_WRITING:
         return Unreachable(f"{address} has ended the stream while it was written to")
     if status in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED):  # cancelled: by a server that stops
-        return _unreachable(address, details)
+        return _unreachable(address, details, asked)
     if status is grpc.StatusCode.UNIMPLEMENTED:
         return NotServed(
-            f"{address} serves gRPC and not this call ({details}): is it the port of a manager instead of a "
-            "lighthouse's, the other way round, or another version?"
+            f"{address} serves gRPC and not this call: it is a manager's port and no lighthouse's, or a lighthouse's "
+            "and no manager's, or serves another version; mend the address, or install one version everywhere"
         )
     return error_of(status, details)
 
 
-def _unreachable(address: str, details: str) -> Unreachable:
+def _unreachable(address: str, details: str, asked: Coordinator | None) -> Unreachable:
     """In words, what gRPC says of a connection that it could not make."""
-    if "http1.x server" in details:
-        return WrongProtocol(
-            f"{address} is unreachable: an HTTP port and no gRPC port; a lighthouse listens for gRPC on "
-            f"{LIGHTHOUSE_PORT} and for HTTP on {LIGHTHOUSE_HTTP_PORT} unless told otherwise"
-        )
+    if "http1.x server" in details or "missing selected ALPN" in details:
+        return WrongProtocol(http_port(address))
     if "Failed parsing HTTP/2" in details:
         return WrongProtocol(f"{address} is unreachable: another service listens there, and it does not speak gRPC")
     if "Connection refused" in details:
@@ -88,4 +95,18 @@ def _unreachable(address: str, details: str) -> Unreachable:
         )
     if "errors resolving" in details or "DNS resolution failed" in details:
         return Unreachable(f"{address} is unreachable: this host name does not resolve here; mend the name, or the DNS")
+    if "CERTIFICATE_VERIFY_FAILED" in details or "Hostname Verification" in details:
+        ca_file = "" if asked is None or asked.ca_pin else asked.files.ca
+        return Untrusted(bad_certificate(address, details.rpartition("CERTIFICATE_VERIFY_FAILED:")[2], ca_file))
+    if "WRONG_VERSION_NUMBER" in details:
+        return WrongProtocol(without_tls(address))
+    if details.startswith("failed to connect") and "Socket closed" in details and asked is not None and asked.has_tls:
+        return Unreachable(refused_client(address, asked.files))
+    if details.startswith("failed to connect") and "Socket closed" in details:
+        command = token_command(port_of(address), "join")
+        return Unreachable(
+            f"{address} is unreachable: it closes the connection at once, as a lighthouse with TLS does to a client "
+            f"without; give its join string, which {command} prints on its host, or with certificates of its own PKI "
+            "--tls-ca"
+        )
     return Unreachable(f"{address} is unreachable: {details}")

@@ -1,24 +1,38 @@
 """What every typed client is made of: a channel, the metadata of its calls, and how one RPC is called. No torch.
 
 A client connects with its first call; while the other side is down, calls wait for it until their time is over and then
-raise Unreachable.
+raise Unreachable. With a join string that call also fetches the CA's certificate, once in a process.
 """
 
 import asyncio
 import functools
 import os
-from collections.abc import Callable, Coroutine
+import threading
+import time
+from collections.abc import Callable, Coroutine, Iterator
 from types import TracebackType
 from typing import Any, Generic, ParamSpec, Self, TypeVar, overload
 
 import grpc
 
-from lighthouse_protocol.limits import DEFAULT_JOB, DEFAULT_RUN, JOB_METADATA_KEY, RUN_METADATA_KEY, TOKEN_METADATA_KEY
+from lighthouse_protocol.coordinator import NO_FILES, Coordinator
+from lighthouse_protocol.identity import Address
+from lighthouse_protocol.limits import (
+    DEFAULT_JOB,
+    DEFAULT_RUN,
+    JOB_METADATA_KEY,
+    RUN_METADATA_KEY,
+    TOKEN_METADATA_KEY,
+    TOKEN_SCHEME,
+)
 from lighthouse_protocol.refusals import DeadlinePassed, LighthouseError, Unreachable
+from lighthouse_protocol.rules.access import Role
 from lighthouse_runtime.client import rpcs
 from lighthouse_runtime.client.channel import async_channel, refusal, sync_channel
-from lighthouse_runtime.client.rpcs import Rpc, StreamKind
-from lighthouse_runtime.client.streams import AsyncStream, SyncStream
+from lighthouse_runtime.client.rpcs import Rpc
+from lighthouse_runtime.client.streams import AsyncStream, StreamKind, SyncStream
+from lighthouse_runtime.security.client_tls import fetch_tls, known_tls, stamp_of_files
+from lighthouse_runtime.security.serving import Locator, with_local_credentials
 
 T = TypeVar("T")
 P = ParamSpec("P")
@@ -28,13 +42,18 @@ Received = TypeVar("Received")
 Metadata = tuple[tuple[str, str], ...]
 
 
-def metadata_of(job: str, token: str | None, run: str = DEFAULT_RUN) -> Metadata:
+OPENED_WITHIN_S = 5.0  # of a stream: how long the CA's certificate may take
+
+
+def metadata_of(job: str, run: str = DEFAULT_RUN) -> Metadata:
     entries = [(JOB_METADATA_KEY, job)] if job != DEFAULT_JOB else []
     if run != DEFAULT_RUN:
         entries.append((RUN_METADATA_KEY, run))
-    if token:
-        entries.append((TOKEN_METADATA_KEY, token))
     return tuple(entries)
+
+
+def _with_token(metadata: Metadata, coordinator: Coordinator) -> Metadata:
+    return (*metadata, (TOKEN_METADATA_KEY, TOKEN_SCHEME + coordinator.token)) if coordinator.token else metadata
 
 
 def _start(channel: Any, rpc: Rpc[Any], metadata: Metadata) -> Any:
@@ -50,11 +69,19 @@ def _start(channel: Any, rpc: Rpc[Any], metadata: Metadata) -> Any:
 class SyncClient:
     """A channel that is never used in a forked child: there it is made anew."""
 
-    def __init__(self, address: str, metadata: Metadata) -> None:
-        self.address = address
-        self._metadata = metadata
-        self._channel = sync_channel(address)
+    def __init__(self, coordinator: Coordinator, metadata: Metadata, role: Role | None = None) -> None:
+        """`role`: of the credential that a lighthouse of this user on this host is given without being told one."""
+        self.address = str(coordinator)
+        self._role = role
+        self._locator = None if role is None else Locator(coordinator, role)
+        self._given = self._coordinator = coordinator
+        self._files_stamp: object = None
+        self._given_metadata = metadata
+        self._metadata = _with_token(metadata, coordinator)
+        self._channel: grpc.Channel | None = None
+        self._left: list[grpc.Channel] = []  # of servers that it has moved away from
         self._pid = os.getpid()
+        self._lock = threading.Lock()  # two threads make one channel
 
     def __enter__(self) -> Self:
         return self
@@ -65,7 +92,18 @@ class SyncClient:
     def close(self) -> None:
         """In a forked child that has not used it, the channel is its parent's: closing it there would not return."""
         if os.getpid() == self._pid:
-            self._channel.close()
+            for channel in (self._channel, *self._left):
+                if channel is not None:
+                    channel.close()
+
+    def _move(self, address: Address) -> None:
+        """From now on calls go to the server there. Streams that are open stay where they are."""
+        with self._lock:
+            if self._coordinator.addresses != (address,):
+                self._left += [self._channel] if self._channel is not None and os.getpid() == self._pid else []
+                self._coordinator, self._channel = self._given.at(address), None
+                self._locator = None if self._role is None else Locator(self._coordinator, self._role)
+                self.address = str(address)
 
     def connect(self, timeout_s: float) -> None:
         """Raises Unreachable if no server answers in time.
@@ -79,29 +117,66 @@ class SyncClient:
         except LighthouseError:
             pass  # another program's answer is one, too
 
-    def _live_channel(self) -> grpc.Channel:
+    def _live_channel(self, timeout_s: float, *, waits: bool) -> grpc.Channel:
+        """Raises as fetch_tls()."""
         if os.getpid() != self._pid:
-            self._channel, self._pid = sync_channel(self.address), os.getpid()
+            self._channel, self._pid, self._lock = None, os.getpid(), threading.Lock()
+        if self._channel is None or self._has_moved():
+            with self._lock:
+                if self._channel is None or self._has_moved():
+                    self._channel = self._make_channel(timeout_s, waits=waits)
         return self._channel
 
+    def _has_moved(self) -> bool:
+        """Another credential is needed than before, or its files have changed; rarely more than a look at times."""
+        files = self._coordinator.files
+        if self._coordinator.has_tls and files != NO_FILES and stamp_of_files(files) != self._files_stamp:
+            return True
+        return self._locator is not None and self._locator.find() != self._coordinator
+
+    def _make_channel(self, timeout_s: float, *, waits: bool) -> grpc.Channel:
+        ends_at = time.monotonic() + timeout_s
+        if self._locator is not None:
+            self._coordinator = self._locator.wait(timeout_s) if waits else self._locator.find()
+            self._metadata = _with_token(self._given_metadata, self._coordinator)
+        if not self._coordinator.has_tls:
+            return sync_channel(self._coordinator, None)
+        self._files_stamp = stamp_of_files(self._coordinator.files)
+        tls = fetch_tls(self._coordinator, max(0.0, ends_at - time.monotonic()), waits=waits)
+        return sync_channel(self._coordinator, tls)
+
     def invoke(self, rpc: Rpc[T]) -> T:
+        channel = self._live_channel(rpc.timeout_s, waits=rpc.wait_for_ready)
         try:
-            answer = _start(self._live_channel(), rpc, self._metadata)
+            answer = _start(channel, rpc, self._metadata)
         except grpc.RpcError as e:
-            raise refusal(e, self.address, rpc.timeout_s) from None
+            raise self._meaning(e, self.address, rpc.timeout_s) from None
         return rpc.read(answer)
 
+    def _meaning(self, error: grpc.RpcError, address: str, timeout_s: float) -> LighthouseError:
+        return refusal(error, address, timeout_s, self._coordinator)
+
     def open(self, kind: StreamKind[Sent, Received], wait_for_ready: bool = False) -> SyncStream[Sent, Received]:
-        open_ = self._live_channel().stream_stream(kind.path)
-        opened = functools.partial(open_, metadata=self._metadata, wait_for_ready=wait_for_ready)
-        return SyncStream(opened, self.address, kind)
+        """Blocks while the CA's certificate is fetched; what goes wrong with that is raised by the stream's reader."""
+
+        def opened(messages: Iterator[bytes]) -> Any:
+            channel = self._live_channel(OPENED_WITHIN_S, waits=wait_for_ready)
+            open_ = channel.stream_stream(kind.path)
+            return open_(messages, metadata=self._metadata, wait_for_ready=wait_for_ready)
+
+        return SyncStream(opened, self.address, kind, self._meaning)
 
 
 class AsyncClient:
-    def __init__(self, address: str, metadata: Metadata) -> None:
-        self.address = address
-        self._metadata = metadata
-        self._channel = async_channel(address)
+    def __init__(self, coordinator: Coordinator, metadata: Metadata, role: Role | None = None) -> None:
+        """`role` as in SyncClient; what holds when the client is made holds for as long as it lives."""
+        self.address = str(coordinator)
+        self._coordinator = coordinator if role is None else with_local_credentials(coordinator, role)
+        self._metadata = _with_token(metadata, self._coordinator)
+        self._channel: grpc.aio.Channel | None = None
+        tls = known_tls(self._coordinator)
+        if not self._coordinator.has_tls or tls is not None:
+            self._channel = async_channel(self._coordinator, tls)
 
     async def __aenter__(self) -> Self:
         return self
@@ -112,31 +187,50 @@ class AsyncClient:
         await self.close()
 
     async def close(self) -> None:
-        await self._channel.close()
+        if self._channel is not None:
+            await self._channel.close()
 
     @property
     def is_connected(self) -> bool:
         """The other side has answered on it, if only by HTTP/2's own first frame."""
-        return self._channel.get_state() is grpc.ChannelConnectivity.READY
+        return self._channel is not None and self._channel.get_state() is grpc.ChannelConnectivity.READY
 
     async def connect(self, timeout_s: float) -> None:
         """Raises Unreachable if there is no connection in time."""
         try:
             async with asyncio.timeout(timeout_s):
-                await self._channel.channel_ready()
+                channel = await self._live_channel(timeout_s, waits=True)
+                await channel.channel_ready()
         except TimeoutError:
             raise Unreachable(f"{self.address} does not answer within {timeout_s:g} s") from None
 
+    async def _live_channel(self, timeout_s: float, *, waits: bool) -> grpc.aio.Channel:
+        """Raises as fetch_tls()."""
+        if self._channel is None:
+            tls = await asyncio.to_thread(fetch_tls, self._coordinator, timeout_s, waits=waits)
+            self._channel = self._channel or async_channel(self._coordinator, tls)
+        return self._channel
+
     async def invoke(self, rpc: Rpc[T]) -> T:
+        channel = self._channel or await self._live_channel(rpc.timeout_s, waits=rpc.wait_for_ready)
         try:
-            answer = await _start(self._channel, rpc, self._metadata)
+            answer = await _start(channel, rpc, self._metadata)
         except grpc.RpcError as e:
-            raise refusal(e, self.address, rpc.timeout_s) from None
+            raise self._meaning(e, self.address, rpc.timeout_s) from None
         return rpc.read(answer)
 
+    def _meaning(self, error: grpc.RpcError, address: str, timeout_s: float) -> LighthouseError:
+        return refusal(error, address, timeout_s, self._coordinator)
+
     def open(self, kind: StreamKind[Sent, Received], wait_for_ready: bool = False) -> AsyncStream[Sent, Received]:
-        open_ = self._channel.stream_stream(kind.path)
-        return AsyncStream(open_(metadata=self._metadata, wait_for_ready=wait_for_ready), self.address, kind)
+        def call(channel: grpc.aio.Channel) -> "grpc.aio.StreamStreamCall[Any, Any]":
+            return channel.stream_stream(kind.path)(metadata=self._metadata, wait_for_ready=wait_for_ready)
+
+        async def opened() -> "grpc.aio.StreamStreamCall[Any, Any]":
+            return call(await self._live_channel(OPENED_WITHIN_S, waits=wait_for_ready))
+
+        opening = opened() if self._channel is None else call(self._channel)
+        return AsyncStream(opening, self.address, kind, self._meaning)
 
 
 class Method(Generic[P, T]):

@@ -1,20 +1,36 @@
 """Typed clients of the lighthouse, synchronous and asyncio, one method per RPC. No torch.
 
 Every method takes `timeout_s` and raises a refusal of lighthouse_protocol/refusals.py. The job and the run are the
-client's own; they go as metadata.
+client's own; they go as metadata. A first stream imports what streams are made of (stream_kinds.py).
 """
 
-from lighthouse_protocol.identity import parse_address
-from lighthouse_protocol.limits import DEFAULT_JOB, DEFAULT_RUN, LIGHTHOUSE_PORT
+import time
+from dataclasses import replace
+from typing import TYPE_CHECKING, TypeVar
+
+from lighthouse_protocol.coordinator import Coordinator, parse_coordinator
+from lighthouse_protocol.limits import DEFAULT_JOB, DEFAULT_RUN
+from lighthouse_protocol.refusals import DeadlinePassed, LighthouseError, NotLeader, Unreachable, WrongProtocol
+from lighthouse_protocol.rules.access import Role
+from lighthouse_protocol.rules.leader_search import LeaderSearch
 from lighthouse_runtime.client import rpcs
 from lighthouse_runtime.client.connection import AsyncClient, Method, SyncClient, metadata_of
-from lighthouse_runtime.client.streams import AsyncRankStream, RankStream, Session, SupervisorStream
+from lighthouse_runtime.client.rpcs import Rpc
+from lighthouse_runtime.security.client_tls import files_from
+
+if TYPE_CHECKING:
+    from lighthouse_runtime.client.stream_kinds import AsyncRankStream, RankStream, Session, SupervisorStream
+
+T = TypeVar("T")
+
+RETRY_S = 0.2
+MIN_ATTEMPT_S = 0.05
+LONG_CALL_S = 30.0  # one that waits for what others do
 
 
-def _lighthouse(address: str) -> str:
-    """`address` with the default port where it names none."""
-    parsed = parse_address(address, "lighthouse")
-    return str(parsed) if parsed.port is not None else f"{parsed}:{LIGHTHOUSE_PORT}"
+def _read(lighthouse: str | Coordinator) -> Coordinator:
+    """Text comes from the environment, as the files of one's own PKI do."""
+    return lighthouse if isinstance(lighthouse, Coordinator) else parse_coordinator(lighthouse).with_files(files_from())
 
 
 class _LighthouseMethods:
@@ -34,32 +50,102 @@ class _LighthouseMethods:
 
 
 class LighthouseClient(_LighthouseMethods, SyncClient):
-    def __init__(
-        self, address: str, *, job: str = DEFAULT_JOB, run: str = DEFAULT_RUN, token: str | None = None
-    ) -> None:
-        super().__init__(_lighthouse(address), metadata_of(job, token, run))
+    """`lighthouse`: an address, several with commas between, or a join string. `role`: of the token that is used with
+    this user's lighthouse on this host, where none is given.
 
-    def rank(self, *, wait_for_ready: bool = False) -> RankStream:
+    Where there are several lighthouses it asks the one that leads, also after another one has taken over: a call that
+    gets no answer is made again elsewhere, until its time is over. So it may be done twice.
+    """
+
+    def __init__(
+        self,
+        lighthouse: str | Coordinator,
+        *,
+        job: str = DEFAULT_JOB,
+        run: str = DEFAULT_RUN,
+        role: Role = Role.JOIN,
+    ) -> None:
+        coordinator = _read(lighthouse)
+        self._search = LeaderSearch(coordinator.addresses)
+        super().__init__(coordinator.at(self._search.address), metadata_of(job, run), role)
+
+    def invoke(self, rpc: Rpc[T]) -> T:
+        ends_at = time.monotonic() + rpc.timeout_s
+        attempt = self._attempt(rpc, rpc.timeout_s)
+        while True:
+            try:
+                answer = super().invoke(attempt)
+            except (Unreachable, DeadlinePassed) as e:
+                if not self._goes_on(e, ends_at):
+                    raise
+                attempt = self._attempt(rpc, ends_at - time.monotonic())
+            else:
+                self._search.served()
+                return answer
+
+    def rank(self, *, wait_for_ready: bool = False) -> "RankStream":
         """A rank's stream; the first message sent is a RankHello."""
-        return self.open(rpcs.RANK, wait_for_ready)
+        from lighthouse_runtime.client.stream_kinds import RANK
+
+        stream = self.open(RANK, wait_for_ready and not self._search.has_choice)
+        stream.on_failure(self._stream_failed)
+        return stream
+
+    def _attempt(self, rpc: Rpc[T], left_s: float) -> Rpc[T]:
+        """One that is stopped must leave time to ask another, unless the call is one that waits for others."""
+        left_s = max(MIN_ATTEMPT_S, left_s)
+        if not self._search.has_choice:
+            return replace(rpc, timeout_s=left_s)
+        timeout_s = left_s if rpc.timeout_s > LONG_CALL_S else max(MIN_ATTEMPT_S, left_s / 2)
+        return replace(rpc, timeout_s=timeout_s, wait_for_ready=False)
+
+    def _goes_on(self, error: LighthouseError, ends_at: float) -> bool:
+        """Whether another attempt is made, at the address that is next."""
+        if isinstance(error, WrongProtocol) or not (self._search.has_choice or isinstance(error, NotLeader)):
+            return False
+        waits = self._search.failed(error)
+        self._move(self._search.address)
+        left_s = ends_at - time.monotonic() - (RETRY_S if waits else 0.0)
+        if left_s <= MIN_ATTEMPT_S:
+            return False
+        if waits:
+            time.sleep(RETRY_S)
+        return True
+
+    def _stream_failed(self, error: LighthouseError) -> None:
+        """The next stream is opened at the address that is next."""
+        if isinstance(error, Unreachable):
+            self._search.failed(error)
+            self._move(self._search.address)
 
 
 class AsyncLighthouseClient(_LighthouseMethods, AsyncClient):
-    """Without `wait_for_ready` the reader of a stream learns it at once when no server is there."""
+    """As LighthouseClient. Without `wait_for_ready` the reader of a stream learns at once that no server is there."""
 
     def __init__(
-        self, address: str, *, job: str = DEFAULT_JOB, run: str = DEFAULT_RUN, token: str | None = None
+        self,
+        lighthouse: str | Coordinator,
+        *,
+        job: str = DEFAULT_JOB,
+        run: str = DEFAULT_RUN,
+        role: Role = Role.JOIN,
     ) -> None:
-        super().__init__(_lighthouse(address), metadata_of(job, token, run))
+        super().__init__(_read(lighthouse), metadata_of(job, run), role)
 
-    def session(self, *, wait_for_ready: bool = False) -> Session:
+    def session(self, *, wait_for_ready: bool = False) -> "Session":
         """A manager's session; the first message sent is a Hello."""
-        return self.open(rpcs.SESSION, wait_for_ready)
+        from lighthouse_runtime.client.stream_kinds import SESSION
 
-    def rank(self, *, wait_for_ready: bool = False) -> AsyncRankStream:
+        return self.open(SESSION, wait_for_ready)
+
+    def rank(self, *, wait_for_ready: bool = False) -> "AsyncRankStream":
         """A rank's stream; the first message sent is a RankHello."""
-        return self.open(rpcs.RANK, wait_for_ready)
+        from lighthouse_runtime.client.stream_kinds import RANK
 
-    def supervise(self, *, wait_for_ready: bool = False) -> SupervisorStream:
+        return self.open(RANK, wait_for_ready)
+
+    def supervise(self, *, wait_for_ready: bool = False) -> "SupervisorStream":
         """A supervisor's stream; the first message sent is a SupervisorHello."""
-        return self.open(rpcs.SUPERVISE, wait_for_ready)
+        from lighthouse_runtime.client.stream_kinds import SUPERVISE
+
+        return self.open(SUPERVISE, wait_for_ready)

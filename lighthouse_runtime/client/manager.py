@@ -3,11 +3,15 @@
 Every method takes `timeout_s` and raises a refusal of lighthouse_protocol/refusals.py.
 """
 
-from lighthouse_protocol.limits import DEFAULT_JOB
-from lighthouse_protocol.messages.session import WatchHello
+from typing import TYPE_CHECKING
+
+from lighthouse_protocol.coordinator import Coordinator, parse_coordinator
 from lighthouse_runtime.client import rpcs
-from lighthouse_runtime.client.connection import AsyncClient, Method, SyncClient, metadata_of
-from lighthouse_runtime.client.streams import HostStream, Watch
+from lighthouse_runtime.client.connection import AsyncClient, Method, SyncClient
+
+if TYPE_CHECKING:
+    from lighthouse_protocol.messages.session import WatchHello
+    from lighthouse_runtime.client.stream_kinds import HostStream, Watch
 
 
 class _ManagerMethods:
@@ -21,21 +25,34 @@ class _ManagerMethods:
     status = Method(rpcs.manager_status)
 
 
-class ManagerClient(_ManagerMethods, SyncClient):
-    def __init__(self, address: str, *, token: str | None = None) -> None:
-        super().__init__(address, metadata_of(DEFAULT_JOB, token))
+def manager_at(address: str, secret: str = "") -> Coordinator:
+    """`address`: host:port, or that with the group's secret in it (Coordinator.join_string)."""
+    return parse_coordinator(address, "address", None).with_token(secret)
 
-    def watch(self, request: WatchHello, *, wait_for_ready: bool = False) -> Watch:
+
+class ManagerClient(_ManagerMethods, SyncClient):
+    """`secret`: of the group, for its ranks; peers have none."""
+
+    def __init__(self, address: str, secret: str = "") -> None:
+        super().__init__(manager_at(address, secret), ())
+
+    def watch(self, request: "WatchHello", *, wait_for_ready: bool = False) -> "Watch":
         """Be watched for as long as it is open, and hear what happens to the quorum."""
-        watch = self.open(rpcs.WATCH, wait_for_ready)
+        from lighthouse_runtime.client.stream_kinds import WATCH
+
+        watch = self.open(WATCH, wait_for_ready)
         watch.send(request)
         return watch
 
 
 class AsyncManagerClient(_ManagerMethods, AsyncClient):
-    def __init__(self, address: str, *, token: str | None = None) -> None:
-        super().__init__(address, metadata_of(DEFAULT_JOB, token))
+    """As ManagerClient."""
 
-    def host(self) -> HostStream:
+    def __init__(self, address: str, secret: str = "") -> None:
+        super().__init__(manager_at(address, secret), ())
+
+    def host(self) -> "HostStream":
         """The stream of the supervisor of a further host of the group; the first message sent is a HostHello."""
-        return self.open(rpcs.NODE)
+        from lighthouse_runtime.client.stream_kinds import NODE
+
+        return self.open(NODE)

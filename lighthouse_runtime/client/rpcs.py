@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, Literal, TypeVar
 
-from google.protobuf.message import DecodeError, Message
+from google.protobuf.message import Message
 from grpc_health.v1.health_pb2 import HealthCheckRequest, HealthCheckResponse
 
 from lighthouse_protocol.messages.incident import Gathered, Incident, IncidentSummary
@@ -18,13 +18,10 @@ from lighthouse_protocol.messages.status import LighthouseStatus, ManagerStatus
 from lighthouse_protocol.pb.documented import lighthouse_pb2, manager_pb2
 from lighthouse_protocol.pb.extensions import incident_pb2, run_pb2
 from lighthouse_protocol.pb.torchft import torchft_pb2
-from lighthouse_protocol.refusals import InternalError
-from lighthouse_protocol.wire import codecs, documented, streams
-from lighthouse_protocol.wire.streams import Stream
+from lighthouse_protocol.rules.proof import ADDRESS_WORD, prove
+from lighthouse_protocol.wire import codecs, documented
 
 T = TypeVar("T")
-Sent = TypeVar("Sent")
-Received = TypeVar("Received")
 
 LIGHTHOUSE = "/lighthouse.v1.LighthouseService/"
 MANAGER = "/manager.v1.ManagerService/"
@@ -40,32 +37,6 @@ class Rpc(Generic[T]):
     read: Callable[[Any], T]
     timeout_s: float = 5.0
     wait_for_ready: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class StreamKind(Generic[Sent, Received]):
-    path: str
-    requests: Stream[Sent]
-    responses: Stream[Received]
-
-    def write(self, message: Sent) -> bytes:
-        return self.requests.write(message).SerializeToString()
-
-    def read(self, body: bytes) -> Received | None:
-        """None for a message of a newer peer, which is skipped."""
-        schema = self.responses.schema
-        try:
-            parsed = schema.FromString(body)
-        except DecodeError as e:
-            raise InternalError(f"was sent {len(body)} bytes that are no {schema.DESCRIPTOR.full_name}") from e
-        return self.responses.read(parsed)
-
-
-SESSION = StreamKind(LIGHTHOUSE + "Session", streams.SESSION_REQUESTS, streams.SESSION_RESPONSES)
-RANK = StreamKind(LIGHTHOUSE + "Rank", streams.RANK_REQUESTS, streams.RANK_RESPONSES)
-SUPERVISE = StreamKind(LIGHTHOUSE + "Supervise", streams.SUPERVISOR_REQUESTS, streams.SUPERVISOR_RESPONSES)
-WATCH = StreamKind(MANAGER + "Watch", streams.WATCH_REQUESTS, streams.WATCH_RESPONSES)
-NODE = StreamKind(MANAGER + "Node", streams.NODE_REQUESTS, streams.NODE_RESPONSES)
 
 
 def _nothing(_: Message) -> None:
@@ -85,6 +56,13 @@ def health(*, timeout_s: float) -> Rpc[None]:
     """gRPC's own question."""
     path = "/grpc.health.v1.Health/Check"
     return Rpc(path, HealthCheckRequest(), HealthCheckResponse, _nothing, timeout_s, wait_for_ready=True)
+
+
+def is_serving(*, timeout_s: float) -> Rpc[bool]:
+    """Whether it takes calls: a lighthouse that follows another one does not."""
+    path = "/grpc.health.v1.Health/Check"
+    serving = HealthCheckResponse.ServingStatus.SERVING
+    return Rpc(path, HealthCheckRequest(), HealthCheckResponse, lambda answer: answer.status == serving, timeout_s)
 
 
 def join(participant: Participant, *, timeout_s: float, wait_for_ready: bool = True) -> Rpc[Quorum]:
@@ -127,9 +105,12 @@ def lighthouse_drain(replica_id: str, msg: str = "", *, timeout_s: float = 10.0)
     return Rpc(LIGHTHOUSE + "Drain", request, lighthouse_pb2.LighthouseDrainResponse, _nothing, timeout_s)
 
 
-def put_key(generation: int, kind: KeyKind, name: str, value: bytes, *, timeout_s: float = 5.0) -> Rpc[None]:
-    """Raises WrongState if `generation` is not the present one."""
-    request = run_pb2.PutKeyRequest(generation=generation, kind=kind, name=name, value=value)
+def put_key(
+    generation: int, kind: KeyKind, name: str, value: bytes, *, slot: int, secret: str, timeout_s: float = 5.0
+) -> Rpc[None]:
+    """`slot` and `secret`: those of the caller's RankHello. Raises WrongState if `generation` is not the present one,
+    NotPermitted if the caller is no rank of the run."""
+    request = run_pb2.PutKeyRequest(generation=generation, kind=kind, name=name, value=value, slot=slot, secret=secret)
     return Rpc(LIGHTHOUSE + "PutKey", request, run_pb2.PutKeyResponse, _nothing, timeout_s, wait_for_ready=True)
 
 
@@ -249,11 +230,15 @@ def quorum(
     )
 
 
-def checkpoint_address(group_rank: int, step: int | None = None, *, timeout_s: float = 10.0) -> Rpc[str]:
-    """Where that rank of this manager's group serves its state, if it is at `step`."""
+def checkpoint_address(
+    group_rank: int, step: int | None = None, *, quorum_id: int = 0, secret: str = "", timeout_s: float = 10.0
+) -> Rpc[str]:
+    """Where that rank of this manager's group serves its state, if it is at `step`. `quorum_id`, `secret`: those of the
+    quorum of which the caller is a member."""
+    proof = prove(secret, ADDRESS_WORD, quorum_id, group_rank)
     return Rpc(
         MANAGER + "CheckpointAddress",
-        manager_pb2.CheckpointAddressRequest(rank=group_rank, step=step),
+        manager_pb2.CheckpointAddressRequest(rank=group_rank, step=step, quorum_id=quorum_id, proof=proof),
         manager_pb2.CheckpointAddressResponse,
         lambda answer: str(answer.checkpoint_server_address),
         timeout_s,

@@ -17,6 +17,10 @@ class Histogram:
         self._counts[bisect_left(self._bounds, value)] += 1
         self.total += value
 
+    @property
+    def count(self) -> int:
+        return sum(self._counts)
+
     def buckets(self) -> list[tuple[str, float]]:
         """(upper bound, how many up to it), as a HistogramMetricFamily takes them."""
         names = [*map(str, self._bounds), "+Inf"]

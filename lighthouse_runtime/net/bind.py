@@ -1,8 +1,8 @@
-"""Addresses to listen on."""
+"""Addresses to listen on, and hosts to be reached by."""
 
 import socket
 
-from lighthouse_protocol.identity import parse_address
+from lighthouse_protocol.identity import Address, parse_address
 from lighthouse_protocol.refusals import InvalidRequest
 
 
@@ -34,3 +34,17 @@ def listening_socket(host: str, port: int) -> socket.socket:
     if host == "::":
         host = "0.0.0.0"
     return socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
+
+
+def check_host(host: str, option: str) -> None:
+    """Raises InvalidRequest for what is no host that the peers can reach."""
+    address = parse_address(host, option)
+    check_reachable(address, option)
+    if address.port is not None:
+        raise InvalidRequest(f"{host} has a port; give the host alone", field=option)
+
+
+def check_reachable(address: Address, option: str) -> None:
+    """Raises InvalidRequest for an address that only binds can name."""
+    if address.is_unspecified:
+        raise InvalidRequest(f"{address} is nobody's address; give one that the peers can reach", field=option)

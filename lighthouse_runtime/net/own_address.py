@@ -43,6 +43,21 @@ def advertised_host(peer: str, wanted: str | None = None, bind: str = "::") -> s
     return _first_global_address() or routed or "127.0.0.1"
 
 
+def listening_host(advertised: str) -> str:
+    """On which a server listens that is reached by `advertised` alone: that address, where it is one of this host;
+    otherwise (a name that is a loopback at home, an address that is translated on the way) empty: on all."""
+    address = Address(advertised, None)
+    if address.is_loopback:
+        return advertised
+    try:
+        found = socket.getaddrinfo(advertised, None, type=socket.SOCK_STREAM)
+    except OSError:
+        return ""
+    ips = {str(entry[4][0]) for entry in found}
+    ip = ips.pop() if len(ips) == 1 else ""
+    return ip if ip and not Address(ip, None).is_loopback and is_own_address(ip) else ""
+
+
 def served_host(bind: str) -> str:
     """The host by which others reach a server that listens on the host `bind`, where no peer is known."""
     return own_name() if Address(bind, None).is_unspecified else bind
@@ -76,14 +91,11 @@ def resolves(host: str) -> bool:
 
 
 def is_own_address(ip: str) -> bool:
-    """Whether `ip` is one of this host's: only those can be bound."""
-    family = socket.AF_INET6 if ":" in ip else socket.AF_INET
-    with socket.socket(family, socket.SOCK_DGRAM) as probe:
-        try:
-            probe.bind((ip, 0))
-        except OSError:
-            return False
-    return True
+    """Whether `ip` is one of this host's: only a packet to such an address has it as its source, too.
+
+    Binding to it would tell nothing: with ip_nonlocal_bind any address can be bound.
+    """
+    return _source_address(ip) == ip
 
 
 def _source_address(host: str) -> str | None:

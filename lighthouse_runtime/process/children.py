@@ -71,6 +71,13 @@ def process_descriptor(pid: int, started: int) -> Generator[int | None, None, No
             os.close(descriptor)
 
 
+def command_lines() -> Generator[list[str], None, None]:
+    """Of all processes that this user can see."""
+    for pid in filter(str.isdigit, os.listdir("/proc")):
+        with contextlib.suppress(OSError):  # it has ended
+            yield Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace").rstrip("\0").split("\0")
+
+
 def who_listens(port: int) -> str:
     """Which process of this host listens on that TCP port, for people: what /proc shows to this user."""
     inodes = {inode for table in ("tcp", "tcp6") for inode in _listening(table, port)}

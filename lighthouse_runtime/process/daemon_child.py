@@ -20,8 +20,9 @@ STOP_TIMEOUT_S = 10.0
 class ServerProcess:
     """`serve` is Python that runs the console command; `options` go to its verb `serve`. Ends with its last reference.
 
-    `announced` is the line that the daemon says once it serves. `on_end` is called with the status of a child that
-    nobody has asked to stop. Raises RuntimeError if it does not come up; its own output has said why.
+    `variables` are set for the child beside ours: what no other user may read in its command line. `announced` is the
+    line that the daemon says once it serves. `on_end` is called with the status of a child that nobody has asked to
+    stop. Raises RuntimeError if it does not come up; its own output has said why.
     """
 
     def __init__(
@@ -31,8 +32,9 @@ class ServerProcess:
         on_end: Callable[[int], None] | None = None,
         *,
         name: str = "the server",
+        variables: Mapping[str, str] | None = None,
     ) -> None:
-        self._child = _Child(serve, options, on_end or (lambda status: None), name)
+        self._child = _Child(serve, options, on_end or (lambda status: None), name, variables or {})
         threading.Thread(target=self._child.run, name="lighthouse server", daemon=True).start()
         self.announced = self._child.announced.result()
         self._finalizer = weakref.finalize(self, self._child.stop)
@@ -51,8 +53,16 @@ class ServerProcess:
 
 
 class _Child:
-    def __init__(self, serve: str, options: Mapping[str, str], on_end: Callable[[int], None], name: str) -> None:
+    def __init__(
+        self,
+        serve: str,
+        options: Mapping[str, str],
+        on_end: Callable[[int], None],
+        name: str,
+        variables: Mapping[str, str],
+    ) -> None:
         self._name = name
+        self._variables = variables
         self.announced: Future[str] = Future()
         self.pid = 0
         self._serve = serve
@@ -101,6 +111,7 @@ class _Child:
                 command + [text for pair in options.items() for text in pair],
                 pass_fds=(sending,),
                 stdin=subprocess.DEVNULL,
+                env={**os.environ, **self._variables},
             )
         except OSError:
             os.close(receiving)

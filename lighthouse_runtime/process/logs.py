@@ -1,30 +1,58 @@
-"""One log format for every process of ours, to standard error."""
+"""One log for every process of ours, to standard error: text for people, JSON with fields for programs.
+
+The text stands alone without the fields (lighthouse_runtime/log_event.py); a program needs only the fields. Both have
+the time in UTC, as ISO 8601.
+"""
 
 import json
 import logging
+import re
 import sys
-import time
+from collections.abc import Mapping
+from datetime import UTC, datetime
 
 LEVELS = ("debug", "info", "warning", "error")
 FORMATS = ("text", "json")
 
+REMOVED = "(removed)"
+_CREDENTIAL = re.compile(r"(lighthouse://)[^\s/@]+@")
 
-def set_up_logging(level: str, form: str) -> None:
-    """`level` of LEVELS, `form` of FORMATS. Replaces what was set up before."""
+
+def set_up_logging(level: str, form: str, *, job: str = "", replica_group: str = "") -> None:
+    """`level` of LEVELS, `form` of FORMATS. Replaces what was set up before. `job` and `replica_group` are those of the
+    whole process: fields of every line."""
     handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(_JsonFormatter() if form == "json" else _TextFormatter())
+    own = {key: value for key, value in (("job", job), ("replica_group", replica_group)) if value}
+    handler.setFormatter(_JsonFormatter(own) if form == "json" else _TextFormatter())
     logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
     logging.getLogger("aiohttp.access").setLevel(logging.WARNING)
 
 
+def without_credentials(text: str) -> str:
+    """Join strings carry a token in front of the host."""
+    return _CREDENTIAL.sub(rf"\1{REMOVED}@", text)
+
+
+def _fields(record: logging.LogRecord) -> dict[str, object]:
+    return getattr(record, "fields", {})
+
+
 class _TextFormatter(logging.Formatter):
     def __init__(self) -> None:
-        super().__init__("%(asctime)s %(levelname).1s %(name)s: %(message)s", "%Y-%m-%dT%H:%M:%SZ")
-        self.converter = time.gmtime
+        super().__init__("%(asctime)s %(levelname).1s %(name)s: %(message)s")
+
+    def formatTime(self, record: logging.LogRecord, datefmt: str | None = None) -> str:
+        return datetime.fromtimestamp(record.created, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+    def formatMessage(self, record: logging.LogRecord) -> str:
+        fields = _fields(record)
+        where = "/".join(str(fields[key]) for key in ("job", "run") if key in fields)
+        record.message = f"[{where}] {record.message}" if where else record.message
+        return super().formatMessage(record)
 
     def format(self, record: logging.LogRecord) -> str:
         """What others have sent may stand in it: no terminal is to obey that."""
-        text = super().format(record)
+        text = without_credentials(super().format(record))
         return text if text.replace("\n", "").isprintable() else "\n".join(map(_printable, text.split("\n")))
 
 
@@ -33,13 +61,20 @@ def _printable(line: str) -> str:
 
 
 class _JsonFormatter(logging.Formatter):
+    def __init__(self, own: Mapping[str, object]) -> None:
+        super().__init__()
+        self._own = own
+
     def format(self, record: logging.LogRecord) -> str:
         entry: dict[str, object] = {
-            "time": round(record.created, 6),
+            "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="microseconds"),
             "level": record.levelname.lower(),
+            "event": getattr(record, "event", "log"),
+            **self._own,
+            **_fields(record),
             "logger": record.name,
             "message": record.getMessage(),
         }
         if record.exc_info:
             entry["exception"] = self.formatException(record.exc_info)
-        return json.dumps(entry, ensure_ascii=False)
+        return without_credentials(json.dumps(entry, ensure_ascii=False, default=str))

@@ -8,9 +8,12 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
 from lighthouse_protocol.limits import MAX_REQUEST_BYTES, MAX_RESPONSE_BYTES
-from lighthouse_protocol.refusals import InvalidRequest
+from lighthouse_protocol.refusals import InvalidRequest, LighthouseError
 from lighthouse_runtime.net.bind import split_bind
 from lighthouse_runtime.net.own_address import resolves
+from lighthouse_runtime.security.access import Access
+from lighthouse_runtime.server.output_gate import OutputGate
+from lighthouse_runtime.server.peers import Peers
 from lighthouse_runtime.server.rpc_handler import Entry, Observer, Serving
 
 # Clients ping while idle, some every 60 s: grpcio's defaults end them after 240 s ("too_many_pings"). Our own pings
@@ -27,6 +30,8 @@ _OPTIONS: list[tuple[str, int]] = [
     ("grpc.keepalive_timeout_ms", 1_000),
     ("grpc.http2.ping_timeout_ms", 1_000),
     ("grpc.http2.max_pings_without_data", 0),
+    ("grpc.server_handshake_timeout_ms", 5_000),  # of a connection that says nothing; gRPC's own are 120 s
+    ("grpc.max_connection_idle_ms", 300_000),  # without a call; its client connects again when it has one
 ]
 
 
@@ -35,14 +40,20 @@ class GrpcServer:
         self,
         services: Mapping[str, Mapping[str, Entry]],
         reflected: Sequence[str],
+        access: Access,
         observe: Observer = lambda method, status: None,
+        peers: Peers | None = None,
+        gate: OutputGate | None = None,
     ) -> None:
         """`services` by full name; `reflected` are those whose descriptors the reflection service shows.
 
-        `observe` hears of every answer, and of every end of a stream that is not a loss.
+        `access` admits callers, by lighthouse_protocol/rules/access.py; health and reflection are for all. `observe`
+        hears of every answer, and of every end of a stream that is not a loss. `peers`: what each caller may hold and
+        send; without them, any amount. `gate`: when what is said may leave; health and reflection do not ask it.
         """
         self._server = grpc.aio.server(options=_OPTIONS)
-        self._serving = Serving(observe)
+        self._gate = gate or OutputGate()
+        self._serving = Serving(observe, access, self._gate, peers)
         for name, methods in services.items():
             handlers = {method: self._serving.rpc_handler(name, method, entry) for method, entry in methods.items()}
             self._server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(name, handlers),))
@@ -51,23 +62,31 @@ class GrpcServer:
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
         reflection.enable_server_reflection([*reflected, health.SERVICE_NAME, reflection.SERVICE_NAME], self._server)
 
-    async def start(self, bind: str) -> int:
-        """Listen on `bind`; the port. Raises InvalidRequest if that is impossible, with the reason."""
+    async def start(self, bind: str, credentials: grpc.ServerCredentials | None = None) -> int:
+        """Listen on `bind`, with TLS if there are `credentials`; the port. Raises InvalidRequest if that is impossible,
+        with the reason."""
         try:
-            port = self._server.add_insecure_port(bind)
+            if credentials is None:
+                port = self._server.add_insecure_port(bind)
+            else:
+                port = self._server.add_secure_port(bind, credentials)
         except RuntimeError as e:
             why = "the port is taken, or the address is not this host's; choose another (port 0 takes a free one)"
             if not resolves(split_bind(bind, "--bind")[0]):
                 why = "this host name does not resolve here; give an address of this host, or [::]:PORT for all"
             raise InvalidRequest(f"cannot listen on {bind}: {why}", field="--bind") from e
         await self._server.start()
-        await self.set_serving(True)
+        await self.set_serving(self._gate.is_open)
         return port
 
     async def set_serving(self, is_serving: bool) -> None:
         status = health_pb2.HealthCheckResponse.ServingStatus
         for name in self._names:
             await self._health.set(name, status.SERVING if is_serving else status.NOT_SERVING)
+
+    def break_streams(self, error: LighthouseError) -> None:
+        """End each open stream with `error` at once; new ones are taken."""
+        self._serving.break_streams(error)
 
     async def stop(self, grace_s: float) -> None:
         """Take no new call, end every stream, give calls under way `grace_s`, then end them and every connection."""

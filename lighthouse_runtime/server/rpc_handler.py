@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, NoReturn, TypeVar
 from urllib.parse import unquote
@@ -18,12 +18,30 @@ import grpc
 import grpc.aio
 from google.protobuf.message import DecodeError, Message
 
-from lighthouse_protocol.identity import parse_address
-from lighthouse_protocol.limits import REFUSAL_METADATA_KEY, cut_reason
-from lighthouse_protocol.refusals import InternalError, InvalidRequest, LighthouseError, Unreachable
+from lighthouse_protocol.limits import (
+    JOB_METADATA_KEY,
+    LEADER_METADATA_KEY,
+    REFUSAL_METADATA_KEY,
+    RUN_METADATA_KEY,
+    cut_reason,
+)
+from lighthouse_protocol.refusals import (
+    InternalError,
+    InvalidRequest,
+    LighthouseError,
+    LimitReached,
+    NotLeader,
+    NotPermitted,
+    Unreachable,
+)
+from lighthouse_protocol.rules.access import NOBODY, Principal, is_act, name_of, needed
+from lighthouse_protocol.rules.peer_limits import Peer, Resource
 from lighthouse_protocol.wire import streams
 from lighthouse_protocol.wire.status_codes import status_of
-from lighthouse_runtime.net.own_address import is_own_address
+from lighthouse_runtime.log_event import event
+from lighthouse_runtime.security.access import Access, Caller, admit, is_local, names_in_certificate
+from lighthouse_runtime.server.output_gate import OutputGate
+from lighthouse_runtime.server.peers import Peers
 from lighthouse_runtime.server.streams import Requests, Sender
 
 log = logging.getLogger(__name__)
@@ -33,11 +51,15 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """What a handler may know of its caller. `time_left_s` is None for a call without a deadline."""
+    """What a handler may know of its caller, which has the role that its method needs (rules/access.py).
+
+    `time_left_s` is None for a call without a deadline.
+    """
 
     time_left_s: float | None
     peer: str
     metadata: Mapping[str, str]
+    principal: Principal = NOBODY
 
     def require_deadline(self) -> float:
         """The time left in seconds. Raises InvalidRequest: nothing here waits without a deadline."""
@@ -47,15 +69,8 @@ class Call:
 
     @property
     def is_local(self) -> bool:
-        """From this host: its loopback, an address of its own, or a UNIX socket."""
-        kind, _, rest = self.peer.partition(":")
-        if kind == "unix":
-            return True
-        try:
-            address = parse_address(unquote(rest), "peer")
-        except InvalidRequest:
-            return False
-        return address.is_loopback or is_own_address(address.host)
+        """From this host, as far as its address tells. Nothing is granted by that alone."""
+        return is_local(self.peer)
 
 
 Handler = Callable[[Any, Call], Awaitable[Message | bytes]]
@@ -71,10 +86,12 @@ class Method:
 
 @dataclass(frozen=True, slots=True)
 class Stream:
-    """Messages both ways. The handler's iteration over the requests ends with the stream."""
+    """Messages both ways. The handler's iteration over the requests ends with the stream. `lighten` is called with each
+    request before it is read, and may take out what costs too much."""
 
     requests: streams.Stream[Any]
     handler: StreamHandler
+    lighten: Callable[[Any, Call], None] = lambda request, call: None
 
 
 Entry = Method | Stream
@@ -82,23 +99,34 @@ _Context = grpc.aio.ServicerContext[Any, Any]
 
 
 class Serving:
-    """All calls and streams of a server. `observe` hears of every answer, and of the end of every stream but a loss."""
+    """All calls and streams of a server. `observe` hears of every answer, and of the end of every stream but a loss.
 
-    def __init__(self, observe: Observer) -> None:
+    No request is read, and no handler runs, before `access` has admitted the caller, `gate` lets calls in, and `peers`
+    has room for it. Without `peers` no caller has a limit.
+    """
+
+    def __init__(self, observe: Observer, access: Access, gate: OutputGate, peers: Peers | None = None) -> None:
         self._observe = observe
+        self._access = access
+        self._gate = gate
+        self._peers = peers
         self._open_streams: set[Sender] = set()
         self._is_closed = False
 
     def rpc_handler(self, service: str, name: str, entry: Entry) -> grpc.RpcMethodHandler[Any, Any]:
+        """Raises KeyError for a method without an entry in rules/access.py."""
         path = f"{service}/{name}"
+        needed(f"/{path}")
         match entry:
             case Method(request, handler):
                 return grpc.unary_unary_rpc_method_handler(self._answering(path, request, handler))
-            case Stream(requests, stream_handler):
+            case Stream(requests, stream_handler, lighten):
 
                 def stream(_: object, call: Call, sender: Sender) -> Awaitable[None]:
                     def read(body: bytes) -> Any:
-                        return requests.read(_parse(requests.schema, body))
+                        request = _parse(requests.schema, body)
+                        lighten(request, call)
+                        return requests.read(request)
 
                     return stream_handler(Requests(sender, read), call, sender)
 
@@ -108,16 +136,38 @@ class Serving:
         """Each is told, after what is on its way to it; no new one is opened."""
         self._is_closed = True
         for sender in tuple(self._open_streams):
-            sender.end(Unreachable(why))
+            sender.end(Unreachable(why)) if self._gate.is_open else sender.break_with(Unreachable(why))
+
+    def break_streams(self, error: LighthouseError) -> None:
+        """End each with `error`, at once: nothing that waits to be sent leaves any more."""
+        for sender in tuple(self._open_streams):
+            sender.break_with(error)
 
     def _answering(
         self, path: str, request: type[Message], handler: Handler
     ) -> Callable[[bytes, _Context], Awaitable[bytes]]:
         async def serve(body: bytes, context: _Context) -> bytes:
+            peer = None
             try:
-                answer = await _refusing(path, lambda: handler(_parse(request, body), _call(context)))
+                call = self._permitted(path, context)
+                self._gate.check()
+                if self._peers is not None:
+                    peer = self._peers.enter(call.peer)
+                    peer.take(Resource.BYTES, asyncio.get_running_loop().time(), len(body))
+
+                async def answered() -> Message | bytes:
+                    parsed = _parse(request, body)
+                    if not is_act(f"/{path}"):
+                        return await handler(parsed, call)
+                    return await self._audited(path, parsed, call, handler)
+
+                answer = await _refusing(path, answered)
+                await self._gate.passed()
             except LighthouseError as e:
-                await self._refuse(path, context, e)
+                await self._refuse(path, context, self._instead(e))
+            finally:
+                if peer is not None:
+                    peer.leave()
             self._told(path, grpc.StatusCode.OK)
             return answer if isinstance(answer, bytes) else answer.SerializeToString()
 
@@ -127,20 +177,59 @@ class Serving:
         self, path: str, handler: Callable[[Any, Call, Sender], Awaitable[None]]
     ) -> Callable[[Any, _Context], Awaitable[None]]:
         async def serve(first: Any, context: _Context) -> None:
+            peer = None
             try:
                 if self._is_closed:
                     raise Unreachable("the server is stopping")
-                async with self._open(context) as sender:
-                    await _refusing(path, lambda: handler(first, _call(context), sender))
+                call = self._permitted(path, context)
+                self._gate.check()
+                if self._peers is not None:
+                    peer = self._peers.enter(call.peer)
+                async with self._open(context, peer) as sender:
+                    await _refusing(path, lambda: handler(first, call, sender))
             except LighthouseError as e:
-                await self._refuse(path, context, e)
+                await self._refuse(path, context, self._instead(e))
+            finally:
+                if peer is not None:
+                    peer.leave()
             self._told(path, grpc.StatusCode.OK)
 
         return serve
 
+    def _instead(self, error: LighthouseError) -> LighthouseError:
+        """What a caller is told that was to be told `error`: where the server may not speak, why; to one that is not
+        admitted nothing else."""
+        return error if isinstance(error, NotPermitted) else self._gate.refusal() or error
+
+    def _permitted(self, path: str, context: _Context) -> Call:
+        """Raises NotPermitted."""
+        metadata = {key: value for key, value in context.invocation_metadata() or () if isinstance(value, str)}
+        peer = unquote(context.peer())
+        principal = admit(self._access, f"/{path}", Caller(peer, metadata, lambda: _names(context)))
+        return Call(context.time_remaining(), peer, metadata, principal)
+
+    async def _audited(self, path: str, request: Message, call: Call, handler: Handler) -> Message | bytes:
+        result = "failed"
+        try:
+            answer = await handler(request, call)
+            result = "done"
+            return answer
+        except LighthouseError as e:
+            result = f"refused: {e}"
+            raise
+        finally:
+            self._access.audit.act(call.principal, call.peer, name_of(f"/{path}"), _target(request, call), result)
+
     @contextlib.asynccontextmanager
-    async def _open(self, context: _Context) -> AsyncGenerator[Sender, None]:
-        sender = Sender(context)
+    async def _open(self, context: _Context, peer: Peer | None) -> AsyncGenerator[Sender, None]:
+        try:
+            # grpc.aio otherwise sends it with the first message, and cannot end a stream while that is on its way: it
+            # would send it again with the status (TOO_MANY_OPERATIONS), and the peer would never hear of the end.
+            await context.send_initial_metadata(())
+        except grpc.aio.BaseError:  # the caller has gone meanwhile
+            raise asyncio.CancelledError from None
+        limits = self._peers.stream(peer) if self._peers is not None and peer is not None else (None, None)
+        sender = Sender(context, *limits, output=self._gate)
         self._open_streams.add(sender)
         try:
             yield sender
@@ -155,14 +244,28 @@ class Serving:
 
     async def _refuse(self, path: str, context: _Context, error: LighthouseError) -> NoReturn:
         self._told(path, status_of(error))
-        kind = (REFUSAL_METADATA_KEY, type(error).__name__)
+        if self._peers is not None and isinstance(error, LimitReached):
+            self._peers.note(error)
+        metadata = [(REFUSAL_METADATA_KEY, type(error).__name__)]
+        if isinstance(error, NotLeader) and error.leader:
+            metadata.append((LEADER_METADATA_KEY, error.leader))
         try:
-            await context.abort(status_of(error), cut_reason(str(error)), (kind,))
+            await context.abort(status_of(error), cut_reason(str(error)), tuple(metadata))
         except grpc.aio.InternalError:  # the caller has gone meanwhile
             raise asyncio.CancelledError from None
 
     def _told(self, path: str, status: grpc.StatusCode) -> None:
         self._observe(path.rpartition("/")[2], status)
+
+
+def _names(context: _Context) -> tuple[str, ...]:
+    """Of the certificate that TLS has verified; none without."""
+    found: Mapping[str, Iterable[bytes]] = context.auth_context()
+
+    def told(kind: str) -> Iterable[str]:
+        return (name.decode(errors="replace") for name in found.get(kind, ()))
+
+    return names_in_certificate(told("peer_spiffe_id"), told("peer_dns"))
 
 
 async def _refusing(path: str, work: Callable[[], Awaitable[T]]) -> T:
@@ -172,13 +275,15 @@ async def _refusing(path: str, work: Callable[[], Awaitable[T]]) -> T:
     except LighthouseError:
         raise
     except Exception as e:
-        log.exception("%s failed", path)
+        log.exception("%s failed", path, extra=event("rpc_failed", rpc=path))
         raise InternalError(f"{type(e).__name__}: {e}; see the daemon's log") from e
 
 
-def _call(context: _Context) -> Call:
-    metadata = {key: value for key, value in context.invocation_metadata() or () if isinstance(value, str)}
-    return Call(context.time_remaining(), context.peer(), metadata)
+def _target(request: Message, call: Call) -> str:
+    """What a control call acts on, for the audit: its texts, and the job and the run that it names beside."""
+    told = {key: call.metadata[key] for key in (JOB_METADATA_KEY, RUN_METADATA_KEY) if key in call.metadata}
+    told |= {field.name: value for field, value in request.ListFields() if isinstance(value, str)}
+    return ", ".join(f"{name}={value}" for name, value in told.items())
 
 
 def _parse(kind: type[Message], body: bytes) -> Message:

@@ -6,6 +6,7 @@ from typing import Generic, TypeVar
 from google.protobuf.message import Message
 
 from lighthouse_protocol.refusals import LighthouseError
+from lighthouse_runtime.net.outbox import Body
 from lighthouse_runtime.server.streams import Sender
 
 M = TypeVar("M")
@@ -19,7 +20,10 @@ class Frames(Generic[M]):
         self._newest: M | None = None
         self._bytes = b""
 
-    def of(self, message: M) -> bytes:
+    def of(self, message: M) -> Body:
+        return self.bytes_of(message)
+
+    def bytes_of(self, message: M) -> bytes:
         if message is not self._newest:
             self._newest, self._bytes = message, self._to_wire(message).SerializeToString()
         return self._bytes

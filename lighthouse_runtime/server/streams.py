@@ -13,9 +13,18 @@ import grpc.aio
 from google.protobuf.message import Message
 
 from lighthouse_protocol.refusals import InvalidRequest, LighthouseError, LimitReached
-from lighthouse_runtime.net.outbox import MAX_QUEUED_BYTES, MAX_QUEUED_MESSAGES, Outbox
+from lighthouse_protocol.rules.peer_limits import StreamMeter
+from lighthouse_runtime.net.outbox import (
+    LARGE_WRITTEN_WITHIN_S,
+    MAX_QUEUED_BYTES,
+    MAX_QUEUED_MESSAGES,
+    Body,
+    Outbox,
+)
+from lighthouse_runtime.net.write_gate import WriteGate
+from lighthouse_runtime.server.output_gate import OutputGate
 
-FIRST_WITHIN_S = 10.0  # how long a stream that was opened may say nothing
+FIRST_WITHIN_S = 5.0  # how long a stream that was opened may say nothing
 FLUSH_S = 10.0  # how long an ended stream waits for its peer to read the rest
 
 M = TypeVar("M")
@@ -34,14 +43,25 @@ class Ending(StrEnum):
 class Sender:
     """To be called on the loop only. Made in the task that serves the stream."""
 
-    def __init__(self, context: "grpc.aio.ServicerContext[Any, Any]") -> None:
+    def __init__(
+        self,
+        context: "grpc.aio.ServicerContext[Any, Any]",
+        meter: StreamMeter | None = None,
+        gate: WriteGate | None = None,
+        output: OutputGate | None = None,
+    ) -> None:
+        """`meter`: how much the peer may send; without one, any amount. `gate`: for what it is sent. `output`: when it
+        may leave."""
         self.ending: Ending | None = None
         self.error: LighthouseError | None = None
         self._context = context
+        self._meter = meter
+        self._output = output or OutputGate()
+        self._clock = asyncio.get_running_loop().time
         self._is_lost = False
         self._is_reading = False
         self._ended = asyncio.Event()
-        self._outbox = Outbox(context.write)
+        self._outbox = Outbox(self._write_out, gate)
         self._server = asyncio.current_task()
         self._writer = asyncio.create_task(self._write())
 
@@ -49,11 +69,17 @@ class Sender:
     def is_open(self) -> bool:
         return self.ending is None
 
-    def send(self, message: bytes | Message) -> None:
+    def send(self, message: Body | Message) -> None:
         """Queue it, without waiting. After the end nothing happens. A peer that lets the queue grow is sent away."""
         if self.ending is not None:
             return
-        if not self._outbox.put(message if isinstance(message, bytes) else message.SerializeToString()):
+        body = message.SerializeToString() if isinstance(message, Message) else message
+        self._output.pass_on(lambda: self._put(body))
+
+    def _put(self, body: Body) -> None:
+        if self.ending is not None:
+            return
+        if not self._outbox.put(body):
             self.error = LimitReached(
                 f"more than {MAX_QUEUED_MESSAGES} messages or {MAX_QUEUED_BYTES >> 20} MiB wait to be read; read faster"
             )
@@ -62,6 +88,14 @@ class Sender:
 
     def end(self, error: LighthouseError | None = None) -> None:
         """End the stream when what is queued was sent: well, or with `error` as its status. The first end counts."""
+        self._output.pass_on(lambda: self._end_with(error))
+
+    def break_with(self, error: LighthouseError) -> None:
+        """End the stream with `error`; what is queued is not sent."""
+        self._outbox.clear()
+        self._end_with(error)
+
+    def _end_with(self, error: LighthouseError | None) -> None:
         if self.ending is None:
             self.error = error
             self._end(Ending.OURS)
@@ -86,6 +120,12 @@ class Sender:
         if body is grpc.aio.EOF:
             self._end(Ending.PEER)
             return None
+        if self._meter is not None:
+            try:
+                self._meter.take(len(body), self._clock())
+            except LimitReached as e:
+                self.end(e)
+                return None
         return body
 
     def break_off(self) -> None:
@@ -106,11 +146,20 @@ class Sender:
         if not done and self.error is None:
             self.error = LimitReached(f"what was left to say was not read within {FLUSH_S:g} s")
 
+    async def _write_out(self, body: bytes) -> None:
+        """What was queued before this process was stopped may be too old when it goes on."""
+        if self._output.is_open:
+            await self._context.write(body)
+
     async def _write(self) -> None:
         try:
             await self._outbox.run()
         except grpc.aio.BaseError:
             self._lose()
+        except TimeoutError:
+            self.error = LimitReached(f"a large message was not read within {LARGE_WRITTEN_WITHIN_S:g} s; read faster")
+            self._outbox.clear()
+            self._end(Ending.SLOW)
 
     def _note_cancelled(self) -> None:
         """The task was cancelled: by our own end, or because the peer has gone. Both are told by `ending`."""

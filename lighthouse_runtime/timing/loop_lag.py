@@ -5,6 +5,7 @@ from collections.abc import Callable
 from contextlib import suppress
 
 from lighthouse_protocol.refusals import LighthouseError
+from lighthouse_runtime.log_event import event
 from lighthouse_runtime.ports import Timer, Timers
 
 log = logging.getLogger(__name__)
@@ -15,6 +16,8 @@ LATE_AFTER_S = 0.75
 
 class LoopLag:
     def __init__(self, timers: Timers) -> None:
+        self.late_s = 0.0
+        """By how much this process was late so far, over all times that it was held up."""
         self._timers = timers
         self._listeners: list[Callable[[float], None]] = []
         self._due_at: float | None = None
@@ -37,9 +40,19 @@ class LoopLag:
         if self._due_at is None or now - self._due_at < LATE_AFTER_S:
             return
         by_s, self._due_at = now - self._due_at, now + CHECKED_EVERY_S
-        log.warning("this process was held up for %.1f s; no member counts as lost for that time", by_s)
+        self.late_s += by_s
+        log.warning(
+            "this process was held up for %.1f s; no member counts as lost for that time",
+            by_s,
+            extra=event("held_up", seconds=by_s),
+        )
         for listener in self._listeners:
             listener(by_s)
+
+    def begin_anew(self) -> None:
+        """After a stop, it may be watched again."""
+        self._is_stopped = False
+        self._due_at = self._timer = None
 
     def stop(self) -> None:
         self._is_stopped = True

@@ -4,6 +4,7 @@ import logging
 from collections.abc import Callable
 
 from lighthouse_protocol.rules.stall import StallVerdict
+from lighthouse_runtime.log_event import event
 from lighthouse_runtime.ports import Timers
 from lighthouse_runtime.timing.deadline_timer import DeadlineTimer
 
@@ -12,7 +13,8 @@ SOON_S = 0.05
 
 
 class StallWatch:
-    """`judge(now)` gives the verdict; `left_s(now)`: how long until there may be one, below zero where there is; None:
+    """`judge(now)` gives the verdict; `job`: where more than one is watched, the one that is meant;
+    `left_s(now)`: how long until there may be one, below zero where there is; None:
     no rank is there. `look_s`: a watch that waits looks again after so long at most. `told` hears what the log says: a
     verdict that is new, and None when something moves again. `said` stands until it is over.
     """
@@ -21,7 +23,7 @@ class StallWatch:
         self,
         timers: Timers,
         log: logging.Logger,
-        where: str,
+        job: str,
         judge: Callable[[float], StallVerdict | None],
         left_s: Callable[[float], float | None],
         look_s: float,
@@ -30,7 +32,7 @@ class StallWatch:
         self.said: StallVerdict | None = None
         self._clock = timers.time
         self._log = log
-        self._where = where
+        self._job = job
         self._judge = judge
         self._left_s = left_s
         self._look_s = look_s
@@ -56,8 +58,10 @@ class StallWatch:
     def _say(self, verdict: StallVerdict | None) -> None:
         before, self.said = self.said, verdict
         if verdict is not None and not verdict.says_the_same(before):
-            self._log.warning("%snothing moves for %.0f s: %s", self._where, verdict.still_s, verdict.text)
+            behind = [str(name) for name in verdict.behind]
+            told = event("stalled", job=self._job, kind=verdict.kind.value, behind=behind, still_s=verdict.still_s)
+            self._log.warning("nothing moves for %.0f s: %s", verdict.still_s, verdict.text, extra=told)
             self._told(verdict)
         elif verdict is None and before is not None:
-            self._log.info("%ssomething moves again", self._where)
+            self._log.info("something moves again", extra=event("moving", job=self._job))
             self._told(None)

@@ -1,36 +1,51 @@
-"""Acting through the page: what a browser must prove before the control policy is asked at all.
+"""Who may read and act over HTTP: what a caller must prove before a handler runs.
 
 A browser acts with its user's reach, on behalf of any site that is open in it. So, in this order:
 
 1. Host names this daemon: an IP address, a loopback name, or a name that it knows to be its own. Else a foreign name
-   that is made to resolve here (DNS rebinding) would count as the daemon's own page.
-2. Origin, which a page cannot forge, is that same host.
-3. The body is JSON by its type, which no foreign form can send unasked.
-4. X-CSRF-Token is this process's, which only its own page can read.
+   that is made to resolve here (DNS rebinding) would count as the daemon's own page. A caller that shows a token is no
+   foreign page, and may use any name.
+2. The caller has the role that the route needs (lighthouse_protocol/rules/access.py).
 
-Then the policy of the RPCs is asked. A request through a proxy is not local, wherever it came from.
+And to act:
+
+3. Origin, which a page cannot forge, is that same host.
+4. The body is JSON by its type, which no foreign form can send unasked.
+5. X-CSRF-Token is this process's, which only its own page can read.
+
+A request through a proxy is not local, wherever it came from.
+
+A browser shows no token with what it asks. Its page takes one once (POST /login, with proofs 1, 3 and 4) and gets a
+cookie that no script reads and no foreign site sends. The cookie is good for as long as its token is, and for 12 hours.
 """
 
 import asyncio
+import contextlib
 import hmac
 import json
 import secrets
 import socket
+import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 from urllib.parse import urlsplit
 
 import grpc
 from aiohttp import hdrs, web
 
+from lighthouse_protocol.coordinator import SCHEME, parse_coordinator
 from lighthouse_protocol.identity import parse_address
-from lighthouse_protocol.limits import TOKEN_METADATA_KEY
+from lighthouse_protocol.limits import TOKEN_METADATA_KEY, TOKEN_SCHEME
 from lighthouse_protocol.refusals import InvalidRequest, LighthouseError, NotPermitted
+from lighthouse_protocol.rules.access import Role, check, needed
 from lighthouse_protocol.wire.status_codes import status_of
-from lighthouse_runtime.server.control_policy import ControlPolicy
+from lighthouse_runtime.security.access import PROXIED, Access, Caller, admit, names_in_certificate
 from lighthouse_runtime.server.rpc_handler import Call
 
 CSRF_HEADER = "X-CSRF-Token"
+COOKIE = "lighthouse_login"
+LOGIN_LASTS_S = 12 * 3600.0
+MAX_LOGINS = 1000
 ACTS_WITHIN_S = 10.0
 JSON_HEADERS = {
     "Cache-Control": "no-store",
@@ -51,50 +66,121 @@ _HTTP_STATUS = {
 
 
 @dataclass(frozen=True, slots=True)
-class KillOrder:
+class Order:
+    """What an act is asked to do. `replica_id` or `run` is its target; empty for one that has no such target."""
+
     job: str
-    replica_id: str
-    reason: str
+    replica_id: str = ""
+    run: str = ""
+    reason: str = ""
 
 
-Kill = Callable[[KillOrder, Call], Awaitable[object]]
+Act = Callable[[Order, Call], Awaitable[Mapping[str, object]]]
+"""Its answer is a JSON object."""
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+_SEEING = "GET /status"
 
 
-class HttpControl:
-    """`names`: those of this daemon, beside its addresses. `kill` asks the policy by itself."""
+class _Logins:
+    """Tokens by what the cookie of a browser says."""
 
-    def __init__(self, policy: ControlPolicy, kill: Kill, names: Iterable[str] = ()) -> None:
-        self._policy = policy
-        self._kill = kill
+    def __init__(self) -> None:
+        self._tokens: dict[str, tuple[str, float]] = {}
+
+    def add(self, token: str) -> str:
+        """The cookie's value."""
+        if len(self._tokens) >= MAX_LOGINS:
+            del self._tokens[next(iter(self._tokens))]
+        name = secrets.token_urlsafe(32)
+        self._tokens[name] = (token, time.monotonic() + LOGIN_LASTS_S)
+        return name
+
+    def token(self, name: str) -> str:
+        """Empty: it is none, or too old."""
+        token, ends_at = self._tokens.get(name, ("", 0.0))
+        return token if time.monotonic() < ends_at else ""
+
+
+class HttpGuard:
+    """In front of every route. `names`: those of this daemon, beside its addresses."""
+
+    def __init__(self, access: Access, names: Iterable[str] = ()) -> None:
+        self._access = access
+        self._logins = _Logins()
         self._names = {name.lower() for name in (socket.gethostname(), *names) if name}
-        self._csrf = secrets.token_urlsafe(32)
 
-    async def describe(self, request: web.Request) -> web.Response:
-        """Whether the caller may act here, why not, and what its page needs for it."""
-        try:
-            self.check_host(request)
-        except NotPermitted as e:
-            return _answer({"may_kill": False, "takes_token": False, "why": str(e), "csrf": ""})
-        why, takes_token = "", self._policy.token is not None
-        try:
-            self._policy.check(_call(request))
-        except NotPermitted as e:
-            why = str(e)
-        return _answer({"may_kill": not why, "takes_token": takes_token, "why": why, "csrf": self._csrf})
+    def guarded(self, route: str, handler: Handler) -> Handler:
+        """`handler` behind the checks of `route`. Raises KeyError for a route without an entry in rules/access.py."""
+        has_data = Role.PROBE not in needed(route)
 
-    async def kill(self, request: web.Request) -> web.Response:
+        async def guarded(request: web.Request) -> web.StreamResponse:
+            caller = self.caller_of(request)
+            try:
+                if has_data and not _shown(request):
+                    self.check_host(request)
+                admit(self._access, route, caller)
+            except NotPermitted as e:
+                return refused(e)
+            return await handler(request)
+
+        return guarded
+
+    def caller_of(self, request: web.Request) -> Caller:
+        where = request.transport.get_extra_info("peername") if request.transport is not None else None
+        peer = f"ip:[{where[0]}]:{where[1]}" if where else "nobody"
+        if _is_proxied(request):
+            peer = PROXIED
+        shown = Caller(peer, {TOKEN_METADATA_KEY: _shown(request)}, lambda: _names(request))
+        token = shown.token or ("" if _shown(request) else self._logins.token(request.cookies.get(COOKIE, "")))
+        return _caller(shown, token) if token else shown
+
+    async def login(self, request: web.Request) -> web.Response:
+        """A cookie for the token in the body."""
         try:
-            self._check(request)
-            order = _order(await _body(request))
-            await self._kill(order, _call(request))
+            self.check_page(request)
+            token = (await _body(request)).get("token")
+            if not isinstance(token, str) or not token.isascii():
+                raise InvalidRequest("token is text", field="body")
+            caller = _caller(self.caller_of(request), token.strip())
+            principal = self._access.principal(caller)
         except LighthouseError as e:
             return refused(e)
-        return _answer({"job": order.job, "replica_id": order.replica_id, "killed": True})
+        answer = _answer({"name": principal.name, "roles": sorted(principal.roles)})
+        answer.set_cookie(
+            COOKIE,
+            self._logins.add(caller.token),
+            max_age=int(LOGIN_LASTS_S),
+            path="/",
+            secure=request.secure,
+            httponly=True,
+            samesite="Strict",
+        )
+        return answer
 
-    def check_reader(self, request: web.Request) -> None:
-        """Raises NotPermitted for a caller that may not see what ranks print, and where they are in their code."""
+    def check_page(self, request: web.Request) -> None:
+        """Raises NotPermitted or InvalidRequest for what this daemon's own page would not have sent."""
         self.check_host(request)
-        self._policy.check(_call(request))
+        origin = request.headers.get(hdrs.ORIGIN)
+        site = request.headers.get("Sec-Fetch-Site", "same-origin")
+        if site != "same-origin" or (origin is not None and urlsplit(origin).netloc != request.headers[hdrs.HOST]):
+            raise NotPermitted(f"Origin: a page of {origin or site} may not act here; use the daemon's own page")
+        if request.content_type != "application/json":
+            raise InvalidRequest(f"is {request.content_type}; send application/json", field=hdrs.CONTENT_TYPE)
+
+    def call_of(self, request: web.Request) -> Call:
+        """As a handler of an RPC gets it."""
+        caller = self.caller_of(request)
+        return Call(ACTS_WITHIN_S, caller.peer, caller.metadata, self._access.principal(caller))
+
+    def why_not(self, route: str, request: web.Request) -> str:
+        """Why the caller may not use `route`; empty: it may."""
+        try:
+            if not _shown(request):
+                self.check_host(request)
+            check(route, self._access.principal(self.caller_of(request)), self._access.port)
+        except NotPermitted as e:
+            return str(e)
+        return ""
 
     def check_host(self, request: web.Request) -> None:
         """Raises NotPermitted."""
@@ -110,19 +196,46 @@ class HttpControl:
                 "would look the same; open the page by the daemon's IP address or its own host name"
             )
 
+
+class HttpControl:
+    """Acting through the page. `acts`: by their routes, as lighthouse_protocol/rules/access.py has them."""
+
+    def __init__(self, guard: HttpGuard, acts: Mapping[str, Act]) -> None:
+        self._guard = guard
+        self._acts = acts
+        self._csrf = secrets.token_urlsafe(32)
+
+    def routes(self) -> Mapping[str, Handler]:
+        return {route: self._handler(act) for route, act in self._acts.items()}
+
+    async def describe(self, request: web.Request) -> web.Response:
+        """Whether the caller may act here, why not, and what its page needs for it."""
+        refusals = (self._guard.why_not(route, request) for route in self._acts)
+        why, why_not_seen = next(filter(None, refusals), ""), self._guard.why_not(_SEEING, request)
+        try:
+            self._guard.check_host(request)
+        except NotPermitted:
+            return _answer({"may_act": False, "may_view": False, "why": why, "csrf": ""})
+        return _answer({"may_act": not why, "may_view": not why_not_seen, "why": why, "csrf": self._csrf})
+
+    def _handler(self, act: Act) -> Handler:
+        async def handle(request: web.Request) -> web.Response:
+            try:
+                self._check(request)
+                order = _order(await _body(request))
+                return _answer(await act(order, self._guard.call_of(request)))
+            except LighthouseError as e:
+                return refused(e)
+
+        return handle
+
     def _check(self, request: web.Request) -> None:
-        self.check_host(request)
-        origin = request.headers.get(hdrs.ORIGIN)
-        site = request.headers.get("Sec-Fetch-Site", "same-origin")
-        if site != "same-origin" or (origin is not None and urlsplit(origin).netloc != request.headers[hdrs.HOST]):
-            raise NotPermitted(f"Origin: a page of {origin or site} may not act here; use the daemon's own page")
-        if request.content_type != "application/json":
-            raise InvalidRequest(f"is {request.content_type}; send application/json", field=hdrs.CONTENT_TYPE)
+        self._guard.check_page(request)
         given = request.headers.get(CSRF_HEADER, "")
         if not hmac.compare_digest(given.encode(errors="replace"), self._csrf.encode()):
             raise NotPermitted(
                 f"{CSRF_HEADER}: is not this process's; reload the page, or as a program ask for control first, or use "
-                "the command line's kill"
+                "the command line"
             )
 
 
@@ -130,13 +243,33 @@ def refused(error: LighthouseError) -> web.Response:
     return _answer({"error": str(error)}, _HTTP_STATUS.get(status_of(error), 500))
 
 
-def _call(request: web.Request) -> Call:
-    where = request.transport.get_extra_info("peername") if request.transport is not None else None
-    peer = f"ip:[{where[0]}]:{where[1]}" if where else "nobody"
-    if any(header in request.headers for header in _PROXIED):
-        peer = "a proxy"
-    token = request.headers.get(TOKEN_METADATA_KEY, "")
-    return Call(ACTS_WITHIN_S, peer, {TOKEN_METADATA_KEY: token})
+def _caller(caller: Caller, token: str) -> Caller:
+    """The same one, that shows a token, or a join string with one in it, which is what people are given. An unreadable
+    one is shown as it is, and refused like a wrong token."""
+    with contextlib.suppress(InvalidRequest):
+        if token.startswith(SCHEME):
+            token = parse_coordinator(token, "token").token
+    return replace(caller, metadata={TOKEN_METADATA_KEY: TOKEN_SCHEME + token})
+
+
+def _shown(request: web.Request) -> str:
+    """The Authorization header."""
+    return request.headers.get(hdrs.AUTHORIZATION, "")
+
+
+def _names(request: web.Request) -> tuple[str, ...]:
+    """Of the certificate that TLS has verified; none through a proxy, whose own it would be."""
+    tls = request.transport.get_extra_info("ssl_object") if request.transport is not None else None
+    found = tls.getpeercert() if tls is not None and not _is_proxied(request) else None
+    names = found.get("subjectAltName", ()) if found else ()
+    return names_in_certificate(
+        (name for kind, name in names if kind == "URI" and name.startswith("spiffe://")),
+        (name for kind, name in names if kind == "DNS"),
+    )
+
+
+def _is_proxied(request: web.Request) -> bool:
+    return any(header in request.headers for header in _PROXIED)
 
 
 async def _body(request: web.Request) -> Mapping[str, object]:
@@ -150,14 +283,17 @@ async def _body(request: web.Request) -> Mapping[str, object]:
     return body
 
 
-def _order(body: Mapping[str, object]) -> KillOrder:
-    given = [body.get(name, "") for name in ("job", "replica_id", "reason")]
-    if not all(isinstance(value, str) for value in given):
-        raise InvalidRequest("job, replica_id and reason are text", field="body")
-    job, replica_id, reason = map(str, given)
-    if any("\ud800" <= character <= "\udfff" for text in (job, replica_id, reason) for character in text):
-        raise InvalidRequest("job, replica_id and reason are text; a lone surrogate is none", field="body")
-    return KillOrder(job, replica_id, reason)
+def _order(body: Mapping[str, object]) -> Order:
+    names = [field.name for field in fields(Order)]
+    given = {name: body.get(name, "") for name in names}
+    if not all(isinstance(value, str) for value in given.values()):
+        raise InvalidRequest(f"{', '.join(names[:-1])} and {names[-1]} are text", field="body")
+    texts = {name: str(value) for name, value in given.items()}
+    if any("\ud800" <= character <= "\udfff" for text in texts.values() for character in text):
+        raise InvalidRequest(
+            f"{', '.join(names[:-1])} and {names[-1]} are text; a lone surrogate is none", field="body"
+        )
+    return Order(**texts)
 
 
 def _answer(body: Mapping[str, object], status: int = 200) -> web.Response:

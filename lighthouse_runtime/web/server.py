@@ -1,19 +1,36 @@
-"""A daemon's HTTP side, on the same loop: liveness, readiness, metrics, status; and a page that is told and may act."""
+"""A daemon's HTTP side, on the same loop: liveness, readiness, metrics, status; and a page that is told and may act.
 
+A connection must send a whole request within HEADERS_WITHIN_S, again after each answer. There are at most
+MAX_CONNECTIONS: where one more comes, another is cut, of the peer that has most, and such as ask for nothing first.
+"""
+
+import asyncio
+import gzip
 import logging
-from collections.abc import Callable, Mapping
+import ssl
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from aiohttp import web
+from aiohttp import hdrs, web
 from aiohttp.http_exceptions import HttpProcessingError
 
-from lighthouse_protocol.refusals import InvalidRequest, LighthouseError, UnknownName
+from lighthouse_protocol.refusals import InvalidRequest, LighthouseError
 from lighthouse_runtime.net.bind import listening_socket, split_bind
-from lighthouse_runtime.web.control import JSON_HEADERS, HttpControl, refused
-from lighthouse_runtime.web.status_feed import StatusFeed, to_json
+from lighthouse_runtime.server.rpc_handler import Call
+from lighthouse_runtime.timing.snapshots import Snapshots
+from lighthouse_runtime.timing.sparse_log import SparseLog
+from lighthouse_runtime.web.control import JSON_HEADERS, Handler, HttpControl, HttpGuard, refused
+from lighthouse_runtime.web.status_feed import StatusFeed, cut, to_json
 
 MAX_BODY_BYTES = 16 * 1024
 COMPRESSED_ABOVE_BYTES = 4 * 1024
+HEADERS_WITHIN_S = 5.0
+MAX_CONNECTIONS = 256
+# What every daemon answers for itself, also one that shows nothing.
+OWN_PATHS = frozenset({"/livez", "/readyz", "/metrics"})
+
+log = logging.getLogger(__name__)
 
 
 class _WellFormedOnly(logging.Filter):
@@ -34,75 +51,156 @@ class Document:
 
 
 @dataclass(frozen=True, slots=True)
+class Elsewhere:
+    """Another daemon shows what is asked for, below `url` (empty: none does now); `reason` says why."""
+
+    reason: str
+    url: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class HttpSide:
     """What the HTTP side shows; every function is called on the loop, at the moment of the request.
 
-    With `page` comes the status as events. `control`: which browsers may act through the page; `incident`: by its id,
-    with the output of ranks, for those that may act.
+    With `page` comes the status as events. `guard` admits callers; `control`: acting through the page; `incident`: by
+    its id, with the output of ranks. `elsewhere`: None, or why this daemon shows nothing at this moment, while it lives
+    and is not ready.
     """
 
     is_ready: Callable[[], bool]
     metrics: Callable[[], tuple[bytes, str]]
     status: Callable[[], object]
+    guard: HttpGuard
     page: Document | None = None
     control: HttpControl | None = None
-    incident: Callable[[str], object] | None = None
+    incident: Callable[[str, Call], object] | None = None
+    elsewhere: Callable[[], Elsewhere | None] = lambda: None
 
 
 class HttpServer:
     def __init__(self, side: HttpSide) -> None:
         self._side = side
         self._feed = StatusFeed(side.status)
+        self._metrics_shown = Snapshots(lambda _: side.metrics())
+        self._statuses_shown = Snapshots(lambda _: _Shown.of(to_json(side.status())))
+        self._listener: asyncio.Server | None = None
+        self._cuts = SparseLog(log, "connection_cut")
         app = web.Application(client_max_size=MAX_BODY_BYTES)
-        app.router.add_get("/livez", self._livez)
-        app.router.add_get("/readyz", self._readyz)
-        app.router.add_get("/metrics", self._metrics)
-        app.router.add_get("/status", self._status)
-        if side.page is not None:
-            app.router.add_get("/", self._page)
-            app.router.add_get("/events", self._feed.serve)
-        if side.control is not None:
-            app.router.add_get("/control", side.control.describe)
-            app.router.add_post("/kill", side.control.kill)
-            app.router.add_get("/incidents/{id}", self._incident)
+        for route, handler in self._routes().items():
+            method, path = route.split()
+            add = app.router.add_get if method == "GET" else app.router.add_post
+            handler = handler if path in OWN_PATHS else self._here(handler)
+            add(path, side.guard.guarded(route, handler))
         app.on_shutdown.append(self._end_feed)
-        self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=1.0, handle_signals=False)
+        self._runner = web.AppRunner(
+            app, access_log=None, shutdown_timeout=1.0, handle_signals=False, keepalive_timeout=HEADERS_WITHIN_S
+        )
 
-    async def start(self, bind: str) -> int:
-        """Listen on `bind`; the port. Raises InvalidRequest if that is impossible, with the reason."""
+    def _routes(self) -> Mapping[str, Handler]:
+        """By method and path, as lighthouse_protocol/rules/access.py has them."""
+        side = self._side
+        routes: dict[str, Handler] = {
+            "GET /livez": self._livez,
+            "GET /readyz": self._readyz,
+            "GET /metrics": self._metrics,
+            "GET /status": self._status,
+        }
+        if side.page is not None:
+            routes |= {"GET /": self._page, "GET /events": self._events}
+        if side.control is not None:
+            routes |= {
+                "GET /control": side.control.describe,
+                "POST /login": side.guard.login,
+                **side.control.routes(),
+            }
+        if side.incident is not None:
+            routes["GET /incidents/{id}"] = self._incident
+        return routes
+
+    async def start(self, bind: str, tls: ssl.SSLContext | None = None) -> int:
+        """Listen on `bind`, as HTTPS with `tls`; the port. Raises InvalidRequest if that is impossible, with the
+        reason."""
         try:
             listener = listening_socket(*split_bind(bind, "--http"))
         except OSError as e:
             raise InvalidRequest(f"cannot listen on {bind}: {e.strerror or e}; choose another", field="--http") from e
         await self._runner.setup()
-        await web.SockSite(self._runner, listener).start()
+        self._listener = await asyncio.get_running_loop().create_server(
+            self._connect, sock=listener, ssl=tls, ssl_handshake_timeout=HEADERS_WITHIN_S if tls is not None else None
+        )
         return int(listener.getsockname()[1])
 
     async def stop(self) -> None:
+        if self._listener is not None:
+            self._listener.close()
         await self._runner.cleanup()
+
+    def _connect(self) -> web.RequestHandler:
+        """The handler of one more connection."""
+        server = self._runner.server
+        assert server is not None
+        open_ones: list[web.RequestHandler] = server.connections
+        if len(open_ones) >= MAX_CONNECTIONS:
+            victim = self._victim(open_ones)
+            self._cuts.warning("%d HTTP connections are open: one of %s is cut", MAX_CONNECTIONS, _host(victim))
+            cut(victim)
+        return server()
+
+    def _victim(self, open_ones: Sequence[web.RequestHandler]) -> web.RequestHandler:
+        """The oldest of the peer that has most; rather one that is not told the status."""
+        [(most, _)] = Counter(map(_host, open_ones)).most_common(1)
+        own = [each for each in open_ones if _host(each) == most]
+        return next((each for each in own if not self._feed.has(each)), own[0])
 
     async def _livez(self, _: web.Request) -> web.Response:
         return web.Response(text="ok\n")
 
+    def _here(self, handler: Handler) -> Handler:
+        """`handler`, or, where another daemon shows it, the way there."""
+
+        async def shown(request: web.Request) -> web.StreamResponse:
+            elsewhere = self._side.elsewhere()
+            if elsewhere is None:
+                return await handler(request)
+            if elsewhere.url:
+                raise web.HTTPTemporaryRedirect(f"{elsewhere.url}{request.rel_url}")
+            return web.json_response({"error": elsewhere.reason}, status=503, headers=JSON_HEADERS)
+
+        return shown
+
+    def close_feeds(self) -> None:
+        """Browsers that are told the status ask again, and learn who shows it by now."""
+        self._feed.close()
+        self._feed = StatusFeed(self._side.status)
+
+    async def _events(self, request: web.Request) -> web.StreamResponse:
+        return await self._feed.serve(request)
+
     async def _readyz(self, _: web.Request) -> web.Response:
+        elsewhere = self._side.elsewhere()
+        if elsewhere is not None:
+            return web.Response(text=f"{elsewhere.reason}\n", status=503)
         ready = self._side.is_ready()
         return web.Response(text="ok\n" if ready else "draining\n", status=200 if ready else 503)
 
     async def _metrics(self, _: web.Request) -> web.Response:
-        body, content_type = self._side.metrics()
+        body, content_type = self._metrics_shown.of("")
         return web.Response(body=body, headers={"Content-Type": content_type})
 
-    async def _status(self, _: web.Request) -> web.Response:
-        return _json(self._side.status())
+    async def _status(self, request: web.Request) -> web.Response:
+        shown = self._statuses_shown.of("")
+        is_gzip = bool(shown.gzipped) and "gzip" in request.headers.get(hdrs.ACCEPT_ENCODING, "")
+        headers = {**JSON_HEADERS, hdrs.VARY: hdrs.ACCEPT_ENCODING}
+        if is_gzip:
+            headers[hdrs.CONTENT_ENCODING] = "gzip"
+        return web.Response(
+            body=shown.gzipped if is_gzip else shown.plain, content_type="application/json", headers=headers
+        )
 
     async def _incident(self, request: web.Request) -> web.Response:
-        control, incident = self._side.control, self._side.incident
-        assert control is not None
+        assert self._side.incident is not None
         try:
-            control.check_reader(request)
-            if incident is None:
-                raise UnknownName("this daemon keeps no incidents")
-            return _json(incident(request.match_info["id"]))
+            return _json(self._side.incident(request.match_info["id"], self._side.guard.call_of(request)))
         except LighthouseError as e:
             return refused(e)
 
@@ -113,6 +211,23 @@ class HttpServer:
         page = self._side.page
         assert page is not None
         return web.Response(body=page.body, content_type=page.content_type, charset="utf-8", headers=dict(page.headers))
+
+
+@dataclass(frozen=True, slots=True)
+class _Shown:
+    """`gzipped` is empty for what is short."""
+
+    plain: bytes
+    gzipped: bytes
+
+    @classmethod
+    def of(cls, plain: bytes) -> "_Shown":
+        return cls(plain, gzip.compress(plain, 1) if len(plain) > COMPRESSED_ABOVE_BYTES else b"")
+
+
+def _host(connection: web.RequestHandler) -> str:
+    peer = connection.transport.get_extra_info("peername") if connection.transport is not None else None
+    return str(peer[0]) if peer else "nowhere"
 
 
 def _json(value: object) -> web.Response:

@@ -5,6 +5,8 @@
 2. Snapshots are made while a browser listens, and so far apart that they take a small share of the loop's time.
 3. A compressed event is a run of whole deflate blocks that refers to nothing before it (zlib's full flush), so the
    same bytes continue every client's stream, whenever that began. gzip's trailer is never sent: no stream has an end.
+4. Where MAX_CLIENTS listen, one more takes the place of another: the oldest that does not read, else the oldest of the
+   host that has most. A browser that is cut comes back by itself.
 """
 
 import asyncio
@@ -13,10 +15,14 @@ import functools
 import json
 import logging
 import zlib
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 
 from aiohttp import hdrs, web
+
+from lighthouse_runtime.log_event import event
+from lighthouse_runtime.timing.sparse_log import SparseLog
 
 log = logging.getLogger(__name__)
 
@@ -63,11 +69,12 @@ class StatusFeed:
     def __init__(self, status: Callable[[], object], every_s: float = EVERY_S) -> None:
         self._status = status
         self._every_s = every_s
-        self._clients: set[web.RequestHandler] = set()  # their connections
+        self._clients: dict[web.RequestHandler, str] = {}  # their connections, the oldest first, and their hosts
         self._pump: asyncio.Task[None] | None = None
         self._newest: _Frame | None = None
         self._changed = asyncio.Event()
         self._is_closed = False
+        self._cuts = SparseLog(log, "browser_cut")
 
     @property
     def clients(self) -> int:
@@ -75,16 +82,19 @@ class StatusFeed:
 
     async def serve(self, request: web.Request) -> web.StreamResponse:
         """The handler of a request for events: until its client goes, or `close`."""
-        if self._is_closed or len(self._clients) >= MAX_CLIENTS:
-            reason = "the server is stopping" if self._is_closed else f"{MAX_CLIENTS} browsers listen already"
-            return web.Response(status=503, text=f"{reason}; ask for status instead\n", headers={"Retry-After": "10"})
-        self._clients.add(request.protocol)
+        if self._is_closed:
+            return web.Response(
+                status=503, text="the server is stopping; ask for status instead\n", headers={"Retry-After": "10"}
+            )
+        if len(self._clients) >= MAX_CLIENTS:
+            self._cut_one()
+        self._clients[request.protocol] = request.remote or ""
         if self._pump is None:
             self._pump = asyncio.create_task(self._make_frames())
         try:
             return await self._stream(request)
         finally:
-            self._clients.discard(request.protocol)
+            self._clients.pop(request.protocol, None)
             if not self._clients:
                 self._stop_pump()
 
@@ -94,8 +104,18 @@ class StatusFeed:
         self._stop_pump()
         for client in self._clients:
             if client.writing_paused:
-                _abort(client)
+                cut(client)
         self._wake()
+
+    def has(self, connection: web.RequestHandler) -> bool:
+        return connection in self._clients
+
+    def _cut_one(self) -> None:
+        [(host, _)] = Counter(self._clients.values()).most_common(1)
+        oldest = next(client for client, its_host in self._clients.items() if its_host == host)
+        deaf = next((client for client in self._clients if client.writing_paused), oldest)
+        self._cuts.warning("%d browsers listen already: one at %s is cut", MAX_CLIENTS, self._clients.pop(deaf))
+        cut(deaf)
 
     async def _stream(self, request: web.Request) -> web.StreamResponse:
         is_gzip = "gzip" in request.headers.get(hdrs.ACCEPT_ENCODING, "")
@@ -111,7 +131,7 @@ class StatusFeed:
                     await response.write(frame.deflated if is_gzip else frame.plain)
                 sent = frame.number
         except (ConnectionError, TimeoutError):  # it has gone, or does not read
-            _abort(request.protocol)
+            cut(request.protocol)
         return response
 
     async def _next(self, sent: int) -> _Frame | None:
@@ -131,7 +151,7 @@ class StatusFeed:
                 took_s = loop.time() - began_at
                 self._newest = await asyncio.to_thread(_Frame.of, number, snapshot)
             except Exception:  # a defect of ours; the streams that hear no more of us tell their readers
-                log.exception("the status cannot be shown")
+                log.exception("the status cannot be shown", extra=event("status_failed"))
                 took_s = self._every_s
             self._wake()
             await asyncio.sleep(max(self._every_s, took_s / LOOP_SHARE))
@@ -146,6 +166,7 @@ class StatusFeed:
         self._pump = self._newest = None
 
 
-def _abort(client: web.RequestHandler) -> None:
+def cut(client: web.RequestHandler) -> None:
+    """End its connection at once."""
     if client.transport is not None:
         client.transport.abort()

@@ -2,6 +2,7 @@
 
 import functools
 import os
+import secrets
 import shutil
 import signal
 import sys
@@ -9,13 +10,18 @@ from typing import Any
 
 import click
 
-from lighthouse_protocol.refusals import LighthouseError
-from lighthouse_runtime.cli.settings import from_options, options, read_token
+from lighthouse_protocol.identity import parse_address
+from lighthouse_protocol.limits import MANAGER_SECRET_VARIABLE, SECRET_BYTES
+from lighthouse_protocol.refusals import InvalidRequest, LighthouseError
+from lighthouse_protocol.rules.proof import prove
+from lighthouse_runtime.cli.settings import from_options, options
+from lighthouse_runtime.net.bind import split_bind
 from lighthouse_runtime.process.children import die_with_parent
 from lighthouse_runtime.process.logs import set_up_logging
 from lighthouse_runtime.process.loop import StopRequest, run_daemon
 from manager.guard.client import GuardClient, Preload
 from manager.guard.rules.python_command import NoPython, read_python
+from manager.server.access import secret_from
 from manager.server.config import ENV_PREFIX, ManagerConfig
 from manager.supervisor.config import SupervisorConfig
 from manager.supervisor.head_host import HeadHost
@@ -43,11 +49,11 @@ def run(module: bool, parent_pid: int | None, command: tuple[str, ...], **values
     config, settings = from_options(ManagerConfig, values), from_options(SupervisorConfig, values)
     _check(torchrun, settings, config)
     preload = _preload(words, torchrun, settings, config)
-    launch = Launch(config, settings, words, torchrun, read_token(config.control_token_file))
+    launch = Launch(config, settings, words, torchrun, _group_secret(config, settings))
     if parent_pid is not None:
         die_with_parent(parent_pid, signal.SIGTERM)
-    set_up_logging(config.log_level, config.log_format)
-    guard = GuardClient(preload, observes=settings.observe == "on")  # before gRPC
+    set_up_logging(config.log_level, config.log_format, job=config.job, replica_group=config.replica_id)
+    guard = GuardClient(preload, observes=settings.observe == "on", is_all=True)  # before gRPC
     try:
         sys.exit(run_daemon(functools.partial(_supervise, launch, guard)))
     except LighthouseError as e:
@@ -82,6 +88,28 @@ def _check(torchrun: Torchrun | None, settings: SupervisorConfig, config: Manage
         )
     if torchrun.world_size is None and config.group_world_size == 1:
         raise click.UsageError("--group-world-size is missing: how many ranks torchrun starts is not told by numbers")
+
+
+def _group_secret(config: ManagerConfig, settings: SupervisorConfig) -> str:
+    """One that all hosts of the group have. On a single host it is made anew, and known to its ranks alone."""
+    try:
+        secret = secret_from()
+    except InvalidRequest as e:
+        raise click.UsageError(str(e)) from None
+    if secret:
+        return secret
+    if settings.nnodes == 1:
+        return secrets.token_hex(SECRET_BYTES)
+    if config.coordinator.token:
+        return prove(config.coordinator.token, "group", config.job, config.replica_id)
+    where = split_bind(config.bind, "--bind")[0] if settings.node_rank == 0 else settings.head or ""
+    if parse_address(where, "--head").is_loopback:
+        return ""
+    raise click.UsageError(
+        f"--nnodes {settings.nnodes}: the hosts of a group know each other by a secret, and {MANAGER_SECRET_VARIABLE} "
+        "is not set. Set it to the same on all of them, for instance to what `openssl rand -hex 32` prints; with a "
+        "join string as --lighthouse it is not needed"
+    )
 
 
 def _preload(

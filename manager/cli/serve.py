@@ -8,11 +8,12 @@ from typing import Any
 import click
 
 from lighthouse_protocol.refusals import LighthouseError
-from lighthouse_runtime.cli.settings import from_options, options, read_token
+from lighthouse_runtime.cli.settings import from_options, options
 from lighthouse_runtime.process.children import die_with_parent
 from lighthouse_runtime.process.logs import set_up_logging
 from lighthouse_runtime.process.loop import run_daemon
 from manager.server import daemon
+from manager.server.access import secret_from
 from manager.server.config import ENV_PREFIX, ManagerConfig
 
 
@@ -21,13 +22,16 @@ from manager.server.config import ENV_PREFIX, ManagerConfig
 @click.option("--parent-pid", type=int, hidden=True, help="End when this process, the starter, ends.")
 @click.option("--announce-fd", type=int, hidden=True, help="Write the advertised address there once it serves.")
 def serve(parent_pid: int | None, announce_fd: int | None, **values: Any) -> None:
-    """Serve one replica group until SIGTERM. Its ranks find it by LIGHTHOUSE_MANAGER_ADDRESS."""
+    """Serve one replica group until SIGTERM. Its ranks find it by LIGHTHOUSE_MANAGER_ADDRESS.
+
+    Where LIGHTHOUSE_MANAGER_SECRET is set, here and for the ranks, it answers to no other callers; without it, to those
+    of this host.
+    """
     config = from_options(ManagerConfig, values)
-    token = read_token(config.control_token_file)
     if parent_pid is not None:
         die_with_parent(parent_pid, signal.SIGTERM)
-    set_up_logging(config.log_level, config.log_format)
+    set_up_logging(config.log_level, config.log_format, job=config.job, replica_group=config.replica_id)
     try:
-        sys.exit(run_daemon(functools.partial(daemon.serve, config, token, announce_fd)))
+        sys.exit(run_daemon(functools.partial(daemon.serve, config, secret_from(), announce_fd)))
     except LighthouseError as e:
         raise click.ClickException(str(e)) from None

@@ -5,13 +5,14 @@ import json
 
 import click
 
+from lighthouse_protocol.identity import parse_target
 from lighthouse_protocol.limits import MANAGER_PORT
 from lighthouse_protocol.messages.status import ManagerStatus
 from lighthouse_protocol.refusals import InvalidRequest
 from lighthouse_runtime.cli.durations import Duration, format_duration
 from lighthouse_runtime.cli.terminal import printable, reports_errors
-from lighthouse_runtime.client.channel import target
 from lighthouse_runtime.client.manager import ManagerClient
+from manager.server.access import secret_from
 
 
 @click.command()
@@ -31,7 +32,7 @@ from lighthouse_runtime.client.manager import ManagerClient
 @reports_errors
 def status(address: str, output: str, timeout: float) -> None:
     """Show a manager: its step, its quorum, and whom it waits for."""
-    with ManagerClient(address) as client:
+    with ManagerClient(address, secret_from()) as client:
         answer = client.status(timeout_s=timeout)
     if output == "json":
         click.echo(json.dumps(dataclasses.asdict(answer), indent=2))
@@ -42,7 +43,7 @@ def status(address: str, output: str, timeout: float) -> None:
 
 def _address(ctx: click.Context, param: click.Parameter, value: str) -> str:
     try:
-        return target(value, "--manager")
+        return str(parse_target(value, "--manager"))
     except InvalidRequest as e:
         raise click.BadParameter(str(e), ctx, param) from None
 
@@ -51,7 +52,7 @@ def _rows(s: ManagerStatus) -> list[tuple[str, str]]:
     waiting = f", waiting: ranks {list(s.ranks_waiting)}" if s.ranks_waiting else ""
     reachable = "answers" if s.lighthouse_reachable else f"LOST: {s.lighthouse_error}"
     return [
-        ("replica", f"{s.replica_id} ({s.group_world_size} ranks), incarnation {s.incarnation}, job {s.job}"),
+        ("replica", f"{s.replica_id} ({s.group_world_size} ranks), start {s.start}, job {s.job}"),
         ("serves", f"{s.address}, up {format_duration(s.uptime_s)}, version {s.version}"),
         ("store", s.store_address),
         ("lighthouse", f"{s.lighthouse} {reachable}"),

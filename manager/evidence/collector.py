@@ -22,6 +22,7 @@ from lighthouse_protocol.messages.evidence import (
     SelfReport,
     fitting,
 )
+from lighthouse_runtime.log_event import event
 from manager.evidence.process_probe import ProbeProcess, look_alone
 from manager.group.watches import Watch
 
@@ -98,7 +99,9 @@ class EvidenceCollector:
         except TimeoutError:
             why = f"all of it: not found within {GATHERED_WITHIN_S - 1.0:g} s"
         except Exception as e:
-            log.exception("what rank %d does cannot be found out", group_rank)
+            log.exception(
+                "what rank %d does cannot be found out", group_rank, extra=event("evidence_failed", rank=group_rank)
+            )
             why = f"all of it: {e.exceptions[0] if isinstance(e, ExceptionGroup) else e!r}"
         return RankEvidence(group_rank, missing=(why,))
 

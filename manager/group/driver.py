@@ -16,6 +16,9 @@ from lighthouse_protocol.messages.progress import ProgressSample
 from lighthouse_protocol.messages.session import (
     FromRank,
     Leaving,
+    RankGone,
+    Released,
+    Revoked,
     ToManager,
     ToRank,
     Vote,
@@ -24,8 +27,17 @@ from lighthouse_protocol.messages.session import (
     WatchOpened,
 )
 from lighthouse_protocol.messages.session import Killed as KilledMessage
-from lighthouse_protocol.refusals import DeadlinePassed, InvalidRequest, LighthouseError, Unreachable, Unrecoverable
+from lighthouse_protocol.refusals import (
+    DeadlinePassed,
+    InvalidRequest,
+    LighthouseError,
+    NotPermitted,
+    Unreachable,
+    Unrecoverable,
+)
+from lighthouse_protocol.rules.proof import ADDRESS_WORD, is_proven
 from lighthouse_protocol.rules.stall import Limits
+from lighthouse_runtime.log_event import event
 from lighthouse_runtime.ports import Peer, Reply, Timer, Timers
 from lighthouse_runtime.timing.deadline_timer import DeadlineTimer
 from manager.group.ports import EvidenceSource, LighthousePort
@@ -81,16 +93,17 @@ class GroupDriver:
         evidence: EvidenceSource,
         end: Callable[[int], None],
         *,
+        secret: str = "",
         show_handles: Callable[[tuple[str, ...]], bytes] = lambda handles: b"",
         rank_timeout_s: float | None = None,
         limits: Limits | None = None,
         on_given_up: Callable[[events.RankGivenUp | events.GroupGivenUp], None] = lambda _: None,
         on_killed: Callable[[events.Killed], None] | None = None,
     ) -> None:
-        """`me`, `life`, `show_handles` and `rank_timeout_s` as in GroupMachine. `end` ends the daemon with a status: 0
-        when the group has left, 1 when it was killed. `limits` say when ranks stall. `on_given_up` is called for ranks
-        that were lost and are not back, and for a group that does not fit its peers; `on_killed` in place of `end` for
-        a group that is killed."""
+        """`me`, `life`, `secret`, `show_handles` and `rank_timeout_s` as in GroupMachine. `end` ends the daemon with a
+        status: 0 when the group has left, 1 when it was killed. `limits` say when ranks stall. `on_given_up` is called
+        for ranks that were lost and are not back, and for a group that does not fit its peers; `on_killed` in place of
+        `end` for a group that is killed."""
         self._timers = timers
         self._clock = timers.time
         self._link = link
@@ -104,7 +117,9 @@ class GroupDriver:
         self._progress = GroupProgressDriver(me, limits or Limits(), timers, lambda: self.machine.incarnation)
         self._worlds = Worlds(timers, self._watches)
         self._waits = Waits(timers, self._watches, lambda: self.machine.status().waiting_for(link.error))
-        self.machine = GroupMachine(me, life, show_handles, rank_timeout_s, ProgressReporter(self._progress.view))
+        self.machine = GroupMachine(
+            me, life, show_handles, rank_timeout_s, ProgressReporter(self._progress.view), secret
+        )
         self._timer = DeadlineTimer(self._tick, timers)
         self._closed: LighthouseError | None = None
 
@@ -143,6 +158,18 @@ class GroupDriver:
     def checkpoint_address(self, group_rank: int, step: int | None) -> str:
         """Where that rank serves its state. Raises a refusal for one that never asked, or is at another step."""
         return self.machine.checkpoint_address(group_rank, step)
+
+    def check_peer(self, group_rank: int, quorum_id: int, proof: str) -> None:
+        """Raises NotPermitted for a caller that asks for the address of an Agent, and is no member of its quorum."""
+        secret = self.machine.secret_of(quorum_id)
+        if self.machine.proves_itself and not is_proven(proof, secret, ADDRESS_WORD, quorum_id, group_rank):
+            raise NotPermitted(
+                f"quorum_id: where {self.machine.me.replica_id} serves its state is told to members of its quorum "
+                "alone, and the caller does not prove that it is one"
+            )
+
+    def _told(self, assignment: Assignment) -> Assignment:
+        return replace(assignment, secret=self.machine.secret_of(assignment.quorum_id))
 
     def ranks_started(self) -> None:
         """By a supervisor."""
@@ -188,6 +215,9 @@ class GroupDriver:
                 self._feed(events.RankLeaves(number, step))
             case ProgressSample():
                 self._progress.take(watch, message)
+                if message.healed is not None and message.healed != watch.healed:
+                    watch.healed, hello = message.healed, watch.hello
+                    self._feed(events.RankHealed(hello.group_rank, hello.rank_incarnation, message.healed))
             case SelfReport():
                 self._evidence.answered(watch, message)
             case WatchHello():
@@ -291,17 +321,17 @@ class GroupDriver:
                     if not assignment.revoked:  # its mates may already wait for the next one
                         self._waits.answered()
                     self._progress.answered(assignment)
-                    self._answer(call, (replace(assignment, world=self._worlds.world), quorum))
+                    self._answer(call, (replace(self._told(assignment), world=self._worlds.world), quorum))
                 case Decided(call, decision, _, following):
-                    self._answer(call, Decision(decision, following))
+                    self._answer(call, Decision(decision, following and self._told(following)))
                 case events.CallRefused(call, error):
                     if isinstance(error, Unrecoverable):
-                        log.error("the ranks cannot go on: %s", error)
+                        log.error("the ranks cannot go on: %s", error, extra=event("unrecoverable"))
                     self._refuse(call, error)
                 case events.Sent(message):
                     self._link.send(message)
                 case events.Pushed(message, watches):
-                    log.info("to the ranks: %s", message)
+                    _say_pushed(message)
                     self._watches.send(message, watches)
                 case events.MissingChanged(text):
                     self._worlds.miss(text)
@@ -311,11 +341,12 @@ class GroupDriver:
                     self._waits.end()
                 case events.FailureReported(rank, reason, is_known):
                     if is_known:
-                        log.error("rank %d has failed: %s", rank, reason)
+                        log.error("rank %d has failed: %s", rank, reason, extra=event("rank_failed", rank=rank))
                     else:
-                        log.info("an unknown process says that rank %d has failed: %s", rank, reason)
+                        told = event("unknown_process_failed", rank=rank)
+                        log.info("an unknown process says that rank %d has failed: %s", rank, reason, extra=told)
                 case events.RankGivenUp(rank, reason):
-                    log.error("rank %d is given up: %s", rank, reason)
+                    log.error("rank %d is given up: %s", rank, reason, extra=event("rank_given_up", rank=rank))
                     self._on_given_up(effect)
                 case events.GroupGivenUp():
                     self._on_given_up(effect)
@@ -326,14 +357,14 @@ class GroupDriver:
                 case events.SessionHeard():
                     self._link.stay()
                 case events.Killed(reason):
-                    log.error("killed by the lighthouse: %s", reason)
+                    log.error("killed by the lighthouse: %s", reason, extra=event("killed", reason=reason))
                     self.kill(effect)
                 case events.WorldChanged(world):
                     self._worlds.tell(world)
                 case events.EvidenceWanted(request):
                     self._evidence.give(request)
                 case events.HasLeft(reason):
-                    log.info("has left: %s", reason)
+                    log.info("the group has left its job: %s", reason, extra=event("left"))
                     self._end(0)
         self._timer.set(self.machine.deadline())
 
@@ -346,6 +377,19 @@ class GroupDriver:
         if (refused := self._calls.pop(call, None)) is not None:
             _stop(refused)
             refused.reply.refuse(error)
+
+
+def _say_pushed(message: ToRank) -> None:
+    match message:
+        case Revoked(quorum_id, reason, lost):
+            told = event("quorum_revoked", quorum_id=quorum_id, lost=lost or None)
+            log.info("quorum %d is revoked: %s", quorum_id, lost or reason, extra=told)
+        case RankGone(group_rank, reason):
+            log.error("the other ranks end: %s", reason, extra=event("rank_gone", rank=group_rank))
+        case Released():
+            log.info("ranks that leave are released", extra=event("ranks_released"))
+        case _:
+            pass
 
 
 def _stop(call: _Call) -> None:

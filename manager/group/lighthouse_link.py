@@ -6,8 +6,19 @@ import logging
 from collections.abc import Callable
 
 from lighthouse_protocol.messages.session import JoinRejected, Leave, ToLighthouse, ToManager, Welcome
-from lighthouse_protocol.refusals import LighthouseError, NotServed, Superseded, Unreachable, WrongProtocol
+from lighthouse_protocol.refusals import (
+    DeadlinePassed,
+    LighthouseError,
+    NotLeader,
+    NotServed,
+    Superseded,
+    Unreachable,
+    WrongProtocol,
+)
+from lighthouse_protocol.rules.leader_search import LeaderSearch
+from lighthouse_runtime.client import rpcs
 from lighthouse_runtime.client.lighthouse import AsyncLighthouseClient
+from lighthouse_runtime.log_event import event
 from lighthouse_runtime.timing.backoff import Backoff
 
 log = logging.getLogger(__name__)
@@ -65,13 +76,17 @@ class _Line:
 
 class LighthouseLink:
     """`connect` makes a client; each attempt has a connection of its own, so that none waits for another's back-off.
+    `search`: which lighthouse `connect` asks, where there are several.
 
     A session may move to a second connection that is made beside its first one. The first one is closed when the
     lighthouse has welcomed the second: until then its end would be the loss of this group.
     """
 
-    def __init__(self, connect: Callable[[], AsyncLighthouseClient], address: str) -> None:
-        self.address = address
+    def __init__(
+        self, connect: Callable[[], AsyncLighthouseClient], address: str, search: LeaderSearch | None = None
+    ) -> None:
+        self._address = address
+        self._search = search
         self.error = "not connected yet"
         self._connect = connect
         self._line: _Line | None = None
@@ -82,6 +97,11 @@ class LighthouseLink:
         self._is_leaving = False
         self._has_answered = False
         self._absence = Absence()
+
+    @property
+    def address(self) -> str:
+        """Of the lighthouse that is asked at present."""
+        return self._address if self._search is None else str(self._search.address)
 
     @property
     def is_reachable(self) -> bool:
@@ -97,6 +117,7 @@ class LighthouseLink:
         for: something else may have its port for a while.
         """
         backoff = Backoff()
+        waits = True
 
         def heard(line: _Line, message: ToManager) -> None:
             if line is not self._line:
@@ -104,6 +125,8 @@ class LighthouseLink:
             if self.error:
                 self._note("")
                 backoff.reset()
+                if self._search is not None:
+                    self._search.served()
             self._has_answered = True
             if isinstance(message, Welcome):
                 self._hang_up()
@@ -120,12 +143,17 @@ class LighthouseLink:
                     client = line.successor.result() if line.successor.done() else None
                     if client is None:
                         error = line.over.result()
-                        if isinstance(error, WrongProtocol | NotServed) and not self._has_answered:
+                        if isinstance(error, WrongProtocol | NotServed) and not (
+                            self._has_answered or self._has_choice
+                        ):
                             raise error
                         if error is None and self._is_leaving:
                             return self._note_end()
                         is_refused = error is not None and not isinstance(error, Unreachable | Superseded)
-                        self._note(str(error or f"{self.address} has ended the session"), is_reachable=is_refused)
+                        text = str(error or f"{line.client.address} has ended the session")
+                        waits = self._search is None or self._search.failed(error or Unreachable(text))
+                        if waits or not isinstance(error, NotLeader):  # one that follows is no news
+                            self._note(text, is_reachable=is_refused)
                         if error is not None and is_refused:
                             received(JoinRejected(0, error))
                 finally:
@@ -133,7 +161,8 @@ class LighthouseLink:
                     self._line = None
                     closed()
                 if client is None:
-                    await backoff.wait()
+                    if waits:
+                        await backoff.wait()
                 elif not line.client.is_connected:  # nothing of it has reached the lighthouse, nor shall it
                     line.session.cancel()
         finally:
@@ -154,7 +183,12 @@ class LighthouseLink:
     def connect_beside(self, reason: str) -> None:
         """This connection may carry nothing any more: try others, and move to the first one that there is."""
         if self._line is not None and self._beside is None:
-            log.info("%s: %s; connecting once more, beside this connection", self.address, reason)
+            log.info(
+                "%s: %s; connecting once more, beside this connection",
+                self.address,
+                reason,
+                extra=event("lighthouse_silent", lighthouse=self.address),
+            )
             self._beside = asyncio.create_task(self._reach(self._line.successor))
 
     def stay(self) -> None:
@@ -169,15 +203,22 @@ class LighthouseLink:
             client = self._connect()
             try:
                 await client.connect(FIRST_TRY_S * 2 ** min(tries, 2))
-            except Unreachable:
+                if self._has_choice and not await client.invoke(rpcs.is_serving(timeout_s=FIRST_TRY_S)):
+                    raise NotLeader(f"{client.address} does not lead")
+            except (Unreachable, DeadlinePassed) as e:
                 await client.close()
-                await backoff.wait()
+                if self._search is None or self._search.failed(e):
+                    await backoff.wait()
             except BaseException:
                 await client.close()
                 raise
             else:
                 found.set_result(client)
                 return
+
+    @property
+    def _has_choice(self) -> bool:
+        return self._search is not None and self._search.has_choice
 
     def _hang_up(self) -> None:
         """The connections that were left behind."""
@@ -189,10 +230,13 @@ class LighthouseLink:
     def _note(self, error: str, *, is_reachable: bool = False) -> None:
         if error:
             if text := self._absence.noted(error, asyncio.get_running_loop().time()):
-                log.warning("%s: %s", "the lighthouse refuses" if is_reachable else "lighthouse lost", text)
+                what, name = ("the lighthouse refuses", "refused") if is_reachable else ("lighthouse lost", "lost")
+                log.warning("%s: %s", what, text, extra=event(f"lighthouse_{name}", lighthouse=self.address))
         elif self.error:
             self._absence.ended()
-            log.info("lighthouse at %s answers", self.address)
+            log.info(
+                "lighthouse at %s answers", self.address, extra=event("lighthouse_answers", lighthouse=self.address)
+            )
         self._was_reachable = is_reachable or not error
         self.error = error
 

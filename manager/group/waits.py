@@ -8,6 +8,7 @@ from collections.abc import Callable
 
 from lighthouse_protocol.messages.session import Waiting
 from lighthouse_protocol.rules.quorum_wait import LOOKED_EVERY_S, QuorumWait
+from lighthouse_runtime.log_event import event
 from lighthouse_runtime.ports import Timers
 from lighthouse_runtime.timing.deadline_timer import DeadlineTimer
 from manager.group.watches import Watch, WatchTable
@@ -33,7 +34,7 @@ class Waits:
     def answered(self) -> None:
         """A request was answered with a quorum."""
         if line := self._wait.answered(self._clock()):
-            log.info("%s", line)
+            log.info("%s", line, extra=event("quorum_wait"))
 
     def begin(self) -> None:
         """A request waits, and it is the first, or those before it were answered."""
@@ -52,7 +53,7 @@ class Waits:
     def _look(self) -> None:
         waiting_for = self._waiting_for()
         if line := self._wait.news(waiting_for, self._clock()):
-            log.info("%s", line)
+            log.info("%s", line, extra=event("quorum_wait"))
         self._tell(waiting_for)
         self._timer.set_after(LOOKED_EVERY_S)
 

@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
+from lighthouse_protocol.messages.progress import HealTotals
 from lighthouse_protocol.messages.session import ToRank, WatchHello
 from lighthouse_runtime.ports import Peer
 
@@ -10,13 +11,14 @@ from lighthouse_runtime.ports import Peer
 @dataclass(eq=False, slots=True)
 class Watch:
     """A rank's stream, and the process that it is of. `is_local`: that process is on this host, in this pid namespace.
-    `heard_at`: when the rank last sent something, whatever that was."""
+    `heard_at`: when the rank last sent something, whatever that was. `healed`: its heals, as it has told them last."""
 
     hello: WatchHello
     peer: Peer[ToRank]
     is_local: bool
     heard_at: float
     is_open: bool = True
+    healed: HealTotals | None = None
 
 
 class WatchTable:

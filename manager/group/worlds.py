@@ -4,6 +4,7 @@ Which ranks of this group are missing goes to the log."""
 import logging
 
 from lighthouse_protocol.messages.membership import World
+from lighthouse_runtime.log_event import event
 from lighthouse_runtime.ports import Timers
 from lighthouse_runtime.timing.sustained import Sustained
 from manager.group.watches import Watch, WatchTable
@@ -28,7 +29,8 @@ class Worlds:
 
     def tell(self, world: World) -> None:
         if world.pending and (self.world is None or world.pending != self.world.pending):
-            log.info("ask to come in: %s", ", ".join(world.pending))
+            told = event("groups_join", groups=world.peers_pending)
+            log.info("waiting to join: %s", ", ".join(world.pending), extra=told)
         self.world = world
         for watch in self._watches:
             watch.peer.send(world)
@@ -42,8 +44,10 @@ class Worlds:
 
 
 def _log_missing(incomplete: str) -> None:
-    log.warning("%s; a replica group takes part only when all its ranks are there", incomplete)
+    log.warning(
+        "%s; a replica group takes part only when all its ranks are there", incomplete, extra=event("ranks_missing")
+    )
 
 
 def _log_whole() -> None:
-    log.info("no rank is waited for any more")
+    log.info("all ranks of the group are there", extra=event("ranks_complete"))

@@ -1,7 +1,9 @@
 """One process below the guard: how it is started, and what is kept of it until its whole tree is gone."""
 
+import errno
 import os
 import signal
+import stat
 import subprocess
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -16,7 +18,9 @@ _MAX_ERROR_BYTES = 1 << 16
 
 @dataclass(slots=True)
 class Child:
-    """`status`: of the process itself, once it has ended. `kill_at`: when what is left of its tree is killed."""
+    """`status`: of the process itself, once it has ended. `kill_at`: when what is left of its tree is killed.
+    `stopped_at`: by a signal, and not continued since. `why`: it was killed by the guard itself. `is_users`: it runs
+    what the user has given, and may start anything; a program of ours starts nothing that stays."""
 
     number: int
     label: str
@@ -29,8 +33,11 @@ class Child:
     lines: Lines = field(default_factory=Lines)
     status: int | None = None
     kill_at: float | None = None
+    stopped_at: float | None = None
+    why: str = ""
     is_paused: bool = False
     is_read: bool = False  # it has closed its output
+    is_users: bool = False
 
     @property
     def mark(self) -> str:
@@ -92,10 +99,22 @@ class Child:
 
 
 def open_log(path: str | None) -> IO[bytes] | None:
+    """To append to; for this user alone. Its name can be guessed: a link, a pipe, or a file of another user that waits
+    there is refused. Raises OSError."""
     if path is None:
         return None
-    Path(path).parent.mkdir(parents=True, exist_ok=True)
-    return open(path, "ab", buffering=0)
+    Path(path).parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    how = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
+    not_plain = OSError(errno.EPERM, "is no plain file of this user alone; remove it, or name another --log-dir", path)
+    try:
+        descriptor = os.open(path, how, 0o600)
+    except OSError as e:
+        raise not_plain if e.errno in (errno.ENXIO, errno.ELOOP) else e from None  # a pipe, a link
+    found = os.fstat(descriptor)
+    if not stat.S_ISREG(found.st_mode) or found.st_uid != os.geteuid() or found.st_nlink != 1:
+        os.close(descriptor)
+        raise not_plain
+    return open(descriptor, "ab", buffering=0)
 
 
 def _prepare(guard: int) -> None:

@@ -5,6 +5,7 @@ import itertools
 import json
 import logging
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -13,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from lighthouse_runtime.log_event import event
 from lighthouse_runtime.process import grpc_environment
 from manager.guard import process_tree
 from manager.guard.rules.python_command import PythonCommand
@@ -20,6 +22,8 @@ from manager.guard.rules.python_command import PythonCommand
 log = logging.getLogger(__name__)
 
 END_TIMEOUT_S = 10.0
+AWAKE_EVERY_S = 0.5
+SWEPT_EVERY_S = 0.01
 MAX_CAUSE_CHARS = 500
 
 # Only the standard library, and then our own folder: nothing of the user's can stand in the way.
@@ -54,7 +58,8 @@ class Preload:
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """`status` as subprocess gives it. `cause`: what an error file of torch's @record says."""
+    """`status` as subprocess gives it. `cause`: why the guard has killed it, or what an error file of torch's @record
+    says."""
 
     status: int
     output: tuple[str, ...]
@@ -64,8 +69,9 @@ class Ended:
 class GuardClient:
     """manager/guard/guard.py as a child process. To be started before gRPC is used, and attached to the loop."""
 
-    def __init__(self, preload: Preload | None = None, *, observes: bool = False) -> None:
-        """`observes`: scripts that make a process group are observed."""
+    def __init__(self, preload: Preload | None = None, *, observes: bool = False, is_all: bool = False) -> None:
+        """`observes`: scripts that make a process group are observed. `is_all`: this process starts others by the guard
+        alone: all that a killed guard leaves is killed, whatever it has made of itself."""
         ours, its = socket.socketpair()
         command = [sys.executable, "-P", "-S", "-E", "-c", _CODE, str(its.fileno()), str(os.getpid()), _OURS]
         env = grpc_environment.without_ours(os.environ)
@@ -79,10 +85,12 @@ class GuardClient:
             )
         process_tree.become_subreaper()  # for what a guard that is killed leaves behind
         self._socket = ours
+        self._is_all = is_all
         self._numbers = itertools.count(1)
         self._on_end: dict[int, Callable[[Ended], None]] = {}
         self._tails: dict[int, asyncio.Future[tuple[str, ...]]] = {}
         self._writer: asyncio.StreamWriter | None = None
+        self._has_ended = False
         self._unsent: list[bytes] = []  # from before run()
         self.on_failure: Callable[[str], None] = log.error
         """Called with why the modules cannot be preloaded."""
@@ -116,11 +124,16 @@ class GuardClient:
         return number
 
     def halt(self, number: int, grace_s: float) -> None:
-        """SIGTERM, and SIGKILL to what is left of it after `grace_s`."""
+        """SIGTERM, and SIGKILL to what is left of it after `grace_s`. A guard that does not see to that is killed, and
+        what it has started with it."""
+        self._wake()
         self._say(halt=number, grace_s=grace_s)
+        asyncio.get_running_loop().call_later(grace_s + END_TIMEOUT_S, self._check_end, number)
 
     async def tail(self, number: int) -> tuple[str, ...]:
-        """The last lines that it has written so far; it may have ended. It waits for the guard, without a limit."""
+        """The last lines that it has written so far; it may have ended. None where the guard has."""
+        if self._has_ended:
+            return ()
         if number not in self._tails:
             self._tails[number] = asyncio.get_running_loop().create_future()
             self._say(tail=number)
@@ -130,13 +143,20 @@ class GuardClient:
         """Call what waits for the ends of processes; returns, with the guard's own status, when the guard has ended."""
         reader, self._writer = await asyncio.open_unix_connection(sock=self._socket, limit=1 << 20)
         self._writer.writelines(self._unsent)
+        watching = asyncio.create_task(self._keep_awake(), name="guard is awake")
         try:
             while line := await reader.readline():
                 self._hear(json.loads(line))
         except ConnectionError:
             pass
+        finally:
+            self._has_ended = True
+            watching.cancel()
+            for tail in self._tails.values():
+                tail.set_result(())
+            self._tails.clear()
         status = await self._wait()
-        self._sweep()
+        await self._sweep()
         return status
 
     async def stop(self) -> None:
@@ -152,6 +172,25 @@ class GuardClient:
         self._socket.close()
         self._process.wait(END_TIMEOUT_S)
 
+    async def _keep_awake(self) -> None:
+        """A guard that is stopped neither ends ranks nor tells of their ends."""
+        while True:
+            await asyncio.sleep(AWAKE_EVERY_S)
+            if process_tree.is_stopped(self.pid):
+                log.warning(
+                    "the guard (pid %d) was stopped by a signal; it goes on", self.pid, extra=event("guard_woken")
+                )
+                self._wake()
+
+    def _wake(self) -> None:
+        if self._process.poll() is None:
+            self._process.send_signal(signal.SIGCONT)
+
+    def _check_end(self, number: int) -> None:
+        if number in self._on_end and self._process.poll() is None:
+            log.error("the guard (pid %d) does not obey; it is killed", self.pid, extra=event("guard_killed"))
+            self._process.kill()
+
     def _hear(self, event: dict[str, Any]) -> None:
         if "tail" in event:
             self._tails.pop(event["tail"]).set_result(tuple(event["output"]))
@@ -160,7 +199,8 @@ class GuardClient:
             self.on_failure(f"cannot preload {event['failed']}")
             return
         number = event["ended"]
-        self._on_end.pop(number)(Ended(event["status"], tuple(event["output"]), cause_of(event["error"])))
+        cause = event["why"] or cause_of(event["error"])
+        self._on_end.pop(number)(Ended(event["status"], tuple(event["output"]), cause))
 
     def _say(self, **order: Any) -> None:
         line = json.dumps(order).encode() + b"\n"
@@ -170,18 +210,26 @@ class GuardClient:
             self._writer.write(line)
 
     async def _wait(self) -> int:
+        self._wake()
         ends_at = asyncio.get_running_loop().time() + END_TIMEOUT_S
         while (status := self._process.poll()) is None:
             if asyncio.get_running_loop().time() >= ends_at:
-                log.error("the guard (pid %d) does not end; it is killed", self.pid)
+                log.error("the guard (pid %d) does not end; it is killed", self.pid, extra=event("guard_killed"))
                 self._process.kill()
             await asyncio.sleep(0.005)
         return status
 
-    def _sweep(self) -> None:
+    async def _sweep(self) -> None:
         """What a guard that was killed has left: its own children died with it, theirs are ours now."""
-        while left := process_tree.marked(os.getpid(), f"{self.pid}."):
+        clock = asyncio.get_running_loop().time
+        ends_at = clock() + END_TIMEOUT_S
+        while (left := self._left()) and clock() < ends_at:
             process_tree.kill(left)
+            await asyncio.sleep(SWEPT_EVERY_S)
+
+    def _left(self) -> list[int]:
+        us = os.getpid()
+        return process_tree.descendants(us) if self._is_all else process_tree.marked(us, f"{self.pid}.")
 
 
 def cause_of(error_file: str) -> str:

@@ -9,11 +9,12 @@ takes orders as lines of JSON from a socket, and says there what has happened:
     {"halt": 1, "grace_s": 10}
     {"tail": 1}
     -> {"tail": 1, "output": [...]}                                   the last lines so far
-    -> {"ended": 1, "status": -9, "output": [...], "error": "..."}    when the whole tree is gone
+    -> {"ended": 1, "status": -9, "output": [...], "error": "...", "why": "..."}   when the whole tree is gone
     -> {"failed": "why"}                                              what is to be preloaded cannot be
 
-When the socket closes, everything is killed. Each process leads a session of its own and is killed by the kernel if
-this one dies. It imports nothing but the standard library and a few files of ours, which do the same.
+A process that stays stopped by a signal (SIGSTOP) keeps its slot and its GPU and does nothing: it is killed, and `why`
+says so. When the socket closes, everything is killed. Each process leads a session of its own and is killed by the
+kernel if this one dies. It imports nothing but the standard library and a few files of ours, which do the same.
 """
 
 import contextlib
@@ -41,6 +42,8 @@ _POLL_S = 0.02
 _UNKILLABLE_S = 5.0
 _READ_BYTES = 1 << 16
 _REST_S = 1.0
+STOPPED_S = 12.0
+"""How long a process may be stopped. A manager gives up a rank whose watch has died as late."""
 
 
 class Guard:
@@ -50,6 +53,7 @@ class Guard:
         self._children: dict[int, Child] = {}
         self._preloader: Preloader | None = None
         self._strangers: dict[int, int] = {}  # statuses: a rank may end before its pid is heard
+        self._strays_until: float | None = None  # until then they are looked for
         self._outlet = Outlet()
         self._selector = selectors.PollSelector()
         self._pending = b""
@@ -78,10 +82,13 @@ class Guard:
             self._write_rest()
 
     def _patience_s(self) -> float | None:
-        if any(child.status is not None for child in self._children.values()):
+        if self._strays_until is not None or any(child.status is not None for child in self._children.values()):
             return _POLL_S
-        moments = [child.kill_at for child in self._children.values() if child.kill_at is not None]
-        return max(0.0, min(_POLL_S, min(moments) - time.monotonic())) if moments else None
+        now = time.monotonic()
+        kills = [child.kill_at for child in self._children.values() if child.kill_at is not None]
+        stops = [child.stopped_at for child in self._children.values() if child.stopped_at is not None]
+        waits = [*(min(_POLL_S, at - now) for at in kills), *(at + STOPPED_S - now for at in stops)]
+        return max(0.0, min(waits)) if waits else None
 
     # -- orders
 
@@ -109,7 +116,8 @@ class Guard:
     def _start(self, order: dict[str, Any]) -> None:
         number, label = order["start"], order["label"]
         try:
-            child = Child(number, label, order["is_shown"], open_log(order["log"]), self._folder / f"{number}.json")
+            log, error_file = open_log(order["log"]), self._folder / f"{number}.json"
+            child = Child(number, label, order["is_shown"], log, error_file, is_users=not order["has_input"])
             if order["is_forked"] and self._preloader is not None:
                 self._preloader.want(child, order["env"])
                 return
@@ -117,7 +125,7 @@ class Guard:
         except (OSError, subprocess.SubprocessError) as e:
             said = f"cannot run {order['argv'][0]}: {e}"
             self._note(label, said)
-            self._say({"ended": number, "status": 127, "output": [said], "error": ""})
+            self._say({"ended": number, "status": 127, "output": [said], "error": "", "why": ""})
             return
         self._keep(child)
 
@@ -136,7 +144,7 @@ class Guard:
         if (child := self._children.get(number)) is not None:
             self._halt(child, grace_s)
         elif self._preloader is not None and self._preloader.drop(number):
-            self._say({"ended": number, "status": -signal.SIGTERM, "output": [], "error": ""})
+            self._say({"ended": number, "status": -signal.SIGTERM, "output": [], "error": "", "why": ""})
 
     def _halt(self, child: Child, grace_s: float) -> None:
         if child.status is None and child.kill_at is None and grace_s > 0:
@@ -154,12 +162,16 @@ class Guard:
             self._strangers.clear()  # their pids may name others by now
         while True:
             try:
-                pid, status = os.waitpid(-1, os.WNOHANG)
+                pid, status = os.waitpid(-1, os.WNOHANG | os.WUNTRACED | os.WCONTINUED)
             except ChildProcessError:
                 return
             if pid == 0:
                 return
-            if (child := by_pid.get(pid)) is not None:
+            child = by_pid.get(pid)
+            if os.WIFSTOPPED(status) or os.WIFCONTINUED(status):
+                if child is not None:
+                    child.stopped_at = time.monotonic() if os.WIFSTOPPED(status) else None
+            elif child is not None:
                 child.ended(os.waitstatus_to_exitcode(status))
             elif is_unsure:
                 self._strangers[pid] = os.waitstatus_to_exitcode(status)
@@ -169,17 +181,37 @@ class Guard:
         for child in list(self._children.values()):
             if child.status is not None and child.kill_at is None:
                 child.kill_at = now  # nothing else stops what it has left behind
+            if child.stopped_at is not None and now >= child.stopped_at + STOPPED_S:
+                child.stopped_at = None
+                if child.kill_at is None:
+                    child.kill_at, child.why = now, f"it was stopped by a signal for {STOPPED_S:g} s, and killed"
             left = self._tree(child) if child.status is not None or _is_due(child, now) else [child.pid]
             if _is_due(child, now):
                 process_tree.kill(left)
             if child.status is not None and (not left or now >= (child.kill_at or now) + _UNKILLABLE_S):
                 self._ended(child, child.status, left)
+        self._end_strays()
+
+    def _end_strays(self) -> None:
+        """What has left its rank in every way: it ends when no rank runs any more that can have started it."""
+        is_unsure = self._preloader is not None and self._preloader.has_asked  # a rank is on its way, and not heard of
+        if self._strays_until is None or is_unsure:
+            return
+        here = self._children.values()
+        found = process_tree.strays(os.getpid(), [each.pid for each in here], [each.mark for each in here])
+        born_at = [process_tree.born_at(each.pid) for each in here if each.is_users]
+        due = [stray for stray in found if all(at > stray.born_at for at in born_at)]
+        for stray in due:
+            process_tree.kill(stray.tree)
+        if not due or time.monotonic() >= self._strays_until:
+            self._strays_until = None
 
     def _tree(self, child: Child) -> list[int]:
         return process_tree.marked(os.getpid(), child.mark, child.pid)
 
     def _ended(self, child: Child, status: int, left: list[int]) -> None:
         del self._children[child.number]
+        self._strays_until = time.monotonic() + _UNKILLABLE_S
         while self._read_output(child):
             pass
         self._pause(child)
@@ -189,7 +221,7 @@ class Guard:
             self._preloader.ended(status)
             return
         output = child.lines.tail + ([f"(processes {left} cannot be killed)"] if left else [])
-        self._say({"ended": child.number, "status": status, "output": output, "error": child.error()})
+        self._say({"ended": child.number, "status": status, "output": output, "error": child.error(), "why": child.why})
 
     def _end_all(self) -> None:
         """Everything below this process, and whatever that starts meanwhile."""

@@ -108,6 +108,7 @@ class Preloader:
 
     def ended(self, status: int) -> None:
         """The interpreter has; its ranks go on."""
+        self._hear()  # its last word may be unread: what is ready in one moment comes in any order
         self._forget_control()
         asked, self._asked = self._asked, {}
         for fork in reversed(asked.values()):
@@ -129,7 +130,9 @@ class Preloader:
         if self._control is None:
             return
         try:
-            said = self._control.recv(_READ_BYTES)
+            said = self._control.recv(_READ_BYTES, socket.MSG_DONTWAIT)
+        except BlockingIOError:
+            return
         except ConnectionError:
             said = b""
         if not said:

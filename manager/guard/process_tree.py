@@ -1,7 +1,8 @@
 """The processes that descend from this one, by /proc, and their end.
 
 A process that left its parent, its process group and its session still descends from the next subreaper, and carries
-the mark in its environment that its ancestor was started with.
+the mark in its environment that its ancestor was started with. A stray has thrown off that, too (`setsid env -i`): it
+is known as a child of the subreaper that this one has not started.
 """
 
 import contextlib
@@ -9,7 +10,8 @@ import ctypes
 import os
 import signal
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 from manager.guard.preload import MARK_VARIABLE
@@ -41,9 +43,36 @@ def marked(root: int, mark: str, session: int = 0) -> list[int]:
     return [pid for pid in descendants(root) if (session and _session(pid) == session) or sign in _environment(pid)]
 
 
+@dataclass(frozen=True, slots=True)
+class Stray:
+    """`tree`: it and what descends from it. `born_at` in the clock ticks of born_at()."""
+
+    tree: list[int]
+    born_at: int
+
+
+def strays(root: int, known: Collection[int], marks: Collection[str]) -> list[Stray]:
+    """The children of `root` that are not `known`, and carry none of these marks. All of `known` are its children."""
+    signs = [f"{MARK_VARIABLE}={mark}".encode() for mark in marks]
+    children = [pid for pid, parent in _parents() if parent == root and pid not in known and not _is_zombie(pid)]
+    found = [pid for pid in children if not any(sign in _environment(pid) for sign in signs)]
+    return [Stray([pid, *descendants(pid)], born_at(pid)) for pid in found]
+
+
+def born_at(pid: int) -> int:
+    """In clock ticks since the host has started; 0 where the process has gone."""
+    fields = _stat(pid)
+    return int(fields[19]) if fields else 0
+
+
+def is_stopped(pid: int) -> bool:
+    """By a signal."""
+    return _stat(pid)[:1] == ["T"]
+
+
 def kill(pids: list[int]) -> None:
     for pid in pids:
-        with contextlib.suppress(ProcessLookupError):
+        with contextlib.suppress(ProcessLookupError, PermissionError):  # one that has become another user's stays
             os.kill(pid, signal.SIGKILL)
 
 

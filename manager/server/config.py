@@ -3,25 +3,25 @@
 import dataclasses
 import sys
 from dataclasses import dataclass
-from pathlib import Path
 
 import click
 
-from lighthouse_protocol.identity import Address, check_name, parse_address
-from lighthouse_protocol.limits import DEFAULT_JOB, LIGHTHOUSE_PORT, MANAGER_PORT, MAX_GROUP_WORLD_SIZE
+from lighthouse_protocol.coordinator import Coordinator, TlsFiles, parse_coordinator
+from lighthouse_protocol.identity import check_name, parse_target
+from lighthouse_protocol.limits import DEFAULT_JOB, MANAGER_PORT, MAX_GROUP_WORLD_SIZE
 from lighthouse_protocol.refusals import InvalidRequest
 from lighthouse_protocol.rules.stall import FLOOR_S
 from lighthouse_runtime.cli.durations import Duration
 from lighthouse_runtime.cli.settings import setting
-from lighthouse_runtime.client.channel import target
-from lighthouse_runtime.net.bind import check_bind, split_bind
+from lighthouse_runtime.net.bind import check_bind, check_host, check_reachable, split_bind
 from lighthouse_runtime.net.own_address import advertised_host
 from lighthouse_runtime.process.logs import FORMATS, LEVELS
+from lighthouse_runtime.security.client_tls import CA_VARIABLE, CERT_VARIABLE, KEY_VARIABLE
 
 ENV_PREFIX = "LIGHTHOUSE_MANAGER"
 
-_PATH = click.Path(dir_okay=False, path_type=Path)
 _SIZE = click.IntRange(1, MAX_GROUP_WORLD_SIZE)
+_FILE = click.Path(exists=True, dir_okay=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +30,7 @@ class ManagerConfig:
 
     lighthouse: str = setting(
         dataclasses.MISSING,
-        "Address of the lighthouse; http://host:port works too.",
+        "Address of the lighthouse, or its join string; http://host:port works too.",
         env=("LIGHTHOUSE_ADDRESS", "TORCHFT_LIGHTHOUSE"),
         metavar="HOST:PORT",
     )
@@ -60,6 +60,23 @@ class ManagerConfig:
     job: str = setting(
         DEFAULT_JOB, "The job of this group, if several jobs share a lighthouse.", env=("LIGHTHOUSE_JOB",)
     )
+    tls_ca: str | None = setting(
+        None,
+        "The CA of the lighthouse's certificate, where that is of your own PKI and no join string pins it.",
+        kind=_FILE,
+        env=(CA_VARIABLE,),
+        metavar="FILE",
+    )
+    client_cert: str | None = setting(
+        None,
+        "The certificate to show to a lighthouse with --tls-client-ca; read again for each connection.",
+        kind=_FILE,
+        env=(CERT_VARIABLE,),
+        metavar="FILE",
+    )
+    client_key: str | None = setting(
+        None, "With --client-cert: its key.", kind=_FILE, env=(KEY_VARIABLE,), metavar="FILE"
+    )
     rank_timeout_s: float | None = setting(
         None,
         "Time without a request after which a rank that keeps no watch open (torchft's, a script's) counts as lost. "
@@ -72,10 +89,6 @@ class ManagerConfig:
         "is longer.",
         kind=Duration(),
     )
-    control_token_file: Path | None = setting(
-        None, "Callers on other hosts that present this file's token may kill the group.", kind=_PATH
-    )
-    allow_remote_control: bool = setting(False, "Let anyone who reaches the port kill the group.")
     drain_timeout_s: float = setting(
         30.0, "How long ranks may take to finish their step after SIGTERM or a drain.", kind=Duration()
     )
@@ -88,30 +101,24 @@ class ManagerConfig:
         if self.http is not None:
             check_bind(self.http, "--http")
         try:
-            target(self.lighthouse, "--lighthouse", LIGHTHOUSE_PORT)
+            _ = self.coordinator
             check_name(self.replica_id, "--replica-id")
             check_name(self.job, "--job")
             if self.store != "auto":
-                target(self.store, "--store")
-                _check_reachable(parse_address(self.store, "--store"), "--store")
+                check_reachable(parse_target(self.store, "--store"), "--store")
             if self.advertise is not None:
                 check_host(self.advertise, "--advertise")
         except InvalidRequest as e:
             raise ValueError(str(e)) from None
 
+    @property
+    def coordinator(self) -> Coordinator:
+        return parse_coordinator(self.lighthouse, "--lighthouse").with_files(self.tls_files)
+
+    @property
+    def tls_files(self) -> TlsFiles:
+        return TlsFiles(self.tls_ca or "", self.client_cert or "", self.client_key or "")
+
     def advertised_host(self) -> str:
         """By which peers reach this manager and its store. Raises InvalidRequest, naming the option."""
-        return advertised_host(self.lighthouse, self.advertise, split_bind(self.bind, "--bind")[0])
-
-
-def check_host(host: str, option: str) -> None:
-    """Raises InvalidRequest for what is no host that the peers can reach."""
-    address = parse_address(host, option)
-    _check_reachable(address, option)
-    if address.port is not None:
-        raise InvalidRequest(f"{host} has a port; give the host alone", field=option)
-
-
-def _check_reachable(address: Address, option: str) -> None:
-    if address.is_unspecified:
-        raise InvalidRequest(f"{address} is nobody's address; give one that the peers can reach", field=option)
+        return advertised_host(str(self.coordinator.addresses[0]), self.advertise, split_bind(self.bind, "--bind")[0])

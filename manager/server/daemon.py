@@ -9,26 +9,31 @@ from collections.abc import Callable, Mapping
 
 from lighthouse_protocol import VERSION
 from lighthouse_protocol.identity import Address, parse_address
-from lighthouse_protocol.limits import LIGHTHOUSE_PORT
+from lighthouse_protocol.limits import SECRET_BYTES
 from lighthouse_protocol.messages.membership import Participant
 from lighthouse_protocol.messages.status import ManagerStatus
 from lighthouse_protocol.refusals import LighthouseError
+from lighthouse_protocol.rules.leader_search import LeaderSearch
+from lighthouse_protocol.rules.proof import short_name
 from lighthouse_protocol.rules.stall import Limits
-from lighthouse_runtime.client.channel import target
 from lighthouse_runtime.client.lighthouse import AsyncLighthouseClient
-from lighthouse_runtime.net.bind import grpc_bind
-from lighthouse_runtime.net.own_address import resolves_to_loopback
+from lighthouse_runtime.log_event import event
+from lighthouse_runtime.net.bind import grpc_bind, split_bind
+from lighthouse_runtime.net.own_address import listening_host, resolves_to_loopback
 from lighthouse_runtime.process.loop import StopRequest, announce
-from lighthouse_runtime.server.control_policy import ControlPolicy
+from lighthouse_runtime.process.service_manager import ServiceManager
+from lighthouse_runtime.security.access import LocalOperates
 from lighthouse_runtime.server.grpc_server import GrpcServer
 from lighthouse_runtime.server.rpc_handler import Entry
 from lighthouse_runtime.timing.suspension import SuspensionTimers
+from lighthouse_runtime.web.control import HttpGuard
 from lighthouse_runtime.web.server import HttpServer, HttpSide
 from manager.evidence.collector import EvidenceCollector
 from manager.evidence.process_probe import ProbeProcess, look_alone
 from manager.group.driver import GroupDriver
 from manager.group.lighthouse_link import LighthouseLink
 from manager.group.rules.events import GroupGivenUp, Killed, RankGivenUp
+from manager.server.access import GroupAccess
 from manager.server.config import ManagerConfig
 from manager.server.metrics import render
 from manager.server.service import REFLECTED, ManagerService, show_handles
@@ -45,18 +50,21 @@ class ManagerDaemon:
     def __init__(
         self,
         config: ManagerConfig,
-        token: str | None,
+        secret: str,
         end: Callable[[int], None],
         more: Mapping[str, Entry] | None = None,
         look: ProbeProcess = look_alone,
         on_given_up: Callable[[RankGivenUp | GroupGivenUp], None] = lambda _: None,
         on_killed: Callable[[Killed], None] | None = None,
+        session_secret: str = "",
     ) -> None:
-        """`end` ends the process with a status: 0 after it has left, 1 when it was killed, MISCONFIGURED. `more`: calls
-        that a supervisor serves beside the manager's. `look` as in EvidenceCollector; `on_given_up`, `on_killed` as in
-        GroupDriver."""
+        """`secret`: the group's, empty: it has none (access.py). `end` ends the process with a status: 0 after it has
+        left, 1 when it was killed, MISCONFIGURED. `more`: calls that a supervisor serves beside the manager's. `look`
+        as in EvidenceCollector; `on_given_up`, `on_killed` as in GroupDriver. `session_secret`: by which the lighthouse
+        knows this process; empty: one is drawn."""
         self._config = config
-        self._policy = ControlPolicy(token, config.allow_remote_control)
+        self._secret = secret
+        self._session_secret = session_secret or secrets.token_hex(SECRET_BYTES)
         self._end = end
         self._more = more
         self._look = look
@@ -71,6 +79,7 @@ class ManagerDaemon:
         self._left = asyncio.Event()
         self._driver: GroupDriver | None = None
         self._link: LighthouseLink | None = None
+        self._search = LeaderSearch(config.coordinator.addresses)
         self._grpc: GrpcServer | None = None
         self.address = ""
 
@@ -79,7 +88,7 @@ class ManagerDaemon:
         config = self._config
         self._store_address = config.store if config.store != "auto" else await self._start_store()
         # Only now: gRPC and the fork that starts the store do not go together.
-        self._link = LighthouseLink(self._client, target(config.lighthouse, "--lighthouse", LIGHTHOUSE_PORT))
+        self._link = LighthouseLink(self._client, str(config.coordinator), self._search)
         me = Participant(config.replica_id, group_world_size=config.group_world_size)
         driver = GroupDriver(
             me,
@@ -88,14 +97,15 @@ class ManagerDaemon:
             self._link,
             EvidenceCollector(config.group_world_size, self._link.send, self._look),
             self._ended,
+            secret=self._session_secret,
             show_handles=show_handles,
             rank_timeout_s=config.rank_timeout_s,
             limits=Limits(floor_s=config.stall_timeout_s),
             on_given_up=self._on_given_up,
             on_killed=self._on_killed,
         )
-        service = ManagerService(driver, self._policy, self.status, more=self._more)
-        self._grpc = GrpcServer(service.services(), REFLECTED)
+        service = ManagerService(driver, self.status, more=self._more)
+        self._grpc = GrpcServer(service.services(), REFLECTED, GroupAccess(self._secret))
         self.address = str(Address(self._host, await self._grpc.start(grpc_bind(config.bind))))
         driver.describe(
             dataclasses.replace(
@@ -115,7 +125,7 @@ class ManagerDaemon:
         try:
             await link.run(driver.opened, driver.received, driver.closed)
         except LighthouseError as e:
-            log.error("no lighthouse: %s; mend --lighthouse (LIGHTHOUSE_ADDRESS)", e)
+            log.error("no lighthouse: %s; correct --lighthouse (LIGHTHOUSE_ADDRESS)", e, extra=event("no_lighthouse"))
             self._end(MISCONFIGURED)
 
     def _is_loopback_at_home(self) -> bool:
@@ -124,7 +134,8 @@ class ManagerDaemon:
         return any(map(resolves_to_loopback, hosts))
 
     def _client(self) -> AsyncLighthouseClient:
-        return AsyncLighthouseClient(self._config.lighthouse, job=self._config.job, token=self._policy.token)
+        coordinator = self._config.coordinator.at(self._search.address)
+        return AsyncLighthouseClient(coordinator, job=self._config.job)
 
     def ranks_started(self) -> None:
         """By the supervisor that this is part of."""
@@ -141,7 +152,11 @@ class ManagerDaemon:
             async with asyncio.timeout(timeout_s):
                 await self._left.wait()
         except TimeoutError:
-            log.warning("the ranks have not finished their step within %g s; leaving all the same", timeout_s)
+            log.warning(
+                "the ranks have not finished their step within %g s; leaving all the same",
+                timeout_s,
+                extra=event("drain_timeout"),
+            )
 
     def _ended(self, status: int) -> None:
         if status == 0:
@@ -163,7 +178,13 @@ class ManagerDaemon:
             await self._http.stop()
         if self._store is not None:
             await self._store.stop()
-        log.info("manager stopped")
+        log.info("manager stopped", extra=event("stopped"))
+
+    def state(self) -> str:
+        """What the group does, in one line."""
+        status = self.status()
+        reached = "" if status.lighthouse_reachable else f"; no lighthouse: {status.lighthouse_error}"
+        return f"{status.replica_id}: step {status.step} of quorum {status.quorum_id}{reached}"
 
     def status(self) -> ManagerStatus:
         driver, link, config = self._driver, self._link, self._config
@@ -174,7 +195,7 @@ class ManagerDaemon:
             version=VERSION,
             uptime_s=time.monotonic() - self._started_at,
             replica_id=config.replica_id,
-            incarnation=group.incarnation,
+            start=short_name(group.incarnation),
             job=config.job,
             group_world_size=config.group_world_size,
             address=self.address,
@@ -193,14 +214,18 @@ class ManagerDaemon:
         )
 
     async def _start_store(self) -> str:
-        self._store = await StoreProcess.start(self._config.store_python)
+        self._store = await StoreProcess.start(self._config.store_python, host=listening_host(self._host))
         self._tasks.append(asyncio.create_task(self._watch_store(self._store), name="store"))
         return str(Address(self._host, self._store.port))
 
     async def _watch_store(self, store: StoreProcess) -> None:
         """Without its store the group cannot meet its peers: the manager ends, for its supervisor to start it anew."""
         status = await store.wait()
-        log.error("the store process ended with status %d; the manager ends with it", status)
+        log.error(
+            "the store process ended with status %d; the manager ends with it",
+            status,
+            extra=event("store_ended", status=status),
+        )
         self._end(1)
 
     async def _start_http(self, bind: str) -> None:
@@ -208,9 +233,11 @@ class ManagerDaemon:
             is_ready=lambda: self._link is not None and self._link.is_reachable,
             metrics=lambda: render(self.status()),
             status=lambda: dataclasses.asdict(self.status()),
+            guard=HttpGuard(LocalOperates(), (self._host, split_bind(bind, "--http")[0])),
         )
         self._http = HttpServer(side)
-        log.info("serves HTTP on port %d", await self._http.start(bind))
+        port = await self._http.start(bind)
+        log.info("serves HTTP on port %d", port, extra=event("serving_http", port=port))
 
     def _say_hello(self) -> None:
         config = self._config
@@ -221,22 +248,27 @@ class ManagerDaemon:
             config.group_world_size,
             self.address,
             self._store_address,
-            config.lighthouse,
+            config.coordinator,
+            extra=event("serving", version=VERSION, address=self.address, store=self._store_address),
         )
-        if resolves_to_loopback(self._host) and not parse_address(config.lighthouse, "lighthouse").is_loopback:
+        if resolves_to_loopback(self._host) and not config.coordinator.is_loopback:
             log.warning("%s is a loopback: peers on other hosts cannot reach it; give --bind [::]:PORT and --advertise",
-                        self._host)  # fmt: skip
+                        self._host, extra=event("loopback_advertised", host=self._host))  # fmt: skip
 
 
-async def serve(config: ManagerConfig, token: str | None, announce_fd: int | None, stop: StopRequest) -> None:
-    """`announce_fd`: a file descriptor to which the address is written once it serves."""
-    daemon = ManagerDaemon(config, token, stop)
+async def serve(config: ManagerConfig, secret: str, announce_fd: int | None, stop: StopRequest) -> None:
+    """`secret` as in ManagerDaemon. `announce_fd`: a file descriptor to which the address is written once it serves."""
+    daemon = ManagerDaemon(config, secret, stop)
+    systemd = ServiceManager(asyncio.get_running_loop(), daemon.state)
     try:
         await daemon.start()
         announce(announce_fd, daemon.address)
+        systemd.ready()
         await stop.wait()
-        log.info("stopping")
+        systemd.stopping()
+        log.info("asked to stop", extra=event("stopping"))
         if stop.status == 0:
             await daemon.leave("its manager was asked to stop")
     finally:
         await daemon.stop()
+        systemd.close()

@@ -12,11 +12,12 @@ from lighthouse_protocol.messages.status import ManagerStatus
 from lighthouse_protocol.pb.documented import manager_pb2
 from lighthouse_protocol.pb.torchft import torchft_pb2
 from lighthouse_protocol.refusals import Unrecoverable, WrongState
+from lighthouse_protocol.rules.access import Role
 from lighthouse_protocol.wire import documented as wire
 from lighthouse_protocol.wire.codecs import MANAGER_STATUS
 from lighthouse_protocol.wire.streams import WATCH_REQUESTS, WATCH_RESPONSES
+from lighthouse_runtime.log_event import event
 from lighthouse_runtime.process.children import ended_process, host_id
-from lighthouse_runtime.server.control_policy import ControlPolicy
 from lighthouse_runtime.server.future_reply import FutureReply
 from lighthouse_runtime.server.rpc_handler import Call, Entry, Method, Stream
 from lighthouse_runtime.server.stream_peer import Frames, StreamPeer
@@ -29,6 +30,7 @@ log = logging.getLogger(__name__)
 REFLECTED = ("manager.v1.ManagerService", "torchft.ManagerService")
 MAX_CHECKPOINT_ADDRESS_CHARS = 4096
 TO_RANKS = Frames(WATCH_RESPONSES.write)
+ACTS = frozenset({Role.OPERATE})  # for the group (access.py); a peer has to show that it is one
 
 T = TypeVar("T")
 
@@ -37,14 +39,12 @@ class ManagerService:
     def __init__(
         self,
         driver: GroupDriver,
-        policy: ControlPolicy,
         status: Callable[[], ManagerStatus],
         watch_within_s: float = FIRST_WITHIN_S,
         more: Mapping[str, Entry] | None = None,
     ) -> None:
         """`more`: what a supervisor serves beside it."""
         self._driver = driver
-        self._policy = policy
         self._status = status
         self._watch_within_s = watch_within_s
         self._more = dict(more or {})
@@ -129,15 +129,19 @@ class ManagerService:
             self._driver.end_call(number)
 
     async def checkpoint_address(
-        self, request: manager_pb2.CheckpointAddressRequest, _: Call
+        self, request: manager_pb2.CheckpointAddressRequest, call: Call
     ) -> manager_pb2.CheckpointAddressResponse:
+        if not call.principal.may(ACTS):
+            self._driver.check_peer(request.rank, request.quorum_id, request.proof)
         step = request.step if request.HasField("step") else None
         address = self._driver.checkpoint_address(request.rank, step)
         return manager_pb2.CheckpointAddressResponse(checkpoint_server_address=address)
 
     async def torchft_checkpoint_metadata(
-        self, request: torchft_pb2.CheckpointMetadataRequest, _: Call
+        self, request: torchft_pb2.CheckpointMetadataRequest, call: Call
     ) -> torchft_pb2.CheckpointMetadataResponse:
+        if not call.principal.may(ACTS):
+            self._driver.check_peer(request.rank, 0, "")
         metadata = self._driver.checkpoint_address(request.rank, None)
         return torchft_pb2.CheckpointMetadataResponse(checkpoint_metadata=metadata)
 
@@ -193,9 +197,8 @@ class ManagerService:
                 driver.end_watch(number)
 
     def _kill(self, msg: str, call: Call) -> None:
-        self._policy.check(call)
         reason = cut_reason(msg) or "no reason given"
-        log.error("killed by %s: %s", call.peer, reason)
+        log.error("killed by %s: %s", call.peer, reason, extra=event("killed", peer=call.peer, reason=reason))
         self._driver.kill(Killed(reason))
 
 

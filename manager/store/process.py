@@ -29,12 +29,14 @@ class StoreProcess:
         self.port = port
 
     @classmethod
-    async def start(cls, python: str, port: int = 0) -> "StoreProcess":
-        """Raises InvalidRequest, naming the option and the alternative, if no store comes up."""
+    async def start(cls, python: str, port: int = 0, host: str = "") -> "StoreProcess":
+        """`host`: where it listens; empty: on all addresses.
+
+        Raises InvalidRequest, naming the option and the alternative, if no store comes up."""
         check_torch(python)
         try:
             process = await asyncio.create_subprocess_exec(
-                python, str(SCRIPT), str(port), stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE
+                python, str(SCRIPT), str(port), host, stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE
             )
         except OSError as e:
             raise InvalidRequest(f"cannot run {python}: {e.strerror or e}; {_REMEDY}", field="--store-python") from e

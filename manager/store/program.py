@@ -1,4 +1,5 @@
-"""The group's TCPStore in a process of its own: it outlives the ranks. Run as a file, under --store-python.
+"""The group's TCPStore in a process of its own: it outlives the ranks. Run as a file, under --store-python, with the
+port, 0 for any, and the host on which it listens; empty: on all addresses.
 
 Prints `store PORT` when it serves, and serves until its standard input closes or its parent ends. This is the one
 place where a daemon's code imports torch; it imports nothing of ours.
@@ -7,6 +8,7 @@ place where a daemon's code imports torch; it imports nothing of ours.
 import ctypes
 import os
 import signal
+import socket
 import sys
 
 
@@ -17,8 +19,14 @@ def main() -> None:
     except ImportError as e:
         print(f"no torch in {sys.executable}: {e}", flush=True)
         sys.exit(3)
-    port = int(sys.argv[1])
-    store = TCPStore("0.0.0.0", port, is_master=True, wait_for_workers=False)
+    port, host = int(sys.argv[1]), sys.argv[2]
+    if host:
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        listening = socket.create_server((host, port), family=family, backlog=2048)
+        port, descriptor = listening.getsockname()[1], listening.detach()
+        store = TCPStore(host, port, is_master=True, wait_for_workers=False, master_listen_fd=descriptor)
+    else:
+        store = TCPStore("0.0.0.0", port, is_master=True, wait_for_workers=False)
     print(f"store {store.port}", flush=True)
     while os.read(0, 4096):
         pass

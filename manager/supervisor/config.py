@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from lighthouse_protocol.identity import check_name
+from lighthouse_protocol.identity import check_name, parse_target
 from lighthouse_protocol.limits import (
     DEFAULT_RUN,
     DEFAULT_STRIDE,
@@ -19,8 +19,7 @@ from lighthouse_protocol.limits import (
 from lighthouse_protocol.refusals import InvalidRequest
 from lighthouse_runtime.cli.durations import Duration
 from lighthouse_runtime.cli.settings import setting
-from lighthouse_runtime.client.channel import target
-from manager.server.config import check_host
+from lighthouse_runtime.net.bind import check_host
 from manager.supervisor.rules.machine import Layout
 from manager.supervisor.rules.restart_policy import GROUP_SCOPE, RANK_SCOPE, RestartPolicy
 
@@ -149,7 +148,7 @@ class SupervisorConfig:
         try:
             check_name(self.run_id, "--run-id")
             if self.head is not None:
-                target(self.head, "--head", MANAGER_PORT)
+                parse_target(self.head, "--head", MANAGER_PORT)
             if self.master_addr is not None:
                 check_host(self.master_addr, "--master-addr")
         except InvalidRequest as e:

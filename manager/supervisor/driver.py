@@ -9,6 +9,7 @@ from typing import Protocol
 
 from lighthouse_protocol.messages import run as messages
 from lighthouse_protocol.messages.supervisor import SupervisorWelcome, ToSupervisor
+from lighthouse_runtime.log_event import event
 from lighthouse_runtime.ports import Timers
 from lighthouse_runtime.timing.deadline_timer import DeadlineTimer
 from manager.supervisor.rules import events
@@ -51,8 +52,8 @@ class SupervisorDriver:
         match message:
             case SupervisorWelcome():
                 self.feed(events.HostReady(0))
-            case messages.RunStopped(reason, who):
-                self.feed(events.RunStopped(f"{reason} (by {who})"))
+            case messages.RunStopped():
+                self.feed(events.RunStopped(message.text))
             case messages.RunCompleted(number):
                 self.feed(events.RunCompleted(f"the run has completed, with generation {number}"))
             case messages.HelloRejected(error):
@@ -83,7 +84,7 @@ class SupervisorDriver:
         for effect in effects:
             match effect:
                 case events.Logged(text):
-                    log.warning("%s", text)
+                    log.warning("%s", text, extra=event("supervision"))
                 case events.Start(host, ranks, attempt):
                     self._group.start(host, ranks, attempt)
                 case events.Halt(host, ranks, grace_s):

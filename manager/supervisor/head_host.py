@@ -12,7 +12,10 @@ from lighthouse_protocol.messages.evidence import ProcessSnapshot
 from lighthouse_protocol.messages.hosts import GroupEnded, HaltRanks, StartRanks
 from lighthouse_protocol.messages.session import WatchHello
 from lighthouse_protocol.refusals import Unreachable
+from lighthouse_runtime.log_event import event
+from lighthouse_runtime.net.own_address import resolves_to_loopback
 from lighthouse_runtime.process.loop import STOP_SIGNALS
+from lighthouse_runtime.process.service_manager import ServiceManager
 from manager.evidence.process_probe import look_alone
 from manager.group.rules.events import GroupGivenUp, Killed, RankGivenUp
 from manager.guard.client import GuardClient
@@ -54,6 +57,7 @@ class HeadHost:
         self._over: asyncio.Future[events.SupervisionEnded] = self._loop.create_future()
         self._workers = WorkerHosts(self._known_plan, self._feed, self._signalled)
         self._daemon: ManagerDaemon | None = None
+        self._systemd = ServiceManager(self._loop, self._state)
         self._store: SupervisedStore | None = None
         self._link: SupervisorLink | None = None
         self._local: LocalHost | None = None
@@ -69,8 +73,12 @@ class HeadHost:
         guarding = asyncio.create_task(self._watch_guard(), name="guard")
         try:
             await self._begin()
+            self._systemd.ready()
             over = await self._over
-            (log.info if over.status == 0 else log.error)("ends with %d: %s", over.status, over.why)
+            self._systemd.stopping()
+            (log.info if over.status == 0 else log.error)(
+                "ends with %d: %s", over.status, over.why, extra=event("supervisor_ends", status=over.status)
+            )
             await self._end(over)
             return over.status
         finally:
@@ -79,6 +87,12 @@ class HeadHost:
             if self._daemon is not None:
                 await self._daemon.stop()
             await self._guard.stop()
+            self._systemd.close()
+
+    def _state(self) -> str:
+        """What the group does, in one line."""
+        group = self._daemon.state() if self._daemon is not None else "starting"
+        return f"{group}; {len(self._driver.machine.running)} ranks run"
 
     async def _begin(self) -> None:
         config, settings = self._launch.config, self._launch.settings
@@ -87,18 +101,21 @@ class HeadHost:
                 self._guard,
                 config.store_python,
                 settings.chosen_store_port,
+                # Its own ranks meet on the loopback, its peers reach it by the address that is advertised.
+                LOOPBACK if resolves_to_loopback(config.advertised_host()) and settings.master_addr is None else "",
                 f"{config.replica_id}/store",
                 lambda why: self._feed(events.EndAsked(1, why)),
             )
             self._store.check()
         daemon = ManagerDaemon(
             self._launch.manager_config(),
-            self._launch.token,
+            self._launch.group_secret,
             self._driver.manager_ended,
             {"Node": self._workers.entry()},
             self._look,
             self._given_up,
             self._killed,
+            self._launch.run_secret,
         )
         await daemon.start()
         self._daemon = daemon
@@ -107,9 +124,9 @@ class HeadHost:
             if (torchrun := self._launch.torchrun) is not None and torchrun.master_port == 0:
                 log.info("torchrun chooses MASTER_PORT itself (--standalone, --rdzv-backend): the store is on port %d "
                          "(LIGHTHOUSE_STORE_PORT), not on MASTER_PORT + 2; it is there without these options",
-                         settings.chosen_store_port)  # fmt: skip
+                         settings.chosen_store_port, extra=event("store_port"))  # fmt: skip
         plan = self._plan(daemon)
-        self._link = self._launch.run_link(plan, self._driver.hear)
+        self._link = self._launch.run_link(plan, self._driver.hear, self._driver.machine.budget_used)
         self._local = self._launch.local_host(plan, self._guard, self._feed, self._link.lose)
         self._link.open()
 

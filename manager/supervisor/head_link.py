@@ -8,7 +8,8 @@ from lighthouse_protocol.messages import hosts
 from lighthouse_protocol.messages.session import WatchHello
 from lighthouse_protocol.refusals import DeadlinePassed, LighthouseError, Unreachable
 from lighthouse_runtime.client.manager import AsyncManagerClient
-from lighthouse_runtime.client.streams import HostStream
+from lighthouse_runtime.client.stream_kinds import HostStream
+from lighthouse_runtime.log_event import event
 from lighthouse_runtime.process.children import host_id
 from lighthouse_runtime.timing.backoff import Backoff
 from manager.supervisor.local_host import LocalHost
@@ -75,9 +76,9 @@ class HeadLink:
                 async for message in stream:
                     self._stream = stream
                     self._receive(stream, message)
-                log.warning("host 0 has ended the stream")
+                log.warning("host 0 has ended the stream", extra=event("head_lost"))
             except (Unreachable, DeadlinePassed) as e:
-                log.warning("host 0 is away: %s", e)
+                log.warning("host 0 is away: %s", e, extra=event("head_lost"))
             except LighthouseError as e:
                 self._over(hosts.GroupEnded(1, f"host 0 refuses: {e}"))
             finally:

@@ -7,11 +7,12 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from lighthouse_protocol.identity import Address
-from lighthouse_protocol.limits import LIGHTHOUSE_PORT, STORE_PORT_OFFSET
+from lighthouse_protocol.limits import SECRET_BYTES, STORE_PORT_OFFSET
 from lighthouse_protocol.messages.supervisor import ProcessLost, SupervisorHello, ToSupervisor
-from lighthouse_runtime.client.channel import target
+from lighthouse_protocol.rules.leader_search import LeaderSearch
 from lighthouse_runtime.client.lighthouse import AsyncLighthouseClient
 from lighthouse_runtime.net.own_address import resolves_to_loopback
+from lighthouse_runtime.security.client_tls import variables_of
 from manager.guard.client import GuardClient
 from manager.server.config import ManagerConfig
 from manager.supervisor.config import SupervisorConfig
@@ -24,14 +25,17 @@ from manager.supervisor.rules.torchrun import Torchrun
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """`incarnation` is this supervisor's."""
+    """`incarnation` is this supervisor's, and so is `run_secret`, by which the lighthouse knows it, its manager and its
+    ranks. By `group_secret` the manager knows its ranks and the supervisors of its other hosts; empty: callers of its
+    host are taken for these."""
 
     config: ManagerConfig
     settings: SupervisorConfig
     command: tuple[str, ...]
     torchrun: Torchrun | None
-    token: str | None
+    group_secret: str = field(default="", repr=False)
     incarnation: str = field(default_factory=lambda: secrets.token_hex(6))
+    run_secret: str = field(default_factory=lambda: secrets.token_hex(SECRET_BYTES), repr=False)
 
     @property
     def serves_store(self) -> bool:
@@ -67,7 +71,10 @@ class Launch:
             job=config.job,
             run=settings.run_id,
             incarnation=self.incarnation,
+            run_secret=self.run_secret,
+            manager_secret=self.group_secret,
             lighthouse=config.lighthouse,
+            tls_variables=variables_of(config.tls_files),
             manager=manager,
             master=master,
             max_restarts=settings.max_restarts,
@@ -95,12 +102,19 @@ class Launch:
         check = None if command is None else HealthCheck(command, settings.health_check_timeout_s)
         return LocalHost(plan, guard, output, check, tell, lose)
 
-    def run_link(self, plan: LaunchPlan, hear: Callable[[ToSupervisor], None]) -> SupervisorLink:
+    def run_link(
+        self,
+        plan: LaunchPlan,
+        hear: Callable[[ToSupervisor], None],
+        budget_used: Callable[[float], float] = lambda now: 0.0,
+    ) -> SupervisorLink:
         config, settings = self.config, self.settings
 
-        def connect() -> AsyncLighthouseClient:
-            return AsyncLighthouseClient(config.lighthouse, job=config.job, run=settings.run_id, token=self.token)
+        search = LeaderSearch(config.coordinator.addresses)
 
-        address = target(config.lighthouse, "--lighthouse", LIGHTHOUSE_PORT)
-        entry = SupervisorHello(plan.name, self.incarnation, socket.gethostname(), plan.own_slots)
-        return SupervisorLink(connect, address, entry, hear)
+        def connect() -> AsyncLighthouseClient:
+            coordinator = config.coordinator.at(search.address)
+            return AsyncLighthouseClient(coordinator, job=config.job, run=settings.run_id)
+
+        entry = SupervisorHello(plan.name, self.incarnation, socket.gethostname(), plan.own_slots, self.run_secret)
+        return SupervisorLink(connect, str(config.coordinator), entry, hear, budget_used, search)

@@ -5,9 +5,18 @@ import logging
 from collections.abc import Callable
 
 from lighthouse_protocol.messages import run, supervisor
-from lighthouse_protocol.refusals import DeadlinePassed, LighthouseError, NotServed, Unreachable, WrongProtocol
+from lighthouse_protocol.refusals import (
+    DeadlinePassed,
+    LighthouseError,
+    NotLeader,
+    NotServed,
+    Unreachable,
+    WrongProtocol,
+)
+from lighthouse_protocol.rules.leader_search import LeaderSearch
 from lighthouse_runtime.client.lighthouse import AsyncLighthouseClient
-from lighthouse_runtime.client.streams import SupervisorStream
+from lighthouse_runtime.client.stream_kinds import SupervisorStream
+from lighthouse_runtime.log_event import event
 from lighthouse_runtime.timing.backoff import Backoff
 from manager.group.lighthouse_link import Absence
 from manager.supervisor.rules.report import Report
@@ -19,7 +28,8 @@ CLOSE_TIMEOUT_S = 1.0
 
 
 class SupervisorLink:
-    """`hear` is called with each message, a Refusal for whatever else ends the stream for good."""
+    """`hear` is called with each message, a Refusal for whatever else ends the stream for good.
+    `budget_used`: what heartbeats say, at a moment of the loop's clock."""
 
     def __init__(
         self,
@@ -27,11 +37,16 @@ class SupervisorLink:
         address: str,
         entry: supervisor.SupervisorHello,
         hear: Callable[[supervisor.ToSupervisor], None],
+        budget_used: Callable[[float], float] = lambda now: 0.0,
+        search: LeaderSearch | None = None,
     ) -> None:
+        """`search`: which lighthouse `connect` asks, where there are several."""
         self._connect = connect
         self._address = address
         self._entry = entry
         self._hear = hear
+        self._budget_used = budget_used
+        self._search = search
         self._stream: SupervisorStream | None = None
         self._report = Report(self._send)
         self._clock = asyncio.get_running_loop().time
@@ -59,7 +74,11 @@ class SupervisorLink:
             return
         if self._report.stop is not None and not self._is_over:
             if self._stream is None:
-                log.warning("the lighthouse is told of the stop when it is back, within %g s", STOP_TIMEOUT_S)
+                log.warning(
+                    "the lighthouse is told of the stop when it is back, within %g s",
+                    STOP_TIMEOUT_S,
+                    extra=event("stop_untold"),
+                )
             waited = asyncio.create_task(self._has_heard_stop.wait())
             await asyncio.wait((waited, self._task), timeout=STOP_TIMEOUT_S, return_when=asyncio.FIRST_COMPLETED)
             waited.cancel()
@@ -73,21 +92,32 @@ class SupervisorLink:
     async def _run(self) -> None:
         backoff = Backoff()
         while not self._is_over:
+            error: LighthouseError | None = None
+            is_refused = False
             async with self._connect() as client, client.supervise() as stream:
                 try:
                     stream.send(self._entry)
                     async for message in stream:
-                        backoff.reset()
+                        is_refused = isinstance(message, run.HelloRejected)
+                        if not is_refused:
+                            backoff.reset()
+                        if self._search is not None:
+                            self._search.served()
                         self._receive(stream, message)
-                    if not self._is_over:
+                    if not self._is_over and not is_refused:
                         self._note(f"{self._address} has ended the stream")
                 except (Unreachable, DeadlinePassed) as e:
+                    error = e
                     if isinstance(e, WrongProtocol) and not self._has_answered:
                         self._receive(stream, run.HelloRejected(e))
-                    else:
+                    elif not isinstance(e, NotLeader) or not e.leader:  # one that follows is no news
                         self._note(str(e))
                 except NotServed:
-                    log.warning("%s keeps no runs: supervised without; a stop is not heard of", self._address)
+                    log.warning(
+                        "%s keeps no runs: supervised without; a stop is not heard of",
+                        self._address,
+                        extra=event("runs_not_tracked", lighthouse=self._address),
+                    )
                     self._is_over = True
                     self._hear(supervisor.SupervisorWelcome(1.0))
                 except LighthouseError as e:
@@ -95,20 +125,21 @@ class SupervisorLink:
                 finally:
                     self._stream = None
                     self._report.ended(self._clock())
-            await backoff.wait()
+            if self._search is None or self._search.failed(error or Unreachable("it has ended the stream")):
+                await backoff.wait()
 
     def _receive(self, stream: SupervisorStream, message: supervisor.ToSupervisor) -> None:
+        if isinstance(message, run.HelloRejected) and not self._report.is_final(message.error, self._clock()):
+            return self._note(str(message.error))
         self._note("")
         match message:
             case supervisor.SupervisorWelcome(beat_interval_s):
                 self._welcomed(stream, beat_interval_s)
-            case run.RunStopped():
+            case run.RunStopped() | run.RunCompleted():  # after a completion there is nothing to stop
                 self._has_heard_stop.set()
             case run.HelloRejected():
                 self._is_over = True
-            case run.RunCompleted():
-                pass
-        self._hear(message)
+        return self._hear(message)
 
     def _welcomed(self, stream: SupervisorStream, beat_interval_s: float) -> None:
         self._stream = stream
@@ -117,7 +148,7 @@ class SupervisorLink:
 
     def _beat(self, stream: SupervisorStream, interval_s: float) -> None:
         if self._stream is stream:
-            stream.send(supervisor.SupervisorHeartbeat())
+            stream.send(supervisor.SupervisorHeartbeat(self._budget_used(self._clock())))
             asyncio.get_running_loop().call_later(interval_s, self._beat, stream, interval_s)
 
     def _send(self, message: supervisor.StopAsked | supervisor.HostExcluded | supervisor.ProcessLost) -> None:
@@ -127,10 +158,10 @@ class SupervisorLink:
     def _note(self, error: str) -> None:
         if error:
             if text := self._absence.noted(error, self._clock()):
-                log.warning("lighthouse lost: %s; %s", text, self._consequence())
+                log.warning("lighthouse lost: %s; %s", text, self._consequence(), extra=event("lighthouse_lost"))
         else:
             if self._is_away:
-                log.info("lighthouse back")
+                log.info("lighthouse back", extra=event("lighthouse_answers"))
             self._absence.ended()
             self._has_answered = True
         self._is_away = bool(error)

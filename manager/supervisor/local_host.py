@@ -12,6 +12,7 @@ from lighthouse_protocol.messages.evidence import ProcessSnapshot
 from lighthouse_protocol.messages.run import RankId
 from lighthouse_protocol.messages.session import WatchHello
 from lighthouse_protocol.messages.supervisor import ProcessLost
+from lighthouse_runtime.log_event import event
 from manager.evidence.process_probe import look_with_output
 from manager.guard.client import Command, Ended, GuardClient, shown
 from manager.guard.rules.exit_status import described
@@ -129,7 +130,8 @@ class LocalHost:
         wanted = [rank for rank in ranks if not self._live[rank].is_halted]
         if wanted and ended.status != 0:
             said = f": {ended.output[-1]}" if ended.output else ""
-            log.error("health check: %s%s", late or described(ended.status), shown(ended.output))
+            why, output = late or described(ended.status), shown(ended.output)
+            log.error("health check: %s%s", why, output, extra=event("health_check_failed", reason=why))
             self._tell(CheckFailed(self.plan.host, f"{late or described(ended.status)}{said}"))
         self._spawn([rank for rank in wanted if ended.status == 0])
         for rank in ranks:
@@ -152,7 +154,9 @@ class LocalHost:
             )
             live.process = self._guard.start(command, functools.partial(self._ended, rank))
         if ranks:
-            log.info("started ranks %s, attempt %d", list(ranks), self._live[ranks[0]].attempt)
+            attempt = self._live[ranks[0]].attempt
+            told = event("ranks_started", ranks=list(ranks), attempt=attempt)
+            log.info("started ranks %s, attempt %d", list(ranks), attempt, extra=told)
 
     def _log_of(self, rank: int, attempt: int) -> str | None:
         return None if self._output.folder is None else str(self._output.folder / self.plan.log_name(rank, attempt))
@@ -172,6 +176,7 @@ class LocalHost:
             process = RankId(self.plan.slot_of(failure.rank), f"{live.incarnation}.{failure.pid}")
         if status != 0 and not live.is_halted:
             reason = described(status) + (f": {ended.cause}" if ended.cause else "")
-            log.error("%s has ended by %s%s", self.plan.label(rank), reason, shown(ended.output))
+            told = event("rank_ended", rank=rank, reason=reason, attempt=live.attempt)
+            log.error("%s has ended by %s%s", self.plan.label(rank), reason, shown(ended.output), extra=told)
             self._lose(ProcessLost(process, reason, ended.output))
         self._tell(RankEnded(rank, live.attempt, status, ended.cause))

@@ -7,6 +7,7 @@ import socket
 from collections.abc import Callable
 
 from lighthouse_protocol.refusals import InvalidRequest
+from lighthouse_runtime.log_event import event
 from lighthouse_runtime.process.children import who_listens
 from manager.guard.client import Command, Ended, GuardClient, shown
 from manager.guard.rules.exit_status import described
@@ -20,11 +21,13 @@ QUIET_S = 60.0  # after so long its end is the first one again
 
 
 class SupervisedStore:
-    """`fail` is called with what to say when it cannot be had at all."""
+    """`fail` is called with what to say when it cannot be had at all. `host`: where it listens; empty: everywhere."""
 
-    def __init__(self, guard: GuardClient, python: str, port: int, label: str, fail: Callable[[str], None]) -> None:
+    def __init__(
+        self, guard: GuardClient, python: str, port: int, host: str, label: str, fail: Callable[[str], None]
+    ) -> None:
         self._guard = guard
-        self._command = Command((python, str(SCRIPT), str(port)), {}, label, is_shown=False, has_input=True)
+        self._command = Command((python, str(SCRIPT), str(port), host), {}, label, is_shown=False, has_input=True)
         self._python = python
         self._port = port
         self._fail = fail
@@ -57,7 +60,7 @@ class SupervisedStore:
         if loop.time() > self._started_at + QUIET_S:
             self._delay_s = FIRST_DELAY_S
         log.error("the group's store has ended by %s; it is started again on port %d, and the next quorum uses it",
-                  described(ended.status), self._port)  # fmt: skip
+                  described(ended.status), self._port, extra=event("store_restarts", port=self._port))  # fmt: skip
         loop.call_later(self._delay_s, self._start_again)
         self._delay_s = min(MAX_DELAY_S, 2 * self._delay_s)
 

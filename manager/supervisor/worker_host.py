@@ -4,13 +4,15 @@ import asyncio
 import logging
 import signal
 
+from lighthouse_protocol.identity import parse_target
 from lighthouse_protocol.limits import MANAGER_PORT
 from lighthouse_protocol.messages.hosts import GroupEnded, HostHello, HostWelcome
 from lighthouse_protocol.messages.run import HelloRejected, RunCompleted, RunStopped
 from lighthouse_protocol.messages.supervisor import SupervisorWelcome, ToSupervisor
-from lighthouse_runtime.client.channel import target
 from lighthouse_runtime.client.manager import AsyncManagerClient
+from lighthouse_runtime.log_event import event
 from lighthouse_runtime.process.loop import STOP_SIGNALS
+from lighthouse_runtime.process.service_manager import ServiceManager
 from manager.guard.client import GuardClient
 from manager.supervisor.head_link import HeadLink
 from manager.supervisor.launch import Launch
@@ -30,7 +32,7 @@ class WorkerHost:
         self._guard = guard
         self._loop = asyncio.get_running_loop()
         config, settings = launch.config, launch.settings
-        self._manager = target(settings.head or "", "--head", MANAGER_PORT)
+        self._manager = str(parse_target(settings.head or "", "--head", MANAGER_PORT))
         entry = HostHello(
             config.replica_id,
             settings.run_id,
@@ -40,7 +42,7 @@ class WorkerHost:
             launch.incarnation,
         )
         self._head = HeadLink(
-            lambda: AsyncManagerClient(self._manager, token=launch.token),
+            lambda: AsyncManagerClient(self._manager, launch.group_secret),
             entry,
             self._make_host,
             self._over,
@@ -59,9 +61,14 @@ class WorkerHost:
         self._guard.on_failure = lambda why: self._over(GroupEnded(1, why))
         guarding = asyncio.create_task(self._watch_guard(), name="guard")
         self._link.open()
+        systemd = ServiceManager(self._loop, lambda: f"host {self._launch.settings.node_rank} of its replica group")
+        systemd.ready()
         try:
             over = await self._end_of
-            (log.info if over.status == 0 else log.error)("ends with %d: %s", over.status, over.why)
+            systemd.stopping()
+            (log.info if over.status == 0 else log.error)(
+                "ends with %d: %s", over.status, over.why, extra=event("supervisor_ends", status=over.status)
+            )
             if over.excluded:
                 self._link.exclude(over.excluded)
             await self._link.close()
@@ -73,6 +80,7 @@ class WorkerHost:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
             await self._guard.stop()
+            systemd.close()
 
     def _make_host(self, welcome: HostWelcome) -> LocalHost:
         plan = self._launch.plan(self._manager, (welcome.master_address, welcome.master_port))
@@ -82,8 +90,8 @@ class WorkerHost:
         match message:
             case SupervisorWelcome():
                 self._orders = self._orders or asyncio.create_task(self._head.run(), name="host 0")
-            case RunStopped(reason, who):
-                over = GroupEnded(STOPPED_STATUS, f"the run is stopped: {reason} (by {who})")
+            case RunStopped():
+                over = GroupEnded(STOPPED_STATUS, f"the run is stopped: {message.text}")
                 self._end(over, min(self._launch.settings.termination_grace_s, STOP_GRACE_S))
             case RunCompleted(number) if self._orders is None:
                 self._over(GroupEnded(0, f"the run has completed, with generation {number}"))

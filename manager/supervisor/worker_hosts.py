@@ -10,6 +10,7 @@ from lighthouse_protocol.messages.evidence import ProcessSnapshot
 from lighthouse_protocol.messages.session import EvidenceOffer, WatchHello
 from lighthouse_protocol.refusals import InvalidRequest, Superseded, Unreachable, WrongState
 from lighthouse_protocol.wire.streams import NODE_REQUESTS, NODE_RESPONSES
+from lighthouse_runtime.log_event import event
 from lighthouse_runtime.process.loop import STOP_SIGNALS
 from lighthouse_runtime.server.rpc_handler import Call, Stream
 from lighthouse_runtime.server.streams import FIRST_WITHIN_S, Requests, Sender
@@ -105,7 +106,7 @@ class WorkerHosts:
         if (older := self._senders.pop(host, None)) is not None:
             older.end(Superseded(f"another supervisor of host {host} has come"))
             self._tell(HostLost(host, "its supervisor was started again"))
-        log.info("host %d is there", host)
+        log.info("host %d is there", host, extra=event("host_joined", host=host))
         self._senders[host] = sender
         self._heard_at[host] = asyncio.get_running_loop().time()
         address, port = self._plan().master
@@ -117,7 +118,7 @@ class WorkerHosts:
     def _leave(self, host: int, sender: Sender) -> None:
         if self._senders.get(host) is sender:
             del self._senders[host]
-            log.warning("host %d has gone", host)
+            log.warning("host %d has gone", host, extra=event("host_lost", host=host))
             self._tell(HostLost(host, "its supervisor has gone"))
 
     async def _keep(self, host: int, sender: Sender) -> None:

@@ -80,7 +80,7 @@ class ManagerActor:
 
     def _run(self, config: ManagerConfig, sending: int) -> None:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            runner.run(daemon.serve(config, None, sending, StopRequest()))
+            runner.run(daemon.serve(config, "", sending, StopRequest()))
 
 
 class GlooActor:
@@ -110,10 +110,14 @@ class GlooActor:
         return digest(tensor)
 
     def reconfigure(self, store: str, key: str, rank: int, size: int, count: int) -> None:
-        """Meet, reduce, abort and drop so many times, beside the peers that do the same."""
+        """Meet, reduce, abort and drop so many times, beside the peers that do the same. Each waits until all have
+        reduced: gloo keeps a group that is aborted while a message of it is unsent."""
+        meeting = connect_store(store, MEETS_WITHIN_S)
         for number in range(count):
             self.meet(store, f"{key}-{number}", rank, size)
             self.all_reduce(rank, 10)
+            meeting.set(f"{key}-{number} reduced {rank}", "")
+            meeting.wait([f"{key}-{number} reduced {each}" for each in range(size)])
             self.abort()
             self.drop()
 

@@ -214,6 +214,30 @@ def all_events(folder: Path, rank: str = "*") -> Iterator[list[Event]]:
         yield [event for event in read_events(path) if "step" in event]
 
 
+def check_heals(cluster: Cluster, steps: int, accuracy: float, *, before: int, within_s: float) -> None:
+    """A group is killed `before` steps from here, started again, heals, and all end alike, having learnt.
+
+    The other one waits for it, so that it finds somebody to heal from however long its start takes.
+    """
+    cluster.start_lighthouse()
+    cluster.start_groups(*cluster.groups)
+    cluster.wait_steps(*cluster.groups, more=before, participants=2)
+    victim, survivor = cluster.groups
+    cluster.kill(victim)
+    step = cluster.committed(survivor)[-1]["step"]
+    cluster.start_groups(victim)
+    eventually(lambda: all(map(cluster.has_ended, cluster.groups)), "all have ended", within_s)
+    logs = "\n".join(cluster.log(group, 0) for group in cluster.groups)
+    assert [cluster.statuses(group) for group in cluster.groups] == [[0] * cluster.ranks] * 2, logs
+    assert cluster.committed(victim)[0]["step"] > step
+    for rank in range(cluster.ranks):  # ranks may hold different shards, or buffers until the next forward pass
+        ends = [read_events(cluster.events(group, rank))[-1] for group in cluster.groups]
+        assert check_all(cluster.folder, str(rank)) > steps / 2
+        assert {end["finished"] for end in ends} == {steps}
+        assert len({end["hash"] for end in ends}) == 1
+        assert all(end["accuracy"] > accuracy for end in ends), ends
+
+
 def check_all(folder: Path, rank: str = "*") -> int:
     """Nobody who committed the same step under the same quorum has other weights. How many were compared.
 

@@ -11,13 +11,15 @@ class MarkingActor(AgentActor):
     may_validate = threading.Event()
 
     def train(self) -> None:
-        """Steps, each with a validation before it, for as long as the process lives."""
+        """Steps, each with a validation before it, for as long as the process lives. It stands still after the first
+        batch of one: a hold that comes later waits for the next."""
         self.may_validate.set()
         while True:
             with self.agent.phase("validation", total=BATCHES):
-                for _ in range(BATCHES):
+                for batch in range(BATCHES):
                     self.agent.tick()
-                    self.may_validate.wait()
+                    if batch == 0:
+                        self.may_validate.wait()
             self.step()
 
     def hold(self) -> None:

@@ -32,4 +32,4 @@ class CutOffActor(MisfitActor):
         super().build(manager, **options)
         target = self.agent._healing._target
         ask = target._ask
-        target._ask = lambda _: ask(NOWHERE)
+        target._ask = lambda assignment, _: ask(assignment, NOWHERE)

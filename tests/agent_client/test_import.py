@@ -33,6 +33,14 @@ def test_it_imports_no_torch_and_the_clients_come_without(imports: str) -> None:
     assert (done.returncode, done.stdout, done.stderr) == (0, "[]\n", "")
 
 
+def test_what_every_torchrun_loads_is_little() -> None:
+    """Whatever its backend, torchrun loads the entry point."""
+    heavy = (*NOT_IMPORTED, "grpc", "google.protobuf")
+    code = f"import sys, agent_client.torchrun.entry; print([name for name in {heavy!r} if name in sys.modules])"
+    done = run_cli(code)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "[]\n", "")
+
+
 @pytest.mark.parametrize("name", agent_client.__all__)
 def test_every_promised_name_is_there(name: str) -> None:
     assert getattr(agent_client, name).__name__ == name

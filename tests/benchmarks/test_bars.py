@@ -4,9 +4,10 @@ import math
 
 import pytest
 
-from benchmarks import faults, outage, recovery
+from benchmarks import abuse, cli_start, faults, outage, recovery
 from benchmarks.support.bars import Bar, conclude
 from benchmarks.support.daemons import OURS, TORCHFT
+from benchmarks.support.figures import Spread
 
 FAST = recovery.Run(noticed_s=0.005, quorum_s=0.01, committed_s=0.03)
 SLOW = recovery.Run(noticed_s=0.005, quorum_s=0.07, committed_s=0.101)
@@ -49,6 +50,11 @@ def away(*, longest_step_s: float = 0.03, quorums: int = 1, revokes: int | None 
     return outage.Run(1.0, 1.5, 0.021, 0.03, longest_step_s, 0, quorums, crowd)
 
 
+def attacked(*, during_s: float = 0.1, memory_mib: float = 100.0, join_s: float = 1.0) -> abuse.Result:
+    told = {"done": 1, "refused": {}, "last_refusal": ""}
+    return abuse.Result("x", 0.05, during_s, 0.01, 0, memory_mib, join_s, 1.0, 0.1, 0.1, 0.5, told)
+
+
 @pytest.mark.parametrize(
     ("bars", "met"),
     [
@@ -69,6 +75,14 @@ def away(*, longest_step_s: float = 0.03, quorums: int = 1, revokes: int | None 
         (outage.bars([outages(away(quorums=2), away())]), [False, True, True]),
         (outage.bars([outages(away(revokes=0))]), [True, True, True, True]),
         (outage.bars([outages(away(revokes=1))]), [True, True, True, False]),
+        # of a start the median
+        (cli_start.bars([cli_start.Start("x", Spread(0.25, 0.2, 0.4))]), [True]),
+        (cli_start.bars([cli_start.Start("x", Spread(0.251, 0.2, 0.3))]), [False]),
+        # of an attack the others' steps, the memory, and both joins
+        (abuse.bars([attacked()]), [True, True, True, True]),
+        (abuse.bars([attacked(during_s=0.101)]), [False, True, True, True]),
+        (abuse.bars([attacked(memory_mib=513)]), [True, False, True, True]),
+        (abuse.bars([attacked(join_s=math.inf)]), [True, True, False, True]),
     ],
 )
 def test_what_is_checked(bars: list[Bar], met: list[bool]) -> None:

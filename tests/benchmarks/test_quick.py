@@ -9,22 +9,23 @@ from typing import Any
 
 import pytest
 
+from benchmarks import abuse
 from tests.docs.pages import REPOSITORY
 
 TIMEOUT_S = 600
 
 pytestmark = pytest.mark.slow
 
-Ran = Callable[[str], dict[str, Any]]
+Ran = Callable[..., dict[str, Any]]
 
 
 @pytest.fixture
 def ran(tmp_path: Path) -> Ran:
-    """What `python -m benchmarks.NAME --quick` writes."""
+    """What `python -m benchmarks.NAME --quick` writes, with more options where they are given."""
 
-    def run(name: str) -> dict[str, Any]:
+    def run(name: str, *options: str) -> dict[str, Any]:
         path = tmp_path / "report.json"
-        command = [sys.executable, "-m", f"benchmarks.{name}", "--quick", "--json", str(path)]
+        command = [sys.executable, "-m", f"benchmarks.{name}", "--quick", "--json", str(path), *options]
         done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
         assert done.returncode == 0, done.stderr
         assert done.stdout.count("\n| ") > 2, done.stdout
@@ -38,10 +39,22 @@ def test_quorum_round(ran: Ran) -> None:
     assert all(0 < server["cpu_s"]["median"] < 5 for server in size["servers"])
 
 
+def test_cli_start(ran: Ran) -> None:
+    starts = {start["what"]: start["cpu_s"]["median"] for start in ran("cli_start")["starts"]}
+    assert starts.keys() == {"lighthouse --help", "lighthouse status", "lighthouse-manager --help"}
+    assert all(0 < cpu_s < 5 for cpu_s in starts.values())
+    assert starts["lighthouse --help"] < starts["lighthouse status"]
+
+
 def test_step_overhead(ran: Ran) -> None:
     *_, standing = ran("step_overhead")["contenders"]
     assert 0 < standing["calls"]["both_s"]["median_s"] < 1
     assert 1 <= standing["round_trips"] < 2
+
+
+def test_torchrun(ran: Ran) -> None:
+    (loss,) = ran("torchrun")["losses"]
+    assert 0 < loss["recovered_s"] < 60
 
 
 def test_recovery(ran: Ran) -> None:
@@ -49,6 +62,12 @@ def test_recovery(ran: Ran) -> None:
     assert [row["fault"] for row in results] == ["kill-group", "kill-rank"]
     for run in (run for row in results for run in row["runs"]):
         assert 0 < run["noticed_s"] <= run["quorum_s"] <= run["committed_s"] < 60
+
+
+def test_recovery_with_tls(ran: Ran) -> None:
+    results = ran("recovery", "--tls")["results"]
+    assert [row["product"] for row in results] == ["lighthouse-ft", "lighthouse-ft, TLS"] * 2
+    assert all(0 < run["committed_s"] < 60 for row in results for run in row["runs"])
 
 
 def test_faults(ran: Ran) -> None:
@@ -91,6 +110,13 @@ def test_scale(ran: Ran) -> None:
     assert first < last
 
 
+def test_scale_with_tls(ran: Ran) -> None:
+    report = ran("scale", "--tls")
+    plain, by_tls = report["stages"], report["stages_with_tls"]
+    assert [stage["name"] for stage in plain] == [stage["name"] for stage in by_tls]
+    assert all(stage["told"]["commits"] for stage in by_tls if stage["told"]["steps_s"])
+
+
 def test_heal(ran: Ran) -> None:
     results = {row["kind"]: row for row in ran("heal")["results"]}
     assert {"snapshot", "hold"} <= results.keys()
@@ -105,3 +131,20 @@ def test_restart(ran: Ran) -> None:
     restarts = ran("restart")["restarts"]
     assert len(restarts) == 2
     assert all(0 < restart["from_start_s"] < restart["whole_s"] for restart in restarts)
+
+
+def test_restart_faults(ran: Ran) -> None:
+    for jobs in ran("restart_faults")["jobs"].values():
+        assert [restart["called_s"] < restart["stepped_s"] for restart in jobs["with"]["restarts"]] == [True, True]
+        assert jobs["with"]["losses"] == pytest.approx(jobs["without"]["losses"], rel=1e-4)
+
+
+def test_abuse(ran: Ran) -> None:
+    results = ran("abuse")["results"]
+    assert [result["attack"] for result in results] == ["bitmaps", "replica-ids", "slots"]
+    for result in results:
+        assert result["told"]["done"] > 0
+        assert 0.05 < result["step_before_s"] < 5
+        assert 20 < result["memory_mib"] < abuse.MAX_MEMORY_MIB
+        assert 0 < result["join_s"] < abuse.JOINED_WITHIN_S
+        assert 0 < result["new_job_s"] < abuse.JOINED_WITHIN_S

@@ -3,8 +3,9 @@
 import contextlib
 import secrets
 import threading
+import time
 from collections import defaultdict
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Self
 
@@ -53,6 +54,7 @@ class Group:
     name: str
     manager: Manager
     reduce: AllReduce
+    step_s: float = 0.0
     commits: list[tuple[int, int]] = field(default_factory=list)
     discards: int = 0
     drained: str = ""
@@ -90,6 +92,7 @@ class Group:
     def _step(self) -> None:
         step, tag = (self.commits[-1][0] + 1, self.commits[-1][1]) if self.commits else (0, 0)
         answer = self._link.ask(step, "", tag_quorum_id=tag, commit_failures=self._failures, timeout_s=PATIENCE_S)
+        time.sleep(self.step_s)
         key = answer.quorum_id, answer.max_step
         yes = self.reduce.run(key, self.name, answer.replica_ids, lambda: self._is_over(answer.quorum_id))
         if self._link.vote(answer.max_step, yes, quorum_id=answer.quorum_id, timeout_s=VOTE_S):
@@ -108,13 +111,17 @@ class Group:
 
 
 @contextlib.contextmanager
-def training(lighthouse: Lighthouse, job: str, names: str) -> Generator[tuple[Group, ...]]:
-    """All in one quorum, and in step 3 or later."""
+def training(
+    lighthouse: "Lighthouse | str", job: str, names: str, step_s: float = 0.0, env: Mapping[str, str] | None = None
+) -> Generator[tuple[Group, ...]]:
+    """All in one quorum, and in step 3 or later. `lighthouse`: or its addresses. `env`: of the managers."""
     reduce = AllReduce()
-    managers = [Manager(lighthouse.address, name, "--job", job) for name in names]
+    address = lighthouse if isinstance(lighthouse, str) else lighthouse.address
+    managers = [Manager(address, name, "--job", job, env=env) for name in names]
     with together(*managers), contextlib.ExitStack() as stack:
         groups = tuple(
-            stack.enter_context(Group(name, manager, reduce)) for name, manager in zip(names, managers, strict=True)
+            stack.enter_context(Group(name, manager, reduce, step_s))
+            for name, manager in zip(names, managers, strict=True)
         )
         eventually(lambda: all(len(group.commits) > 3 for group in groups), "all train")
         yield groups

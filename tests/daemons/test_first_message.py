@@ -19,8 +19,8 @@ from lighthouse_protocol.messages.session import Hello
 from lighthouse_protocol.pb.documented import lighthouse_pb2, manager_pb2
 from lighthouse_protocol.wire.streams import SESSION_REQUESTS
 from lighthouse_runtime.client.lighthouse import AsyncLighthouseClient
-from lighthouse_runtime.client.rpcs import SESSION, WATCH
-from lighthouse_runtime.server.control_policy import ControlPolicy
+from lighthouse_runtime.client.stream_kinds import SESSION, WATCH
+from lighthouse_runtime.security.access import HostOnly
 from lighthouse_runtime.server.grpc_server import GrpcServer
 from manager.evidence.collector import EvidenceCollector
 from manager.group.driver import GroupDriver
@@ -37,20 +37,20 @@ def lighthouse(within_s: float) -> LighthouseService:
 
 
 def service_of(jobs: JobRegistry, within_s: float) -> LighthouseService:
-    return LighthouseService(jobs, ControlPolicy(), Counters(), within_s)
+    return LighthouseService(jobs, Counters(), within_s)
 
 
 def manager(within_s: float) -> ManagerService:
     link = LighthouseLink(lambda: AsyncLighthouseClient(LOCALHOST), LOCALHOST)
     loop, evidence = asyncio.get_running_loop(), EvidenceCollector(1, link.send)
     driver = GroupDriver(Participant("a", group_world_size=1), "L", loop, link, evidence, lambda status: None)
-    return ManagerService(driver, ControlPolicy(), lambda: pytest.fail("nobody asks for it"), within_s)
+    return ManagerService(driver, lambda: pytest.fail("nobody asks for it"), within_s)
 
 
 @asynccontextmanager
 async def opened(service: LighthouseService | ManagerService, path: str) -> AsyncGenerator[Any, None]:
     """A stream on which nothing has been said."""
-    server = GrpcServer(service.services(), [])
+    server = GrpcServer(service.services(), [], HostOnly())
     port = await server.start(f"{LOCALHOST}:0")
     try:
         async with grpc.aio.insecure_channel(f"{LOCALHOST}:{port}") as channel, asyncio.timeout(PATIENCE_S):
@@ -86,7 +86,11 @@ async def test_a_job_that_is_forgotten_before_its_first_hello_knows_who_says_it(
     async with opened(service, SESSION.path) as stream:
         await asyncio.sleep(4 * SOON_S)  # it is open, and has said nothing
         assert service.status().jobs == ()
-        await stream.write(SESSION_REQUESTS.write(Hello(Participant("a", "1"))).SerializeToString())
+        await stream.write(
+            SESSION_REQUESTS.write(
+                Hello(Participant("a", "1"), secret="known to this manager alone, of this test")
+            ).SerializeToString()
+        )
         assert lighthouse_pb2.SessionResponse.FromString(await stream.read()).HasField("welcome")
         assert [member.replica_id for job in service.status().jobs for member in job.members] == ["a"]
 

@@ -17,7 +17,6 @@ from lighthouse.server.quorum_service import LighthouseService
 from lighthouse_protocol.messages.membership import Participant
 from lighthouse_runtime.client.lighthouse import LighthouseClient
 from lighthouse_runtime.client.manager import ManagerClient
-from lighthouse_runtime.server.control_policy import ControlPolicy
 from lighthouse_runtime.server.rpc_handler import Method
 from manager.server.service import ManagerService
 from tests.processes import LOCALHOST, PATIENCE_S, Lighthouse, Manager, http_get
@@ -39,11 +38,11 @@ def methods(service: Any) -> list[tuple[str, type[Message]]]:
     ]
 
 
-LIGHTHOUSE = methods(LighthouseService(None, ControlPolicy(), None))  # type: ignore[arg-type]
+LIGHTHOUSE = methods(LighthouseService(None, None))  # type: ignore[arg-type]
 # A Kill that is understood ends the manager, as it should.
 MANAGER = [
     (path, request)
-    for path, request in methods(ManagerService(None, ControlPolicy(), None))  # type: ignore[arg-type]
+    for path, request in methods(ManagerService(None, None))  # type: ignore[arg-type]
     if not path.endswith("/Kill")
 ]
 
@@ -140,7 +139,7 @@ def calls(served: list[tuple[str, type[Message]]]) -> st.SearchStrategy[tuple[st
 METADATA = st.lists(
     st.one_of(
         st.tuples(
-            st.sampled_from(["lighthouse-job", "lighthouse-control-token"]),
+            st.sampled_from(["lighthouse-job", "authorization"]),
             st.text(st.characters(min_codepoint=32, max_codepoint=126), max_size=140),
         ),
         st.tuples(st.just("anything-bin"), st.binary(max_size=20)),
@@ -208,6 +207,6 @@ def test_no_bytes_on_a_port_hurt(lighthouse: Lighthouse, manager: Manager, data:
 @pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "OPTIONS", "HEAD", "TRACE"])
 def test_http_answers_other_methods_with_a_status(lighthouse: Lighthouse, method: str) -> None:
     with socket.create_connection((LOCALHOST, lighthouse.http_port), timeout=10) as caller:
-        caller.sendall(f"{method} /status HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n".encode())
+        caller.sendall(f"{method} /status HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n".encode())
         answer = caller.makefile("rb").readline()
     assert answer.startswith(b"HTTP/1.1 200" if method == "HEAD" else b"HTTP/1.1 405")

@@ -4,8 +4,10 @@ import contextlib
 import json
 import re
 import signal
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import grpc
@@ -20,9 +22,10 @@ from lighthouse_protocol.refusals import DeadlinePassed, LighthouseError, Unknow
 from lighthouse_runtime.client.lighthouse import LighthouseClient
 from lighthouse_runtime.client.manager import ManagerClient
 from tests.daemons import document
-from tests.daemons.wire import call, check_health_and_reflection
+from tests.daemons.wire import call, check_health_and_reflection, without_moments
 from tests.processes import (
     LIGHTHOUSE_CODE,
+    PATIENCE_S,
     TORCHFT_LIGHTHOUSE_CODE,
     Lighthouse,
     Manager,
@@ -96,6 +99,18 @@ def test_status_and_metrics_show_the_same(lighthouse: Lighthouse) -> None:
     metrics = http_get(lighthouse.http + "/metrics")[1]
     [value] = re.findall(r'^lighthouse_quorum_id\{job="shown"\} (\S+)$', metrics, re.MULTILINE)
     assert float(value) == quorum_id
+
+
+def test_the_verb_s_json_is_that_of_slash_status_and_tells_the_time_and_the_store(tmp_path: Path) -> None:
+    with Lighthouse("--journal", str(tmp_path / "j.sqlite")) as process, Manager(process.address):
+        ended = run_cli(LIGHTHOUSE_CODE, "status", "--format", "json", "--lighthouse", process.address)
+        told, shown = json.loads(ended.stdout), http_json(process.http + "/status")
+    assert shown.pop("pace").keys() == {"default"}, "what the page draws, and it alone"
+    assert without_moments(told) == without_moments(shown)
+    assert abs(told["now_unix_s"] - time.time()) < PATIENCE_S
+    assert told["store"] == {"kind": "journal", "term": 1, "error": ""}
+    assert [member["replica_id"] for job in told["jobs"] for member in job["members"]] == ["a"]
+    assert told["jobs"][0]["timeline"] != []
 
 
 # -- signals

@@ -33,11 +33,11 @@ NAMES = ["", "a b", "x" * 129, "ü", "a\n"]
 NO_FOLDER = ["{empty}"]
 
 # Besides what its type refuses.
+TLS_FILES = ("tls-cert", "tls-key", "tls-client-ca", "tls-identities", "tls-ca", "client-cert", "client-key")
 WRONG: Mapping[str, list[str]] = {
     "bind": BINDS,
     "http": BINDS,
     "allowed-replicas": ["", "x", "0", "-2", "2,,4", "2;4", "1.5"],
-    "control-token-file": ["{missing}", "{empty}", "{folder}", "{binary}"],
     "lighthouse": ADDRESSES,
     "manager": ADDRESSES,
     "head": ADDRESSES,
@@ -46,6 +46,10 @@ WRONG: Mapping[str, list[str]] = {
     "lighthouse-manager serve job": NAMES,
     "lighthouse-manager run job": NAMES,
     "store": ["localhost", "a b:1", "localhost:99999", "localhost:0", "0.0.0.0:29500"],
+    **{name: ["for-no-store.pem"] for name in ("store-ca", "store-cert", "store-key", "store-user-file")},
+    **{name: ["{missing}", "{folder}"] for name in TLS_FILES},
+    "torchft-listen": BINDS,
+    "credentials": NO_FOLDER,
     "advertise": ["a b", "0.0.0.0", "::", "10.0.0.1:80", "x" * 600],
     "master-addr": ["a b", "0.0.0.0", "h0:29500"],
     "node-rank": ["1"],

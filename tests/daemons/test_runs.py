@@ -35,10 +35,11 @@ from lighthouse_protocol.messages.supervisor import (
 )
 from lighthouse_protocol.refusals import Unreachable, WrongState
 from lighthouse_runtime.client.lighthouse import AsyncLighthouseClient
-from lighthouse_runtime.client.streams import AsyncRankStream, SupervisorStream
+from lighthouse_runtime.client.stream_kinds import AsyncRankStream, SupervisorStream
 from tests.processes import LOCALHOST, PATIENCE_S, Lighthouse
 
 TERMS = RunTerms(world_size=2, stride=100)
+SECRET = "known to the supervisor of all ranks, and to them"
 FIRST = GenerationFormed(RunCounters(0), (0, 1))
 
 
@@ -55,7 +56,7 @@ async def client(lighthouse: Lighthouse, run: str) -> AsyncGenerator[AsyncLighth
 async def entered(at: AsyncLighthouseClient, slot: int, **held: object) -> AsyncRankStream:
     """A rank's stream, ready."""
     stream = at.rank(wait_for_ready=True)
-    stream.send(RankHello(rank_id(slot), TERMS, is_ready=True, **held))  # pyright: ignore[reportArgumentType]
+    stream.send(RankHello(rank_id(slot), TERMS, is_ready=True, secret=SECRET, **held))  # pyright: ignore[reportArgumentType]
     return stream
 
 
@@ -68,7 +69,7 @@ async def said(stream: AsyncRankStream | SupervisorStream) -> object:
 
 async def supervised(at: AsyncLighthouseClient, name: str = "g", incarnation: str = "s1") -> SupervisorStream:
     stream = at.supervise(wait_for_ready=True)
-    stream.send(SupervisorHello(name, incarnation, "h1", (0, 1)))
+    stream.send(SupervisorHello(name, incarnation, "h1", (0, 1), SECRET))
     return stream
 
 
@@ -119,8 +120,8 @@ async def test_a_loss_is_told_in_milliseconds(lighthouse: Lighthouse):
 async def test_keys_are_fenced(lighthouse: Lighthouse):
     async with client(lighthouse, "keys") as at:
         a, _ = await two_ranks(at)
-        await at.put_key(0, KeyKind.ITERATION, "rank_0", b"5")
-        await at.put_key(0, KeyKind.JOB_RESTART, "count", b"1")
+        await at.put_key(0, KeyKind.ITERATION, "rank_0", b"5", slot=0, secret=SECRET)
+        await at.put_key(0, KeyKind.JOB_RESTART, "count", b"1", slot=1, secret=SECRET)
         both = {(KeyKind.ITERATION, "rank_0"): b"5", (KeyKind.JOB_RESTART, "count"): b"1"}
         assert await at.get_keys(0) == (0, both)
         assert await at.get_keys(kind=KeyKind.JOB_RESTART) == (0, {(KeyKind.JOB_RESTART, "count"): b"1"})
@@ -131,7 +132,7 @@ async def test_keys_are_fenced(lighthouse: Lighthouse):
         while isinstance(await said(a), GenerationEnded):
             pass
         with pytest.raises(WrongState, match="generation: 0 is not the present one"):
-            await at.put_key(0, KeyKind.ITERATION, "rank_0", b"6")
+            await at.put_key(0, KeyKind.ITERATION, "rank_0", b"6", slot=0, secret=SECRET)
         with pytest.raises(WrongState, match="generation: 0 is not the present one"):
             await at.get_keys(0)
         assert await at.get_keys() == (1, {})
@@ -171,7 +172,7 @@ async def test_a_stop_outlives_the_lighthouse_and_holds_for_its_run(tmp_path: Pa
         await two_ranks(other)
         await at.resume_run()
         again = at.rank()
-        again.send(RankHello(rank_id(0), TERMS, is_ready=True))
+        again.send(RankHello(rank_id(0), TERMS, is_ready=True, secret=SECRET))
         assert (await status(at, "r")).stop is None
 
 
@@ -181,14 +182,14 @@ async def test_a_run_goes_on_after_a_kill_of_the_lighthouse(tmp_path: Path):
     port, journal = free_port(), tmp_path / "journal"
     async with lighthouse_at(port, journal) as first, client(first, "r") as at:
         a, b = await two_ranks(at)
-        await at.put_key(0, KeyKind.ITERATION, "rank_0", b"5")
+        await at.put_key(0, KeyKind.ITERATION, "rank_0", b"5", slot=0, secret=SECRET)
         first.kill()
         await broken(a)
         await broken(b)
     async with lighthouse_at(port, journal) as second, client(second, "r") as at:
         a, b = at.rank(wait_for_ready=True), at.rank(wait_for_ready=True)
         for slot, rank in enumerate((a, b)):
-            rank.send(RankHello(rank_id(slot), TERMS, generation=0, seen=0))
+            rank.send(RankHello(rank_id(slot), TERMS, generation=0, seen=0, secret=SECRET))
         await seen(at, "r", lambda run: {rank.state for rank in run.ranks} == {"active"})
         assert await at.get_keys(0) == (0, {(KeyKind.ITERATION, "rank_0"): b"5"})
         b.send(FailureReport(0, "x"))
@@ -202,10 +203,10 @@ async def test_a_run_goes_on_after_a_kill_of_the_lighthouse(tmp_path: Path):
         second.kill()
     async with lighthouse_at(port, journal) as third, client(third, "r") as at:
         late = at.rank()
-        late.send(RankHello(RankId(1, "restarted"), TERMS, attempt=1))
+        late.send(RankHello(RankId(1, "restarted"), TERMS, attempt=1, secret=SECRET))
         assert await said(late) == RunCompleted(1)
         anew = [at.rank(), at.rank()]
         late.cancel()
         for slot, rank in enumerate(anew):
-            rank.send(RankHello(RankId(slot, f"new{slot}"), TERMS, is_ready=True))
+            rank.send(RankHello(RankId(slot, f"new{slot}"), TERMS, is_ready=True, secret=SECRET))
         assert [await said(rank) for rank in anew] == [GenerationFormed(RunCounters(100, 100), (0, 1))] * 2

@@ -2,18 +2,21 @@
 
 import functools
 import os
+import secrets
 import signal
 import sys
 from pathlib import Path
 
 import pytest
 
+from lighthouse_protocol.limits import MANAGER_SECRET_VARIABLE
 from lighthouse_runtime.client.lighthouse import LighthouseClient
 from lighthouse_runtime.client.manager import ManagerClient
 from tests.daemons.supervisors import ONCE, QUICK, SLEEP, Supervisor, marked, python, restarted, runs
 from tests.processes import Lighthouse, eventually, together
 
 # A process of its own session and process group, as a daemon is.
+SECRET = "known_to_the_group_and_to_this_test"
 STRAY = f"{sys.executable} -S -c 'import os, time; os.setsid(); time.sleep(600)' &"
 
 
@@ -71,10 +74,11 @@ class TestEnds:
             assert "[a/0] saved" in supervisor.log()
 
     def test_a_kill_is_a_restart(self, lighthouse: Lighthouse) -> None:
-        with Supervisor(lighthouse.address, *QUICK, command=SLEEP, replica_id="killed") as supervisor:
+        options = {"command": SLEEP, "replica_id": "killed", "env": {MANAGER_SECRET_VARIABLE: SECRET}}
+        with Supervisor(lighthouse.address, *QUICK, **options) as supervisor:
             address = supervisor.wait_for_log(r"serves on (\S+);")[1]
             first = runs(supervisor, 1)
-            with ManagerClient(address) as client:
+            with ManagerClient(address, SECRET) as client:
                 client.kill("stuck")
             restarted(supervisor, 1)
             assert runs(supervisor, 1) != first
@@ -111,6 +115,78 @@ class TestNothingIsLeftBehind:
             assert supervisor.gone()
 
 
+class TestStrays:
+    """A process that has left its session and thrown off its environment survived its rank, and the guard's end."""
+
+    def escape(self, rank: str) -> tuple[str, str]:
+        """What the shell runs, and how the stray is known."""
+        seconds = f"{600 + secrets.randbelow(10**9) / 1e9:.9f}"
+        return f"setsid env -i sleep {seconds} & sleep 0.3; {rank}", seconds
+
+    def test_one_ends_before_its_group_is_started_again(self, lighthouse: Lighthouse) -> None:
+        command, seconds = self.escape("kill -SEGV $$")
+        with Supervisor(
+            lighthouse.address, *QUICK, command=f'test "$LIGHTHOUSE_ATTEMPT" = 0 || {SLEEP}; {command}'
+        ) as s:
+            eventually(lambda: running(seconds), "the stray runs")
+            restarted(s, 1)
+            eventually(lambda: not running(seconds), "it has ended")
+            assert s.is_alive
+
+    def test_by_a_guard_that_is_killed(self, lighthouse: Lighthouse) -> None:
+        command, seconds = self.escape(SLEEP)
+        with Supervisor(lighthouse.address, command=command) as supervisor:
+            eventually(lambda: running(seconds), "the stray runs")
+            os.kill(supervisor.guard(), signal.SIGKILL)
+            assert supervisor.wait() == 1
+            assert running(seconds) == []
+
+    def test_one_stays_while_a_rank_runs_that_may_have_started_it(self, lighthouse: Lighthouse) -> None:
+        command, seconds = self.escape(f'test "$RANK" = 0 && {SLEEP}; exit 7')
+        only = f'test "$RANK$LIGHTHOUSE_ATTEMPT" = 00 || test "$RANK$LIGHTHOUSE_ATTEMPT" = 10 || {SLEEP};'
+        options = ("--nproc-per-node", "2", "--restart-scope", "rank", *QUICK)
+        with Supervisor(lighthouse.address, *options, command=f"{only} {command}") as supervisor:
+            restarted(supervisor, 1)
+            assert len(running(seconds)) == 2
+            assert supervisor.stop() == 143
+            assert running(seconds) == []
+
+
+class TestAGuardThatIsStopped:
+    """The supervisor ignored SIGTERM for as long as its guard was stopped."""
+
+    def test_goes_on_and_the_supervisor_ends_in_good_order(self, lighthouse: Lighthouse) -> None:
+        with Supervisor(lighthouse.address, command=SLEEP) as supervisor:
+            runs(supervisor, 1)
+            os.kill(supervisor.guard(), signal.SIGSTOP)
+            assert supervisor.stop() == 143
+            assert supervisor.gone()
+
+    def test_a_log_that_is_a_pipe_which_nobody_reads_holds_up_nothing(
+        self, lighthouse: Lighthouse, tmp_path: Path
+    ) -> None:
+        pipe = tmp_path / "a" / "attempt_0" / "rank_0.log"
+        pipe.parent.mkdir(parents=True)
+        os.mkfifo(pipe)
+        options = ("--log-dir", str(tmp_path), "--max-startup-failures", "1")
+        with Supervisor(lighthouse.address, *options, command=SLEEP) as supervisor:
+            assert supervisor.wait() == 1
+            assert "is no plain file of this user alone" in supervisor.log()
+
+
+def running(seconds: str) -> list[int]:
+    """The processes `sleep SECONDS`."""
+    said = f"sleep\0{seconds}\0".encode()
+    return [int(each.name) for each in Path("/proc").iterdir() if each.name.isdigit() and _command(each) == said]
+
+
+def _command(process: Path) -> bytes:
+    try:
+        return (process / "cmdline").read_bytes()
+    except OSError:
+        return b""
+
+
 def test_a_background_start_does_not_make_ranks_deaf_to_sigint(lighthouse: Lighthouse) -> None:
     code = "import signal; print(signal.getsignal(signal.SIGINT) is signal.default_int_handler)"
     ignore = functools.partial(signal.signal, signal.SIGINT, signal.SIG_IGN)
@@ -132,10 +208,12 @@ def test_a_failed_health_check_excludes_the_host_before_anything_runs(lighthouse
 WATCHED = """
 import os, pathlib, sys, time
 from agent_client.manager_client.client import ManagerConnection
+from lighthouse_runtime.client.manager import manager_at
 while not pathlib.Path(sys.argv[1]).exists():
     time.sleep(0.02)
 here, address = "w" + os.environ["LIGHTHOUSE_ATTEMPT"], os.environ["LIGHTHOUSE_MANAGER_ADDRESS"]
-link = ManagerConnection(address, 0, here, lambda *_: None, returns_within_s=60)
+manager = manager_at(address, os.environ["LIGHTHOUSE_MANAGER_SECRET"]).join_string()
+link = ManagerConnection(manager, 0, here, lambda *_: None, returns_within_s=60)
 link._ensure_watched()
 time.sleep(600)
 """
@@ -165,8 +243,10 @@ def test_a_group_is_starting_until_its_ranks_are_there(lighthouse: Lighthouse, t
 MISFIT = """
 import os, sys
 from agent_client.manager_client.client import ManagerConnection
+from lighthouse_runtime.client.manager import manager_at
 here, address = "w" + os.environ["LIGHTHOUSE_ATTEMPT"], os.environ["LIGHTHOUSE_MANAGER_ADDRESS"]
-link = ManagerConnection(address, 0, here, lambda *_: None, returns_within_s=60)
+manager = manager_at(address, os.environ["LIGHTHOUSE_MANAGER_SECRET"]).join_string()
+link = ManagerConnection(manager, 0, here, lambda *_: None, returns_within_s=60)
 link.ask(0, "", tag_quorum_id=0, commit_failures=0, timeout_s=60)
 link.report("ModelMismatch: another width", ends_group=True)
 sys.exit(1)

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from examples.ports import free_port
+from lighthouse_protocol.limits import MANAGER_SECRET_VARIABLE
 from lighthouse_runtime.client.manager import ManagerClient
 from lighthouse_runtime.process.children import who_listens
 from tests.daemons.supervisors import QUICK, SLEEP, Supervisor
@@ -32,7 +33,9 @@ def set_and_get(port: int, key: str) -> str:
 def test_the_store_outlives_ranks_and_comes_back_when_it_is_killed(lighthouse: Lighthouse) -> None:
     port = free_port()
     options = ("--store", "auto", "--store-port", str(port))
-    with Supervisor(lighthouse.address, *options, command=SLEEP) as supervisor:
+    secret = "known_to_the_group_and_to_this_test"
+    env = {MANAGER_SECRET_VARIABLE: secret}
+    with Supervisor(lighthouse.address, *options, command=SLEEP, env=env) as supervisor:
         assert f"store {LOCALHOST}:{port};" in supervisor.log()
         assert set_and_get(port, "before") == "there"
         store = int(who_listens(port).split()[1])
@@ -40,7 +43,7 @@ def test_the_store_outlives_ranks_and_comes_back_when_it_is_killed(lighthouse: L
         supervisor.wait_for_log("the group's store has ended by SIGKILL.*; it is started again")
         eventually(lambda: str(store) not in who_listens(port) and who_listens(port).startswith("process"))
         assert set_and_get(port, "after") == "there"
-        with ManagerClient(supervisor.wait_for_log(r"serves on (\S+);")[1]) as manager:
+        with ManagerClient(supervisor.wait_for_log(r"serves on (\S+);")[1], secret) as manager:
             assert manager.quorum(0, 0, timeout_s=60).store_address == f"{LOCALHOST}:{port}"
         assert supervisor.stop() == 143
         assert supervisor.gone()

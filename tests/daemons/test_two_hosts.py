@@ -6,7 +6,7 @@ import json
 import os
 import signal
 import sys
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -23,6 +23,7 @@ from tests.processes import LIGHTHOUSE_CODE, PATIENCE_S, Lighthouse, eventually,
 pytestmark = pytest.mark.slow
 
 OPTIONS = (*QUICK, "--termination-grace", "2s", "--nnodes", "2", "--nproc-per-node", "2")
+SECRET = {"LIGHTHOUSE_MANAGER_SECRET": "the_same_on_all_hosts_of_the_group"}
 
 
 @pytest.fixture(scope="module")
@@ -33,7 +34,7 @@ def elsewhere() -> Iterator[Elsewhere]:
 
 @pytest.fixture(scope="module")
 def lighthouse(elsewhere: Elsewhere) -> Iterator[Lighthouse]:
-    with Lighthouse("--bind", f"{elsewhere.here}:0") as process:
+    with Lighthouse("--bind", f"{elsewhere.here}:0", "--insecure") as process:
         process.host = elsewhere.here
         yield process
 
@@ -56,9 +57,15 @@ class Group(NamedTuple):
 
 
 def further(
-    lighthouse: Lighthouse, elsewhere: Elsewhere, options: tuple[str, ...], command: str | Sequence[str] = SLEEP
+    lighthouse: Lighthouse,
+    elsewhere: Elsewhere,
+    options: tuple[str, ...],
+    command: str | Sequence[str] = SLEEP,
+    env: Mapping[str, str] = SECRET,
 ) -> Supervisor:
-    return Supervisor(lighthouse.address, *options, "--node-rank", "1", command=command, prefix=elsewhere.command)
+    return Supervisor(
+        lighthouse.address, *options, "--node-rank", "1", command=command, prefix=elsewhere.command, env=env
+    )
 
 
 @contextlib.contextmanager
@@ -68,7 +75,7 @@ def group(
     address = f"{elsewhere.here}:{free_port(elsewhere.here)}"
     options = (*OPTIONS, *more, "--run-id", run, "--head", address)
     at = ("--bind", address, "--advertise", elsewhere.here)
-    first = Supervisor(lighthouse.address, *options, *at, command=command)
+    first = Supervisor(lighthouse.address, *options, *at, command=command, env=SECRET)
     second = further(lighthouse, elsewhere, options, command)
     with contextlib.ExitStack() as stack:
         for supervisor in (first, second):
@@ -124,6 +131,7 @@ def test_a_supervisor_killed_elsewhere_leaves_nothing_behind_and_is_waited_for(
 WATCHED = """
 import ctypes, os, threading
 from agent_client.manager_client.client import ManagerConnection
+from lighthouse_runtime.client.manager import manager_at
 
 def stuck_in_a_futex():
     mutex = ctypes.create_string_buffer(64)
@@ -132,7 +140,8 @@ def stuck_in_a_futex():
 
 rank = int(os.environ["RANK"])
 address = os.environ["LIGHTHOUSE_MANAGER_ADDRESS"]
-manager = ManagerConnection(address, rank, f"w{rank}", lambda *_: None, returns_within_s=60)
+place = manager_at(address, os.environ["LIGHTHOUSE_MANAGER_SECRET"]).join_string()
+manager = ManagerConnection(place, rank, f"w{rank}", lambda *_: None, returns_within_s=60)
 manager._ensure_watched()
 print(f"rank {rank} is there", flush=True)
 stuck_in_a_futex() if rank == 2 else threading.Event().wait()
@@ -146,7 +155,9 @@ def test_what_a_rank_on_the_other_host_does_is_seen_from_outside(lighthouse: Lig
         stopped = {int(pid) for pid in both.second.below if b"RANK=3" in Path(f"/proc/{pid}/environ").read_bytes()}
         for pid in stopped:
             os.kill(pid, signal.SIGSTOP)
-        told = run_cli(LIGHTHOUSE_CODE, "stacks", "--lighthouse", lighthouse.address, "--rank", "a", "--format", "json")
+        port = lighthouse.address.rpartition(":")[2]
+        operator = run_cli(LIGHTHOUSE_CODE, "token", "operate", "--port", port, "--host", elsewhere.here).stdout.strip()
+        told = run_cli(LIGHTHOUSE_CODE, "stacks", "--lighthouse", operator, "--rank", "a", "--format", "json")
         assert told.returncode == 0, told.stderr
         first, _, stuck, paused = json.loads(told.stdout)["evidence"]
         assert "in <module>\n" in first["stacks"]
@@ -179,7 +190,7 @@ class TestSilence:
         """Its connection lives and it says nothing. It is not refused: it may enter again."""
         address = f"{elsewhere.here}:{free_port(elsewhere.here)}"
         options = (*OPTIONS, "--run-id", "hangs", "--bind", address, "--advertise", elsewhere.here)
-        supervisor = Supervisor(lighthouse.address, *options, command=SLEEP)
+        supervisor = Supervisor(lighthouse.address, *options, command=SLEEP, env=SECRET)
         supervisor.launch()
         with contextlib.closing(supervisor):
             heard, refused = asyncio.run(as_second_host(address, "hangs"))
@@ -199,7 +210,8 @@ class TestSilence:
 async def as_second_host(address: str, run: str) -> tuple[list[ToHost], LighthouseError | None]:
     """What is said to a host 1 that only enters, and how that ends."""
     heard: list[ToHost] = []
-    async with asyncio.timeout(PATIENCE_S), AsyncManagerClient(address) as client:
+    secret = SECRET["LIGHTHOUSE_MANAGER_SECRET"]
+    async with asyncio.timeout(PATIENCE_S), AsyncManagerClient(address, secret) as client:
         await client.connect(PATIENCE_S)
         async with client.host() as stream:
             stream.send(HostHello("a", run, 1, 2, 2, "i"))
@@ -225,6 +237,8 @@ def test_the_first_supervisor_killed_leaves_nothing_behind_on_the_other(
 
 def test_hosts_that_were_started_differently_are_told(lighthouse: Lighthouse, elsewhere: Elsewhere) -> None:
     with group(lighthouse, elsewhere, "differs") as both:
+        both.second.kill()  # its name is free then
+        eventually(lambda: not both.first.below, "the other half has ended, too")
         odd = (*both.options, "--nproc-per-node", "3")
         with further(lighthouse, elsewhere, odd) as other:
             assert other.wait() == 1

@@ -4,18 +4,15 @@ So does our wheel beside another distribution's `protos`.
 """
 
 import os
-import re
 import subprocess
 import sys
 import zipfile
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
 from lighthouse_runtime.process.commands import START_MANAGER
-from tests.processes import LOCALHOST, PATIENCE_S, Lighthouse, clean_environment, eventually
+from tests.processes import LOCALHOST, PATIENCE_S, Lighthouse, clean_environment, serving
 
 REPOSITORY = Path(__file__).parents[2]
 OURS = {"lighthouse", "manager", "agent_client", "lighthouse_protocol", "lighthouse_runtime"}
@@ -80,26 +77,6 @@ def run(project: Path, *command: str, **env: str) -> str:
     return done.stdout + done.stderr
 
 
-@contextmanager
-def serving(project: Path, command: str, path: str) -> Iterator[str]:
-    """A lighthouse in the project's folder; its address."""
-    log = project / "lighthouse.log"
-    with log.open("w") as output:
-        process = subprocess.Popen(
-            [command, "--bind", f"{LOCALHOST}:0", "--http", f"{LOCALHOST}:0", "--journal", "none"],
-            cwd=project,
-            env=clean_environment(PYTHONPATH=path),
-            stdout=output,
-            stderr=output,
-        )
-    try:
-        port = eventually(lambda: re.search(r"serves gRPC on port (\d+)", log.read_text()), "it serves")
-        yield f"{LOCALHOST}:{port[1]}"
-    finally:
-        process.terminate()
-        process.wait(PATIENCE_S)
-
-
 def test_its_script_trains_with_its_own_modules(project: Path, lighthouse: Lighthouse) -> None:
     pytest.importorskip("torch")
     named = {"LIGHTHOUSE_ADDRESS": lighthouse.address, "REPLICA_GROUP_ID": "a"}
@@ -143,14 +120,16 @@ def protos_wheel(folder: Path) -> Path:
     return path
 
 
+@pytest.mark.slow
 def test_what_is_installed_has_no_name_that_another_distribution_has(installed: Path) -> None:
     """`pip install protos` after ours changes nothing of ours, nor do we change that."""
     code = "import protos, lighthouse_runtime as ours, agent_client; print(protos.WHOSE, ours.__file__)"
     assert f"another distribution's {installed}/lighthouse_runtime" in run(installed, "-c", code)
 
 
+@pytest.mark.slow
 def test_an_installed_command_starts_in_its_folder(project: Path, installed: Path) -> None:
     command, path = str(installed / "bin" / "torchft_lighthouse"), f".{os.pathsep}{installed}"
-    with serving(project, command, path) as address:
+    with serving(command, folder=project, PYTHONPATH=path) as address:
         status = (str(installed / "bin" / "lighthouse"), "status", "--lighthouse", address)
         assert "no job" in run(project, *status, PYTHONPATH=path).lower()

@@ -14,7 +14,7 @@ from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoRe
 from lighthouse_protocol.pb.documented import lighthouse_pb2, manager_pb2
 from tests.processes import http_json
 
-_MOMENTS = {"now_unix_s", "uptime_s", "quorum_age_s", "heartbeat_age_s", "explanation"}
+_MOMENTS = {"now_unix_s", "pace", "uptime_s", "quorum_age_s", "heartbeat_age_s", "explanation"}
 
 
 def call(

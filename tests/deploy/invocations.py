@@ -6,6 +6,7 @@ import shlex
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 from .tools import DEPLOY, REPOSITORY, yaml_documents
 
@@ -57,21 +58,42 @@ def _of_compose() -> Iterator[Invocation]:
     text = re.sub(r"\$\{\w+:-(\w+)\}", r"\1", (DEPLOY / "compose" / "compose.yaml").read_text())
     (compose,) = yaml_documents(text)
     for name, service in compose["services"].items():
-        environment = {key: str(value) for key, value in service["environment"].items()}
-        yield Invocation(f"compose.yaml:{name}", tuple(service["command"]), environment)
+        words = tuple(service.get("command", ("",)))
+        if words[0] in _PROGRAMS:
+            environment = {key: str(value) for key, value in service["environment"].items()}
+            yield Invocation(f"compose.yaml:{name}", words, environment)
 
 
 def _of_kubernetes() -> Iterator[Invocation]:
-    """What a pod learns from its own fields is `0` here."""
+    """What a pod learns from its own fields, or from its controller, is `0` here."""
     for path in sorted((DEPLOY / "kubernetes").rglob("*.yaml")):
-        (manifest,) = yaml_documents(path.read_text())
-        pod = manifest.get("spec", {}).get("template", {}).get("spec", {})
-        for container in [*pod.get("initContainers", []), *pod.get("containers", [])]:
-            words = container.get("args") or container.get("command") or [""]
-            if words[0] in _PROGRAMS:
-                environment = {entry["name"]: entry.get("value", "0") for entry in container.get("env", [])}
-                expanded = {name: re.sub(r"\$\(\w+\)", "0", value) for name, value in environment.items()}
-                yield Invocation(f"{path.parent.name}/{path.name}", tuple(words), expanded)
+        for pod in pods_in(yaml_documents(path.read_text())):
+            for container in [*pod.get("initContainers", []), *pod["containers"]]:
+                words = container.get("args") or container.get("command") or [""]
+                if words[0] in _PROGRAMS:
+                    environment = {entry["name"]: entry.get("value", "0") for entry in container.get("env", [])}
+                    expanded = {name: _expanded(value) for name, value in environment.items()}
+                    told = tuple(_expanded(word, "1") for word in words)
+                    yield Invocation(f"{path.parent.name}/{path.name}", told, expanded)
+
+
+def pods_in(manifest: Any) -> Iterator[dict[str, Any]]:
+    """The specifications of pods in it, however deep: what has containers."""
+    match manifest:
+        case {"containers": _}:
+            yield manifest
+        case dict():
+            for value in manifest.values():
+                yield from pods_in(value)
+        case list():
+            for value in manifest:
+                yield from pods_in(value)
+        case _:
+            pass
+
+
+def _expanded(text: str, value: str = "0") -> str:
+    return re.sub(r"\$\(\w+\)", value, text)
 
 
 def _of_slurm() -> Iterator[Invocation]:
@@ -84,7 +106,9 @@ def _of_slurm() -> Iterator[Invocation]:
 
 def _of_readme() -> Iterator[Invocation]:
     code = re.findall(r"^    (.*(?:\\\n.*)*)", (DEPLOY / "README.md").read_text(), re.MULTILINE)
-    yield from _of_text("README.md", "\n".join(code))
+    for found in _of_text("README.md", "\n".join(code)):  # docker run -e LIGHTHOUSE_ADDRESS
+        is_manager = found.words[0] == "lighthouse-manager"
+        yield replace(found, environment={"LIGHTHOUSE_ADDRESS": "1:1"}) if is_manager else found
 
 
 def _of_text(source: str, text: str) -> Iterator[Invocation]:

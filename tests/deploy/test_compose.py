@@ -10,8 +10,8 @@ from .tools import DEPLOY, STOP_S, run, seconds, tool
 COMPOSE = DEPLOY / "compose" / "compose.yaml"
 
 
-def services() -> dict[str, Any]:
-    result = run([tool("docker-compose"), "-f", COMPOSE, "config", "--format", "json"])
+def services(*options: str) -> dict[str, Any]:
+    result = run([tool("docker-compose"), "-f", COMPOSE, *options, "config", "--format", "json"])
     assert (result.returncode, result.stderr) == (0, "")
     return json.loads(result.stdout)["services"]
 
@@ -38,8 +38,23 @@ def test_every_service_drains_and_managers_wait_for_a_healthy_lighthouse() -> No
 
 def test_the_journal_is_in_a_volume() -> None:
     (volume,) = services()["lighthouse"]["volumes"]
-    (journal,) = (line.partition("=")[2] for line in instructions("runtime") if "LIGHTHOUSE_JOURNAL=" in line)
-    assert (volume["type"], volume["target"]) == ("volume", str(Path(journal).parent))
+    variables = [word for line in instructions("runtime") if line.startswith("ENV ") for word in line.split()[1:]]
+    environment = dict(variable.split("=", 1) for variable in variables)
+    assert volume["type"] == "volume"
+    assert volume["target"] == str(Path(environment["LIGHTHOUSE_JOURNAL"]).parent)
+    credentials = Path(environment["XDG_STATE_HOME"], "lighthouse")
+    assert credentials.is_relative_to(volume["target"]), "credentials outlive the container as the journal does"
+
+
+def test_monitoring_is_a_profile_and_shows_the_files_of_this_folder() -> None:
+    added = {name: each for name, each in services("--profile", "monitoring").items() if name not in services()}
+    assert list(added) == ["grafana", "prometheus"]
+    mounted = {volume["target"]: Path(volume["source"]) for each in added.values() for volume in each["volumes"]}
+    assert (mounted["/etc/prometheus"] / "alerts.yaml").is_file()
+    assert (mounted["/etc/grafana/provisioning"] / "dashboards" / "lighthouse.yaml").is_file()
+    assert mounted["/etc/grafana/dashboards/lighthouse.json"].is_file()
+    for each in added.values():
+        assert all(port["host_ip"] == "127.0.0.1" for port in each["ports"])
 
 
 def test_the_check_bites() -> None:

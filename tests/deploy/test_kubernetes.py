@@ -1,6 +1,9 @@
 """The manifests, rendered by kubectl and held against Kubernetes' own schemas."""
 
+import contextlib
+import json
 import os
+import re
 import sys
 import tomllib
 from collections.abc import Iterator
@@ -8,8 +11,12 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import pytest
+
+from examples.ports import free_port
 from tests.processes import LOCALHOST, MANAGER_CODE, Lighthouse, Process
 
+from .invocations import pods_in
 from .tools import DEPLOY, REPOSITORY, STOP_S, run, tool, yaml_documents
 from .training import Training
 
@@ -48,11 +55,121 @@ def validate(text: str, folder: Path) -> tuple[int, str]:
 
 
 def test_every_manifest_is_rendered() -> None:
-    manifests = [path for path in JOB.parent.rglob("*.yaml") if path.name != "kustomization.yaml"]
-    kinds = ["Deployment", "Job", "Namespace", "PersistentVolumeClaim", "Service"]
-    assert sorted(found["kind"] for found in objects()) == kinds
-    assert len(manifests) == len(kinds)
+    beside = [path for path in JOB.parent.glob("*.yaml") if path.name != "kustomization.yaml"]
+    kinds = ["Deployment", "Job", "Namespace", "NetworkPolicy", "NetworkPolicy", "PersistentVolumeClaim"]
+    assert sorted(found["kind"] for found in objects()) == [*kinds, "PodDisruptionBudget", "Service"]
+    assert sum(len(yaml_documents(path.read_text())) for path in beside) == len(objects())
     assert {found["metadata"].get("namespace", "lighthouse") for found in objects()} == {"lighthouse"}
+
+
+def selects(labels: dict[str, str], template: dict[str, Any]) -> bool:
+    return labels.items() <= template["metadata"]["labels"].items()
+
+
+def test_policies_and_the_budget_are_about_pods_that_there_are() -> None:
+    templates = [found["spec"]["template"] for found in objects() if "template" in found.get("spec", {})]
+    for found in objects():
+        if found["kind"] == "NetworkPolicy":
+            assert found["spec"]["policyTypes"] == ["Ingress"]
+            wanted = [
+                found["spec"]["podSelector"],
+                *(
+                    peer["podSelector"]
+                    for rule in found["spec"]["ingress"]
+                    for peer in rule["from"]
+                    if "podSelector" in peer
+                ),
+            ]
+        elif found["kind"] == "PodDisruptionBudget":
+            assert found["spec"]["maxUnavailable"] == 1
+            wanted = [found["spec"]["selector"]]
+        else:
+            continue
+        for selector in wanted:
+            assert any(selects(selector["matchLabels"], template) for template in templates), selector
+
+
+def test_replica_groups_reach_the_lighthouse_and_prometheus_reaches_both() -> None:
+    policies = {
+        found["metadata"]["name"]: found["spec"]["ingress"] for found in objects() if found["kind"] == "NetworkPolicy"
+    }
+    opened = {
+        name: [[port["port"] for port in rule.get("ports", [])] for rule in rules] for name, rules in policies.items()
+    }
+    assert opened == {"lighthouse": [["grpc"], ["http"]], "replica-groups": [[], [29512], [29511]]}
+
+
+def test_the_service_monitor_finds_the_service_and_its_port() -> None:
+    (monitor,) = yaml_documents((JOB.parent / "monitoring" / "service-monitor.yaml").read_text())
+    (service,) = (found for found in objects() if found["kind"] == "Service")
+    assert selects(monitor["spec"]["selector"]["matchLabels"], service)
+    (endpoint,) = monitor["spec"]["endpoints"]
+    assert endpoint["port"] in {port["name"] for port in service["spec"]["ports"]}
+    assert endpoint["honorLabels"] is True
+    assert service["metadata"]["labels"][monitor["spec"]["jobLabel"]] == "lighthouse"  # as the alerts have it
+
+
+MULTI_HOST = sorted((JOB.parent / "multi-host").glob("*.yaml"))
+
+
+@pytest.mark.parametrize("path", MULTI_HOST, ids=lambda path: path.stem)
+def test_the_pods_of_groups_of_several_hosts_hold_to_the_schema(path: Path, tmp_path: Path) -> None:
+    """kubernetes-validate knows no JobSet and no LeaderWorkerSet, but what they make: pods."""
+    (pod,) = pods_in(yaml_documents(path.read_text()))
+    manifest = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "p"}, "spec": pod}
+    status, output = validate(json.dumps(manifest), tmp_path)
+    assert status == 0, output
+    assert pod["terminationGracePeriodSeconds"] >= STOP_S
+    assert pod["securityContext"]["runAsNonRoot"] is True
+
+
+def test_a_jobset_names_the_head_as_its_controller_names_the_pod() -> None:
+    (jobset,) = yaml_documents((JOB.parent / "multi-host" / "jobset.yaml").read_text())
+    (group,) = jobset["spec"]["replicatedJobs"]
+    job = group["template"]["spec"]
+    (container,) = job["template"]["spec"]["containers"]
+    environment = {entry["name"]: entry.get("value") for entry in container["env"]}
+    name = jobset["metadata"]["name"]
+    assert environment["LIGHTHOUSE_MANAGER_HEAD"] == f"{name}-{group['name']}-$(REPLICA_GROUP_ID)-0.{name}:29512"
+    assert int(environment["LIGHTHOUSE_MANAGER_NNODES"]) == job["completions"] == job["parallelism"]
+    assert int(environment["NUM_REPLICA_GROUPS"]) == group["replicas"]
+    assert job["podFailurePolicy"]["rules"][0]["onExitCodes"]["values"] == [130]
+    (rule,) = jobset["spec"]["failurePolicy"]["rules"]
+    assert (rule["action"], rule["onJobFailureReasons"]) == ("FailJobSet", ["PodFailurePolicy"])
+
+
+@pytest.mark.parametrize("path", MULTI_HOST, ids=lambda path: path.stem)
+def test_the_hosts_of_a_group_find_each_other(path: Path, tmp_path: Path) -> None:
+    """Each host's supervisor as the manifest starts it, but for addresses, ports and the script."""
+    (found,) = pods_in(yaml_documents(path.read_text()))
+    (container,) = found["containers"]
+    training, head = Training(tmp_path), f"{LOCALHOST}:{free_port()}"
+    with Lighthouse() as lighthouse, contextlib.ExitStack() as stack:
+        for host in range(2):
+            words, environment = on_host(container, host, head, lighthouse.address, training)
+            stack.enter_context(Process(MANAGER_CODE, words, env=environment))
+        training.started("0", "0")  # the ranks start once all hosts of their group are there
+
+
+def on_host(
+    container: dict[str, Any], host: int, head: str, lighthouse: str, training: Training
+) -> tuple[list[str], dict[str, str]]:
+    """Its command line and environment, as the controller would complete them."""
+    known = {"LWS_GROUP_SIZE": "2", "LWS_WORKER_INDEX": str(host), "LWS_LEADER_ADDRESS": head.partition(":")[0]}
+    own = {"LIGHTHOUSE_MANAGER_NODE_RANK": str(host), "REPLICA_GROUP_ID": "0", "LIGHTHOUSE_MANAGER_RUN_ID": "r"}
+    environment = {entry["name"]: entry.get("value") or own[entry["name"]] for entry in container["env"]}
+    program, *words = (str(training.script) if word == "train.py" else word for word in container["command"])
+    assert program == "lighthouse-manager"
+    words = [re.sub(r"\$\((\w+)\)", lambda name: known[name[1]], word) for word in words]
+    return [f"--head={head}" if word.startswith("--head=") else word for word in words], {
+        **environment,
+        "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
+        "LIGHTHOUSE_ADDRESS": lighthouse,
+        "LIGHTHOUSE_MANAGER_BIND": head if host == 0 else f"{LOCALHOST}:0",
+        "LIGHTHOUSE_MANAGER_STORE": f"{LOCALHOST}:1",
+        "LIGHTHOUSE_MANAGER_NPROC_PER_NODE": "1",
+        **({"LIGHTHOUSE_MANAGER_HEAD": head} if "LIGHTHOUSE_MANAGER_HEAD" in environment else {}),
+    }
 
 
 def test_the_schemas_hold(tmp_path: Path) -> None:
@@ -96,8 +213,8 @@ def test_the_journal_outlives_the_pod() -> None:
 
 def test_probes_of_the_lighthouse() -> None:
     (lighthouse,) = (container for container in containers() if container["name"] == "lighthouse")
-    assert lighthouse["livenessProbe"]["httpGet"] == {"path": "/livez", "port": "http"}
-    assert lighthouse["readinessProbe"]["httpGet"] == {"path": "/readyz", "port": "http"}
+    assert lighthouse["livenessProbe"]["httpGet"] == {"path": "/livez", "port": "http", "scheme": "HTTPS"}
+    assert lighthouse["readinessProbe"]["httpGet"] == {"path": "/readyz", "port": "http", "scheme": "HTTPS"}
 
 
 def test_pods_are_locked_down() -> None:

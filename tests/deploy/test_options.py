@@ -55,6 +55,8 @@ def test_every_kind_of_file_starts_a_daemon() -> None:
         "compose.yaml",
         "kubernetes/deployment.yaml",
         "kubernetes/replica-groups.yaml",
+        "multi-host/jobset.yaml",
+        "multi-host/leaderworkerset.yaml",
         "lighthouse-run@.service",
         "lighthouse.service",
         "train.sbatch",

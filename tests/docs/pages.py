@@ -13,7 +13,8 @@ _SPAN = re.compile(r"(?<!`)`([^`\n]+)`(?!`)")
 
 
 def pages() -> list[Path]:
-    return [REPOSITORY / "README.md", REPOSITORY / "CHANGELOG.md", *sorted((REPOSITORY / "docs").glob("*.md"))]
+    top = ["README.md", "CHANGELOG.md", "CONTRIBUTING.md"]
+    return [*(REPOSITORY / name for name in top), *sorted((REPOSITORY / "docs").glob("*.md"))]
 
 
 def prose(page: Path) -> str:

@@ -6,7 +6,7 @@ import inspect
 import itertools
 import re
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import click
@@ -18,6 +18,8 @@ import manager.cli
 from agent_client.agent.config import AgentConfig
 from lighthouse.incidents.durations import IncidentTimes
 from lighthouse.incidents.metrics import IncidentCollector
+from lighthouse.progress.account import JobAccount
+from lighthouse.progress.account_metrics import AccountCollector
 from lighthouse.progress.metrics import PhaseCollector
 from lighthouse.quorum.metrics import Counters, LighthouseCollector, render
 from lighthouse.runs.metrics import RunCollector
@@ -26,7 +28,9 @@ from lighthouse.runs.rules.status import run_status
 from lighthouse.server.config import ENV_PREFIX as LIGHTHOUSE_PREFIX
 from lighthouse.server.config import LighthouseConfig
 from lighthouse_protocol.messages.incident import IncidentKind
+from lighthouse_protocol.messages.session import GroupCounts, GroupReport, HeldQuorum, HoldState
 from lighthouse_protocol.messages.status import ManagerStatus
+from lighthouse_protocol.rules.peer_limits import PeerLimits, Resource
 from lighthouse_runtime.cli.durations import Duration
 from lighthouse_runtime.cli.settings import option_name, variables
 from manager.server.config import ENV_PREFIX as MANAGER_PREFIX
@@ -47,13 +51,23 @@ def tables() -> dict[str, str]:
         **{
             f"{program} {verb}": _options(command)
             for program, main in PROGRAMS.items()
-            for verb, command in sorted(main.commands.items())
+            for verb, command in sorted(verbs(main))
             if verb not in ("serve", "run")
         },
         "Agent.from_env": _fields(AgentConfig),
         "lighthouse metrics": _metrics(_lighthouse_scrape()),
         "lighthouse-manager metrics": _metrics(_manager_scrape()),
+        "limits of a peer": _limits(PeerLimits()),
     }
+
+
+def verbs(group: click.Group) -> Iterator[tuple[str, click.Command]]:
+    """Every verb, and instead of a group its verbs, with its name in front."""
+    for name, command in group.commands.items():
+        if isinstance(command, click.Group):
+            yield from ((f"{name} {verb}", below) for verb, below in verbs(command))
+        else:
+            yield name, command
 
 
 def _table(titles: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
@@ -63,6 +77,21 @@ def _table(titles: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 def _code(text: str) -> str:
     return f"`{text}`".replace("|", "\\|") if text else ""
+
+
+# -- limits of a peer
+
+
+def _limits(limits: PeerLimits) -> str:
+    rates = [(resource.value, limits.rate(resource)) for resource in Resource]
+    rows = [(name, _amount(name, rate.at_once), _amount(name, rate.per_s)) for name, rate in rates]
+    return _table(("of one peer", "at once", "a second after that"), rows)
+
+
+def _amount(name: str, amount: float) -> str:
+    if not name.startswith("bytes"):
+        return f"{amount:,.0f}"
+    return f"{amount / 2**20:g} MiB" if amount >= 2**20 else f"{amount / 2**10:g} KiB"
 
 
 # -- settings: the options of the daemons
@@ -158,17 +187,23 @@ def _fields(config: type[Any]) -> str:
 
 
 def _lighthouse_scrape() -> bytes:
-    counters = Counters()
-    counters.waited("default", 0.1)
     registry = CollectorRegistry()
-    registry.register(LighthouseCollector(lambda: status(job(member("a"))), counters))
+    registry.register(LighthouseCollector(lambda: status(job(member("a"))), Counters()))
+    registry.register(AccountCollector(lambda: {"default": _trained()}, float))
     registry.register(RunCollector(lambda: [run_status(("default", "default"), RunMachine(), 0.0)]))
     registry.register(PhaseCollector(lambda: {"default": {"step": 1.0}}))
     times = IncidentTimes()
+    times.began("default", IncidentKind.LOSS)
     times.detected("default", IncidentKind.LOSS, 0.1)
     times.recovered("default", IncidentKind.LOSS, 1.0)
     registry.register(IncidentCollector(times))
     return render(registry)[0]
+
+
+def _trained() -> JobAccount:
+    account = JobAccount()
+    account.take("a", GroupReport(HeldQuorum(1, HoldState.STANDING, 0), counts=GroupCounts()), -1.0)
+    return account
 
 
 def _manager_scrape() -> bytes:

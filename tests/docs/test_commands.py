@@ -13,13 +13,16 @@ from agent_client.agent import environment
 from agent_client.restart import launch
 from lighthouse.cli.torchft import main as torchft_lighthouse
 from lighthouse.quorum.rules.verdict import Verdict
+from lighthouse_protocol.limits import MANAGER_SECRET_VARIABLE
 from tests.docs.pages import REPOSITORY, code_spans, command_lines, pages, prose
-from tests.docs.tables import PROGRAMS
+from tests.docs.tables import PROGRAMS, verbs
 
-# Of torchrun, of pip, of the example, of lighthouse_protocol.generate, of pytest.
+# Of torchrun, of pip, of the example, of lighthouse_protocol.generate, of pytest, of the simulator, of etcd.
 OTHERS = {
     "--nproc-per-node", "--master-port", "--max-restarts", "--extra-index-url", "--steps", "--pace", "--check",
-    "--random-order", "--random-order-seed", "--standalone", "--rdzv-backend", "--rdzv-endpoint",
+    "--random-order", "--random-order-seed", "--standalone", "--rdzv-backend", "--rdzv-endpoint", "--scenario",
+    "--enable-grpc-gateway", "--election-timeout", "--auto-compaction-mode", "--auto-compaction-retention",
+    "--max-request-bytes", "--rdzv-id", "--rdzv-conf", "--monitor-interval", "--local-addr", "--strict",
 }  # fmt: skip
 TORCHFTS = {"TORCHFT_LIGHTHOUSE", "TORCHFT_QUORUM_TIMEOUT_SEC"}
 
@@ -27,7 +30,7 @@ TORCHFTS = {"TORCHFT_LIGHTHOUSE", "TORCHFT_QUORUM_TIMEOUT_SEC"}
 def commands() -> Iterator[tuple[str, click.Command]]:
     yield "torchft_lighthouse", torchft_lighthouse
     for program, main in PROGRAMS.items():
-        for verb, command in main.commands.items():
+        for verb, command in verbs(main):
             yield f"{program} {verb}", command
 
 
@@ -41,7 +44,9 @@ def typed() -> list[tuple[str, dict[str, str], str]]:
     for page in pages():
         for line in command_lines(page):
             variables = dict(re.findall(r"([A-Z_]+)=(\S+)", line.partition(" lighthouse")[0]))
-            start = re.search(r"(?<![\w/.-])(?:lighthouse(?:-manager)?|torchft_lighthouse) .*$", line)
+            start = re.search(
+                r"(?<![\w/.-])(?<!--rdzv-backend )(?:lighthouse(?:-manager)?|torchft_lighthouse) .*$", line
+            )
             if start:
                 found.append((page.name, variables, start[0]))
     return found
@@ -50,7 +55,8 @@ def typed() -> list[tuple[str, dict[str, str], str]]:
 def command_of(words: list[str]) -> tuple[click.Command, list[str]]:
     if words[0] == "torchft_lighthouse":
         return COMMANDS[words[0]], words[1:]
-    return COMMANDS[" ".join(words[:2])], words[2:]
+    named = 3 if " ".join(words[:3]) in COMMANDS else 2
+    return COMMANDS[" ".join(words[:named])], words[named:]
 
 
 @pytest.mark.parametrize(("page", "variables", "line"), typed(), ids=lambda value: str(value)[:60])
@@ -88,6 +94,7 @@ def test_variables_exist(page: Path) -> None:
     named = set(re.findall(r"\b(?:LIGHTHOUSE|MANAGER|TORCHFT|REPLICA_GROUP)_[A-Z_]*[A-Z]\b", text))
     sources = (Path(str(module.__file__)).read_text() for module in (environment, launch))
     read = {name for source in sources for name in re.findall(r'"([A-Z_]+)"', source)} | TORCHFTS
+    read.add(MANAGER_SECRET_VARIABLE)
     for command in COMMANDS.values():
         for parameter in command.params:
             read |= {parameter.envvar} if isinstance(parameter.envvar, str) else set(parameter.envvar or ())

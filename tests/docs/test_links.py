@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.docs.pages import pages, prose
+from tests.docs.pages import REPOSITORY, pages, prose
 
 _LINK = re.compile(r"\]\(([^)\s]+)\)|<(https?://[^>\s]+)>")
 
@@ -35,3 +35,9 @@ def test_relative_links_lead_somewhere(page: Path) -> None:
 
 def test_readme_shows_the_picture() -> None:
     assert "docs/parts.svg" in targets(pages()[0])
+
+
+def test_the_changelog_begins_with_what_is_unreleased_and_dates_all_else() -> None:
+    first, *released = re.findall(r"^## (.*)$", prose(REPOSITORY / "CHANGELOG.md"), re.MULTILINE)
+    assert first == "[Unreleased]"
+    assert [each for each in released if not re.fullmatch(r"\[\d+\.\d+\.\d+\] - \d{4}-\d\d-\d\d", each)] == []

@@ -1,4 +1,4 @@
-"""docs/testing.md says which test holds a promise: each name in it is one of a test that there is."""
+"""docs/testing.md and docs/failures.md say which test holds a promise: each name is one of a test that there is."""
 
 import ast
 import re
@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from tests.docs.pages import REPOSITORY, code_spans
+from tests.simulation.faults import KINDS
 
 TESTS = REPOSITORY / "tests"
 
@@ -26,13 +27,28 @@ def is_there(name: str, defined: set[str]) -> bool:
     return name in defined
 
 
-def test_every_test_that_it_names_is_there() -> None:
+def all_tests() -> set[str]:
     defined = {file.stem for file in TESTS.rglob("test_*.py")}
     for file in TESTS.rglob("test_*.py"):
         tree = ast.walk(ast.parse(file.read_text()))
         defined |= {
             node.name for node in tree if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef)
         }
-    names = set(named(REPOSITORY / "docs" / "testing.md"))
+    return defined
+
+
+def test_every_test_that_it_names_is_there() -> None:
+    names, defined = set(named(REPOSITORY / "docs" / "testing.md")), all_tests()
     assert len(names) > 100
     assert sorted(name for name in names if not is_there(name, defined)) == []
+
+
+def test_every_failure_names_its_evidence() -> None:
+    """The last column of the table: tests, files, and the simulator's kinds of fault."""
+    lines = (REPOSITORY / "docs" / "failures.md").read_text().splitlines()
+    table = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines if line.startswith("| ")]
+    evidence = {row[0]: re.findall("`([^`]+)`", row[5]) for row in table[2:] if len(row) == 6}
+    defined = all_tests() | KINDS.keys()
+    assert len(evidence) > 30
+    assert [what for what, names in evidence.items() if not names] == []
+    assert sorted(name for names in evidence.values() for name in names if not is_there(name, defined)) == []

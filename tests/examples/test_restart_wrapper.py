@@ -10,7 +10,9 @@ from tests.processes import Process
 @pytest.mark.slow
 @pytest.mark.timeout(400)
 def test_a_raise_and_a_kill_of_six_and_two() -> None:
-    with Process("import runpy; runpy.run_module('examples.restart_wrapper', run_name='__main__')") as example:
+    code = "import runpy; runpy.run_module('examples.restart_wrapper', run_name='__main__')"
+    # Unbuffered, Python writes the end of a line by itself, and ten processes share this output.
+    with Process(code, env={"PYTHONUNBUFFERED": ""}) as example:
         assert example.wait(300) == 0, example.log()
         log = example.log()
     # Who is slow to begin an iteration may learn that it is over before it does.

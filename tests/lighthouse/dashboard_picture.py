@@ -5,11 +5,13 @@ What it shows is made up, and each line of it is what the lighthouse says in suc
 
 import asyncio
 import dataclasses
+import math
 import sys
 import tempfile
 import time
 from pathlib import Path
 
+from lighthouse.progress.rules.samples import KEPT, Levels, Pace, Samples
 from lighthouse_protocol.messages.incident import IncidentKind, IncidentSummary
 from lighthouse_protocol.messages.status import (
     JobStatus,
@@ -29,7 +31,7 @@ SUSPECT = "c/1 behind in loader 310/625, a/0-1, b/0-1, c/0 waiting in all_reduce
 
 
 def group(name: str, host: int, step: int = 4210, **fields: object) -> MemberStatus:
-    made = member(name, step=step, address=f"http://node{host}:29512", incarnation=f"{host}e8a41c7{host}-5b2f")
+    made = member(name, step=step, address=f"http://node{host}:29512", start=f"{host}e8a41c7{host}")
     return dataclasses.replace(made, **({"world_size": 2} | fields))  # pyright: ignore[reportArgumentType]
 
 
@@ -89,9 +91,24 @@ def shown(now: float) -> JobStatus:
     )
 
 
+def pace() -> Pace:
+    """What the samples of such a job were, every two seconds, for ten minutes before now."""
+    samples, step = Samples(), 4210.0 - 2.7 * (2 * KEPT - 74)
+    for ago in range(2 * KEPT, 0, -2):
+        training = 3 if 571 < ago < 599 or ago < 239 else 4
+        step += 0.0 if ago < 74 else 2 * (2.7 + 0.1 * math.sin(ago / 17))
+        goodput = 0.982 - max(0, 74 - ago) / 900
+        levels = Levels(min(int(step), 4210), training, training + (ago < 571), round(goodput, 4))
+        samples.take(levels, 2.0 * KEPT - ago)
+    return samples.pace(dataclasses.replace(levels, step=4210), 6, 2.0 * KEPT)
+
+
 async def draw(path: Path, *, dark: bool = False) -> None:
     with tempfile.TemporaryDirectory() as folder:
-        async with FakeLighthouse(status(shown(time.time()))) as lighthouse, Chromium(Path(folder)) as browser:
+        async with (
+            FakeLighthouse(status(shown(time.time())), pace={"llm-7b": pace()}) as lighthouse,
+            Chromium(Path(folder)) as browser,
+        ):
             async with browser.page(lighthouse.url, width=1400, height=850, dark=dark) as page:
                 await page.until(
                     "lighthouseFigures.updates > 1 && document.querySelector('td.act button:not([hidden])')"

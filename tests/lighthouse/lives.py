@@ -28,7 +28,7 @@ from lighthouse_protocol.messages.session import (
 )
 from lighthouse_protocol.refusals import LighthouseError
 from lighthouse_protocol.wire.streams import SESSION_RESPONSES
-from tests.lighthouse.sessions import native
+from tests.lighthouse.sessions import native, secret_of
 from tests.virtual_loop import VirtualLoop
 
 FIRST_WALL_MS = 1_700_000_000_000
@@ -101,7 +101,7 @@ class Manager:
     def connect(self, life: Life) -> "Manager":
         self.life, self.ended = life, None
         life.managers.append(self)
-        self.session = life.driver.open_session(Hello(self.me, GroupReport(self.held)), self)
+        self.session = life.driver.open_session(Hello(self.me, GroupReport(self.held), secret_of(self.name)), self)
         return self
 
     def cut(self) -> None:

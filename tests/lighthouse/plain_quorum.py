@@ -169,7 +169,8 @@ class PlainQuorum:
     def cut_at(self, now: float) -> float:
         if self.missed_at(now) == NEVER:
             return NEVER
-        return min(w.deadline_at for w in self.waiting) - self.config.deadline_margin_s
+        calls = [w for w in self.waiting if not self._members_alive() or w.participant.replica_id in self.previous]
+        return min((w.deadline_at for w in calls), default=NEVER) - self.config.deadline_margin_s
 
     def last_call_until(self) -> float:
         """Until then nobody takes the place of a member that was lost."""

@@ -26,6 +26,7 @@ from lighthouse.runs.rules.events import (
 from lighthouse.runs.rules.machine import RunMachine
 from lighthouse.runs.rules.record import RunRecord, dump, parse
 from lighthouse_protocol.messages.run import (
+    CloseReport,
     FailureReport,
     FinishReport,
     Generation,
@@ -102,7 +103,7 @@ class RunStage:
         self.named: dict[int, Generation] = {}
         self.completed: list[int] = []
         self.finished: set[tuple[RankId, int]] = set()
-        self.is_down = False
+        self.is_down = self.is_closed = False
         self.stale: list[int] = []  # streams of dead processes whose end was not read yet
         self._numbers = 0
 
@@ -168,6 +169,10 @@ class RunStage:
             worker = self.workers[slot]
             assert worker.generation is not None
             self.feed(RankSaid(worker.rank, FinishReport(worker.generation)))
+
+    def close(self, slot: int) -> None:
+        self.is_closed |= self.terms.is_elastic
+        self.feed(RankSaid(self.workers[slot].rank, CloseReport()))
 
     def kill(self, *slots: int) -> None:
         for slot in slots:
@@ -284,7 +289,7 @@ class RunStage:
                     self.worker(rank).stop = stop
                     self.worker(rank).runs = False
             case Completed(number, ranks, is_new):
-                assert {(rank, number) for rank in self.named[number].active} <= self.finished
+                assert self.is_closed or {(rank, number) for rank in self.named[number].active} <= self.finished
                 self.completed += [number] if is_new else []
                 for rank in ranks:
                     self._end(self.worker(rank))
@@ -300,11 +305,13 @@ class RunStage:
         worker.session = None
 
     def check_left_out(self, generation: Generation, spares: tuple[RankId, ...]) -> None:
-        """Who is alive is left out by a majority only."""
+        """Who is alive is left out by a majority only; of an elastic run, by those that are enough."""
         before = self.named[max(self.named)].active if self.named else ()
         ready = {rank.slot for rank in (*generation.active, *spares)}
         left_out = [rank for rank in before if rank.slot not in ready and self.machine.generations.ranks.get(rank)]
-        assert not left_out or sum(rank.slot in ready for rank in before) >= len(before) // 2 + 1
+        stayed = sum(rank.slot in ready for rank in before)
+        needed = self.terms.min_active if self.terms.is_elastic else len(before) // 2 + 1
+        assert not left_out or stayed >= needed
 
     def check(self, generation: Generation) -> None:
         assert self.machine.completed is None

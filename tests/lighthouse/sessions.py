@@ -42,8 +42,19 @@ def held(quorum_id: int, mode: str = "standing", granted: int = 0) -> HeldQuorum
     return HeldQuorum(quorum_id, HoldState(mode), granted)
 
 
-def opened(session: int, who: Participant | str, **levels: object) -> SessionOpened:
-    return SessionOpened(session, Hello(native(who) if isinstance(who, str) else who, GroupReport(**levels)))
+def secret_of(name: str) -> str:
+    """Of the manager of group `name`, whose sessions these are."""
+    return f"the secret of {name}"
+
+
+def opened(session: int, who: Participant | str, secret: str | None = None, **levels: object) -> SessionOpened:
+    """By its own manager, unless it shows another `secret`."""
+    participant = native(who) if isinstance(who, str) else who
+    shown = secret_of(participant.replica_id) if secret is None else secret
+    return SessionOpened(session, Hello(participant, GroupReport(**levels), shown))
+
+
+ANOTHER = "that of another manager"
 
 
 def pulse(session: int, number: int = 1, **levels: object) -> SessionHeartbeatReceived:

@@ -23,11 +23,11 @@ def member(
     heartbeat_age_s: float = 0.4,
     commit_failures: int = 0,
     address: str = "http://host:29512",
-    incarnation: str = "3f2b8c1e-1f2d-4a8b-9c3d-0a1b2c3d4e5f",
+    start: str = "3f2b8c1e",
 ) -> MemberStatus:
     return MemberStatus(
         replica_id=replica_id,
-        incarnation=incarnation,
+        start=start,
         state=state,
         is_participant=is_participant,
         step=step,

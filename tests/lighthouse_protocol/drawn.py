@@ -1,7 +1,7 @@
 """Any message, drawn by hypothesis from the types of its fields; and what these types refuse."""
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Set
 from enum import StrEnum
 from types import NoneType, UnionType
 from typing import Annotated, Any, NamedTuple, Union, get_args, get_origin, get_type_hints
@@ -31,6 +31,7 @@ GOOD: dict[Any, st.SearchStrategy[Any]] = {
     constraints.check_offset: st.floats(-MAX_SECONDS, MAX_SECONDS),
     constraints.check_short: TEXTS,
     constraints.check_filled: TEXTS.filter(bool),
+    constraints.check_secret: st.text(st.characters(min_codepoint=32, max_codepoint=126), min_size=32, max_size=128),
     check_name: names,
 }
 BAD: dict[Any, tuple[Any, ...]] = {
@@ -41,6 +42,7 @@ BAD: dict[Any, tuple[Any, ...]] = {
     constraints.check_offset: NO_NUMBERS_OF_SECONDS,
     constraints.check_short: (TOO_LONG,),
     constraints.check_filled: ("", TOO_LONG),
+    constraints.check_secret: ("", "x" * 31, "x" * 129, "\u00e9" * 40, "x" * 40 + "\n"),
     check_name: ("", "a b", "x" * 129),
 }
 PLAIN: dict[Any, st.SearchStrategy[Any]] = {
@@ -49,7 +51,7 @@ PLAIN: dict[Any, st.SearchStrategy[Any]] = {
     float: st.nothing(),  # all are checked
     str: TEXTS,
     bytes: st.binary(max_size=20),
-    frozenset[int]: st.frozensets(st.integers(0, MAX_GROUP_WORLD_SIZE - 1), max_size=3),
+    Set[int]: st.frozensets(st.integers(0, MAX_GROUP_WORLD_SIZE - 1), max_size=3),
 }
 
 
@@ -64,7 +66,9 @@ class Field(NamedTuple):
 
     @property
     def is_message(self) -> bool:
-        return self.each is None and hasattr(self.type, "__annotations__") and not issubclass(self.type, StrEnum)
+        if self.each is not None or self.type in PLAIN:
+            return False
+        return hasattr(self.type, "__annotations__") and not issubclass(self.type, StrEnum)
 
 
 def fields_of(cls: type[Any]) -> list[Field]:

@@ -4,7 +4,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lighthouse_protocol.identity import Address, check_name, parse_address, split_replica_id
+from lighthouse_protocol.identity import (
+    Address,
+    check_name,
+    group_of_supervisor,
+    parse_address,
+    split_replica_id,
+    supervisor_name,
+)
 from lighthouse_protocol.limits import MAX_ADDRESS_CHARS, MAX_REPLICA_ID_CHARS
 from lighthouse_protocol.refusals import InvalidRequest
 from tests.lighthouse_protocol.builders import UUID, addresses, names
@@ -19,6 +26,18 @@ class TestNames:
     def test_unusable_names_its_field(self, name: str):
         with pytest.raises(InvalidRequest, match=r"^job: "):
             check_name(name, "job")
+
+
+class TestSupervisors:
+    @given(names.filter(lambda name: group_of_supervisor(name) == name), st.integers(0, 99), st.integers(1, 100))
+    def test_the_name_tells_the_group(self, replica_id: str, host: int, hosts: int):
+        assert group_of_supervisor(supervisor_name(replica_id, host, hosts)) == replica_id
+
+    @pytest.mark.parametrize(
+        ("name", "group"), [("a", "a"), ("a/1", "a"), ("a/b", "a/b"), ("a/b/12", "a/b"), ("a/1x", "a/1x")]
+    )
+    def test_the_groups_are(self, name: str, group: str):
+        assert group_of_supervisor(name) == group
 
 
 class TestTorchftIds:

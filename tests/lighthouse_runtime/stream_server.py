@@ -23,6 +23,7 @@ from lighthouse_protocol.messages.session import (
 from lighthouse_protocol.pb.documented import manager_pb2
 from lighthouse_protocol.refusals import Drained, Superseded, WrongState
 from lighthouse_protocol.wire.streams import SESSION_REQUESTS, SESSION_RESPONSES, WATCH_REQUESTS, WATCH_RESPONSES
+from lighthouse_runtime.security.access import HostOnly
 from lighthouse_runtime.server.grpc_server import GrpcServer
 from lighthouse_runtime.server.rpc_handler import Call, Stream
 from lighthouse_runtime.server.streams import Ending, Sender
@@ -47,7 +48,9 @@ class StreamServer:
             "lighthouse.v1.LighthouseService": {"Session": Stream(SESSION_REQUESTS, self.session)},
             "manager.v1.ManagerService": {"Watch": Stream(WATCH_REQUESTS, self.watch)},
         }
-        self.server = GrpcServer(services, [], lambda method, status: self.observed.append((method, status.name)))
+        self.server = GrpcServer(
+            services, [], HostOnly(), lambda method, status: self.observed.append((method, status.name))
+        )
 
     async def session(self, requests: AsyncIterator[ToLighthouse | None], _: Call, sender: Sender) -> None:
         self.senders.append(sender)
@@ -70,6 +73,8 @@ class StreamServer:
                 raise Superseded("a newer session has taken its place")
             case Leave("fail"):
                 raise ZeroDivisionError("oops")
+            case Leave("hush"):
+                pass
             case Leave("wait"):
                 await asyncio.sleep(60)
             case _:

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tests.mutants.catalogue import ROOT, Mutant, load
+from tests.mutants.short_runs import load_aims
 
 COPIED = (
     "lighthouse", "manager", "agent_client", "protos", "lighthouse_protocol", "lighthouse_runtime",
@@ -54,10 +55,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--table", action="store_true", help="print the table of docs/testing.md at the end")
     parser.add_argument("--results", type=Path, help="file of all outcomes; they count, too")
     parser.add_argument("--missing", action="store_true", help="try only mutants of which --results has no outcome")
-    parser.add_argument("--seeds", type=int, default=0, help="so many of the simulator's seeds in place of the tests")
+    parser.add_argument("--seeds", type=int, default=0, help="short runs of the simulator, in place of tests")
     options = parser.parse_args(arguments)
     listed = load()
     named = [m for m in listed if not options.names or any(n == m.name or n in m.module for n in options.names)]
+    if options.seeds:
+        aimed = {name for aim in load_aims()[0] for name in aim.mutants}
+        named = [mutant for mutant in named if mutant.name in aimed]
     kept = read(options.results, listed) if options.results else {}
     if options.missing:
         named = [mutant for mutant in named if mutant.name not in kept]
@@ -96,8 +100,8 @@ def keep(path: Path, outcome: Outcome) -> None:
         file.write(json.dumps(row) + "\n")
 
 
-def run(mutants: Iterable[Mutant], jobs: int, results: Path | None = None, seeds: int = 0) -> list[Outcome]:
-    """Return the outcomes as they came; print each, and keep it in `results`, when it is known. `seeds`: simulated."""
+def run(mutants: Iterable[Mutant], jobs: int, results: Path | None = None, runs: int = 0) -> list[Outcome]:
+    """Return the outcomes as they came; print each, and keep it in `results`, when it is known. `runs`: simulated."""
     waiting: queue.SimpleQueue[Mutant] = queue.SimpleQueue()
     for mutant in mutants:
         waiting.put(mutant)
@@ -110,7 +114,7 @@ def run(mutants: Iterable[Mutant], jobs: int, results: Path | None = None, seeds
                 _copy(ROOT / name, copy / name)
             with contextlib.suppress(queue.Empty):
                 while True:
-                    outcomes.append(outcome := attempt(waiting.get_nowait(), copy, seeds))
+                    outcomes.append(outcome := attempt(waiting.get_nowait(), copy, runs))
                     print(outcome, flush=True)
                     if results is not None:
                         keep(results, outcome)
@@ -123,13 +127,13 @@ def run(mutants: Iterable[Mutant], jobs: int, results: Path | None = None, seeds
     return outcomes
 
 
-def attempt(mutant: Mutant, copy: Path, seeds: int = 0) -> Outcome:
+def attempt(mutant: Mutant, copy: Path, runs: int = 0) -> Outcome:
     """Try one mutant in `copy`, a copy of the project, which is as before when this returns."""
     path = copy / mutant.module
     source, began_at = path.read_text(), time.monotonic()
     try:
         _write(path, mutant.plant(source))
-        found_by, error = _simulate(copy, seeds) if seeds else _test(mutant, copy), ""
+        found_by, error = _simulate(mutant, copy, runs) if runs else _test(mutant, copy), ""
     except (ValueError, subprocess.TimeoutExpired) as e:
         found_by, error = ("a time-out", "") if isinstance(e, subprocess.TimeoutExpired) else ("", str(e))
     finally:
@@ -155,9 +159,9 @@ def _row(title: str, outcomes: Sequence[Outcome]) -> str:
     return f"| {title} | {len(outcomes)} | {found} ({found / len(outcomes):.1%}) | {', '.join(missed)} |"
 
 
-def _simulate(copy: Path, seeds: int) -> str:
-    """The first of the simulator's seeds that fails, and how; empty: none does."""
-    command = [sys.executable, "-m", "tests.simulation", "--seeds", f"0:{seeds}", "--first"]
+def _simulate(mutant: Mutant, copy: Path, runs: int) -> str:
+    """The first of short runs that fails, and how; empty: none does."""
+    command = [sys.executable, "-m", "tests.mutants.short_runs", mutant.name, f"0:{runs}"]
     done = subprocess.run(
         command,
         cwd=copy, env={**os.environ, "PYTHONPATH": str(copy)}, stdin=subprocess.DEVNULL, capture_output=True, text=True,

@@ -41,7 +41,7 @@ from lighthouse.quorum.rules.verdict import Verdict
 from lighthouse_protocol.messages.membership import Participant, Quorum
 from lighthouse_protocol.messages.session import GroupReport, HeldQuorum, Hello, HoldState, QuorumOrder
 from tests.lighthouse.builders import FAR, AnswersOnly, beat, group
-from tests.lighthouse.sessions import native, pulse
+from tests.lighthouse.sessions import native, pulse, secret_of
 
 NAMES_SHOWN = 8
 FIRST_ID_WITHOUT_JOURNAL = 1000
@@ -142,7 +142,7 @@ class Script:
             seen = levels.held.quorum_id if levels.held else 0
             manager = self._managers[name] = _Manager(len(self._by_session) + 1, incarnation, levels, seen)
             self._by_session[manager.session] = name
-            self._feed(SessionOpened(manager.session, Hello(self._participant(name, {}), levels)))
+            self._feed(SessionOpened(manager.session, Hello(self._participant(name, {}), levels, secret_of(name))))
 
     def _participant(self, name: str, options: dict[str, object]) -> Participant:
         manager = self._managers[name]

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 from agent_client.agent.rules.step import Phase
 from lighthouse_protocol.messages.membership import Tag
 from lighthouse_protocol.refusals import DuplicateReplica, Unrecoverable, WrongState
+from tests.simulation.manager_checks import Votes
 from tests.simulation.manager_process import ManagerProcess
 from tests.simulation.rank import Rank, Snapshot
 from tests.simulation.torchft_manager import TorchftManager
@@ -66,8 +67,9 @@ class Group:
         self.is_answered_back = False
         self.has_lied = False  # a rank of it
         self.manager_returns = self.has_lost_manager = False
-        self.votes: dict[tuple[int, int], dict[int, bool]] = {}  # as its managers have heard them
+        self.votes: Votes = {}  # of its present ranks, as its managers have heard them
         self._saved: list[dict[int, Snapshot]] = [{} for _ in range(self.size)]  # by step
+        self.begins_with: Snapshot | None = None  # whatever is planned
 
     @property
     def manager(self) -> ManagerProcess | TorchftManager:
@@ -90,7 +92,7 @@ class Group:
     def connect_to_lighthouse(
         self, manager: Process, connected: "Callable[[End], None]", failed: Callable[[], None]
     ) -> None:
-        lighthouse = self.finds or self.lighthouse
+        lighthouse, connected, failed = (self.finds or self.lighthouse).find(self, connected, failed)
         self.network.connect(
             manager,
             lighthouse.process,
@@ -123,9 +125,11 @@ class Group:
     def _start_ranks(self) -> None:
         self._end_ranks()
         self.manager_returns = self.has_lost_manager = self.has_lied = False
-        self.votes.clear()
+        self.votes = {}
         loads = self.world.random.random() < self.plan.from_checkpoint
         found = self._load() if loads else [None] * self.size
+        if self.begins_with is not None:
+            found = [self.begins_with] * self.size
         self.is_apart = len({snapshot and (snapshot.step, snapshot.tag_quorum_id) for snapshot in found}) > 1
         self.ranks = [self._start_rank(rank, snapshot) for rank, snapshot in enumerate(found)]
 
@@ -163,7 +167,7 @@ class Group:
         if back_after_s is not None:
             self.world.after(back_after_s, self._start_alone, rank)
         elif isinstance(self.manager, ManagerProcess):
-            self.manager.after(TOLD_WITHIN_S, self.manager.check_gone, rank)
+            self.manager.check_gone(rank, TOLD_WITHIN_S)
 
     def _start_alone(self, old: Rank) -> None:
         if old in self.ranks and all(rank.is_up for rank in self.ranks if rank is not old):
@@ -237,14 +241,22 @@ class Group:
             self._restart_in(self.plan.restart_s * self.world.random.uniform(0.5, 1.5) + KILLS_TAKE_S)
 
     def _restart_in(self, delay_s: float) -> None:
-        self._restart_at = self.world.now + delay_s
+        self._restart_at = at = self.world.now + delay_s
+        self.world.after(max(0.0, delay_s - KILLS_TAKE_S), self._end_before, at)
         self.world.after(delay_s, self.start)
+
+    def _end_before(self, restart_at: float) -> None:
+        """What the launcher has left alive is dead, and known to be, before the new ones ask."""
+        if self._restart_at == restart_at:
+            for rank in self.ranks:
+                rank.kill()
 
     # -- leaving
 
     def drain(self) -> None:
+        """Its manager is told by itself: one that dies of that leaves the rest of the drain to its supervisor."""
         self.is_leaving = True
-        self.manager.drain("drained")
+        self.manager.after(0, self.manager.drain, "drained")
 
     def end_script(self, step: int) -> None:
         """Its ranks do all steps below that one, and end in good order."""
@@ -306,8 +318,8 @@ class Group:
 
     def _why_unrecoverable(self, missed: set[int | None]) -> str:
         """The fault because of which its ranks hold no state that goes together; empty: there is a group to heal from.
-        That is one of its quorum with a whole state; or, where it is alone in that, any with what was not applied, or
-        with what a quorum of `missed` has made."""
+        That is one of its quorum with a whole state, of which no rank has lied; or, where it is alone in that, any with
+        what was not applied, or with what a quorum of `missed` has made."""
         assert isinstance(self.manager, ManagerProcess)
         torn = [rank.machine for rank in self.ranks if rank.machine.is_torn]
         quorum = self.manager.handed
@@ -315,7 +327,7 @@ class Group:
             return ""
         others = [self._system.find_group(p.address) for p in quorum.participants if p.replica_id != self.replica_id]
         noticed_at = self.checkers.told_at[quorum.quorum_id] - NOTICED_WITHIN_S
-        if any(group is None or group.has_held_since(noticed_at) for group in others):
+        if any(group is None or (group.has_held_since(noticed_at) and not group.has_lied) for group in others):
             return ""
         lost = missed | {machine.torn_under for machine in torn}
         if not others and any(state.quorum_id in lost for state in self._system.whole_states()):

@@ -20,15 +20,18 @@ from tests.simulation.world import MAX_RATE, MIN_RATE, Violation, World
 MAX_LEASE_S = max(LEASES_S)
 ASKS_AGAIN_S = 1.2
 TOLD = (HoldState.RECALLED, HoldState.JOINING, HoldState.LEAVING)
+GOES_ON = (QuorumPhase.STANDING, QuorumPhase.RECALLED, QuorumPhase.RESUMED)
 Member = tuple[str, str]
 
 
 @dataclass(slots=True)
 class Wait:
-    """For a quorum; `until`: it has ended, unless the group asks again by then."""
+    """For a quorum; `until`: it has ended, unless the group asks again by then. `shrinks`: it is a member of the last
+    one, and takes members alone."""
 
     since: float
     until: float = math.inf
+    shrinks: bool = False
 
 
 def member_of(participant: Participant) -> Member:
@@ -39,13 +42,31 @@ def member_of(participant: Participant) -> Member:
 class Ledger:
     """`standing`: the quorum that was written down last, if it stands. `leases`: until when a member of it may hold
     one, by all answers since. `renewed`: the same, by the newest answer alone; with that a manager begins a quorum.
-    `ids`: all that were formed. `last`: who is in the last one."""
+    `ids`: all that were formed. `last`: who is in the one that was written down last. `returning_id`: of the one that
+    the journal had at the start. `unheard`: its members that have not been heard of since, and until when each may hold
+    a lease, of a later one, too. `blind_until`: the same for members unknown, where the journal had none.
+    `is_blank`: the journal was lost, and nothing was written down since.
+    `displaced`: members of `last` for which another process has asked since: they come back as newcomers."""
 
     standing: Quorum | None = None
     leases: dict[Member, float] = field(default_factory=dict[Member, float])
     renewed: dict[Member, float] = field(default_factory=dict[Member, float])
     ids: set[int] = field(default_factory=set[int])
     last: frozenset[Member] = frozenset()
+    is_blank: bool = False
+    displaced: set[Member] = field(default_factory=set[Member])
+    unheard: dict[Member, float] = field(default_factory=dict[Member, float])
+    blind_until: float = 0.0
+    returning_id: int = 0
+
+    def starts(self, record: QuorumRecord | None, lease_s: float, now: float) -> None:
+        """With what the journal has."""
+        until = now + max(lease_s, record.lease_s if record is not None else 0.0) / MAX_RATE
+        quorum = record.quorum if record is not None else None
+        stood = quorum.participants if record is not None and quorum is not None and record.stands else ()
+        self.unheard = dict.fromkeys(map(member_of, stood), until)
+        self.blind_until = until if quorum is None else 0.0
+        self.returning_id = quorum.quorum_id if quorum is not None else 0
 
     def wrote(self, record: QuorumRecord) -> None:
         """From now on somebody may be told."""
@@ -53,6 +74,12 @@ class Ledger:
         if record.quorum_id not in self.ids:
             self.leases = dict(self.renewed)
         self.ids.add(record.quorum_id)
+        self.last = frozenset(map(member_of, record.quorum.participants)) if record.quorum is not None else frozenset()
+        self.displaced.clear()
+        self.is_blank = False
+
+    def asks(self, member: Member) -> None:
+        self.displaced |= {other for other in self.last if other[0] == member[0] and other != member}
 
     def renew(self, member: Member, until: float) -> None:
         self.renewed[member] = until
@@ -64,6 +91,7 @@ class Ledger:
         self.renewed.clear()
         self.last = frozenset()
         self.standing = None
+        self.is_blank = True
 
 
 class LighthouseChecks:
@@ -77,6 +105,7 @@ class LighthouseChecks:
         self._waiting: dict[int, Participant] = {}
         self._granted: dict[tuple[int, Member], int] = {}
         self._left: set[tuple[int, Member]] = set()
+        self._stopped: set[tuple[int, Member]] = set()
         self._phases: dict[int, QuorumPhase] = {}
         self._waits: dict[Member, Wait] = {}
 
@@ -90,6 +119,7 @@ class LighthouseChecks:
                 self._waits.clear()
             case events.SessionOpened(session, hello):
                 self._members[session] = member_of(hello.participant)
+                self._ledger.unheard.pop(member_of(hello.participant), None)
                 self._report(session, hello.levels.held)
             case events.SessionEnded(session):
                 self._members.pop(session, None)
@@ -97,7 +127,9 @@ class LighthouseChecks:
                 self._report(session, beat.levels.held)
             case events.Joined(call, participant, _, session):
                 self._waiting[call] = participant
-                self._wait(member_of(participant))
+                self._ledger.unheard.pop(member_of(participant), None)
+                self._ledger.asks(member_of(participant))
+                self._wait(participant)
                 self._granted[participant.seen_quorum_id, member_of(participant)] = participant.asks_for - 1
                 if session is not None:
                     self._change_ranks(session, member_of(participant))
@@ -113,6 +145,8 @@ class LighthouseChecks:
         self._members[session] = member
 
     def _report(self, session: int, held: HeldQuorum | None) -> None:
+        if held is not None and held.mode is not HoldState.STANDING and session in self._members:
+            self._stopped.add((held.quorum_id, self._members[session]))
         if held is not None and held.mode in TOLD and session in self._members:
             key = held.quorum_id, self._members[session]
             self._granted[key] = held.granted
@@ -121,10 +155,14 @@ class LighthouseChecks:
 
     def answers(self, effect: events.Effect) -> None:
         match effect:
+            case events.Welcomed(_, welcome):
+                self._check_returned(welcome.order)
             case events.HeartbeatAnswered(session, _, order):
+                self._check_returned(order)
                 if session in self._members and self._renews(order):
                     self._ledger.renew(self._members[session], self._world.now + self._config.lease_s / MAX_RATE)
             case events.Ordered(order, _):
+                self._check_returned(order)
                 self._phases[order.quorum_id] = order.phase
                 if order.phase is QuorumPhase.RESUMED:
                     self._check_resumed(order)
@@ -134,7 +172,7 @@ class LighthouseChecks:
                 self._waits.pop(member_of(self._waiting.pop(call)), None)
             case MemberLost(replica_id) | MemberLeft(replica_id):
                 for member in [member for member in self._waits if member[0] == replica_id]:
-                    del self._waits[member]
+                    self._lets_in(self._waits.pop(member))
             case events.QuorumFormed():
                 self._world.say("", _describe(effect))
                 self._check_formed(effect)
@@ -147,11 +185,21 @@ class LighthouseChecks:
         phase = self._phases.get(standing.quorum_id if standing is not None else 0)
         return phase is not QuorumPhase.REVOKED if order is None else order.phase is not QuorumPhase.REVOKED
 
-    def _wait(self, member: Member) -> None:
+    def _wait(self, participant: Participant) -> None:
         """Whoever asks again soon has waited all the time."""
-        wait = self._waits.get(member)
-        is_new = wait is None or self._world.now > wait.until
-        self._waits[member] = Wait(self._world.now if wait is None or is_new else wait.since)
+        member, now = member_of(participant), self._world.now
+        shrinks = participant.shrink_only and member in self._ledger.last
+        wait = self._waits.pop(member, None)
+        since = now if wait is None or now > wait.until else wait.since
+        if wait is not None and not shrinks:
+            self._lets_in(wait)
+        self._waits[member] = Wait(since, shrinks=shrinks)
+
+    def _lets_in(self, wait: Wait) -> None:
+        """Others have waited for nothing while that one shut them out."""
+        if wait.shrinks:
+            for other in self._waits.values():
+                other.since = self._world.now
 
     def _stop_waiting(self, call: int) -> None:
         participant = self._waiting.pop(call, None)
@@ -162,14 +210,30 @@ class LighthouseChecks:
 
     def _check_patience(self) -> None:
         """Enough groups, a member of the last quorum among them, wait no longer than a straggler is waited for; after
-        it is known who is alive, and whose lease has ended."""
+        it is known who is alive, and whose lease has ended. While a member asks to shrink, only members count: it may
+        be alone, and then it waits until it asks for something else."""
         config, now = self._config, self._world.now
         lease_s = max(config.lease_s, MAX_LEASE_S)
         limit_s = (config.join_timeout_s + config.last_call_s + 2 * config.heartbeat_timeout_s + lease_s) / MIN_RATE + 3
         waits = {member: wait for member, wait in self._waits.items() if now <= wait.until}
         late = [member for member, wait in waits.items() if now > wait.since + limit_s]
+        if any(wait.shrinks for wait in waits.values()):
+            late = [member for member in late if member in self._ledger.last]
         if self._ledger.last.intersection(late) and largest_allowed(range(len(late) + 1), config):
             raise Violation(f"S5 {sorted(late)} have waited for a quorum for longer than {limit_s:.1f} s")
+
+    def _check_returned(self, order: QuorumOrder | None) -> None:
+        """After a restart the quorum of before goes on once all are back, and as it was only if none has stopped."""
+        standing = self._ledger.standing
+        if order is None or standing is None or order.quorum_id != standing.quorum_id:
+            return
+        if order.phase in GOES_ON and self._ledger.unheard and order.quorum_id == self._ledger.returning_id:
+            away = sorted(name for name, _ in self._ledger.unheard)
+            raise Violation(f"S9 quorum {order.quorum_id} is {order.phase} before {away} are back")
+        members = [member_of(p) for p in standing.participants]
+        stopped = [member[0] for member in members if (order.quorum_id, member) in self._stopped]
+        if order.phase is QuorumPhase.STANDING and stopped:
+            raise Violation(f"S6 quorum {order.quorum_id} is told to stand, and {stopped} have stopped")
 
     def _check_resumed(self, order: QuorumOrder) -> None:
         """Up to the highest step that a member has granted: all can do that one, and nobody is left behind in it. Where
@@ -202,14 +266,13 @@ class LighthouseChecks:
             raise Violation(f"S1 {where} has an id that was given out before")
         if not effect.is_new and any(self._waiting[call].commit_failures for call in effect.calls):
             raise Violation(f"S1 {where} keeps its id, though a commit has failed")
-        last = self._ledger.last
+        last, here = self._ledger.last, self._ledger.last - self._ledger.displaced
         joined = [self._waiting[call] for call in effect.calls]
-        shrinking = [p.replica_id for p in joined if p.shrink_only and member_of(p) in last]
+        shrinking = [p.replica_id for p in joined if p.shrink_only and member_of(p) in here]
         if shrinking and not members <= last:
             raise Violation(f"S6 {where} is not of the last one's members, {sorted(last)}; {shrinking} ask to shrink")
         self._check_record(effect, where)
         self._check_leases(members, where)
-        self._ledger.last = frozenset(members)
         self._waits.clear()
         for call in effect.calls:
             self._waiting.pop(call, None)
@@ -224,12 +287,19 @@ class LighthouseChecks:
             raise Violation(f"S3 {where} gives leases of {self._config.lease_s} s, and {record.lease_s} s are written")
 
     def _check_leases(self, members: set[Member], where: str) -> None:
-        """Without a member of the last standing quorum, the next one waits until all of that have stopped granting."""
-        standing = self._ledger.standing
+        """Without a member of the last standing quorum, the next one waits until all of that have stopped granting. A
+        journal may be older than what was told: who is not heard of may hold what it does not know."""
+        standing, now = self._ledger.standing, self._world.now
+        if (early_s := self._ledger.blind_until - now) > 0:
+            raise Violation(f"S3 {where} forms {early_s:.3f} s too soon after a start with nothing written down")
+        for (name, _), until in self._ledger.unheard.items():
+            if now < until:
+                other = f"a later quorum than the journal knew of, for {until - now:.3f} s more"
+                raise Violation(f"S3 {where} forms, and {name}, not heard of since the start, may hold {other}")
         if standing is None or members & {member_of(p) for p in standing.participants}:
             return
         for participant in standing.participants:
-            left_s = self._ledger.leases.get(member_of(participant), 0.0) - self._world.now
+            left_s = self._ledger.leases.get(member_of(participant), 0.0) - now
             if left_s > 0:
                 other = f"quorum {standing.quorum_id}, whose member {participant.replica_id}"
                 raise Violation(f"S3 {where} forms beside {other} may hold a lease for {left_s:.3f} s more")

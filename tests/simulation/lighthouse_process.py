@@ -18,6 +18,7 @@ from lighthouse.quorum.rules.record import QuorumRecord
 from lighthouse.quorum.waiting_joins import Answer
 from lighthouse_protocol.messages.session import Hello, JoinAccepted, JoinRejected
 from lighthouse_protocol.refusals import LighthouseError, WrongState
+from lighthouse_runtime.server.output_gate import OutputGate
 from tests.simulation.keepalive import Keepalive
 from tests.simulation.lighthouse_checks import LighthouseChecks
 from tests.simulation.network import End
@@ -41,6 +42,7 @@ class LighthouseProcess(Process):
         self.site = site
         self.config = site.config
         self.checks = LighthouseChecks(self.config, site.ledger, site.world)
+        self.gate = OutputGate()
         self.crash_in: int | None = None
         self._armed: int | None = None
         self._is_making = False
@@ -51,6 +53,7 @@ class LighthouseProcess(Process):
         self.on_death.append(self._die)
         record = site.journal.record
         self.say(f"starts with {record and record.quorum_id}")
+        site.ledger.starts(record, self.config.lease_s, site.world.now)
         self.jobs = JobRegistry(self._config, Timers(self), self, self._give_up, wall=site.wall)
         self.jobs.remember(self.load())
         self._scrape()
@@ -226,15 +229,22 @@ class EndPeer:
     stream: End
 
     def send(self, message: Any) -> None:
+        self.lighthouse.gate.pass_on(lambda: self._send(message))
+
+    def end(self, error: LighthouseError | None = None) -> None:
+        self.lighthouse.gate.pass_on(lambda: self._end(error))
+
+    def _send(self, message: Any) -> None:
         lighthouse = self.lighthouse
         lighthouse.may_die()
+        lighthouse.site.speaks(lighthouse)
         if isinstance(message, JoinAccepted):
             lighthouse.site.told(message.quorum)
         if isinstance(message, JoinRejected):
             lighthouse.say(f"refuses a join: {message.error}")
         self.stream.send(message)
 
-    def end(self, error: LighthouseError | None = None) -> None:
+    def _end(self, error: LighthouseError | None) -> None:
         """A status ends a stream; here it is a word before its end."""
         if error is not None:
             self.lighthouse.say(f"ends a session: {error}")
@@ -251,10 +261,16 @@ class UnaryReply:
     number: int
 
     def answer(self, value: Answer) -> None:
+        self.lighthouse.gate.pass_on(lambda: self._answer(value))
+
+    def refuse(self, error: LighthouseError) -> None:
+        self.lighthouse.gate.pass_on(lambda: self._refuse(error))
+
+    def _answer(self, value: Answer) -> None:
         self.lighthouse.may_die()
         self.lighthouse.site.told(value.quorum)
         self.stream.send(UnaryAnswer(self.number, value.quorum))
 
-    def refuse(self, error: LighthouseError) -> None:
+    def _refuse(self, error: LighthouseError) -> None:
         self.lighthouse.say(f"refuses a join: {error}")
         self.stream.send(UnaryAnswer(self.number, error))

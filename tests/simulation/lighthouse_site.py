@@ -1,6 +1,8 @@
 """Where the lighthouse runs: its journal, its settings, and what outlives a process of it."""
 
+from collections.abc import Callable
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from lighthouse.quorum.rules.config import QuorumConfig
 from lighthouse.quorum.rules.record import QuorumRecord, dump, parse
@@ -8,8 +10,11 @@ from lighthouse_protocol.messages.membership import Quorum
 from tests.simulation.checkers import Checkers
 from tests.simulation.lighthouse_checks import Ledger
 from tests.simulation.lighthouse_process import LighthouseProcess
-from tests.simulation.network import LIGHTHOUSE_HOST, Network
+from tests.simulation.network import LIGHTHOUSE_HOST, End, Network
 from tests.simulation.world import World
+
+if TYPE_CHECKING:
+    from tests.simulation.group_process import Group
 
 FIRST_WALL_S = 1_700_000_000.0
 KEPT = 10
@@ -63,6 +68,15 @@ class Lighthouse:
         """Seconds since the epoch."""
         return FIRST_WALL_S + self.world.now + self.wall_offset_s
 
+    def find(
+        self, group: "Group", connected: Callable[[End], None], failed: Callable[[], None]
+    ) -> "tuple[Lighthouse, Callable[[End], None], Callable[[], None]]":
+        """Where a group connects to, and what it does when it has, or has not."""
+        return self, connected, failed
+
+    def speaks(self, process: LighthouseProcess) -> None:
+        """It is about to."""
+
     def told(self, quorum: Quorum) -> None:
         """Somebody is about to be."""
         self.checkers.told(quorum, self.journal.record, self.host)
@@ -99,6 +113,8 @@ class Lighthouse:
     def set_wall_clock(self, by_s: float) -> None:
         self.wall_offset_s = max(-MAX_WALL_OFFSET_S, min(MAX_WALL_OFFSET_S, self.wall_offset_s + by_s))
         self.most_offset_s = max(self.most_offset_s, self.wall_offset_s)
+        if self.ledger.is_blank:
+            self.wall_offset_s = self.most_offset_s
 
     def change_lease(self, lease_s: float) -> None:
         """From the next start on."""

@@ -28,6 +28,9 @@ from tests.simulation.world import MAX_RATE, Violation
 if TYPE_CHECKING:
     from tests.simulation.manager_process import ManagerProcess
 
+Votes = dict[tuple[int, int], dict[int, bool]]
+"""By quorum_id and step, those of the ranks that have lived together."""
+
 STOPPED = (HoldState.JOINING, HoldState.LEAVING, HoldState.REVOKED)
 SLACK_S = 1e-3
 
@@ -56,8 +59,7 @@ class ManagerChecks:
         self._pushed: set[tuple[int, bool, tuple[int, ...]]] = set()
         self._stands: dict[int, bool] = {}
         self._held: dict[int, _Held] = {}
-        self._calls: dict[int, tuple[int, int, int]] = {}
-        self._votes = process.site.votes
+        self._calls: dict[int, tuple[int, int, int, Votes]] = {}
 
     # -- what happens
 
@@ -71,9 +73,9 @@ class ManagerChecks:
             case events.CallEnded(call) | events.CallExpired(call):
                 self._asks.pop(call, None)
             case Voted() as voted if voted.quorum_id is not None and voted.group_rank < self._size:
-                key = voted.quorum_id, voted.step
-                self._calls[voted.call] = *key, voted.group_rank
-                self._votes.setdefault(key, {})[voted.group_rank] = voted.vote
+                key, votes = (voted.quorum_id, voted.step), self._process.votes
+                self._calls[voted.call] = *key, voted.group_rank, votes
+                votes.setdefault(key, {})[voted.group_rank] = voted.vote
             case _:
                 pass
 
@@ -203,10 +205,10 @@ class ManagerChecks:
             self._break("S3", f"grants step {step} of quorum {quorum_id} {late_s:.3f} s after its lease may have ended")
 
     def _decide(self, call: int, *, commit: bool) -> None:
-        quorum_id, step, group_rank = self._calls.pop(call, (0, 0, 0))
+        quorum_id, step, group_rank, heard = self._calls.pop(call, (0, 0, 0, {}))
         if not commit or not quorum_id:
             return
-        votes = self._votes[quorum_id, step]
+        votes = heard[quorum_id, step]
         noes = [rank for rank, vote in votes.items() if not vote]
         silent = set(range(self._size)) - votes.keys()
         if noes or silent:

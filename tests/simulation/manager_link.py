@@ -4,6 +4,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from lighthouse_protocol.messages.session import JoinAccepted, JoinRejected, Leave, ToLighthouse, Welcome
+from lighthouse_protocol.refusals import Superseded, Unreachable
 from tests.simulation.network import End
 
 if TYPE_CHECKING:
@@ -79,6 +80,8 @@ class ManagerLink:
             self._manager.was_handed(message)
         if isinstance(message, JoinRejected):
             self._manager.say(f"is refused: {message.error}")
+            if not message.join and isinstance(message.error, Unreachable | Superseded):
+                return  # of a session, and for now: it is opened again
         else:
             self._backoff_s = FIRST_BACKOFF_S
         self._manager.driver.received(message)

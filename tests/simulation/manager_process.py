@@ -56,10 +56,12 @@ class ManagerProcess(Process):
         self._watching: dict[int, Rank] = {}
         self._gone: set[int] = set()
         self.dies_in: int | None = None  # after so many answers
+        self.votes = site.votes  # those of the ranks whose vote was heard last
         self._voting: dict[tuple[Rank, int], tuple[int, int]] = {}
         self._has_ended = False
         self._link = ManagerLink(self)
-        self.driver = GroupDriver(me, life, Timers(self), self._link, Evidence(self), self._end)
+        self.secret = f"known to {life} of {site.name} alone"
+        self.driver = GroupDriver(me, life, Timers(self), self._link, Evidence(self), self._end, secret=self.secret)
         observe(self.machine, ManagerChecks(self))
         self.on_death.append(self._die)
         self._link.connect()
@@ -95,6 +97,7 @@ class ManagerProcess(Process):
 
     def on_vote(self, rank: "Rank", token: int, time_left_s: float, wants_next: bool, fields: dict[str, Any]) -> None:
         self._voting[rank, token] = fields["quorum_id"], fields["step"]
+        self.votes = rank.votes
         call = self.driver.vote(VoteReply(self, rank, token), time_left_s, wants_next=wants_next, **fields)
         self._begin(rank, token, call, time_left_s)
 
@@ -151,9 +154,7 @@ class ManagerProcess(Process):
             if caller is rank:
                 self.after(self.world.random.uniform(*soon_s), self.on_cancel, rank, token)
         if not self.site.has_lost_manager:
-            waiting = [
-                vote for vote, what in self._voting.items() if rank.group_rank not in self.site.votes.get(what, {})
-            ]
+            waiting = [vote for vote, what in self._voting.items() if rank.group_rank not in rank.votes.get(what, {})]
             self.after(soon_s[1] + DISCARDED_WITHIN_S, self._check_votes, rank, waiting)
 
     def _check_votes(self, rank: "Rank", waiting: list[tuple["Rank", int]], *, is_last: bool = False) -> None:
@@ -168,13 +169,16 @@ class ManagerProcess(Process):
         self._gone.add(group_rank)
         to.after(LOCAL_DELAY_S, to.on_mate_gone, reason)
 
-    def check_gone(self, rank: "Rank", *, is_last: bool = False) -> None:
-        """Its mates were told, if they live and no other process has come in its place. It looks twice, as above."""
+    def check_gone(self, rank: "Rank", patience_s: float, *, is_last: bool = False) -> None:
+        """Its mates are told within that time, if they live and no other process has come in its place. While the
+        manager is paused the time stands still. It looks twice, as above."""
         waiting = [mate for mate in self.site.ranks if mate.is_up and mate.began_at <= rank.began_at]
         if rank not in self.site.ranks or not waiting or rank.group_rank in self._gone:
             return None
+        if patience_s > 0:
+            return self.after(min(1.0, patience_s), self.check_gone, rank, patience_s - 1.0)
         if not is_last:
-            return self.after(0, partial(self.check_gone, is_last=True), rank)
+            return self.after(0, partial(self.check_gone, is_last=True), rank, patience_s)
         raise Violation(f"S7 {self.name} has not told {[mate.name for mate in waiting]} that {rank.name} is gone")
 
     def reply(self, rank: "Rank", token: int, method: str, *args: Any) -> None:

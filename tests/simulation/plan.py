@@ -54,6 +54,7 @@ class Plan:
     torchft: int = 0
     one_at_a_time: bool = False
     catch_up: float = 0.0
+    has_two_lighthouses: bool = False
 
     @property
     def quiet_s(self) -> float:
@@ -200,12 +201,32 @@ def _misfits(plan: Plan, r: random.Random) -> Plan:
 
 def _churn(plan: Plan, r: random.Random) -> Plan:
     """Long enough to forget who has gone."""
-    calm = _one_at_a_time(plan, ("stranger", "stranger_drains"), scenario="churn", fault_every_s=1.0, faults_s=120.0)
+    calm = _one_at_a_time(
+        plan, ("stranger", "stranger_ahead", "stranger_drains"), scenario="churn", fault_every_s=1.0, faults_s=120.0
+    )
     return replace(calm, groups=min(3, calm.groups), group_world_size=1, step_s=0.5, one_at_a_time=False)
+
+
+def _two_lighthouses(plan: Plan, r: random.Random) -> Plan:
+    """Beside what happens to groups: two lighthouses on one store, and what happens to them and to it."""
+    mix = (*r.sample(AROUND_A_STORE, 4), *r.sample(LOSSES, 2), r.choice(("drain", "stranger")))
+    lease_s = r.choice((3.0, 5.0, 8.0))
+    config = replace(plan.config, stands=True, lease_s=lease_s, heartbeat_timeout_s=min(lease_s, 5.0))
+    changes = {"scenario": "two_lighthouses", "config": config, "mix": mix, "has_two_lighthouses": True, "torchft": 0}
+    return replace(plan, **changes)
 
 
 FAULTS_IN_TURN, MISFITS_IN_TURN = 6, 10
 MAX_STEP_S, MAX_DELAY_S, MAX_HEAL_S = 1.0, 0.01, 0.3
+AROUND_A_STORE = (
+    "kill_leader",
+    "stop_leader",
+    "cut_leader_from_store",
+    "stop_store",
+    "kill_both_lighthouses",
+    "drift_store",
+    "cut_leader_from_groups",
+)
 LOSSES = ("kill_group", "kill_rank", "kill_manager", "vanish_group", "pause_group", "break_session")
 SCENARIOS = {
     "storm": _storm,
@@ -214,5 +235,6 @@ SCENARIOS = {
     "restarts": _restarts,
     "churn": _churn,
     "misfits": _misfits,
+    "two_lighthouses": _two_lighthouses,
 }
-SCENARIO_WEIGHTS = (70, 6, 12, 6, 2, 16)
+SCENARIO_WEIGHTS = (70, 6, 12, 6, 2, 16, 0)

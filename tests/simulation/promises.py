@@ -162,4 +162,5 @@ PROMISES: dict[str, type[Promise]] = {
     "restarts": Restarts,
     "churn": Churn,
     "misfits": Misfits,
+    "two_lighthouses": Promise,
 }

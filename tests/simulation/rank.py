@@ -47,6 +47,7 @@ class Rank(ManagerSide):
         self.group_rank = group_rank
         self.rank_incarnation = rank_incarnation
         self.wire_id = site.wire_id
+        self.votes = site.votes
         self.state: int | None = snapshot.state
         self.has_vanished = False
         self.began_at = self.world.now

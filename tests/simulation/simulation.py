@@ -8,19 +8,23 @@ from lighthouse_protocol.messages.membership import Tag
 from tests.simulation.checkers import Checkers
 from tests.simulation.collectives import Collectives
 from tests.simulation.faults import KINDS, Fault, draw_faults, schedule
+from tests.simulation.faults.kinds import PATIENCE_S
 from tests.simulation.group_process import Group, System
 from tests.simulation.lighthouse_checks import largest_allowed
 from tests.simulation.lighthouse_site import Lighthouse
 from tests.simulation.network import Network
 from tests.simulation.plan import NAMES, Plan, draw_plan
 from tests.simulation.promises import PROMISES
-from tests.simulation.rank import Rank
+from tests.simulation.rank import Rank, Snapshot
+from tests.simulation.two_lighthouses import TwoLighthouses
 from tests.simulation.world import Violation, World
 
 BOOT_S = 3.0
 LOOK_EVERY_S = 0.5
 STEPS_TOGETHER = 5
 SHOWN_FAULTS = 8
+# After the last one is due: the longest that it may wait for somebody to happen to, and the longest that it may last.
+FAULTS_OVER_S = 2 * PATIENCE_S
 HELD_UP_S = (0.01, 0.1, 0.5)
 
 
@@ -40,7 +44,8 @@ class Simulation(System):
         self.network = Network(self.world, plan.delay_s)
         self.collectives = Collectives(self.world, self.network)
         self.checkers = Checkers(self.world, self.collectives)
-        self.lighthouse = Lighthouse(self.world, self.network, plan.config, self.checkers)
+        place = TwoLighthouses if plan.has_two_lighthouses else Lighthouse
+        self.lighthouse = place(self.world, self.network, plan.config, self.checkers)
         self._numbers = 0
         self._by_address: dict[str, Group] = {}
         self._groups_made = 0
@@ -65,9 +70,10 @@ class Simulation(System):
         self._by_address[group.address] = group
         return group
 
-    def add_stranger(self) -> Group:
+    def add_stranger(self, begins_with: Snapshot | None = None) -> Group:
         """A group that comes once. Until `end` the fault lasts."""
         group = self.add_group(f"stranger-{len(self.strangers):03d}")
+        group.begins_with = begins_with
         self.strangers.append(group)
         self.groups.append(group)
         self.begin()
@@ -147,7 +153,10 @@ class Simulation(System):
         for fault in self.faults:
             schedule(self, fault)
         world.run(self.plan.faults_s)
+        over_at = self.plan.faults_s + FAULTS_OVER_S
         while self.pending or world.now < self.last_fault_ends_at + 0.1:
+            if world.now >= over_at:
+                raise Violation(f"{self.pending} faults last beyond {over_at:.0f} s: {self.describe()}")
             world.run(world.now + LOOK_EVERY_S)
         world.say("", "no more faults")
         world.is_calm = True

@@ -1,4 +1,4 @@
-"""Runs under drawn faults, on a virtual clock: G1 to G12 hold. docs/simulation.md says how to read a failure."""
+"""Runs under drawn faults, on a virtual clock: G1 to G13 hold. docs/simulation.md says how to read a failure."""
 
 import os
 import subprocess
@@ -20,7 +20,7 @@ pytestmark = pytest.mark.timeout(600)
 
 SEEDS = range(30)
 LONG_SEEDS = range(1000, 1400)
-RULES = {f"G{number}" for number in range(1, 13)}
+RULES = {f"G{number}" for number in range(1, 14)}
 
 each = pytest.mark.parametrize("exhibit", EXHIBITS, ids=lambda exhibit: exhibit.name)
 

@@ -13,15 +13,16 @@ from multiprocessing import get_context
 import pytest
 
 from tests.simulation.faults import KINDS
-from tests.simulation.plan import SCENARIOS, draw_plan
+from tests.simulation.plan import SCENARIO_WEIGHTS, SCENARIOS, draw_plan
 from tests.simulation.simulation import Result, Simulation, run_plan, run_seed
-from tests.simulation.world import Violation
+from tests.simulation.world import Died, Violation
 
 # A minute of computing, on a machine that may be busy.
 pytestmark = pytest.mark.timeout(600)
 
 SEEDS = range(28)
 MORE_SEEDS = range(28, 400)
+STORE_SEEDS = range(40)  # of the scenario that is not drawn by itself
 LONG = {"seconds": 750.0, "groups": 10, "min_step_s": 0.25}  # 600 s of faults
 LONG_SEEDS = range(100)
 
@@ -75,6 +76,26 @@ def test_a_fault_that_cannot_fire_fails_the_run():
         simulation.run()
 
 
+def test_faults_that_do_not_end_fail_the_run():
+    simulation = Simulation(replace(draw_plan(1), faults_s=5.0))
+    simulation.begin()
+    with pytest.raises(Violation, match="1 faults last beyond 605 s"):
+        simulation.run()
+
+
+def test_a_process_that_dies_of_a_fault_at_once_ends_the_fault_alone(monkeypatch: pytest.MonkeyPatch):
+    """As a manager that was to die with its next answer, and gives one because a watch breaks."""
+    simulation = Simulation(replace(draw_plan(1), faults_s=10.0, mix=("kill_lighthouse",)))
+
+    def dies(*_: object) -> None:
+        raise Died
+
+    monkeypatch.setattr(simulation.lighthouse, "kill", dies)
+    simulation.run()
+    assert simulation.pending == 0
+    assert simulation.world.counts["fault: kill_lighthouse"] == len(simulation.faults) > 0
+
+
 def test_a_quorum_that_is_not_replaced_fails_the_run():
     simulation = Simulation(draw_plan(1))
     simulation.run()
@@ -88,6 +109,7 @@ def test_a_quorum_that_is_not_replaced_fails_the_run():
 def test_more_drawn_runs_are_clean():
     with ProcessPoolExecutor(2, mp_context=get_context("spawn")) as pool:
         results = list(pool.map(run_seed, MORE_SEEDS, chunksize=4))
+        results += pool.map(partial(run_seed, scenario="two_lighthouses"), STORE_SEEDS, chunksize=4)
     assert failed(results) == []
     counts = sum((result.counts for result in results), Counter[str]())
     assert [name for name in KINDS if not counts[f"fault: {name}"]] == []
@@ -102,5 +124,6 @@ def test_ten_groups_for_ten_minutes_are_clean():
 
 def test_plans_are_drawn_from_the_seed_alone():
     assert draw_plan(3) == draw_plan(3) != draw_plan(4)
-    assert {draw_plan(seed).scenario for seed in range(300)} == set(SCENARIOS)
+    drawn = {name for name, weight in zip(SCENARIOS, SCENARIO_WEIGHTS, strict=True) if weight}
+    assert {draw_plan(seed).scenario for seed in range(300)} == drawn
     assert run_plan(draw_plan(3)).counts == run_seed(3).counts

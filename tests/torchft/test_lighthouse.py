@@ -2,11 +2,12 @@
 
 import time
 from concurrent.futures import Future
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.processes import Lighthouse, eventually
+from tests.processes import LOCALHOST, PATIENCE_S, Lighthouse, eventually
 from tests.torchft.rounds import members, wait_for_state
 from tests.torchft.stock import Stock, StockError, StockTorchft
 
@@ -165,3 +166,21 @@ def test_a_client_lives_through_a_restart_of_the_lighthouse(stock: StockTorchft)
         second, names = eventually(again, "an answer of the new lighthouse")
         assert names == ["a"]
         assert second > first
+
+
+def test_its_clients_train_by_a_port_of_their_own_beside_tls(stock: StockTorchft, tmp_path: Path) -> None:
+    """The lighthouse's own port has TLS and takes tokens: a client without both gets nothing there."""
+    options = ("--bind", "[::]:0", "--http", "[::]:0", "--credentials", str(tmp_path / "credentials"))
+    plain = ("--torchft-listen", f"{LOCALHOST}:0", "--min-replicas", "2")
+    with Lighthouse(*options, *plain, env={"XDG_STATE_HOME": str(tmp_path)}) as lighthouse:
+        port = lighthouse.wait_for_log(r"torchft's clients without TLS on port (\d+)")[1]
+        client = stock.lighthouse_client(f"{LOCALHOST}:{port}")
+        first = one_quorum(client.join("b"), client.join("a"))
+        assert first[1] == ["a", "b"]
+        assert one_quorum(client.join("a", step=1), client.join("b", step=1)) == first
+        groups = [stock.manager_server(name, f"{LOCALHOST}:{port}") for name in ("c", "d")]
+        ranks = [stock.manager_client(group.do("address")) for group in groups]
+        answers = [rank.ask(step=2) for rank in ranks]
+        assert {each.result(PATIENCE_S)["replica_world_size"] for each in answers} <= {2, 3, 4}
+        with pytest.raises(StockError):
+            stock.lighthouse_client(lighthouse.address).join("e", timeout=2.0).result(PATIENCE_S)

@@ -13,6 +13,7 @@ from lighthouse_protocol.messages.progress import (
     STEP,
     Collective,
     GroupCalls,
+    HealTotals,
     OpenPhase,
     PhaseCount,
     PhaseTime,
@@ -31,6 +32,7 @@ class ActivitySample(NamedTuple):
     busy: str
     since: float
     calls: tuple[GroupCalls, ...] = ()
+    healed: HealTotals | None = None
 
 
 @dataclass(eq=False, slots=True)
@@ -145,6 +147,7 @@ class PhaseTimes:
             is_first=self._begun <= 1,
             times=self._times(),
             calls=own.calls,
+            healed=own.healed,
         )
 
     def _entered(self, open_visits: Counter[Name]) -> tuple[PhaseCount, ...]:

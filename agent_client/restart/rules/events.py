@@ -44,13 +44,18 @@ class Returned:
 
 
 @dataclass(frozen=True, slots=True)
+class Closing:
+    """Of an elastic run: it is to be over for all, whatever this rank does and did."""
+
+
+@dataclass(frozen=True, slots=True)
 class StepDone:
     """Its function makes progress. `step` never falls within a process."""
 
     step: int
 
 
-RankEvent = MessageReceived | StreamClosed | Waiting | Raised | Returned | StepDone
+RankEvent = MessageReceived | StreamClosed | Waiting | Raised | Returned | Closing | StepDone
 
 # -- effects, to be performed in order
 

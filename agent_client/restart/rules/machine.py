@@ -11,7 +11,8 @@
 1. A rank runs only what it was told, and each number once. It never makes up a number: without a lighthouse, a
    rank that runs goes on, and one that waits, waits.
 2. What is over is interrupted at once, again and again, and its process is killed when that does not help in time.
-3. What it holds (its last generation, ready, failed, finished) is repeated on each new stream: no message must arrive.
+3. What it holds (its last generation, ready, failed, finished, closing) is repeated on each new stream: no message must
+   arrive. So is its slot, which of an elastic run is the lighthouse's to give.
    A failure is held until the lighthouse has said that the generation is over.
 4. RunStopped, RunCompleted and a refusal that no retry changes are the end.
 """
@@ -25,6 +26,7 @@ from agent_client.restart.rules.interrupt_timer import InterruptTimer
 from agent_client.restart.rules.reconnect import Reconnect
 from lighthouse_protocol.messages.evidence import EvidenceAsked
 from lighthouse_protocol.messages.run import (
+    CloseReport,
     FailureReport,
     FinishReport,
     FromRunRank,
@@ -37,6 +39,7 @@ from lighthouse_protocol.messages.run import (
     ReadyReport,
     RunCompleted,
     RunStopped,
+    SlotGiven,
     ToRunRank,
 )
 from lighthouse_protocol.refusals import LighthouseError, Unreachable
@@ -58,10 +61,15 @@ class RankMachine:
         self._stream = Reconnect(self.config.accept_timeout_s, self.config.duplicate_timeout_s)
         self._leaving = InterruptTimer(self.config.interrupt_interval_s, self.config.hard_timeout_s)
         self._failure: FailureReport | None = None
+        self._is_closing = False
         self._beat_at = 0.0
         self._report_at: float | None = None
         self._stepped_at: float | None = None
         self._is_back = False  # the lighthouse, and that was not told
+
+    @property
+    def slot(self) -> int:
+        return self._entry.rank.slot
 
     @property
     def has_ended(self) -> bool:
@@ -90,6 +98,9 @@ class RankMachine:
                     self._leaving.left(now)
             case events.Returned():
                 effects = self._return()
+            case events.Closing():
+                self._is_closing = True
+                effects = self._send(CloseReport())
         return [*effects, *self.tick(now)]
 
     def tick(self, now: float) -> Sequence[events.RankEffect]:
@@ -130,6 +141,8 @@ class RankMachine:
             held += [self._failure, ReadyReport(self.generation)] if is_ready else [self._failure]
         if self.phase is RankPhase.FINISHED and self.generation is not None:
             held.append(FinishReport(self.generation))
+        if self._is_closing:
+            held.append(CloseReport())
         return held
 
     def _send(self, *messages: FromRunRank) -> list[events.RankEffect]:
@@ -180,12 +193,15 @@ class RankMachine:
             return self._closed(session, message.error, 0.5, now)
         self._is_back = self._stream.accept() or self._is_back
         match message:
+            case SlotGiven(slot):
+                self._entry = replace(self._entry, rank=replace(self._entry.rank, slot=slot))
+                return []
             case RankWelcome(term):
                 was_away, self._is_back = self._is_back, False
                 return [events.LighthouseBack(term)] if was_away else []
             case GenerationFormed():
                 return self._formed(message, now)
-            case GenerationEnded(number, reason):
+            case GenerationEnded(number, reason, _):
                 return self._ended(number, reason, now)
             case RunStopped() | RunCompleted():
                 return self._end(message, now)
@@ -200,12 +216,11 @@ class RankMachine:
         if self.phase not in _WAITS:
             return [] if self.generation is None else self._ended(self.generation, f"generation {number} runs", now)
         self._failure = None
-        slot = self._entry.rank.slot
-        if slot not in told.slots:
+        if self.slot not in told.slots:
             was_spare, self.phase = self.phase is RankPhase.SPARE, RankPhase.SPARE
             return [] if was_spare else [events.StandBy(told.counters)]
         self.generation, self.phase, self._stepped_at = number, RankPhase.RUNNING, None
-        return [events.Run(told.counters, told.slots.index(slot), len(told.slots))]
+        return [events.Run(told.counters, told.slots.index(self.slot), len(told.slots))]
 
     def _ended(self, number: int, reason: str, now: float) -> list[events.RankEffect]:
         if number != self.generation:

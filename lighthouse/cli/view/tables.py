@@ -9,14 +9,12 @@ from rich.text import Text
 from lighthouse.cli.view.layout import Column, table
 from lighthouse.quorum.rules.verdict import Verdict
 from lighthouse_protocol.messages.run_status import RankState, RankStatus, RunStatus
-from lighthouse_protocol.messages.session import QuorumPhase
 from lighthouse_protocol.messages.status import JobStatus, LighthouseStatus, MemberState, MemberStatus
 from lighthouse_runtime.cli.durations import format_duration
 from lighthouse_runtime.cli.terminal import printable
 
 Row = tuple[str, MemberStatus]
 
-SHORT_INCARNATION = 8
 LATE_BEAT_S = 2.0
 # A member that needs a look comes first where not all can be shown.
 _STATES = [
@@ -55,12 +53,13 @@ _VERDICT_STYLES: Mapping[str, str] = {
     Verdict.TOO_FEW_PARTICIPANTS: "red",
     Verdict.NO_ALLOWED_SIZE: "red",
 }
+# By QuorumPhase, whose module takes longer to import than all that the tables need.
 _PHASE_STYLES: Mapping[str, str] = {
-    QuorumPhase.STANDING: "green",
-    QuorumPhase.RECALLED: "cyan",
-    QuorumPhase.RESUMED: "cyan",
-    QuorumPhase.RETURNING: "yellow",
-    QuorumPhase.REVOKED: "yellow",
+    "standing": "green",
+    "recalled": "cyan",
+    "resumed": "cyan",
+    "returning": "yellow",
+    "revoked": "yellow",
 }
 
 
@@ -138,7 +137,7 @@ def job_summary(job: JobStatus) -> list[Text]:
         ),
         Text.assemble(
             (printable(job.verdict), _verdict_style(job)),
-            *((", ", (printable(job.phase), _phase_style(job))) if job.phase not in ("", QuorumPhase.NONE) else ()),
+            *((", ", (printable(job.phase), _phase_style(job))) if job.phase not in ("", "none") else ()),
             f": {printable(job.explanation)}",
         ),
         Text(state_counts(job)),
@@ -267,5 +266,5 @@ _MEMBER_COLUMNS: Sequence[Column[Row]] = (
         keep=4,
     ),
     Column("ADDRESS", lambda row: row[1].address.removeprefix("http://") or "-", keep=1, comfort=18),
-    Column("INCARNATION", lambda row: row[1].incarnation[:SHORT_INCARNATION] or "-", keep=0),
+    Column("START", lambda row: row[1].start or "-", keep=0),
 )

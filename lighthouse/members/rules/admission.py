@@ -18,14 +18,13 @@ def refusal(
     session: int | None = None,
     is_hello: bool = False,
 ) -> LighthouseError | None:
-    """Why `participant` may not join beside those in `roster`; None if it may.
-
-    `session`: it asks by that one, and may take another incarnation there. `is_hello`: it opens one.
+    """Why `participant` may not join beside those in `roster`; None if it may. That it speaks for its group is known
+    (identity.py). `session`: it asks by that one, and may take another incarnation there. `is_hello`: it opens one.
     """
     old = roster.get(participant.replica_id)
-    if old is None and len(roster) >= max_replicas:
+    if (old is None or old.is_reported) and roster.present >= max_replicas:
         return LimitReached(
-            f"replica_id: {participant.replica_id} would be replica group number {len(roster) + 1}; "
+            f"replica_id: {participant.replica_id} would be replica group number {roster.present + 1}; "
             f"the lighthouse takes {max_replicas} (--max-members)"
         )
     return (
@@ -45,7 +44,7 @@ def sent_away(participant: Participant, roster: Roster) -> list[tuple[Member, Wr
 
 
 def _duplicate(participant: Participant, old: Member | None) -> DuplicateReplica | None:
-    if old is None or old.participant is None or (old.call is None and not old.is_connected):
+    if old is None or old.participant is None or old.call is None or old.is_connected:
         return None
     before = old.participant
     same = (
@@ -57,13 +56,15 @@ def _duplicate(participant: Participant, old: Member | None) -> DuplicateReplica
         return None
     return DuplicateReplica(
         f"replica_id: {participant.replica_id} is in use: {before.address or 'no address'} "
-        f"{'waits for a quorum' if old.call is not None else 'holds a session'}, "
+        "waits for a quorum, "
         f"{participant.address or 'no address'} asks for one; give each replica group an id of its own"
     )
 
 
 def _backwards(participant: Participant, old: Member | None) -> InvalidRequest | None:
-    if not participant.incarnation or old is None or old.participant is None:
+    """A group whose ranks disagree has said so, and heals: one of them may still be getting what an earlier incarnation
+    of the group was told to heal to."""
+    if not participant.incarnation or participant.ranks_disagree or old is None or old.participant is None:
         return None
     before = old.participant
     # It may have been told to heal to an older state than its own, and that, where it catches up, some quorums ago.

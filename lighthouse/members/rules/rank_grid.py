@@ -6,11 +6,11 @@ its ranks have asked, and not before. To count the ranks is not enough: half of 
 are as many as a whole one.
 """
 
-from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Set
 from dataclasses import dataclass
 
 from lighthouse.members.rules.roster import Member
+from lighthouse_protocol.rank_set import NO_RANKS, RankSet, largest_count
 from lighthouse_protocol.rules.rank_text import here_and_missing
 
 GROUPS_NAMED = 8
@@ -22,7 +22,7 @@ class GroupRanks:
 
     replica_id: str
     group_world_size: int
-    missing: frozenset[int] = frozenset()
+    missing: Set[int] = NO_RANKS
 
     @property
     def here(self) -> int:
@@ -49,15 +49,8 @@ class Grid:
 
     @property
     def largest_peer_group_world_size(self) -> int:
-        """Of the complete rows the first is the longest; only those before it can be longer."""
-        missing = Counter(rank for group in self.groups for rank in group.missing)
-        sizes = Counter(group.group_world_size for group in self.groups)
-        groups, row, longest = len(self.groups), 0, 0
-        while groups > longest:
-            longest = max(longest, groups - missing[row])
-            row += 1
-            groups -= sizes[row]
-        return longest
+        """The ranks of the longest row: in so many groups that one is here."""
+        return largest_count(RankSet.first(group.group_world_size) - group.missing for group in self.groups)
 
     @property
     def ranks_pending(self) -> int:
@@ -82,7 +75,7 @@ def _group_ranks(member: Member) -> GroupRanks | None:
     participant = member.participant
     if not member.is_alive or participant is None or participant.group_world_size == 0:
         return None
-    everyone = frozenset(range(participant.group_world_size))
+    everyone = RankSet.first(participant.group_world_size)
     # A group that is down, and names no rank, misses all.
-    missing = everyone if member.down and not member.missing else member.missing & everyone
+    missing = everyone if member.down and not member.missing else everyone & member.missing
     return GroupRanks(member.replica_id, participant.group_world_size, missing)

@@ -5,18 +5,22 @@ its last message (heartbeat, join, answer) is younger than `heartbeat_timeout_s`
 down, and has not missed a join_timeout; joining heals it. A lapsed member is remembered for a while, for the status,
 and then forgotten.
 
+A reported member is one of which only heartbeats without a session have come. Anyone can send these under any name, so
+such members are counted apart; and where others hold sessions, only the first quorum of a job waits for them.
+
 Moments are the caller's monotonic clock. Every operation costs O(log n) at most.
 """
 
 import heapq
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator, Set
 from dataclasses import dataclass
 from typing import Protocol
 
 from lighthouse.members.rules.events import GridChanged, MemberBack, MemberEffect, MemberJoined, MemberLost
 from lighthouse.members.rules.reachability import is_loopback
 from lighthouse_protocol.messages.membership import Participant, Tag
+from lighthouse_protocol.rank_set import NO_RANKS
 
 FORGET_AFTER_TIMEOUTS = 12
 MIN_FORGET_AFTER_S = 60.0
@@ -43,6 +47,12 @@ class LastQuorumTold:
         is_another = self.held != held and held.quorum_id is not None
         return max_step if is_another or self.lowest is None else min(self.lowest, max_step)
 
+    def has_not_healed(self, participant: Participant) -> bool:
+        """It was to heal, and comes with the state that it had before."""
+        if self.was_at is None or self.held is None:
+            return False
+        return participant.step >= self.was_at and participant.tag_quorum_id == self.held.quorum_id
+
 
 @dataclass(slots=True, eq=False)
 class Member:
@@ -51,7 +61,8 @@ class Member:
     `call` is the number of its waiting call, if it waits; `deadline_at` the end of that call's time. `session` is the
     number of its session; `closes_at`: the stream has ended, and that counts from then on. `excused_until` moves its
     lapse. `down` says why it cannot take part, `missing` which of its ranks are not here; `is_starting`: they have not
-    come yet, or are started again. `step` is the newest one that it has told.
+    come yet, or are started again. `step` is the newest one that it has told. `secret`: the digest of its sessions'
+    secret (identity.py); empty: it has had no session.
     """
 
     replica_id: str
@@ -73,8 +84,14 @@ class Member:
     lease_until: float = 0.0
     down: str = ""
     is_starting: bool = False
-    missing: frozenset[int] = frozenset()
+    missing: Set[int] = NO_RANKS
     step: int = 0
+    secret: str = ""
+
+    @property
+    def is_reported(self) -> bool:
+        """It has neither joined nor opened a session."""
+        return self.participant is None
 
     @property
     def is_connected(self) -> bool:
@@ -84,9 +101,13 @@ class Member:
 class Participants(Protocol):
     """The present quorum, as far as the roster reads it (quorum/rules/current.py)."""
 
+    replica_ids: frozenset[str]
+
     def has(self, member: Member) -> bool: ...
 
     def told_before(self, replica_id: str, incarnation: str) -> LastQuorumTold | None: ...
+
+    def forget(self, replica_id: str) -> None: ...
 
 
 class Roster:
@@ -104,12 +125,23 @@ class Roster:
         self.loopback: set[str] = set()
         self.routable: set[str] = set()
         self.sizes: dict[int, set[str]] = {}
+        self.reported: set[str] = set()
+        self.connected: set[str] = set()  # those with a session
 
     def __len__(self) -> int:
         return len(self._members)
 
     def __iter__(self) -> Iterator[Member]:
         return iter(self._members.values())
+
+    @property
+    def present(self) -> int:
+        """How many members have joined, or opened a session."""
+        return len(self._members) - len(self.reported)
+
+    @property
+    def names(self) -> Collection[str]:
+        return self._members.keys()
 
     def get(self, replica_id: str) -> Member | None:
         return self._members.get(replica_id)
@@ -143,12 +175,12 @@ class Roster:
             self._emit(MemberBack(member.replica_id, "all its ranks are there"))
             self._emit(GridChanged())
         member.has_missed, member.down, member.is_starting = False, "", False
-        self.miss_ranks(member, frozenset())
+        self.miss_ranks(member, NO_RANKS)
         self._describe(member, participant)
         self.see(member, now)
         return member
 
-    def greet(self, participant: Participant, session: int, now: float) -> Member:
+    def greet(self, participant: Participant, session: int, now: float, secret: str = "") -> Member:
         """A session was opened; its member, which has not joined by that. Another incarnation is gone before."""
         member = self._members.get(participant.replica_id)
         if member is not None and member.incarnation != participant.incarnation:
@@ -157,7 +189,8 @@ class Roster:
         if member is None:
             member = self._add(participant.replica_id, participant.incarnation, now)
         self._describe(member, participant)
-        member.session, member.closes_at = session, None
+        member.session, member.closes_at, member.secret = session, None, secret
+        self.connect(member)
         self.see(member, now)
         self._push(member, now)
         return member
@@ -169,10 +202,15 @@ class Roster:
             self._emit(MemberBack(member.replica_id, "is back"))
             self._index(member)
             self._push(member, now)
-        if not member.has_missed and not member.down:
+        if not member.has_missed and not member.down and self.is_waited_for(member):
             self.healthy.add(member.replica_id)
             if self._current.has(member):
                 self.working.add(member.replica_id)
+
+    def is_waited_for(self, member: Member) -> bool:
+        """As long as it is alive and well."""
+        is_first = not self.connected or not self._current.replica_ids
+        return is_first or not member.is_reported or self._current.has(member)
 
     def miss(self, member: Member) -> None:
         member.has_missed = True
@@ -186,7 +224,7 @@ class Roster:
         self.healthy.discard(member.replica_id)
         self.working.discard(member.replica_id)
 
-    def miss_ranks(self, member: Member, missing: frozenset[int]) -> None:
+    def miss_ranks(self, member: Member, missing: Set[int]) -> None:
         """These of its ranks are not here."""
         if member.missing != missing:
             member.missing = missing
@@ -208,6 +246,7 @@ class Roster:
     ) -> None:
         """It is gone, as of now; `quorum_id` ends with that."""
         member.session = member.closes_at = None
+        self._disconnect(member)
         if member.is_alive:
             self._lapse(member, now, MemberLost(member.replica_id, quorum_id, reason, last_seen_at))
             self._push(member, now)
@@ -223,11 +262,15 @@ class Roster:
 
     def form(self) -> None:
         """The present quorum is another one from now on. O(n)."""
+        self._review_reported()
         self.working = {member.replica_id for member in self.participants()} & self.healthy
 
     def remove(self, member: Member) -> None:
         self._unindex(member)
+        self.reported.discard(member.replica_id)
         del self._members[member.replica_id]
+        self._disconnect(member)
+        self._current.forget(member.replica_id)
 
     def expire(self, now: float) -> list[Member]:
         """The members that lapse by `now`; forgets those that lapsed long ago. One with a session is not lapsed yet."""
@@ -257,9 +300,31 @@ class Roster:
         told = self._current.told_before(replica_id, incarnation)
         member = Member(replica_id, incarnation, now, self._births, last_told=told)
         self._members[replica_id] = member
+        self.reported.add(replica_id)
         self._emit(MemberJoined(replica_id))
         self._push(member, now)
         return member
+
+    def connect(self, member: Member) -> None:
+        """It has a session from now on."""
+        self.connected.add(member.replica_id)
+        if len(self.connected) == 1:
+            self._review_reported()
+
+    def _disconnect(self, member: Member) -> None:
+        if member.replica_id in self.connected:
+            self.connected.discard(member.replica_id)
+            if not self.connected:
+                self._review_reported()
+
+    def _review_reported(self) -> None:
+        """Whether they are waited for may have changed. O(n) of these."""
+        for name in self.reported:
+            member = self._members[name]
+            if not self.is_waited_for(member):
+                self.healthy.discard(name)
+            elif member.is_alive and not member.has_missed and not member.down:
+                self.healthy.add(name)
 
     def _push(self, member: Member, now: float) -> None:
         self._pushed += 1
@@ -282,6 +347,7 @@ class Roster:
 
     def _describe(self, member: Member, participant: Participant) -> None:
         before, member.step = member.participant, participant.step
+        self.reported.discard(member.replica_id)
         if (
             before
             and before.identity == participant.identity

@@ -17,6 +17,7 @@ from lighthouse_protocol.messages.status import RankPlace, RankState
 from lighthouse_protocol.rules.stall import FLOOR_S, StallVerdict, judge, time_left_s
 
 MAX_KNOWN = 4 * MAX_NAMES
+MAX_RANKS_KEPT = 131_072
 
 Runs: TypeAlias = Sequence[Sequence[RunRank]]
 """The ranks of each run of the job."""
@@ -36,8 +37,26 @@ class _Party:
     is_complete: bool
 
 
+class RanksKept:
+    """How many ranks are known of all jobs together: each costs a kilobyte. What is beyond the limit is not shown."""
+
+    def __init__(self, limit: int = MAX_RANKS_KEPT) -> None:
+        self._limit = limit
+        self.count = 0
+
+    def grow(self, by: int) -> bool:
+        """Whether there is room for so many more; fewer always have it."""
+        if by > 0 and self.count + by > self._limit:
+            return False
+        self.count += by
+        return True
+
+
 class JobProgress:
-    def __init__(self, floor_s: float = FLOOR_S) -> None:
+    """`kept` is shared by all jobs."""
+
+    def __init__(self, floor_s: float = FLOOR_S, kept: RanksKept | None = None) -> None:
+        self._kept = kept or RanksKept()
         self._floor_s = floor_s
         self._told: dict[str, _Told] = {}
         self._past_s: dict[str, float] = {}  # of groups and managers that are gone
@@ -48,6 +67,9 @@ class JobProgress:
         before = self._told.get(view.replica_id)
         if before is not None and _is_over(before.view, view):
             self.drop(view.replica_id)
+            before = None
+        if not self._kept.grow(len(view.ranks) - (len(before.view.ranks) if before is not None else 0)):
+            return
         self._told[view.replica_id] = _Told(view, now)
         unknown = [name for name, _ in view.seconds if name not in self._known]
         self._known.update(unknown[: MAX_KNOWN - len(self._known)])
@@ -56,6 +78,7 @@ class JobProgress:
         """The group is lost, or has left."""
         told = self._told.pop(replica_id, None)
         if told is not None:
+            self._kept.grow(-len(told.view.ranks))
             self._add(self._past_s, told.view)
 
     def ranks(self, now: float) -> list[RankView]:

@@ -4,7 +4,7 @@ It stands here once, and the parts of the machine read it: its replica groups, w
 belong to it, and when it was formed.
 """
 
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 
 from lighthouse.members.rules.roster import LastQuorumTold, Member
 from lighthouse_protocol.messages.membership import Quorum
@@ -21,6 +21,7 @@ class CurrentQuorum:
         self.changes = 0  # of the quorum_id
         self._births: dict[str, int] = {}
         self._before: dict[tuple[str, str], LastQuorumTold] = {}  # by replica_id and incarnation
+        self._secrets: dict[str, str] = {}  # digests, by replica_id; of former members that are remembered, too
 
     def restore(self, quorum: Quorum) -> None:
         """It was the last one before a restart of the lighthouse: each member of it that comes was told it."""
@@ -28,10 +29,21 @@ class CurrentQuorum:
         self._before = {(member.replica_id, member.incarnation): told for member in quorum.participants}
         self._set(quorum)
 
-    def form(self, quorum: Quorum, members: Sequence[Member], now: float, *, is_new: bool) -> None:
-        """`members` are its participants, in the same order; `is_new`: its id is."""
+    def form(
+        self,
+        quorum: Quorum,
+        members: Sequence[Member],
+        now: float,
+        *,
+        is_new: bool,
+        remembered: Container[str] = (),
+    ) -> None:
+        """`members` are its participants, in the same order; `is_new`: its id is. `remembered`: the
+        replica_ids that the roster has."""
         self._before = {}
         self._births = {member.replica_id: member.birth for member in members}
+        former = {name: secret for name, secret in self._secrets.items() if name in remembered}
+        self._secrets = former | {member.replica_id: member.secret for member in members}
         self._set(quorum)
         self.rounds += 1
         if is_new:
@@ -45,6 +57,15 @@ class CurrentQuorum:
     def _set(self, quorum: Quorum) -> None:
         self.quorum = quorum
         self.replica_ids = frozenset(member.replica_id for member in quorum.participants)
+
+    def secret_of(self, replica_id: str) -> str:
+        """The digest that the manager of that group was known by when it was told a quorum last; empty: never."""
+        return self._secrets.get(replica_id, "")
+
+    def forget(self, replica_id: str) -> None:
+        """No group of that name is remembered any more."""
+        if replica_id not in self.replica_ids:
+            self._secrets.pop(replica_id, None)
 
     def has(self, member: Member) -> bool:
         """This incarnation of it is a participant."""

@@ -39,7 +39,8 @@ class JoinTimer:
 
 
 class JoinQueue:
-    """The joined members in the order in which they came. `members` are those of the present quorum."""
+    """The joined members in the order in which they came. `members` are those of the present quorum. Until when the
+    first call waits: `earliest_deadline_at` of all, `members_deadline_at` of the members."""
 
     def __init__(self, grace_s: float, emit: Callable[[NewcomersChanged], None], current: CurrentQuorum) -> None:
         self._emit = emit
@@ -49,6 +50,7 @@ class JoinQueue:
         self._participants = 0
         self._shrinking = 0
         self.earliest_deadline_at: float | None = None
+        self.members_deadline_at: float | None = None
         self.anyone = JoinTimer(grace_s)
         self.members = JoinTimer(grace_s)
 
@@ -65,10 +67,10 @@ class JoinQueue:
         member.call, member.deadline_at = call, deadline_at
         self._joined[member.replica_id] = member
         self._calls[call] = member
-        earliest = self.earliest_deadline_at
-        self.earliest_deadline_at = deadline_at if earliest is None else min(earliest, deadline_at)
+        self.earliest_deadline_at = _earlier(self.earliest_deadline_at, deadline_at)
         self.anyone.joined(now)
         if member.replica_id in self._current.replica_ids:
+            self.members_deadline_at = _earlier(self.members_deadline_at, deadline_at)
             self.members.joined(now)
         self._count(member, 1)
 
@@ -93,7 +95,7 @@ class JoinQueue:
             calls.append(member.call)
             del self._joined[member.replica_id], self._calls[member.call]
             member.call = None
-        self.earliest_deadline_at = min((m.deadline_at for m in self), default=None)
+        self._set_deadlines()
         self._participants = self._shrinking = 0  # the rest are of no quorum
         self.anyone.restart(len(self), now)
         self.members.restart(0, now)
@@ -128,7 +130,16 @@ class JoinQueue:
             self._participants += change
             self._shrinking += change * (member.participant is not None and member.participant.shrink_only)
 
+    def _set_deadlines(self) -> None:
+        members = (member.deadline_at for member in self if member.replica_id in self._current.replica_ids)
+        self.earliest_deadline_at = min((member.deadline_at for member in self), default=None)
+        self.members_deadline_at = min(members, default=None)
+
     def _released(self, member: Member) -> None:
-        if member.deadline_at == self.earliest_deadline_at:
-            self.earliest_deadline_at = min((m.deadline_at for m in self), default=None)
+        if member.deadline_at in (self.earliest_deadline_at, self.members_deadline_at):
+            self._set_deadlines()
         member.call = None
+
+
+def _earlier(first: float | None, other: float) -> float:
+    return other if first is None else min(first, other)

@@ -7,9 +7,14 @@ assignment from steps alone.
 
 A running job's history wins: while a member of the last quorum is a candidate and holds a state of this job's lineage
 (its tag is a quorum that was formed here, or what the members of one held), candidates of a foreign or unknown lineage
-heal, however high their step. Only where none is (a cold start) does the highest step win. What a manager was told by
-an earlier lighthouse of this job, whose journal is lost or older, is of its lineage, too: a group that happens to come
-first to a lighthouse that knows no group does not win over those that have trained for long.
+heal, however high their step. A quorum id can be read by everybody who may view the status, so a tag alone proves
+nothing: members of one quorum are at most one step apart, hence a candidate from outside that is further ahead of them,
+or ahead under a quorum that it was not told of, is foreign, too. Only where no such member is (a cold start) does the
+highest step win.
+
+What a manager was told by an earlier lighthouse of this job, whose journal is lost or older, is of its lineage, too,
+and may be ahead by any number: a group that happens to come first to a lighthouse that knows no group does not win over
+those that have trained for long. That rests on a manager's word, and holds for EARLIER_COUNTS_FOR_S.
 
 If no group at the highest step has a known tag (torchft's members that resumed from disk, or whose past is unknown
 here) they may have diverged: the first is the source, and the others heal. At step 0 there is nothing
@@ -24,6 +29,7 @@ from lighthouse.members.rules.roster import LastQuorumTold
 from lighthouse_protocol.messages.membership import Participant
 
 RANGES_KEPT = 64
+EARLIER_COUNTS_FOR_S = 600.0  # after the first quorum of this lighthouse
 
 
 class History:
@@ -71,18 +77,36 @@ def tag_of(participant: Participant, told: LastQuorumTold | None) -> int | None:
     return told.tag_quorum_id if participant.step == told.max_step else None
 
 
-def foreign(
-    candidates: Sequence[Participant], tags: Sequence[int | None], members: Sequence[bool], history: History
-) -> list[bool]:
-    """Which `candidates` are not of the running job's lineage, and heal; none where no job is running.
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """What the lighthouse knows of a candidate that says it is at `step`, in the state that `tag` names.
 
-    `tags[i]` is the tag_quorum_id of `candidates[i]`, `members[i]`: it is of the last quorum.
+    `may_be_ahead`: by how many steps, of the members of the last quorum; None: by any number. `is_member`: it is one.
     """
-    is_of_it = [tag is not None and tag in history for tag in tags]
-    holds = [c.step > 0 and not c.ranks_disagree for c in candidates]
-    if not any(all(each) for each in zip(members, is_of_it, holds, strict=True)):
-        return [False] * len(candidates)
-    return [not each for each in is_of_it]
+
+    step: int
+    tag: int | None
+    is_member: bool
+    may_be_ahead: int | None = None
+    ranks_disagree: bool = False
+
+
+def foreign(claims: Sequence[Claim], history: History) -> list[bool]:
+    """Which candidates are not of the running job's lineage, and heal; none where no job is running."""
+    is_named = [claim.tag is not None and claim.tag in history for claim in claims]
+    held = [
+        claim.step
+        for claim, named in zip(claims, is_named, strict=True)
+        if named and claim.is_member and claim.step and not claim.ranks_disagree
+    ]
+    if not held:
+        return [False] * len(claims)
+    furthest = max(held)
+
+    def is_beyond(claim: Claim) -> bool:
+        return not claim.is_member and claim.may_be_ahead is not None and claim.step > furthest + claim.may_be_ahead
+
+    return [not named or is_beyond(claim) for claim, named in zip(claims, is_named, strict=True)]
 
 
 def assign_steps(

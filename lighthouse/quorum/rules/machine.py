@@ -13,7 +13,8 @@ On every event and every tick, in this order:
 6. If `active` leaves spares, a spare that is to take a lost place is held back until `last_call_s` after the loss: a
    group that is back by then keeps its place.
 7. Form earlier, `deadline_margin_s` before the first waiting call's deadline, if the candidates are more than half of
-   the healthy ones: one straggler must not let all calls expire.
+   the healthy ones: one straggler must not let all calls expire. While members of the previous quorum are alive theirs
+   alone count: a spare always waits.
 
 Before any of that, a quorum that stands (standing.py) holds back all forming while it stands, and after that forms the
 next one only with a member of it, or when its leases are over. Which id the next one gets is in numbering.py.
@@ -21,14 +22,14 @@ next one only with a member of it, or when its leases are over. Which id the nex
 Nothing here is remembered of ids that have gone. An event that changes nothing costs O(1), a round O(n log n) once.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from lighthouse.members.rules.events import GridChanged
 from lighthouse.members.rules.roster import LastQuorumTold, Member
 from lighthouse.quorum.rules import events
 from lighthouse.quorum.rules.config import QuorumConfig
 from lighthouse.quorum.rules.current import CurrentQuorum
-from lighthouse.quorum.rules.lineage import History, assign_steps, foreign, tag_of
+from lighthouse.quorum.rules.lineage import EARLIER_COUNTS_FOR_S, Claim, History, assign_steps, foreign, tag_of
 from lighthouse.quorum.rules.numbering import Numbering
 from lighthouse.quorum.rules.presence import Presence
 from lighthouse.quorum.rules.record import QuorumRecord
@@ -59,6 +60,7 @@ class QuorumMachine:
         self.joins = self.presence.joins
         self._history = History(record.named if record is not None else ())
         self._now, self._working = 0.0, 0
+        self._first_formed_at: float | None = None  # by this lighthouse
         self._lost_at: float | None = None  # when the last loss of a member of the present quorum was
         if record is not None and record.quorum is not None:
             self.current.restore(record.quorum)
@@ -121,6 +123,7 @@ class QuorumMachine:
             self._cut_at() if self._is_majority() else None,
             self.standing.returns_until(),
             self.standing.free_at() if len(self.joins) else None,
+            self.leases_until() if self.standing.unheard(now) and len(self.joins) else None,
             self.last_call_until,
         )
         return min((moment for moment in moments if moment is not None and moment > now), default=None)
@@ -205,7 +208,7 @@ class QuorumMachine:
 
     def _cut_at(self) -> float | None:
         """When a waiting call must be answered, if a majority waits and a member's wait counts."""
-        earliest = self.joins.earliest_deadline_at
+        earliest = self.joins.members_deadline_at if self.roster.working else self.joins.earliest_deadline_at
         if earliest is None or self.missed_at() is None:
             return None
         return earliest - self.config.deadline_margin_s
@@ -227,7 +230,14 @@ class QuorumMachine:
         """A standing quorum's leases do not forbid to form with the waiting groups."""
         if self.standing.phase is QuorumPhase.NONE or self._now >= self.standing.free_at():
             return not self.standing.holds_back
-        return self.standing.may_form((m.participant for m in self._choose() if m.participant), self._now)
+        return self.standing.may_form(self._chosen(), self._now)
+
+    def leases_until(self) -> float:
+        """When the leases will have run out that forbid to form with the waiting groups."""
+        return self.standing.free_at(self._chosen())
+
+    def _chosen(self) -> Iterator[Participant]:
+        return (member.participant for member in self._choose() if member.participant)
 
     def _settle(self, now: float) -> None:
         if len(self.roster.working) < self._working:
@@ -281,9 +291,10 @@ class QuorumMachine:
         for quorum_id in (lineage.tag_quorum_id, quorum.quorum_id):
             if quorum_id:
                 self._history.add(quorum_id)
-        self.current.form(quorum, chosen, now, is_new=is_new)
+        self.current.form(quorum, chosen, now, is_new=is_new, remembered=self.roster.names)
         self._stand(participants, chosen, stands)
         self._lost_at = None
+        self._first_formed_at = now if self._first_formed_at is None else self._first_formed_at
         self.roster.form()
         calls = self.joins.take(chosen, now)
         record = self._record(stands) if is_new else None
@@ -291,17 +302,31 @@ class QuorumMachine:
         return True
 
     def _foreign(self, candidates: Sequence[Member]) -> list[bool]:
-        participants = [member.participant for member in candidates if member.participant]
-        tags = [tag_of(member.participant, member.last_told) for member in candidates if member.participant]
-        for participant in participants:
-            if self._numbering.is_unknown(participant.seen_quorum_id):
-                self._history.add(participant.seen_quorum_id)
-        return foreign(participants, tags, [self.current.has(member) for member in candidates], self._history)
+        if self._does_earlier_count():
+            for member in candidates:
+                if member.participant and self._numbering.is_unknown(member.participant.seen_quorum_id):
+                    self._history.add(member.participant.seen_quorum_id)
+        claims = [self._claim(member, member.participant) for member in candidates if member.participant]
+        return foreign(claims, self._history)
+
+    def _does_earlier_count(self) -> bool:
+        """Whether a manager's word counts that an earlier lighthouse has told it of a quorum (lineage.py)."""
+        return self._first_formed_at is None or self._now < self._first_formed_at + EARLIER_COUNTS_FOR_S
+
+    def _claim(self, member: Member, participant: Participant) -> Claim:
+        told, tag = member.last_told, tag_of(participant, member.last_told)
+        is_member = self.current.has(member) and not (told is not None and told.has_not_healed(participant))
+        # A step of a quorum takes all its members: they are one step apart at most.
+        may_be_ahead: int | None = int(told is not None and told.quorum_id == tag)
+        if tag is not None and self._numbering.is_unknown(tag):
+            may_be_ahead = None
+        return Claim(participant.step, tag, is_member, may_be_ahead, participant.ranks_disagree)
 
     def _stand(self, participants: list[Participant], chosen: list[Member], stands: bool) -> None:
         if not stands:
             return self.standing.replace()
-        entries = {participant.replica_id: entry_of(participant) for participant in participants}
+        secrets = {member.replica_id: member.secret for member in chosen}
+        entries = {p.replica_id: entry_of(p, secrets[p.replica_id]) for p in participants}
         return self.standing.form(entries, {member.replica_id: member.lease_until for member in chosen})
 
     def _record(self, stands: bool) -> QuorumRecord:

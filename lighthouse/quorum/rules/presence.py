@@ -1,7 +1,8 @@
 """Which groups are present: sessions, calls, joins, withdrawals, losses, and what each means for the standing quorum.
 
 1. A session's end without a leave is a loss at once: that is how a killed process shows. The end of an old session
-   never touches a newer one of the same group. The same incarnation's new session takes the old one's place.
+   never touches a newer one of the same group. The same manager's new session takes the old one's place; that it is
+   the same manager, its secret shows (identity.py).
 2. A group that falls silent (a lapse, or a connection that keepalive closed) is lost too, unless the fault is more
    likely the lighthouse's own (silence.py).
 3. A group that is down (its ranks restart) is lost to its quorum, and not waited for until it joins. One whose ranks
@@ -13,6 +14,7 @@ from collections.abc import Callable
 
 from lighthouse.members.rules.admission import refusal, sent_away
 from lighthouse.members.rules.events import MemberDraining, MemberLeft, MemberLost
+from lighthouse.members.rules.identity import Membership, membership_of, why_impostor
 from lighthouse.members.rules.roster import Member, Roster, is_reborn
 from lighthouse.members.rules.silence import MassSilence
 from lighthouse.quorum.rules import events
@@ -32,10 +34,12 @@ from lighthouse_protocol.messages.session import (
     Welcome,
 )
 from lighthouse_protocol.refusals import Drained, InvalidRequest, LighthouseError, Superseded, Unreachable
+from lighthouse_protocol.rules.proof import digest_of
 
 MAX_BEAT_INTERVAL_S = 1.0
 SESSIONS_PER_BEAT_S = 500
 SILENT_AFTER_INTERVALS = 1.5
+MAX_REPORTED = 500
 
 
 class Presence:
@@ -74,6 +78,12 @@ class Presence:
         shortest_s = min(self._config.lease_s, self._config.heartbeat_timeout_s)
         return min(shortest_s / 4, max(MAX_BEAT_INTERVAL_S, len(self._sessions) / SESSIONS_PER_BEAT_S))
 
+    def membership(self, replica_id: str, digest: str) -> Membership:
+        """Of the group of that name, by the digest of its secret."""
+        is_held = bool(self.roster.working or self.standing.at_work)
+        known, remembered = self._current.secret_of(replica_id), self.standing.remembered(replica_id)
+        return membership_of(digest, known, remembered, is_held=is_held)
+
     # -- calls and joins
 
     def join(self, event: events.Joined, now: float) -> None:
@@ -93,8 +103,16 @@ class Presence:
         return self._tell(outcome)
 
     def _join_refusal(self, event: events.Joined, now: float) -> LighthouseError | None:
-        if event.session is not None and event.session not in self._sessions:
-            return Superseded("this session has ended")
+        if event.session is not None:
+            ours = self._sessions.get(event.session)
+            if ours is None:
+                return Superseded("this session has ended")
+            if ours.replica_id != event.participant.replica_id:
+                return InvalidRequest(
+                    f"is {event.participant.replica_id}; this session is that of {ours.replica_id}, and speaks for no "
+                    "other replica group",
+                    field="replica_id",
+                )
         error = self._refusal(event.participant, now, session=event.session)
         if error is None and event.session is not None and event.participant.replica_id in self._draining:
             return _drains(event.participant.replica_id)
@@ -112,25 +130,31 @@ class Presence:
                 self.standing.end_lease(old.replica_id, old.incarnation)
         member = self.roster.admit(participant, now)
         if old is not None and old is not member and old.session is not None and old.is_connected:
-            member.session, member.lease_until = old.session, old.lease_until
+            member.session, member.lease_until, member.secret = old.session, old.lease_until, old.secret
             self._sessions[old.session] = member
+            self.roster.connect(member)
         return member
 
     def beat_without_session(self, replica_id: str, incarnation: str, now: float) -> None:
+        """Of an unknown group nothing comes of it where there are too many of its kind: when it joins, it is let in.
+        One that does not speak for the group (identity.py) shows nothing of it."""
         old = self.roster.get(replica_id)
-        if old is not None or len(self.roster) < self._config.max_replicas:
+        if self._impostor(Participant(replica_id, incarnation), None, "") is not None:
+            return
+        if old is not None or len(self.roster.reported) < min(MAX_REPORTED, self._config.max_replicas):
             self.roster.beat(replica_id, incarnation, now)
 
     # -- sessions
 
     def open(self, event: events.SessionOpened, now: float) -> None:
         participant, session = event.hello.participant, event.session
-        error = self._refusal(participant, now, event.hello.levels, session=session, is_hello=True)
+        secret = event.hello.secret
+        error = self._refusal(participant, now, event.hello.levels, session=session, is_hello=True, secret=secret)
         if error is not None:
             return self._emit(events.SessionRefused(session, error))
         self._send_away(participant, now)
         self._take_place(participant, now)
-        member = self._sessions[session] = self.roster.greet(participant, session, now)
+        member = self._sessions[session] = self.roster.greet(participant, session, now, digest_of(secret))
         self._learn(participant, participant.seen_quorum_id, now)
         self._read_levels(member, event.hello.levels, now)
         order = self.standing.order_for(member.replica_id, member.incarnation, event.hello.levels.held)
@@ -214,15 +238,27 @@ class Presence:
         *,
         session: int | None,
         is_hello: bool = False,
+        secret: str = "",
     ) -> LighthouseError | None:
-        return self._unheard_of(participant, levels, now) or refusal(
-            participant,
-            self.roster,
-            max_replicas=self._config.max_replicas,
-            allow_heterogeneous=self._config.allow_heterogeneous,
-            session=session,
-            is_hello=is_hello,
+        return (
+            self._unheard_of(participant, levels, now)
+            or self._impostor(participant, session, secret)
+            or refusal(
+                participant,
+                self.roster,
+                max_replicas=self._config.max_replicas,
+                allow_heterogeneous=self._config.allow_heterogeneous,
+                session=session,
+                is_hello=is_hello,
+            )
         )
+
+    def _impostor(self, participant: Participant, session: int | None, secret: str) -> LighthouseError | None:
+        """A session that is open has shown its secret."""
+        if session in self._sessions:
+            return None
+        name = participant.replica_id
+        return why_impostor(participant, secret, self.roster.get(name), self.standing.remembered(name))
 
     def _unheard_of(
         self, participant: Participant | None, levels: GroupReport | None, now: float

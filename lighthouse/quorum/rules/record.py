@@ -17,11 +17,13 @@ from lighthouse_protocol.messages.membership import Participant, Quorum
 
 @dataclass(frozen=True, slots=True)
 class JoinState:
-    """The join that a member of the quorum came with; the step that it was assigned may differ."""
+    """The join that a member of the quorum came with; the step that it was assigned may differ. `secret`: the digest of
+    its sessions' secret, which is no part of the join."""
 
     step: int
     tag_quorum_id: int | None
     commit_failures: int
+    secret: str = field(default="", compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +32,8 @@ class QuorumRecord:
 
     `quorum_id` is the highest ever named, `quorum` the last one formed (None: there is none to go on with).
     `named`: ranges of the ids by which states of this job are named (lineage.py).
-    `entries` by replica_id: what `quorum` was formed from. `lease_s` is the lease it was made under.
+    `entries` by replica_id: what `quorum` was formed from. `lease_s` is the lease it was made under. `secret`: of the
+    members of `quorum`, so that a lighthouse that has restarted tells the same.
     """
 
     quorum_id: int
@@ -39,6 +42,7 @@ class QuorumRecord:
     entries: Mapping[str, JoinState] = field(default_factory=dict[str, JoinState])
     lease_s: float = 0.0
     named: tuple[tuple[int, int], ...] = ()
+    secret: str = field(default="", repr=False)
 
 
 # As tables, the names of the columns first: a column that the reader does not know is skipped, one that it misses has
@@ -56,6 +60,7 @@ def dump(record: QuorumRecord) -> bytes:
         "stands": record.stands,
         "lease_s": record.lease_s,
         "named": record.named,
+        "secret": record.secret,
         "entry": ("replica_id", *_ENTRY),
         "entries": [(replica_id, *_get_entry(entry)) for replica_id, entry in record.entries.items()],
     }
@@ -79,6 +84,7 @@ def parse(raw: bytes) -> QuorumRecord:
         entries={row.pop("replica_id"): JoinState(**_known(row, _ENTRY)) for row in entries},
         lease_s=document["lease_s"],
         named=tuple((first, last) for first, last in document["named"]),
+        secret=document["secret"],
     )
 
 

@@ -11,7 +11,9 @@ It is a lease with recall, as file servers delegate files to clients.
    as that step's data may still be on its way between them. When all have done their last step, the quorum is over.
 4. The next quorum may form at once if a member (replica_id and incarnation) is in it: that one has stopped granting for
    good, and without it the others cannot complete a step. If none is, only after the leases of all have run out; a
-   member whose manager joins with new ranks has none any more.
+   member whose manager joins with new ranks has none any more. After a restart of the lighthouse each member must have
+   been heard of besides, or its lease have run out: a journal can be older than what was told, and then a member that
+   is still away holds a later quorum.
 5. After a restart of the lighthouse the quorum is RETURNING: its members go on, and come back. When all are back it
    stands again. A member that comes back revoked, or not within the lease, revokes it; one that comes back recalled,
    resumed or joining makes it a recall. Nothing forms before that is settled.
@@ -24,6 +26,7 @@ All is read from levels (what a member says that it holds), again and again, so 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
+from lighthouse.members.rules.identity import Remembered
 from lighthouse.quorum.rules.current import CurrentQuorum
 from lighthouse.quorum.rules.record import JoinState, QuorumRecord
 from lighthouse_protocol.messages.membership import Participant, Quorum
@@ -33,7 +36,8 @@ from lighthouse_protocol.messages.session import HeldQuorum, HoldState, QuorumOr
 @dataclass(slots=True)
 class _Holder:
     """A member of the standing quorum. `granted`: as it has told since the recall; `is_spent`: it grants no more;
-    `has_left`: and its ranks have ended in good order."""
+    `has_left`: and its ranks have ended in good order; `is_back`, `is_heard`: it has said to this lighthouse that it
+    holds the quorum, or anything at all."""
 
     incarnation: str
     lease_until: float
@@ -42,6 +46,7 @@ class _Holder:
     is_spent: bool = False
     has_left: bool = False
     is_back: bool = True
+    is_heard: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +102,14 @@ class Standing:
     def is_member(self, replica_id: str) -> bool:
         return replica_id in self._holders
 
+    def remembered(self, replica_id: str) -> Remembered | None:
+        """By what a member is known; None: it is none."""
+        holder = self._holders.get(replica_id)
+        if holder is None:
+            return None
+        is_awaited = self.phase is QuorumPhase.RETURNING and not holder.is_back
+        return Remembered(holder.incarnation, holder.entry.secret, is_awaited)
+
     def is_holder(self, replica_id: str, incarnation: str) -> bool:
         return self._holder(replica_id, incarnation) is not None
 
@@ -119,15 +132,18 @@ class Standing:
 
     def may_form(self, chosen: Iterable[Participant], now: float) -> bool:
         """Rule 4. `chosen` have joined, so they grant nothing more under this quorum."""
-        if self.holds_back:
-            return False
-        if self.phase is QuorumPhase.NONE or any(self.is_holder(p.replica_id, p.incarnation) for p in chosen):
-            return True
-        return now >= self.free_at()
+        return not self.holds_back and now >= self.free_at(chosen)
 
-    def free_at(self) -> float:
-        """When the leases of all members will have run out."""
-        return max((holder.lease_until for holder in self._holders.values()), default=0.0)
+    def free_at(self, chosen: Iterable[Participant] = ()) -> float:
+        """When the leases will have run out that forbid to form with `chosen`: of all members, or, if one of them is
+        chosen, of those that are unheard."""
+        has_member = any(self.is_holder(p.replica_id, p.incarnation) for p in chosen)
+        holders = self._holders.values()
+        return max((h.lease_until for h in holders if not (has_member and h.is_heard)), default=0.0)
+
+    def unheard(self, now: float) -> list[str]:
+        """The members of which this lighthouse has not heard since its start, and whose leases may still run."""
+        return [name for name, holder in self._holders.items() if not holder.is_heard and now < holder.lease_until]
 
     def returns_until(self) -> float | None:
         return self._returns_until if self.phase is QuorumPhase.RETURNING else None
@@ -147,15 +163,18 @@ class Standing:
         self._begin(QuorumPhase.NONE)
 
     def restore(self, record: QuorumRecord | None, until: float) -> None:
-        """After a start of the lighthouse: `record` may be held by its members, or, None, some quorum by any member."""
-        if record is not None and not record.stands:
+        """After a start of the lighthouse: `record` may be held by its members; or, where it knows of no quorum, some
+        quorum by any member."""
+        if record is not None and record.quorum is not None and not record.stands:
             return
         self._begin(QuorumPhase.RETURNING)
         self._returns_until = until
         if record is not None and record.quorum is not None:
             for member in record.quorum.participants:
                 name = member.replica_id
-                self._holders[name] = _Holder(member.incarnation, until, record.entries[name], is_back=False)
+                self._holders[name] = _Holder(
+                    member.incarnation, until, record.entries[name], is_back=False, is_heard=False
+                )
 
     def distrust(self, until: float, reason: str) -> QuorumOrder | None:
         """What was remembered is older than what was told: until then some quorum may be held by members unknown;
@@ -177,7 +196,7 @@ class Standing:
 
     def observe(self, replica_id: str, incarnation: str, held: HeldQuorum | None) -> QuorumOrder | None:
         """A hello or a heartbeat reports what the member holds."""
-        holder = self._holder(replica_id, incarnation)
+        holder = self._hear(replica_id, incarnation)
         if holder is None or self.phase in (QuorumPhase.NONE, QuorumPhase.REVOKED):
             return None
         if held is None or self.quorum is None or held.quorum_id != self.quorum.quorum_id:
@@ -206,7 +225,7 @@ class Standing:
 
     def joined(self, participant: Participant) -> Outcome:
         """A member asks for the next quorum."""
-        holder = self._holder(participant.replica_id, participant.incarnation)
+        holder = self._hear(participant.replica_id, participant.incarnation)
         if holder is None or self.quorum is None or self.phase in (QuorumPhase.NONE, QuorumPhase.REVOKED):
             return None
         name = participant.replica_id
@@ -296,6 +315,12 @@ class Standing:
         holder = self._holders.get(replica_id)
         return holder if holder is not None and holder.incarnation == incarnation else None
 
+    def _hear(self, replica_id: str, incarnation: str) -> _Holder | None:
+        holder = self._holder(replica_id, incarnation)
+        if holder is not None:
+            holder.is_heard = True
+        return holder
+
     def _come_back(self, holder: _Holder, *, is_odd: bool) -> QuorumOrder | None:
         holder.is_back = True
         self._is_odd |= is_odd
@@ -341,5 +366,5 @@ class Standing:
         return self.order()
 
 
-def entry_of(participant: Participant) -> JoinState:
-    return JoinState(participant.step, participant.tag_quorum_id, participant.commit_failures)
+def entry_of(participant: Participant, secret: str = "") -> JoinState:
+    return JoinState(participant.step, participant.tag_quorum_id, participant.commit_failures, secret)

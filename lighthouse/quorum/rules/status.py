@@ -9,6 +9,7 @@ from lighthouse.quorum.rules.machine import QuorumMachine
 from lighthouse.quorum.rules.verdict import Verdict
 from lighthouse_protocol.messages.incident import IncidentSummary
 from lighthouse_protocol.messages.status import JobStatus, MemberState, MemberStatus, RankPlace, TimelineEntry
+from lighthouse_protocol.rules.proof import short_name
 from lighthouse_protocol.rules.stall import StallVerdict
 
 NAMES_SHOWN = 8
@@ -82,7 +83,7 @@ def _awaited(machine: QuorumMachine) -> str:
         case Verdict.WAITING_FOR_RECONNECT:
             return "the quorum of before the lighthouse's restart to come back"
         case Verdict.WAITING_FOR_LEASES:
-            return "the leases of the last quorum to end: none of it has joined"
+            return "the leases of the last quorum to end: none of it has joined, or the lighthouse has restarted"
         case Verdict.WAITING_FOR_LOST_MEMBER:
             return "a lost member, which may be back before a spare is spent (--spare-promotion-delay)"
         case Verdict.NO_JOINS | Verdict.FORMED | Verdict.READY:
@@ -118,8 +119,10 @@ def _explain(machine: QuorumMachine, now: float) -> str:
             left = (machine.standing.returns_until() or now) - now
             return f"{joined} joined; the lighthouse has restarted and waits for its quorum, {left:.1f} s more at most"
         case Verdict.WAITING_FOR_LEASES:
-            left = machine.standing.free_at() - now
-            return f"{joined} joined; none of the last quorum, which may go on for {left:.1f} s more"
+            left = machine.leases_until() - now
+            away = _shown(sorted(machine.standing.unheard(now)))
+            who = f"not back after the lighthouse's restart: {away}" if away else "none of the last quorum"
+            return f"{joined} joined; {who}, which may go on for {left:.1f} s more"
         case Verdict.WAITING_FOR_LOST_MEMBER:
             left = (machine.last_call_until or now) - now
             return f"{joined} joined; a member was lost: it may be back before a spare is spent, for {left:.1f} s more"
@@ -144,7 +147,7 @@ def _member_status(member: Member, machine: QuorumMachine, now: float) -> Member
     participant = member.participant
     return MemberStatus(
         replica_id=member.replica_id,
-        incarnation=member.incarnation,
+        start=short_name(member.incarnation),
         state=_state(member, machine),
         is_participant=machine.current.has(member),
         step=member.step,

@@ -3,8 +3,11 @@
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+from lighthouse.members.rules.identity import Membership
 from lighthouse.runs.rules.record import RestartRecord, RunRecord
+from lighthouse_protocol.messages import supervisor
 from lighthouse_protocol.messages.run import (
+    CloseReport,
     FailureReport,
     FinishReport,
     Generation,
@@ -17,7 +20,7 @@ from lighthouse_protocol.messages.run import (
 from lighthouse_protocol.messages.supervisor import SupervisorHello, ToSupervisor
 from lighthouse_protocol.refusals import LighthouseError
 
-RankMessage = RankHeartbeat | ReadyReport | FailureReport | FinishReport
+RankMessage = RankHeartbeat | ReadyReport | FailureReport | FinishReport | CloseReport
 
 # -- events
 
@@ -63,7 +66,7 @@ class RanksBehind:
 
 @dataclass(frozen=True, slots=True)
 class StopAsked:
-    """By exit code 130 of a rank, an exhausted budget, an operator."""
+    """By an operator, or for a stall."""
 
     reason: str
     who: str
@@ -86,11 +89,13 @@ class SupervisorEnded:
 
 
 @dataclass(frozen=True, slots=True)
-class HostExcluded:
-    """Its supervisor gives it up: none of its processes comes back."""
+class SupervisorAsked:
+    """A stop, or that its host is excluded: none of its processes comes back. `membership`: of its group in the quorum
+    of the job."""
 
-    host: str
-    reason: str
+    session: int
+    message: supervisor.StopAsked | supervisor.HostExcluded
+    membership: Membership = Membership.OPEN
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,13 +135,14 @@ class GenerationTold:
 class Interrupted:
     """`number` is over for `ranks`: they stop what they run, and report ready. Also if no rank is left to be told.
 
-    `is_new`: it has just been broken, or for one more reason.
+    `is_new`: it has just been broken, or for one more reason. `is_failure`: by what a rank has said of its function.
     """
 
     number: int
     reason: str
     ranks: tuple[RankId, ...]
     is_new: bool = False
+    is_failure: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,6 +172,14 @@ class Stopped:
 @dataclass(frozen=True, slots=True)
 class Resumed:
     pass
+
+
+@dataclass(frozen=True, slots=True)
+class OutsiderHeard:
+    """The supervisor `who` has asked for what concerns the whole run, and has no part in it: `what` it comes to."""
+
+    who: str
+    what: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,7 +226,7 @@ Event = (
     | ResumeAsked
     | SupervisorJoined
     | SupervisorEnded
-    | HostExcluded
+    | SupervisorAsked
     | WasLate
 )
 Effect = (
@@ -225,6 +239,7 @@ Effect = (
     | Stopped
     | Resumed
     | SupervisorTold
+    | OutsiderHeard
     | RecordChanged
     | IncidentChanged
 )

@@ -7,7 +7,9 @@
 2. None of these ranks is alive, or there was no generation: it is a start. The slots that shall be active are waited
    for, until the same timeout; then floor(n/2)+1 of these n must be ready.
 3. Still too few, for `return_timeout_s`: it is hopeless.
-4. After repeated failures it forms no sooner than the budget of restarts allows.
+4. Of an elastic run any `min_active` ranks are enough: the wait begins when so many are ready, and at a start ends as
+   soon as all that may be active are. Fewer are waited for without end.
+5. After repeated failures it forms no sooner than the budget of restarts allows.
 """
 
 import math
@@ -33,7 +35,8 @@ class FormationClock:
     def look(self, ranks: Ranks, current: GenerationState, terms: RunTerms, now: float) -> RunVerdict:
         """Call it after each change, and whenever it `is_due`."""
         self._looked_at = now
-        self._waits_since = _since(self._waits_since, now, bool(ranks.ready) and not current.stands)
+        is_begun = len(ranks.ready) >= (terms.min_active if terms.is_elastic else 1)
+        self._waits_since = _since(self._waits_since, now, is_begun and not current.stands)
         verdict = self.verdict(ranks, current, terms, now)
         self._short_since = _since(self._short_since, now, _is_short(verdict, current))
         return verdict
@@ -64,7 +67,7 @@ class FormationClock:
         if current.stands:
             return RunVerdict.STANDS
         if self._waits_since is None:
-            return RunVerdict.NOBODY_READY
+            return RunVerdict.WAITING_FOR_RANKS if ranks.ready else RunVerdict.NOBODY_READY
         if _is_incomplete(ranks, current, terms):
             if now < self._waits_since + terms.join_timeout_s:
                 return RunVerdict.WAITING_FOR_RANKS
@@ -112,7 +115,9 @@ def _is_incomplete(ranks: Ranks, current: GenerationState, terms: RunTerms) -> b
     """A rank is waited for."""
     if current.survivors:
         return bool(current.running) or _is_torn(ranks, current)
-    return len(ranks.ready) < terms.target or any(slot not in ranks.ready for slot in range(terms.target))
+    if len(ranks.ready) < terms.target:
+        return True
+    return not terms.is_elastic and any(slot not in ranks.ready for slot in range(terms.target))
 
 
 def _is_torn(ranks: Ranks, current: GenerationState) -> bool:
@@ -122,6 +127,8 @@ def _is_torn(ranks: Ranks, current: GenerationState) -> bool:
 
 def _is_majority(ranks: Ranks, current: GenerationState, terms: RunTerms) -> bool:
     """O(n)."""
+    if terms.is_elastic:
+        return len(ranks.ready) >= terms.min_active
     if not current.survivors:
         return len(ranks.ready) >= terms.target // 2 + 1
     return sum(slot in ranks.ready for slot in current.slots) >= len(current.slots) // 2 + 1

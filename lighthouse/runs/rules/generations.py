@@ -11,7 +11,7 @@
 6. Too few ranks for too long, `max_iterations` generations, or more failures of the function than the budget has: the
    run is to be stopped (`settle`).
 7. A generation that a rank has finished is not broken for a newcomer. When all its ranks have finished, the run is
-   completed.
+   completed. A rank of an elastic run may close it: then it is completed for all, finished or not.
 
 Everything follows from what ranks report that they hold. An event that changes nothing costs O(1), a generation
 O(n log n) once.
@@ -29,6 +29,7 @@ from lighthouse.runs.rules.ranks import Rank, Ranks
 from lighthouse.runs.rules.record import RunRecord
 from lighthouse.runs.rules.restart_log import RestartLog
 from lighthouse_protocol.messages.run import (
+    CloseReport,
     FailureReport,
     FinishReport,
     Generation,
@@ -171,6 +172,9 @@ class Generations:
                 self._fail(rank, generation, reason, now)
             case FinishReport(generation):
                 self._finish(rank, generation)
+            case CloseReport():
+                if self.terms.is_elastic:
+                    self._complete(max(0, self.current.number))
 
     def _holds(self, rank: Rank, generation: int | None) -> None:
         """It runs that generation; None: it starts, and will be ready."""
@@ -213,7 +217,7 @@ class Generations:
         lasted_s = now - self._began_at
         delay_s = self.budget.fail(self.terms, self.wall(now), lasted_s=lasted_s, has_stepped=self._has_stepped)
         self._formation.delay(now + delay_s)
-        self._break(f"{rank.rank} has failed: {reason}", now)
+        self._break(f"{rank.rank} has failed: {reason}", now, is_failure=True)
 
     def fail_behind(self, slots: Iterable[int], reason: str, now: float) -> None:
         """The function of ranks that the others wait for in vain has failed."""
@@ -227,8 +231,11 @@ class Generations:
         elif not self.current.finish(rank.rank):
             self._emit(events.RecordChanged())
         else:
-            self.end()
-            self._emit(events.Completed(generation, self.everyone, is_new=True))
+            self._complete(generation)
+
+    def _complete(self, number: int) -> None:
+        self.end()
+        self._emit(events.Completed(number, self.everyone, is_new=True))
 
     # -- breaking and forming
 
@@ -237,7 +244,15 @@ class Generations:
         """All ranks that are here, in order."""
         return tuple(sorted(rank.rank for rank in self.ranks.here))
 
-    def _break(self, cause: str, now: float, *, lost: tuple[RankId, ...] = (), is_fault: bool = True) -> None:
+    def _break(
+        self,
+        cause: str,
+        now: float,
+        *,
+        lost: tuple[RankId, ...] = (),
+        is_fault: bool = True,
+        is_failure: bool = False,
+    ) -> None:
         if self._is_over or self.current.generation is None:
             return
         number = self.current.number
@@ -247,7 +262,8 @@ class Generations:
             return
         self.current.is_broken = True
         self.restarts.begin(number, cause, self.wall(now), lost, is_fault=is_fault)
-        self._emit(events.Interrupted(number, cause, tuple(sorted(self.current.running)), is_new=True))
+        running = tuple(sorted(self.current.running))
+        self._emit(events.Interrupted(number, cause, running, is_new=True, is_failure=is_failure))
 
     def settle(self, now: float) -> str:
         """Form the next generation if it is time. Returns why the run is to be stopped, or nothing."""

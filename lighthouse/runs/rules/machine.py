@@ -12,17 +12,35 @@
 
 from collections.abc import Callable, Collection, Iterable, Sequence
 
+from lighthouse.members.rules.identity import Membership
 from lighthouse.runs.rules import events
 from lighthouse.runs.rules.config import RunConfig
 from lighthouse.runs.rules.generations import Generations
 from lighthouse.runs.rules.key_space import KeySpaces, Row
 from lighthouse.runs.rules.launches import Launches
+from lighthouse.runs.rules.ranks import NAMES_KEPT_S
 from lighthouse.runs.rules.record import RunRecord
 from lighthouse.runs.rules.supervisors import Supervisors
 from lighthouse_protocol.identity import group_run
-from lighthouse_protocol.messages.run import HelloRejected, RankHeartbeat, RankHello, RankId, RunCompleted, RunStopped
-from lighthouse_protocol.messages.supervisor import ProcessLost, SupervisorHello, SupervisorWelcome, ToSupervisor
-from lighthouse_protocol.refusals import WrongState
+from lighthouse_protocol.messages.run import (
+    Generation,
+    HelloRejected,
+    RankHeartbeat,
+    RankHello,
+    RankId,
+    RunCompleted,
+    RunStopped,
+)
+from lighthouse_protocol.messages.supervisor import (
+    HostExcluded,
+    ProcessLost,
+    StopAsked,
+    SupervisorHello,
+    SupervisorWelcome,
+    ToSupervisor,
+)
+from lighthouse_protocol.refusals import LighthouseError, WrongState
+from lighthouse_protocol.rules.proof import digest_of
 
 
 class RunMachine:
@@ -36,14 +54,18 @@ class RunMachine:
         keys: Sequence[Row] = (),
         now: float = 0.0,
         make_id: Callable[[float], str] = str,
+        began_at: float | None = None,
     ) -> None:
-        """`record` and `keys`: what an earlier lighthouse has written down. `make_id`: as of RestartLog."""
+        """`record` and `keys`: what an earlier lighthouse has written down. `make_id`: as of RestartLog. `began_at`:
+        when this lighthouse began to serve runs; None: now. A machine that nobody has come into is made anew by the
+        next attempt, and must not keep the names anew by that."""
         record = record or RunRecord()
+        kept_until = (now if began_at is None else began_at) + NAMES_KEPT_S
         self.config = config or RunConfig()
         self.stop = record.stop
         self.completed = record.completed
         self.generations = Generations(self.config, record, now, self._emit, make_id)
-        self.supervisors = Supervisors(record.supervisors, record.excluded, record.ending)
+        self.supervisors = Supervisors(record.supervisors, record.excluded, record.ending, kept_until)
         self.launches = Launches(record.former)
         self.keys = KeySpaces(self.generations.current.number, keys)
         self._effects: list[events.Effect] = []
@@ -96,11 +118,20 @@ class RunMachine:
             failed_at=generations.budget.failed_at,
         )
 
+    def placed(self, entry: RankHello) -> RankHello:
+        """With the slot that it gets, where slots are the lighthouse's to give."""
+        return self.generations.ranks.placed(entry)
+
+    def impostor(self, entry: RankHello, now: float) -> LighthouseError | None:
+        """Why it is not the rank that it says it is, or not of the supervisor whose slot it wants; None: it may be."""
+        return self.generations.ranks.impostor(entry, now)
+
     # -- events and time
 
     def handle(self, event: events.Event, now: float) -> Sequence[events.Effect]:
         if isinstance(event, events.WasLate):  # before anything lapses by it
             self.generations.was_late(event.by_s, now)
+            self.supervisors.shift(event.by_s)
         self.generations.pass_time(now)
         self._dispatch(event, now)
         is_beat = isinstance(event, events.RankSaid) and isinstance(event.message, RankHeartbeat)
@@ -128,14 +159,13 @@ class RunMachine:
             case events.RanksBehind(slots, reason):
                 self.generations.fail_behind(slots, reason, now)
             case events.SupervisorJoined(entry, session):
-                self._supervise(entry, session)
+                self._supervise(entry, session, now)
             case events.SupervisorEnded(session):
                 self.supervisors.end(session)
-            case events.HostExcluded(host, reason):
-                self._exclude(host, reason, now)
             case events.StopAsked(reason, who):
-                if self.supervisors.stopped_by(self.supervisors.incarnation_of(who)) is None:
-                    self._stop(reason, who)
+                self._stop(reason, who)
+            case events.SupervisorAsked():
+                self._hear_supervisor(event, now)
             case events.ResumeAsked():
                 self._resume()
             case events.WasLate():
@@ -145,6 +175,7 @@ class RunMachine:
         match effect:
             case events.GenerationFormed(generation):
                 self.keys.advance(generation.number)
+                self.supervisors.take_part(self._secrets_of(generation))
             case events.Completed(number, is_new=True):
                 self.completed = number
             case _:
@@ -168,12 +199,15 @@ class RunMachine:
         else:
             if self._may_begin_anew and self.launches.is_first(entry, ranks, self.supervisors):
                 self._begin_anew()
-            error = None if self._is_over else self.supervisors.why_excluded(entry.host) or self._clash(entry.rank)
+            error = None if self._is_over else self._why_excluded(entry) or self._clash(entry.rank)
             if error is not None:
                 self._emit(events.RankRefused(entry.rank, error))
             elif not self._tell_end(entry.rank):
                 self.generations.enter(entry, session, now)
         self._tell_stop(_supervisors((entry.rank,)))
+
+    def _why_excluded(self, entry: RankHello) -> WrongState | None:
+        return self.supervisors.why_excluded(entry.host, self.supervisors.name_of(entry.rank.supervisor))
 
     def _clash(self, rank: RankId) -> WrongState | None:
         """Two replica groups have brought that slot."""
@@ -198,7 +232,10 @@ class RunMachine:
         return self._is_over
 
     def _lose(self, event: events.RankLost, now: float) -> None:
+        """Of a rank that is here, only its own supervisor can tell."""
         if (rank := self.generations.ranks.get(event.rank)) is not None:
+            if rank.secret and rank.secret != self.supervisors.secret_of(event.by):
+                return
             self.generations.lose(rank, event.reason, now)
         if not self._is_over:
             self._explain(event, now)
@@ -247,30 +284,36 @@ class RunMachine:
 
     # -- supervisors
 
-    def _supervise(self, entry: SupervisorHello, session: int) -> None:
+    def _supervise(self, entry: SupervisorHello, session: int, now: float) -> None:
         ranks = self.generations.ranks
         if self._may_begin_anew and not self.launches.knows(entry.incarnation, ranks, self.supervisors):
             self._begin_anew()
-        if (said := self._why_not(entry)) is not None:
+        if (said := self._why_not(entry, now)) is not None:
             self._emit(events.SupervisorTold(session, said))
             self._tell_stop({entry.incarnation})
+            is_of_this_launch = isinstance(said, HelloRejected) or self.completed is not None
+            if is_of_this_launch and self.supervisors.refuse(entry):
+                self._emit(events.RecordChanged())
             return
-        replaced = self.supervisors.enter(entry, session)
+        generation = self.generations.current.generation
+        has_part = generation is not None and digest_of(entry.secret) in self._secrets_of(generation)
+        replaced = self.supervisors.enter(entry, session, has_part=has_part)
         if replaced is not None:
             self._emit(events.SupervisorTold(replaced[0], HelloRejected(replaced[1])))
         self._emit(events.SupervisorTold(session, SupervisorWelcome(self.config.beat_interval_s)))
         self._emit(events.RecordChanged())
 
-    def _why_not(self, entry: SupervisorHello) -> ToSupervisor | None:
+    def _why_not(self, entry: SupervisorHello, now: float) -> ToSupervisor | None:
         if self.stop is not None:
             return self.stop
         if self.completed is not None:
             return RunCompleted(self.completed)
         if (number := self.launches.completed_for(entry.incarnation)) is not None:
             return RunCompleted(number)
-        if (reason := self.supervisors.stopped_by(entry.incarnation)) is not None:
+        reason = self.supervisors.stopped_by(entry.incarnation)
+        if reason is not None and not self.supervisors.is_impostor(entry):
             return RunStopped(reason, "the run, which was resumed since", self.generations.current.number)
-        error = self.supervisors.refusal(entry)
+        error = self.supervisors.refusal(entry, now)
         return None if error is None else HelloRejected(error)
 
     def _explain(self, event: events.RankLost, now: float) -> None:
@@ -284,11 +327,51 @@ class RunMachine:
             is_rank=generations.ranks.knows(event.rank),
         )
 
-    def _exclude(self, host: str, reason: str, now: float) -> None:
-        if self._is_over or not self.supervisors.exclude(host, reason, self.generations.wall(now)):
+    def has_say(self, session: int, membership: Membership) -> bool:
+        """Whether a stop that this supervisor asks for counts for the whole run. Rule 4 of supervisors.py."""
+        is_open = membership is Membership.OPEN and self.generations.current.generation is None
+        return is_open or self._has_part(session, membership)
+
+    def _has_part(self, session: int, membership: Membership) -> bool:
+        known = self.supervisors.of_session(session)
+        return known is not None and (known.has_part or membership is Membership.MEMBER)
+
+    def _secrets_of(self, generation: Generation) -> set[str]:
+        """The digests of what its ranks have shown; without those that have shown nothing."""
+        found = (self.generations.ranks.of_slot(rank.slot) for rank in generation.active)
+        return {rank.secret for rank in found if rank is not None and rank.secret and rank.rank in generation.active}
+
+    def _hear_supervisor(self, event: events.SupervisorAsked, now: float) -> None:
+        known = self.supervisors.of_session(event.session)
+        if known is None or self._is_over:
             return
+        match event.message:
+            case StopAsked(reason):
+                if self.supervisors.stopped_by(known.entry.incarnation) is not None:
+                    return
+                if self.has_say(event.session, event.membership):
+                    self._stop(reason, known.entry.name)
+                else:
+                    self._stop_alone(event.session, known.entry, reason)
+            case HostExcluded(reason):
+                self._exclude(known.entry, reason, now, is_for_all=self._has_part(event.session, event.membership))
+
+    def _stop_alone(self, session: int, entry: SupervisorHello, reason: str) -> None:
+        self.supervisors.stop(reason, {entry.incarnation})
+        self._emit(events.OutsiderHeard(entry.name, "its stop ends it alone"))
+        stop = RunStopped(reason, entry.name, self.generations.current.number)
+        self._emit(events.SupervisorTold(session, stop))
+        self._emit(events.RecordChanged())
+
+    def _exclude(self, entry: SupervisorHello, reason: str, now: float, *, is_for_all: bool) -> None:
+        host, whom = entry.host or entry.name, "" if is_for_all else entry.name
+        if not self.supervisors.exclude(host, reason, self.generations.wall(now), whom):
+            return
+        if whom:
+            self._emit(events.OutsiderHeard(whom, f"host {host} is excluded for it alone"))
         for rank in [rank for rank in self.generations.ranks.here if rank.host == host]:
-            self.generations.lose(rank, f"its host {host} is excluded: {reason}", now)
+            if is_for_all or self.supervisors.name_of(rank.rank.supervisor) == whom:
+                self.generations.lose(rank, f"its host {host} is excluded: {reason}", now)
         self._emit(events.RecordChanged())
 
 

@@ -1,12 +1,16 @@
 """Which ranks are here. One entry a slot, of its newest process, kept after its end: the records that outlive a crash.
 
+A slot is kept for the rank that has it, and for its supervisor, while its stream is open: another process that asks for
+it must show the same secret. After a restart of the lighthouse it is kept for NAMES_KEPT_S, in which those that are
+there come back. The incarnation of a process is its own for good.
+
 A rank is alive while its stream is open, or for `rank_timeout_s` after its last sign of life. Moments are the
 lighthouse's own monotonic clock, stamped on arrival; no clock of another host is compared.
 """
 
 import math
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 
 from lighthouse.runs.rules.record import RankRecord
 from lighthouse_protocol.messages.run import RankHello, RankId, RunTerms
@@ -18,11 +22,15 @@ from lighthouse_protocol.refusals import (
     UnknownName,
     WrongState,
 )
+from lighthouse_protocol.rules.proof import digest_of, is_shown
+
+NAMES_KEPT_S = 5.0  # after a restart of the lighthouse: ranks and supervisors come back within two seconds
 
 
 @dataclass(slots=True, eq=False)
 class Rank:
-    """`generation`: the last one in which this process was active. `waits_since`: None unless it is ready."""
+    """`generation`: the last one in which this process was active. `waits_since`: None unless it is ready. `secret`:
+    the digest of what its hello has shown; empty: nothing."""
 
     rank: RankId
     seen_at: float
@@ -36,6 +44,7 @@ class Rank:
     is_here: bool = True
     session: int | None = None
     waits_since: float | None = None
+    secret: str = ""
 
     @property
     def is_ready(self) -> bool:
@@ -49,6 +58,7 @@ class Ranks:
         self._slots = {r.rank.slot: _restored(r, now, rank_timeout_s) for r in records}
         self._without_stream = {slot for slot, rank in self._slots.items() if rank.is_here}
         self._lapses_from = now + rank_timeout_s  # no rank lapses before
+        self._kept_until = now + NAMES_KEPT_S if self._slots else -math.inf
         self._sessions: dict[int, Rank] = {}
         self.ready: dict[int, Rank] = {}
 
@@ -102,6 +112,14 @@ class Ranks:
             return WrongState(f"terms: {entry.rank} comes with {entry.terms}, the ranks that are here with {terms}")
         return self._duplicate(entry)
 
+    def impostor(self, entry: RankHello, now: float) -> DuplicateReplica | None:
+        """Why the slot, or the incarnation, is kept from it: it has not shown the secret."""
+        old = self._slots.get(entry.rank.slot)
+        if old is None or not old.secret or is_shown(entry.secret, old.secret):
+            return None
+        is_kept = old.is_here and (old.session is not None or now < self._kept_until)
+        return _taken(old, entry) if is_kept or old.rank == entry.rank else None
+
     def _duplicate(self, entry: RankHello) -> DuplicateReplica | None:
         """Why another process keeps the slot. A later attempt takes it; if there is no stream, an equal one does, and
         the first one of a supervisor that knows of no other."""
@@ -110,14 +128,26 @@ class Ranks:
             return None
         if old.session is None and (entry.attempt == old.attempt or entry.is_first):
             return None
-        return DuplicateReplica(
-            f"slot: {entry.rank.slot} is that of pid {old.pid} on {old.host or 'an unnamed host'} "
-            f"(attempt {old.attempt}); pid {entry.pid} on {entry.host or 'an unnamed host'} "
-            f"(attempt {entry.attempt}) asks for it; give each process a slot of its own"
-        )
+        return _taken(old, entry)
 
     def of_session(self, session: int) -> Rank | None:
         return self._sessions.get(session)
+
+    def is_of_slot(self, slot: int, secret: str) -> bool:
+        """The rank of that slot is here, and has shown that secret."""
+        rank = self._slots.get(slot)
+        return rank is not None and rank.is_here and is_shown(secret, rank.secret)
+
+    def placed(self, entry: RankHello) -> RankHello:
+        """With the slot that a rank of an elastic run gets: the one that it has, the one that it asks for, if no other
+        rank has it, else the first one that is free. None is free: as it is. O(n)."""
+        if not entry.terms.is_elastic:
+            return entry
+        own = next((slot for slot, rank in self._slots.items() if rank.rank.incarnation == entry.rank.incarnation), -1)
+        taken = {slot for slot, rank in self._slots.items() if rank.is_here and slot != own}
+        wishes = (own, entry.rank.slot, *range(entry.terms.world_size))
+        slot = next((slot for slot in wishes if slot >= 0 and slot not in taken), entry.rank.slot)
+        return replace(entry, rank=replace(entry.rank, slot=slot))
 
     # -- what happens
 
@@ -130,6 +160,7 @@ class Ranks:
         elif rank.session is not None:
             self._sessions.pop(rank.session, None)
         rank.attempt, rank.host, rank.pid, rank.is_here = entry.attempt, entry.host, entry.pid, True
+        rank.secret = digest_of(entry.secret)
         rank.step = max(rank.step, entry.step)
         rank.session = session
         self.see(rank, now)
@@ -183,6 +214,7 @@ class Ranks:
             rank.lapses_at += by_s
             rank.seen_at += by_s
         self._lapses_from += by_s
+        self._kept_until += by_s
 
     def _watch(self, rank: Rank) -> None:
         self._without_stream.add(rank.rank.slot)
@@ -195,6 +227,14 @@ class Ranks:
         self._without_stream.discard(rank.rank.slot)
         if rank.session is not None:
             self._sessions.pop(rank.session, None)
+
+
+def _taken(old: Rank, entry: RankHello) -> DuplicateReplica:
+    return DuplicateReplica(
+        f"slot: {entry.rank.slot} is that of pid {old.pid} on {old.host or 'an unnamed host'} "
+        f"(attempt {old.attempt}); pid {entry.pid} on {entry.host or 'an unnamed host'} "
+        f"(attempt {entry.attempt}) asks for it; give each process a slot of its own"
+    )
 
 
 _KEPT = [field.name for field in fields(RankRecord) if field.name != "seen_at"]

@@ -1,6 +1,7 @@
 """How often something may be done: so many at once, and so many a second after that. No I/O."""
 
 from lighthouse_protocol.refusals import LimitReached
+from lighthouse_protocol.rules.token_bucket import TokenBucket
 
 
 class RateLimit:
@@ -8,16 +9,12 @@ class RateLimit:
 
     def __init__(self, what: str, per_s: float, at_once: int) -> None:
         self._what = what
-        self._per_s = per_s
-        self._at_once = at_once
-        self._left = float(at_once)
-        self._at = 0.0
+        self._bucket = TokenBucket(per_s, at_once)
 
     def take(self, now: float) -> None:
         """Once more. Raises LimitReached, and then nothing is taken."""
-        left = min(float(self._at_once), self._left + (now - self._at) * self._per_s)
-        if left < 1.0:
+        if not self._bucket.take(now):
+            at_once, per_s = self._bucket.at_once, self._bucket.per_s
             raise LimitReached(
-                f"{self._what}: at most {self._at_once} at once and {self._per_s:g} a second are taken; try again later"
+                f"{self._what}: at most {at_once:g} at once and {per_s:g} a second are taken; try again later"
             )
-        self._left, self._at = left - 1.0, now

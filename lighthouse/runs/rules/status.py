@@ -9,6 +9,7 @@ from lighthouse.runs.rules.record import RunName, SavedRun
 from lighthouse_protocol.messages.progress import STEP, OpenPhase, ProgressSample, RankName, RankView
 from lighthouse_protocol.messages.run_status import RankState, RankStatus, RunStatus, SupervisorStatus
 from lighthouse_protocol.messages.status import RankState as PlaceState
+from lighthouse_protocol.rules.proof import short_name
 from lighthouse_protocol.rules.stall import FIRST_S
 
 _WAITS = {RankState.READY: "the next generation", RankState.FINISHED: "the other ranks to finish"}
@@ -38,6 +39,9 @@ def run_status(name: RunName, machine: RunMachine, now: float) -> RunStatus:
             for each in sorted(machine.supervisors, key=lambda each: each.entry.name)
         ),
         excluded=machine.supervisors.excluded,
+        budget_used=max(
+            machine.supervisors.budget_used, generations.budget.used(generations.terms, generations.wall(now))
+        ),
     )
 
 
@@ -60,7 +64,8 @@ def run_ranks(machine: RunMachine, now: float) -> tuple[RunRank, ...]:
         if state is RankState.FINISHED and not rank.is_here:
             continue
         shown = {RankState.LOST: PlaceState.LOST, RankState.SPARE: PlaceState.SPARE}.get(state)
-        is_judged = shown is None and rank.rank in current.active and not current.is_broken
+        is_bare = machine.generations.terms.is_elastic  # its ranks are launchers of what trains, and never move
+        is_judged = shown is None and rank.rank in current.active and not current.is_broken and not is_bare
         view = heard.get(rank.rank.slot)
         if view is None or state is not RankState.ACTIVE:
             view = _idle(RankName(machine.config.run, rank.rank.slot), rank, view, state, now)
@@ -83,7 +88,7 @@ def _idle(name: RankName, rank: Rank, heard: RankView | None, state: RankState, 
 def _rank(rank: Rank, place: int | None, step: int, state: RankState, now: float) -> RankStatus:
     return RankStatus(
         slot=rank.rank.slot,
-        incarnation=rank.rank.incarnation,
+        start=short_name(rank.rank.incarnation),
         state=state,
         rank=place,
         generation=rank.generation,

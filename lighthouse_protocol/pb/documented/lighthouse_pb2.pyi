@@ -342,14 +342,23 @@ class LighthouseStatusResponse(google.protobuf.message.Message):
     UPTIME_S_FIELD_NUMBER: builtins.int
     JOBS_FIELD_NUMBER: builtins.int
     RUNS_FIELD_NUMBER: builtins.int
+    INSECURE_FIELD_NUMBER: builtins.int
+    NOW_UNIX_S_FIELD_NUMBER: builtins.int
+    STORE_FIELD_NUMBER: builtins.int
     version: builtins.str
     uptime_s: builtins.float
+    insecure: builtins.bool
+    """other hosts reach it, and it has no TLS: anyone may join and look"""
+    now_unix_s: builtins.float
+    """the clock of the lighthouse's host"""
     @property
     def jobs(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___JobStatus]: ...
     @property
     def runs(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[lighthouse_protocol.pb.extensions.run_pb2.RunStatus]:
         """those that have processes"""
 
+    @property
+    def store(self) -> global___StoreStatus: ...
     def __init__(
         self,
         *,
@@ -357,10 +366,40 @@ class LighthouseStatusResponse(google.protobuf.message.Message):
         uptime_s: builtins.float = ...,
         jobs: collections.abc.Iterable[global___JobStatus] | None = ...,
         runs: collections.abc.Iterable[lighthouse_protocol.pb.extensions.run_pb2.RunStatus] | None = ...,
+        insecure: builtins.bool = ...,
+        now_unix_s: builtins.float = ...,
+        store: global___StoreStatus | None = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["jobs", b"jobs", "runs", b"runs", "uptime_s", b"uptime_s", "version", b"version"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["store", b"store"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["insecure", b"insecure", "jobs", b"jobs", "now_unix_s", b"now_unix_s", "runs", b"runs", "store", b"store", "uptime_s", b"uptime_s", "version", b"version"]) -> None: ...
 
 global___LighthouseStatusResponse = LighthouseStatusResponse
+
+@typing.final
+class StoreStatus(google.protobuf.message.Message):
+    """Where a lighthouse keeps what must outlive it."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    KIND_FIELD_NUMBER: builtins.int
+    TERM_FIELD_NUMBER: builtins.int
+    ERROR_FIELD_NUMBER: builtins.int
+    kind: builtins.str
+    """none, journal or etcd"""
+    term: builtins.int
+    """grows with each start, or each leadership; 0: none"""
+    error: builtins.str
+    """why the store does not answer; empty: it does"""
+    def __init__(
+        self,
+        *,
+        kind: builtins.str = ...,
+        term: builtins.int = ...,
+        error: builtins.str = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["error", b"error", "kind", b"kind", "term", b"term"]) -> None: ...
+
+global___StoreStatus = StoreStatus
 
 @typing.final
 class JobStatus(google.protobuf.message.Message):
@@ -568,7 +607,7 @@ class MemberStatus(google.protobuf.message.Message):
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     REPLICA_ID_FIELD_NUMBER: builtins.int
-    INCARNATION_FIELD_NUMBER: builtins.int
+    START_FIELD_NUMBER: builtins.int
     STATE_FIELD_NUMBER: builtins.int
     IS_PARTICIPANT_FIELD_NUMBER: builtins.int
     STEP_FIELD_NUMBER: builtins.int
@@ -578,7 +617,8 @@ class MemberStatus(google.protobuf.message.Message):
     ADDRESS_FIELD_NUMBER: builtins.int
     STORE_ADDRESS_FIELD_NUMBER: builtins.int
     replica_id: builtins.str
-    incarnation: builtins.str
+    start: builtins.str
+    """a short name, another one for each incarnation"""
     state: builtins.str
     """participant, joined, straggler, timed_out, starting, down, idle or expired"""
     is_participant: builtins.bool
@@ -592,7 +632,7 @@ class MemberStatus(google.protobuf.message.Message):
         self,
         *,
         replica_id: builtins.str = ...,
-        incarnation: builtins.str = ...,
+        start: builtins.str = ...,
         state: builtins.str = ...,
         is_participant: builtins.bool = ...,
         step: builtins.int = ...,
@@ -602,7 +642,7 @@ class MemberStatus(google.protobuf.message.Message):
         address: builtins.str = ...,
         store_address: builtins.str = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["address", b"address", "commit_failures", b"commit_failures", "heartbeat_age_s", b"heartbeat_age_s", "incarnation", b"incarnation", "is_participant", b"is_participant", "replica_id", b"replica_id", "state", b"state", "step", b"step", "store_address", b"store_address", "world_size", b"world_size"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["address", b"address", "commit_failures", b"commit_failures", "heartbeat_age_s", b"heartbeat_age_s", "is_participant", b"is_participant", "replica_id", b"replica_id", "start", b"start", "state", b"state", "step", b"step", "store_address", b"store_address", "world_size", b"world_size"]) -> None: ...
 
 global___MemberStatus = MemberStatus
 
@@ -810,6 +850,7 @@ class GroupReport(google.protobuf.message.Message):
     DRAINS_FIELD_NUMBER: builtins.int
     DOWN_FIELD_NUMBER: builtins.int
     MISSING_FIELD_NUMBER: builtins.int
+    COUNTS_FIELD_NUMBER: builtins.int
     drains: builtins.bool
     down: builtins.str
     """why the group cannot take part though its manager lives; empty: it can"""
@@ -821,6 +862,10 @@ class GroupReport(google.protobuf.message.Message):
     def held(self) -> global___HeldQuorum:
         """absent: no quorum"""
 
+    @property
+    def counts(self) -> global___GroupCounts:
+        """absent: the manager does not count"""
+
     def __init__(
         self,
         *,
@@ -828,11 +873,74 @@ class GroupReport(google.protobuf.message.Message):
         drains: builtins.bool = ...,
         down: builtins.str = ...,
         missing: builtins.bytes = ...,
+        counts: global___GroupCounts | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["held", b"held"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["down", b"down", "drains", b"drains", "held", b"held", "missing", b"missing"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["counts", b"counts", "held", b"held"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["counts", b"counts", "down", b"down", "drains", b"drains", "held", b"held", "missing", b"missing"]) -> None: ...
 
 global___GroupReport = GroupReport
+
+@typing.final
+class GroupCounts(google.protobuf.message.Message):
+    """Since the manager started. Each number only grows."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    COMMITS_FIELD_NUMBER: builtins.int
+    DISCARDS_FIELD_NUMBER: builtins.int
+    STEP_S_FIELD_NUMBER: builtins.int
+    HEALED_FIELD_NUMBER: builtins.int
+    commits: builtins.int
+    step_s: builtins.float
+    """time in committed steps in which no group healed"""
+    @property
+    def discards(self) -> global___Discards: ...
+    @property
+    def healed(self) -> lighthouse_protocol.pb.extensions.progress_pb2.HealTotals:
+        """a heal of all ranks of the group counts once; their bytes are added up"""
+
+    def __init__(
+        self,
+        *,
+        commits: builtins.int = ...,
+        discards: global___Discards | None = ...,
+        step_s: builtins.float = ...,
+        healed: lighthouse_protocol.pb.extensions.progress_pb2.HealTotals | None = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["discards", b"discards", "healed", b"healed"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["commits", b"commits", "discards", b"discards", "healed", b"healed", "step_s", b"step_s"]) -> None: ...
+
+global___GroupCounts = GroupCounts
+
+@typing.final
+class Discards(google.protobuf.message.Message):
+    """Discarded steps, by reason."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    GROUP_LOST_FIELD_NUMBER: builtins.int
+    RANK_LOST_FIELD_NUMBER: builtins.int
+    REVOKED_FIELD_NUMBER: builtins.int
+    VOTED_NO_FIELD_NUMBER: builtins.int
+    group_lost: builtins.int
+    """another replica group of the quorum was lost"""
+    rank_lost: builtins.int
+    """a rank of this group was lost before it voted"""
+    revoked: builtins.int
+    """the quorum was revoked, and no group was lost"""
+    voted_no: builtins.int
+    """a rank voted no under a quorum that stood"""
+    def __init__(
+        self,
+        *,
+        group_lost: builtins.int = ...,
+        rank_lost: builtins.int = ...,
+        revoked: builtins.int = ...,
+        voted_no: builtins.int = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["group_lost", b"group_lost", "rank_lost", b"rank_lost", "revoked", b"revoked", "voted_no", b"voted_no"]) -> None: ...
+
+global___Discards = Discards
 
 @typing.final
 class Hello(google.protobuf.message.Message):
@@ -840,6 +948,11 @@ class Hello(google.protobuf.message.Message):
 
     PARTICIPANT_FIELD_NUMBER: builtins.int
     LEVELS_FIELD_NUMBER: builtins.int
+    SECRET_FIELD_NUMBER: builtins.int
+    secret: builtins.str
+    """32 to 128 random characters that this start of the manager has made, the same in each of its hellos: a caller that
+    shows others does not speak for the group.
+    """
     @property
     def participant(self) -> global___QuorumMember:
         """as in the last join"""
@@ -851,9 +964,10 @@ class Hello(google.protobuf.message.Message):
         *,
         participant: global___QuorumMember | None = ...,
         levels: global___GroupReport | None = ...,
+        secret: builtins.str = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["levels", b"levels", "participant", b"participant"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["levels", b"levels", "participant", b"participant"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["levels", b"levels", "participant", b"participant", "secret", b"secret"]) -> None: ...
 
 global___Hello = Hello
 
@@ -995,9 +1109,12 @@ class JoinAccepted(google.protobuf.message.Message):
     JOIN_FIELD_NUMBER: builtins.int
     QUORUM_FIELD_NUMBER: builtins.int
     STANDS_FIELD_NUMBER: builtins.int
+    SECRET_FIELD_NUMBER: builtins.int
     join: builtins.int
     """number of the join that this answers"""
     stands: builtins.bool
+    secret: builtins.str
+    """of the quorum's members alone; callers without a session are told none"""
     @property
     def quorum(self) -> global___Quorum: ...
     def __init__(
@@ -1006,9 +1123,10 @@ class JoinAccepted(google.protobuf.message.Message):
         join: builtins.int = ...,
         quorum: global___Quorum | None = ...,
         stands: builtins.bool = ...,
+        secret: builtins.str = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["quorum", b"quorum"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["join", b"join", "quorum", b"quorum", "stands", b"stands"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["join", b"join", "quorum", b"quorum", "secret", b"secret", "stands", b"stands"]) -> None: ...
 
 global___JoinAccepted = JoinAccepted
 

@@ -123,6 +123,7 @@ class ManagerQuorumResponse(google.protobuf.message.Message):
     COMPARES_FIELD_NUMBER: builtins.int
     PLACE_FIELD_NUMBER: builtins.int
     HEALING_FIELD_NUMBER: builtins.int
+    SECRET_FIELD_NUMBER: builtins.int
     quorum_id: builtins.int
     address: builtins.str
     """the manager to heal from; without healing, the primary's"""
@@ -148,6 +149,8 @@ class ManagerQuorumResponse(google.protobuf.message.Message):
     """every participant does: in the first step under a quorum all compare"""
     place: builtins.int
     """among the contributors; absent: this group adds zeros"""
+    secret: builtins.str
+    """of the quorum's members, which prove by it that they are"""
     @property
     def recover_dst_replica_ranks(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]: ...
     @property
@@ -195,9 +198,10 @@ class ManagerQuorumResponse(google.protobuf.message.Message):
         compares: builtins.bool = ...,
         place: builtins.int | None = ...,
         healing: collections.abc.Iterable[builtins.int] | None = ...,
+        secret: builtins.str = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["_max_rank", b"_max_rank", "_place", b"_place", "_recover_src_replica_rank", b"_recover_src_replica_rank", "_tag_quorum_id", b"_tag_quorum_id", "_world", b"_world", "max_rank", b"max_rank", "place", b"place", "recover_src_replica_rank", b"recover_src_replica_rank", "tag_quorum_id", b"tag_quorum_id", "world", b"world"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["_max_rank", b"_max_rank", "_place", b"_place", "_recover_src_replica_rank", b"_recover_src_replica_rank", "_tag_quorum_id", b"_tag_quorum_id", "_world", b"_world", "address", b"address", "catching_up", b"catching_up", "commit_failures", b"commit_failures", "compares", b"compares", "contributors", b"contributors", "heal", b"heal", "healing", b"healing", "max_rank", b"max_rank", "max_step", b"max_step", "max_world_size", b"max_world_size", "other_sources", b"other_sources", "place", b"place", "quorum_id", b"quorum_id", "recover_dst_replica_ranks", b"recover_dst_replica_ranks", "recover_src_replica_rank", b"recover_src_replica_rank", "replica_ids", b"replica_ids", "replica_rank", b"replica_rank", "replica_world_size", b"replica_world_size", "revoked", b"revoked", "store_address", b"store_address", "tag_quorum_id", b"tag_quorum_id", "world", b"world"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["_max_rank", b"_max_rank", "_place", b"_place", "_recover_src_replica_rank", b"_recover_src_replica_rank", "_tag_quorum_id", b"_tag_quorum_id", "_world", b"_world", "address", b"address", "catching_up", b"catching_up", "commit_failures", b"commit_failures", "compares", b"compares", "contributors", b"contributors", "heal", b"heal", "healing", b"healing", "max_rank", b"max_rank", "max_step", b"max_step", "max_world_size", b"max_world_size", "other_sources", b"other_sources", "place", b"place", "quorum_id", b"quorum_id", "recover_dst_replica_ranks", b"recover_dst_replica_ranks", "recover_src_replica_rank", b"recover_src_replica_rank", "replica_ids", b"replica_ids", "replica_rank", b"replica_rank", "replica_world_size", b"replica_world_size", "revoked", b"revoked", "secret", b"secret", "store_address", b"store_address", "tag_quorum_id", b"tag_quorum_id", "world", b"world"]) -> None: ...
     @typing.overload
     def WhichOneof(self, oneof_group: typing.Literal["_max_rank", b"_max_rank"]) -> typing.Literal["max_rank"] | None: ...
     @typing.overload
@@ -217,17 +221,25 @@ class CheckpointAddressRequest(google.protobuf.message.Message):
 
     RANK_FIELD_NUMBER: builtins.int
     STEP_FIELD_NUMBER: builtins.int
+    QUORUM_ID_FIELD_NUMBER: builtins.int
+    PROOF_FIELD_NUMBER: builtins.int
     rank: builtins.int
     step: builtins.int
     """refused when the rank is no longer at it"""
+    quorum_id: builtins.int
+    """of which the caller is a member; 0: it does not say"""
+    proof: builtins.str
+    """that it is: the HMAC of "address", quorum_id and rank by the quorum's secret"""
     def __init__(
         self,
         *,
         rank: builtins.int = ...,
         step: builtins.int | None = ...,
+        quorum_id: builtins.int = ...,
+        proof: builtins.str = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["_step", b"_step", "step", b"step"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["_step", b"_step", "rank", b"rank", "step", b"step"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["_step", b"_step", "proof", b"proof", "quorum_id", b"quorum_id", "rank", b"rank", "step", b"step"]) -> None: ...
     def WhichOneof(self, oneof_group: typing.Literal["_step", b"_step"]) -> typing.Literal["step"] | None: ...
 
 global___CheckpointAddressRequest = CheckpointAddressRequest
@@ -345,7 +357,7 @@ class ManagerStatusResponse(google.protobuf.message.Message):
     VERSION_FIELD_NUMBER: builtins.int
     UPTIME_S_FIELD_NUMBER: builtins.int
     REPLICA_ID_FIELD_NUMBER: builtins.int
-    INCARNATION_FIELD_NUMBER: builtins.int
+    START_FIELD_NUMBER: builtins.int
     JOB_FIELD_NUMBER: builtins.int
     GROUP_WORLD_SIZE_FIELD_NUMBER: builtins.int
     ADDRESS_FIELD_NUMBER: builtins.int
@@ -364,7 +376,8 @@ class ManagerStatusResponse(google.protobuf.message.Message):
     version: builtins.str
     uptime_s: builtins.float
     replica_id: builtins.str
-    incarnation: builtins.str
+    start: builtins.str
+    """a short name, another one for each incarnation"""
     job: builtins.str
     group_world_size: builtins.int
     address: builtins.str
@@ -391,7 +404,7 @@ class ManagerStatusResponse(google.protobuf.message.Message):
         version: builtins.str = ...,
         uptime_s: builtins.float = ...,
         replica_id: builtins.str = ...,
-        incarnation: builtins.str = ...,
+        start: builtins.str = ...,
         job: builtins.str = ...,
         group_world_size: builtins.int = ...,
         address: builtins.str = ...,
@@ -408,7 +421,7 @@ class ManagerStatusResponse(google.protobuf.message.Message):
         mode: builtins.str = ...,
         grants: builtins.int = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["address", b"address", "commits", b"commits", "discards", b"discards", "grants", b"grants", "group_world_size", b"group_world_size", "incarnation", b"incarnation", "job", b"job", "lighthouse", b"lighthouse", "lighthouse_error", b"lighthouse_error", "lighthouse_reachable", b"lighthouse_reachable", "mode", b"mode", "phase", b"phase", "quorum_id", b"quorum_id", "ranks_waiting", b"ranks_waiting", "replica_id", b"replica_id", "step", b"step", "store_address", b"store_address", "uptime_s", b"uptime_s", "version", b"version"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["address", b"address", "commits", b"commits", "discards", b"discards", "grants", b"grants", "group_world_size", b"group_world_size", "job", b"job", "lighthouse", b"lighthouse", "lighthouse_error", b"lighthouse_error", "lighthouse_reachable", b"lighthouse_reachable", "mode", b"mode", "phase", b"phase", "quorum_id", b"quorum_id", "ranks_waiting", b"ranks_waiting", "replica_id", b"replica_id", "start", b"start", "step", b"step", "store_address", b"store_address", "uptime_s", b"uptime_s", "version", b"version"]) -> None: ...
 
 global___ManagerStatusResponse = ManagerStatusResponse
 

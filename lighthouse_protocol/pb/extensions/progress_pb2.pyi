@@ -167,6 +167,7 @@ class ProgressSample(google.protobuf.message.Message):
     TIMES_FIELD_NUMBER: builtins.int
     CALLS_FIELD_NUMBER: builtins.int
     AT_FIELD_NUMBER: builtins.int
+    HEALED_FIELD_NUMBER: builtins.int
     step: builtins.int
     waits_for: builtins.str
     """empty: nobody has declared a wait"""
@@ -192,6 +193,10 @@ class ProgressSample(google.protobuf.message.Message):
     def calls(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___GroupCalls]:
         """in process groups that the script has made, the newest first"""
 
+    @property
+    def healed(self) -> global___HealTotals:
+        """absent: this process has never healed"""
+
     def __init__(
         self,
         *,
@@ -205,11 +210,38 @@ class ProgressSample(google.protobuf.message.Message):
         times: collections.abc.Iterable[global___PhaseTime] | None = ...,
         calls: collections.abc.Iterable[global___GroupCalls] | None = ...,
         at: builtins.str = ...,
+        healed: global___HealTotals | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["collective", b"collective"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["at", b"at", "calls", b"calls", "collective", b"collective", "entered", b"entered", "is_first", b"is_first", "phases", b"phases", "step", b"step", "still_s", b"still_s", "times", b"times", "waits_for", b"waits_for"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["collective", b"collective", "healed", b"healed"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["at", b"at", "calls", b"calls", "collective", b"collective", "entered", b"entered", "healed", b"healed", "is_first", b"is_first", "phases", b"phases", "step", b"step", "still_s", b"still_s", "times", b"times", "waits_for", b"waits_for"]) -> None: ...
 
 global___ProgressSample = ProgressSample
+
+@typing.final
+class HealTotals(google.protobuf.message.Message):
+    """All heals of a process, or of a replica group. Each number only grows."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    HEALS_FIELD_NUMBER: builtins.int
+    SECONDS_FIELD_NUMBER: builtins.int
+    BYTES_FIELD_NUMBER: builtins.int
+    heals: builtins.int
+    """states received and checked"""
+    seconds: builtins.float
+    """from the first request for each state until it was there"""
+    bytes: builtins.int
+    """of their tensors"""
+    def __init__(
+        self,
+        *,
+        heals: builtins.int = ...,
+        seconds: builtins.float = ...,
+        bytes: builtins.int = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["bytes", b"bytes", "heals", b"heals", "seconds", b"seconds"]) -> None: ...
+
+global___HealTotals = HealTotals
 
 @typing.final
 class RankName(google.protobuf.message.Message):

@@ -27,6 +27,7 @@ class RankRequest(google.protobuf.message.Message):
     FAILURE_FIELD_NUMBER: builtins.int
     FINISH_FIELD_NUMBER: builtins.int
     EVIDENCE_FIELD_NUMBER: builtins.int
+    CLOSE_FIELD_NUMBER: builtins.int
     @property
     def hello(self) -> global___RankHello:
         """first, and once"""
@@ -43,6 +44,8 @@ class RankRequest(google.protobuf.message.Message):
     def evidence(self) -> lighthouse_protocol.pb.extensions.evidence_pb2.SelfReport:
         """only where it was asked for"""
 
+    @property
+    def close(self) -> global___CloseReport: ...
     def __init__(
         self,
         *,
@@ -52,10 +55,11 @@ class RankRequest(google.protobuf.message.Message):
         failure: global___FailureReport | None = ...,
         finish: global___FinishReport | None = ...,
         evidence: lighthouse_protocol.pb.extensions.evidence_pb2.SelfReport | None = ...,
+        close: global___CloseReport | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["evidence", b"evidence", "failure", b"failure", "finish", b"finish", "heartbeat", b"heartbeat", "hello", b"hello", "message", b"message", "ready", b"ready"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["evidence", b"evidence", "failure", b"failure", "finish", b"finish", "heartbeat", b"heartbeat", "hello", b"hello", "message", b"message", "ready", b"ready"]) -> None: ...
-    def WhichOneof(self, oneof_group: typing.Literal["message", b"message"]) -> typing.Literal["hello", "heartbeat", "ready", "failure", "finish", "evidence"] | None: ...
+    def HasField(self, field_name: typing.Literal["close", b"close", "evidence", b"evidence", "failure", b"failure", "finish", b"finish", "heartbeat", b"heartbeat", "hello", b"hello", "message", b"message", "ready", b"ready"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["close", b"close", "evidence", b"evidence", "failure", b"failure", "finish", b"finish", "heartbeat", b"heartbeat", "hello", b"hello", "message", b"message", "ready", b"ready"]) -> None: ...
+    def WhichOneof(self, oneof_group: typing.Literal["message", b"message"]) -> typing.Literal["hello", "heartbeat", "ready", "failure", "finish", "evidence", "close"] | None: ...
 
 global___RankRequest = RankRequest
 
@@ -70,6 +74,7 @@ class RankResponse(google.protobuf.message.Message):
     REJECTED_FIELD_NUMBER: builtins.int
     WELCOME_FIELD_NUMBER: builtins.int
     EVIDENCE_FIELD_NUMBER: builtins.int
+    SLOT_FIELD_NUMBER: builtins.int
     @property
     def formed(self) -> global___GenerationFormed: ...
     @property
@@ -88,6 +93,10 @@ class RankResponse(google.protobuf.message.Message):
 
     @property
     def evidence(self) -> lighthouse_protocol.pb.extensions.evidence_pb2.EvidenceAsked: ...
+    @property
+    def slot(self) -> global___SlotGiven:
+        """of an elastic run: before all else, where it is not the hello's"""
+
     def __init__(
         self,
         *,
@@ -98,12 +107,28 @@ class RankResponse(google.protobuf.message.Message):
         rejected: global___HelloRejected | None = ...,
         welcome: global___RankWelcome | None = ...,
         evidence: lighthouse_protocol.pb.extensions.evidence_pb2.EvidenceAsked | None = ...,
+        slot: global___SlotGiven | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["completed", b"completed", "ended", b"ended", "evidence", b"evidence", "formed", b"formed", "message", b"message", "rejected", b"rejected", "stopped", b"stopped", "welcome", b"welcome"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["completed", b"completed", "ended", b"ended", "evidence", b"evidence", "formed", b"formed", "message", b"message", "rejected", b"rejected", "stopped", b"stopped", "welcome", b"welcome"]) -> None: ...
-    def WhichOneof(self, oneof_group: typing.Literal["message", b"message"]) -> typing.Literal["formed", "ended", "stopped", "completed", "rejected", "welcome", "evidence"] | None: ...
+    def HasField(self, field_name: typing.Literal["completed", b"completed", "ended", b"ended", "evidence", b"evidence", "formed", b"formed", "message", b"message", "rejected", b"rejected", "slot", b"slot", "stopped", b"stopped", "welcome", b"welcome"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["completed", b"completed", "ended", b"ended", "evidence", b"evidence", "formed", b"formed", "message", b"message", "rejected", b"rejected", "slot", b"slot", "stopped", b"stopped", "welcome", b"welcome"]) -> None: ...
+    def WhichOneof(self, oneof_group: typing.Literal["message", b"message"]) -> typing.Literal["formed", "ended", "stopped", "completed", "rejected", "welcome", "evidence", "slot"] | None: ...
 
 global___RankResponse = RankResponse
+
+@typing.final
+class SlotGiven(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    SLOT_FIELD_NUMBER: builtins.int
+    slot: builtins.int
+    def __init__(
+        self,
+        *,
+        slot: builtins.int = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["slot", b"slot"]) -> None: ...
+
+global___SlotGiven = SlotGiven
 
 @typing.final
 class RankWelcome(google.protobuf.message.Message):
@@ -173,6 +198,7 @@ class RunTerms(google.protobuf.message.Message):
     MAX_RESTARTS_FIELD_NUMBER: builtins.int
     RESTART_WINDOW_S_FIELD_NUMBER: builtins.int
     RESTART_DELAY_S_FIELD_NUMBER: builtins.int
+    IS_ELASTIC_FIELD_NUMBER: builtins.int
     world_size: builtins.int
     active: builtins.int
     """absent: all"""
@@ -189,6 +215,8 @@ class RunTerms(google.protobuf.message.Message):
     restart_window_s: builtins.float
     restart_delay_s: builtins.float
     """doubles while generations get nowhere; absent: no delay"""
+    is_elastic: builtins.bool
+    """slots are given by the lighthouse, and min_active ranks are enough at any time"""
     def __init__(
         self,
         *,
@@ -204,9 +232,10 @@ class RunTerms(google.protobuf.message.Message):
         max_restarts: builtins.int | None = ...,
         restart_window_s: builtins.float = ...,
         restart_delay_s: builtins.float | None = ...,
+        is_elastic: builtins.bool = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["_active", b"_active", "_max_iterations", b"_max_iterations", "_max_restarts", b"_max_restarts", "_restart_delay_s", b"_restart_delay_s", "active", b"active", "max_iterations", b"max_iterations", "max_restarts", b"max_restarts", "restart_delay_s", b"restart_delay_s"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["_active", b"_active", "_max_iterations", b"_max_iterations", "_max_restarts", b"_max_restarts", "_restart_delay_s", b"_restart_delay_s", "active", b"active", "divisible_by", b"divisible_by", "hosts_together", b"hosts_together", "join_timeout_s", b"join_timeout_s", "max_iterations", b"max_iterations", "max_restarts", b"max_restarts", "min_active", b"min_active", "restart_delay_s", b"restart_delay_s", "restart_window_s", b"restart_window_s", "return_timeout_s", b"return_timeout_s", "stride", b"stride", "world_size", b"world_size"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["_active", b"_active", "_max_iterations", b"_max_iterations", "_max_restarts", b"_max_restarts", "_restart_delay_s", b"_restart_delay_s", "active", b"active", "divisible_by", b"divisible_by", "hosts_together", b"hosts_together", "is_elastic", b"is_elastic", "join_timeout_s", b"join_timeout_s", "max_iterations", b"max_iterations", "max_restarts", b"max_restarts", "min_active", b"min_active", "restart_delay_s", b"restart_delay_s", "restart_window_s", b"restart_window_s", "return_timeout_s", b"return_timeout_s", "stride", b"stride", "world_size", b"world_size"]) -> None: ...
     @typing.overload
     def WhichOneof(self, oneof_group: typing.Literal["_active", b"_active"]) -> typing.Literal["active"] | None: ...
     @typing.overload
@@ -231,6 +260,7 @@ class RankHello(google.protobuf.message.Message):
     IS_READY_FIELD_NUMBER: builtins.int
     SEEN_FIELD_NUMBER: builtins.int
     STEP_FIELD_NUMBER: builtins.int
+    SECRET_FIELD_NUMBER: builtins.int
     attempt: builtins.int
     """starts by its supervisor, from 0"""
     host: builtins.str
@@ -241,6 +271,8 @@ class RankHello(google.protobuf.message.Message):
     seen: builtins.int
     """the highest that it or its supervisor was ever told"""
     step: builtins.int
+    secret: builtins.str
+    """Its supervisor's, as for SupervisorHello; without one, made by the process. The slot is kept for it while it lives."""
     @property
     def rank(self) -> global___RankId: ...
     @property
@@ -257,9 +289,10 @@ class RankHello(google.protobuf.message.Message):
         is_ready: builtins.bool = ...,
         seen: builtins.int | None = ...,
         step: builtins.int = ...,
+        secret: builtins.str = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["_generation", b"_generation", "_seen", b"_seen", "generation", b"generation", "rank", b"rank", "seen", b"seen", "terms", b"terms"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["_generation", b"_generation", "_seen", b"_seen", "attempt", b"attempt", "generation", b"generation", "host", b"host", "is_ready", b"is_ready", "pid", b"pid", "rank", b"rank", "seen", b"seen", "step", b"step", "terms", b"terms"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["_generation", b"_generation", "_seen", b"_seen", "attempt", b"attempt", "generation", b"generation", "host", b"host", "is_ready", b"is_ready", "pid", b"pid", "rank", b"rank", "secret", b"secret", "seen", b"seen", "step", b"step", "terms", b"terms"]) -> None: ...
     @typing.overload
     def WhichOneof(self, oneof_group: typing.Literal["_generation", b"_generation"]) -> typing.Literal["generation"] | None: ...
     @typing.overload
@@ -344,6 +377,16 @@ class FinishReport(google.protobuf.message.Message):
 global___FinishReport = FinishReport
 
 @typing.final
+class CloseReport(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+
+global___CloseReport = CloseReport
+
+@typing.final
 class RunCounters(google.protobuf.message.Message):
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -397,15 +440,19 @@ class GenerationEnded(google.protobuf.message.Message):
 
     NUMBER_FIELD_NUMBER: builtins.int
     REASON_FIELD_NUMBER: builtins.int
+    IS_FAILURE_FIELD_NUMBER: builtins.int
     number: builtins.int
     reason: builtins.str
+    is_failure: builtins.bool
+    """a rank said that it has failed; else one was lost, or came"""
     def __init__(
         self,
         *,
         number: builtins.int = ...,
         reason: builtins.str = ...,
+        is_failure: builtins.bool = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["number", b"number", "reason", b"reason"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["is_failure", b"is_failure", "number", b"number", "reason", b"reason"]) -> None: ...
 
 global___GenerationEnded = GenerationEnded
 
@@ -526,11 +573,14 @@ class SupervisorHello(google.protobuf.message.Message):
     INCARNATION_FIELD_NUMBER: builtins.int
     HOST_FIELD_NUMBER: builtins.int
     SLOTS_FIELD_NUMBER: builtins.int
+    SECRET_FIELD_NUMBER: builtins.int
     name: builtins.str
     """in its run: the replica group's id, with /K for host K of several"""
     incarnation: builtins.str
     """new at each start of the supervisor"""
     host: builtins.str
+    secret: builtins.str
+    """random, made by this start of the supervisor: its name is kept for it while it lives"""
     @property
     def slots(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
         """of the ranks that it starts"""
@@ -542,8 +592,9 @@ class SupervisorHello(google.protobuf.message.Message):
         incarnation: builtins.str = ...,
         host: builtins.str = ...,
         slots: collections.abc.Iterable[builtins.int] | None = ...,
+        secret: builtins.str = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["host", b"host", "incarnation", b"incarnation", "name", b"name", "slots", b"slots"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["host", b"host", "incarnation", b"incarnation", "name", b"name", "secret", b"secret", "slots", b"slots"]) -> None: ...
 
 global___SupervisorHello = SupervisorHello
 
@@ -551,9 +602,15 @@ global___SupervisorHello = SupervisorHello
 class SupervisorHeartbeat(google.protobuf.message.Message):
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
+    BUDGET_USED_FIELD_NUMBER: builtins.int
+    budget_used: builtins.float
+    """how much of its restarts within the window: 0 none, 1 all"""
     def __init__(
         self,
+        *,
+        budget_used: builtins.float = ...,
     ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["budget_used", b"budget_used"]) -> None: ...
 
 global___SupervisorHeartbeat = SupervisorHeartbeat
 
@@ -639,12 +696,18 @@ class PutKeyRequest(google.protobuf.message.Message):
     KIND_FIELD_NUMBER: builtins.int
     NAME_FIELD_NUMBER: builtins.int
     VALUE_FIELD_NUMBER: builtins.int
+    SLOT_FIELD_NUMBER: builtins.int
+    SECRET_FIELD_NUMBER: builtins.int
     generation: builtins.int
     """the caller's; an older one than the present is refused"""
     kind: builtins.str
     """iteration, job_restart or ranks_restart"""
     name: builtins.str
     value: builtins.bytes
+    slot: builtins.int
+    """the caller's"""
+    secret: builtins.str
+    """as in its RankHello"""
     def __init__(
         self,
         *,
@@ -652,8 +715,10 @@ class PutKeyRequest(google.protobuf.message.Message):
         kind: builtins.str = ...,
         name: builtins.str = ...,
         value: builtins.bytes = ...,
+        slot: builtins.int = ...,
+        secret: builtins.str = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["generation", b"generation", "kind", b"kind", "name", b"name", "value", b"value"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["generation", b"generation", "kind", b"kind", "name", b"name", "secret", b"secret", "slot", b"slot", "value", b"value"]) -> None: ...
 
 global___PutKeyRequest = PutKeyRequest
 
@@ -836,11 +901,14 @@ class RunStatus(google.protobuf.message.Message):
     RANKS_FIELD_NUMBER: builtins.int
     SUPERVISORS_FIELD_NUMBER: builtins.int
     EXCLUDED_FIELD_NUMBER: builtins.int
+    BUDGET_USED_FIELD_NUMBER: builtins.int
     job: builtins.str
     run: builtins.str
     verdict: builtins.str
     """one word of a closed set: why the next generation forms, or does not"""
     is_complete: builtins.bool
+    budget_used: builtins.float
+    """of the restart budget that is used up the most: 0 none, 1 all"""
     @property
     def counters(self) -> global___RunCounters: ...
     @property
@@ -873,9 +941,10 @@ class RunStatus(google.protobuf.message.Message):
         ranks: collections.abc.Iterable[global___RankStatus] | None = ...,
         supervisors: collections.abc.Iterable[global___SupervisorStatus] | None = ...,
         excluded: collections.abc.Iterable[global___ExcludedHost] | None = ...,
+        budget_used: builtins.float = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["counters", b"counters", "stop", b"stop", "terms", b"terms"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["counters", b"counters", "excluded", b"excluded", "is_complete", b"is_complete", "job", b"job", "ranks", b"ranks", "run", b"run", "slots", b"slots", "stop", b"stop", "supervisors", b"supervisors", "terms", b"terms", "verdict", b"verdict"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["budget_used", b"budget_used", "counters", b"counters", "excluded", b"excluded", "is_complete", b"is_complete", "job", b"job", "ranks", b"ranks", "run", b"run", "slots", b"slots", "stop", b"stop", "supervisors", b"supervisors", "terms", b"terms", "verdict", b"verdict"]) -> None: ...
 
 global___RunStatus = RunStatus
 
@@ -884,7 +953,7 @@ class RankStatus(google.protobuf.message.Message):
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     SLOT_FIELD_NUMBER: builtins.int
-    INCARNATION_FIELD_NUMBER: builtins.int
+    START_FIELD_NUMBER: builtins.int
     STATE_FIELD_NUMBER: builtins.int
     RANK_FIELD_NUMBER: builtins.int
     GENERATION_FIELD_NUMBER: builtins.int
@@ -895,7 +964,8 @@ class RankStatus(google.protobuf.message.Message):
     HOST_FIELD_NUMBER: builtins.int
     PID_FIELD_NUMBER: builtins.int
     slot: builtins.int
-    incarnation: builtins.str
+    start: builtins.str
+    """a short name, another one for each incarnation"""
     state: builtins.str
     """active, ready, starting, spare, finished or lost"""
     rank: builtins.int
@@ -911,7 +981,7 @@ class RankStatus(google.protobuf.message.Message):
         self,
         *,
         slot: builtins.int = ...,
-        incarnation: builtins.str = ...,
+        start: builtins.str = ...,
         state: builtins.str = ...,
         rank: builtins.int | None = ...,
         generation: builtins.int | None = ...,
@@ -923,7 +993,7 @@ class RankStatus(google.protobuf.message.Message):
         pid: builtins.int = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["_generation", b"_generation", "_rank", b"_rank", "generation", b"generation", "rank", b"rank"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["_generation", b"_generation", "_rank", b"_rank", "attempt", b"attempt", "beat_age_s", b"beat_age_s", "generation", b"generation", "host", b"host", "incarnation", b"incarnation", "phase", b"phase", "pid", b"pid", "rank", b"rank", "slot", b"slot", "state", b"state", "step", b"step"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["_generation", b"_generation", "_rank", b"_rank", "attempt", b"attempt", "beat_age_s", b"beat_age_s", "generation", b"generation", "host", b"host", "phase", b"phase", "pid", b"pid", "rank", b"rank", "slot", b"slot", "start", b"start", "state", b"state", "step", b"step"]) -> None: ...
     @typing.overload
     def WhichOneof(self, oneof_group: typing.Literal["_generation", b"_generation"]) -> typing.Literal["generation"] | None: ...
     @typing.overload
@@ -963,16 +1033,20 @@ class ExcludedHost(google.protobuf.message.Message):
     HOST_FIELD_NUMBER: builtins.int
     REASON_FIELD_NUMBER: builtins.int
     AT_FIELD_NUMBER: builtins.int
+    SUPERVISOR_FIELD_NUMBER: builtins.int
     host: builtins.str
     reason: builtins.str
     at: builtins.float
+    supervisor: builtins.str
+    """the only one that it is excluded for; empty: for all"""
     def __init__(
         self,
         *,
         host: builtins.str = ...,
         reason: builtins.str = ...,
         at: builtins.float = ...,
+        supervisor: builtins.str = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["at", b"at", "host", b"host", "reason", b"reason"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["at", b"at", "host", b"host", "reason", b"reason", "supervisor", b"supervisor"]) -> None: ...
 
 global___ExcludedHost = ExcludedHost

@@ -140,8 +140,6 @@ class CommitMachine:
         self._size = group_world_size
         self._attempt: _Attempt | None = None
         self._decided: OrderedDict[tuple[int, int], bool] = OrderedDict()
-        self.commits = 0
-        self.discards = 0
 
     @property
     def voters(self) -> tuple[int, ...]:
@@ -295,8 +293,6 @@ class CommitMachine:
         self._decided[attempt.key] = commit
         while len(self._decided) > DECISIONS_KEPT:
             self._decided.popitem(last=False)
-        self.commits += commit
-        self.discards += not commit
         return [StepDecided(attempt.quorum_id, attempt.step, commit), *answers]
 
     def _withdraw(self, call: int) -> None:

@@ -3,10 +3,13 @@
 Requests for a quorum are in request.py, votes in commit.py.
 """
 
+from collections.abc import Set
 from dataclasses import dataclass
 
 from lighthouse_protocol.messages.membership import Assignment, Quorum, World
+from lighthouse_protocol.messages.progress import HealTotals
 from lighthouse_protocol.messages.session import EvidenceRequest, ToLighthouse, ToManager, ToRank
+from lighthouse_protocol.rank_set import NO_RANKS
 from lighthouse_protocol.refusals import LighthouseError
 from manager.group.rules.commit import Decided, Voted
 from manager.group.rules.request import QuorumRequest
@@ -57,6 +60,15 @@ class RankFailed:
     rank_incarnation: str
     reason: str
     ends_group: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class RankHealed:
+    """`totals`: all heals so far of that rank's process."""
+
+    group_rank: int
+    rank_incarnation: str
+    totals: HealTotals
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,7 +200,7 @@ class Killed:
     """`behind`: the ranks that the lighthouse has the group killed for; empty: a person asks."""
 
     reason: str
-    behind: frozenset[int] = frozenset()
+    behind: Set[int] = NO_RANKS
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,7 +218,16 @@ class HasLeft:
 
 
 RankEvent = (
-    QuorumRequest | Voted | CallEnded | CallExpired | WatchOpened | WatchEnded | RankLeaves | RankFailed | RanksStarted
+    QuorumRequest
+    | Voted
+    | CallEnded
+    | CallExpired
+    | WatchOpened
+    | WatchEnded
+    | RankLeaves
+    | RankHealed
+    | RankFailed
+    | RanksStarted
 )
 Event = RankEvent | SessionOpened | SessionClosed | Received | DrainAsked
 Effect = (

@@ -193,6 +193,7 @@ class GatherMachine:
         if last is not None and last.rank_incarnation != ask.rank_incarnation:
             self.incarnation += 1
             self._had_peers = False
+            self.step = min(self.step, ask.holds.step)  # a session that opens before the group joins says it
 
     def _join(self) -> list[Effect]:
         asks = [self._asks[rank] for rank in sorted(self._asks)]

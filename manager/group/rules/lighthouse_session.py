@@ -32,10 +32,14 @@ class _Join:
 
 
 class SessionMachine:
-    """`report` is read whenever something is sent; `progress`: what heartbeats carry of where the ranks are."""
+    """`report` is read whenever something is sent; `progress`: what heartbeats carry of where the ranks are. `secret`:
+    by it the lighthouse knows this manager again."""
 
-    def __init__(self, report: Callable[[], session.GroupReport], progress: ProgressReporter | None = None) -> None:
+    def __init__(
+        self, report: Callable[[], session.GroupReport], progress: ProgressReporter | None = None, secret: str = ""
+    ) -> None:
         self._report = report
+        self._secret = secret
         self._progress = progress
         self.is_open = False
         self.lease_s = FIRST_LEASE_S
@@ -60,7 +64,7 @@ class SessionMachine:
         if self._progress is not None:
             self._progress.begin()
         messages: list[session.ToLighthouse] = [
-            session.Hello(me, self._report()),
+            session.Hello(me, self._report(), self._secret),
             self._beat(now),
         ]
         if self._join is not None:

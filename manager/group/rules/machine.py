@@ -20,6 +20,8 @@ from manager.group.rules.lighthouse_session import SessionMachine
 from manager.group.rules.progress import ProgressReporter
 from manager.group.rules.status import GroupStatus, say_missing
 
+SECRETS_KEPT = 4  # a peer may ask under the quorum that this group has just left
+
 
 class GroupMachine:
     """`me` is this group's participant but for what changes from join to join; `life` names the manager's start.
@@ -34,15 +36,18 @@ class GroupMachine:
         show_handles: Callable[[tuple[str, ...]], bytes] = lambda handles: b"",
         rank_timeout_s: float | None = None,
         progress: ProgressReporter | None = None,
+        secret: str = "",
     ) -> None:
         """`show_handles`: how torchft's handles of the ranks are relayed to the peers. `rank_timeout_s` bounds how long
-        a rank without a watch may be silent. `progress`: what heartbeats carry of where the ranks are."""
+        a rank without a watch may be silent. `progress`: what heartbeats carry of where the ranks are. `secret`: by
+        it the lighthouse knows this start of the manager again."""
         self.me = me
         self._life = life
         self._show_handles = show_handles
         self.ranks = ranks.Ranks(me.wire_id, me.group_world_size, rank_timeout_s)
-        self.session = SessionMachine(lambda: self.report, progress)
+        self.session = SessionMachine(lambda: self.report, progress, secret)
         self._unopened: session.JoinAccepted | None = None
+        self._secrets: dict[int, str] = {}  # of the last quorums, by id
         self._draining = ""
         self._has_left = self._has_ended = False
         self._let_go = ""
@@ -56,7 +61,8 @@ class GroupMachine:
 
     @property
     def report(self) -> session.GroupReport:
-        return session.GroupReport(self.held, self.ranks.drains, self.ranks.down, self.ranks.watches.missing)
+        ranks = self.ranks
+        return session.GroupReport(self.held, ranks.drains, ranks.down, ranks.watches.missing, ranks.counts.told)
 
     @property
     def held(self) -> session.HeldQuorum | None:
@@ -76,10 +82,19 @@ class GroupMachine:
             waiting=self.ranks.waiting,
             missing=self.ranks.watches.missing,
             awaited=self._awaited,
-            commits=commit.commits,
-            discards=commit.discards,
+            commits=self.ranks.counts.commits,
+            discards=self.ranks.counts.discards,
             grants=self.ranks.grants.given,
         )
+
+    def secret_of(self, quorum_id: int) -> str:
+        """Of that quorum's members; empty: this group is none, or it is long ago."""
+        return self._secrets.get(quorum_id, "")
+
+    @property
+    def proves_itself(self) -> bool:
+        """Its ranks are Agents, and serve their states to members of their quorum alone."""
+        return bool(self._secrets) and self.ranks.watches.is_complete
 
     def checkpoint_address(self, group_rank: int, step: int | None) -> str:
         """As in GatherMachine."""
@@ -200,7 +215,10 @@ class GroupMachine:
         self._unopened = None
         if not self.session.answered(accepted.join):  # taken back since
             return []
-        return self._perform(self.ranks.receive(accepted.quorum, stands=accepted.stands), now)
+        self._secrets[accepted.quorum.quorum_id] = accepted.secret
+        for older in sorted(self._secrets)[:-SECRETS_KEPT]:
+            del self._secrets[older]
+        return self._perform(self.ranks.receive(accepted.quorum, now, stands=accepted.stands), now)
 
     def _drop_unopened(self, accepted: session.JoinAccepted, reason: str, now: float) -> list[events.Effect]:
         self._unopened = None

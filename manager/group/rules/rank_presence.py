@@ -46,6 +46,7 @@ class RankPresence:
         self._heard_at: dict[int, float] = {}
         self._open: dict[int, _Watch] = {}
         self._newest: dict[int, int] = {}
+        self._processes: dict[int, str] = {}  # of each rank, the one watched last: its watch may be between two
         self._asked: set[int] = set()
         self._lost: dict[int, str] = {}
         self._absent: dict[int, LostRank] = {}  # until they are back, or given up
@@ -119,6 +120,7 @@ class RankPresence:
         old = self._newest.get(group_rank)
         self._open[watch] = _Watch(group_rank, rank_incarnation)
         self._newest[group_rank] = watch
+        self._processes[group_rank] = rank_incarnation
         self._here(group_rank)
         if old is None or self._open[old].rank_incarnation == rank_incarnation:
             return False
@@ -228,5 +230,5 @@ class RankPresence:
         self._started.discard(group_rank)
         self._lost[group_rank] = how
         self.missing |= {group_rank}
-        mates = frozenset(watch.rank_incarnation for watch in self._open.values() if watch.group_rank != group_rank)
+        mates = frozenset(process for rank, process in self._processes.items() if rank != group_rank)
         self._absent[group_rank] = LostRank(group_rank, now, mates, has_left)

@@ -16,9 +16,19 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from lighthouse_protocol.messages.membership import Quorum
-from lighthouse_protocol.messages.session import LEFT, RESTARTING, STARTING, QuorumOrder, RankGone, Released, Revoked
+from lighthouse_protocol.messages.session import (
+    LEFT,
+    RESTARTING,
+    STARTING,
+    QuorumOrder,
+    QuorumPhase,
+    RankGone,
+    Released,
+    Revoked,
+)
 from lighthouse_protocol.refusals import Drained, LighthouseError, WrongState
 from manager.group.rules import commit, events, gather
+from manager.group.rules.counts import StepCounts
 from manager.group.rules.grants import GrantMachine, Join, Wait
 from manager.group.rules.rank_presence import LostRank, RankPresence
 from manager.group.rules.request import QuorumRequest, no_such_rank, superseded
@@ -54,6 +64,7 @@ class Ranks:
         self.commit = commit.CommitMachine(group_world_size)
         self.grants = GrantMachine(wire_id, group_world_size)
         self.watches = RankPresence(group_world_size, rank_timeout_s)
+        self.counts = StepCounts()
         self.drains = False
         self._dismissed: set[int] = set()
         self._waiting: dict[int, QuorumRequest] = {}
@@ -120,6 +131,9 @@ class Ranks:
             case events.RanksStarted():
                 self.watches.started()
                 return []
+            case events.RankHealed(group_rank, rank_incarnation, totals):
+                self.counts.healed(group_rank, rank_incarnation, totals)
+                return []
             case events.RankFailed(group_rank, rank_incarnation, reason, ends_group):
                 is_known = self.watches.failed(group_rank, rank_incarnation, reason, now)
                 reported = events.FailureReported(group_rank, reason, is_known)
@@ -139,6 +153,8 @@ class Ranks:
     # -- what the lighthouse says
 
     def obey(self, order: QuorumOrder, now: float) -> list[Effect]:
+        if order.phase is QuorumPhase.REVOKED:
+            self.counts.revoked(order.quorum_id, is_group_lost=bool(order.lost))
         revoked = self._push_revoked(order.reason, order.lost) if self.grants.obey(order) else []
         return revoked + self.decide_again(now)
 
@@ -150,7 +166,7 @@ class Ranks:
             effects += self._ask(ask, now)
         return effects
 
-    def receive(self, quorum: Quorum, *, stands: bool) -> list[Effect]:
+    def receive(self, quorum: Quorum, now: float, *, stands: bool) -> list[Effect]:
         """The quorum that the group has joined: its ranks are let into the step that it was formed for."""
         init_sync = all(ask.init_sync for ask in self.gather.asks)
         answered = self.gather.handle(gather.QuorumReceived(self.gather.round, quorum, stands))
@@ -159,6 +175,9 @@ class Ranks:
             self.grants.take(quorum, self.gather.max_step, init_sync=init_sync)
         elif is_taken:
             self.grants.drop()
+        if is_taken:
+            mine = next(effect.assignment for effect in answered if isinstance(effect, gather.RankAnswered))
+            self.counts.began(now, has_healing=mine.has_healing or mine.catches_up)
         return self._perform_gather(answered)
 
     def refuse_join(self, error: LighthouseError) -> list[Effect]:
@@ -248,12 +267,13 @@ class Ranks:
                 return [*effects, EndReached(ask.call)]
             effects += self._push_revoked(f"rank {ask.group_rank} cannot go on with it") if decision.gives_up else []
             return effects + self._perform_gather(self.gather.handle(ask))
-        effects += self._open_step() if decision.is_first else []
+        effects += self._open_step(now) if decision.is_first else []
         return [*effects, events.QuorumAnswered(ask.call, decision.assignment, None)]
 
-    def _open_step(self) -> list[Effect]:
+    def _open_step(self, now: float) -> list[Effect]:
         held = self.grants.held
         assert held is not None
+        self.counts.began(now, has_healing=self.grants.assignment(0, True).catches_up)
         return self._open_attempt(commit.Opened(held.quorum_id, held.granted))
 
     def _open_attempt(self, opened: commit.Opened) -> list[Effect]:
@@ -289,24 +309,31 @@ class Ranks:
                     performed.append(events.CallRefused(call, error))
         return performed
 
-    def _perform_commit(
-        self, effects: Sequence[commit.Effect], now: float, discarded: str = "a step was discarded"
-    ) -> list[Effect]:
+    def _perform_commit(self, effects: Sequence[commit.Effect], now: float, rank_lost: str = "") -> list[Effect]:
+        """`rank_lost`: the loss that has caused them."""
         performed = _refusals(effects)
         offers = False
         for effect in effects:
+            if isinstance(effect, commit.StepDecided):
+                self._count(effect, now, is_rank_lost=bool(rank_lost))
             match effect:
                 case commit.StepDecided(_, _, True):
                     offers = self._committed(effect, now)
-                    performed += self._open_step() if offers else []
+                    performed += self._open_step(now) if offers else []
                 case commit.StepDecided(quorum_id) if self.grants.ends_by_discard(quorum_id):
-                    performed += self.give_up(discarded, now)
+                    performed += self.give_up(rank_lost or "a step was discarded", now)
                 case commit.Decided(_, _, group_rank):
                     grant = self.grants.assignment(group_rank, True) if offers else None
                     performed.append(replace(effect, next=grant))
                 case _:
                     pass
         return performed
+
+    def _count(self, decided: commit.StepDecided, now: float, *, is_rank_lost: bool) -> None:
+        if decided.commit:
+            self.counts.committed(now)
+        else:
+            self.counts.discarded(decided.quorum_id, is_rank_lost=is_rank_lost)
 
     def _committed(self, decided: commit.StepDecided, now: float) -> bool:
         """Whether the ranks are let into the next step with the same answer."""

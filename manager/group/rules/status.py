@@ -1,6 +1,6 @@
 """One snapshot of a group's machine, and what of it is said to people."""
 
-from collections.abc import Collection
+from collections.abc import Collection, Set
 from dataclasses import dataclass
 
 from lighthouse_protocol.messages.membership import Participant
@@ -59,7 +59,7 @@ class GroupStatus:
         return "; ".join(filter(None, parts))
 
 
-def say_missing(me: Participant, missing: Collection[int]) -> str:
+def say_missing(me: Participant, missing: Set[int]) -> str:
     """Which of its ranks are here and which are missing; empty: all are, or none."""
     size = me.group_world_size
     return here_and_missing(me.replica_id, size, missing) if 0 < len(missing) < size else ""

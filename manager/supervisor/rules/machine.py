@@ -116,6 +116,10 @@ class SupervisorMachine:
         self._completed = ""
         self.is_over = False
 
+    def budget_used(self, now: float) -> float:
+        """Of the budget that is used up the most: 0 none, 1 all."""
+        return max(unit.budget.used(now) for unit in self.units)
+
     @property
     def running(self) -> tuple[int, ...]:
         return tuple(sorted(rank for unit in self.units for rank in unit.running))

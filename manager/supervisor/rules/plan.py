@@ -1,8 +1,10 @@
 """What a supervisor runs, and the environment that each rank gets. No I/O."""
 
 import urllib.parse
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
+from lighthouse_protocol.identity import supervisor_name
 from lighthouse_protocol.limits import DEFAULT_STRIDE, STORE_PORT_OFFSET
 from manager.supervisor.rules.machine import Layout
 from manager.supervisor.rules.torchrun import Torchrun
@@ -15,6 +17,8 @@ class LaunchPlan:
     `stride`, `active` and `min_active` are for wrapped ranks; `slots`: of the whole run. `incarnation` is that of the
     supervisor, and begins those of its ranks: so the lighthouse knows a rank's launch by it. `store_port`: on the
     master host; None: a supervisor serves no store. `keeps_place`: what started the supervisor set RANK and the like.
+    `tls_variables`: by which ranks find the files of their own PKI (client_tls.py).
+    `run_secret`, `manager_secret`: by these the lighthouse and the manager know the ranks; empty: there is none.
     """
 
     command: tuple[str, ...]
@@ -37,11 +41,14 @@ class LaunchPlan:
     keeps_place: bool = False
     torchrun: Torchrun | None = None
     trace_dir: str | None = None
+    tls_variables: Mapping[str, str] = field(default_factory=dict[str, str])
+    run_secret: str = field(default="", repr=False)
+    manager_secret: str = field(default="", repr=False)
 
     @property
     def name(self) -> str:
         """Of this supervisor in its run."""
-        return self.replica_id if self.layout.hosts == 1 else f"{self.replica_id}/{self.host}"
+        return supervisor_name(self.replica_id, self.host, self.layout.hosts)
 
     @property
     def own_slots(self) -> tuple[int, ...]:
@@ -75,11 +82,17 @@ class LaunchPlan:
         return ours | place | {"LIGHTHOUSE_SLOT": str(self.slot_of(rank))}
 
     def _ours(self, attempt: int) -> dict[str, str]:
-        optional = {"LIGHTHOUSE_STORE_PORT": self.store_port, "LIGHTHOUSE_TRACE_DIR": self.trace_dir}
+        optional = {
+            "LIGHTHOUSE_STORE_PORT": self.store_port,
+            "LIGHTHOUSE_TRACE_DIR": self.trace_dir,
+            "LIGHTHOUSE_RUN_SECRET": self.run_secret or None,
+            "LIGHTHOUSE_MANAGER_SECRET": self.manager_secret or None,
+        }
         return {
             "LIGHTHOUSE_MANAGER_ADDRESS": self.manager,
             "REPLICA_GROUP_ID": self.replica_id,
             "LIGHTHOUSE_ADDRESS": self.lighthouse,
+            **self.tls_variables,
             "LIGHTHOUSE_JOB": self.job,
             "LIGHTHOUSE_RUN_ID": self.run,
             "LIGHTHOUSE_ATTEMPT": str(attempt),

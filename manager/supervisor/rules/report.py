@@ -9,8 +9,11 @@ from collections import deque
 from collections.abc import Callable
 
 from lighthouse_protocol.messages.supervisor import HostExcluded, ProcessLost, StopAsked
+from lighthouse_protocol.refusals import DuplicateReplica, LighthouseError
 
 MAX_KEPT_LOSSES = 1000
+DUPLICATE_TIMEOUT_S = 45.0
+"""How long a supervisor that finds its name taken asks again: its predecessor may be gone, and not missed yet."""
 DOUBT_S = 60.0
 """What was told so long before a stream broke has arrived: a dead connection is noticed sooner."""
 
@@ -25,10 +28,18 @@ class Report:
         self.is_open = False
         self._losses: deque[ProcessLost] = deque(maxlen=MAX_KEPT_LOSSES)
         self._told: deque[tuple[float, ProcessLost]] = deque(maxlen=MAX_KEPT_LOSSES)
+        self._refused_since: float | None = None
+
+    def is_final(self, error: LighthouseError, now: float) -> bool:
+        """The lighthouse refuses this supervisor: whether asking again is of no use."""
+        if not isinstance(error, DuplicateReplica):
+            return True
+        self._refused_since = now if self._refused_since is None else self._refused_since
+        return now - self._refused_since >= DUPLICATE_TIMEOUT_S
 
     def welcomed(self, now: float) -> None:
         """By a new stream."""
-        self.is_open = True
+        self.is_open, self._refused_since = True, None
         for level in (self._excluded, self.stop):
             if level is not None:
                 self._send(level)

@@ -12,6 +12,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+from lighthouse_protocol.rules.restart_budget import share_used
+
 GROUP_SCOPE = "group"
 RANK_SCOPE = "rank"
 
@@ -99,6 +101,11 @@ class RestartBudget:
         delay_s = min(policy.max_delay_s, policy.delay_s * 2.0 ** min(len(self._losses), 60))
         self._losses.append(loss)
         return Restart(delay_s * (0.5 + 0.5 * self.draw()))
+
+    def used(self, now: float) -> float:
+        """How much of its restarts: 0 none, 1 all."""
+        recent = sum(now - loss.at < self.policy.window_s for loss in self._losses)
+        return share_used(recent, self.policy.max_restarts)
 
     def _refusal(self, losses: Sequence[_Loss]) -> Exclude | GiveUp | None:
         policy = self.policy

@@ -98,7 +98,7 @@ def at_rest(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
     looks = [True]
     monkeypatch.setattr(gloo_wait, "are_at_rest", lambda: looks.pop(0) if len(looks) > 1 else looks[0])
     monkeypatch.setattr(gloo_wait, "SLICE_S", 0.01)
-    monkeypatch.setattr(gloo_wait, "SWEPT_EVERY_S", 0.01)
+    monkeypatch.setattr(gloo_wait, "MAX_PAUSE_S", 0.01)
     return looks
 
 

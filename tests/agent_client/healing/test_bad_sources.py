@@ -72,7 +72,7 @@ class BadPair(Pair):
         agent = {"step": 5, "tag_quorum_id": 3, "batches_committed": 10}
         content = answer({"train": self.states[0].snapshot(), "agent": agent})
         address = stack.enter_context(answering(sends(content)))
-        self.target._target._ask = lambda manager: address  # type: ignore[method-assign]
+        self.target._target._ask = lambda assignment, manager: address  # type: ignore[method-assign]
 
     def install(self) -> StepMachine:
         machine = StepMachine()

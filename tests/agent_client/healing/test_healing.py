@@ -39,6 +39,25 @@ class TestServing:
         assert torch.equal(*pair.weights())
         assert (machine.step, machine.tag_quorum_id, machine.batches_committed) == (5, 3, 10)
 
+    def test_what_was_received_is_told_with_its_size_and_time(self, stack: ExitStack) -> None:
+        told: list[tuple[float, int]] = []
+        pair = Pair(stack, on_received=lambda seconds, nbytes: told.append((seconds, nbytes)))
+        pair.serve()
+        pair.fetch(ASSIGNMENT)  # nothing to take over
+        assert told == []
+        pair.fetch()
+        [(seconds, nbytes)] = told
+        assert 0 < seconds < 10
+        assert nbytes == 4 * (1024 * 1024 + 1024)  # of a Linear's weight and bias
+
+    @pytest.mark.usefixtures("impatient")
+    def test_a_state_that_does_not_come_is_not_told(self, stack: ExitStack) -> None:
+        told: list[tuple[float, int]] = []
+        pair = Pair(stack, on_received=lambda seconds, nbytes: told.append((seconds, nbytes)))
+        with pytest.raises(StateUnavailable):
+            pair.fetch()
+        assert told == []
+
     def test_a_snapshot_is_what_it_was_when_it_was_taken(self, stack: ExitStack) -> None:
         pair = Pair(stack, state_serving=StateServing.SNAPSHOT)
         pair.serve()

@@ -20,6 +20,7 @@ from lighthouse_protocol.messages.progress import (
     OTHER,
     STEP,
     Collective,
+    HealTotals,
     OpenPhase,
     ProgressSample,
 )
@@ -259,6 +260,12 @@ class TestOfTheAgent:
         # the script's own wait is shown first
         with progress.asking("quorum"), progress.waiting_for("rank 0 validation"):
             assert progress.sample().waits_for == "rank 0 validation"
+
+    def test_the_heals_of_the_process_add_up(self, progress: Progress):
+        assert progress.sample().healed is None
+        progress.own.heal_received(2.0, 100)
+        progress.own.heal_received(1.0, 50)
+        assert progress.sample().healed == HealTotals(2, 3.0, 150)
 
     def test_what_it_is_busy_with_is_where_the_rank_is(self, progress: Progress, clock: Clock):
         with progress.waiting_for("quorum"), progress.busy("heal"):

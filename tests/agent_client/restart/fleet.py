@@ -22,6 +22,9 @@ from agent_client import CallWrapper, Wrapper
 folder, slot = pathlib.Path(sys.argv[1]), os.environ["LIGHTHOUSE_SLOT"]
 options = {"barrier_timeout": 300} | eval(sys.argv[2])
 
+def another_hangs():
+    return any(file.name != f"hang-{slot}" for file in folder.glob("hang-*"))
+
 @Wrapper(use_global_iteration=True, **options)
 def train(call_wrapper: CallWrapper):
     state = call_wrapper.state
@@ -32,10 +35,10 @@ def train(call_wrapper: CallWrapper):
         while (folder / f"hang-{slot}").exists():
             time.sleep(0.02)
         call_wrapper.ping()
-        if list(folder.glob("hang-*")):
+        if another_hangs():
             call_wrapper.ping(1_000_000)
-        while list(folder.glob("hang-*")):
-            time.sleep(0.02)
+            while another_hangs():
+                time.sleep(0.02)
         if (folder / f"raise-{slot}").exists():
             (folder / f"raise-{slot}").unlink()
             raise RuntimeError("boom")

@@ -2,6 +2,7 @@
 
 import contextlib
 import importlib
+import multiprocessing.util
 import queue
 import random
 import sys
@@ -13,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from agent_client.agent.uninterrupted import uninterrupted
+from agent_client.restart import async_exception
 from agent_client.restart.async_exception import InterruptibleSection, Interruption
 
 
@@ -168,3 +170,67 @@ def test_what_has_to_be_done_whole_is_ended_after_that() -> None:
 
     assert interrupted(function, again=True) >= 0.2
     assert done == ["closed"]
+
+
+class Finalized:
+    """What a DataLoader's iterator does: its workers are told to end, and waited for."""
+
+    def __init__(self, takes_s: float, done: list[str]) -> None:
+        self._takes_s, self._done = takes_s, done
+
+    def __del__(self) -> None:
+        time.sleep(self._takes_s)
+        self._done.append("finalised")
+
+
+def finalize(takes_s: float, done: list[str]) -> None:
+    left = Finalized(takes_s, done)
+    del left
+
+
+def call_back(takes_s: float, done: list[str]) -> None:
+    """As multiprocessing closes the descriptors of a process."""
+    left = threading.Event()
+    multiprocessing.util.Finalize(left, lambda: (time.sleep(takes_s), done.append("finalised")))
+    del left
+
+
+def hand_over(takes_s: float, done: list[str]) -> None:
+    """As a tensor comes from a DataLoader's worker: by a descriptor."""
+    code = "def receive():\n    sleep(takes_s)\n    done.append('finalised')"
+    names = {"__name__": "multiprocessing.reduction", "sleep": time.sleep, "takes_s": takes_s, "done": done}
+    exec(code, names)
+    names["receive"]()
+
+
+BRIEF = pytest.mark.parametrize("brief", [finalize, call_back, hand_over])
+
+
+@pytest.mark.filterwarnings("error")
+@BRIEF
+def test_what_is_brief_is_not_torn(brief: Callable[[float, list[str]], None]) -> None:
+    """What is raised in a finaliser would be swallowed, and told on standard error."""
+    done: list[str] = []
+
+    def function() -> None:
+        brief(0.3, done)
+        spin()
+
+    assert interrupted(function, again=True) >= 0.2
+    assert done == ["finalised"]
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+@BRIEF
+def test_what_should_be_brief_and_hangs_is_ended_later(
+    brief: Callable[[float, list[str]], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(async_exception, "BRIEF_S", 0.3)
+    done: list[str] = []
+
+    def hang() -> None:
+        brief(60.0, done)
+        spin()
+
+    assert 0.2 < interrupted(hang, again=True) < 30
+    assert not done

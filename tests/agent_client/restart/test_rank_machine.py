@@ -24,7 +24,8 @@ from tests.scenarios.paragraphs import scenarios_of
 
 FILE = Path(__file__).with_name("scenarios.txt")
 NAMES = vars(refusals) | vars(messages) | {
-    each.__name__: each for each in (events.Raised, events.Returned, events.StepDone, events.Waiting, MessageReceived)
+    each.__name__: each
+    for each in (events.Closing, events.Raised, events.Returned, events.StepDone, events.Waiting, MessageReceived)
 }  # fmt: skip
 BEGINNINGS = {
     "idle": (),

@@ -88,6 +88,7 @@ def test_the_documents_table(way: str, tmp_path: Path) -> None:
     is_supervised = way != "torchrun alone"
     assert any(re.search(r"slot 0 \(.*\): SIGKILL", text) for text in incidents) == is_supervised, incidents
     # Without a supervisor the store is in rank 0's process, and gone with it.
-    assert re.findall(r"kept (\d)", log) == [str(ranks if is_supervised else 0)] * ranks
+    kept = re.findall(r"kept (\d)", log)  # a generation after 100 says it again
+    assert (set(kept), len(kept) >= ranks) == ({str(ranks if is_supervised else 0)}, True), log
     if behind:
         assert sorted(["begins None", "begins 0", "begins 1"], key=log.index) == ["begins None", "begins 0", "begins 1"]

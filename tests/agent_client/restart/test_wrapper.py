@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from agent_client.agent import at_exit
+from agent_client.collectives import open_groups
 from agent_client.errors import ConfigurationError
 from agent_client.restart import run_session
 from agent_client.restart.call import CallWrapper
@@ -268,6 +269,34 @@ def test_who_was_lost_comes_back(inside: RunInside) -> None:
         return call_wrapper.iteration
 
     assert train() == 1
+
+
+class WithoutPeer:
+    """A process group, after a peer's end."""
+
+    has_lost_a_peer = True
+
+    def abort(self) -> None: ...
+
+
+@pytest.mark.parametrize("is_the_cause", [False, True])
+def test_what_a_peer_s_end_makes_fail_is_no_failure_of_this_rank(
+    is_the_cause: bool, inside: RunInside, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It is told of the peer a moment later. If it is not, it has failed by itself."""
+    group = WithoutPeer()
+    open_groups.enlist(group)
+
+    @Wrapper(use_global_iteration=True)
+    def train(call_wrapper: CallWrapper) -> None:
+        if call_wrapper.iteration == 0:
+            if not is_the_cause:
+                threading.Timer(0.1, inside.lose_streams).start()
+            raise RuntimeError("connection closed by peer")
+
+    train()
+    said = [record.getMessage() for record in caplog.records]
+    assert ("iteration 0 has failed" in said) == is_the_cause, said
 
 
 def test_says_where_it_is_and_what_it_does(inside: RunInside) -> None:

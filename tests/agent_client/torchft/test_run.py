@@ -16,6 +16,18 @@ assert __name__ == "__main__"
 with open(sys.argv[1], "w") as file:
     json.dump([ManagerServer.__module__, sys.argv[2:], beside_the_script.NAME], file)
 """
+# It trains without torchft, and tells how far it came.
+ALONE = """
+import sys, torch
+weight = torch.nn.Parameter(torch.zeros(()))
+sgd = torch.optim.SGD([weight], lr=1.0)
+(weight - 1).square().backward()
+try:
+    sgd.step()
+finally:
+    with open(sys.argv[1], "w") as file:
+        file.write(str(weight.item()))
+"""
 SEEN = '["agent_client.torchft.servers", ["--steps", "3"], "beside"]'
 
 
@@ -47,6 +59,17 @@ def test_what_the_script_raises_is_raised(script: Rank, tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text("raise SystemExit(7)")
     with pytest.raises(RankError, match="^SystemExit: 7"):
         run(script, tmp_path, "train.py")
+
+
+@pytest.mark.parametrize("program", [("train.py",), ("-m", "train")], ids=["script", "module"])
+def test_a_script_that_would_train_without_torchft_is_ended_before_its_first_step(
+    script: Rank, tmp_path: Path, program: tuple[str, ...]
+) -> None:
+    """As torchtitan.train does since 0.2.2, whatever its options say."""
+    (tmp_path / "train.py").write_text(ALONE)
+    with pytest.raises(RankError, match="^SystemExit: .*has made no torchft Manager.*integrations.torchtitan"):
+        run(script, tmp_path, *program, "seen")
+    assert (tmp_path / "seen").read_text() == "0.0"
 
 
 @pytest.mark.parametrize("arguments", [(), ("--help",), ("-m",)])

@@ -7,6 +7,7 @@ import resource
 import socket
 import threading
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,6 +19,8 @@ from lighthouse_protocol.messages.status import MemberState
 from lighthouse_runtime.client.lighthouse import LighthouseClient as NativeLighthouseClient
 from lighthouse_runtime.client.manager import ManagerClient as NativeManagerClient
 from lighthouse_runtime.net.own_address import own_name
+from lighthouse_runtime.security.client_tls import variables_of
+from tests.daemons.mutual_tls import WORKER, Site
 from tests.processes import LOCALHOST, PATIENCE_S, Lighthouse, Process, eventually
 from tests.torchft.stock import StockTorchft, require
 
@@ -50,6 +53,20 @@ def states(looks: NativeLighthouseClient) -> dict[str, MemberState]:
 
 
 # -- addresses
+
+
+def test_files_of_ones_own_pki_are_found_by_the_variables(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the clients of the lighthouse, and by the manager that is started; a manager itself has no TLS."""
+    site = Site(tmp_path)
+    with site.lighthouse:
+        with pytest.raises(RuntimeError, match="does not answer within 2 s"):
+            LighthouseClient(site.address, timedelta(seconds=2))
+        for name, path in variables_of(site.pki.files(site.pki.issue("torchft", WORKER))).items():
+            monkeypatch.setenv(name, path)
+        LighthouseClient(site.address, LONG).heartbeat("a")
+        server = manager_server(site.address, "b")
+        ManagerClient(server.address(), LONG)
+        server.shutdown()
 
 
 def test_a_lighthouse_on_a_free_port_says_where_it_is() -> None:

@@ -6,11 +6,13 @@ import click
 import pytest
 from click.testing import CliRunner, Result
 
-from lighthouse.cli import options
+from lighthouse_protocol.coordinator import Coordinator
 from lighthouse_protocol.messages.incident import Gathered, Incident, IncidentSummary
 from lighthouse_protocol.messages.run import KeyKind
 from lighthouse_protocol.messages.run_status import RunStatus
 from lighthouse_protocol.messages.status import LighthouseStatus
+from lighthouse_protocol.rules.access import Role
+from lighthouse_runtime.client import lighthouse
 from tests.lighthouse.statuses import status
 
 Answer = LighthouseStatus | BaseException
@@ -36,10 +38,10 @@ class FakeLighthouse:
 
 
 class FakeClient:
-    def __init__(self, fake: FakeLighthouse, address: str, job: str, token: str | None, run: str) -> None:
+    def __init__(self, fake: FakeLighthouse, coordinator: Coordinator, job: str, run: str) -> None:
         self._fake = fake
         self._run = run
-        self._who = {"address": address, "job": job, "token": token}
+        self._who = {"address": str(coordinator), "job": job}
 
     def __enter__(self) -> Self:
         return self
@@ -90,11 +92,12 @@ class FakeClient:
 def fake(monkeypatch: pytest.MonkeyPatch) -> FakeLighthouse:
     fake = FakeLighthouse()
 
-    def client(address: str, *, job: str = "default", token: str | None = None, run: str = "default") -> FakeClient:
-        return FakeClient(fake, address, job, token, run)
+    def client(coordinator: Coordinator, *, role: Role, job: str = "default", run: str = "default") -> FakeClient:
+        assert role is Role.OPERATE
+        return FakeClient(fake, coordinator, job, run)
 
-    monkeypatch.setattr(options, "LighthouseClient", client)
-    for variable in ("LIGHTHOUSE_ADDRESS", "TORCHFT_LIGHTHOUSE", "COLUMNS", "LIGHTHOUSE_CONTROL_TOKEN_FILE"):
+    monkeypatch.setattr(lighthouse, "LighthouseClient", client)
+    for variable in ("LIGHTHOUSE_ADDRESS", "TORCHFT_LIGHTHOUSE", "COLUMNS"):
         monkeypatch.delenv(variable, raising=False)
     return fake
 

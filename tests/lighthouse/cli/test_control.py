@@ -20,7 +20,7 @@ BOTH = pytest.mark.parametrize("command", [kill, drain], ids=["kill", "drain"])
 )
 def test_asks_and_says_so(fake, run, command, asked, said):
     assert run(command, "a", "--reason", "maintenance", "--job", "other").output == said
-    what = {"job": "other", "token": None, "replica_id": "a", "msg": "maintenance", "timeout_s": 10.0}
+    what = {"job": "other", "replica_id": "a", "msg": "maintenance", "timeout_s": 10.0}
     assert fake.calls[-1] == {"address": "localhost:29510"} | what | asked
 
 
@@ -60,23 +60,3 @@ def test_a_person_is_asked(fake, run, monkeypatch, typed, is_killed):
 def test_one_of_several_is_killed_at_once(fake, run):
     fake.answers = [status(job(member("a"), member("b", MemberState.DOWN)))]
     assert run(kill, "a").output == "killed replica group a of job default\n"
-
-
-@BOTH
-def test_sends_the_token_of_the_file(fake, run, tmp_path, command):
-    file = tmp_path / "token"
-    file.write_text("secret\n")
-    run(command, "a", "--control-token-file", str(file))
-    assert fake.calls[-1]["token"] == "secret"
-
-
-@BOTH
-@pytest.mark.parametrize("content", [None, b"", b"two\nlines", b"\xff\xfe"])
-def test_a_bad_token_file_names_the_option(fake, run, tmp_path, command, content):
-    file = tmp_path / "token"
-    if content is not None:
-        file.write_bytes(content)
-    result = run(command, "a", "--control-token-file", str(file))
-    assert result.exit_code == 2
-    assert "--control-token-file" in result.stderr
-    assert fake.calls == []

@@ -24,7 +24,7 @@ def test_shows_the_quorum_the_reason_and_the_members():
         "default  quorum 42, 3m13s old, 2 participants, step 7",
         "formed, standing: all train",
         "2 members: 1 participant, 1 expired",
-        "REPLICA  STATE        IN   STEP  RANKS  BEAT  FAILED  ADDRESS     INCARNATION",
+        "REPLICA  STATE        IN   STEP  RANKS  BEAT  FAILED  ADDRESS     START",
         "a        participant  yes     7      8  0.4s       0  host:29512  3f2b8c1e",
         "b        expired      yes     7      8  0.4s       0  host:29512  3f2b8c1e",
     ]

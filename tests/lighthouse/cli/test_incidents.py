@@ -1,6 +1,5 @@
 import json
 import re
-from pathlib import Path
 
 import pytest
 
@@ -161,14 +160,13 @@ def test_an_unknown_id(fake, run):
     assert (result.exit_code, result.output) == (1, "Error: id: there is no incident 'x'; the newest: none\n")
 
 
-def test_stacks_of_some_ranks(fake, run, tmp_path: Path):
-    (tmp_path / "token").write_text("t\n")
+def test_stacks_of_some_ranks(fake, run):
     fake.gathered = Gathered(STALL.evidence[:1])
-    options = ("--rank", "b/1", "--rank", "c", "--job", "j", "--control-token-file", str(tmp_path / "token"))
+    options = ("--rank", "b/1", "--rank", "c", "--job", "j")
     told = run(stacks_command, *options).output
     assert told.startswith("b/1  pid 4711 on node-4, after 0.3 s\n  stacks, the main thread first\n    Thread ")
     asked = fake.calls[-1]
-    assert (asked["ranks"], asked["job"], asked["token"], asked["timeout_s"]) == (("b/1", "c"), "j", "t", 15.0)
+    assert (asked["ranks"], asked["job"], asked["timeout_s"]) == (("b/1", "c"), "j", 15.0)
 
 
 def test_a_recorder_that_is_no_list_is_shown_as_it_is(fake, run):

@@ -7,7 +7,7 @@ from tests.lighthouse.statuses import job, many, member, status
 FEW = job(
     member("a", MemberState.JOINED, heartbeat_age_s=0.0),
     member("b", MemberState.EXPIRED, heartbeat_age_s=75.0, commit_failures=2, address="[::1]:29512"),
-    member("c", MemberState.IDLE, is_participant=False, step=0, address="", incarnation=""),
+    member("c", MemberState.IDLE, is_participant=False, step=0, address="", start=""),
     member("d", MemberState.DOWN, is_participant=False),
 )
 
@@ -15,7 +15,7 @@ FEW = job(
 def test_a_row_per_replica_group(fake, run):
     fake.answers = [status(FEW)]
     assert run(command).output == (
-        "REPLICA  STATE    IN   STEP  RANKS   BEAT  FAILED  ADDRESS      INCARNATION\n"
+        "REPLICA  STATE    IN   STEP  RANKS   BEAT  FAILED  ADDRESS      START\n"
         "a        joined   yes     7      8   0.0s       0  host:29512   3f2b8c1e\n"
         "b        expired  yes     7      8  1m15s       2  [::1]:29512  3f2b8c1e\n"
         "c        idle     no      0      8   0.4s       0  -            -\n"

@@ -34,17 +34,15 @@ def test_json(fake, run):
 
 
 @pytest.mark.parametrize(("command", "done"), [(stop, "stopped"), (resume, "resumed")])
-def test_what_is_asked_and_said(fake, run, tmp_path, command, done):
+def test_what_is_asked_and_said(fake, run, command, done):
     fake.runs = [
         replace(RUN, stop=RunStopped("maintenance", "ada", 1)),
         replace(RUN, run="default", stop=RunStopped("x", "y", 1)),
     ]
-    file = tmp_path / "token"
-    file.write_text("secret\n")
-    result = run(command, "--run", "r1", "--job", "j", "--control-token-file", str(file))
+    result = run(command, "--run", "r1", "--job", "j")
     assert result.output == f"run r1 of job j is {done}\n"
     call = fake.calls[-1]
-    assert (call["verb"], call["job"], call["run"], call["token"]) == (command.name, "j", "r1", "secret")
+    assert (call["verb"], call["job"], call["run"]) == (command.name, "j", "r1")
     assert json.loads(run(command, "--format", "json").output)[done] is True
 
 

@@ -6,8 +6,10 @@ import pytest
 from lighthouse.cli.members import members
 from lighthouse.cli.ranks import ranks
 from lighthouse.cli.status import status as command
+from lighthouse.cli.view import tables
 from lighthouse_protocol.messages.run import RunCounters, RunStopped, RunTerms
 from lighthouse_protocol.messages.run_status import RunStatus
+from lighthouse_protocol.messages.session import QuorumPhase
 from lighthouse_protocol.messages.status import MemberState
 from lighthouse_protocol.refusals import Unreachable
 from tests.lighthouse.statuses import job, member, run_of, status
@@ -152,3 +154,13 @@ def test_says_which_run_is_stopped_and_by_what(fake, run):
     fake.runs = [stopped, dataclasses.replace(stopped, run="r2", stop=None)]
     *_, last = run(command).output.splitlines()
     assert last == "run r1 of job default is stopped: no? money (by ada); `lighthouse resume --run r1` lifts it"
+
+
+def test_json_asks_for_ranks_and_timeline_too_as_slash_status_has_them(fake, run):
+    run(command, "--format", "json")
+    assert fake.calls[0]["ranks"] is True
+
+
+def test_each_phase_of_a_quorum_has_its_colour():
+    """The tables name the phases by hand: their import would cost more than all else."""
+    assert {*tables._PHASE_STYLES, QuorumPhase.NONE} == set(QuorumPhase)

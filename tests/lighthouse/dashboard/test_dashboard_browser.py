@@ -1,6 +1,7 @@
 """The page in a real browser, over the lighthouse's own HTTP side: what is seen, what is touched, what a click does."""
 
 import dataclasses
+import json
 import re
 import time
 from collections.abc import AsyncIterator
@@ -9,6 +10,7 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 
+from lighthouse.progress.rules.samples import EVERY_S, Levels, Pace, Samples
 from lighthouse.runs.rules.machine import RunMachine
 from lighthouse.runs.rules.record import RunRecord
 from lighthouse.runs.rules.status import run_status
@@ -16,9 +18,13 @@ from lighthouse_protocol.messages.incident import IncidentKind, IncidentSummary
 from lighthouse_protocol.messages.run import RunStopped
 from lighthouse_protocol.messages.status import JobStatus, MemberState, RankState, TimelineEntry, TimelineKind
 from lighthouse_protocol.refusals import Unreachable
-from lighthouse_runtime.server import rpc_handler
-from lighthouse_runtime.server.control_policy import ControlPolicy
-from lighthouse_runtime.web.control import KillOrder
+from lighthouse_protocol.rules.access import Role
+from lighthouse_runtime.security import access
+from lighthouse_runtime.security.access import ByCredential, LocalOperates
+from lighthouse_runtime.security.audit import Audit
+from lighthouse_runtime.security.credentials import load_or_make
+from lighthouse_runtime.security.tokens import TokenFile
+from lighthouse_runtime.web.control import Order
 from tests.chromium import Chromium, Page, needs_browser, pictures
 from tests.lighthouse.fake_lighthouse import FakeLighthouse
 from tests.lighthouse.statuses import job, many, member, place, run_of, status
@@ -112,12 +118,20 @@ async def test_shows_the_quorum_groups_ranks_incidents_and_what_happened(browser
     async with browser.page(lighthouse.url) as page:
         seen = await shown(page)
         assert "0.1.0 · up 1 h 06 m live" in seen
-        assert f"{MARKUP} waiting for stragglers standing waiting <b>for</b> b" in seen
+        assert f"{MARKUP} waiting for stragglers standing Take stacks Nothing moves for" in seen
+        assert re.search(
+            r"Lost: c 3\d s ago, which cost 1\.7 s\. Behind b/1; straggler b; expired c\. waiting <b>for</b>", seen
+        )
+        assert await page.run("document.title") == "(!) group b is behind - Lighthouse"
         assert "Nothing moves for 1 m 03 s: b/1 behind in <b>validation</b> 3/25" in seen
-        figures = "Quorum 42 Age 3 m 13 s Participants 2 of 3 Step 9 Ranks 4 1 behind, 1 waiting"
-        assert f"{figures} Quorums formed 3 Rounds 1234 Sessions 3 Recalls 5 Revokes 6" in seen
+        figures = (
+            "Step 9 Participants 2 of 3 Ranks 4 1 behind, 1 waiting Discarded steps – Quorum age 3 m 13 s quorum 42"
+        )
+        assert f"{figures} Internals" in seen
+        await page.run("document.querySelector('.internals').open = true")
+        assert "Quorums formed 3 Rounds 1234 Sessions 3 Recalls 5 Revokes 6" in await page.text()
         assert "b 8 ranks · host:29512 · 3f2b8c1e straggler" in seen
-        assert "1 rank behind −2 7 3.5 s 1 m 03 s 2 Kill" in seen
+        assert "1 rank behind −2 7 3.5 s 1 m 03 s 2 DrainKill" in seen
         assert "rank 1 node7 · pid 4711 behind <b>validation</b> 3/25 7 0.4 s 1 m 03 s" in seen
         assert "rank 0 node1 · pid 4711 waiting step in all_reduce 7 0.4 s 1 m 03 s" in seen
         assert "running step waits for vote 7 0.4 s 1.0 s" in seen
@@ -131,6 +145,151 @@ async def test_shows_the_quorum_groups_ranks_incidents_and_what_happened(browser
         }  # fmt: skip
 
 
+def paced(**fields: object) -> Pace:
+    """Two minutes at 2.5 steps/s, with two of three groups."""
+    samples, of = Samples(), Levels(0, 2, 3, 0.97)
+    for n in range(60):
+        samples.take(dataclasses.replace(of, step=5 * n), n * EVERY_S)
+    return dataclasses.replace(samples.pace(dataclasses.replace(of, step=300), 4, 60 * EVERY_S), **fields)  # pyright: ignore[reportArgumentType]
+
+
+HEIGHTS = """
+[...document.querySelectorAll('.curve .line')]
+  .map(path => path.getAttribute('d').split(/(?=[ML])/).map(point => +point.split(' ')[1]))
+"""
+
+
+async def test_its_graphs_show_the_numbers_of_the_status(browser: Chromium, lighthouse: FakeLighthouse):
+    """A curve is 54 high at most, and stands on 58."""
+    lighthouse.shown, lighthouse.pace = status(job(member("a"), member("b"), name="j")), {"j": paced()}
+    async with browser.page(lighthouse.url) as page:
+        seen = await shown(page)
+        assert "Training at 2.50 steps/s with 2 of 3 live groups, at step 7. Lost: 3.0 % of the groups' time" in seen
+        assert "Steps per second 2.50 peak 2.50 Groups training 2 of 3 alive peak 3 Goodput 97.0 %" in seen
+        speeds, groups, goodput = await page.run(HEIGHTS)
+        assert (set(speeds), set(groups), set(goodput)) == ({4.0}, {22.0}, {5.6})
+        assert (len(speeds), len(groups)) == (60, 61), "the first sample has no rate"
+        await page.run("window.isOld = true, location.reload()")
+        await page.until("!window.isOld && document.querySelector('.curve .line')?.getAttribute('d').length > 100")
+        assert await page.run(HEIGHTS) == [speeds, groups, goodput]
+        halved = paced(steps_per_s=1.25, training=1, goodput=0.5)
+        lighthouse.pace = {"j": halved}
+        assert "Steps per second 1.25 peak 2.50 Groups training 1 of 3 alive" in await shown(page, updates=2)
+        assert [heights[-1] for heights in await page.run(HEIGHTS)] == [31.0, 40.0, 31.0]
+
+
+async def test_heals_and_stalls_are_bands_of_their_groups(browser: Chromium, lighthouse: FakeLighthouse):
+    """Of the two minutes that are shown; what was over before is no band."""
+    now = time.time()
+    entries = [
+        (400, "healing", "a"),
+        (390, "healed", "a"),
+        (60, "healing", "b"),
+        (30, "healed", "b"),
+        (10, "healing", "c"),
+    ]
+    entries += [(5, "healing", f"g{n}") for n in range(20)]
+    timeline = tuple(TimelineEntry(now - ago, TimelineKind(kind), (name,), 0, "") for ago, kind, name in entries)
+    of_b = IncidentSummary("i", "j", IncidentKind.STALL, "", ("b/1",), now - 80, 10.0, over_s=20.0)
+    made = dataclasses.replace(job(member("a"), name="j"), timeline=timeline, incidents=(of_b,))
+    lighthouse.shown, lighthouse.pace = status(made), {"j": paced()}
+    async with browser.page(lighthouse.url) as page:
+        assert "and 10 more" in await shown(page)
+        bands = await page.run("bandsOf(jobs.get('j').job, jobs.get('j').now_s, 120)")
+        spans = {
+            name: [(s["kind"], round(now - s["from"]), round(now - s["to"])) for s in spans] for name, spans in bands
+        }
+        assert (len(bands), spans["b"]) == (22, [("heal", 60, 30), ("stall", 90, 70)])
+        assert (spans["c"][0][:2], "a" in spans) == (("heal", 10), False)
+        assert await page.run("document.querySelectorAll('.bands li').length") == 12
+        assert "Healing c, g0, g1, g2, g3, g4 and 15 more" in await page.text()
+
+
+async def test_a_page_in_the_background_says_in_its_title_what_is_wrong(browser: Chromium, lighthouse: FakeLighthouse):
+    lighthouse.shown = status(job(member("a")))
+    async with browser.page(lighthouse.url) as page:
+        await page.until("document.title === 'Lighthouse'")
+        await page.run("Object.defineProperty(document, 'hidden', {get: () => true})")
+        await page.run("document.dispatchEvent(new Event('visibilitychange')), askedAt = 0")
+        lighthouse.shown = status(job(member("a")), troubled())
+        await page.run("askedAt = 0")
+        await page.until(f"document.title === '(!) {MARKUP}: group b is behind - Lighthouse'")
+        lost = dataclasses.replace(troubled().incidents[1], suspects=("c", "d"), opened_unix_s=time.time(), over_s=None)
+        lighthouse.shown = status(dataclasses.replace(job(member("a")), incidents=(lost,)))
+        await page.run("askedAt = 0")
+        await page.until("document.title === '(!) groups c, d are lost - Lighthouse'")
+        back = job(member("a"), member("c"), member("group-d", MemberState.IDLE, is_participant=False))
+        lost = dataclasses.replace(lost, suspects=("c", "group-d"))
+        lighthouse.shown = status(dataclasses.replace(back, incidents=(lost,)))
+        await page.run("askedAt = 0")
+        await page.until("document.title === '(!) group-d is lost - Lighthouse'")
+        lighthouse.shown = status(job(member("a"), verdict="too_few_participants"))
+        await page.run("askedAt = 0")
+        await page.until("document.title === '(!) too few participants - Lighthouse'")
+        assert page.requests.count(f"{lighthouse.url}events") == 1
+
+
+async def test_of_the_last_live_group_it_says_that_training_ends(browser: Chromium, lighthouse: FakeLighthouse):
+    lighthouse.shown = status(job(member("a"), member("c", MemberState.EXPIRED)))
+    async with browser.page(lighthouse.url) as page:
+        await page.until("document.querySelector('td.act .kill:not([hidden])')")
+        await page.run("document.querySelector('td.act .kill').click()")
+        assert "what only it holds is lost. It is the last live group of the job: training ends." in await page.text()
+
+
+@pytest.mark.parametrize("act", ["drain", "stop", "resume"])
+async def test_an_act_is_confirmed_done_and_said(browser: Chromium, lighthouse: FakeLighthouse, act: str):
+    stopped = dataclasses.replace(run_of("active"), stop=RunStopped("enough", "operator", 3))
+    lighthouse.shown = status(job(member("a")), runs=(stopped if act == "resume" else run_of("active"),))
+    order = Order("default", "a") if act == "drain" else Order("default", run="r")
+    button = {"drain": ".drain:not([hidden])"}.get(act, ".acts button")
+    says = {"drain": "a was asked to drain", "stop": "Run r is stopped.", "resume": "Run r is resumed."}[act]
+    async with browser.page(lighthouse.url) as page:
+        await page.until(f"document.querySelector('{button}')")
+        await page.run(f"document.querySelector('{button}').click()")
+        assert await page.run("document.activeElement.textContent") == "Cancel"
+        assert lighthouse.acted == []
+        await page.run("document.getElementById('actNow').click()")
+        await page.until(f"document.getElementById('done').textContent.startsWith('{says}')")
+        assert lighthouse.acted == [(f"POST /{act}", order)]
+        assert says in await page.text()
+        assert page.errors == []
+
+
+async def test_stacks_are_shown_the_main_thread_first(browser: Chromium, lighthouse: FakeLighthouse):
+    recorded = [
+        {
+            "seq": 24,
+            "operation": "all_reduce",
+            "input_sizes": [[4096, 1024]],
+            "age_s": 63.1,
+            "state": "scheduled",
+            "group": 17,
+        }
+    ]
+    rank = {
+        "replica_id": "b",
+        "group_rank": 1,
+        "pid": 4711,
+        "host": "node7",
+        "process": "",
+        "output": [],
+        "missing": [],
+    }
+    rank |= {"stacks": "Thread 2:\n  agent.py\n\nThread 1:\n  train.py\n", "flight_recorder": json.dumps(recorded)}
+    lighthouse.shown, lighthouse.gathered = status(troubled()), {"evidence": [rank], "missing": ["c gave none"]}
+    async with browser.page(lighthouse.url) as page:
+        await page.until("document.querySelector('.acts button')")
+        await page.run("document.querySelector('.acts button').click()")
+        await page.run("document.getElementById('actNow').click()")
+        await page.until("document.querySelector('#evidenceRanks pre')")
+        seen = await page.text()
+        assert lighthouse.acted == [("POST /stacks", Order(MARKUP))]
+        first = "Stacks, the main thread first Thread 1: train.py Thread 2: agent.py"
+        assert f"Close c gave none b/1 · node7 · pid 4711 {first}" in seen
+        assert "24 all_reduce 4096x1024, 1 m 03 s ago: scheduled (group 17)" in seen
+
+
 async def test_shows_ranks_of_runs_beside_those_of_groups(browser: Chromium, lighthouse: FakeLighthouse):
     ranks = (
         place("r", 1, RankState.BEHIND, is_inside=False, step=6, generation=3),
@@ -142,7 +301,9 @@ async def test_shows_ranks_of_runs_beside_those_of_groups(browser: Chromium, lig
     lighthouse.shown = status(dataclasses.replace(alone, ranks=ranks), runs=(run,))
     async with browser.page(lighthouse.url) as page:
         seen = await shown(page)
-        assert "default stands its generation trains" in seen
+        assert re.search(
+            r"default stands (Take stacks )?(Stop run r )?Training with 2 of 3 ranks, at step 7\. Behind r/1\.", seen
+        )
         assert "Generation 3 Active 2 Spares 1 Step 7 Ranks 3 1 behind Restarts 2" in seen
         assert "r 3 ranks stands step 1 rank behind 3 7 0.4 s 1 m 03 s" in seen
         assert "slot 1 host · pid 4711 behind step 3 6 0.4 s 1 m 03 s" in seen
@@ -174,7 +335,7 @@ async def test_the_silence_of_the_lighthouse_is_said_and_its_return_seen(browser
     async with browser.page(lighthouse.url) as page:
         await shown(page)
         await lighthouse.stop()
-        await page.until("document.title === '✖ lighthouse'")
+        await page.until("document.title === '(!) no answer - Lighthouse'")
         seen = await page.text()
         assert re.search(
             r"no answer No answer from the lighthouse since \d\d:\d\d:\d\d \(\d.* What you see is of", seen
@@ -182,7 +343,7 @@ async def test_the_silence_of_the_lighthouse_is_said_and_its_return_seen(browser
         assert "default formed" in seen
         lighthouse.shown = status(job(member("a"), member("b")))
         await lighthouse.start()
-        await page.until("document.title === 'lighthouse' && document.querySelectorAll('tbody tr').length === 2")
+        await page.until("document.title === 'Lighthouse' && document.querySelectorAll('tbody tr').length === 2")
         assert (await page.text()).count("No answer") == 0
 
 
@@ -190,56 +351,94 @@ async def test_where_events_are_cut_it_asks(browser: Chromium, lighthouse: FakeL
     lighthouse._http._feed.close()
     lighthouse.shown = status(job(member("a")))
     async with browser.page(lighthouse.url) as page:
-        await page.until("document.getElementById('live').textContent === 'polling'")
+        await page.until("document.getElementById('live').textContent === 'polling' && lighthouseFigures.updates")
         assert "default formed" in await page.text()
 
 
 async def test_a_kill_is_confirmed_and_done(browser: Chromium, lighthouse: FakeLighthouse):
     lighthouse.shown = status(job(member("a"), member("b"), member("c", MemberState.EXPIRED)))
     async with browser.page(lighthouse.url) as page:
-        await page.until("document.querySelectorAll('td.act button:not([hidden])').length === 2")
+        await page.until("document.querySelectorAll('td.act .kill:not([hidden])').length === 2")
         await page.run("document.querySelector('[aria-label=\"Kill b\"]').focus()")
         await page.press("Enter", 13, "\r")
-        await page.until("document.getElementById('kill').open")
+        await page.until("document.getElementById('act').open")
         assert "Kill b? Every rank of b in job default ends at once" in await page.text()
         assert await page.run("document.activeElement.textContent") == "Cancel"
         await page.press("Escape", 27)
-        await page.until("!document.getElementById('kill').open")
-        assert lighthouse.killed == []
+        await page.until("!document.getElementById('act').open")
+        assert lighthouse.acted == []
         await page.run("document.querySelector('[aria-label=\"Kill b\"]').click()")
-        await page.run("document.getElementById('killReason').value = 'a try'")
+        await page.run("document.getElementById('actReason').value = 'a try'")
         lighthouse.refusal = Unreachable("its manager does not answer")
-        await page.run("document.getElementById('killNow').click()")
-        await page.until("document.getElementById('killError').textContent")
+        await page.run("document.getElementById('actNow').click()")
+        await page.until("document.getElementById('actError').textContent")
         assert "b was not killed: its manager does not answer" in await page.text()
         lighthouse.refusal = None
-        await page.run("document.getElementById('killNow').click()")
-        await page.until("!document.getElementById('kill').open")
-        assert lighthouse.killed == [KillOrder("default", "b", "a try")]
+        assert "It is the last live group" not in await page.text()
+        await page.run("document.getElementById('actNow').click()")
+        await page.until("!document.getElementById('act').open")
+        assert lighthouse.acted == [("POST /kill", Order("default", "b", reason="a try"))]
 
 
 @pytest.mark.slow
-async def test_from_another_host_it_says_why_it_kills_nothing_or_asks_for_the_token(
-    browser: Chromium, monkeypatch: pytest.MonkeyPatch
-):
-    monkeypatch.setattr(rpc_handler.Call, "is_local", property(lambda call: False))
+async def test_from_another_host_it_says_why_it_kills_nothing(browser: Chromium, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(access, "is_local", lambda peer: False)
     shows = status(job(member("a")))
-    async with FakeLighthouse(shows) as lighthouse, browser.page(lighthouse.url) as page:
-        await page.until("document.body.innerText.includes('No kills from here')")
-        assert "--allow-remote-control" in await page.text()
+    async with FakeLighthouse(shows, LocalOperates()) as lighthouse, browser.page(lighthouse.url) as page:
+        await page.until("document.body.innerText.includes('No actions from here')")
+        assert "lighthouse token operate" in await page.text()
         assert await page.run("document.querySelectorAll('td.act button:not([hidden])').length") == 0
+
+
+@pytest.mark.slow
+async def test_it_asks_for_a_token_and_shows_all_that_the_token_is_good_for(browser: Chromium, tmp_path: Path):
+    tokens = TokenFile(load_or_make(tmp_path / "made", ()).folder)
+    shows = status(job(member("a")))
     async with (
-        FakeLighthouse(shows, policy=ControlPolicy("secret")) as lighthouse,
+        FakeLighthouse(shows, ByCredential(tokens, Audit(None))) as lighthouse,
         browser.page(lighthouse.url) as page,
     ):
-        await page.until("document.querySelector('td.act button:not([hidden])')")
-        for token, is_open in (("wrong", True), ("secret", False)):
-            await page.run("kill.open || document.querySelector('td.act button').click()")
-            await page.run(f"document.getElementById('killToken').value = '{token}'")
-            await page.run("document.getElementById('killNow').click()")
-            await page.until("!document.getElementById('killNow').disabled")
-            assert await page.run("document.getElementById('kill').open") is is_open
-        assert [order.replica_id for order in lighthouse.killed] == ["a"]
+        await page.until("document.getElementById('login').open")
+        seen = await page.text()
+        assert "signed out You are signed out. Sign in to see the jobs" in seen
+        assert "No answer" not in seen
+        await page.send("Input.insertText", text="lhv_wrong")
+        await page.press("Enter", 13, "\r")
+        await page.until("document.getElementById('loginError').textContent")
+        assert "the token is not one of this lighthouse's" in await page.text()
+        await page.press("Escape", 27)
+        await page.run("document.getElementById('signInHere').click()")
+        for role, kills in ((Role.VIEW, 0), (Role.OPERATE, 1)):
+            await page.until("document.getElementById('login').open")
+            await page.send("Input.insertText", text=tokens.value.newest(role))
+            await page.press("Enter", 13, "\r")
+            await page.until("!document.getElementById('login').open")
+            await page.until(f"document.querySelectorAll('td.act .kill:not([hidden])').length === {kills}")
+            await page.until("document.getElementById('live').textContent === 'live'")
+            assert "You are signed out" not in await page.text()
+            if role is Role.VIEW:
+                assert "No actions from here: POST /kill needs a credential of role operate" in await page.text()
+                await page.run("document.getElementById('signIn').click()")
+
+
+CUT = "[...document.querySelectorAll('tr .pill')].filter(p => p.getBoundingClientRect().right > innerWidth - 20).length"
+
+
+@pytest.mark.slow
+async def test_no_state_is_cut_on_a_phone(browser: Chromium, lighthouse: FakeLighthouse):
+    lighthouse.shown = status(troubled())
+    async with browser.page(lighthouse.url, width=400, height=800) as page:
+        await shown(page)
+        assert await page.run("document.querySelectorAll('tr.rank .pill').length") == 4
+        assert await page.run(CUT) == 0
+
+
+@pytest.mark.slow
+async def test_a_run_of_which_nothing_is_known_is_no_card(browser: Chromium, lighthouse: FakeLighthouse):
+    """Supervisors of groups that train by quorums open one."""
+    lighthouse.shown = status(job(member("a")), runs=(run_status(("default", "r"), RunMachine(), 0.0),))
+    async with browser.page(lighthouse.url) as page:
+        assert "Runs" not in await shown(page)
 
 
 @pytest.mark.slow
@@ -262,7 +461,9 @@ async def test_evidence_opens_from_its_incident(browser: Chromium, lighthouse: F
         assert "Incident 20261122-101501 JSON Close b/1 behind; c gave none b/1 · node7 · pid 4711 missing: x" in seen
         assert f"File loader.py {MARKUP} Collectives, the newest last" in seen
         await page.run("document.getElementById('evidenceClose').click()")
-        await page.run("document.querySelectorAll('.incidents a')[1].click()")
+        assert await page.run("document.querySelectorAll('.incidents a')[1].hidden"), "of a loss there is no evidence"
+        lighthouse.incidents.clear()
+        await page.run("document.querySelector('.incidents a').click()")
         await page.until("document.getElementById('evidenceError').textContent.includes('there is no incident')")
 
 
@@ -294,6 +495,10 @@ async def test_shows_the_runs_in_a_line_each(browser: Chromium, lighthouse: Fake
     lighthouse.shown = status(runs=(run,))
     async with browser.page(lighthouse.url) as page:
         seen = await shown(page)
+        await page.run("document.querySelector('#runs button').click()")
+        await page.run("document.getElementById('actNow').click()")
+        await page.until("document.getElementById('done').textContent === 'Run r<1> is resumed.'")
+        assert lighthouse.acted == [("POST /resume", Order("default", run="r<1>"))]
     told = "default/r<1>: no generation yet, 0 ranks, 0 spares, 0 restarts, stopped, stopped: <b>enough</b>"
     assert f"Runs {told}" in seen
 
@@ -338,9 +543,9 @@ async def test_a_thousand_groups_are_updated_in_little_time(
 async def test_it_fits_every_window_in_light_and_dark(
     browser: Chromium, lighthouse: FakeLighthouse, tmp_path: Path, width: int, height: int, dark: bool
 ):
-    lighthouse.shown = status(troubled())
+    lighthouse.shown, lighthouse.pace = status(troubled()), {MARKUP: paced()}
     async with browser.page(lighthouse.url, width=width, height=height, dark=dark) as page:
-        await shown(page)
+        assert "Steps per second" in await shown(page)
         assert await page.run("document.documentElement.scrollWidth") <= width
         back = await page.run("getComputedStyle(document.body).backgroundColor")
         assert back == ("rgb(14, 17, 23)" if dark else "rgb(244, 245, 247)")

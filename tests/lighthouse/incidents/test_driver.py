@@ -37,7 +37,7 @@ from lighthouse_protocol.messages.status import TimelineKind
 from lighthouse_protocol.refusals import LighthouseError
 from tests.lighthouse.evidence import rank as evidence_of
 from tests.lighthouse.peers import Caller, Listener
-from tests.lighthouse.sessions import held, native
+from tests.lighthouse.sessions import held, native, secret_of
 from tests.lighthouse_protocol.views import after, all_reduce, rank
 from tests.virtual_loop import VirtualLoop
 
@@ -66,7 +66,7 @@ class Manager:
     joins: int = 0
 
     def connect(self) -> None:
-        hello = Hello(native(self.name))
+        hello = Hello(native(self.name), secret=secret_of(self.name))
         self.session = self.job.driver.open_session(hello, self)
 
     def send(self, message: ToManager) -> None:
@@ -182,9 +182,9 @@ class TestAStall:
         assert summary.over_s is not None
         assert summary.step_s == pytest.approx(65.0)
         logged = "\n".join(caplog.messages)
-        assert f"[j] incident {summary.id}: stall: b/1 behind in loader" in logged
-        assert f"[j] incident {summary.id}: evidence of 6 ranks after 0.5 s" in logged
-        assert f"[j] incident {summary.id}: the first step after it was committed 65.00 s after the fault" in logged
+        assert f"incident {summary.id}: stall: b/1 behind in loader" in logged
+        assert f"incident {summary.id}: evidence of 6 ranks after 0.5 s" in logged
+        assert f"incident {summary.id}: the first step after it was committed 65.00 s after the fault" in logged
         entries = job.driver.status(has_ranks=True).timeline
         assert [(e.replica_ids, e.text) for e in entries if e.kind is TimelineKind.INCIDENT] == [
             (("b",), f"{summary.id}: stall")

@@ -25,3 +25,15 @@ def test_times_by_job_and_kind():
     assert seen["lighthouse_incident_recovery_seconds_bucket", "j", "loss", "600.0"] == 0
     assert seen["lighthouse_incident_recovery_seconds_sum", "j", "loss"] == 700.0
     assert (BOUNDS_S[0], BOUNDS_S[-1]) == (0.01, 600.0)
+
+
+def test_a_job_without_an_incident_has_zeros_for_every_kind():
+    times = IncidentTimes()
+    times.began("j", IncidentKind.LOSS)
+    registry = CollectorRegistry()
+    registry.register(IncidentCollector(times, lambda: ["j", "new"]))
+    seen = samples(render(registry)[0].decode())
+    counted = {kind: seen["lighthouse_incidents_total", "j", kind] for kind in IncidentKind}
+    assert counted == dict.fromkeys(IncidentKind, 0) | {IncidentKind.LOSS: 1}
+    assert [seen["lighthouse_incidents_total", "new", kind] for kind in IncidentKind] == [0] * len(IncidentKind)
+    assert seen["lighthouse_incident_recovery_seconds_count", "new", "stall"] == 0

@@ -14,8 +14,6 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 import lighthouse.journal.database
 import lighthouse.journal.journal
@@ -24,7 +22,6 @@ from lighthouse.quorum.rules.record import JoinState, QuorumRecord
 from lighthouse_protocol.limits import MAX_QUORUM_ID
 from lighthouse_protocol.messages.membership import Participant, Quorum
 from lighthouse_protocol.refusals import InvalidRequest, LighthouseError, WrongState
-from tests.lighthouse.quorum.test_record import RECORDS, wires
 
 REPOSITORY = Path(__file__).parents[3]
 
@@ -84,72 +81,6 @@ def child(code: str, path: Path, **env: str) -> Generator[subprocess.Popen[str],
 def line(process: subprocess.Popen[str]) -> str:
     assert process.stdout is not None
     return process.stdout.readline().strip()
-
-
-# -- what is kept
-
-
-Step = tuple[str, str, QuorumRecord]
-STEPS: st.SearchStrategy[list[Step]] = st.lists(
-    st.tuples(st.sampled_from(["commit", "commit", "forget", "restart"]), st.sampled_from(["a", "b", "ü"]), RECORDS),
-    max_size=12,
-)
-
-
-@settings(max_examples=40)
-@given(STEPS)
-def test_what_was_committed_is_loaded_again(steps: list[Step]) -> None:
-    kept: dict[str, QuorumRecord] = {}
-    with tempfile.TemporaryDirectory() as folder:
-        journal = Journal(Path(folder, "journal.sqlite"))
-        terms = [journal.claim()]
-        for what, job, drawn in [*steps, ("restart", "a", record(1))]:
-            highest = kept[job].quorum_id if job in kept else 0
-            if what == "commit" and drawn.quorum_id >= highest:
-                journal.commit(job, drawn)
-                kept[job] = drawn
-            elif what == "forget":
-                journal.forget(job)
-                kept |= {job: QuorumRecord(highest)} if job in kept else {}
-            elif what == "restart":
-                journal.release()
-                terms.append(journal.claim())
-        found = journal.load()
-        assert found == kept
-        assert {job: wires(found[job]) for job in found} == {job: wires(kept[job]) for job in kept}
-        assert {job: journal.last_id(job) for job in kept} == {job: kept[job].quorum_id for job in kept}
-        assert terms == list(range(1, len(terms) + 1))
-        journal.release()
-
-
-def test_an_id_never_goes_back(path: Path) -> None:
-    with claimed(path) as journal:
-        journal.commit("job", record(7))
-        with pytest.raises(ValueError, match="job named quorum 7"):
-            journal.commit("job", record(6))
-        journal.forget("job")
-        with pytest.raises(ValueError, match="job named quorum 7"):
-            journal.commit("job", record(6))
-        assert journal.load() == {"job": QuorumRecord(7)}
-
-
-def test_of_many_forgotten_jobs_one_number_is_left(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lighthouse.journal.journal, "FORGOTTEN_JOBS", 3)
-    with claimed(path) as journal:
-        journal.commit("alive", record(1))
-        for i in (10, 60, 30, 40, 50):
-            journal.commit(f"job-{i}", record(i))
-        for i in (60, 10, 30, 40, 50):
-            journal.forget(f"job-{i}")
-    with claimed(path) as journal:
-        assert journal.load() == {
-            "alive": record(1),
-            "job-30": QuorumRecord(30),
-            "job-40": QuorumRecord(40),
-            "job-50": QuorumRecord(50),
-        }
-        assert journal.last_id("job-30") == 30
-        assert [journal.last_id(job) for job in ("job-60", "job-10", "unheard of")] == [60, 60, 60]
 
 
 # -- how it is kept

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from lighthouse.journal import database, run_rows
+from lighthouse.journal import database
 from lighthouse.journal.journal import Journal
-from lighthouse.runs.rules.record import Former, RestartRecord, RunRecord, SavedRun, SupervisorRecord
-from lighthouse.runs.store import RunStore, RunStoreInProcess
+from lighthouse.runs.rules.record import Former, RestartRecord, RunRecord, SupervisorRecord
+from lighthouse.runs.store import RunStoreInProcess
 from lighthouse_protocol.messages.run import Generation, KeyKind, RankId, RunCounters, RunStopped, RunTerms
 from lighthouse_protocol.messages.run_status import ExcludedHost
 from lighthouse_protocol.messages.supervisor import ProcessLost, SupervisorHello
@@ -35,50 +35,15 @@ FULL = RunRecord(
 RUN = ("job", "run")
 
 
-def test_what_was_committed_is_there_again(path: Path):
-    with claimed(path) as journal:
-        assert journal.load_run(RUN) is None
-        journal.commit_run(RUN, FULL, 0)
-        journal.commit_run(("job", "other"), RunRecord(), 0)
-    with claimed(path) as journal:
-        assert journal.load_run(RUN) == SavedRun(FULL)
-        assert journal.load_run(("other", "run")) is None
-        assert journal.run_names(10) == [RUN, ("job", "other")]
-        assert journal.run_names(1) == [("job", "other")]
-
-
-@pytest.mark.parametrize("is_file", [True, False])
-def test_keys_are_kept_and_old_spaces_go(path: Path, is_file: bool):
-    def use(memory: RunStore) -> None:
-        memory.commit_run(RUN, FULL, 0)
-        memory.commit_key(RUN, (2, KeyKind.ITERATION, "a", b"1"))
-        memory.commit_key(RUN, (3, KeyKind.ITERATION, "a", b"2"))
-        memory.commit_key(RUN, (3, KeyKind.ITERATION, "a", b"3"))
-        memory.commit_run(RUN, FULL, 3)
-        saved = memory.load_run(RUN)
-        assert saved is not None
-        assert saved.keys == ((3, KeyKind.ITERATION, "a", b"3"),)
-
-    if is_file:
-        with claimed(path) as journal:
-            use(journal)
-    else:
-        use(RunStoreInProcess())
-
-
-def test_the_oldest_finished_runs_go_first(path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(run_rows, "FINISHED_RUNS_KEPT", 2)
-    monkeypatch.setattr(run_rows, "RUNS_KEPT", 4)
-    with claimed(path) as journal:
-        for number in range(4):
-            journal.commit_run(("job", f"finished{number}"), FULL, 0)
-            journal.commit_key(("job", f"finished{number}"), (3, KeyKind.ITERATION, "a", b"1"))
-        assert [run for _, run in journal.run_names(-1)] == ["finished2", "finished3"]
-        for number in range(4):
-            journal.commit_run(("job", f"open{number}"), RunRecord(), 0)
-        assert [run for _, run in journal.run_names(-1)] == [f"open{number}" for number in range(4)]
-    with closing(sqlite3.connect(path)) as db:
-        assert db.execute("SELECT count(*) FROM run_key").fetchone() == (0,)
+def test_a_run_in_this_process_keeps_its_keys_and_old_spaces_go() -> None:
+    memory = RunStoreInProcess()
+    memory.commit_run(RUN, FULL, 0)
+    for generation, value in ((2, b"1"), (3, b"2"), (3, b"3")):
+        memory.commit_key(RUN, (generation, KeyKind.ITERATION, "a", value))
+    memory.commit_run(RUN, FULL, 3)
+    saved = memory.load_run(RUN)
+    assert saved is not None
+    assert saved.keys == ((3, KeyKind.ITERATION, "a", b"3"),)
 
 
 def test_an_older_lighthouse_may_not_write(path: Path):

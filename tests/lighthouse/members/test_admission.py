@@ -91,6 +91,10 @@ class TestBackwards:
         assert why(group("a", 6), roster) is None
         assert isinstance(why(group("a", 4), roster), InvalidRequest)
 
+    def test_not_for_one_whose_ranks_disagree(self):
+        """One of them started anew, and took the group to another incarnation; its mate still gets an older state."""
+        assert why(group("a", 1, ranks_disagree=True), roster_of(group("a", 9))) is None
+
     def test_nor_for_one_that_catches_up_from_what_it_was_told_some_quorums_ago(self):
         roster = roster_of(group("a", 11))
         held, handed = Tag(11, 2), None

@@ -6,6 +6,7 @@ from hypothesis import strategies as st
 
 from lighthouse.members.rules.roster import Member, Roster, is_reborn
 from lighthouse.quorum.rules.current import CurrentQuorum
+from lighthouse_protocol.messages.membership import Quorum
 from tests.lighthouse.builders import group
 
 
@@ -92,6 +93,44 @@ class TestHealth:
         assert (alive(roster), roster.healthy) == ("a", set())
         roster.admit(group("a"), 2)
         assert roster.healthy == {"a"}
+
+
+class TestReported:
+    """Members of which only heartbeats without a session have come: anyone can send these, under any name."""
+
+    def test_they_are_counted_apart_until_they_join(self):
+        roster = Roster(5, [].append, CurrentQuorum())
+        for name in "abc":
+            roster.beat(name, "i1", 0)
+        assert (len(roster), roster.present, roster.reported) == (3, 0, {"a", "b", "c"})
+        roster.admit(group("a"), 1)
+        roster.greet(group("b"), 7, 1)
+        assert (roster.present, roster.reported, roster.connected) == (2, {"c"}, {"b"})
+        roster.remove(roster.get("c"))
+        assert roster.reported == set()
+
+    def test_where_others_hold_sessions_only_the_first_quorum_waits_for_them(self):
+        current = CurrentQuorum()
+        roster = Roster(5, [].append, current)
+        roster.beat("stranger", "i1", 0)
+        members = [roster.greet(group("a"), 1, 0)]
+        assert roster.healthy == {"a", "stranger"}, "there was no quorum yet"
+        current.form(Quorum(1, (group("a"),)), members, 1, is_new=True)
+        roster.form()
+        roster.beat("another", "i1", 1)
+        assert roster.healthy == {"a"}
+        roster.lose(members[0], 2, "it is silent")
+        assert roster.healthy == {"stranger", "another"}, "as for groups that all come without a session"
+
+    def test_a_member_of_the_quorum_is_waited_for_by_its_heartbeats_alone(self):
+        """As after a restart of the lighthouse."""
+        current = CurrentQuorum()
+        current.restore(Quorum(1, (group("a"), group("t"))))
+        roster = Roster(5, [].append, current)
+        roster.greet(group("a"), 1, 0)
+        roster.beat("t", "i1", 0)
+        roster.beat("stranger", "i1", 0)
+        assert roster.healthy == {"a", "t"}
 
 
 signs = st.tuples(

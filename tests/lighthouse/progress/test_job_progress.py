@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from lighthouse.members.rules.run_rank import RunRank
-from lighthouse.progress.rules.job_progress import MAX_KNOWN, JobProgress
+from lighthouse.progress.rules.job_progress import MAX_KNOWN, JobProgress, RanksKept
 from lighthouse_protocol.messages.progress import OTHER, GroupCalls, GroupView, OpenPhase, RankName, RankView
 from lighthouse_protocol.messages.status import RankState
 from lighthouse_protocol.rules.stall import Kind
@@ -166,3 +166,19 @@ class TestRuns:
         assert job.verdict("a", 0, [run]) is None
         assert shown("") == [("r", 7)] * 3 + [("r", None)]
         assert job.verdict("", 0, [run]) is not None
+
+
+def test_of_all_jobs_together_so_many_ranks_are_kept():
+    kept = RanksKept(limit=5)
+    one, other = JobProgress(kept=kept), JobProgress(kept=kept)
+    one.take(waiting("a", size=2), 100)
+    other.take(waiting("b", size=2), 100)
+    other.take(waiting("c", size=2), 100)
+    assert (one.names, other.names, kept.count) == (["a"], ["b"], 4), "c is not shown"
+    other.take(waiting("b", size=3), 101)
+    one.take(waiting("a", size=3), 101)
+    assert (len(other.ranks(101)), len(one.ranks(101)), kept.count) == (3, 2, 5)
+    other.take(view("b", *waiting("b", size=1).ranks, incarnation="i2"), 102)
+    one.drop("a")
+    other.take(waiting("c", size=4), 102)
+    assert (other.names, kept.count) == (["b", "c"], 5)

@@ -8,9 +8,19 @@ from lighthouse.quorum.rules.events import Effect, Event, Withdrawn
 from lighthouse.quorum.rules.machine import QuorumMachine
 from lighthouse.quorum.rules.record import QuorumRecord
 from lighthouse.quorum.waiting_joins import Answer
-from lighthouse_protocol.refusals import DeadlinePassed, Unreachable
+from lighthouse_protocol.messages.session import (
+    GroupCounts,
+    GroupReport,
+    Heartbeat,
+    HeldQuorum,
+    Hello,
+    HoldState,
+    JoinRequest,
+)
+from lighthouse_protocol.refusals import DeadlinePassed, LighthouseError, LimitReached, Unreachable, WrongState
 from tests.lighthouse.builders import group
-from tests.lighthouse.peers import Caller
+from tests.lighthouse.peers import Caller, Listener
+from tests.lighthouse.sessions import native
 from tests.virtual_loop import VirtualLoop
 
 
@@ -41,3 +51,38 @@ def test_a_call_whose_time_is_over_is_answered_though_the_next_quorum_cannot_be_
     driver.join(group("a"), 10.0, caller)
     loop.go(11.0)
     assert [type(error) for error in caller.errors] == [DeadlinePassed]
+
+
+class TestSessions:
+    """What is counted of joins by a session is what is counted of joins by a call."""
+
+    def test_a_wait_and_a_refusal(self):
+        loop, refused = VirtualLoop(), list[LighthouseError]()
+        machine = QuorumMachine(QuorumConfig(min_replicas=2))
+        driver = JobDriver("j", machine, loop, loop.time, refused=refused.append)
+        sessions = [driver.open_session(Hello(native(name)), Listener()) for name in "ab"]
+        driver.receive(sessions[0], JoinRequest(1, native("a"), 60.0))
+        loop.go(3.0)
+        driver.receive(sessions[1], JoinRequest(1, native("b"), 60.0))
+        assert (driver.account.waits.count, driver.account.waits.total, refused) == (2, 3.0, [])
+        driver.receive(sessions[0], JoinRequest(2, native("a", group_world_size=2), 60.0))
+        assert [type(error) for error in refused] == [WrongState]
+
+    def test_a_hello_that_is_refused(self):
+        loop, refused = VirtualLoop(), list[LighthouseError]()
+        driver = JobDriver("j", QuorumMachine(QuorumConfig(max_replicas=1)), loop, loop.time, refused=refused.append)
+        report = GroupReport(HeldQuorum(1, HoldState.STANDING, 1), counts=GroupCounts(commits=3))
+        driver.open_session(Hello(native("a")), Listener())
+        driver.open_session(Hello(native("b"), report), Listener())
+        assert [type(error) for error in refused] == [LimitReached]
+        assert driver.account.ledger.group_s(9.0) == 0.0
+
+    def test_the_account_follows_the_reports_of_hello_and_heartbeats(self):
+        loop = VirtualLoop()
+        driver = JobDriver("j", QuorumMachine(QuorumConfig()), loop, loop.time)
+        session = driver.open_session(Hello(native("a"), GroupReport(counts=GroupCounts(commits=5))), Listener())
+        driver.receive(session, Heartbeat(1, GroupReport(counts=GroupCounts(commits=7))))
+        driver.end_session(session)
+        session = driver.open_session(Hello(native("a"), GroupReport(counts=GroupCounts(commits=8))), Listener())
+        driver.receive(session, Heartbeat(1, GroupReport(counts=GroupCounts(commits=9))))
+        assert driver.account.commits == 4

@@ -7,7 +7,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from lighthouse.members.rules.roster import LastQuorumTold
-from lighthouse.quorum.rules.lineage import RANGES_KEPT, History, assign_steps, foreign, tag_of
+from lighthouse.quorum.rules.lineage import RANGES_KEPT, Claim, History, assign_steps, foreign, tag_of
 from lighthouse_protocol.messages.membership import Participant
 from tests.lighthouse.builders import group
 
@@ -95,25 +95,48 @@ class TestHistory:
         assert consecutive.ranges == ((5, 4999),)
 
 
-drawn_states = st.tuples(st.integers(0, 4), st.none() | st.integers(1, 4), st.booleans(), st.booleans())
+drawn_claims = st.builds(
+    Claim, st.integers(0, 4), st.none() | st.integers(1, 4), st.booleans(), st.none() | st.integers(0, 1), st.booleans()
+)
 
 
 @settings(max_examples=400)
-@given(st.lists(drawn_states, min_size=1, max_size=7), st.sets(st.integers(1, 4)))
-def test_a_running_history_wins_against_a_dumb_version(
-    drawn: list[tuple[int, int | None, bool, bool]], named: set[int]
-):
-    candidates = [group(f"g{i}", step, ranks_disagree=odd) for i, (step, _, odd, _) in enumerate(drawn)]
-    tags = [0 if step == 0 else tag for step, tag, *_ in drawn]
-    strangers = foreign(candidates, tags, [member for *_, member in drawn], History((i, i) for i in named))
-    lineage = assign_steps(candidates, tags, strangers)
+@given(st.lists(drawn_claims, min_size=1, max_size=7), st.sets(st.integers(1, 4)))
+def test_a_running_history_wins_against_a_dumb_version(drawn: list[Claim], named: set[int]):
+    claims = [claim if claim.step else replace(claim, tag=0) for claim in drawn]
+    candidates = [group(f"g{i}", c.step, ranks_disagree=c.ranks_disagree) for i, c in enumerate(claims)]
+    tags = [claim.tag for claim in claims]
+    lineage = assign_steps(candidates, tags, foreign(claims, History((i, i) for i in named)))
     top = max(p.step for p in lineage.participants)
     up_to_date = [i for i, p in enumerate(lineage.participants) if p.step == top]
-    holders = [i for i, (step, tag, odd, member) in enumerate(drawn) if member and step and not odd and tag in named]
+    kin = [i for i, claim in enumerate(claims) if claim.step and claim.tag in named]
+    holders = [claims[i].step for i in kin if claims[i].is_member and not claims[i].ranks_disagree]
     if not holders:
         assert up_to_date == plainly_up_to_date(candidates, tags)
         return
-    kin = [i for i, (step, tag, *_) in enumerate(drawn) if step and tag in named]
+    may_be = {None: 99, 0: max(holders), 1: max(holders) + 1}
+    kin = [i for i in kin if claims[i].is_member or claims[i].step <= may_be[claims[i].may_be_ahead]]
     expected = plainly_up_to_date([candidates[i] for i in kin], [tags[i] for i in kin])
     assert up_to_date == [kin[i] for i in expected]
-    assert top >= max(drawn[i][0] for i in holders)
+    assert top >= max(holders)
+
+
+class TestAheadOfTheMembers:
+    """Members at steps 6 and 7 of quorum 3, whose id everybody can read."""
+
+    MEMBERS = (Claim(6, 3, is_member=True, may_be_ahead=1), Claim(7, 3, is_member=True, may_be_ahead=1))
+
+    def heals(self, claim: Claim) -> bool:
+        *members, stranger = foreign([*self.MEMBERS, claim], History([(1, 3)]))
+        assert members == [False, False]
+        return stranger
+
+    @pytest.mark.parametrize(("may_be_ahead", "furthest"), [(0, 7), (1, 8)])
+    def test_one_from_outside_is_ahead_by_no_more_than_it_may_be(self, may_be_ahead: int, furthest: int):
+        for step in (6, 7, 8, 9, 10**6):
+            claim = Claim(step, 3, is_member=False, may_be_ahead=may_be_ahead)
+            assert self.heals(claim) == (step > furthest)
+
+    def test_a_member_that_is_ahead_by_more_stays_one(self):
+        """It may hold a state that the others have lost."""
+        assert not self.heals(Claim(12, 3, is_member=True, may_be_ahead=1))

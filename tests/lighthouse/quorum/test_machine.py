@@ -7,10 +7,12 @@ import pytest
 
 from lighthouse.quorum.rules.events import Withdrawn
 from lighthouse.quorum.rules.numbering import LEFT_TO_ANOTHER
+from lighthouse.quorum.rules.presence import MAX_REPORTED
 from lighthouse.quorum.rules.verdict import Verdict
 from lighthouse_protocol.refusals import LimitReached, WrongState
 from tests.lighthouse.builders import (
     FAR,
+    answers,
     beat,
     beating,
     formed,
@@ -89,6 +91,25 @@ def test_heartbeats_of_new_ids_beyond_the_limit_are_not_remembered():
     assert len(m.roster) == 2
 
 
+def test_heartbeats_of_strangers_keep_no_group_out():
+    m = machine(max_replicas=2)
+    for n in range(100):
+        m.handle(beat(f"g{n}"), now=0)
+    for call, name in enumerate("ab", start=1):
+        m.handle(join(call, name), now=1)
+    assert {m.roster.get(name) is not None for name in "ab"} == {True}
+    [refusal] = m.handle(join(3, "c"), now=1)
+    assert refusal == refused(3, LimitReached, "replica_id", "c", "group number 3", "2", "--max-members")
+    assert m.handle(join(4, "g0"), now=1) == [refused(4, LimitReached, "g0")]
+
+
+def test_so_many_strangers_are_known_at_most():
+    m = machine()
+    for n in range(MAX_REPORTED + 5):
+        m.handle(beat(f"g{n}"), now=0)
+    assert len(m.roster) == MAX_REPORTED
+
+
 def test_heartbeats_of_known_ids_count_at_the_limit_too():
     m = machine(max_replicas=2, heartbeat_timeout_s=5)
     for now in range(20):
@@ -118,6 +139,14 @@ class TestDeadline:
         m = machine(min_replicas=2, heartbeat_timeout_s=100)
         m.handle(join(1, "a", deadline_at=20), now=0)
         assert m.deadline(0) == 100
+
+    def test_a_spare_s_call_cuts_no_member_s_wait(self):
+        m = training("abc", heartbeat_timeout_s=100, active=3)
+        m.handle(join(4, "d", deadline_at=5), now=1)
+        m.handle(join(5, "a", deadline_at=20), now=3)
+        m.handle(join(6, "b", deadline_at=20), now=3)
+        assert m.deadline(3) == 19
+        assert answers(m.handle(join(7, "c"), now=4.5)) == [formed(1, (5, 6, 7), *map(group, "abc"), is_new=False)]
 
     def test_no_cut_without_a_majority(self):
         m = training("abc", heartbeat_timeout_s=100)

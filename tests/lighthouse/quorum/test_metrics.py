@@ -1,5 +1,6 @@
 import shutil
 import subprocess
+from dataclasses import replace
 from enum import StrEnum
 
 import grpc
@@ -7,10 +8,11 @@ import pytest
 from prometheus_client import CollectorRegistry
 from prometheus_client.parser import text_string_to_metric_families
 
-from lighthouse.quorum.metrics import MAX_JOBS, METHODS, OTHER, REFUSALS, Counters, LighthouseCollector, render
+from lighthouse.quorum.metrics import METHODS, OTHER, REFUSALS, Counters, LighthouseCollector, render
 from lighthouse.quorum.rules.verdict import Verdict
 from lighthouse_protocol.messages.session import QuorumPhase
 from lighthouse_protocol.messages.status import LighthouseStatus, MemberState
+from lighthouse_protocol.refusals import LighthouseError, WrongState
 from tests.lighthouse.statuses import job, member, status
 
 BUSY = status(
@@ -78,8 +80,8 @@ def test_a_job_without_a_quorum_has_no_age():
 
 def test_counts_refusals_and_calls_from_closed_sets():
     counters = Counters()
-    counters.refused("WrongState")
-    counters.refused("Whatever")
+    counters.refused(WrongState("no"))
+    counters.refused(LighthouseError("of a kind that has no name here"))
     counters.called("Quorum", grpc.StatusCode.OK)
     counters.called("Quorum", grpc.StatusCode.DEADLINE_EXCEEDED)
     counters.called("Guess", grpc.StatusCode.UNIMPLEMENTED)
@@ -93,32 +95,9 @@ def test_counts_refusals_and_calls_from_closed_sets():
     assert {"Rank", "Supervise", "PutKey", "GetKeys", "Runs", "StopRun", "ResumeRun"} < METHODS
 
 
-def test_the_wait_is_a_histogram():
-    counters = Counters()
-    for seconds in (0.001, 0.3, 0.5, 1000.0):
-        counters.waited("default", seconds)
-    seen = samples(scrape(BUSY, counters))
-    buckets = {key[2]: value for key, value in seen.items() if key[0] == "lighthouse_quorum_wait_seconds_bucket"}
-    assert [buckets[bound] for bound in ("0.001", "0.25", "0.5", "300.0", "+Inf")] == [1, 1, 3, 3, 4]
-    assert seen["lighthouse_quorum_wait_seconds_count", "default"] == 4
-    assert seen["lighthouse_quorum_wait_seconds_sum", "default"] == pytest.approx(1000.801)
-
-
-def test_a_job_that_is_gone_is_forgotten():
-    counters = Counters()
-    counters.waited("default", 1.0)
-    counters.waited("gone", 1.0)
-    assert 'job="gone"' not in scrape(BUSY, counters)
-    assert 'quorum_wait_seconds_count{job="default"}' in scrape(BUSY, counters)
-
-
-def test_what_is_kept_is_bounded_without_a_scrape():
-    counters = Counters()
-    for number in range(MAX_JOBS + 5):
-        counters.waited(f"job{number}", 1.0)
-    jobs = {f"job{number}" for number in range(MAX_JOBS + 5)}
-    everything = status(*(job(name=name) for name in sorted(jobs)))
-    assert scrape(everything, counters).count("lighthouse_quorum_wait_seconds_count{") == MAX_JOBS
+def test_a_stall_lasts_for_seconds_and_none_lasts_for_none():
+    seen = samples(scrape(status(replace(job(name="stuck"), stall="b/1 is behind", stall_s=31.5), job(name="moves"))))
+    assert (seen["lighthouse_stalled_seconds", "stuck"], seen["lighthouse_stalled_seconds", "moves"]) == (31.5, 0)
 
 
 def test_reads_the_snapshot_once_a_scrape_and_not_before():
@@ -144,7 +123,6 @@ def test_the_content_type_is_that_of_the_text_format():
 @pytest.mark.skipif(shutil.which("promtool") is None, reason="promtool (Debian: prometheus) is not installed")
 def test_promtool_has_nothing_to_say():
     counters = Counters()
-    counters.waited("default", 1.0)
     done = subprocess.run(
         ["promtool", "check", "metrics"], input=scrape(BUSY, counters), capture_output=True, text=True, check=False
     )

@@ -3,13 +3,21 @@
 import pytest
 
 from lighthouse.quorum.rules.config import QuorumConfig
-from lighthouse.quorum.rules.events import WasLate
+from lighthouse.quorum.rules.events import HeartbeatReceived, WasLate
 from lighthouse.quorum.rules.machine import QuorumMachine
 from lighthouse.quorum.rules.verdict import Verdict
 from lighthouse_protocol.messages.session import STARTING, QuorumOrder, QuorumPhase
-from lighthouse_protocol.refusals import Drained, DuplicateReplica, LimitReached, Superseded, WrongState
+from lighthouse_protocol.refusals import (
+    Drained,
+    DuplicateReplica,
+    InvalidRequest,
+    LimitReached,
+    Superseded,
+    WrongState,
+)
 from tests.lighthouse.builders import answers, join, refused
 from tests.lighthouse.sessions import (
+    ANOTHER,
     asks,
     closed,
     connected,
@@ -21,6 +29,7 @@ from tests.lighthouse.sessions import (
     opened,
     pulse,
     resumed,
+    secret_of,
     standing,
     stands,
     told,
@@ -54,10 +63,11 @@ class TestSessions:
         if why == "held closing":
             m.handle(WasLate(1), 0)
         m.handle(asks(1, 1, "a", watched=why != "unwatched"), 0)
-        session = None if why == "no session" else 2
-        if why in ("no session", "held closing"):
+        if why in ("no session", "held closing"):  # that incarnation is its session's
             m.handle(ended(2), 0)
-        [effect] = m.handle(asks(2, session if why != "held closing" else None, "b"), 0)
+            [*_, effect] = m.handle(asks(2, None, "b", incarnation="i2"), 0)
+        else:
+            [effect] = m.handle(asks(2, 2, "b"), 0)
         assert (effect.quorum.quorum_id, effect.stands) == (1, False)
         assert m.standing.phase is QuorumPhase.NONE
 
@@ -103,18 +113,67 @@ class TestSessions:
 
 
 class TestDuplicates:
-    """One id, one incarnation, where a session is open or a call waits."""
+    """One id, one manager, where a session is open or a call waits."""
 
-    def test_another_incarnation_beside_an_open_session_is_refused_and_changes_nothing(self):
+    @pytest.mark.parametrize("incarnation", ["i1", "i2"])
+    @pytest.mark.parametrize("secret", ["", ANOTHER, secret_of("b")])
+    def test_another_manager_beside_an_open_session_is_refused_and_changes_nothing(self, incarnation: str, secret: str):
         m = standing("ab")
-        thief = native("a", incarnation="i2", address="thief.example:1")
-        words = ("a.example:29512 holds a session", "thief.example:1")
-        assert m.handle(opened(7, thief), 1) == [closed(7, DuplicateReplica, *words)]
+        thief = native("a", incarnation=incarnation, address="thief.example:1")
+        words = ("a.example:29512 holds a session", "thief.example:1", "as soon as the lighthouse has noticed")
+        assert m.handle(opened(7, thief, secret), 1) == [closed(7, DuplicateReplica, *words)]
         assert m.handle(asks(7, 7, thief), 1) == [refused(7, Superseded, "session has ended")]
         assert m.handle(join(8, thief), 1) == [refused(8, DuplicateReplica, *words)]
         assert m.handle(pulse(7), 1) == []
         assert m.handle(ended(7), 1) == []
         assert m.handle(pulse(1, **HOLDS), 1) == [echoed(1, order=QuorumOrder(1, QuorumPhase.STANDING))]
+
+    def test_its_manager_may_take_another_incarnation_to_another_connection(self):
+        """The first connection carries nothing any more, and its ranks have restarted meanwhile."""
+        m = standing("ab")
+        effects = m.handle(opened(7, native("a", incarnation="i2")), 1)
+        assert effects == [closed(1, Superseded, "newer"), told("revoked", (2,), "a", "has restarted"), welcomed(7)]
+
+    def test_the_secret_goes_on_with_the_incarnation_that_its_session_takes(self):
+        m = standing("ab")
+        m.handle(asks(7, 1, "a", incarnation="i2"), 1)
+        again = native("a", incarnation="i2")
+        assert m.handle(opened(8, again, ANOTHER), 1) == [closed(8, DuplicateReplica, "holds a session")]
+        assert m.handle(opened(9, again), 1)[-1] == welcomed(9)
+
+    def test_a_session_speaks_for_no_other_group(self):
+        m = standing("abc")
+        for name, incarnation in (("a", "i1"), ("a", "i2"), ("d", "i1")):
+            asked = m.handle(asks(7, 2, name, incarnation=incarnation), 1)
+            assert asked == [refused(7, InvalidRequest, "replica_id", name, "session is that of b")]
+        assert m.standing.phase is QuorumPhase.STANDING
+
+    def test_nor_does_a_heartbeat_without_a_session(self):
+        m = standing("ab")
+        for incarnation in ("i1", "i2", ""):
+            assert m.handle(HeartbeatReceived("a", incarnation), 1) == []
+        assert m.roster.get("a").seen_at == 0
+        m.handle(ended(1), 1)
+        assert m.handle(HeartbeatReceived("a", "i1"), 1) == []
+        assert alive(m) == "b"
+
+    @pytest.mark.parametrize("is_held", [False, True])
+    def test_an_incarnation_stays_its_managers_when_its_session_has_ended(self, is_held: bool):
+        m = connected("ab")
+        if is_held:  # the lighthouse was late, and the end counts only later
+            m.handle(WasLate(1), 0)
+        m.handle(ended(1), 0)
+        thief = native("a", address="thief.example:1")
+        for secret in ("", ANOTHER):
+            assert m.handle(opened(7, thief, secret), 0) == [closed(7, DuplicateReplica, "i1 is another manager")]
+        assert m.handle(join(8, thief), 0) == [refused(8, DuplicateReplica, "i1 is another manager")]
+        assert m.handle(opened(9, "a"), 0) == [welcomed(9)]
+
+    def test_the_name_is_free_for_another_incarnation_as_soon_as_the_session_has_ended(self):
+        m = connected("ab")
+        m.handle(ended(1), 0)
+        assert m.handle(opened(7, native("a", incarnation="i2"), ANOTHER), 0) == [welcomed(7)]
+        assert m.handle(opened(8, "a"), 0) == [closed(8, DuplicateReplica, "holds a session")]
 
     def test_its_own_session_may_take_another_incarnation(self):
         """The ranks have restarted under a manager that lives on: that is the loss of the old ones."""
@@ -132,7 +191,7 @@ class TestDuplicates:
         m = standing("a")
         m.handle(ended(1), 1)
         if session is not None:
-            m.handle(opened(session, native("a", incarnation="i2")), 1)
+            m.handle(opened(session, native("a", incarnation="i2"), ANOTHER), 1)
         assert m.handle(asks(8, session, "a", incarnation="i2"), 1) == []
         assert m.verdict() is Verdict.WAITING_FOR_LEASES
 

@@ -2,10 +2,13 @@
 
 from pathlib import Path
 
+import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from lighthouse.journal.journal import Journal
+from lighthouse.quorum import registry
+from lighthouse_protocol.refusals import LimitReached
 from tests.lighthouse.builders import ticked
 from tests.lighthouse.lives import JOB, Life, Manager, beat_for, formed
 from tests.lighthouse.sessions import ended, standing
@@ -107,3 +110,56 @@ def test_nothing_forms_beside_a_lease_whatever_is_forgotten(
     assert loop.now >= leased_until
     assert c.quorum_id > a.quorum_id
     life.die()
+
+
+class TestReportedJobs:
+    """Jobs of which only heartbeats without a session have come: anyone can send these, under any name."""
+
+    def test_they_keep_no_other_job_out(self, loop: VirtualLoop, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(registry, "MAX_JOBS", 2)
+        monkeypatch.setattr(registry, "MAX_REPORTED_JOBS", 3)
+        life = Life(loop, None)
+        for number in range(3):
+            life.jobs.get_reported(f"r{number}").beat("a", "i1")
+        with pytest.raises(LimitReached, match="^job: r3 is known by heartbeats alone, as 3 others are; ask for a quo"):
+            life.jobs.get_reported("r3")
+        known = life.jobs.get_reported("r0")
+        assert life.jobs.get("r0") is known, "now it counts as the others do"
+        life.jobs.get("honest")
+        with pytest.raises(LimitReached, match="^job: one_more would be number 3; the lighthouse takes 2 at once"):
+            life.jobs.get("one_more")
+        life.jobs.get_reported("r3").beat("a", "i1")
+        life.die()
+
+    def test_one_that_has_gone_quiet_makes_room(self, loop: VirtualLoop, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(registry, "MAX_REPORTED_JOBS", 1)
+        life = Life(loop, None)
+        life.jobs.get_reported("r0").beat("a", "i1")
+        loop.go(100)
+        life.jobs.get_reported("r1")
+        assert [driver.job for driver in life.jobs] == ["r1"]
+        life.die()
+
+    def test_what_is_quiet_is_not_looked_for_at_every_refusal(
+        self, loop: VirtualLoop, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(registry, "MAX_REPORTED_JOBS", 1)
+        life = Life(loop, None)
+        life.jobs.get_reported("r0").beat("a", "i1")
+        looked: list[float] = []
+        monkeypatch.setattr(life.jobs, "forget_quiet", lambda: looked.append(loop.now))
+        for _ in range(10):
+            with pytest.raises(LimitReached):
+                life.jobs.get_reported("r1")
+        assert len(looked) == 1
+        life.die()
+
+
+def test_a_job_without_a_row_is_forgotten_without_a_write(tmp_path: Path) -> None:
+    path = tmp_path / "journal.sqlite"
+    journal = Journal(path)
+    journal.claim()
+    before = path.stat().st_mtime_ns
+    journal.forget("never written down")
+    assert path.stat().st_mtime_ns == before
+    journal.release()

@@ -2,16 +2,20 @@
 
 import pytest
 
-from lighthouse.quorum.rules.events import QuorumFormed, QuorumResent
+from lighthouse.quorum.rules.events import HeartbeatReceived, JournalOutdated, QuorumFormed, QuorumResent
+from lighthouse.quorum.rules.lineage import EARLIER_COUNTS_FOR_S
 from lighthouse.quorum.rules.record import QuorumRecord
 from lighthouse.quorum.rules.standing import Standing
-from lighthouse.quorum.rules.status import job_status
+from lighthouse.quorum.rules.status import explain, job_status
 from lighthouse.quorum.rules.verdict import Verdict
 from lighthouse_protocol.messages.session import QuorumOrder, QuorumPhase
-from tests.lighthouse.builders import ticked
+from lighthouse_protocol.refusals import DuplicateReplica, Unreachable
+from tests.lighthouse.builders import join, refused, ticked
 from tests.lighthouse.quorum.test_standing import ENTRY, QUORUM_ID, holds, phase_of, quorum, says, standing_of
 from tests.lighthouse.sessions import (
+    ANOTHER,
     asks,
+    closed,
     ended,
     held,
     native,
@@ -23,6 +27,7 @@ from tests.lighthouse.sessions import (
     standing,
     stands,
     told,
+    welcomed,
 )
 
 
@@ -89,6 +94,27 @@ class TestPhases:
         assert says(standing, "b", "standing") is None
         assert standing.phase is QuorumPhase.RETURNING
 
+    def test_after_it_is_revoked_nothing_forms_before_all_are_heard_of(self):
+        """The journal may be older than what was told: then one that is away holds a later quorum."""
+        standing = returning(until=5)
+        assert phase_of(says(standing, "c", "revoked", 4)) is QuorumPhase.REVOKED
+        assert (standing.free_at([native("c")]), standing.unheard(4.9), standing.unheard(5)) == (5, ["a", "b"], [])
+        says(standing, "a", "standing")
+        assert (standing.may_form([native("c")], 4.9), standing.unheard(4.9)) == (False, ["b"])
+        standing.joined(holds("b", 6))
+        assert standing.may_form([native("c")], 4.9)
+        assert not standing.may_form([native("x")], 4.9)
+
+    def test_a_lease_that_is_over_is_no_lease_of_a_later_quorum(self):
+        standing = returning(until=5)
+        says(standing, "c", "revoked", 4)
+        assert [standing.may_form([native("c")], now) for now in (4.99, 5)] == [False, True]
+
+    def test_a_journal_that_remembers_an_id_alone_is_as_one_that_is_lost(self):
+        standing = standing_of(None)
+        standing.restore(QuorumRecord(QUORUM_ID), 5)
+        assert (standing.phase, standing.returns_until()) == (QuorumPhase.RETURNING, 5)
+
     def test_a_lost_journal_holds_back_for_the_lease_and_is_forgotten(self):
         standing = standing_of(None)
         standing.restore(None, 5)
@@ -121,6 +147,33 @@ class TestMachine:
         assert m.verdict() is Verdict.WAITING_FOR_LEASES
         assert ticked(m, 5.5, 9.49) == []
         assert ticked(m, 9.49, 9.5) == [stands(2, (1,), native("x"))]
+
+    def test_nor_while_one_is_away_that_may_hold_a_later_one(self):
+        """The journal is older than what was told: b is alone in quorum 2, of which a does not know."""
+        m = restarted(RECORD, until=5)
+        m.handle(opened(1, "a", held=held(1, "revoked")), 1)
+        m.handle(asks(1, 1, "a", seen_quorum_id=1, commit_failures=1), 1)
+        assert m.verdict() is Verdict.WAITING_FOR_LEASES
+        assert "not back after the lighthouse's restart: b, which may go on for 4.0 s more" in explain(m, 1)
+        effects = m.handle(opened(2, native("b", seen_quorum_id=2), held=held(2)), 1.5)
+        assert JournalOutdated("b", 2, 1, 3.5) in effects
+        assert m.verdict() is Verdict.WAITING_FOR_RECONNECT
+
+    def test_one_that_stays_away_is_waited_for_until_its_lease_is_over(self):
+        m = restarted(RECORD, until=5)
+        m.handle(opened(1, "a", held=held(1, "revoked")), 1)
+        a = native("a", seen_quorum_id=1, commit_failures=1)
+        m.handle(asks(1, 1, a), 1)
+        assert pulsing(m, {1: {}}, 2, 4.9) == []
+        assert ticked(m, 4.9, 5) == [stands(2, (1,), a)]
+
+    def test_one_that_has_come_back_with_it_is_not_waited_for(self):
+        m = restarted(RECORD, until=5)
+        m.handle(opened(2, "b", held=held(1)), 1)
+        m.handle(opened(1, "a", held=held(1, "revoked")), 1)
+        m.handle(ended(2), 1)
+        a = native("a", seen_quorum_id=1, commit_failures=1)
+        assert m.handle(asks(1, 1, a), 1) == [stands(2, (1,), a)]
 
     def test_also_both(self):
         m = restarted(RECORD)
@@ -172,6 +225,21 @@ class TestLostJournal:
         [formed] = [effect for effect in effects if isinstance(effect, QuorumFormed)]
         assert [p.step for p in formed.quorum.participants] == steps
 
+    @pytest.mark.parametrize(("after_s", "steps"), [(1, [2, 70]), (EARLIER_COUNTS_FOR_S + 1, [2, 1])])
+    def test_the_word_of_one_that_comes_late_does_not_count(self, after_s: float, steps: list[int]):
+        """Nobody else can confirm that it was ever told of that quorum."""
+        m = restarted(None, until=0, first_quorum_id=5000)
+        m.handle(opened(1, "a"), 1)
+        m.handle(asks(1, 1, "a"), 1)
+        now = 1 + after_s
+        m.handle(opened(1, "a", held=held(5000)), now)
+        m.handle(opened(2, "b"), now)
+        m.handle(asks(2, 2, native("b", 70, tag_quorum_id=2000, seen_quorum_id=2000)), now)
+        m.handle(pulse(1, held=held(5000, "recalled", 2)), now)
+        effects = m.handle(asks(4, 1, native("a", 2, tag_quorum_id=5000, seen_quorum_id=5000)), now)
+        [formed] = [effect for effect in effects if isinstance(effect, QuorumFormed)]
+        assert [p.step for p in formed.quorum.participants] == steps
+
 
 class TestMembersAreKnown:
     """A lighthouse that has read its journal knows whom the quorum was of."""
@@ -197,3 +265,39 @@ class TestMembersAreKnown:
         status = job_status("j", m, 2)
         assert (status.quorum_id, status.verdict) == (1, "formed")
         assert [member.is_participant for member in status.members] == [True, True]
+
+
+HOLDS = {"held": held(1, granted=3)}
+
+
+class TestNames:
+    """Members are going on, and come back: until then no other manager has their names."""
+
+    def test_another_manager_of_that_name_is_to_ask_again_and_changes_nothing(self):
+        m = restarted(record_of(standing("ab")))
+        for incarnation in ("i1", "i2"):
+            thief = native("a", incarnation=incarnation)
+            assert m.handle(opened(1, thief, ANOTHER, **HOLDS), 1) == [closed(1, Unreachable, "ask again")]
+            assert m.handle(join(5, thief), 1) == [refused(5, Unreachable, "ask again")]
+        assert m.handle(HeartbeatReceived("a", "i1"), 1) == []
+        m.handle(opened(2, "a", **HOLDS), 1)
+        m.handle(opened(3, "b", **HOLDS), 1)
+        assert m.standing.phase is QuorumPhase.STANDING
+
+    def test_it_is_taken_when_the_quorum_has_returned_without_that_member(self):
+        m = restarted(record_of(standing("ab")))
+        m.handle(opened(2, "b", **HOLDS), 1)
+        assert ticked(m, 1, 5) == [told("revoked", (2,), "not back")]
+        thief = native("a", incarnation="i2")
+        assert m.handle(opened(3, thief, ANOTHER), 5)[-1] == welcomed(3)
+
+    def test_a_member_that_has_come_back_is_known_by_its_session(self):
+        m = restarted(record_of(standing("ab")))
+        m.handle(opened(1, "a", **HOLDS), 1)
+        assert m.handle(opened(2, "a", ANOTHER), 1) == [closed(2, DuplicateReplica, "holds a session")]
+
+    def test_its_incarnation_stays_its_own_after_the_quorum_has_ended(self):
+        m = restarted(record_of(standing("ab")))
+        ticked(m, 0, 5)
+        assert m.handle(opened(1, "a", ANOTHER), 6) == [closed(1, DuplicateReplica, "i1 is another manager")]
+        assert m.handle(opened(2, "a"), 6)[-1] == welcomed(2)

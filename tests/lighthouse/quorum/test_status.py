@@ -9,8 +9,11 @@ from lighthouse.quorum.rules.status import NAMES_SHOWN, awaited, explain, job_st
 from lighthouse.quorum.rules.verdict import Verdict
 from lighthouse_protocol.messages.session import RESTARTING, STARTING
 from lighthouse_protocol.messages.status import JobStatus, MemberState, MemberStatus
+from lighthouse_protocol.rules.proof import short_name
 from tests.lighthouse.builders import beat, beating, group, join, machine, training
 from tests.lighthouse.sessions import asks, connected, ended, held, native, opened, pulse, standing
+
+START = short_name("i1")
 
 
 def states(m: QuorumMachine, now: float) -> dict[str, str]:
@@ -26,8 +29,8 @@ def test_of_nothing():
 def test_of_a_quorum_at_work():
     m = training("ba", now=1)
     m.handle(join(3, "b", step=1, group_world_size=1, commit_failures=2), now=3)
-    a = MemberStatus("a", "i1", MemberState.STRAGGLER, True, 0, 1, 3.0, 0, "a.example:29512", "a.example:29600")
-    b = MemberStatus("b", "i1", MemberState.JOINED, True, 1, 1, 0.0, 2, "b.example:29512", "b.example:29600")
+    a = MemberStatus("a", START, MemberState.STRAGGLER, True, 0, 1, 3.0, 0, "a.example:29512", "a.example:29600")
+    b = MemberStatus("b", START, MemberState.JOINED, True, 1, 1, 0.0, 2, "b.example:29512", "b.example:29600")
     assert job_status("j", m, 4) == JobStatus(
         job="j",
         quorum_id=1,

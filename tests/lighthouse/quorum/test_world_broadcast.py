@@ -68,7 +68,7 @@ def test_who_comes_is_pending_and_then_admitted(job: Job, caplog: pytest.LogCapt
     job.feed(asks(3, 1, "a", step=3, seen_quorum_id=1, tag_quorum_id=1))
     job.loop.go(1.0)
     assert heard.messages == [World(2, 2, peers_pending=1, pending=("b",)), World(2, 2)]
-    assert caplog.messages == ["[j] ask to come in: b"]
+    assert caplog.messages == ["waiting to join: b"]
 
 
 def test_a_new_session_is_told_though_nothing_has_changed(job: Job):
@@ -94,13 +94,13 @@ def test_a_group_that_stays_incomplete_is_in_the_log_with_its_missing_ranks(job:
     assert caplog.messages == []
     job.loop.go(2)
     assert caplog.messages == [
-        "[j] a has ranks 0-3 of 8; missing: 4-7; b has ranks 4-7 of 8; missing: 0-3; "
+        "a has ranks 0-3 of 8; missing: 4-7; b has ranks 4-7 of 8; missing: 0-3; "
         "a replica group takes part only when all its ranks are there"
     ]
     for session, name in enumerate("ab", start=1):
         job.feed(asks(session, session, native(name, group_world_size=8)))
     job.loop.go(1)
-    assert caplog.messages[1:] == ["[j] every replica group is whole"]
+    assert caplog.messages[1:] == ["every replica group is complete"]
 
 
 def test_what_is_waited_for_is_told_once_and_its_end(job: Job):

@@ -2,12 +2,13 @@
 
 import pytest
 
+from lighthouse.members.rules.identity import Membership
+from lighthouse.runs.rules import supervisors as supervisors_module
 from lighthouse.runs.rules.config import RunConfig
 from lighthouse.runs.rules.events import (
     Completed,
     Effect,
     Event,
-    HostExcluded,
     IncidentChanged,
     RankJoined,
     RankLost,
@@ -20,6 +21,7 @@ from lighthouse.runs.rules.events import (
     SessionEnded,
     StopAsked,
     Stopped,
+    SupervisorAsked,
     SupervisorEnded,
     SupervisorJoined,
     SupervisorTold,
@@ -28,6 +30,7 @@ from lighthouse.runs.rules.machine import RunMachine
 from lighthouse.runs.rules.record import RunRecord, dump, parse
 from lighthouse.runs.rules.restart_log import EVIDENCE_KEPT, KEPT, LOST_KEPT
 from lighthouse.runs.rules.supervisors import MAX_SUPERVISORS, Supervisors
+from lighthouse_protocol.messages import supervisor
 from lighthouse_protocol.messages.run import (
     FinishReport,
     HelloRejected,
@@ -55,6 +58,11 @@ def again(machine: RunMachine) -> RunMachine:
 
 def joins(session: int, name: str = "g", incarnation: str = "1", host: str = "") -> SupervisorJoined:
     return SupervisorJoined(SupervisorHello(name, incarnation, host, (0, 1)), session)
+
+
+def asks(session: int, reason: str, membership: Membership = Membership.OPEN) -> SupervisorAsked:
+    """A stop."""
+    return SupervisorAsked(session, supervisor.StopAsked(reason), membership)
 
 
 def told(effects: object, session: int) -> object:
@@ -95,7 +103,7 @@ class TestSupervisors:
         machine = RunMachine()
         machine.handle(joins(1), 0.0)
         stop = RunStopped("exit code 130", "g", -1)
-        assert machine.handle(StopAsked("exit code 130", "g"), 1.0) == [DUE, Stopped(stop, (), is_new=True)]
+        assert machine.handle(asks(1, "exit code 130"), 1.0) == [DUE, Stopped(stop, (), is_new=True)]
         for each in (machine, again(machine)):
             assert each.handle(joins(2, "late"), 6.0) == [SupervisorTold(2, stop)]
             assert each.handle(RankJoined(RankHello(RankId(0, "a"), RunTerms(2)), 3), 6.0) == [
@@ -119,7 +127,7 @@ class TestLiftedStops:
         stop = told(machine.handle(joins(2), 9.0), 2)
         assert isinstance(stop, RunStopped)
         assert stop.reason == "enough"
-        assert machine.handle(StopAsked("a rank has ended by 130", "g"), 9.0) == []
+        assert machine.handle(asks(2, "a rank has ended by 130"), 9.0) == []
         assert machine.stop is None
 
     def test_one_of_which_a_rank_was_connected_is_told_it_also_without_having_been_here(self):
@@ -141,13 +149,28 @@ class TestLiftedStops:
     ):
         machine = self.stopped(*before)
         assert told(machine.handle(joins(2, incarnation=incarnation), 9.0), 2) == WELCOME
-        machine.handle(StopAsked("again", "g"), 9.0)
+        machine.handle(asks(2, "again"), 9.0)
         assert machine.stop == RunStopped("again", "g", -1)
 
     def test_what_is_kept_of_them_is_bounded(self):
         supervisors = Supervisors()
         assert supervisors.stop("enough", map(str, range(MAX_SUPERVISORS + 5)))
         assert len(supervisors.ending) == MAX_SUPERVISORS
+
+    def test_the_slots_of_all_of_them_are_those_of_a_run_at_most(self, monkeypatch: pytest.MonkeyPatch):
+        monkeypatch.setattr(supervisors_module, "MAX_GROUP_WORLD_SIZE", 4)
+        supervisors = Supervisors()
+        supervisors.enter(SupervisorHello("a", "a1", slots=(0, 1, 2)), 1)
+        more = SupervisorHello("b", "b1", slots=(3, 4))
+        assert str(supervisors.refusal(more, 0.0)) == (
+            "slots: with those of b the supervisors of this run start 5 ranks; at most 4"
+        )
+        assert supervisors.refusal(SupervisorHello("a", "a2", slots=(0, 1, 2, 3)), 0.0) is None, (
+            "it takes its own place"
+        )
+        supervisors.enter(SupervisorHello("a", "a2", slots=(0, 1)), 2)
+        assert supervisors.refusal(more, 0.0) is None
+        assert Supervisors(supervisors.records()).refusal(SupervisorHello("c", "c1", slots=(3, 4, 5)), 0.0) is not None
 
 
 class TestGroups:
@@ -181,7 +204,8 @@ class TestHosts:
         stage.start(0, 1)
         stage.start(2, host="h7")
         stage.feed(joins(70, host="h7"))
-        stage.feed(HostExcluded("h7", "GPU 3 has fallen off the bus"))
+        excludes = supervisor.HostExcluded("GPU 3 has fallen off the bus")
+        stage.feed(SupervisorAsked(70, excludes, Membership.MEMBER))
         stage.obey()
         assert stage.members() == {0, 1}
         assert "h7 is excluded" in stage.machine.generations.restarts.restarts[0].cause
@@ -198,8 +222,11 @@ class TestHosts:
 
     def test_it_is_said_once_until_resume_lets_it_in_again(self):
         machine = RunMachine()
-        assert machine.handle(HostExcluded("h7", "broken"), 0.0) == [RecordChanged()]
-        assert machine.handle(HostExcluded("h7", "again"), 1.0) == []
+        machine.handle(joins(7, host="h7"), 0.0)
+        excludes = SupervisorAsked(7, supervisor.HostExcluded("broken"), Membership.MEMBER)
+        assert machine.handle(excludes, 0.0) == [RecordChanged()]
+        again = SupervisorAsked(7, supervisor.HostExcluded("again"), Membership.MEMBER)
+        assert machine.handle(again, 1.0) == []
         assert [(each.host, each.reason) for each in machine.supervisors.excluded] == [("h7", "broken")]
         assert machine.handle(ResumeAsked(), 1.0) == [DUE, Resumed()]
         assert machine.record(1.0).excluded == ()
@@ -339,6 +366,15 @@ class TestCompletion:
         assert stage.machine.handle(newer, 9.0) == [SupervisorTold(71, RunCompleted(0))]
         stage.feed(SupervisorEnded(70))
         assert told(stage.machine.handle(newer, 10.0), 71) == WELCOME
+
+    def test_a_rank_whose_supervisor_was_told_so_begins_nothing(self):
+        stage = self.completed()
+        twin = joins(71, incarnation="twin")
+        assert told(stage.machine.handle(twin, 9.0), 71) == RunCompleted(0)
+        stage.feed(SupervisorEnded(70))
+        rank = RankId(0, "twin.1")
+        entry = RankHello(rank, stage.terms)
+        assert stage.machine.handle(RankJoined(entry, 90), 10.0) == [Completed(0, (rank,))]
 
     @pytest.mark.parametrize("restarts", [False, True])
     @pytest.mark.parametrize("by_supervisor", [False, True])

@@ -19,14 +19,17 @@ from lighthouse_protocol.messages.run import (
     FinishReport,
     GenerationEnded,
     GenerationFormed,
+    HelloRejected,
     KeyKind,
     RankHeartbeat,
     RankHello,
     RankId,
+    RankWelcome,
     ReadyReport,
     RunCompleted,
     RunCounters,
     RunTerms,
+    SlotGiven,
 )
 from lighthouse_protocol.messages.supervisor import SupervisorHello
 from lighthouse_protocol.refusals import (
@@ -36,10 +39,12 @@ from lighthouse_protocol.refusals import (
     Unreachable,
     WrongState,
 )
+from lighthouse_protocol.rules.proof import short_name
 from lighthouse_runtime.timing.loop_lag import LoopLag
 from tests.lighthouse.peers import Listener
 
 TERMS = RunTerms(world_size=2)
+SECRET = "known to these ranks alone"
 
 
 class Rank(Listener):
@@ -70,7 +75,7 @@ async def runs(memory: RunStoreInProcess, incidents: IncidentRegistry) -> AsyncI
 
 def entered(driver: RunDriver, slot: int, incarnation: str = "i") -> tuple[int, Rank]:
     listener = Rank()
-    entry = RankHello(RankId(slot, f"{incarnation}{slot}"), TERMS, is_ready=True)
+    entry = RankHello(RankId(slot, f"{incarnation}{slot}"), TERMS, is_ready=True, secret=SECRET)
     return driver.open_rank(entry, listener), listener
 
 
@@ -98,6 +103,27 @@ async def test_what_is_told_was_written_down_before(
     assert [len(rank.heard) for rank in ranks] == [1, 1]
 
 
+async def test_slots_of_an_elastic_run_are_given_to_whichever_comes(runs: RunRegistry):
+    driver = runs.get("j", "r")
+    terms = RunTerms(world_size=4, active=3, min_active=2, is_elastic=True)
+
+    def come(incarnation: str, wish: int = 0) -> tuple[int, Rank, list[object]]:
+        rank = Rank()
+        session = driver.open_rank(RankHello(RankId(wish, incarnation), terms, is_ready=True, secret=incarnation), rank)
+        return session, rank, [message for message in rank.messages if not isinstance(message, RankWelcome)]
+
+    heard = [come(each)[2] for each in ("a", "b")]
+    assert heard == [[], [SlotGiven(1)]]
+    session, _, heard = come("c", wish=3)
+    assert heard == [GenerationFormed(RunCounters(0), (0, 1, 3))], "its wish"
+    driver.end_rank(session)
+    assert come("d", wish=1)[2][0] == SlotGiven(2), "the first one that is free"
+    assert come("c", wish=3)[2] == [], "and it keeps the slot that it had"
+    assert come("d", wish=0)[2][0] == SlotGiven(2), "whatever it has heard of it"
+    _, fifth, _ = come("e")
+    assert isinstance(fifth.messages[-1], HelloRejected), "there are no more slots"
+
+
 async def test_ranks_that_are_behind_are_those_of_a_group_or_slots_of_the_run(runs: RunRegistry):
     driver = runs.get("j", "r")
     for name, slot in (("g", 0), ("h/0", 1)):
@@ -107,7 +133,7 @@ async def test_ranks_that_are_behind_are_those_of_a_group_or_slots_of_the_run(ru
     assert [runs.restart("j", *those, "why") for those in (("g", {1}), ("nobody", {0}))] == [False, False]
     for number, (name, rank, slot) in enumerate((("g", 0, 0), ("h", 0, 1), ("r", 1, 1))):
         assert runs.restart("j", name, {rank}, "why")
-        assert listener.heard[-1] == GenerationEnded(number, f"slot {slot} (i{slot}) has failed: why")
+        assert listener.heard[-1] == GenerationEnded(number, f"slot {slot} (i{slot}) has failed: why", is_failure=True)
         for session in (first, second):
             driver.receive_from_rank(session, ReadyReport(number))
 
@@ -117,7 +143,7 @@ async def test_ranks_that_are_behind_are_those_of_a_group_that_restarts_by_itsel
     (_, listener), _ = entered(driver, 0), entered(driver, 1)
     assert not runs.restart("j", "h", {0}, "why")
     assert runs.restart("j", "g", {1}, "why")
-    assert listener.heard[-1] == GenerationEnded(0, "slot 1 (i1) has failed: why")
+    assert listener.heard[-1] == GenerationEnded(0, "slot 1 (i1) has failed: why", is_failure=True)
 
 
 async def test_a_run_that_supervisors_share_is_no_groups_own_whatever_its_name(runs: RunRegistry):
@@ -131,7 +157,7 @@ async def test_a_run_that_supervisors_share_is_no_groups_own_whatever_its_name(r
 async def test_a_quiet_run_is_dropped_and_found_again(runs: RunRegistry):
     driver = runs.get("j", "r")
     sessions = [entered(driver, slot)[0] for slot in (0, 1)]
-    driver.put_key(0, KeyKind.ITERATION, "a", b"1")
+    driver.put_key(0, KeyKind.ITERATION, "a", b"1", slot=0, secret=SECRET)
     driver.stop("enough", "operator")
     for session in sessions:
         driver.end_rank(session)
@@ -143,6 +169,30 @@ async def test_a_quiet_run_is_dropped_and_found_again(runs: RunRegistry):
     assert again.machine.stop is not None
     assert again.machine.keys.present(0)
     assert runs.find("j", "r") is again
+
+
+async def test_a_stopped_run_without_processes_is_shown_until_it_is_resumed_or_comes_back(runs: RunRegistry):
+    driver = runs.get("j", "r")
+    session, _ = entered(driver, 0)
+    driver.stop("enough", "operator")
+    assert runs.stopped_status() == (), "it has a process: live_status() has it"
+    driver.end_rank(session)
+    assert runs.live_status() == ()
+    [shown] = runs.stopped_status()
+    assert shown.stop is not None
+    assert (shown.run, shown.stop.reason) == ("r", "enough")
+    runs.find("j", "r")
+    assert runs.stopped_status() == ()
+    assert [run.stop for run in runs.live_status()] == [shown.stop], "shown once"
+    runs.find("j", "r").resume()
+    assert [run for run in (*runs.live_status(), *runs.stopped_status()) if run.stop is not None] == []
+
+
+async def test_of_stopped_runs_the_newest_are_shown(runs: RunRegistry):
+    for n in range(module.SAVED_SHOWN + 3):
+        runs.get("j", f"r{n}").stop("enough", "operator")
+        runs.forget_quiet()
+    assert [run.run for run in runs.stopped_status()] == [f"r{n}" for n in range(3, module.SAVED_SHOWN + 3)]
 
 
 async def test_a_restart_is_an_incident(runs: RunRegistry, incidents: IncidentRegistry):
@@ -194,7 +244,7 @@ async def test_a_refused_rank_ends_and_is_heard_no_more(runs: RunRegistry):
     assert thief.is_ended
     driver.receive_from_rank(session, RankHeartbeat(1))
     driver.end_rank(session)
-    assert driver.status().ranks[0].incarnation == "i0"
+    assert driver.status().ranks[0].start == short_name("i0")
 
 
 async def test_who_says_a_second_hello_is_at_fault(runs: RunRegistry):
@@ -230,7 +280,32 @@ async def test_a_lighthouse_that_ends_loses_nobody(runs: RunRegistry):
 async def test_keys_are_written_only_so_often(runs: RunRegistry):
     """Each is a durable write, which everybody waits for."""
     driver = runs.get("j", "r")
+    entered(driver, 0)
     with pytest.raises(LimitReached, match="keys written for one run"):
         for number in range(2 * KEY_WRITES_AT_ONCE):
             with contextlib.suppress(WrongState):
-                driver.put_key(0, KeyKind.ITERATION, f"k{number}", b"")
+                driver.put_key(0, KeyKind.ITERATION, f"k{number}", b"", slot=0, secret=SECRET)
+
+
+async def test_the_name_of_a_supervisor_that_does_not_come_back_is_kept_once(
+    runs: RunRegistry, memory: RunStoreInProcess, monkeypatch: pytest.MonkeyPatch
+):
+    """After a restart of the lighthouse. The run is quiet after each refusal, and made again by the next attempt."""
+    gone, new = (SupervisorHello("g", each, slots=(0,), secret=f"the secret of {each}") for each in ("gone", "new"))
+    runs.get("j", "r").open_supervisor(gone, Listener())
+    runs.close("a restart")
+    again = RunRegistry(memory, 30.0, LoopLag(asyncio.get_running_loop()))
+    monkeypatch.setattr("lighthouse.runs.rules.machine.NAMES_KEPT_S", 0.2)
+
+    def is_refused() -> bool:
+        listener = Listener()
+        again.forget_quiet()
+        again.get("j", "r").open_supervisor(new, listener)
+        return isinstance(listener.messages[-1], HelloRejected)
+
+    assert is_refused()
+    await asyncio.sleep(0.15)
+    is_refused()
+    await asyncio.sleep(0.15)
+    assert not is_refused()
+    again.close("the end")

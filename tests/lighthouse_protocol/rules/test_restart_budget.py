@@ -1,7 +1,7 @@
 import pytest
 
 from lighthouse_protocol.messages.run import RunTerms
-from lighthouse_protocol.rules.restart_budget import RestartBudget
+from lighthouse_protocol.rules.restart_budget import RestartBudget, share_used
 
 TERMS = RunTerms(max_restarts=3, restart_window_s=100.0, restart_delay_s=1.0)
 
@@ -49,3 +49,15 @@ def test_no_budget_keeps_nothing():
     for _ in range(1000):
         budget.fail(RunTerms(), 0.0, lasted_s=0.0, has_stepped=False)
     assert (budget.failed_at, budget.why_exhausted(RunTerms())) == ((), "")
+
+
+def test_how_much_of_a_budget_is_used_falls_as_failures_leave_the_window():
+    budget = RestartBudget()
+    assert budget.used(TERMS, 0.0) == budget.used(RunTerms(max_restarts=None), 0.0) == 0.0
+    for at in (0.0, 40.0):
+        budget.fail(TERMS, at, lasted_s=0.0, has_stepped=True)
+    assert [round(budget.used(TERMS, now), 2) for now in (50.0, 120.0, 200.0)] == [0.67, 0.33, 0.0]
+
+
+def test_a_budget_of_none_is_used_up_by_the_first_failure():
+    assert [share_used(restarts, 0) for restarts in (0, 1)] == [0.0, 1.0]

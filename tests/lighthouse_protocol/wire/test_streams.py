@@ -19,12 +19,16 @@ from lighthouse_protocol.wire.streams import (
 )
 from tests.lighthouse_protocol.drawn import messages
 
+SECRET = "known to the members of that quorum"
+
 
 class TestAcceptedSerialisedOnce:
     @given(messages(Quorum), st.booleans(), st.integers(0, 2**53))
     def test_for_all_sessions(self, quorum: Quorum, stands: bool, join: int):
-        message = lighthouse_pb2.SessionResponse.FromString(accepted_for(accepted_shared(quorum, stands, 12.5), join))
-        assert SESSION_RESPONSES.read(message) == JoinAccepted(join, quorum, stands)
+        message = lighthouse_pb2.SessionResponse.FromString(
+            accepted_for(accepted_shared(quorum, stands, 12.5, SECRET), join)
+        )
+        assert SESSION_RESPONSES.read(message) == JoinAccepted(join, quorum, stands, SECRET)
         created = message.join_accepted.quorum.created
         assert (created.seconds, created.nanos) == (12, 500_000_000)
 

@@ -1,7 +1,6 @@
 """One dataclass of settings: its options, its environment variables and its defaults are the same."""
 
 import dataclasses
-from pathlib import Path
 from typing import Any
 
 import click
@@ -16,7 +15,6 @@ from lighthouse_runtime.cli.settings import (
     CONTEXT_SETTINGS,
     from_options,
     options,
-    read_token,
     setting,
     variables,
 )
@@ -136,23 +134,3 @@ def test_help_names_option_default_and_variables() -> None:
     assert "--wait-ms" not in output
     for part in ("--name TEXT", "[env: X_NAME, OLD_NAME, OLDEST_NAME]", "--wait DURATION", "[default: 60s]", "X_WAIT"):
         assert part in " ".join(output.split()), output
-
-
-# -- the token
-
-
-def test_a_token_is_one_line_of_a_file(tmp_path: Path) -> None:
-    file = tmp_path / "token"
-    file.write_text("open sesame\n")
-    assert read_token(file) == "open sesame"
-    assert read_token(None) is None
-    with pytest.raises(click.UsageError, match=r"--control-token-file: cannot read .*No such file"):
-        read_token(tmp_path / "missing")
-
-
-@pytest.mark.parametrize("content", [b"", b"\n \n", "schlüssel".encode(), b"two\nlines", b"\xff", b"a\x00b"])
-def test_what_is_no_token_is_refused_with_the_option(tmp_path: Path, content: bytes) -> None:
-    file = tmp_path / "token"
-    file.write_bytes(content)
-    with pytest.raises(click.UsageError, match="--control-token-file: "):
-        read_token(file)

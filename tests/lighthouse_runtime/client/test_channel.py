@@ -44,7 +44,7 @@ NO_NAME = "errors resolving x:1: [field:hostname lookup error:address lookup fai
         (S.UNAVAILABLE, HTTP, WrongProtocol, "h:1 is unreachable: an HTTP port and no gRPC port; a lighthouse"),
         (S.UNAVAILABLE, OTHER, WrongProtocol, "h:1 is unreachable: another service listens there"),
         (S.UNAVAILABLE, NO_NAME, Unreachable, "h:1 is unreachable: this host name does not resolve here"),
-        (S.UNIMPLEMENTED, "Method not found!", NotServed, "h:1 serves gRPC and not this call (Method not found!)"),
+        (S.UNIMPLEMENTED, "Method not found!", NotServed, "h:1 serves gRPC and not this call: it is a manager's port"),
     ],
 )
 def test_without_a_word_of_ours(status: grpc.StatusCode, details: str, kind: type[LighthouseError], words: str) -> None:

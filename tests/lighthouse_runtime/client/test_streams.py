@@ -44,13 +44,12 @@ from lighthouse_protocol.refusals import (
 from lighthouse_protocol.wire.streams import SESSION_RESPONSES, WATCH_REQUESTS
 from lighthouse_runtime.client.lighthouse import AsyncLighthouseClient
 from lighthouse_runtime.client.manager import ManagerClient
-from lighthouse_runtime.client.rpcs import SESSION, WATCH
-from lighthouse_runtime.client.streams import Session, Watch
+from lighthouse_runtime.client.stream_kinds import SESSION, WATCH, Session, Watch
 from lighthouse_runtime.server.streams import Ending, Sender
 from tests.lighthouse_runtime.stream_server import NEXT, WELCOME, StreamServer
 from tests.processes import LOCALHOST, PATIENCE_S, Process, eventually
 
-HELLO = Hello(Participant("a", "1"))
+HELLO = Hello(Participant("a", "1"), secret="known to this manager alone, of this test")
 ACKS = [HeartbeatAck(number, 1.0) for number in range(100)]
 # Either is what the end of a peer without a word looks like.
 GONE = (Ending.PEER, Ending.BROKEN)
@@ -116,6 +115,21 @@ class TestSession:
             with pytest.raises(Superseded, match=r"^a newer session has taken its place$"):
                 await anext(session)
         assert server.observed == [("Session", "ABORTED")]
+
+    async def test_the_reason_of_a_refusal_arrives_though_the_client_writes_on(
+        self, server: StreamServer, client: AsyncLighthouseClient
+    ):
+        for _ in range(50):
+            async with client.session() as session:
+                await greeted(session, server)
+                session.send(Leave("refuse"))
+                for number in range(3):
+                    session.send(Heartbeat(number))
+                assert await anext(session) == Goodbye("first")
+                with pytest.raises(Superseded, match=r"^a newer session has taken its place$"):
+                    while True:
+                        await anext(session)
+                        session.send(Heartbeat(9))
 
     async def test_the_handler_fails(
         self, server: StreamServer, client: AsyncLighthouseClient, caplog: pytest.LogCaptureFixture
@@ -214,11 +228,32 @@ class TestLimits:
                 assert sent_bytes < 256 * 1024 * 1024
                 await asyncio.sleep(0)
             assert await ending(server) is Ending.SLOW
-            with pytest.raises(LimitReached, match=r"more than 10000 messages or 64 MiB wait to be read; read faster"):
+            with pytest.raises(LimitReached, match=r"more than 10000 messages or 16 MiB wait to be read; read faster"):
                 async for _ in session:
                     pass
-        assert sent_bytes > 64 * 1024 * 1024
+        assert sent_bytes > 16 * 1024 * 1024
         assert server.observed == [("Session", "RESOURCE_EXHAUSTED")]
+
+    async def test_a_peer_that_has_not_read_anything_yet_is_sent_away_and_hears_why(
+        self, server: StreamServer, client: AsyncLighthouseClient
+    ):
+        """The first message is still on its way when the stream is ended."""
+        message = SESSION_RESPONSES.write(Goodbye("x" * 900)).SerializeToString() * 8000
+        async with client.session() as session:
+            session.send(Leave("hush"))
+            async with asyncio.timeout(PATIENCE_S):
+                while not server.senders:  # noqa: ASYNC110
+                    await asyncio.sleep(0.01)
+            (sender,) = server.senders
+            sender.send(message)
+            await asyncio.sleep(0.05)
+            while sender.is_open:
+                sender.send(message)
+            assert await ending(server) is Ending.SLOW
+            async with asyncio.timeout(20):
+                with pytest.raises(LimitReached, match="read faster"):
+                    async for _ in session:
+                        pass
 
     async def test_a_server_that_does_not_read_is_given_up(self, server: StreamServer, client: AsyncLighthouseClient):
         async with client.session() as session:
@@ -233,7 +268,7 @@ class TestLimits:
         async with client.session() as session:
             await greeted(session, server)
             with pytest.raises(LimitReached, match=rf"Hello has \d+ bytes; at most {MAX_REQUEST_BYTES}"):
-                session.send(Hello(Participant("a", data="x" * MAX_REQUEST_BYTES)))
+                session.send(Hello(Participant("a", data="x" * MAX_REQUEST_BYTES), secret=HELLO.secret))
             session.send(Heartbeat(1))
             assert await anext(session) == HeartbeatAck(1, 1.0)
 

@@ -8,7 +8,13 @@ import pytest
 from lighthouse_protocol.identity import Address
 from lighthouse_protocol.refusals import InvalidRequest
 from lighthouse_runtime.net import own_address
-from lighthouse_runtime.net.own_address import advertised_host, own_name, resolves_to_loopback, served_host
+from lighthouse_runtime.net.own_address import (
+    advertised_host,
+    listening_host,
+    own_name,
+    resolves_to_loopback,
+    served_host,
+)
 
 
 @pytest.mark.parametrize("wanted", ["10.0.0.5", "node7.cluster", "fd00::5", "[fd00::5]", "http://10.0.0.5"])
@@ -133,3 +139,26 @@ def test_a_name_that_resolves_to_a_loopback_is_one(monkeypatch: pytest.MonkeyPat
     )
     assert resolves_to_loopback("myhost")
     assert not resolves_to_loopback("peer")
+
+
+@pytest.mark.parametrize("loopback", ["127.0.0.1", "localhost", "::1", "127.0.0.2"])
+def test_what_is_reached_by_a_loopback_listens_on_that_alone(loopback: str) -> None:
+    assert listening_host(loopback) == loopback
+
+
+def test_what_is_reached_by_an_address_of_this_host_listens_on_that_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(own_address, "is_own_address", lambda ip: ip == "10.0.0.5")
+    assert listening_host("10.0.0.5") == "10.0.0.5"
+
+
+@pytest.mark.parametrize("elsewhere", ["203.0.113.7", "no.such.name.invalid", "0.0.0.0"])
+def test_what_is_reached_by_another_address_listens_on_all(elsewhere: str) -> None:
+    """It is translated on the way, or a name that only its peers resolve."""
+    assert listening_host(elsewhere) == ""
+
+
+def test_a_name_that_is_a_loopback_at_home_listens_on_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on Debian, where the host's own name is 127.0.1.1: its peers know its address."""
+    found = [(socket.AF_INET, socket.SOCK_STREAM, 6, "", ("127.0.1.1", 0))]
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: found)
+    assert listening_host("node7") == ""

@@ -1,11 +1,17 @@
 """What a daemon logs."""
 
+import ast
 import json
 import logging
+from datetime import datetime, timedelta
 
 import pytest
 
-from lighthouse_runtime.process.logs import set_up_logging
+from lighthouse_runtime.log_event import event
+from lighthouse_runtime.process.logs import FORMATS, set_up_logging
+from tests.processes import ROOT
+
+LEVEL_METHODS = ("debug", "info", "warning", "error", "critical", "exception")
 
 
 @pytest.fixture
@@ -56,3 +62,66 @@ def test_below_the_level_nothing_is_said(root: logging.Logger, capsys: pytest.Ca
     set_up_logging("warning", "text")
     logging.getLogger("x").info("word")
     assert capsys.readouterr().err == ""
+
+
+def test_json_has_what_a_line_is_about_as_fields(root: logging.Logger, capsys: pytest.CaptureFixture[str]) -> None:
+    set_up_logging("info", "json", job="j", replica_group="g")
+    told = event("rank_ended", rank=0, step=None, generation=4, quorum_id=17, peer="ipv6:[::1]:5")
+    logging.getLogger("x").info("rank %d has ended", 0, extra=told)
+    entry = json.loads(last_line(capsys))
+    assert datetime.fromisoformat(entry.pop("time")).utcoffset() == timedelta(0)
+    assert entry == {
+        "level": "info",
+        "event": "rank_ended",
+        "job": "j",
+        "replica_group": "g",
+        "rank": 0,
+        "quorum_id": 17,
+        "generation": 4,
+        "peer": "ipv6:[::1]:5",
+        "logger": "x",
+        "message": "rank 0 has ended",
+    }
+
+
+def test_a_line_of_another_library_has_an_event_too(root: logging.Logger, capsys: pytest.CaptureFixture[str]) -> None:
+    set_up_logging("info", "json")
+    logging.getLogger("asyncio").warning("slow")
+    assert json.loads(last_line(capsys))["event"] == "log"
+
+
+def test_text_says_which_job_and_run_a_line_is_about(root: logging.Logger, capsys: pytest.CaptureFixture[str]) -> None:
+    set_up_logging("info", "text", job="own")
+    logging.getLogger("x").info("stopped", extra=event("run_stopped", job="j", run="r"))
+    assert last_line(capsys).endswith("I x: [j/r] stopped")
+
+
+@pytest.mark.parametrize("form", FORMATS)
+def test_a_credential_is_not_logged(form: str, root: logging.Logger, capsys: pytest.CaptureFixture[str]) -> None:
+    set_up_logging("info", form)
+    address = "lighthouse://5f1c.t0ken@head:29510"
+    logging.getLogger("x").info("connects to %s", address, extra=event("e", to=address))
+    line = last_line(capsys)
+    assert "t0ken" not in line
+    assert "lighthouse://(removed)@head:29510" in line
+
+
+def test_every_line_of_a_daemon_says_what_it_is_about() -> None:
+    """Each call of a logger in the daemons has an event."""
+    without: list[str] = []
+    packages = [ROOT / name for name in ("lighthouse", "manager", "lighthouse_runtime")]
+    for path in (path for package in packages for path in package.rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Call) and is_logging(node.func) and "extra" not in {k.arg for k in node.keywords}:
+                without.append(f"{path.relative_to(ROOT)}:{node.lineno}")
+    assert without == []
+
+
+def is_logging(function: ast.expr) -> bool:
+    """log.info, self._log.warning, (log.info if ... else log.error)."""
+    if isinstance(function, ast.IfExp):
+        return is_logging(function.body)
+    if not isinstance(function, ast.Attribute) or function.attr not in LEVEL_METHODS:
+        return False
+    owner = function.value
+    return ast.unparse(owner) in ("log", "self._log")

@@ -10,12 +10,14 @@ import grpc.aio
 import pytest
 
 from lighthouse_protocol.pb.documented import lighthouse_pb2
-from lighthouse_protocol.refusals import InvalidRequest, NotPermitted
+from lighthouse_protocol.refusals import InvalidRequest
+from lighthouse_protocol.rules import access
 from lighthouse_runtime.client import channel
+from lighthouse_runtime.security.access import HostOnly
 from lighthouse_runtime.server import grpc_server as server
 from lighthouse_runtime.server import rpc_handler
-from lighthouse_runtime.server.control_policy import ControlPolicy
 from lighthouse_runtime.server.grpc_server import GrpcServer
+from lighthouse_runtime.server.output_gate import OutputGate
 from lighthouse_runtime.server.rpc_handler import Call, Method
 
 Request = lighthouse_pb2.LighthouseHeartbeatRequest
@@ -64,11 +66,20 @@ class Handlers:
         return request
 
 
+@pytest.fixture(autouse=True)
+def policy(monkeypatch: pytest.MonkeyPatch) -> None:
+    for service in ("x.Service", "Service"):
+        for name in ("echo", "refuse", "fail", "wait"):
+            monkeypatch.setitem(access.POLICY, f"/{service}/{name}", access.POLICY["/LighthouseService/Status"])
+
+
 @pytest.fixture
 async def running() -> AsyncIterator[tuple[GrpcServer, grpc.aio.Channel]]:
     handlers = Handlers()
     methods = {name: Method(Request, getattr(handlers, name)) for name in ("echo", "refuse", "fail", "wait")}
-    grpc_server = GrpcServer({"x.Service": methods, "Service": methods}, ["lighthouse.v1.LighthouseService"])
+    grpc_server = GrpcServer(
+        {"x.Service": methods, "Service": methods}, ["lighthouse.v1.LighthouseService"], HostOnly()
+    )
     port = await grpc_server.start("127.0.0.1:0")
     async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as client:
         yield grpc_server, client
@@ -122,7 +133,7 @@ async def test_what_a_handler_raises_is_a_status(
     ],
 )
 async def test_what_cannot_be_listened_on_is_refused_with_the_option(where: str, why: str) -> None:
-    other = GrpcServer({}, [])
+    other = GrpcServer({}, [], HostOnly())
     with pytest.raises(InvalidRequest, match=f"--bind: cannot listen on {where}: {why}"):
         await other.start(where)
     await other.stop(0)
@@ -134,29 +145,13 @@ async def test_a_caller_that_has_gone_while_it_is_refused_is_no_defect() -> None
             raise grpc.aio.InternalError("Failed grpc_call_start_batch: 1")
 
     with pytest.raises(asyncio.CancelledError):
-        await rpc_handler.Serving(lambda *_: None)._refuse("x/y", Gone(), InvalidRequest("is odd"))
+        serving = rpc_handler.Serving(lambda *_: None, HostOnly(), OutputGate())
+        await serving._refuse("x/y", Gone(), InvalidRequest("is odd"))
 
 
-def test_the_policy_of_control() -> None:
-    here, there = Call(1.0, "ipv4:127.0.0.1:9", {}), Call(1.0, "ipv4:198.51.100.7:9", {})
-    with_token = Call(1.0, there.peer, {"lighthouse-control-token": "sesame"})
-    with_other = Call(1.0, there.peer, {"lighthouse-control-token": "barley"})
-    with_none = Call(1.0, there.peer, {"lighthouse-control-token": ""})
-    for policy in (ControlPolicy(), ControlPolicy("sesame"), ControlPolicy(allow_remote=True)):
-        policy.check(here)
-    ControlPolicy("sesame").check(with_token)
-    ControlPolicy(allow_remote=True).check(there)
-    for policy, caller in (
-        (ControlPolicy(), there),
-        (ControlPolicy(), with_token),
-        (ControlPolicy(""), with_none),
-        (ControlPolicy("sesame"), there),
-        (ControlPolicy("sesame"), with_other),
-    ):
-        with pytest.raises(
-            NotPermitted, match=r"control from ipv4:198\.51\.100\.7:9 is refused: .*--control-token-fil"
-        ):
-            policy.check(caller)
+async def test_a_server_with_a_method_without_a_policy_does_not_start() -> None:
+    with pytest.raises(KeyError, match=r"/x\.Service/new has no entry in lighthouse_protocol/rules/access.py"):
+        GrpcServer({"x.Service": {"new": Method(Request, Handlers().echo)}}, [], HostOnly())
 
 
 def test_who_is_local() -> None:

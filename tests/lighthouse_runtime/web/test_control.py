@@ -1,44 +1,57 @@
 """Who may act through the page, by real connections: each thing that a browser must prove, and what it is told else."""
 
-from collections.abc import AsyncIterator
+import dataclasses
+from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import aiohttp
 import pytest
 
-from lighthouse_protocol.limits import TOKEN_METADATA_KEY
+from lighthouse_protocol.coordinator import Coordinator
+from lighthouse_protocol.identity import Address
 from lighthouse_protocol.refusals import UnknownName, Unreachable
-from lighthouse_runtime.server import rpc_handler
-from lighthouse_runtime.server.control_policy import ControlPolicy
+from lighthouse_protocol.rules.access import Role
+from lighthouse_runtime.security import access
+from lighthouse_runtime.security.access import Access, ByCredential, LocalOperates
+from lighthouse_runtime.security.audit import Audit
+from lighthouse_runtime.security.credentials import load_or_make
+from lighthouse_runtime.security.tokens import TokenFile
 from lighthouse_runtime.server.rpc_handler import Call
-from lighthouse_runtime.web.control import CSRF_HEADER, HttpControl, KillOrder
-from lighthouse_runtime.web.server import HttpServer, HttpSide
+from lighthouse_runtime.web.control import CSRF_HEADER, Act, HttpControl, HttpGuard, Order
+from lighthouse_runtime.web.server import Document, HttpServer, HttpSide
 
 A = {"job": "default", "replica_id": "a", "reason": "tried"}
+ROUTES = ("kill", "drain", "stop", "resume", "stacks")
 
 
 @dataclass
 class Daemon:
-    policy: ControlPolicy = field(default_factory=ControlPolicy)
-    killed: list[KillOrder] = field(default_factory=list)
+    access: Access = field(default_factory=LocalOperates)
+    acted: list[tuple[str, Order]] = field(default_factory=list)
     error: Exception | None = None
     port: int = 0
 
-    async def kill(self, order: KillOrder, call: Call) -> None:
-        self.policy.check(call)
-        if self.error is not None:
-            raise self.error
-        self.killed.append(order)
+    def act(self, route: str) -> Act:
+        async def act(order: Order, call: Call) -> Mapping[str, object]:
+            if self.error is not None:
+                raise self.error
+            self.acted.append((route, order))
+            return {"done": route}
 
-    def incident(self, name: str) -> object:
+        return act
+
+    def incident(self, name: str, _: Call) -> object:
         if name != "i1":
             raise UnknownName(f"incident: there is no {name!r}")
         return {"id": "i1", "evidence": []}
 
     async def start(self, client: aiohttp.ClientSession) -> None:
-        control = HttpControl(self.policy, self.kill, ("coordinator.example",))
-        self.http = HttpServer(HttpSide(lambda: True, lambda: (b"", ""), dict, control=control, incident=self.incident))
+        guard = HttpGuard(self.access, ("coordinator.example",))
+        control = HttpControl(guard, {f"POST /{route}": self.act(route) for route in ROUTES})
+        side = HttpSide(lambda: True, lambda: (b"", ""), dict, guard, control=control, incident=self.incident)
+        self.http = HttpServer(dataclasses.replace(side, page=Document(b"", "text/html", {})))
         self.port = await self.http.start("127.0.0.1:0")
         self.client = client
 
@@ -49,13 +62,13 @@ class Daemon:
     async def csrf(self) -> str:
         return (await self.get("/control"))[1]["csrf"]
 
-    async def post(self, body: object = A, **headers: str) -> tuple[int, dict[str, Any]]:
+    async def post(self, body: object = A, *, route: str = "kill", **headers: str) -> tuple[int, dict[str, Any]]:
         """With all that is to be proven, as far as `headers` say nothing else; an empty one is left out."""
         given = {"Host": f"127.0.0.1:{self.port}", "X-CSRF-Token": await self.csrf()}
         given |= {"Origin": f"http://127.0.0.1:{self.port}", "Sec-Fetch-Site": "same-origin"}
         given |= {name.replace("_", "-"): value for name, value in headers.items()}
         sent = {name: value for name, value in given.items() if value}
-        async with self.client.post(f"http://127.0.0.1:{self.port}/kill", json=body, headers=sent) as response:
+        async with self.client.post(f"http://127.0.0.1:{self.port}/{route}", json=body, headers=sent) as response:
             return response.status, await response.json()
 
 
@@ -71,14 +84,23 @@ async def daemon() -> AsyncIterator[Daemon]:
 @pytest.fixture
 def from_afar(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nobody is local."""
-    monkeypatch.setattr(rpc_handler.Call, "is_local", property(lambda call: False))
+    monkeypatch.setattr(access, "is_local", lambda peer: False)
 
 
 @pytest.mark.parametrize("headers", [{}, {"Origin": "", "Sec_Fetch_Site": ""}], ids=["its page", "a program"])
-async def test_who_proves_it_kills(daemon: Daemon, headers: dict[str, str]):
+@pytest.mark.parametrize("route", ROUTES)
+async def test_a_caller_that_proves_it_acts(daemon: Daemon, headers: dict[str, str], route: str):
     """A program without a page has the token alone."""
-    assert await daemon.post(**headers) == (200, {"job": "default", "replica_id": "a", "killed": True})
-    assert daemon.killed == [KillOrder("default", "a", "tried")]
+    assert await daemon.post(route=route, **headers) == (200, {"done": route})
+    assert daemon.acted == [(route, Order("default", "a", reason="tried"))]
+
+
+@pytest.mark.parametrize("route", ROUTES)
+async def test_no_act_goes_without_the_pages_own_token(daemon: Daemon, route: str):
+    assert (await daemon.post(route=route, X_CSRF_Token=""))[0] == 403
+    assert (await daemon.post(route=route, Origin="http://evil.example"))[0] == 403
+    assert (await daemon.post(route=route, X_Forwarded_For="10.0.0.1"))[0] == 403
+    assert daemon.acted == []
 
 
 @pytest.mark.parametrize(
@@ -94,16 +116,41 @@ async def test_who_proves_it_kills(daemon: Daemon, headers: dict[str, str]):
         ({"Host": "evil.example", "Origin": "http://evil.example"}, 403, "does not know itself as 'evil.example'"),
         ({"Host": "127.0.0.1.evil.example:29511", "Origin": ""}, 403, "does not know itself"),
         ({"Host": "%00", "Origin": ""}, 403, "Host"),
-        ({"X_Forwarded_For": "10.0.0.1"}, 403, "control from a proxy is refused"),
-        ({"Via": "1.1 proxy"}, 403, "control from a proxy is refused"),
+        ({"X_Forwarded_For": "10.0.0.1"}, 403, "POST /kill needs a credential of role operate; remote is of role"),
+        ({"Via": "1.1 proxy"}, 403, "POST /kill needs a credential of role operate"),
     ],
 )
 async def test_what_is_not_proven_is_refused_with_the_reason(
     daemon: Daemon, headers: dict[str, str], status: int, words: str
 ):
     answered, body = await daemon.post(**headers)
-    assert (answered, daemon.killed) == (status, [])
+    assert (answered, daemon.acted) == (status, [])
     assert words in body["error"]
+
+
+@pytest.mark.parametrize(
+    ("shown", "status", "words"),
+    [
+        ("{token}", 200, ""),
+        ("{join_string}", 200, ""),
+        ("lighthouse://{token}", 403, "the token is not one of this lighthouse's"),
+        ("", 403, "GET /status needs a credential of role view, and the caller shows none"),
+    ],
+)
+async def test_a_program_shows_a_token_or_what_lighthouse_token_prints(
+    daemon: Daemon, tmp_path: Path, shown: str, status: int, words: str
+):
+    made = load_or_make(tmp_path / "made", ())
+    tokens = TokenFile(made.folder)
+    daemon.access = ByCredential(tokens, Audit(None))
+    await daemon.http.stop()
+    await daemon.start(daemon.client)
+    token = tokens.value.newest(Role.VIEW)
+    join_string = Coordinator((Address("coordinator", 29510),), made.ca_pin, token).join_string()
+    given = shown.format(token=token, join_string=join_string)
+    answered, body = await daemon.get("/status", **({"Authorization": f"Bearer {given}"} if given else {}))
+    assert answered == status
+    assert words in body.get("error", "")
 
 
 @pytest.mark.parametrize("host", ["localhost", "[::1]", "10.1.2.3", "coordinator.example", "Coordinator.Example."])
@@ -112,10 +159,10 @@ async def test_the_names_that_it_is_known_by(daemon: Daemon, host: str):
     assert (await daemon.post(Host=where, Origin=f"http://{where}"))[0] == 200
 
 
-@pytest.mark.parametrize("body", [[], "a", {"replica_id": 7}, {"replica_id": "a", "reason": "\ud800"}])
+@pytest.mark.parametrize("body", [[], "a", {"replica_id": 7}, {"run": []}, {"replica_id": "a", "reason": "\ud800"}])
 async def test_a_body_that_is_no_order(daemon: Daemon, body: object):
     status, answer = await daemon.post(body)
-    assert (status, daemon.killed) == (400, [])
+    assert (status, daemon.acted) == (400, [])
     assert answer["error"].startswith("body: ")
 
 
@@ -124,45 +171,44 @@ async def test_a_body_that_is_deep_or_without_end(daemon: Daemon, body: bytes, s
     headers = {"Content-Type": "application/json", CSRF_HEADER: await daemon.csrf()}
     url = f"http://127.0.0.1:{daemon.port}/kill"
     async with daemon.client.post(url, data=body, headers=headers) as response:
-        assert (response.status, daemon.killed) == (status, [])
+        assert (response.status, daemon.acted) == (status, [])
 
 
 @pytest.mark.parametrize(("error", "status"), [(UnknownName("replica_id: no live a"), 404), (Unreachable("gone"), 503)])
-async def test_a_kill_that_fails_says_why(daemon: Daemon, error: Exception, status: int):
+async def test_an_act_that_fails_says_why(daemon: Daemon, error: Exception, status: int):
     daemon.error = error
     assert await daemon.post() == (status, {"error": str(error)})
 
 
 async def test_the_page_is_told_whether_it_may_and_why_not(daemon: Daemon):
     assert (await daemon.get("/control"))[1] == {
-        "may_kill": True,
-        "takes_token": False,
+        "may_act": True,
+        "may_view": True,
         "why": "",
         "csrf": await daemon.csrf(),
     }
     _, told = await daemon.get("/control", Host="evil.example")
-    assert (told["may_kill"], told["csrf"]) == (False, "")
+    assert (told["may_act"], told["csrf"]) == (False, "")
     assert "does not know itself" in told["why"]
 
 
 @pytest.mark.usefixtures("from_afar")
-async def test_from_another_host_it_takes_the_control_token(daemon: Daemon):
-    assert (await daemon.post())[0] == 403
-    daemon.policy = daemon.http._side.control._policy = ControlPolicy("secret")
+async def test_from_another_host_it_may_look_and_not_act(daemon: Daemon):
+    status, refused = await daemon.post()
+    assert (status, daemon.acted) == (403, [])
     _, told = await daemon.get("/control")
-    assert (told["may_kill"], told["takes_token"]) == (False, True)
-    assert "--control-token-file" in told["why"]
-    assert (await daemon.post(**{TOKEN_METADATA_KEY: "wrong"}))[0] == 403
-    assert (await daemon.post(**{TOKEN_METADATA_KEY: "secret"}))[0] == 200
-    assert daemon.killed == [KillOrder("default", "a", "tried")]
+    assert (told["may_act"], told["why"]) == (False, refused["error"])
+    assert "lighthouse token operate" in told["why"]
+    assert (await daemon.get("/status"))[0] == 200
 
 
-@pytest.mark.usefixtures("from_afar")
-async def test_from_another_host_where_anyone_may(daemon: Daemon):
-    daemon.policy = daemon.http._side.control._policy = ControlPolicy(allow_remote=True)
-    assert (await daemon.get("/control"))[1]["may_kill"]
-    assert (await daemon.post())[0] == 200
-    assert (await daemon.post(X_CSRF_Token="guessed"))[0] == 403
+@pytest.mark.parametrize("path", ["/status", "/metrics", "/events", "/incidents/i1"])
+async def test_a_foreign_name_that_resolves_here_reads_nothing(daemon: Daemon, path: str):
+    """DNS rebinding: the browser takes evil.example for its own page's host."""
+    headers = {"Host": f"evil.example:{daemon.port}"}
+    async with daemon.client.get(f"http://127.0.0.1:{daemon.port}{path}", headers=headers) as response:
+        assert response.status == 403
+        assert "does not know itself" in (await response.json())["error"]
 
 
 @pytest.mark.parametrize("path", ["/control", "/status", "/incidents/i1"])
@@ -178,5 +224,5 @@ async def test_an_incident_is_shown_to_whoever_may_act(daemon: Daemon, monkeypat
     assert await daemon.get("/incidents/i1") == (200, {"id": "i1", "evidence": []})
     assert (await daemon.get("/incidents/i2"))[0] == 404
     assert (await daemon.get("/incidents/i1", Host="evil.example"))[0] == 403
-    monkeypatch.setattr(rpc_handler.Call, "is_local", property(lambda call: False))
+    monkeypatch.setattr(access, "is_local", lambda peer: False)
     assert (await daemon.get("/incidents/i1"))[0] == 403

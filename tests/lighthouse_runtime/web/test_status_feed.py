@@ -11,7 +11,9 @@ import aiohttp
 import pytest
 
 from lighthouse_protocol.messages.status import MemberState, TimelineEntry, TimelineKind
+from lighthouse_runtime.security.access import HostOnly
 from lighthouse_runtime.web import status_feed
+from lighthouse_runtime.web.control import HttpGuard
 from lighthouse_runtime.web.server import Document, HttpServer, HttpSide
 from lighthouse_runtime.web.status_feed import StatusFeed, to_json
 from tests.lighthouse.statuses import job, member, status
@@ -30,7 +32,9 @@ class Daemon:
 
     def __post_init__(self) -> None:
         page = Document(b"<p>page</p>", "text/html", {})
-        self.http = HttpServer(HttpSide(lambda: True, lambda: (b"", "text/plain"), self.status, page))
+        self.http = HttpServer(
+            HttpSide(lambda: True, lambda: (b"", "text/plain"), self.status, HttpGuard(HostOnly()), page)
+        )
 
     def status(self) -> object:
         self.snapshots += 1
@@ -131,15 +135,38 @@ async def test_a_client_that_reads_nothing_holds_one_snapshot_and_is_cut_off(
     assert 1_000_000 < largest < 10_000_000, "one snapshot at most"
 
 
-async def test_more_clients_than_it_takes_are_sent_to_the_status(
+async def test_where_as_many_listen_as_may_one_more_takes_the_place_of_the_oldest(
+    daemon: Daemon, client: aiohttp.ClientSession, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+):
+    monkeypatch.setattr(status_feed, "MAX_CLIENTS", 2)
+    async with client.get(daemon.url("/events")) as first, client.get(daemon.url("/events")) as second:
+        await event(first)
+        await event(second)
+        async with client.get(daemon.url("/events")) as third:
+            await event(third)
+            await event(second)
+            with pytest.raises(aiohttp.ClientError):
+                while await first.content.readline():
+                    pass
+    assert "2 browsers listen already: one at 127.0.0.1 is cut" in caplog.text
+
+
+async def test_one_that_does_not_read_goes_before_an_older_one_that_does(
     daemon: Daemon, client: aiohttp.ClientSession, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(status_feed, "MAX_CLIENTS", 1)
-    async with client.get(daemon.url("/events")) as first:
-        await event(first)
-        async with client.get(daemon.url("/events")) as second:
-            assert (second.status, second.headers["Retry-After"]) == (503, "10")
-            assert "1 browsers listen already" in await second.text()
+    monkeypatch.setattr(status_feed, "MAX_CLIENTS", 2)
+    async with client.get(daemon.url("/events")) as reader:
+        await event(reader)
+        daemon.padding = "x" * 8_000_000  # more than the kernel takes
+        with socket.socket() as deaf:
+            deaf.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            deaf.connect(("127.0.0.1", daemon.port))
+            deaf.sendall(b"GET /events HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n")
+            await until(lambda: daemon.feed.clients == 2 and list(daemon.feed._clients)[1].writing_paused)
+            async with client.get(daemon.url("/events")) as third:
+                await event(third)
+                await event(reader)
+    assert daemon.feed.clients <= 2
 
 
 async def test_a_stop_ends_every_stream_at_once(daemon: Daemon, client: aiohttp.ClientSession):

@@ -8,7 +8,7 @@ joined ranks=2                  how it begins: unwatched, watched, joined, holdi
 
 from ast import literal_eval
 from collections.abc import Sequence
-from dataclasses import MISSING, fields, is_dataclass
+from dataclasses import MISSING, fields, is_dataclass, replace
 from enum import Enum
 from functools import partial
 from typing import Any
@@ -16,7 +16,7 @@ from typing import Any
 from lighthouse_protocol import refusals
 from lighthouse_protocol.messages import session
 from lighthouse_protocol.messages.membership import Assignment, Participant, Quorum
-from lighthouse_protocol.messages.session import GroupReport, Heartbeat, HeldQuorum, JoinRequest, QuorumPhase
+from lighthouse_protocol.messages.session import GroupReport, Heartbeat, HeldQuorum, Hello, JoinRequest, QuorumPhase
 from manager.group.rules import events
 from manager.group.rules.commit import Decided
 from manager.group.rules.machine import GroupMachine
@@ -116,7 +116,8 @@ def held_of(held: HeldQuorum | None) -> str:
 
 
 def short(value: Any) -> str:
-    """As it would be written: without what is not given, and of a participant without its name and addresses."""
+    """As it would be written: without what is not given or only counts, and of a participant without its name and
+    addresses."""
     if isinstance(value, refusals.LighthouseError):
         return f"{type(value).__name__}({str(value)!r})"
     if isinstance(value, GroupReport):
@@ -125,6 +126,8 @@ def short(value: Any) -> str:
         return repr(value.value)
     if not is_dataclass(value) or isinstance(value, type):
         return repr(value)
+    if isinstance(value, Hello | Heartbeat):
+        value = replace(value, levels=replace(value.levels, counts=None))
     shown = [
         f"{field.name}={short(getattr(value, field.name))}"
         for field in fields(value)

@@ -132,6 +132,14 @@ def test_agents_and_torchft_callers_of_one_quorum_agree_who_serves_whom(is_agent
     assert serves == takes
 
 
+def test_a_rank_that_starts_anew_takes_the_group_s_step_along():
+    """A session that opens before its mates have asked says the new incarnation, and that step."""
+    m = gathered(2, step=5, rank_incarnation="w")
+    m.handle(gather.QuorumReceived(1, quorum(member("a", 5))))
+    m.handle(ask(3, 0, 0, rank_incarnation="again"))
+    assert (m.incarnation, m.step) == (1, 0)
+
+
 def test_the_checkpoint_address_is_that_of_the_rank_s_last_ask():
     m = gathered(2, step=5)
     assert m.checkpoint_address(1, 5) == m.checkpoint_address(1, None) == "ckpt1"

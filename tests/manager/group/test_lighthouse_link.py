@@ -14,7 +14,7 @@ from manager.group.lighthouse_link import Absence, LighthouseLink
 from tests.lighthouse_runtime.stream_server import StreamServer
 from tests.processes import LOCALHOST, PATIENCE_S
 
-HELLO = Hello(Participant("a", "1"))
+HELLO = Hello(Participant("a", "1"), secret="known to this manager alone, of this test")
 
 
 @pytest.fixture

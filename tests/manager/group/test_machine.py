@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from lighthouse_protocol.messages.membership import Participant, World
-from lighthouse_protocol.messages.session import STARTING, GroupReport, Heartbeat, Hello
+from lighthouse_protocol.messages.session import STARTING, GroupCounts, GroupReport, Heartbeat, Hello
 from manager.group.rules.events import Sent, SessionClosed, SessionOpened, WatchOpened
 from manager.group.rules.machine import GroupMachine
 from tests.manager.builders import ask
@@ -19,7 +19,7 @@ def test_what_follows(paragraph: str):
 
 def test_the_hello_says_who_it_is_and_that_its_ranks_have_not_come():
     m = GroupMachine(Participant("a", address="a:1", group_world_size=2), "life")
-    levels = GroupReport(down=STARTING, missing=frozenset({0, 1}))
+    levels = GroupReport(down=STARTING, missing=frozenset({0, 1}), counts=GroupCounts())
     hello = Hello(Participant("a", "life.0", address="a:1", group_world_size=2), levels)
     assert done(m, SessionOpened(), 0) == [Sent(hello), Sent(Heartbeat(1, levels))]
 

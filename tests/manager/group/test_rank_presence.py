@@ -146,6 +146,15 @@ class TestWhoIsNotBack:
         assert watches.of(absence.mates) == (1, 3), "the process that is new waits for nobody of before"
         assert (watches.deadline(), watches.given_up(999.0), watches.lost) == (None, [], [1])
 
+    def test_a_mate_whose_watch_is_between_two_counts(self):
+        watches = watched(3)
+        watches.ended(1, 100.0)
+        watches.ended(2, 100.0)
+        watches.opened(4, 0, "w0")
+        [absence] = watches.given_up(110.0)
+        assert absence.group_rank == 1
+        assert watches.of(absence.mates) == (3, 4)
+
     def test_who_has_a_watch_or_asks_is_back(self):
         watches = watched()
         watches.ended(1, 0.0)

@@ -15,6 +15,7 @@ import pytest
 from lighthouse_protocol.refusals import DeadlinePassed, Unrecoverable
 from manager.group.rules import events
 from manager.group.rules.commit import Decided, Voted
+from manager.group.rules.counts import StepCounts
 from manager.group.rules.rank_presence import RETURNS_WITHIN_S
 from manager.group.rules.ranks import Ranks
 from tests.manager.builders import ask
@@ -75,7 +76,7 @@ def fed(world: World, *happened: events.RankEvent) -> World:
 
 def frozen(machine: Ranks) -> bytes:
     """Without what only counts."""
-    machine.commit.commits = machine.commit.discards = machine.gather.round = 0
+    machine.counts, machine.gather.round = StepCounts(), 0
     return pickle.dumps(machine)
 
 
@@ -203,7 +204,7 @@ def begin(size: int, deaths: int, ends: int, steps: int) -> World:
         world = asks(world, number)
     machine: Ranks = pickle.loads(world.machine)
     machine.grants.renew(1e9)
-    world = carried(world, machine.receive(formed(Q, FIRST), stands=True))
+    world = carried(world, machine.receive(formed(Q, FIRST), 0.0, stands=True))
     return replace(world, machine=frozen(machine))
 
 

@@ -37,7 +37,7 @@ def test_the_log_says_who_asks_to_come_in_once(caplog: pytest.LogCaptureFixture)
     with caplog.at_level(logging.INFO):
         for world in (WORLD, World(7, 1, peers_pending=1, pending=("c",)), World(16, 2)):
             worlds.tell(world)
-    assert caplog.messages == ["ask to come in: c"]
+    assert caplog.messages == ["waiting to join: c"]
 
 
 def test_what_is_missing_is_logged_once_it_lasts(caplog: pytest.LogCaptureFixture):
@@ -54,6 +54,6 @@ def test_what_is_missing_is_logged_once_it_lasts(caplog: pytest.LogCaptureFixtur
     worlds.close()
     assert caplog.messages == [
         "a has rank 1 of 2; missing: 0; a replica group takes part only when all its ranks are there",
-        "no rank is waited for any more",
+        "all ranks of the group are there",
     ]
     assert loop.timers == 0

@@ -1,11 +1,14 @@
 """The guard, as the supervisor sees it."""
 
 import asyncio
+import os
+import signal
 from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
 
+from manager.guard import client
 from manager.guard.client import Command, Ended, GuardClient, cause_of
 from tests.processes import PATIENCE_S
 
@@ -63,6 +66,49 @@ async def test_what_it_has_written_so_far(guard: GuardClient) -> None:
         guard.halt(number, 0.0)
         await ended
         assert await guard.tail(number) == ()
+
+
+async def test_a_process_that_stays_stopped_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that is continued in time goes on; one that is not would keep its slot, and its GPU, for ever."""
+    code = "import sys; sys.path.append(sys.argv.pop()); from manager.guard import guard; guard.STOPPED_S = 1.0; "
+    monkeypatch.setattr(client, "_CODE", code + "guard.main()")
+    started = GuardClient()
+    task = asyncio.create_task(started.run())
+    try:
+        stays = run(started, "sh", "-c", "kill -STOP $$; echo on; exit 3")
+        goes_on = run(started, "sh", "-c", "(sleep 0.2; kill -CONT $$) & kill -STOP $$; sleep 1.5; echo on; exit 3")
+        assert await asyncio.gather(stays, goes_on) == [
+            Ended(-9, (), "it was stopped by a signal for 1 s, and killed"),
+            Ended(3, ("on",)),
+        ]
+    finally:
+        await started.stop()
+        await task
+
+
+async def test_one_that_is_stopped_again_and_again_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its ranks end with it, and run() tells."""
+    monkeypatch.setattr(client, "END_TIMEOUT_S", 1.0)
+    monkeypatch.setattr(client.GuardClient, "_wake", lambda self: None)  # in vain
+    started = GuardClient()
+    task = asyncio.create_task(started.run())
+    number = started.start(Command(("sleep", "600"), {}, "a/0", is_shown=False), lambda ended: None)
+    assert await started.tail(number) == ()
+    os.kill(started.pid, signal.SIGSTOP)
+    asked = asyncio.create_task(started.tail(number))
+    await asyncio.sleep(0)
+    started.halt(number, 0.1)
+    async with asyncio.timeout(PATIENCE_S):
+        assert await task == -signal.SIGKILL
+        assert await asked == (), "it is told, too"
+        assert await started.tail(number) == (), "and who asks later"
+
+
+async def test_one_that_is_stopped_is_woken(guard: GuardClient, caplog: pytest.LogCaptureFixture) -> None:
+    assert await run(guard, "true") == Ended(0, ())
+    os.kill(guard.pid, signal.SIGSTOP)
+    assert await run(guard, "true") == Ended(0, ())
+    assert "was stopped by a signal; it goes on" in caplog.text
 
 
 @pytest.mark.parametrize(

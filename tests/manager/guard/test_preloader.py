@@ -3,6 +3,7 @@
 import asyncio
 import json
 import os
+import selectors
 import signal
 import sys
 from collections.abc import AsyncIterator, Callable
@@ -13,7 +14,9 @@ from typing import Any
 import pytest
 
 from manager.guard import process_tree
+from manager.guard.child import Child
 from manager.guard.client import Command, Ended, GuardClient, Preload
+from manager.guard.preloader import Hooks, Preloader
 from manager.guard.rules.python_command import read_python
 from tests.processes import PATIENCE_S, eventually
 
@@ -239,3 +242,21 @@ def is_running(pid: int) -> bool:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except OSError:
         return False
+
+
+def test_what_it_said_before_its_end_counts_though_the_end_is_seen_first(tmp_path: Path) -> None:
+    kept: list[Child] = []
+    failures: list[str] = []
+    said: list[str] = []
+    order = {"interpreter": [sys.executable], "program": ["x.py"], "preload": ["no_such"], "label": "a/preload"}
+    with selectors.DefaultSelector() as selector:
+        preloader = Preloader(
+            order, tmp_path, selector, Hooks(kept.append, failures.append, lambda _, text: said.append(text))
+        )
+        preloader.begin()
+        [child] = kept
+        assert child.popen is not None
+        preloader.ended(child.popen.wait(PATIENCE_S))
+        child.close()
+    assert [failure.partition(":")[0] for failure in failures] == ["no_such"]
+    assert said == []

@@ -1,13 +1,14 @@
 """What a supervisor says again by its next stream to the lighthouse. The client is a dumb one."""
 
 import asyncio
-from typing import Any, Self
+from typing import Any, Self, cast
 
 import pytest
 
-from lighthouse_protocol.messages.run import RankId
+from lighthouse_protocol.messages.run import HelloRejected, RankId
 from lighthouse_protocol.messages.supervisor import ProcessLost, SupervisorHeartbeat, SupervisorHello, SupervisorWelcome
-from lighthouse_protocol.refusals import Unreachable
+from lighthouse_protocol.refusals import DuplicateReplica, Unreachable
+from lighthouse_runtime.timing.backoff import Backoff
 from manager.supervisor.lighthouse_link import SupervisorLink
 from manager.supervisor.rules import report
 
@@ -75,3 +76,48 @@ class TestLosses:
     def test_one_that_was_told_long_before_is_not(self, monkeypatch: pytest.MonkeyPatch):
         monkeypatch.setattr(report, "DOUBT_S", -1.0)
         assert asyncio.run(self.over_two_streams()) == [[ENTRY, FIRST], [ENTRY, SECOND]]
+
+
+class RefusingLighthouse(DumbLighthouse):
+    """Another supervisor has that name. It says so, and ends the stream well."""
+
+    async def __anext__(self) -> Any:
+        if self._has_welcomed:
+            raise StopAsyncIteration
+        self._has_welcomed = True
+        return HelloRejected(DuplicateReplica("supervisor g on h is there"))
+
+
+class CountingBackoff(Backoff):
+    def __init__(self) -> None:
+        super().__init__()
+        self.waits, self.resets, self.enough = 0, 0, asyncio.Event()
+
+    def reset(self) -> None:
+        self.resets += 1
+
+    async def wait(self) -> None:
+        self.waits += 1
+        if self.waits == 5:
+            self.enough.set()
+        await asyncio.sleep(0)
+
+
+def test_a_name_that_is_taken_is_asked_for_ever_less_often_and_told_once(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+):
+    """A lighthouse that has started again keeps the names of its supervisors for a while."""
+
+    async def refused_often() -> int:
+        backoff = CountingBackoff()
+        monkeypatch.setattr("manager.supervisor.lighthouse_link.Backoff", lambda: backoff)
+        link = SupervisorLink(lambda: cast(Any, RefusingLighthouse()), "lighthouse", ENTRY, lambda message: None)
+        link.open()
+        await asyncio.wait_for(backoff.enough.wait(), 20)
+        await link.close()
+        return backoff.resets
+
+    assert asyncio.run(refused_often()) == 0
+    assert [record.getMessage() for record in caplog.records] == [
+        "lighthouse lost: supervisor g on h is there; the ranks start when it answers"
+    ]

@@ -19,6 +19,8 @@ PLAN = LaunchPlan(
     master=("h0", 29500),
     max_restarts=3,
     slots=8,
+    run_secret="known to s",
+    manager_secret="known to the group",
 )
 
 
@@ -33,6 +35,8 @@ def test_a_rank_gets_what_torchrun_would_give_it_and_ours() -> None:
         "MASTER_ADDR": "h0",
         "MASTER_PORT": "29500",
         "LIGHTHOUSE_MANAGER_ADDRESS": "h0:29512",
+        "LIGHTHOUSE_MANAGER_SECRET": "known to the group",
+        "LIGHTHOUSE_RUN_SECRET": "known to s",
         "REPLICA_GROUP_ID": "team/a",
         "TORCHELASTIC_RESTART_COUNT": "2",
         "TORCHELASTIC_MAX_RESTARTS": "3",

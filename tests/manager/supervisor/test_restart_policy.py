@@ -63,6 +63,12 @@ class TestBudget:
         decisions = lose(policy, (0, 60), (10, 60), (19.9, 60))
         assert [type(decision) for decision in decisions] == [Restart, Restart, GiveUp]
 
+    def test_how_much_of_it_is_used(self) -> None:
+        budget = RestartBudget(RestartPolicy(max_restarts=4, window_s=100.0, max_startup_failures=0), lambda: 1.0)
+        for at in (0.0, 50.0):
+            budget.lose(0, 60.0, at)
+        assert [budget.used(now) for now in (60.0, 120.0, 150.0)] == [0.5, 0.25, 0.0]
+
     def test_a_longer_life_between_them_begins_anew(self) -> None:
         policy = RestartPolicy(max_restarts=9, max_startup_failures=2, startup_s=10.0)
         decisions = lose(policy, (0, 1), (10, 10), (20, 1), (30, 1))

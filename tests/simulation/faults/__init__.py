@@ -4,7 +4,17 @@ A fault kind is one function in this folder. Its decorator says to whom it can h
 docstring is its row in docs/simulation.md.
 """
 
-from tests.simulation.faults import clocks, groups, journal, lighthouse, managers, misfits, network, ranks
+from tests.simulation.faults import (
+    clocks,
+    groups,
+    journal,
+    lighthouse,
+    managers,
+    misfits,
+    network,
+    ranks,
+    two_lighthouses,
+)
 from tests.simulation.faults.kinds import KINDS, Fault, draw_faults, draw_mix, schedule
 
 __all__ = [
@@ -21,4 +31,5 @@ __all__ = [
     "network",
     "ranks",
     "schedule",
+    "two_lighthouses",
 ]

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from tests.simulation.faults.kinds import RETRY_S, Fault, fault
+from tests.simulation.rank import Snapshot
 from tests.simulation.world import Violation
 
 if TYPE_CHECKING:
@@ -13,6 +14,8 @@ if TYPE_CHECKING:
 DRAIN_GRACE_S = 15.0
 STRANGER_PATIENCE_S = 60.0
 REBOOT_S = (0.05, 0.5, 3.0)
+ANOTHER_JOBS_STATE = 0xBAD
+FAR_AHEAD = 10**6
 SLOWED_BY_S = (0.003, 0.02, 0.06)
 
 
@@ -26,6 +29,12 @@ def find_group(
 
 def anybody(simulation: "Simulation", fault: Fault) -> "Simulation":
     return simulation
+
+
+def find_training(simulation: "Simulation", fault: Fault) -> "Simulation | None":
+    """A job that has come further than the first steps."""
+    own = [group for group in simulation.groups if group.is_training and group not in simulation.strangers]
+    return simulation if any(all(rank.commits > 1 for rank in group.ranks) for group in own) else None
 
 
 @fault(find_group)
@@ -88,9 +97,9 @@ def drain(simulation: "Simulation", group: "Group", fault: Fault) -> None:
 
 
 def _drain(simulation: "Simulation", group: "Group", fault: Fault) -> None:
-    group.drain()
     simulation.begin()
     _when_gone(simulation, group, lambda: simulation.world.after(fault.for_s, _come_back, simulation, group))
+    group.drain()  # its manager may die of it, between two answers
 
 
 def _come_back(simulation: "Simulation", group: "Group") -> None:
@@ -154,6 +163,25 @@ def _end_stranger(simulation: "Simulation", group: "Group") -> None:
     simulation.end()
 
 
+@fault(find_training, weight=0)
+def stranger_ahead(simulation: "Simulation", job: "Simulation", fault: Fault) -> None:
+    """a group comes with the state of another job, says that it is far ahead, and names the present quorum as the one
+    that has led it there; those that train must not take its state over"""
+    step = FAR_AHEAD + max(rank.machine.step for group in job.groups for rank in group.ranks)
+    stranger = simulation.add_stranger(Snapshot(ANOTHER_JOBS_STATE, step, simulation.checkers.newest_id))
+
+    def look() -> None:
+        for group in simulation.groups:
+            for rank in group.ranks:
+                if group.begins_with is None and rank.is_up and rank.machine.step >= FAR_AHEAD:
+                    raise Violation(f"S3 {rank.name} has taken over the state with which {stranger.name} came")
+        if not stranger.has_gone:
+            simulation.world.after(RETRY_S, look)
+
+    look()
+    simulation.world.after(2 * fault.for_s, _end_stranger, simulation, stranger)
+
+
 @fault(anybody)
 def stranger_drains(simulation: "Simulation", anybody: "Simulation", fault: Fault) -> None:
     """the same, and it leaves in good order once it trains"""
@@ -162,7 +190,7 @@ def stranger_drains(simulation: "Simulation", anybody: "Simulation", fault: Faul
     def leave(give_up_at: float) -> None:
         if not any(rank.commits for rank in group.ranks) and simulation.world.now < give_up_at:
             return simulation.world.after(RETRY_S, leave, give_up_at)
-        group.drain()
-        return _when_gone(simulation, group, simulation.end)
+        _when_gone(simulation, group, simulation.end)
+        return group.drain()
 
     simulation.world.after(2 * fault.for_s, leave, simulation.world.now + STRANGER_PATIENCE_S)

@@ -1,8 +1,11 @@
 """What a fault is, and the table of all kinds, which the modules of this folder fill."""
 
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar
+
+from tests.simulation.world import Died
 
 if TYPE_CHECKING:
     from random import Random
@@ -66,7 +69,8 @@ def fault(find: Find[T], *, weight: float = 1.0) -> Callable[[Act[T]], Act[T]]:
                 return False
             simulation.world.say("FAULT", f"{name} {getattr(target, 'name', '')} ({fault.for_s:.2f} s)")
             simulation.promise.fired(fault, simulation.group_of(target))
-            act(simulation, target, fault)
+            with suppress(Died):  # a process that dies by what it is told just now; the fault goes on
+                act(simulation, target, fault)
             return True
 
         KINDS[name] = Kind(name, to, " ".join((act.__doc__ or "").split()), weight, fire)

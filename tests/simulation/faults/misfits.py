@@ -38,7 +38,8 @@ GHOST_STAYS_S = 0.3
 DAYS_AHEAD = 40 * 24 * 3600 * 1000
 STEPS_AHEAD = 7
 NO_JOIN = 1_000_000  # the number of no join of a manager
-NEED_ROOM = ("another_width", "loopback", "id_never_given_out", "holds_what_it_never_had")
+NOT_THE_SECRET = "what another manager would show"
+NEED_ROOM = ("another_width", "loopback", "id_never_given_out", "holds_what_it_never_had", "speaks_for_another")
 NEED_NO_ROOM = ("one_too_many",)
 OTHERS_MODES = (HoldState.STANDING, HoldState.JOINING, HoldState.LEAVING, HoldState.REVOKED)
 
@@ -90,6 +91,8 @@ class Outsider(Process):
         match message:
             case UnaryAnswer(_, outcome) | JoinRejected(_, outcome):
                 self._finish(end, outcome)
+            case Welcome() if len(self._words) > 1:
+                pass  # it is about what it says then
             case JoinAccepted() | Welcome() if not self._is_answered:
                 self._finish(end, message)
             case _:
@@ -117,6 +120,17 @@ class Outsider(Process):
             break_s13(f"{self._words[0]} gets no answer within {ANSWERED_WITHIN_S:g} s")
 
 
+def find_with_session(simulation: "Simulation", fault: Fault) -> "Group | None":
+    """Of a manager of ours, that the lighthouse knows as such."""
+    lighthouse = simulation.lighthouse.process
+
+    def has_session(group: "Group") -> bool:
+        member = lighthouse.machine.roster.get(group.replica_id) if lighthouse is not None else None
+        return isinstance(group.manager, ManagerProcess) and member is not None and member.is_connected
+
+    return find_group(simulation, fault, has_session)
+
+
 def like(simulation: "Simulation", group: "Group", **changes: Any) -> Participant:
     """A group as those that train, on a host of its own."""
     number = simulation.next_number()
@@ -135,7 +149,7 @@ def like(simulation: "Simulation", group: "Group", **changes: Any) -> Participan
 def ask(simulation: "Simulation", participant: Participant, error: type[LighthouseError], blames: str = "") -> None:
     """For a quorum by a call of its own, as torchft's clients do, or for a session."""
     is_call = simulation.world.random.random() < 0.5
-    words = UnaryQuorum(1, participant, TIME_LEFT_S) if is_call else Hello(participant)
+    words = UnaryQuorum(1, participant, TIME_LEFT_S) if is_call else Hello(participant, secret=NOT_THE_SECRET)
     Outsider(simulation, [words], Expected(error, blames or participant.replica_id))
 
 
@@ -178,7 +192,33 @@ def holds_what_it_never_had(simulation: "Simulation", group: "Group", fault: Fau
     quorum_id = simulation.checkers.newest_id - r.choice((0, 0, 1))
     held = HeldQuorum(quorum_id, r.choice(OTHERS_MODES), group.ranks[0].machine.step + STEPS_AHEAD)
     down = r.choice(("", "its ranks are started again"))
-    Outsider(simulation, [Hello(like(simulation, group), GroupReport(held, down=down))], None)
+    Outsider(simulation, [Hello(like(simulation, group), GroupReport(held, down=down), NOT_THE_SECRET)], None)
+
+
+@fault(find_with_session, weight=0)
+def impostor(simulation: "Simulation", group: "Group", fault: Fault) -> None:
+    """somebody comes as a group that trains, with its incarnation and what it holds, and not with its secret"""
+    r = simulation.world.random
+    manager = group.manager
+    assert isinstance(manager, ManagerProcess)
+    stranger = like(simulation, group, replica_id=group.replica_id, incarnation=manager.incarnation)
+    if r.random() < 0.3:
+        words: Any = UnaryQuorum(1, stranger, TIME_LEFT_S)
+    else:
+        held = r.choice((None, manager.machine.held))
+        words = Hello(stranger, GroupReport(held), r.choice(("", NOT_THE_SECRET)))
+    Outsider(simulation, [words], Expected(DuplicateReplica, group.replica_id))
+
+
+@fault(find_with_session, weight=0)
+def speaks_for_another(simulation: "Simulation", group: "Group", fault: Fault) -> None:
+    """a group has a session of its own, and joins by it in the name of one that trains"""
+    manager = group.manager
+    assert isinstance(manager, ManagerProcess)
+    incarnation = simulation.world.random.choice((manager.incarnation, "another"))
+    own, other = like(simulation, group), like(simulation, group, replica_id=group.replica_id, incarnation=incarnation)
+    words = [Hello(own, secret=NOT_THE_SECRET), JoinRequest(1, other, TIME_LEFT_S)]
+    Outsider(simulation, words, Expected(InvalidRequest, own.replica_id))
 
 
 # -- at a manager

@@ -5,6 +5,7 @@ from typing import Any
 from tests.simulation.museum import lighthouse_defects as lighthouse
 from tests.simulation.museum import manager_defects as manager
 from tests.simulation.museum import rank_defects as rank
+from tests.simulation.museum import two_lighthouses_defects as two
 from tests.simulation.museum.exhibit import Exhibit, Recipe
 
 ANY_SIZE = {"min_replicas": 1, "active": None, "allowed_sizes": frozenset[int]()}
@@ -27,6 +28,10 @@ PATIENT = {"collective_timeout_s": 12.0, "heal_timeout_s": 12.0}
 def _storm(*mix: str, config: dict[str, Any], **plan: Any) -> Recipe:
     native = {"mix": mix, "torchft": 0, "fault_every_s": 1.0, "catch_up": 0.0, "skips": 0.0, **plan}
     return Recipe("storm", native, {"stands": True, **config})
+
+
+def _two(*mix: str) -> Recipe:
+    return Recipe("two_lighthouses", {"mix": mix, "fault_every_s": 1.0, "step_s": 0.2, "catch_up": 0.0}, ANY_SIZE)
 
 
 # A manager is paused and its group started again, while the paused one may hold a lease.
@@ -121,6 +126,21 @@ EXHIBITS: tuple[Exhibit, ...] = (
         ),
         lighthouse.SHORTER_LEASE,
         range(120, 180),
+    ),
+    Exhibit(
+        "formed-while-one-is-away",
+        "after a restart a member of the quorum in the journal forms the next one, though others are not back",
+        "S3",
+        _storm(
+            "kill_lighthouse",
+            *3 * ("fail_step",),
+            config={**ANY_SIZE, "heartbeat_timeout_s": 5.0, "lease_s": 5.0},
+            groups=3,
+            group_world_size=1,
+            step_s=0.5,
+            fault_every_s=0.5,
+        ),
+        lighthouse.FREE_WHILE_ONE_IS_AWAY,
     ),
     Exhibit(
         "catching-up-contributes",
@@ -231,6 +251,14 @@ EXHIBITS: tuple[Exhibit, ...] = (
         range(3),
     ),
     Exhibit(
+        "tag-alone-counts",
+        "a group that names the id of the present quorum is taken for one that has trained under it",
+        "S3",
+        Recipe("churn"),
+        lighthouse.TAG_ALONE_COUNTS,
+        range(3),
+    ),
+    Exhibit(
         "end-is-a-leave",
         "a clean end of a stream counts as a leave",
         "S9",
@@ -256,9 +284,8 @@ EXHIBITS: tuple[Exhibit, ...] = (
         "state-of-a-peer-given-up",
         "a group that has torn its state ends though a peer holds it that is only cut off",
         "S11",
-        _storm("kill_lighthouse", "cut_lighthouse", config={**ANY_SIZE, **SHORT}, groups=3, skips=0.02, step_s=0.1),
+        _storm("cut_lighthouse", config={**ANY_SIZE, **SHORT}, groups=3, skips=0.1, step_s=0.25),
         manager.PEERS_FORGOTTEN,
-        range(26),
     ),
     Exhibit(
         "return-refused",
@@ -298,10 +325,38 @@ EXHIBITS: tuple[Exhibit, ...] = (
         lighthouse.ANYBODY_IS_ADMITTED,
     ),
     Exhibit(
+        "impostor-is-taken",
+        "the lighthouse takes whoever shows a group's incarnation for its manager",
+        "S13",
+        Recipe("misfits"),
+        lighthouse.IMPOSTOR_IS_TAKEN,
+    ),
+    Exhibit(
         "obeys-any-order",
         "a manager obeys an order about another quorum than its own",
         "S13",
         Recipe("misfits"),
         manager.OBEYS_ANY_ORDER,
+    ),
+    Exhibit(
+        "leads-on",
+        "a leader that the store has not answered goes on, until it is told of another one",
+        "S1",
+        _two("stop_leader", "cut_leader_from_store"),
+        two.NO_FENCE,
+    ),
+    Exhibit(
+        "writes-unguarded",
+        "what a leader writes is not guarded by the leader's key",
+        "S1",
+        _two("cut_leader_from_store", "kill_group", "kill_rank"),
+        two.UNGUARDED_WRITES,
+    ),
+    Exhibit(
+        "said-before-written",
+        "what the leader says does not wait for the store",
+        "S1",
+        _two("kill_group", "stop_store"),
+        two.SAID_BEFORE_WRITTEN,
     ),
 )

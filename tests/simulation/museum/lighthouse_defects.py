@@ -2,7 +2,7 @@
 
 # pyright: reportPrivateUsage=false
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -11,6 +11,7 @@ from lighthouse.quorum.driver import JobDriver
 from lighthouse.quorum.registry import JobRegistry
 from lighthouse.quorum.rules.events import Effect, Left, QuorumFormed, SessionEnded
 from lighthouse.quorum.rules.joins import JoinQueue
+from lighthouse.quorum.rules.lineage import Claim
 from lighthouse.quorum.rules.machine import QuorumMachine
 from lighthouse.quorum.rules.numbering import Numbering
 from lighthouse.quorum.rules.presence import Presence
@@ -18,18 +19,27 @@ from lighthouse.quorum.rules.record import QuorumRecord
 from lighthouse.quorum.rules.standing import Standing
 from lighthouse_protocol.messages.membership import Participant
 from lighthouse_protocol.messages.session import QuorumOrder, QuorumPhase
+from lighthouse_protocol.refusals import DuplicateReplica, LighthouseError
 from tests.simulation.lighthouse_site import FIRST_WALL_S, Lighthouse
 from tests.simulation.museum.exhibit import Replaced
 
 _take_place = Presence._take_place
 _number = Numbering.number
 _expire = Roster.expire
+_claim = QuorumMachine._claim
 _perform_one = JobDriver._perform_one
 _remember = JobRegistry.remember
 
 
 def _no_refusal(self: Presence, *_: Any, **__: Any) -> None:
     return None
+
+
+def _by_incarnation(self: Presence, participant: Participant, *_: Any) -> LighthouseError | None:
+    old = self.roster.get(participant.replica_id)
+    if old is None or not old.is_connected or old.incarnation == participant.incarnation:
+        return None
+    return DuplicateReplica(f"{participant.replica_id} is in use")
 
 
 def _end_as_leave(self: Presence, event: SessionEnded, now: float) -> None:
@@ -66,6 +76,13 @@ def _free_by_name(self: Standing, chosen: list[Participant], now: float) -> bool
     if self.holds_back:
         return False
     return any(self.is_member(p.replica_id) for p in chosen) or now >= self.free_at()
+
+
+def _free_with_any_member(self: Standing, chosen: Iterable[Participant] = ()) -> float:
+    """As if all were heard of."""
+    if any(self.is_holder(p.replica_id, p.incarnation) for p in chosen):
+        return 0.0
+    return max((holder.lease_until for holder in self._holders.values()), default=0.0)
 
 
 def _take_place_and_lease(self: Presence, participant: Participant, now: float) -> None:
@@ -126,6 +143,10 @@ def _expire_and_remember(self: Roster, now: float) -> list[Member]:
     return lapsed
 
 
+def _tag_alone_counts(self: QuorumMachine, member: Member, participant: Participant) -> Claim:
+    return replace(_claim(self, member, participant), may_be_ahead=None)
+
+
 def _tell_then_write(self: JobDriver, effect: Effect) -> None:
     if isinstance(effect, QuorumFormed) and effect.record is not None:
         _perform_one(self, replace(effect, record=None))
@@ -155,6 +176,7 @@ END_UNNOTICED = (Replaced(Presence, "end", _end_unnoticed),)
 ENDED_CALL_WAITS = (Replaced(JoinQueue, "withdraw", _keep_waiting),)
 FREE_AT_ONCE = (Replaced(Standing, "may_form", _free_at_once),)
 ANOTHER_SESSION_ENDS_THE_LEASE = (Replaced(Presence, "_take_place", _take_place_and_lease),)
+FREE_WHILE_ONE_IS_AWAY = (Replaced(Standing, "free_at", _free_with_any_member),)
 FREE_BY_NAME = (Replaced(Standing, "may_form", _free_by_name),)
 RESUMED_TOO_LOW = (Replaced(Standing, "_settle", _resume_at_lowest),)
 ENDED_FOR_A_LATER_GRANT = (Replaced(Standing, "_settle", _resume_at_highest),)
@@ -172,4 +194,6 @@ SHORTER_LEASE = (Replaced(JobRegistry, "remember", _wait_for_own_lease),)
 RECALL_FOR_NOTHING = (Replaced(QuorumMachine, "_review", _recall_for_anybody),)
 NEWCOMERS_CLOCK = (Replaced(QuorumMachine, "missed_at", _missed_by_anyones_clock),)
 NOBODY_FORGOTTEN = (Replaced(Roster, "expire", _expire_and_remember),)
+TAG_ALONE_COUNTS = (Replaced(QuorumMachine, "_claim", _tag_alone_counts),)
 ANYBODY_IS_ADMITTED = (Replaced(Presence, "_refusal", _no_refusal),)
+IMPOSTOR_IS_TAKEN = (Replaced(Presence, "_impostor", _by_incarnation),)

@@ -5,13 +5,13 @@ ranks know still bind.
 """
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from lighthouse.runs.rules import events
 from lighthouse.runs.rules.machine import RunMachine
 from lighthouse.runs.rules.record import RunRecord
-from lighthouse_protocol.messages.run import Generation, GenerationFormed, RankHello, RankId, RunStopped
-from lighthouse_protocol.refusals import LighthouseError, WrongState
+from lighthouse_protocol.messages.run import Generation, GenerationFormed, HelloRejected, RankHello, RankId, RunStopped
+from lighthouse_protocol.refusals import DuplicateReplica, LighthouseError, NotPermitted, WrongState
 from tests.simulation.runs.counters import Recount
 from tests.simulation.runs.keys import KeyRequest
 from tests.simulation.world import MAX_RATE, Violation
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 MAX_RESTARTS = 16
 MAX_LOST = 64
 OBEYED_WITHIN_S = 2.0
+REFUSALS = (DuplicateReplica, NotPermitted)
 
 
 class Checkers:
@@ -240,6 +241,15 @@ class Checkers:
     def _ends(self, how: str) -> None:
         self.ended_by, self.ended_at = how, self._simulation.world.now
 
+    # -- G13: strangers
+
+    def refused_stranger(self, what: Any, heard: Sequence[Any], is_still_there: bool) -> None:
+        """`heard`: the answers to it; `is_still_there`: the one whose place it wanted has it."""
+        is_refused = any(isinstance(m, HelloRejected) and isinstance(m.error, REFUSALS) for m in heard)
+        if not is_refused or not is_still_there:
+            self._broken("G13", f"{what} of a stranger is answered {heard}; its place is kept: {is_still_there}")
+        self._simulation.world.counts["strangers refused"] += 1
+
     # -- G2, G3: ranks
 
     def heard(self, rank: RankId, told: GenerationFormed) -> None:
@@ -279,7 +289,10 @@ class Checkers:
         self, request: KeyRequest, value: bytes | None, error: LighthouseError | None, present: int
     ) -> None:
         key = (request.generation, str(request.kind), request.name)
-        if request.generation != present:
+        if request.value is not None and isinstance(error, NotPermitted):
+            # Its stream has ended before its call has come: then it is no rank of the run for the lighthouse.
+            self._simulation.world.counts["keys of ranks that had gone"] += 1
+        elif request.generation != present:
             if not isinstance(error, WrongState):
                 self._broken("G9", f"{request} is answered {value!r} {error!r} in generation {present}")
             self._simulation.world.counts["fenced keys"] += 1

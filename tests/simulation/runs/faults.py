@@ -168,6 +168,17 @@ def _break_supervisor(simulation: "RunSimulation", fault: Fault, host: Host) -> 
     simulation.trouble(host.supervisor, until=simulation.world.now)
 
 
+# -- somebody else, who has not the secret
+
+
+def _impostor_supervisor(simulation: "RunSimulation", fault: Fault, host: Host) -> None:
+    simulation.operator(lambda process: process.supervise_as(host))
+
+
+def _impostor_rank(simulation: "RunSimulation", fault: Fault, rank: "RankProcess") -> bool:
+    return simulation.operator(lambda process: process.enter_as(rank))
+
+
 def _cut_host(simulation: "RunSimulation", fault: Fault, host: Host) -> None:
     _cut(simulation, fault, ((host.name, HOST), (HOST, host.name)), host)
 
@@ -212,7 +223,8 @@ def _slow_lighthouse(simulation: "RunSimulation", fault: Fault) -> None:
 
 
 def _stop_run(simulation: "RunSimulation", fault: Fault) -> bool:
-    return simulation.operator(lambda process: process.ask_stop("enough"))
+    reason = f"enough at {simulation.world.now:.3f}"  # no two are the same
+    return simulation.operator(lambda process: process.ask_stop(reason))
 
 
 def _resume(simulation: "RunSimulation", fault: Fault) -> bool:
@@ -237,6 +249,8 @@ FAULTS: dict[str, Callable[["RunSimulation", Fault], bool]] = {
     "twin_supervisor": _of_host(_twin_supervisor),
     "pause_supervisor": _of_host(_pause_supervisor),
     "break_supervisor": _of_host(_break_supervisor),
+    "impostor_supervisor": _of_host(_impostor_supervisor),
+    "impostor_rank": _of_rank(_impostor_rank),
     "cut_host": _of_host(_cut_host),
     "cut_one_way": _of_host(_cut_one_way),
     "kill_lighthouse": _of_lighthouse(_kill_lighthouse),

@@ -14,6 +14,8 @@ class KeyRequest:
     kind: KeyKind
     name: str
     value: bytes | None = None
+    slot: int = 0
+    secret: str = ""
 
 
 @dataclass(frozen=True, slots=True)

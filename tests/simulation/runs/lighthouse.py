@@ -12,19 +12,22 @@ from lighthouse.runs.rules.config import RunConfig
 from lighthouse.runs.rules.key_space import Row
 from lighthouse.runs.rules.machine import RunMachine
 from lighthouse.runs.rules.record import RunName, RunRecord, SavedRun, dump, parse
-from lighthouse_protocol.messages.run import RankHello
+from lighthouse_protocol.messages.run import HelloRejected, KeyKind, RankHello, RankId
 from lighthouse_protocol.messages.supervisor import SupervisorHello
-from lighthouse_protocol.refusals import LighthouseError
+from lighthouse_protocol.refusals import LighthouseError, NotPermitted
 from tests.simulation.keepalive import PULSE_S, Keepalive
 from tests.simulation.network import End
 from tests.simulation.runs.keys import KeyAnswer, KeyRequest
 from tests.simulation.world import Died, Process, Timers
 
 if TYPE_CHECKING:
+    from tests.simulation.runs.rank import RankProcess
     from tests.simulation.runs.site import LighthouseSite
+    from tests.simulation.runs.supervisor import Host
 
 HOST = "lighthouse"
 NAME = ("default", "default")
+NOT_THE_SECRET = "what another process would show"
 WALL_SKEW_S = (0.0, -31.0, 31.0)
 
 
@@ -101,11 +104,48 @@ class RunLighthouse(Process):
             if request.value is None:
                 value = self.machine.keys.present(request.generation).get((request.kind, request.name))
             else:
-                self.driver.put_key(request.generation, request.kind, request.name, request.value)
+                key = request.generation, request.kind, request.name, request.value
+                self.driver.put_key(*key, slot=request.slot, secret=request.secret)
         except LighthouseError as refusal:
             error = refusal
         self.checkers.key_answered(request, value, error, self.machine.generations.current.number)
         end.send(KeyAnswer(request, value, error))
+
+    # -- somebody else, who has not the secret
+
+    def supervise_as(self, host: "Host") -> None:
+        """Where the name has a supervisor now, that one stays, and the other is refused. G13"""
+        known = next((each for each in self.machine.supervisors if each.entry.name == host.name), None)
+        if known is None or known.session is None or self.machine.stop or self.machine.completed is not None:
+            return
+        another = self.simulation.new_name("x")
+        incarnation, session = self.world.random.choice((known.entry.incarnation, another)), known.session
+        hello = SupervisorHello(host.name, incarnation, "elsewhere", host.slots, NOT_THE_SECRET)
+        peer = Stranger()
+        self.driver.end_supervisor(self.driver.open_supervisor(hello, peer))
+        self.checkers.refused_stranger(hello, peer.heard, known.session == session)
+
+    def enter_as(self, rank: "RankProcess") -> None:
+        """The same for a slot, by its very rank or a later start of it; and its keys are not for others. G13"""
+        ranks, r = self.machine.generations.ranks, self.world.random
+        known = ranks.get(rank.rank)
+        if known is None or known.session is None:
+            return
+        session, is_same = known.session, r.random() < 0.5
+        who = rank.rank if is_same else RankId(rank.rank.slot, "another")
+        hello = RankHello(who, self.simulation.plan.terms, rank.attempt + 1, "elsewhere", secret=NOT_THE_SECRET)
+        peer = Stranger()
+        self.driver.end_rank(self.driver.open_rank(hello, peer))
+        is_there = ranks.get(rank.rank) is known and known.session == session
+        self.checkers.refused_stranger(hello, peer.heard, is_there)
+        number = self.machine.generations.current.number
+        try:
+            key = number, KeyKind.ITERATION, "stolen", b""
+            self.driver.put_key(*key, slot=rank.rank.slot, secret=NOT_THE_SECRET)
+        except NotPermitted as error:
+            self.checkers.refused_stranger(key, [HelloRejected(error)], True)
+        else:
+            self.checkers.refused_stranger(key, [], True)
 
     # -- the operator
 
@@ -186,6 +226,19 @@ class RunLighthouse(Process):
             self.site.kill(self.world.random.choice((0.05, 0.5, 2.0)))
             self.simulation.trouble(None, until=self.world.now + 2.0)
             raise Died
+
+
+class Stranger:
+    """A lighthouse_runtime.ports.Peer."""
+
+    def __init__(self) -> None:
+        self.heard: list[Any] = []
+
+    def send(self, message: Any) -> None:
+        self.heard.append(message)
+
+    def end(self, error: LighthouseError | None = None) -> None:
+        self.heard += [HelloRejected(error)] if error is not None else []
 
 
 class EndPeer:

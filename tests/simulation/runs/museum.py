@@ -18,7 +18,9 @@ from lighthouse.runs.rules.generation import GenerationState
 from lighthouse.runs.rules.generations import Generations
 from lighthouse.runs.rules.key_space import KeySpaces
 from lighthouse.runs.rules.machine import RunMachine
+from lighthouse.runs.rules.ranks import Ranks
 from lighthouse.runs.rules.restart_log import RestartLog
+from lighthouse.runs.rules.supervisors import Supervisors
 from lighthouse_protocol.messages.run import GenerationEnded, RankHello, RankId, RunCounters, RunStopped
 from tests.simulation import world
 from tests.simulation.runs.plan import RunPlan, draw_plan
@@ -335,6 +337,27 @@ EXHIBITS = (
         ((restart_log, "KEPT", 10**9),),
         plan={**PAIR, **CROWDED, "mix": ("raise_in_rank",), "fault_every_s": 0.2, "step_s": 0.1, "steps": 100},
         terms=OF_TWO,
+    ),
+    Exhibit(
+        "names-are-anybodys",
+        "a second supervisor takes the name of one that is there",
+        "G13",
+        ((Supervisors, "_keeps", lambda self, known, entry, now: False),),
+        plan={"mix": ("impostor_supervisor", "kill_rank")},
+    ),
+    Exhibit(
+        "slots-are-anybodys",
+        "a process takes the slot of a rank that is there, as its next attempt or by its incarnation",
+        "G13",
+        ((RunMachine, "impostor", lambda self, entry, now: None),),
+        plan={"mix": ("impostor_rank", "kill_rank")},
+    ),
+    Exhibit(
+        "keys-are-anybodys",
+        "a process that is no rank of the run sets its keys",
+        "G13",
+        ((Ranks, "is_of_slot", lambda self, slot, secret: True),),
+        plan={"mix": ("impostor_rank", "kill_rank")},
     ),
     Exhibit(
         "spare-breaks-it",

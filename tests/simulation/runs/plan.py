@@ -106,6 +106,8 @@ FAULTS = (
     "pause_supervisor",
     "break_supervisor",
     "twin_supervisor",
+    "impostor_supervisor",
+    "impostor_rank",
     "kill_lighthouse",
     "crash_telling",
     "pause_lighthouse",

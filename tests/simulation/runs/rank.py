@@ -29,7 +29,9 @@ class RankProcess(Process):
         self.supervisor = supervisor
         self.rank = rank
         self.attempt = attempt
-        entry = RankHello(rank, plan.terms, attempt, supervisor.host, simulation.world.counts["processes"])
+        entry = RankHello(
+            rank, plan.terms, attempt, supervisor.host, simulation.world.counts["processes"], secret=supervisor.secret
+        )
         simulation.world.counts["processes"] += 1
         config = RankConfig(hard_timeout_s=plan.hard_timeout_s, accept_timeout_s=plan.accept_timeout_s)
         self.machine = RankMachine(entry, config)
@@ -106,9 +108,9 @@ class RankProcess(Process):
         self.after(KEYS_EVERY_S, self._use_keys)
         if self.running is None or not self.link.is_open:
             return
-        name = f"rank{self.world.random.randrange(3)}"
+        name, slot = f"rank{self.world.random.randrange(3)}", self.rank.slot
         value = None if self.world.random.random() < 0.5 else f"{self.rank.incarnation} at {self.world.now}".encode()
-        self.link.send(KeyRequest(self.running, KeyKind.ITERATION, name, value))
+        self.link.send(KeyRequest(self.running, KeyKind.ITERATION, name, value, slot, self.supervisor.secret))
 
     # -- the function
 

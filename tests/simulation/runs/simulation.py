@@ -120,7 +120,13 @@ class RunSimulation:
     def _has_ended(self) -> bool:
         """All have ended, by 0 after a completion or by 130 after a stop. If some were launched again after a
         completion or a resume, so are all."""
-        if any(older.is_up for host in self.hosts for older in host.older):
+        twins = [other for host in self.hosts for other in host.others if other.is_up]
+        if twins and not any(host.is_up for host in self.hosts) and self._are_some_missing():
+            for (
+                twin
+            ) in twins:  # alone in a launch that nobody else has begun, it would wait for ever: its operator ends it
+                twin.kill()
+        if twins:
             return False
         if not self.site.is_up or any(host.is_up for host in self.hosts):
             if self.site.is_up and self._are_some_missing():

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from lighthouse_protocol.messages.run import RankId, RunStopped
+from lighthouse_protocol.messages.run import HelloRejected, RankId, RunCompleted, RunStopped
 from lighthouse_protocol.messages.supervisor import (
     ProcessLost,
     SupervisorHeartbeat,
@@ -38,7 +38,7 @@ class Host:
         per_host = simulation.plan.ranks_per_host
         self.slots = tuple(range(index * per_host, (index + 1) * per_host))
         self.supervisor: Supervisor | None = None
-        self.older: list[Supervisor] = []
+        self.others: list[Supervisor] = []  # of its name, beside it
 
     @property
     def is_up(self) -> bool:
@@ -53,10 +53,15 @@ class Host:
             self.supervisor = Supervisor(self)
 
     def start_twin(self) -> None:
-        """A second supervisor of its name, by mistake: the newer one stays."""
-        assert self.supervisor is not None
-        self.older.append(self.supervisor)
-        self.supervisor = Supervisor(self)
+        """A second supervisor of its name, by mistake: it is refused for as long as the first is there, and ends. It
+        takes the name where the first is cut off, or paused for too long."""
+        self.others.append(Supervisor(self))
+
+    def was_welcomed(self, supervisor: "Supervisor") -> None:
+        if supervisor in self.others:
+            self.others.remove(supervisor)
+            self.others += [self.supervisor] if self.supervisor is not None else []
+            self.supervisor = supervisor
 
     def kill_supervisor(self, back_after_s: float) -> None:
         """SIGKILL: its ranks die with it; the scheduler starts it again."""
@@ -72,6 +77,7 @@ class Supervisor(Process):
         self.site = host
         self.simulation = host.simulation
         self.incarnation = self.simulation.new_name("s")
+        self.secret = f"known to {self.incarnation} and its ranks alone"
         self.ranks: dict[int, RankProcess] = {}
         self.born_at = self.world.now
         self.code: int | None = None
@@ -101,7 +107,7 @@ class Supervisor(Process):
         self.link.open(site.process, lambda end: site.process.accept(end) if site.process else None)
 
     def _opened(self) -> None:
-        self.link.send(SupervisorHello(self.site.name, self.incarnation, self.host, self.site.slots))
+        self.link.send(SupervisorHello(self.site.name, self.incarnation, self.host, self.site.slots, self.secret))
 
     def _closed(self) -> None:
         self._report.ended(self.clock())
@@ -115,8 +121,11 @@ class Supervisor(Process):
     def _heard(self, message: Any) -> None:
         match message:
             case SupervisorWelcome():
+                self.site.was_welcomed(self)
                 self._report.welcomed(self.clock())
-            case RunStopped():
+            case HelloRejected(error) if not self._report.is_final(error, self.clock()):
+                return
+            case RunStopped() | RunCompleted():  # after a completion there is nothing to stop
                 self._has_heard_stop = True
             case _:
                 pass

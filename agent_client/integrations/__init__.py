@@ -1,0 +1,1 @@
+"""Trainers of other libraries, each module with its own: transformers, lightning, accelerate, torchtitan."""

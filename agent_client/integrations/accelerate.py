@@ -1,0 +1,123 @@
+"""accelerate's Accelerator, whose steps are committed or discarded by all replica groups together.
+
+    from agent_client.integrations.accelerate import FaultTolerantAccelerator
+
+    accelerator = FaultTolerantAccelerator(max_steps=1000)
+    model, optimizer, loader, scheduler = accelerator.prepare(model, optimizer, loader, scheduler)
+    for batch in loader: ...                  # ends when 1000 steps are committed
+
+The loop stays as it is: `accumulate()`, `backward()`, `clip_grad_norm_()`, `step()` and `zero_grad()` in any order.
+"""
+
+import contextlib
+from collections.abc import Generator, Iterator
+from typing import Any
+
+import torch
+from accelerate import Accelerator
+from accelerate.utils import send_to_device
+from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
+from torch.utils.data import DataLoader
+
+from agent_client.agent.agent import Agent
+from agent_client.agent.config import AgentOptions
+from agent_client.errors import ConfigurationError
+from agent_client.integrations.steps import healing_beside
+from agent_client.state.train_state import TrainState
+from agent_client.training.ddp import DistributedDataParallel
+from agent_client.training.optimizer import FaultTolerantOptimizer
+from agent_client.training.scheduler import FaultTolerantScheduler
+from agent_client.training.step_loader import StepLoader
+
+
+class FaultTolerantAccelerator(Accelerator):
+    """`prepare` makes the Agent, from the model and the optimizer that it is given together."""
+
+    def __init__(
+        self,
+        *args: Any,
+        max_steps: int | None = None,
+        agent_options: AgentOptions | None = None,
+        ddp_options: dict[str, Any] | None = None,
+        data_seed: int = 0,
+        **kwargs: Any,
+    ) -> None:
+        """`max_steps`: the training batches end when so many steps are committed; None: never. `data_seed`: of their
+        order. The others are the Accelerator's, Agent.from_env's and DistributedDataParallel's options."""
+        super().__init__(*args, **kwargs)
+        self.agent: Agent | None = None
+        self._max_steps = max_steps
+        self._agent_options = agent_options or {}
+        self._ddp_options = ddp_options or {}
+        self._data_seed = data_seed
+
+    def prepare(self, *args: Any, device_placement: list[bool] | None = None) -> Any:
+        """One model and its optimizer, with their schedulers and loaders: the first loader is that of the training,
+        and its batches are chosen by the step. Without an optimizer, as accelerate does.
+
+        Raises:
+            ConfigurationError: Several models or optimizers, or a second call with an optimizer.
+        """
+        models = [each for each in args if isinstance(each, torch.nn.Module)]
+        optimizers = [each for each in args if isinstance(each, torch.optim.Optimizer)]
+        if not optimizers:
+            return super().prepare(*args, device_placement=device_placement)
+        if len(models) != 1 or len(optimizers) != 1 or self.agent is not None:
+            raise ConfigurationError(
+                f"prepare() was given {len(models)} models and {len(optimizers)} optimizers; one of each, in one call: "
+                "they heal together. For several, make the Agent yourself (docs/trainers.md)"
+            )
+        [model], [inner] = models, optimizers
+        schedulers = [each for each in args if isinstance(each, LRScheduler)]
+        if any(isinstance(each, ReduceLROnPlateau) for each in schedulers):
+            raise ConfigurationError("ReduceLROnPlateau moves by a metric of each group's own; use another scheduler")
+        prepared = self.prepare_model(model, evaluation_mode=True)
+        state = TrainState(model, inner, **healing_beside(self.scaler, schedulers))
+        self.agent = agent = Agent.from_env(state=state, **self._agent_options)
+        self.register_for_checkpointing(agent)
+        replicated = DistributedDataParallel(prepared, agent, **self._ddp_options)
+        optimizer = super().prepare(FaultTolerantOptimizer(inner, agent))
+        training = next((each for each in args if isinstance(each, DataLoader)), None)
+
+        def one(each: Any) -> Any:
+            if each is model:
+                return replicated
+            if each is inner:
+                return optimizer
+            if each is training:
+                return self._by_the_step(each)
+            return super(FaultTolerantAccelerator, self).prepare(
+                FaultTolerantScheduler(each, agent) if isinstance(each, LRScheduler) else each
+            )
+
+        return tuple(one(each) for each in args)
+
+    @contextlib.contextmanager
+    def no_sync(self, model: Any) -> Generator[None]:
+        """Reduces in the last batch of a step, also where a group is a single process."""
+        with model.no_sync() if isinstance(model, DistributedDataParallel) else super().no_sync(model):
+            yield
+
+    def _by_the_step(self, loader: DataLoader[Any]) -> "_OnDevice":
+        accumulate = self.gradient_accumulation_steps
+        by_step = StepLoader.of(loader, self.agent, accumulate=accumulate, steps=self._max_steps, seed=self._data_seed)
+        return _OnDevice(by_step, self.device, None if self._max_steps is None else self._max_steps * accumulate)
+
+
+class _OnDevice:
+    """Batches on the device of this rank. Its length is that of a run in which no step is discarded."""
+
+    def __init__(self, loader: StepLoader, device: torch.device, length: int | None) -> None:
+        self._loader, self._device, self._length = loader, device, length
+
+    def __len__(self) -> int:
+        if self._length is None:
+            raise TypeError("the training batches have no end: give FaultTolerantAccelerator(max_steps=)")
+        return self._length
+
+    def __bool__(self) -> bool:
+        return True
+
+    def __iter__(self) -> Iterator[Any]:
+        for batch in self._loader:
+            yield send_to_device(batch, self._device)

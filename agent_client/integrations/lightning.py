@@ -1,0 +1,147 @@
+"""Lightning's Trainer, whose steps are committed or discarded by all replica groups together.
+
+    from agent_client.integrations.lightning import FaultTolerantStrategy
+
+    trainer = L.Trainer(strategy=FaultTolerantStrategy(), max_steps=1000)
+    trainer.fit(module, loader)
+
+`trainer.global_step` is the number of committed steps, so loggers, checkpoints and the end come at the same step in all
+groups. Batches are chosen by the step (StepLoader). Each group keeps its own checkpoints.
+"""
+
+import os
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import torch
+from lightning.pytorch.strategies import SingleDeviceStrategy
+from lightning.pytorch.trainer.states import RunningStage
+
+from agent_client.agent.agent import Agent
+from agent_client.agent.config import AgentOptions
+from agent_client.errors import ConfigurationError
+from agent_client.integrations.steps import check_max_steps, healing_beside
+from agent_client.state.train_state import TrainState
+from agent_client.training.ddp import DistributedDataParallel
+from agent_client.training.optimizer import FaultTolerantOptimizer
+from agent_client.training.scheduler import FaultTolerantScheduler
+from agent_client.training.step_loader import StepLoader
+
+AGENT_KEY = "lighthouse_agent"
+"""In each checkpoint: what names the state that it holds."""
+
+
+class FaultTolerantStrategy(SingleDeviceStrategy):
+    """One process is one rank, as under torchrun, and has one device."""
+
+    strategy_name = "lighthouse"
+
+    def __init__(
+        self,
+        device: torch.device | str | None = None,
+        *,
+        agent_options: AgentOptions | None = None,
+        ddp_options: dict[str, Any] | None = None,
+        data_seed: int = 0,
+        **kwargs: Any,
+    ) -> None:
+        """`device`: by default the CUDA device of LOCAL_RANK, or the CPU. `data_seed`: of the order of the batches.
+        The others are Agent.from_env's, DistributedDataParallel's and SingleDeviceStrategy's options."""
+        local_rank = int(os.environ.get("LOCAL_RANK", "0"))
+        here = f"cuda:{local_rank}" if torch.cuda.is_available() else "cpu"
+        super().__init__(device=device or here, **kwargs)
+        self.global_rank, self.local_rank = int(os.environ.get("RANK", "0")), local_rank
+        self.agent: Agent | None = None
+        self._agent_options = agent_options or {}
+        self._ddp_options = ddp_options or {}
+        self._data_seed = data_seed
+
+    @property
+    def is_global_zero(self) -> bool:
+        """Whether this rank writes its replica group's logs and checkpoints."""
+        return self.global_rank == 0
+
+    def setup_optimizers(self, trainer: Any) -> None:
+        """Make the Agent, too.
+
+        Raises:
+            ConfigurationError: What the module or the Trainer asks for would not move with committed steps.
+        """
+        super().setup_optimizers(trainer)
+        module = self.lightning_module
+        _refuse(trainer, module, self.optimizers, self.lr_scheduler_configs)
+        [inner] = self.optimizers
+        schedulers = [config.scheduler for config in self.lr_scheduler_configs]
+        others = healing_beside(getattr(self.precision_plugin, "scaler", None), schedulers)
+        if self.agent is not None:
+            self.agent.close()  # of an earlier fit()
+        self.agent = agent = Agent.from_env(state=TrainState(module, inner, **others), **self._agent_options)
+        self.optimizers = [FaultTolerantOptimizer(inner, agent)]
+        for config in self.lr_scheduler_configs:
+            config.scheduler = FaultTolerantScheduler(config.scheduler, agent)
+        self.model = DistributedDataParallel(self.model, agent, **self._ddp_options)
+
+    def process_dataloader(self, dataloader: Any) -> Any:
+        """The batches of the training are chosen by the step."""
+        trainer = self.lightning_module.trainer
+        if trainer.state.stage is not RunningStage.TRAINING:
+            return dataloader
+        accumulate = trainer.accumulate_grad_batches
+        by_step = StepLoader.of(
+            dataloader, self.agent, accumulate=accumulate, steps=trainer.max_steps, seed=self._data_seed
+        )
+        return _Batches(by_step, trainer, trainer.max_steps * accumulate)
+
+    def training_step(self, *args: Any, **kwargs: Any) -> Any:
+        """Reduces in the last batch of a step."""
+        self.model.require_backward_grad_sync = not self.lightning_module.trainer.fit_loop._should_accumulate()
+        return super().training_step(*args, **kwargs)
+
+    def optimizer_step(self, optimizer: Any, closure: Callable[[], Any], model: Any = None, **kwargs: Any) -> Any:
+        """A step: the closure, the vote, and the gradients applied. Lightning counts it when this returns."""
+        result = super().optimizer_step(optimizer, closure, model, **kwargs)
+        loop = self.lightning_module.trainer.fit_loop.epoch_loop
+        counted = self.agent.current_step - 1
+        loop.automatic_optimization.optim_progress.optimizer.step.total.completed = counted
+        loop._batches_that_stepped = counted
+        return result
+
+    def save_checkpoint(self, checkpoint: dict[str, Any], *args: Any, **kwargs: Any) -> None:
+        if self.agent is not None:
+            checkpoint[AGENT_KEY] = self.agent.state_dict()
+        super().save_checkpoint(checkpoint, *args, **kwargs)
+
+    def load_optimizer_state_dict(self, checkpoint: Mapping[str, Any]) -> None:
+        super().load_optimizer_state_dict(checkpoint)
+        if self.agent is not None and AGENT_KEY in checkpoint:
+            self.agent.load_state_dict(checkpoint[AGENT_KEY])
+
+
+def _refuse(trainer: Any, module: Any, optimizers: list[Any], configs: list[Any]) -> None:
+    check_max_steps(trainer.max_steps)
+    if len(optimizers) != 1 or not module.automatic_optimization:
+        raise ConfigurationError(
+            "FaultTolerantStrategy votes on the step of one optimizer that Lightning calls; with several, or with "
+            "automatic_optimization=False, make the Agent in configure_optimizers (docs/trainers.md)"
+        )
+    for config in configs:
+        if config.interval != "step" or config.frequency != 1 or config.reduce_on_plateau:
+            raise ConfigurationError(
+                f"{type(config.scheduler).__name__}: a scheduler must move once a step, since all else is counted by "
+                'each group for itself: {"scheduler": scheduler, "interval": "step"}'
+            )
+
+
+class _Batches:
+    """The training batches. Lightning reads one ahead from a loader without a length, so this has one: that of a run in
+    which no step is discarded. Where one is, Lightning begins another epoch."""
+
+    def __init__(self, loader: StepLoader, trainer: Any, length: int) -> None:
+        self._loader, self._trainer, self._length = loader, trainer, length
+
+    def __len__(self) -> int:
+        return self._length
+
+    def __iter__(self) -> Iterator[Any]:
+        yield from self._loader
+        self._trainer.should_stop = True  # also where a peer's state came, which has all steps

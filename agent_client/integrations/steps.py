@@ -1,0 +1,21 @@
+"""What every trainer's steps have in common: how many there are, and what heals with them."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from agent_client.errors import ConfigurationError
+
+
+def check_max_steps(max_steps: int) -> None:
+    """Raises ConfigurationError where a training does not end by the number of its steps."""
+    if max_steps <= 0:
+        raise ConfigurationError(
+            "max_steps: give the number of steps to commit; an epoch has another number of steps whenever a replica "
+            "group comes or goes"
+        )
+
+
+def healing_beside(scaler: Any, schedulers: Sequence[Any] = ()) -> dict[str, Any]:
+    """For TrainState: what heals beside the model and its optimizer. `scaler`: None: there is none."""
+    found = {f"scheduler_{number}": scheduler for number, scheduler in enumerate(schedulers)}
+    return found if scaler is None else {**found, "scaler": scaler}

@@ -1,0 +1,78 @@
+"""What torchrun's agent does otherwise with our handler. Each is one method of torch's agent, wrapped once.
+
+1. Workers that fail because another node was lost cost this node none of its --max-restarts (torchrun's default is 0:
+   its own backend ends the whole job then).
+2. A node that is lost while the others exchange their ranks does not end them: they meet again.
+3. A spare that is not needed any more ends well (torch logs that, and fails right after).
+"""
+
+import functools
+import logging
+from collections.abc import Callable
+from typing import Any
+
+from torch.distributed import DistError
+from torch.distributed.elastic.agent.server.api import RunResult, WorkerState
+from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
+from torch.distributed.elastic.rendezvous import RendezvousGracefulExitError
+
+from agent_client.torchrun.handler import LighthouseRendezvous
+
+log = logging.getLogger(__name__)
+
+_MARK = "lighthouse_torchrun"
+
+
+def extend() -> None:
+    """The agents of this process; those with another handler do what they always did."""
+    for name, wrap in (("_monitor_workers", _monitor), ("_rendezvous", _rendezvous), ("_invoke_run", _invoke_run)):
+        original = getattr(LocalElasticAgent, name, None)
+        if original is None:
+            log.warning("this version of torch has no LocalElasticAgent.%s: see docs/torchrun.md", name)
+        elif not hasattr(original, _MARK):
+            wrapped = functools.wraps(original)(wrap(original))
+            setattr(wrapped, _MARK, True)
+            setattr(LocalElasticAgent, name, wrapped)
+
+
+def _monitor(original: Callable[..., Any]) -> Callable[..., Any]:
+    def monitor_workers(agent: LocalElasticAgent, worker_group: Any) -> Any:
+        result, handler = original(agent, worker_group), worker_group.spec.rdzv_handler
+        if not isinstance(handler, LighthouseRendezvous):
+            return result
+        if result.state in (WorkerState.FAILED, WorkerState.UNHEALTHY) and handler.is_lost_elsewhere():
+            return RunResult(state=WorkerState.HEALTHY)  # it then asks for num_nodes_waiting, and restarts them
+        if result.state is WorkerState.SUCCEEDED:
+            handler.finished()
+        return result
+
+    return monitor_workers
+
+
+def _rendezvous(original: Callable[..., Any]) -> Callable[..., Any]:
+    def rendezvous(agent: LocalElasticAgent, worker_group: Any) -> None:
+        handler = worker_group.spec.rdzv_handler
+        while True:
+            try:
+                return original(agent, worker_group)
+            except DistError as e:
+                is_ours = isinstance(handler, LighthouseRendezvous)
+                if not (is_ours and handler.is_over_within(handler.options.loss_timeout)):
+                    raise
+                log.info("the nodes meet again: %s", e)
+
+    return rendezvous
+
+
+def _invoke_run(original: Callable[..., Any]) -> Callable[..., Any]:
+    def invoke_run(agent: LocalElasticAgent, *arguments: Any) -> Any:
+        group = agent.get_worker_group()
+        try:
+            return original(agent, *arguments)
+        except RendezvousGracefulExitError as e:
+            if not isinstance(group.spec.rdzv_handler, LighthouseRendezvous):
+                raise
+            log.info("%s", e)
+            return RunResult(WorkerState.SUCCEEDED, {worker.global_rank: None for worker in group.workers})
+
+    return invoke_run

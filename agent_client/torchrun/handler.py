@@ -1,0 +1,274 @@
+"""torchrun's side of it: a RendezvousHandler over the lighthouse.
+
+- A round is a generation of an elastic run, and a node is a rank of it: nodes are known by their streams, so a node
+  that dies is known in milliseconds, and no node keeps anything for the others.
+- Each round has a store of its own, on the node of its rank 0, which tells the others where by the generation's keys.
+  So none is asked that a dead node served, and no key of an earlier round is found.
+- torchrun's agents look at `num_nodes_waiting` between two looks at their workers (--monitor-interval): it is 1 from
+  the moment in which the round is over.
+"""
+
+import functools
+import logging
+import os
+import secrets
+import socket
+import time
+import uuid
+from datetime import timedelta
+
+from torch.distributed import DistError, PrefixStore, TCPStore
+from torch.distributed.elastic.rendezvous import (
+    RendezvousClosedError,
+    RendezvousConnectionError,
+    RendezvousError,
+    RendezvousGracefulExitError,
+    RendezvousHandler,
+    RendezvousInfo,
+    RendezvousParameters,
+    RendezvousStateError,
+    RendezvousStoreInfo,
+    RendezvousTimeoutError,
+)
+
+from agent_client.agent.environment import Variables
+from agent_client.restart.rules.events import Run
+from agent_client.restart.store import until_set
+from agent_client.torchrun.node import Node
+from agent_client.torchrun.round_store import RoundStore
+from agent_client.torchrun.rules.options import Options
+from agent_client.torchrun.rules.terms import run_of, terms_of
+from lighthouse_protocol.coordinator import parse_coordinator
+from lighthouse_protocol.identity import Address, parse_address
+from lighthouse_protocol.limits import DEFAULT_JOB, SECRET_BYTES
+from lighthouse_protocol.messages.run import KeyKind, RankHello, RankId, RunCompleted, RunStopped
+from lighthouse_protocol.refusals import LighthouseError, UnknownName, Unreachable, WrongState
+from lighthouse_runtime.client.lighthouse import LighthouseClient
+from lighthouse_runtime.net.own_address import advertised_host
+from lighthouse_runtime.security.client_tls import files_from
+
+log = logging.getLogger(__name__)
+
+STORE_TIMEOUT = timedelta(minutes=5)  # torch's, for a store
+CONNECT_TIMEOUT = timedelta(seconds=10)  # to a store that is served
+CALL_TIMEOUT_S = 5.0
+RETRY_S = 0.1
+_STORE = "torch_store"
+
+
+class LighthouseRendezvous(RendezvousHandler):
+    """Made by `create`; the lighthouse hears of this node with its first `next_rendezvous`."""
+
+    def __init__(self, params: RendezvousParameters, client: LighthouseClient, host: str, options: Options) -> None:
+        self.options = options
+        self._params = params
+        self._client = client
+        self._host = host
+        self._secret = secrets.token_hex(SECRET_BYTES)
+        self._node: Node | None = None
+        self._served: TCPStore | None = None
+
+    # -- what torchrun asks
+
+    def get_backend(self) -> str:
+        return self._params.backend
+
+    @property
+    def use_agent_store(self) -> bool:
+        """Whether workers meet at the round's store; torch's own variable says no."""
+        return os.getenv("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "0") != "1"
+
+    def next_rendezvous(self) -> RendezvousInfo:
+        """Leave the round that it is in, and wait for the next one that it is in. Raises a RendezvousError."""
+        node, limit_s = self._live_node(), self.options.join_timeout
+        while (told := node.join(limit_s)) is not None:
+            if (info := self._meet(node, told, time.monotonic() + limit_s)) is not None:
+                log.info("round %d of %s: node %d of %d", told.number, self.get_run_id(), told.rank, told.world_size)
+                return info
+            if not node.is_over:
+                raise self._unmet(told)
+        raise self._why_none(node)
+
+    def is_closed(self) -> bool:
+        return self._node is not None and isinstance(self._node.outcome, RunCompleted | RunStopped)
+
+    def set_closed(self) -> None:
+        self._close(self._live_node())
+
+    def num_nodes_waiting(self) -> int:
+        """1: the round is over, and the next one forms as soon as all have stopped their workers."""
+        node = self._node
+        if node is None or isinstance(node.outcome, RunCompleted):
+            return 0
+        return int(node.is_over or node.outcome is not None)
+
+    def get_run_id(self) -> str:
+        return self._params.run_id
+
+    def shutdown(self) -> bool:
+        """Leave. A node that was in a round closes it for all, as with torchrun's own backend; one that never was does
+        not: it only goes."""
+        node = self._node
+        if node is None:
+            return True
+        is_told = not node.is_in_round or self._close(node)
+        node.leave()
+        self._client.close()
+        self._served = None
+        return is_told
+
+    # -- what only torchrun's agent, as elastic_agent.py extends it, asks
+
+    def finished(self) -> None:
+        """This node's workers have ended well: nothing that comes now ends the round of the others."""
+        if self._node is not None:
+            self._node.finish()
+
+    def is_over_within(self, limit_s: float) -> bool:
+        return self._node is not None and self._node.is_over_within(limit_s)
+
+    def is_lost_elsewhere(self) -> bool:
+        """The round is over because another node was lost or came: a failure of this node's workers is its
+        consequence. Waits up to `loss_timeout` to hear so."""
+        node = self._node
+        return node is not None and node.is_over_within(self.options.loss_timeout) and not node.is_over_by_failure
+
+    # -- a round
+
+    def _meet(self, node: Node, told: Run, ends_at: float) -> RendezvousInfo | None:
+        """At the round's store. None: the round is over before that, or the time."""
+        store = self._serve(node, told) if told.rank == 0 else None
+        while store is None and not node.is_over and time.monotonic() < ends_at:
+            store = self._connect(node, told, ends_at)
+        if store is None or node.is_over:
+            return None
+        mine = RoundStore(PrefixStore(f"torchrun/{told.number}", store), lambda: node.is_over)
+        try:
+            info = self._bootstrap(told, mine, store)
+        except DistError:
+            if node.is_over_within(self.options.loss_timeout):
+                return None
+            raise
+        return RendezvousInfo(mine, told.rank, told.world_size, info)
+
+    def _bootstrap(self, told: Run, mine: RoundStore, store: TCPStore) -> RendezvousStoreInfo:
+        if self.use_agent_store:
+            return RendezvousStoreInfo(store.host, store.port)
+        return RendezvousStoreInfo.build(told.rank, mine, local_addr=self._host)
+
+    def _serve(self, node: Node, told: Run) -> TCPStore | None:
+        store = TCPStore(self._host, 0, is_master=True, wait_for_workers=False, timeout=STORE_TIMEOUT)
+        self._served = store  # the one of the round before ends with its last worker
+        while not node.is_over:
+            try:
+                self._client.put_key(
+                    told.number,
+                    KeyKind.ITERATION,
+                    _STORE,
+                    str(Address(self._host, store.port)).encode(),
+                    slot=node.slot,
+                    secret=self._secret,
+                    timeout_s=CALL_TIMEOUT_S,
+                )
+            except WrongState:
+                return None  # another round has formed
+            except Unreachable:
+                node.is_over_within(RETRY_S)
+            else:
+                return store
+        return None
+
+    def _connect(self, node: Node, told: Run, ends_at: float) -> TCPStore | None:
+        """None: not this time."""
+        ask = functools.partial(self._where, told.number)
+        try:
+            where = until_set(ask, ends_at - time.monotonic(), lambda: node.is_over)
+            if where is None:
+                return None
+            store = TCPStore(where.host, where.port or 0, is_master=False, timeout=CONNECT_TIMEOUT)
+        except (Unreachable, DistError, TimeoutError):  # the lighthouse, or rank 0's node, has just gone
+            node.is_over_within(RETRY_S)
+            return None
+        except WrongState:
+            node.is_over_within(self.options.loss_timeout)
+            return None
+        store.set_timeout(STORE_TIMEOUT)
+        return store
+
+    def _where(self, number: int) -> Address:
+        _, keys = self._client.get_keys(number, KeyKind.ITERATION, _STORE, timeout_s=CALL_TIMEOUT_S)
+        if (KeyKind.ITERATION, _STORE) not in keys:
+            raise UnknownName("key: the round's store is not told yet")
+        return parse_address(keys[KeyKind.ITERATION, _STORE].decode(), _STORE)
+
+    # -- coming and going
+
+    def _live_node(self) -> Node:
+        """This node; anew, if it had left. Raises RendezvousConnectionError if no lighthouse answers."""
+        if self._node is None:
+            try:
+                self._client.connect(self.options.connect_timeout)
+            except Unreachable as e:
+                raise RendezvousConnectionError(f"--rdzv-endpoint: {e}") from None
+            params = self._params
+            terms = terms_of(params.min_nodes, params.max_nodes, self.options.last_call_timeout)
+            entry = RankHello(
+                RankId(0, uuid.uuid4().hex),
+                terms,
+                host=params.local_addr or socket.gethostname(),
+                pid=os.getpid(),
+                secret=self._secret,
+            )
+            self._node = Node(entry, self.options.join_timeout, self._client.rank)
+            self._node.start()
+        return self._node
+
+    def _close(self, node: Node) -> bool:
+        is_told = node.outcome is not None or node.close(self.options.close_timeout)
+        if not is_told:
+            log.warning("the end of %s could not be told to the lighthouse", self.get_run_id())
+        return is_told
+
+    def _unmet(self, told: Run) -> RendezvousTimeoutError:
+        return RendezvousTimeoutError(
+            f"round {told.number} of {self.get_run_id()} has formed, but this node has not reached its store within "
+            f"{self.options.join_timeout:g} s (join_timeout): can it connect to any port of the other nodes?"
+        )
+
+    def _why_none(self, node: Node) -> RendezvousError:
+        run_id, outcome = self.get_run_id(), node.outcome
+        match outcome:
+            case RunCompleted() if node.is_spare:
+                return RendezvousGracefulExitError(f"{run_id} is over, and this spare node was not needed")
+            case RunCompleted():
+                return RendezvousClosedError(f"{run_id} is over: a node of it has ended, or all have finished")
+            case RunStopped():
+                return RendezvousClosedError(f"{run_id} is stopped: {outcome.text}; `lighthouse resume` lifts that")
+            case Unreachable():
+                return RendezvousConnectionError(str(outcome))
+            case LighthouseError():
+                return RendezvousStateError(str(outcome))
+            case None:
+                node.leave()
+                self._node = None
+                least, limit_s = self._params.min_nodes, self.options.join_timeout
+                return RendezvousTimeoutError(
+                    f"no round of {run_id} has formed with this node within {limit_s:g} s (join_timeout); "
+                    f"are {least} nodes there? `lighthouse runs` shows them"
+                )
+
+
+def create(params: RendezvousParameters) -> LighthouseRendezvous:
+    """Raises ValueError that names the option."""
+    text = params.endpoint or Variables(os.environ).text("LIGHTHOUSE_ADDRESS")
+    if not text:
+        raise ValueError("--rdzv-endpoint is empty, and LIGHTHOUSE_ADDRESS is not set: where is the lighthouse?")
+    try:
+        coordinator = parse_coordinator(text, "--rdzv-endpoint").with_files(files_from())
+        run = run_of(params.run_id)
+        host = advertised_host(str(coordinator.addresses[0]), params.local_addr)
+    except LighthouseError as e:
+        raise ValueError(str(e)) from None
+    job = Variables(os.environ).text("LIGHTHOUSE_JOB") or DEFAULT_JOB
+    client = LighthouseClient(coordinator, job=job, run=run)
+    return LighthouseRendezvous(params, client, host, Options.read(params.config))

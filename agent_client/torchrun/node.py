@@ -1,0 +1,157 @@
+"""One node of a torchrun job, as a rank of an elastic run: its rounds are generations. No torch."""
+
+import threading
+import time
+from collections.abc import Callable
+
+from agent_client.progress.self_report import SelfReporter
+from agent_client.restart.driver_thread import DriverThread, Stream
+from agent_client.restart.rules import events
+from agent_client.restart.rules.config import RankConfig, RankPhase
+from agent_client.restart.rules.machine import RankMachine
+from lighthouse_protocol.messages.evidence import EvidenceAsked
+from lighthouse_protocol.messages.progress import ProgressSample
+from lighthouse_protocol.messages.run import GenerationEnded, RankHello, RunCompleted, RunStopped, ToRunRank
+from lighthouse_protocol.refusals import InternalError, LighthouseError
+
+WAITS_FOR_S = 0.25  # a spare that is asked for has the whole limit again
+NEVER_S = 1e9
+
+Outcome = RunCompleted | RunStopped | LighthouseError
+
+
+class Node:
+    """`limit_s`: how long it does without a lighthouse while it waits for a round. Methods are for any thread.
+
+    What the lighthouse says arrives on the stream's thread, in the moment in which it is read.
+    """
+
+    def __init__(self, entry: RankHello, limit_s: float, open_stream: Callable[[], Stream]) -> None:
+        # Workers are torchrun's to end: nothing here is killed.
+        self._machine = RankMachine(entry, RankConfig(lighthouse_timeout_s=limit_s, hard_timeout_s=NEVER_S))
+        self._thread = DriverThread(self._machine, open_stream, self, self._failed, self._hear)
+        self._reporter = SelfReporter()
+        self._changed = threading.Condition()
+        self._round: events.Run | None = None
+        self._is_over = False
+        self._failure = -1
+        self._outcome: Outcome | None = None
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def leave(self) -> None:
+        """The others know at once that it has gone."""
+        self._thread.leave()
+
+    # -- what it is
+
+    @property
+    def slot(self) -> int:
+        return self._machine.slot
+
+    @property
+    def is_spare(self) -> bool:
+        return self._machine.phase is RankPhase.SPARE
+
+    @property
+    def is_in_round(self) -> bool:
+        return self._round is not None
+
+    @property
+    def outcome(self) -> Outcome | None:
+        """Not None: there is no other round for it."""
+        return self._outcome
+
+    @property
+    def is_over(self) -> bool:
+        """The round that it is in: a node was lost, has failed or wants to come in. Not by the end of the whole run,
+        which lets the others finish."""
+        return self._is_over and not isinstance(self._outcome, RunCompleted)
+
+    def is_over_within(self, limit_s: float) -> bool:
+        with self._changed:
+            return self._changed.wait_for(lambda: self.is_over, limit_s)
+
+    @property
+    def is_over_by_failure(self) -> bool:
+        """Workers of a node have failed, of whichever."""
+        return self._round is not None and self._failure >= self._round.number
+
+    # -- what it wants
+
+    def join(self, limit_s: float) -> events.Run | None:
+        """The next round that it is in; None: there was none within `limit_s`, or there is none any more (`outcome`).
+        A spare waits as long as it takes."""
+        before = self._begin_to_wait()
+        ends_at = time.monotonic() + limit_s
+        with self._changed:
+            while self._outcome is None:
+                told, now = self._round, time.monotonic()
+                if told is not None and told.number > before:
+                    if not self._is_over:
+                        return told
+                    before = told.number
+                    self._thread.put(events.Waiting())
+                if self.is_spare:
+                    ends_at = now + limit_s
+                if now >= ends_at:
+                    return None
+                self._changed.wait(min(WAITS_FOR_S, ends_at - now))
+        return None
+
+    def _begin_to_wait(self) -> int:
+        """The number of the round that it leaves; -1: it is in none."""
+        with self._changed:
+            told = self._round
+            if told is not None and not self._is_over:
+                self._thread.put(events.Raised("its workers have failed, or were stopped"))
+                self._is_over = True
+            self._thread.put(events.Waiting())
+        return -1 if told is None else told.number
+
+    def finish(self) -> None:
+        """Its workers have ended well."""
+        self._thread.put(events.Returned())
+
+    def close(self, limit_s: float) -> bool:
+        """The run is to be over for all. Whether the lighthouse has said so within `limit_s`."""
+        self._thread.put(events.Closing())
+        with self._changed:
+            return self._changed.wait_for(lambda: self._outcome is not None, limit_s)
+
+    # -- for the driver, and the stream
+
+    def run(self, run: events.Run) -> None:
+        with self._changed:
+            self._round, self._is_over = run, False
+            self._changed.notify_all()
+
+    def end(self, ended: events.Ended) -> None:
+        with self._changed:
+            self._outcome = ended.outcome
+            self._changed.notify_all()
+
+    def sample(self) -> ProgressSample | None:
+        return None
+
+    def interrupt(self, reason: str) -> None:
+        with self._changed:
+            self._is_over = True
+            self._changed.notify_all()
+
+    def kill(self, reason: str) -> None:
+        """It has nothing that would have to be killed."""
+
+    def _hear(self, message: ToRunRank, stream: Stream) -> None:
+        if isinstance(message, EvidenceAsked):
+            self._reporter.answer(message.number, stream.send)
+        if isinstance(message, GenerationEnded):
+            with self._changed:
+                self._failure = max(self._failure, message.number if message.is_failure else -1)
+                if self._round is not None and message.number == self._round.number:
+                    self._is_over = True
+                self._changed.notify_all()
+
+    def _failed(self, error: InternalError) -> None:
+        self.end(events.Ended(error))

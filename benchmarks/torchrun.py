@@ -1,0 +1,189 @@
+"""A node of a torchrun job dies: until the others make their next step.
+
+Three nodes of one worker each, `--nnodes 2:4`, gloo, on one machine. One node is killed (its agent and its worker,
+SIGKILL), each of the three in a job of its own: with `--rdzv-backend lighthouse`, and, in the same run, with torchrun's
+own `c10d`, as it is by default and with short timeouts. Measured is the time from the kill to the first step that both
+other nodes have made in a world of two. The store of c10d is on the node that was started first; with it dead the
+others have nothing to meet at, and the job is over.
+"""
+
+import contextlib
+import os
+import queue
+import signal
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import click
+
+from benchmarks.support.bars import Bar, check_option, conclude
+from benchmarks.support.children import Child, Children
+from benchmarks.support.daemons import HERE, OURS, start_lighthouse
+from benchmarks.support.figures import json_option, show_machine, table, write_json
+from examples.ports import free_port
+from manager.guard.process_tree import descendants
+
+NODES = 3
+SURVIVORS = NODES - 1
+GIVEN_UP_S = 120.0
+SETTLED_STEPS = 20
+BAR = 0.5
+"""Of c10d's time with its shortest timeouts."""
+
+AGENT = "from torch.distributed.run import main; main()"
+OUR_AGENT = """
+from torch.distributed.elastic.rendezvous import rendezvous_handler_registry
+from agent_client.torchrun.entry import get_handler
+rendezvous_handler_registry.register("lighthouse", get_handler())
+from torch.distributed.run import main; main()
+"""
+"""The same where the project is not installed, so that torchrun finds no entry point."""
+
+
+@dataclass(frozen=True, slots=True)
+class Backend:
+    name: str
+    agent: str
+    options: tuple[str, ...]
+
+
+LIGHTHOUSE = Backend("lighthouse", OUR_AGENT, ("--rdzv-backend", "lighthouse"))
+C10D = Backend("c10d", AGENT, ("--rdzv-backend", "c10d"))
+SHORT = "last_call_timeout=1,keep_alive_interval=1,keep_alive_max_attempt=2"
+C10D_SHORT = Backend(f"c10d, {SHORT}", AGENT, ("--rdzv-backend", "c10d", "--rdzv-conf", SHORT))
+
+
+@dataclass(frozen=True, slots=True)
+class Loss:
+    """`victim`: the node that was killed, by the order of starts. `recovered_s`: None: the others never went on."""
+
+    backend: str
+    victim: int
+    recovered_s: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    node: int
+    at: float
+    size: int
+
+
+class Job:
+    """Three nodes; what they print is read as it comes. `steps` gets None for a node that has ended."""
+
+    def __init__(self, children: Children, backend: Backend, endpoint: str) -> None:
+        self.steps: queue.SimpleQueue[Step | None] = queue.SimpleQueue()
+        os.environ["OMP_NUM_THREADS"] = "1"
+        options = [*backend.options, "--rdzv-endpoint", endpoint, "--rdzv-id", "benchmark", "--nnodes", "2:4"]
+        options += ["--max-restarts", "10", "-m", "benchmarks.support.torchrun_rank"]
+        self.nodes: list[Child] = []
+        for number in range(NODES):
+            node = children.start(f"node {number}", "-c", backend.agent, *options)
+            self.nodes.append(node)
+            threading.Thread(target=self._read, args=(number, node), daemon=True).start()
+            if number == 0:
+                time.sleep(1.0)  # c10d's store is on the first one
+
+    def _read(self, number: int, node: Child) -> None:
+        for line in node.lines():
+            words = line.split()
+            if words[:1] == ["step"]:
+                self.steps.put(Step(number, float(words[1]), int(words[2])))
+        self.steps.put(None)
+
+    def wait(self, nodes: Sequence[int], size: int, after: float, steps: int = 1) -> float | None:
+        """When the last of `nodes` had made so many steps in a world of `size`; None: they do not, or have ended."""
+        counted = dict.fromkeys(nodes, 0)
+        ends_at = time.monotonic() + GIVEN_UP_S
+        ended = 0
+        while (left_s := ends_at - time.monotonic()) > 0:
+            try:
+                step = self.steps.get(timeout=left_s)
+            except queue.Empty:
+                return None
+            if step is None:
+                ended += 1
+                if ended > NODES - len(nodes):
+                    return None
+            elif step.node in counted and step.size == size and step.at > after:
+                counted[step.node] += 1
+                if min(counted.values()) >= steps:
+                    return step.at
+        return None
+
+    def kill(self, number: int) -> float:
+        """As a machine dies: all its processes at once. Returns when."""
+        node = self.nodes[number]
+        node.signal(signal.SIGSTOP)
+        below = descendants(node.pid)
+        at = time.monotonic()
+        for pid in (*below, node.pid):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        return at
+
+    def end(self) -> None:
+        for number in range(NODES):
+            with contextlib.suppress(ProcessLookupError, OSError):
+                self.kill(number)
+
+
+def measure(backend: Backend, victim: int) -> Loss:
+    with Children() as children:
+        endpoint = f"{HERE}:{free_port()}"
+        if backend is LIGHTHOUSE:
+            endpoint = start_lighthouse(children, OURS, 1).address
+        job = Job(children, backend, endpoint)
+        try:
+            if job.wait(range(NODES), NODES, 0.0, SETTLED_STEPS) is None:
+                raise click.ClickException(f"{backend.name}: the three nodes do not train together")
+            killed_at = job.kill(victim)
+            others = [number for number in range(NODES) if number != victim]
+            stepped_at = job.wait(others, SURVIVORS, killed_at)
+        finally:
+            job.end()
+    return Loss(backend.name, victim, None if stepped_at is None else stepped_at - killed_at)
+
+
+def _text(recovered_s: float | None) -> str:
+    return "never" if recovered_s is None else f"{recovered_s:.1f} s"
+
+
+@click.command()
+@click.option("--quick", is_flag=True, help="One loss, and not beside c10d.")
+@check_option
+@json_option
+def main(*, quick: bool, check: bool, path: Path | None) -> None:
+    """A node of a torchrun job dies: until the others make their next step."""
+    machine = show_machine()
+    backends = [LIGHTHOUSE] if quick else [LIGHTHOUSE, C10D_SHORT, C10D]
+    victims = [0] if quick else range(NODES)
+    losses = [measure(backend, victim) for victim in victims for backend in backends]
+    rows: list[list[str]] = []
+    for victim in victims:
+        took = {loss.backend: loss.recovered_s for loss in losses if loss.victim == victim}
+        ours = took[LIGHTHOUSE.name]
+        row = [f"node {victim}"]
+        for backend in backends:
+            theirs = took[backend.name]
+            ratio = f" ({theirs / ours:.1f})" if ours and theirs and backend is not LIGHTHOUSE else ""
+            row.append(_text(theirs) + ratio)
+        rows.append(row)
+    click.echo("\n" + table(["killed", *(backend.name for backend in backends)], rows))
+    write_json(path, {"machine": machine, "losses": losses})
+    ours = [loss.recovered_s for loss in losses if loss.backend == LIGHTHOUSE.name]
+    bars = [Bar("losses that ended the job", float(ours.count(None)), 0.0)]
+    for victim in victims:
+        took = {loss.backend: loss.recovered_s for loss in losses if loss.victim == victim}
+        mine, theirs = took[LIGHTHOUSE.name], took.get(C10D_SHORT.name)
+        if mine is not None and theirs is not None:
+            bars.append(Bar(f"node {victim}, of c10d's with short timeouts", mine / theirs, BAR))
+    conclude(bars, is_checked=check)
+
+
+if __name__ == "__main__":
+    main()

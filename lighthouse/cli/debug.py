@@ -1,0 +1,267 @@
+"""`lighthouse debug bundle`: what there is to know of a lighthouse, in one file."""
+
+import contextlib
+import dataclasses
+import http.client
+import io
+import itertools
+import json
+import os
+import platform
+import re
+import socket
+import ssl
+import sys
+import tarfile
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import click
+
+from lighthouse.cli.options import EVERY_JOB, ClientOptions, client_options
+from lighthouse.journal.journal import default_path
+from lighthouse.journal.summary import journal_summary
+from lighthouse_protocol import VERSION
+from lighthouse_protocol.coordinator import Coordinator
+from lighthouse_protocol.identity import Address, parse_address
+from lighthouse_protocol.limits import LIGHTHOUSE_HTTP_PORT, TOKEN_SCHEME
+from lighthouse_protocol.messages.incident import to_document
+from lighthouse_protocol.refusals import DeadlinePassed, InvalidRequest, NotServed
+from lighthouse_protocol.rules.access import Role
+from lighthouse_runtime.process.children import command_lines
+from lighthouse_runtime.process.logs import REMOVED, without_credentials
+from lighthouse_runtime.process.packages import installed_versions
+from lighthouse_runtime.security.client_tls import ClientTls, fetch_tls
+from lighthouse_runtime.security.serving import with_local_credentials
+from lighthouse_runtime.timing.reading import Reading
+
+INCIDENTS_KEPT = 20
+MAX_PART_BYTES = 64 * 2**20
+_SLACK_S = 1.0
+_CONFIG = re.compile(r"(LIGHTHOUSE|TORCHFT)_\w+|REPLICA_GROUP_ID|NUM_REPLICA_GROUPS|GRPC_\w+")
+_SECRET = re.compile(r"TOKEN|SECRET|PASSWORD|CREDENTIAL|PRIVATE|KEY", re.IGNORECASE)
+_DAEMONS = {("lighthouse", "serve"), ("lighthouse-manager", "serve")}
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A file of the bundle. `read` may fail, and may hang: then the bundle says so in its place."""
+
+    name: str
+    read: Callable[[], bytes]
+
+
+@click.group()
+def debug() -> None:
+    """Collect what helps to find a fault."""
+
+
+@debug.command()
+@click.option(
+    "--out",
+    metavar="FILE",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="The file to write, .tar.gz; without it, lighthouse-debug-TIME.tar.gz here.",
+)
+@click.option(
+    "--http",
+    "http_side",
+    metavar="HOST:PORT",
+    help=f"The lighthouse's HTTP side.  [default: its host, port {LIGHTHOUSE_HTTP_PORT}]",
+)
+@click.option(
+    "--journal",
+    metavar="FILE",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="The lighthouse's journal, if it is on this host.  [default: the one for its port]",
+)
+@client_options(job_help=EVERY_JOB, timeout="10s")
+def bundle(given: ClientOptions, out: Path | None, http_side: str | None, journal: Path | None) -> None:
+    """Write status, incidents, metrics, journal and versions to one file.
+
+    What does not answer within --timeout, or refuses, is a text file that says why. The file holds the output and
+    stacks of ranks, and no token, key or password.
+    """
+    path = out or Path(time.strftime("lighthouse-debug-%Y%m%dT%H%M%SZ.tar.gz", time.gmtime()))
+    target = _http_address(given.address, http_side)
+    parts = [
+        Part("about.json", lambda: _json(_about(given.address, target))),
+        Part("config.json", lambda: _json(_config())),
+        Part("status.json", lambda: _json(given.status(ranks=True))),
+        Part("runs.json", lambda: _json(_runs(given))),
+        Part("incidents.json", lambda: _json(_incidents(given))),
+        *(Part(f"http/{name}", lambda name=name: _get(given, target, name)) for name in _PAGES),
+        Part("journal.json", lambda: _json(journal_summary(journal or _journal_of(given.address)))),
+    ]
+    failed = write_bundle(path, parts, given.timeout + _SLACK_S)
+    missing = f"; not had: {', '.join(failed)} (NAME.error.txt says why)" if failed else ""
+    click.echo(f"wrote {path}: {len(parts)} parts{missing}")
+
+
+_PAGES = ("livez", "readyz", "metrics")
+
+
+def write_bundle(path: Path, parts: Iterable[Part], limit_s: float) -> list[str]:
+    """Write the parts, all read at the same time and each within `limit_s`. Returns the names of those that could not
+    be had.
+
+    Raises InvalidRequest if the file cannot be written; none is left behind then.
+    """
+    reading = [(part, Reading(part.name, part.read, limit_s)) for part in parts]
+    failed: list[str] = []
+    temporary = path.with_name(path.name + ".new")
+    try:
+        with (
+            open(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file,
+            tarfile.open(fileobj=file, mode="w:gz") as tar,
+        ):
+            for part, answer in reading:
+                name, body = part.name, _outcome(answer)
+                if isinstance(body, str):
+                    failed.append(name)
+                    name, body = f"{name}.error.txt", (body + "\n").encode()
+                entry = tarfile.TarInfo(f"lighthouse-debug/{name}")
+                entry.size, entry.mtime, entry.mode = len(body), int(time.time()), 0o600
+                tar.addfile(entry, io.BytesIO(body))
+        temporary.replace(path)
+    except OSError as e:
+        temporary.unlink(missing_ok=True)
+        raise InvalidRequest(f"cannot write {path}: {e.strerror or e}; name another file", field="--out") from e
+    return failed
+
+
+def _outcome(answer: Reading[bytes]) -> bytes | str:
+    """Text says why there is nothing."""
+    try:
+        return answer.result()
+    except DeadlinePassed as e:
+        return str(e)
+    except Exception as e:  # noqa: BLE001  whatever it is, it belongs into the bundle
+        return f"{type(e).__name__}: {e}"
+
+
+# -- the parts
+
+
+def _json(document: Any) -> bytes:
+    return json.dumps(document, indent=2, default=_plain).encode()
+
+
+def _plain(value: Any) -> Any:
+    return dataclasses.asdict(value) if dataclasses.is_dataclass(value) and not isinstance(value, type) else str(value)
+
+
+def _about(address: str, http_side: str) -> dict[str, Any]:
+    return {
+        "made_at": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+        "lighthouse": address,
+        "http": http_side,
+        "host": socket.gethostname(),
+        "system": platform.platform(),
+        "python": sys.version,
+        "cli": VERSION,
+        "packages": installed_versions(),
+    }
+
+
+def _config() -> dict[str, Any]:
+    """Of this shell, and of the daemons of this user on this host."""
+    environment = {name: without_secrets(name, value) for name, value in os.environ.items() if _CONFIG.fullmatch(name)}
+    daemons = [shown_words(line) for line in command_lines() if is_daemon(line)]
+    return {"environment": environment, "daemons": daemons}
+
+
+def is_daemon(line: Sequence[str]) -> bool:
+    """Whether that command line is of a daemon. A supervisor's is not: it ends with the user's own command."""
+    words = [os.path.basename(word) for word in line[:8]]
+    return any(pair in _DAEMONS for pair in itertools.pairwise(words))
+
+
+def without_secrets(name: str, value: str) -> str:
+    """The value of the variable or option `name`, as it may be shown. The name of a file may."""
+    if _SECRET.search(name) and not name.lower().endswith("file"):
+        return REMOVED
+    return without_credentials(value)
+
+
+def shown_words(line: Sequence[str]) -> list[str]:
+    """A command line, as it may be shown."""
+    shown: list[str] = []
+    for before, word in itertools.pairwise(["", *line]):
+        option, equals, value = word.partition("=")
+        if equals and option.startswith("--"):
+            shown.append(f"{option}={without_secrets(option, value)}")
+        else:
+            shown.append(without_secrets(before if before.startswith("--") and "=" not in before else "", word))
+    return shown
+
+
+def _runs(given: ClientOptions) -> Any:
+    with given.connect() as client:
+        return client.runs(timeout_s=given.timeout)
+
+
+def _incidents(given: ClientOptions) -> list[Any]:
+    """The newest, each with its evidence as far as this caller may see it."""
+    with given.connect() as client:
+        found: list[Any] = []
+        for summary in client.incidents(given.job, timeout_s=given.timeout)[:INCIDENTS_KEPT]:
+            try:
+                found.append(to_document(client.incident(summary.id, timeout_s=given.timeout)))
+            except Exception as e:  # noqa: BLE001  one that is refused is no reason to leave out the others
+                found.append({"summary": summary, "error": str(e)})
+        return found
+
+
+def _get(given: ClientOptions, address: str, name: str) -> bytes:
+    """By HTTPS with what the caller shows over gRPC; by HTTP where it shows nothing. A redirect is not followed:
+    a token goes nowhere else."""
+    coordinator = with_local_credentials(given.coordinator, Role.OPERATE)
+    headers = {"Authorization": TOKEN_SCHEME + coordinator.token} if coordinator.token else {}
+    where = parse_address(address, "--http")
+    if coordinator.has_tls:
+        context = _tls(fetch_tls(coordinator, given.timeout), coordinator)
+        connection = http.client.HTTPSConnection(where.host, where.port, timeout=given.timeout, context=context)
+    else:
+        connection = http.client.HTTPConnection(where.host, where.port, timeout=given.timeout)
+    with contextlib.closing(connection):
+        connection.request("GET", f"/{name}", headers=headers)
+        answer = connection.getresponse()
+        body = answer.read(MAX_PART_BYTES + 1)
+    if answer.status != 200:
+        raise NotServed(
+            f"{address} answers /{name} with {answer.status}: {body[:500].decode(errors='replace').strip()}"
+        )
+    if len(body) > MAX_PART_BYTES:
+        raise InvalidRequest(f"/{name} is larger than {MAX_PART_BYTES} bytes")
+    return body
+
+
+def _tls(tls: ClientTls, coordinator: Coordinator) -> ssl.SSLContext:
+    """That of gRPC. The CA of a pin vouches for nothing but its lighthouse, by whatever name that is reached."""
+    context = ssl.create_default_context(cadata=tls.roots.decode())
+    context.check_hostname = not tls.name
+    if coordinator.files.cert:
+        context.load_cert_chain(coordinator.files.cert, coordinator.files.key)
+    return context
+
+
+def _http_address(grpc: str, http_side: str | None) -> str:
+    if http_side is None:
+        return str(Address(parse_address(grpc, "--lighthouse").host, LIGHTHOUSE_HTTP_PORT))
+    parsed = parse_address(http_side, "--http")
+    return str(Address(parsed.host, parsed.port or LIGHTHOUSE_HTTP_PORT))
+
+
+def _journal_of(address: str) -> Path:
+    """Where a lighthouse of this user keeps it, or where the image and the unit of systemd do."""
+    port = parse_address(address, "--lighthouse").port
+    path = default_path().with_name(f"journal-{port}.sqlite")
+    known = (os.environ.get("LIGHTHOUSE_JOURNAL", ""), str(path), "/var/lib/lighthouse/journal.sqlite")
+    found = next((each for each in known if each and each != "none" and os.path.exists(each)), None)
+    if found is None:
+        raise InvalidRequest(f"no journal on this host: neither {path} nor one that --journal names")
+    return Path(found)

@@ -1,0 +1,1 @@
+"""What facts mean: a finding for each, with its remedy. Pure."""

@@ -1,0 +1,233 @@
+"""From facts to findings. A finding that is not good says what to do.
+
+- What keeps this host from its lighthouse fails; what will one day, or is worth a look, is a warning.
+- A fact that is missing because of an earlier failure makes no finding of its own.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+
+from lighthouse.cli.doctor.rules.facts import Asked, Certificate, Facts, ManagerSeen, Place, Trust
+from lighthouse_protocol.messages.status import LighthouseStatus, MemberState, MemberStatus, StoreKind, StoreStatus
+from lighthouse_protocol.refusals import NotPermitted, Untrusted
+
+DAY_S = 86400.0
+EXPIRES_SOON_S = 14 * DAY_S  # a lighthouse makes its own certificate anew 30 days before
+CLOCKS_DIFFER_S = 1.0
+NAMED = 16
+"""Managers that get a line of their own; the others are counted."""
+_CHECKS: Mapping[type[object], str] = {NotPermitted: "token", Untrusted: "tls"}
+"""Where a refusal belongs; all others say something of the lighthouse."""
+
+
+class Level(StrEnum):
+    OK = "ok"
+    WARN = "warn"
+    FAIL = "fail"
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """`check`: what was looked at, in a word. `text`: what was found, and where it is not good, what to do."""
+
+    check: str
+    level: Level
+    text: str
+
+
+def check(facts: Facts) -> list[Finding]:
+    """In the order in which they are worth reading."""
+    return list(_all(facts))
+
+
+def is_healthy(findings: list[Finding]) -> bool:
+    return all(finding.level is not Level.FAIL for finding in findings)
+
+
+def _all(facts: Facts) -> Iterator[Finding]:
+    asked = facts.asked
+    is_served = asked is not None and asked.status is not None
+    yield from (_place(place, is_served=is_served) for place in facts.places)
+    if asked is not None:
+        yield _answer(asked)
+    yield from _tls(facts)
+    yield from _token(facts)
+    if asked is not None and asked.status is not None:
+        yield _clock(asked, asked.status)
+    yield _versions(facts)
+    if asked is not None and asked.status is not None:
+        yield _store(asked.status.store)
+        yield from _heard(asked.status)
+        yield from _managers(facts.managers)
+
+
+def _place(place: Place, *, is_served: bool) -> Finding:
+    if not place.error:
+        return Finding("address", Level.OK, f"{place.address} accepts connections at {place.ip}")
+    if is_served:
+        return Finding("address", Level.WARN, f"{place.error}; another lighthouse answers meanwhile")
+    return Finding("address", Level.FAIL, place.error)
+
+
+def _answer(asked: Asked) -> Finding:
+    status = asked.status
+    if status is None:
+        return Finding(_CHECKS.get(type(asked.refusal), "lighthouse"), Level.FAIL, str(asked.refusal))
+    took_ms = (asked.ended_at - asked.began_at) * 1000
+    return Finding(
+        "lighthouse", Level.OK, f"version {status.version} at {asked.address} answers after {took_ms:.0f} ms, and leads"
+    )
+
+
+def _tls(facts: Facts) -> Iterator[Finding]:
+    status = None if facts.asked is None else facts.asked.status
+    if facts.trust is Trust.NONE:
+        if status is not None and status.insecure:
+            yield Finding(
+                "tls",
+                Level.WARN,
+                "other hosts reach this lighthouse without TLS, so anyone may join and look: start it without "
+                "--insecure, and give its join string, which `lighthouse token` prints",
+            )
+        elif status is not None:
+            yield Finding("tls", Level.OK, "none is needed: the lighthouse listens on a loopback")
+        return
+    if facts.certificate is not None:
+        yield _certificate("tls", facts.certificate, facts.now, _renewal(facts.trust))
+    if status is not None:
+        by = "the pin of the join string" if facts.trust is Trust.PIN else "the CA in --tls-ca"
+        yield Finding("tls", Level.OK, f"the lighthouse's certificate is trusted by {by}")
+
+
+def _renewal(trust: Trust) -> str:
+    if trust is Trust.CA:
+        return "renew its --tls-cert"
+    return "the lighthouse should have made a new one: its log says why it could not, or restart it"
+
+
+def _certificate(name: str, certificate: Certificate, now: float, remedy: str) -> Finding:
+    if certificate.expires_at is None:
+        return Finding(name, Level.FAIL, f"{certificate.of} cannot be read: {certificate.error}")
+    left_s = certificate.expires_at - now
+    if left_s <= 0:
+        return Finding(name, Level.FAIL, f"{certificate.of} expired {-left_s / DAY_S:.0f} days ago: {remedy}")
+    text = f"{certificate.of} is valid for {left_s / DAY_S:.0f} more days"
+    if left_s < EXPIRES_SOON_S:
+        return Finding(name, Level.WARN, f"{text}: {remedy}")
+    return Finding(name, Level.OK, text)
+
+
+def _token(facts: Facts) -> Iterator[Finding]:
+    credential = facts.credential
+    if credential.certificate is not None:
+        yield _certificate("token", credential.certificate, facts.now, "renew it, or name another by --client-cert")
+    if facts.asked is None or facts.asked.status is None:
+        return
+    if credential.has_token:
+        role = "that says no role" if credential.role is None else f"of role {credential.role}"
+        taken = "is shown" if facts.trust is Trust.NONE else "is accepted"
+        yield Finding("token", Level.OK, f"a token {role} {taken}; it is valid until it is rotated away")
+    elif credential.certificate is None:
+        yield Finding("token", Level.OK, "none is shown, and the lighthouse lets this host look without one")
+
+
+def _clock(asked: Asked, status: LighthouseStatus) -> Finding:
+    """The lighthouse read its clock at some time between the question and the answer."""
+    ahead_s = max(status.now_unix_s - asked.ended_at, 0.0)
+    behind_s = max(asked.began_at - status.now_unix_s, 0.0)
+    apart_s = max(ahead_s, behind_s)
+    if apart_s <= CLOCKS_DIFFER_S:
+        return Finding("clock", Level.OK, f"this host's clock is within {CLOCKS_DIFFER_S:g} s of the lighthouse's")
+    which = "behind" if ahead_s else "ahead of"
+    return Finding(
+        "clock",
+        Level.WARN,
+        f"this host's clock is {apart_s:.1f} s {which} the lighthouse's: times in logs and incidents do not line up, "
+        "and by a day certificates are refused; run NTP on both hosts",
+    )
+
+
+def _versions(facts: Facts) -> Finding:
+    status = None if facts.asked is None else facts.asked.status
+    packages = ", ".join(f"{name} {version}" for name, version in facts.packages.items())
+    if status is None or status.version == facts.version:
+        return Finding("versions", Level.OK, packages)
+    return Finding(
+        "versions",
+        Level.WARN,
+        f"the lighthouse is of version {status.version}, and this host of {facts.version}: install one version "
+        f"everywhere; here: {packages}",
+    )
+
+
+def _store(store: StoreStatus) -> Finding:
+    if store.error:
+        return Finding(
+            "store",
+            Level.FAIL,
+            f"the lighthouse's {store.kind} does not answer: {store.error}; no quorum changes until it does, and then "
+            "another lighthouse may lead: look at the store",
+        )
+    if store.kind is StoreKind.NONE:
+        return Finding(
+            "store",
+            Level.WARN,
+            "the lighthouse keeps no journal: stops of runs are forgotten with it; start it with --journal FILE, or "
+            "--store for several lighthouses",
+        )
+    return Finding("store", Level.OK, f"the lighthouse writes to its {store.kind}, term {store.term}")
+
+
+def _heard(status: LighthouseStatus) -> Iterator[Finding]:
+    """The lighthouse talks to a manager over the session that the manager has opened: what it hears, it reaches."""
+    members = [(job.job, member) for job in status.jobs for member in job.members]
+    lost = [(job, member) for job, member in members if member.state is MemberState.EXPIRED]
+    alive = len(members) - len(lost)
+    if not members:
+        yield Finding("sessions", Level.OK, "no manager has come to the lighthouse yet")
+        return
+    if alive:
+        oldest_s = max(m.heartbeat_age_s for _, m in members if m.state is not MemberState.EXPIRED)
+        yield Finding(
+            "sessions",
+            Level.OK,
+            f"managers that the lighthouse hears: {alive}, the oldest heartbeat {oldest_s:.1f} s old",
+        )
+    yield from (Finding("sessions", Level.WARN, _silent(job, member)) for job, member in lost[:NAMED])
+    yield from _others("sessions", Level.WARN, len(lost))
+
+
+def _silent(job: str, member: MemberStatus) -> str:
+    return (
+        f"the lighthouse has not heard {member.replica_id} of job {job} at {member.address or 'no address'} for "
+        f"{member.heartbeat_age_s:.0f} s: its host or manager is gone, or cannot reach the lighthouse; look at its log"
+    )
+
+
+def _managers(managers: tuple[ManagerSeen, ...]) -> Iterator[Finding]:
+    unreached = [manager for manager in managers if manager.error]
+    cut_off = [manager for manager in managers if manager.lighthouse_error is not None]
+    if reached := len(managers) - len(unreached):
+        yield Finding("managers", Level.OK, f"this host reaches {reached} of {len(managers)} managers")
+    for manager in unreached[:NAMED]:
+        yield Finding(
+            "managers",
+            Level.FAIL,
+            f"{manager.replica_id} of job {manager.job}: {manager.error}; the lighthouse hears it, so look at its "
+            "--advertise, and at the firewall between this host and it",
+        )
+    yield from _others("managers", Level.FAIL, len(unreached))
+    for manager in cut_off[:NAMED]:
+        yield Finding(
+            "managers",
+            Level.FAIL,
+            f"{manager.replica_id} of job {manager.job} at {manager.address} does not reach the lighthouse: "
+            f"{manager.lighthouse_error}",
+        )
+    yield from _others("managers", Level.FAIL, len(cut_off))
+
+
+def _others(name: str, level: Level, count: int) -> Iterator[Finding]:
+    if count > NAMED:
+        yield Finding(name, level, f"so do {count - NAMED} others; `lighthouse members` lists them")

@@ -1,0 +1,33 @@
+"""`lighthouse doctor`: whether a lighthouse can be used from this host, and if not, what to do."""
+
+import dataclasses
+
+import click
+from rich.text import Text
+
+from lighthouse.cli.doctor.gather import gather
+from lighthouse.cli.doctor.rules.checkup import Finding, Level, check, is_healthy
+from lighthouse.cli.options import ClientOptions, client_options
+from lighthouse_runtime.cli.terminal import printable
+
+_STYLES = {Level.OK: "green", Level.WARN: "yellow", Level.FAIL: "bold red"}
+
+
+@click.command()
+@client_options(job_help="Only the managers of this job; without it, those of every job.")
+@click.pass_context
+def doctor(ctx: click.Context, given: ClientOptions) -> None:
+    """Check that this host can use the lighthouse: address, TLS, token, clock, versions, store, managers.
+
+    One line for each check, with the remedy where something is wrong. Exit status 1 if a check fails. Each step ends
+    within --timeout.
+    """
+    findings = check(gather(given.coordinator, given.status, given.timeout))
+    document = {"is_healthy": is_healthy(findings), "findings": list(map(dataclasses.asdict, findings))}
+    given.show(document, lambda width: list(map(_line, findings)))
+    ctx.exit(0 if is_healthy(findings) else 1)
+
+
+def _line(finding: Finding) -> Text:
+    style = _STYLES[finding.level]
+    return Text.assemble((f"{finding.level:<4}", style), f"  {finding.check:<10}  {printable(finding.text)}")

@@ -1,0 +1,122 @@
+"""`lighthouse token`: the join strings of the lighthouse on this host, and new tokens for it."""
+
+import getpass
+from pathlib import Path
+
+import click
+
+from lighthouse.server.config import ENV_PREFIX
+from lighthouse_protocol.coordinator import parse_coordinator
+from lighthouse_protocol.limits import LIGHTHOUSE_PORT
+from lighthouse_protocol.refusals import InvalidRequest
+from lighthouse_protocol.rules.access import Principal, Role
+from lighthouse_runtime.cli.terminal import reports_errors
+from lighthouse_runtime.net.own_address import own_name
+from lighthouse_runtime.process.state_folder import state_folder
+from lighthouse_runtime.security.audit import Audit
+from lighthouse_runtime.security.credentials import load_or_make, read_pin
+from lighthouse_runtime.security.serving import Serving, find_serving, served_ports
+from lighthouse_runtime.security.tokens import FILE, ROLES, Tokens, name_of
+
+_ROLES = [role.value for role in ROLES]
+_ROTATE = "rotate"
+PORTS_NAMED = 8
+
+
+@click.command()
+@click.argument("what", type=click.Choice([*_ROLES, _ROTATE]), default=Role.JOIN.value)
+@click.argument("role", type=click.Choice(_ROLES), required=False)
+@click.option(
+    "--port",
+    type=click.IntRange(1, 65535),
+    default=LIGHTHOUSE_PORT,
+    show_default=True,
+    help="Its gRPC port.",
+)
+@click.option(
+    "--host",
+    metavar="HOST[,HOST...]",
+    help="The lighthouse's host in the string, or those of all lighthouses that share these credentials. Default: this "
+    "host's own name.",
+)
+@click.option(
+    "--credentials",
+    "folder",
+    type=click.Path(file_okay=False, path_type=Path),
+    metavar="FOLDER",
+    envvar=f"{ENV_PREFIX}_CREDENTIALS",
+    show_envvar=True,
+    help="The folder given to `lighthouse serve`. Default: that of the lighthouse on --port.",
+)
+@click.option(
+    "--journal",
+    type=click.Path(dir_okay=False, path_type=Path),
+    metavar="PATH",
+    envvar=f"{ENV_PREFIX}_JOURNAL",
+    show_envvar=True,
+    help="The journal given to `lighthouse serve`, if one was: the credentials are beside it.",
+)
+@click.option("--make", is_flag=True, help="Make credentials, if there are none, for a lighthouse that starts later.")
+@reports_errors
+def token(
+    what: str, role: str | None, port: int, host: str | None, folder: Path | None, journal: Path | None, make: bool
+) -> None:
+    """Print the join string of a role: for training hosts, for an operator, or for a viewer.
+
+    It is LIGHTHOUSE_ADDRESS for them, and a secret. `rotate ROLE` makes a new token; the one before it stays valid
+    until the next rotation, and open sessions live on.
+    """
+    serving = _serving(port, folder, journal, make=make)
+    tokens = Tokens.read(serving.credentials)
+    if what == _ROTATE:
+        chosen = Role(role or Role.JOIN)
+        tokens = tokens.rotated(chosen)
+        tokens.write(serving.credentials)
+        new = name_of(chosen, tokens.newest(chosen))
+        me = Principal(f"user {_user()}", frozenset({Role.OPERATE}))
+        Audit(serving.credentials.parent / "audit.jsonl").act(me, "this host", "rotate", f"role={chosen}", f"now {new}")
+    elif role is not None:
+        raise click.UsageError(f"{what} takes no second role; write `lighthouse token {what}`")
+    else:
+        chosen = Role(what)
+    where = parse_coordinator(host or own_name(), "--host", port).addresses
+    click.echo(serving.coordinator(where, tokens.newest(chosen)).join_string())
+
+
+def _serving(port: int, folder: Path | None, journal: Path | None, *, make: bool) -> Serving:
+    """Raises InvalidRequest."""
+    found = find_serving(port)
+    if folder is None and journal is None and found is not None:
+        return found
+    if folder is None:
+        has_journal = journal is not None and str(journal) != "none"
+        beside = journal.parent if journal is not None and has_journal else state_folder("--credentials")
+        folder = beside / f"credentials-{port}"
+    if make:
+        load_or_make(folder, ("localhost", "127.0.0.1", "::1", own_name()))
+    elif not (folder / FILE).exists():
+        raise InvalidRequest(
+            f"there are none in {folder}: no lighthouse that other hosts reach has run on port {port} as this user; "
+            f"{_elsewhere()}start it (lighthouse serve), run this as its user, name its folder, or give --make",
+            field="--credentials",
+        )
+    if found is not None and found.credentials == folder:
+        return found
+    if not (folder / "ca.pem").exists():  # as a lighthouse with --tls-cert makes it
+        return Serving("", folder, has_own_pki=True)
+    return Serving(read_pin(folder), folder)
+
+
+def _elsewhere() -> str:
+    """The ports that may be meant."""
+    ports = served_ports()
+    if not ports:
+        return ""
+    return f"one has on {', '.join(map(str, ports[-PORTS_NAMED:]))}: give that as --port, or "
+
+
+def _user() -> str:
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):
+        return "unknown"

@@ -1,0 +1,1 @@
+"""A store that several lighthouses share, in etcd, and which of them leads."""

@@ -1,0 +1,186 @@
+"""The edge between one lighthouse and etcd: it sends a candidate's requests, and writes the leader's records."""
+
+import asyncio
+import dataclasses
+import logging
+
+from lighthouse.etcd import client as etcd
+from lighthouse.etcd import keys, store
+from lighthouse.etcd.client import EtcdClient, KeyValue, LeaseGone
+from lighthouse.etcd.driver import LeadershipDriver, Request
+from lighthouse.etcd.rules import events
+from lighthouse.etcd.rules.candidate import FENCE_SHARE, CandidateConfig
+from lighthouse.etcd.rules.leader import Leader, dump, parse
+from lighthouse.etcd.store import EtcdStore
+from lighthouse_protocol.refusals import LighthouseError
+from lighthouse_runtime.log_event import event
+
+log = logging.getLogger(__name__)
+
+RETRY_S = 0.05
+
+
+class Election:
+    """A LeaderStore. `me`: what the leader's key is to say, but the term. `driver` is set before `start`."""
+
+    def __init__(self, client: EtcdClient, records: EtcdStore, config: CandidateConfig, me: Leader) -> None:
+        self._client = client
+        self._records = records
+        self._config = config
+        self._timeout_s = config.request_timeout_s
+        self.me = me
+        self.driver: LeadershipDriver | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._has_work = asyncio.Event()
+        self._is_idle = asyncio.Event()
+        self._writer: asyncio.Task[None] | None = None
+
+    async def start(self) -> None:
+        await self._client.open()
+        self._writer = asyncio.create_task(self._write(), name="etcd writer")
+        assert self.driver is not None
+        self.driver.start()
+
+    async def stop(self) -> None:
+        """Write what is left, and give the lease back: another lighthouse may lead at once."""
+        assert self.driver is not None
+        if self.driver.refusal() is None and not self._records.is_written:
+            try:
+                async with asyncio.timeout(self._config.ttl_s * FENCE_SHARE):
+                    await self._is_idle.wait()
+            except TimeoutError:
+                log.warning("store: what was noted last is not written", extra=event("store_not_written"))
+        if self._writer is not None:
+            self._writer.cancel()
+        self.driver.resign()
+        if self._tasks:
+            await asyncio.wait(self._tasks, timeout=self._timeout_s)
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._client.close()
+
+    def wake(self) -> None:
+        """There is something to write."""
+        self._is_idle.clear()
+        self._has_work.set()
+
+    # -- requests
+
+    def send(self, request: Request) -> None:
+        task = asyncio.create_task(self._perform(request))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _perform(self, request: Request) -> None:
+        answer: events.Event | None
+        try:
+            answer = await self._answer(request)
+        except LighthouseError as e:
+            if isinstance(request, events.RevokeLease):
+                return  # it ends by its time
+            answer = events.RequestFailed(request.number, str(e))
+        if answer is not None and self.driver is not None:
+            self.driver.feed(answer)
+
+    async def _answer(self, request: Request) -> events.Event | None:
+        match request:
+            case events.ReadLeader(number):
+                found = await self._client.read(self._records.keys.leader, None, self._timeout_s)
+                return events.LeaderRead(number, _leader(found))
+            case events.GrantLease(number, ttl_s):
+                lease = await self._client.grant(round(ttl_s), self._timeout_s)
+                return events.LeaseGranted(number, lease.id, lease.ttl_s)
+            case events.Claim(number, lease):
+                return await self._claim(number, lease)
+            case events.LoadRecords(number):
+                everything = self._records.keys.all
+                end = etcd.after_prefix(everything)
+                timeout_s = self._config.ttl_s * FENCE_SHARE
+                self._records.take(await self._client.read(everything, end, timeout_s))
+                return events.RecordsLoaded(number)
+            case events.RenewLease(number, lease):
+                try:
+                    return events.LeaseRenewed(number, await self._client.renew(lease, self._timeout_s))
+                except LeaseGone:
+                    return events.LeaseEnded(number)
+            case events.RevokeLease(lease):
+                await self._client.revoke(lease, self._timeout_s)
+                return None
+
+    async def _claim(self, number: int, lease: int) -> events.ClaimWon | events.ClaimLost:
+        names = self._records.keys
+        before = await self._client.transact([], [etcd.read(names.term), etcd.read(names.format)], [], self._timeout_s)
+        found, format_ = before.reads
+        if format_:
+            keys.check_format(names.format, format_[0].value)
+        term, changed_at = (keys.parse_number(names.term, found[0].value), found[0].mod_revision) if found else (0, 0)
+        me = dataclasses.replace(self.me, term=term + 1)
+        answer = await self._client.transact(
+            [etcd.was_made_at(names.leader, 0), etcd.was_changed_at(names.term, changed_at)],
+            [
+                etcd.put(names.leader, dump(me), lease),
+                etcd.put(names.term, str(me.term).encode()),
+                etcd.put(names.format, str(keys.FORMAT).encode()),
+            ],
+            [etcd.read(names.leader)],
+            self._timeout_s,
+        )
+        if answer.succeeded:
+            return events.ClaimWon(number, answer.revision, me.term)
+        return events.ClaimLost(number, _leader(answer.reads[0]))
+
+    # -- records
+
+    async def _write(self) -> None:
+        began_at: float | None = None
+        clock = asyncio.get_running_loop().time
+        while True:
+            batch = self._records.next_batch()
+            if batch is None:
+                began_at = None
+                self._has_work.clear()
+                self._is_idle.set()
+                await self._has_work.wait()
+                continue
+            began_at = clock() if began_at is None else began_at
+            try:
+                is_written = await self._write_batch(batch)
+            except LighthouseError as e:
+                if self._records.next_batch() is not batch:
+                    continue
+                if clock() - began_at >= FENCE_SHARE * self._config.ttl_s:
+                    self._refuse(f"its records cannot be written: {e}")
+                await asyncio.sleep(RETRY_S)
+                continue
+            if self._records.next_batch() is not batch:
+                continue  # this leadership has ended meanwhile
+            began_at = None
+            if is_written:
+                self._records.written()
+            else:
+                self._refuse("another lighthouse leads: the leader's key is not this one's any more")
+
+    async def _write_batch(self, batch: store.Batch) -> bool:
+        names = self._records.keys
+        answer = await self._client.transact(
+            store.guards(names, batch), store.operations(names, batch), [etcd.read(names.leader)], self._timeout_s
+        )
+        if answer.succeeded:
+            return True
+        found = answer.reads[0]
+        return store.was_written(batch, found[0] if found else None)
+
+    def _refuse(self, reason: str) -> None:
+        if self.driver is not None:
+            self.driver.feed(events.WriteRefused(reason))
+
+
+def _leader(found: tuple[KeyValue, ...]) -> Leader | None:
+    """A key that cannot be read still names a leader: it is another program's, or of another version."""
+    if not found:
+        return None
+    try:
+        return parse(found[0].value)
+    except ValueError as e:
+        raise keys.Damaged(found[0].key, str(e)) from e

@@ -1,0 +1,1 @@
+"""Pure: see candidate.py."""

@@ -1,0 +1,259 @@
+"""One of several lighthouses on one store: when it may lead. Rules:
+
+- At most one key names the leader. It is written where there is none, under a lease of the store's; it goes with it.
+- The leader may act until 2/3 of the lease's time have passed on its own clock since it *sent* the newest renewal that
+  was answered. The store counts the whole time from that renewal's *arrival*. So the leader has stopped before another
+  can begin, while the rates of the two clocks differ by less than 3/2.
+- Whether it may act is asked of the clock at each act, not of a timer: a process that was stopped finds it out first.
+- Every write is guarded by the key, so nothing here rests on clocks but what is *said*.
+- What the store did not answer may have been done: a claim without an answer is given up with its lease, which removes
+  the key, whether it was written or not.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+from lighthouse.etcd.rules.events import (
+    Claim,
+    ClaimLost,
+    ClaimWon,
+    Effect,
+    Event,
+    GrantLease,
+    LeaderChanged,
+    LeaderRead,
+    LeadershipBegan,
+    LeadershipEnded,
+    LeaseEnded,
+    LeaseGranted,
+    LeaseRenewed,
+    LoadRecords,
+    ReadLeader,
+    RecordsLoaded,
+    RenewLease,
+    RequestFailed,
+    Resigned,
+    RevokeLease,
+    WriteRefused,
+)
+from lighthouse.etcd.rules.leader import Leader
+from lighthouse_protocol.refusals import NotLeader
+
+FENCE_SHARE = 2 / 3
+RENEWALS_PER_LEASE = 6
+LOOKS_PER_LEASE = 12
+# The longest that one request may take: an endpoint that does not answer must leave time to ask another.
+REQUESTS_PER_LEASE = 4
+MAX_RENEWALS_OPEN = 64
+
+
+class Role(StrEnum):
+    FOLLOWING = "follower"
+    CAMPAIGNING = "candidate"
+    LEADING = "leader"
+
+
+@dataclass(frozen=True, slots=True)
+class CandidateConfig:
+    """`name` is this process's own; `ttl_s` the lease's time."""
+
+    name: str
+    ttl_s: float = 3.0
+
+    @property
+    def request_timeout_s(self) -> float:
+        return self.ttl_s / REQUESTS_PER_LEASE
+
+
+@dataclass(frozen=True, slots=True)
+class CandidateStatus:
+    """`store_error`: why the store's newest answer is missing; empty: it answers."""
+
+    role: Role
+    term: int
+    leader: Leader | None
+    store_error: str
+    store_silent_s: float
+
+
+class Candidate:
+    def __init__(self, config: CandidateConfig, now: float) -> None:
+        self._config = config
+        self._role = Role.FOLLOWING
+        self._leader: Leader | None = None
+        self._term = 0
+        self._number = 0
+        self._asked: int | None = None  # the one request that the next step waits for
+        self._asked_at = 0.0
+        self._revision = 0
+        self._has_claimed = False
+        self._lease: int | None = None
+        self._ended_lease: int | None = None
+        self._renewals: dict[int, float] = {}  # when each was sent
+        self._fence_at = 0.0
+        self._next_at = now
+        self._store_error = ""
+        self._answered_at = now
+        self._is_over = False
+
+    # -- what it is
+
+    def may_act(self, now: float) -> bool:
+        """Whether anything may leave this lighthouse at this moment."""
+        return self._role is Role.LEADING and now < self._fence_at
+
+    def refusal(self, now: float) -> NotLeader | None:
+        """What each caller is told; None: it may act."""
+        if self.may_act(now):
+            return None
+        if self._is_over:
+            return NotLeader("this lighthouse is shutting down; another one takes over")
+        leader = self._leader
+        if leader is not None:
+            return NotLeader(f"this lighthouse is a follower; the leader is {leader.address}", leader=leader.address)
+        if self._store_error:
+            return NotLeader(
+                f"store_unavailable: {self._store_error}, for {now - self._answered_at:.0f} s; no lighthouse can lead "
+                "until the store answers, and standing quorums go on under their leases"
+            )
+        return NotLeader("no lighthouse leads at this moment; one is being elected")
+
+    def status(self, now: float) -> CandidateStatus:
+        role = self._role if self._role is not Role.LEADING or self.may_act(now) else Role.FOLLOWING
+        return CandidateStatus(role, self._term, self._leader, self._store_error, now - self._answered_at)
+
+    def deadline(self) -> float | None:
+        if self._is_over:
+            return None
+        return min(self._next_at, self._fence_at) if self._lease is not None else self._next_at
+
+    # -- what happens
+
+    def handle(self, event: Event, now: float) -> Sequence[Effect]:
+        if self._is_over:
+            return ()
+        ended = self._check_fence(now)
+        return (*ended, *self._handle(event, now))
+
+    def tick(self, now: float) -> Sequence[Effect]:
+        if self._is_over:
+            return ()
+        ended = self._check_fence(now)
+        if ended or now < self._next_at:
+            return ended
+        if self._lease is not None:
+            return self._renew(self._lease, now)
+        self._next_at = now + self._config.ttl_s / LOOKS_PER_LEASE
+        if self._asked is not None and now - self._asked_at < self._config.ttl_s:
+            return ()
+        return (ReadLeader(self._ask(now)),)
+
+    def _handle(self, event: Event, now: float) -> Sequence[Effect]:
+        match event:
+            case RequestFailed(number, reason):
+                return self._failed(number, reason, now)
+            case WriteRefused(reason):
+                return self._end(reason, now)
+            case Resigned():
+                effects = self._end("this lighthouse is shutting down", now)
+                self._is_over = True
+                return effects
+            case LeaseRenewed(number, ttl_s):
+                self._answered(now)
+                sent_at = self._renewals.pop(number, None)
+                if sent_at is not None:
+                    self._fence_at = max(self._fence_at, sent_at + FENCE_SHARE * ttl_s)
+                return ()
+            case LeaseEnded(number):
+                self._answered(now)
+                return self._end("the store has ended its lease", now) if number in self._renewals else ()
+            case _:
+                self._answered(now)
+                if event.number != self._asked:
+                    return ()
+                self._asked = None
+                return self._go_on(event, now)
+
+    def _go_on(
+        self, event: LeaderRead | LeaseGranted | ClaimWon | ClaimLost | RecordsLoaded, now: float
+    ) -> Sequence[Effect]:
+        match event:
+            case LeaderRead(_, None):
+                return (*self._know(None), GrantLease(self._ask(now), self._config.ttl_s))
+            case LeaderRead(_, leader):
+                if leader is None or leader.candidate != self._config.name:
+                    return self._know(leader)
+                # Its own key, of a leadership that it has ended: the store has not heard so, or a late renewal came.
+                again = (RevokeLease(self._ended_lease),) if self._ended_lease is not None else ()
+                return (*self._know(None), *again)
+            case LeaseGranted(_, lease, ttl_s):
+                self._role, self._lease, self._has_claimed = Role.CAMPAIGNING, lease, False
+                self._fence_at = self._asked_at + FENCE_SHARE * ttl_s
+                self._next_at = now + ttl_s / RENEWALS_PER_LEASE
+                if now >= self._fence_at:
+                    return self._end("the lease came too late", now)
+                return (Claim(self._ask(now), lease),)
+            case ClaimWon(_, revision, term):
+                self._revision, self._term, self._has_claimed = revision, term, True
+                return (*self._know(None), LoadRecords(self._ask(now)))
+            case ClaimLost(_, leader):
+                return (*self._end("another lighthouse was first", now), *self._know(leader))
+            case RecordsLoaded():
+                self._role = Role.LEADING
+                return (LeadershipBegan(self._term, self._revision),)
+
+    # -- within
+
+    def _ask(self, now: float) -> int:
+        self._number += 1
+        self._asked, self._asked_at = self._number, now
+        return self._number
+
+    def _answered(self, now: float) -> None:
+        self._store_error, self._answered_at = "", now
+
+    def _know(self, leader: Leader | None) -> Sequence[Effect]:
+        if leader == self._leader:
+            return ()
+        self._leader = leader
+        return (LeaderChanged(leader),)
+
+    def _renew(self, lease: int, now: float) -> Sequence[Effect]:
+        self._number += 1
+        self._renewals[self._number] = now
+        while len(self._renewals) > MAX_RENEWALS_OPEN:
+            del self._renewals[next(iter(self._renewals))]
+        self._next_at = now + self._config.ttl_s / RENEWALS_PER_LEASE
+        return (RenewLease(self._number, lease),)
+
+    def _failed(self, number: int, reason: str, now: float) -> Sequence[Effect]:
+        self._store_error = reason
+        if number == self._asked:
+            self._asked = None
+            if self._lease is not None:
+                effects = self._end(reason, now)
+                if self._has_claimed:  # what is there cannot be read: so it is for the next one, too
+                    self._next_at = now + self._config.ttl_s
+                return effects
+            # A leader that was read before may have gone meanwhile.
+            return self._know(None) if now - self._answered_at >= self._config.ttl_s else ()
+        self._renewals.pop(number, None)
+        return ()
+
+    def _check_fence(self, now: float) -> Sequence[Effect]:
+        if self._lease is None or now < self._fence_at:
+            return ()
+        why = f"; {self._store_error}" if self._store_error else ""
+        return self._end(f"its lease was not renewed for {FENCE_SHARE:.0%} of its time{why}", now)
+
+    def _end(self, reason: str, now: float) -> Sequence[Effect]:
+        """Back to following; whoever is next need not wait for the lease."""
+        lease, self._lease = self._lease, None
+        self._ended_lease = lease if lease is not None else self._ended_lease
+        was_leading = self._role is Role.LEADING
+        self._role, self._asked = Role.FOLLOWING, None
+        self._renewals.clear()
+        self._next_at = now + self._config.ttl_s / LOOKS_PER_LEASE
+        ended = (LeadershipEnded(reason),) if was_leading else ()
+        return (*ended, RevokeLease(lease)) if lease is not None else ended

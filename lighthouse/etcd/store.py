@@ -1,0 +1,260 @@
+"""The records of jobs and runs in etcd, as the leader has them. Rules:
+
+- All of them are in this process's memory, read after it has become the leader: it is the only writer.
+- A change is in memory at once, and in the order of changes on its way to etcd. What the lighthouse says after it waits
+  (`hold`) until etcd has acknowledged it, so that what was told can be read by the next leader.
+- Changes go in batches, one batch at a time, the same one until it is known to be written. A batch is one transaction,
+  guarded by the leader's key: by the revision that made it, and by its version, which each batch counts up. So a
+  deposed leader writes nothing, and a batch that was sent twice is written once.
+"""
+
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from lighthouse.etcd import client as etcd
+from lighthouse.etcd import keys
+from lighthouse.etcd.client import Json, KeyValue
+from lighthouse.etcd.keys import Keys
+from lighthouse.quorum.rules.record import QuorumRecord
+from lighthouse.quorum.store import FORGOTTEN_JOBS
+from lighthouse.runs.rules.key_space import Row
+from lighthouse.runs.rules.record import RunName, RunRecord, SavedRun
+from lighthouse.runs.store import FINISHED_RUNS_KEPT, RUNS_KEPT
+from lighthouse_protocol.limits import MAX_QUORUM_ID
+from lighthouse_protocol.refusals import NotLeader
+
+# etcd takes 128 operations and 1.5 MiB in one transaction, unless told otherwise; a record alone may need all of that.
+BATCH_OPERATIONS = 100
+BATCH_BYTES = 256 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Put:
+    key: bytes
+    value: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Delete:
+    """Of `key`; or of all from there up to `end`."""
+
+    key: bytes
+    end: bytes | None = None
+
+
+Change = Put | Delete
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """`version`: of the leader's key before it."""
+
+    revision: int
+    version: int
+    changes: tuple[Change, ...]
+
+
+class EtcdStore:
+    """A JobStore, and a RunStore. `wake`: there is a batch; `hold`: what is said from here on waits for a call of what
+    that returns."""
+
+    def __init__(self, prefix: str, wake: Callable[[], None], hold: Callable[[], Callable[[], None]]) -> None:
+        self.keys = Keys(prefix)
+        self.term = 0
+        self._wake = wake
+        self._hold = hold
+        self._revision = 0
+        self._version = 0
+        self._jobs: dict[str, QuorumRecord] = {}
+        self._forgotten_id = 0
+        self._runs: dict[RunName, SavedRun] = {}
+        self._changes: deque[tuple[Change, Callable[[], None]]] = deque()
+        self._batch: Batch | None = None
+        self._is_leading = False
+
+    # -- leadership
+
+    def take(self, found: Iterable[KeyValue]) -> None:
+        """All that is in etcd. Raises WrongState that names what cannot be read."""
+        self._jobs, self._runs, self._forgotten_id = {}, {}, 0
+        rows: dict[RunName, list[Row]] = {}
+        for kv in sorted(found, key=lambda kv: kv.mod_revision):
+            match self.keys.parts(kv.key):
+                case ["forgotten"]:
+                    self._forgotten_id = keys.parse_number(kv.key, kv.value)
+                case ["job", job]:
+                    record = keys.parse_job(kv.key, kv.value)
+                    if record.quorum_id >= MAX_QUORUM_ID:
+                        raise keys.Damaged(kv.key, f"has no id left after {record.quorum_id}")
+                    self._jobs[job] = record
+                case ["run", job, run]:
+                    self._runs[job, run] = SavedRun(keys.parse_run(kv.key, kv.value))
+                case ["key", *_] as parts:
+                    name, row = keys.parse_run_key(kv.key, parts, kv.value)
+                    rows.setdefault(name, []).append(row)
+                case _:
+                    pass  # the leader's key, the term, the format, and what a newer lighthouse adds
+        for name, found_rows in rows.items():
+            if name in self._runs:
+                self._runs[name] = replace(self._runs[name], keys=tuple(found_rows))
+
+    def begin(self, term: int, revision: int) -> None:
+        """This process leads. `revision`: at which it has made the leader's key."""
+        self.term, self._revision, self._version = term, revision, 1
+        self._is_leading = True
+
+    def end(self) -> None:
+        """It does not lead any more; what is not written yet never will be."""
+        self._is_leading = False
+        self._changes.clear()
+        self._batch = None
+
+    # -- jobs
+
+    def load(self) -> Mapping[str, QuorumRecord]:
+        return dict(self._jobs)
+
+    def last_id(self, job: str) -> int:
+        record = self._jobs.get(job)
+        return self._forgotten_id if record is None else record.quorum_id
+
+    def commit(self, job: str, record: QuorumRecord) -> None:
+        """Raises ValueError for an id below the job's last, NotLeader after the end of this leadership."""
+        self._check()
+        last = self._jobs.get(job)
+        if last is not None and record.quorum_id < last.quorum_id:
+            raise ValueError(f"{job} named quorum {last.quorum_id}; its ids must not go back to {record.quorum_id}")
+        self._put_job(job, record)
+        self._wake()
+
+    def forget(self, job: str) -> None:
+        self._check()
+        last = self._jobs.get(job)
+        if last is not None:
+            self._put_job(job, QuorumRecord(last.quorum_id))
+            self._thin_out_jobs()
+            self._wake()
+
+    def _put_job(self, job: str, record: QuorumRecord) -> None:
+        self._jobs.pop(job, None)  # they are in the order of the last change
+        self._jobs[job] = record
+        self._change(Put(self.keys.job(job), keys.dump_job(record)))
+
+    def _thin_out_jobs(self) -> None:
+        forgotten = [job for job, record in self._jobs.items() if record.quorum is None]
+        old = forgotten[: max(0, len(forgotten) - FORGOTTEN_JOBS)]
+        if old:
+            self._forgotten_id = max(self._forgotten_id, *(self._jobs[job].quorum_id for job in old))
+            self._change(Put(self.keys.forgotten, str(self._forgotten_id).encode()))  # before they are deleted
+        for job in old:
+            del self._jobs[job]
+            self._change(Delete(self.keys.job(job)))
+
+    # -- runs
+
+    def load_run(self, name: RunName) -> SavedRun | None:
+        return self._runs.get(name)
+
+    def run_names(self, newest: int) -> Sequence[RunName]:
+        return list(self._runs)[-newest:] if newest >= 0 else list(self._runs)
+
+    def commit_run(self, name: RunName, record: RunRecord, keys_from: int) -> None:
+        self._check()
+        old = self._runs.pop(name, None)
+        kept = old.keys if old is not None else ()
+        self._runs[name] = SavedRun(record, tuple(row for row in kept if row[0] >= keys_from))
+        self._change(Put(self.keys.run(name), keys.dump_run(record)))
+        if len(self._runs[name].keys) < len(kept):
+            self._change(Delete(self.keys.run_keys(name), self.keys.run_keys_from(name, keys_from)))
+        if old is None:
+            self._thin_out_runs()
+        self._wake()
+
+    def commit_key(self, name: RunName, row: Row) -> None:
+        self._check()
+        saved = self._runs[name]
+        self._runs[name] = replace(saved, keys=(*(old for old in saved.keys if old[:3] != row[:3]), row))
+        self._change(Put(self.keys.run_key(name, row), row[3]))
+        self._wake()
+
+    def _thin_out_runs(self) -> None:
+        finished = [name for name, saved in self._runs.items() if _is_finished(saved.record)]
+        old = finished[: max(0, len(finished) - FINISHED_RUNS_KEPT)]
+        rest = [name for name in self._runs if name not in old]
+        for name in (*old, *rest[: max(0, len(rest) - RUNS_KEPT)]):
+            del self._runs[name]
+            self._change(Delete(self.keys.run(name)))
+            keys_of_run = self.keys.run_keys(name)
+            self._change(Delete(keys_of_run, etcd.after_prefix(keys_of_run)))
+
+    # -- what is to be written
+
+    @property
+    def is_written(self) -> bool:
+        return self._batch is None and not self._changes
+
+    def next_batch(self) -> Batch | None:
+        """The same one until `written` is called; None: there is nothing to write."""
+        if self._batch is None and self._changes:
+            self._batch = Batch(self._revision, self._version, tuple(self._next_changes()))
+        return self._batch
+
+    def written(self) -> None:
+        """The batch is in etcd."""
+        assert self._batch is not None
+        releases = [self._changes.popleft()[1] for _ in self._batch.changes]
+        self._batch = None
+        self._version += 1
+        for release in releases:
+            release()
+
+    def _next_changes(self) -> Iterable[Change]:
+        """A transaction names no key twice; a deleted range goes alone."""
+        seen: set[bytes] = set()
+        size = 0
+        for change, _ in self._changes:
+            is_range = isinstance(change, Delete) and change.end is not None
+            size += len(change.value) if isinstance(change, Put) else 0
+            is_full = len(seen) >= BATCH_OPERATIONS or size > BATCH_BYTES
+            if seen and (is_range or is_full or change.key in seen):
+                return
+            yield change
+            if is_range:
+                return
+            seen.add(change.key)
+
+    def _change(self, change: Change) -> None:
+        self._changes.append((change, self._hold()))
+
+    def _check(self) -> None:
+        if not self._is_leading:
+            raise NotLeader("this lighthouse does not lead, so it writes nothing")
+
+
+def _is_finished(record: RunRecord) -> bool:
+    return record.completed is not None or record.stop is not None
+
+
+# -- as transactions
+
+
+def guards(keys_: Keys, batch: Batch) -> list[Json]:
+    return [etcd.was_made_at(keys_.leader, batch.revision), etcd.has_version(keys_.leader, batch.version)]
+
+
+def operations(keys_: Keys, batch: Batch) -> list[Json]:
+    return [etcd.touch(keys_.leader), *map(_operation, batch.changes)]
+
+
+def _operation(change: Change) -> Json:
+    match change:
+        case Put(key, value):
+            return etcd.put(key, value)
+        case Delete(key, end):
+            return etcd.delete(key, end)
+
+
+def was_written(batch: Batch, leader: KeyValue | None) -> bool:
+    """The guards did not hold: whether that is because an earlier attempt has written the batch."""
+    return leader is not None and leader.create_revision == batch.revision and leader.version == batch.version + 1

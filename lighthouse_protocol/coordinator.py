@@ -1,0 +1,143 @@
+"""The coordinator as text: where the lighthouse is, which CA vouches for it, and the token that it takes. No I/O.
+
+lighthouse://CA-PIN.TOKEN@host:port[,host:port...]     TLS; CA-PIN is the SHA-256 of the CA certificate (DER)
+lighthouse://tls.TOKEN@host:port                       TLS; the caller has the CA's certificate in a file (--tls-ca)
+lighthouse://insecure.TOKEN@host:port                  no TLS; the token travels in the clear
+host:port[,host:port...]                               no TLS, no token; http:// in front is accepted.
+                                                       TLS, where the caller names a CA's certificate
+"""
+
+import functools
+import re
+from dataclasses import dataclass, replace
+
+from lighthouse_protocol.identity import Address, parse_target
+from lighthouse_protocol.limits import LIGHTHOUSE_PORT
+from lighthouse_protocol.refusals import InvalidRequest
+
+SCHEME = "lighthouse://"
+INSECURE = "insecure"
+OWN_PKI = "tls"
+PIN_CHARS = 64
+MAX_COORDINATORS = 16
+MAX_TOKEN_CHARS = 256
+MAX_COORDINATOR_CHARS = 16 * 1024
+
+_PIN = re.compile(f"[0-9a-f]{{{PIN_CHARS}}}")
+_TOKEN = re.compile(f"[A-Za-z0-9_-]{{1,{MAX_TOKEN_CHARS}}}")
+_ANEW = "copy the whole string that `lighthouse token` prints on the lighthouse's host"
+
+
+def token_command(port: int | None, role: str = "") -> str:
+    """What prints the join string of a lighthouse, to be run on its host. `port`: of its gRPC."""
+    words = ["lighthouse", "token", role, "" if port in (None, LIGHTHOUSE_PORT) else f"--port {port}"]
+    return f"`{' '.join(filter(None, words))}`"
+
+
+@dataclass(frozen=True, slots=True)
+class TlsFiles:
+    """Paths of PEM files. `ca`: certificates of the CAs that vouch for the lighthouse; `cert` and `key`: what its
+    caller shows of itself. Empty: none."""
+
+    ca: str = ""
+    cert: str = ""
+    key: str = ""
+
+
+NO_FILES = TlsFiles()
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class Coordinator:
+    """Its text is `addresses` alone; only join_string() shows the token. Every address has a port."""
+
+    addresses: tuple[Address, ...]
+    ca_pin: str = ""
+    """SHA-256 of the DER of the CA certificate, in hex. Empty: no TLS."""
+    token: str = ""
+    has_own_pki: bool = False
+    """The text asks for TLS without a pin: `files` must name the CA."""
+    files: TlsFiles = NO_FILES
+    """Of the caller's host: no part of the text."""
+
+    def __str__(self) -> str:
+        return ",".join(map(str, self.addresses))
+
+    def __repr__(self) -> str:
+        token = "..." if self.token else ""
+        return f"Coordinator({str(self)!r}, ca_pin={self.ca_pin!r}, token={token!r})"
+
+    @property
+    def is_loopback(self) -> bool:
+        """As far as the text tells, every address is one of this host alone."""
+        return all(address.is_loopback for address in self.addresses)
+
+    @property
+    def has_tls(self) -> bool:
+        return bool(self.ca_pin or self.has_own_pki or self.files.ca)
+
+    def with_files(self, files: TlsFiles) -> "Coordinator":
+        """The same, for a caller with these files. Raises InvalidRequest that names the option that is missing."""
+        if self.has_own_pki and not files.ca:
+            raise InvalidRequest(
+                "is missing: the join string is of a lighthouse with certificates of its own PKI; give the file with "
+                "its CA's certificate (LIGHTHOUSE_TLS_CA)",
+                field="--tls-ca",
+            )
+        if bool(files.cert) != bool(files.key):
+            missing, given = ("--client-key", "--client-cert") if files.cert else ("--client-cert", "--client-key")
+            raise InvalidRequest(f"is missing: {given} is half of a pair", field=missing)
+        return replace(self, files=files)
+
+    def with_token(self, token: str) -> "Coordinator":
+        """The same places, for a caller that shows that token; empty: as it is."""
+        return replace(self, token=token) if token else self
+
+    def at(self, address: Address) -> "Coordinator":
+        """The same, at that address alone: one that it names, or that a lighthouse there names."""
+        return replace(self, addresses=(address,))
+
+    def join_string(self) -> str:
+        """What parse_coordinator() reads. A secret, if there is a token."""
+        if not self.token:
+            return str(self)
+        return f"{SCHEME}{self.ca_pin or (OWN_PKI if self.has_tls else INSECURE)}.{self.token}@{self}"
+
+
+@functools.lru_cache(maxsize=1024)
+def parse_coordinator(text: str, field: str = "lighthouse", default_port: int | None = LIGHTHOUSE_PORT) -> Coordinator:
+    """Raises InvalidRequest that names `field` and the remedy, and never shows the token.
+
+    `default_port`: of an address without a port; None: such an address is refused.
+    """
+    text = text.strip()
+    if len(text) > MAX_COORDINATOR_CHARS:
+        raise InvalidRequest(f"has {len(text)} characters; at most {MAX_COORDINATOR_CHARS} are allowed", field=field)
+    if not text.startswith(SCHEME):
+        return Coordinator(_addresses(text, field, default_port))
+    credential, at, hosts = text.removeprefix(SCHEME).rpartition("@")
+    if not at:
+        raise InvalidRequest(f"the join string has no @ before its address; {_ANEW}", field=field)
+    pin, dot, token = credential.partition(".")
+    if pin not in (INSECURE, OWN_PKI) and not _PIN.fullmatch(pin.lower()):
+        raise InvalidRequest(
+            f"the pin of the join string has {len(pin)} characters; it is {PIN_CHARS} hexadecimal digits, or the word "
+            f"{OWN_PKI} or {INSECURE}; {_ANEW}",
+            field=field,
+        )
+    if not dot or not token:
+        raise InvalidRequest(f"the join string has no token after its pin; {_ANEW}", field=field)
+    if not _TOKEN.fullmatch(token):
+        raise InvalidRequest(
+            f"the token of the join string has {len(token)} characters, or one that is not A-Z a-z 0-9 _ -; {_ANEW}",
+            field=field,
+        )
+    places, has_own_pki = _addresses(hosts, field, default_port), pin == OWN_PKI
+    return Coordinator(places, "" if pin == INSECURE or has_own_pki else pin.lower(), token, has_own_pki)
+
+
+def _addresses(text: str, field: str, default_port: int | None) -> tuple[Address, ...]:
+    parts = [part.strip() for part in text.split(",")]
+    if len(parts) > MAX_COORDINATORS:
+        raise InvalidRequest(f"has {len(parts)} addresses; at most {MAX_COORDINATORS} are allowed", field=field)
+    return tuple(parse_target(part, field, default_port) for part in parts)

@@ -1,0 +1,100 @@
+"""The audit: one line for each act of an operator, and for each that was refused, in the log and in a file."""
+
+import json
+import logging
+import os
+import time
+from pathlib import Path
+
+from lighthouse_protocol.limits import cut_reason
+from lighthouse_protocol.rules.access import Principal
+from lighthouse_runtime.log_event import event
+
+log = logging.getLogger(__name__)
+
+MAX_FILE_BYTES = 8 * 1024 * 1024
+REFUSALS_PER_S = 2.0
+REFUSALS_AT_ONCE = 50.0
+
+
+class Audit:
+    """`path`: a file of JSON lines that its user alone reads; the one before it is kept as `<path>.1`. None: no file.
+
+    Refusals cost an attacker nothing, so they are written at a bounded rate; what was left out is counted.
+    """
+
+    def __init__(self, path: Path | None) -> None:
+        self._path = path
+        self._has_failed = False
+        self._left_out = 0
+        self._allowance = REFUSALS_AT_ONCE
+        self._refilled_at = time.monotonic()
+
+    def act(self, principal: Principal, peer: str, what: str, target: str, result: str = "done") -> None:
+        """An act, and how it ended."""
+        self._write(principal, peer, what, target, result)
+
+    def refuse(self, principal: Principal, peer: str, what: str, reason: str) -> None:
+        now = time.monotonic()
+        self._allowance = min(REFUSALS_AT_ONCE, self._allowance + (now - self._refilled_at) * REFUSALS_PER_S)
+        self._refilled_at = now
+        if self._allowance < 1:
+            self._left_out += 1
+            return
+        self._allowance -= 1
+        more = f" ({self._left_out} more refusals were not noted)" if self._left_out else ""
+        self._left_out = 0
+        self._write(principal, peer, what, "", f"refused: {reason}{more}")
+
+    def _write(self, principal: Principal, peer: str, what: str, target: str, result: str) -> None:
+        target, result = cut_reason(target), cut_reason(result)
+        roles = "+".join(sorted(principal.roles)) or "none"
+        act = f"{what} {target}".strip()
+        log.info(
+            "audit: %s by %s (role %s) at %s: %s",
+            act,
+            principal.name,
+            roles,
+            peer,
+            result,
+            extra=event(
+                "audit", what=what, target=target, credential=principal.name, role=roles, peer=peer, result=result
+            ),
+        )
+        if self._path is None:
+            return
+        entry = {
+            "time": round(time.time(), 3),
+            "role": roles,
+            "credential": principal.name,
+            "peer": peer,
+            "what": what,
+            "target": target,
+            "result": result,
+        }
+        try:
+            self._append((json.dumps(entry, ensure_ascii=False) + "\n").encode(errors="backslashreplace"))
+        except OSError as e:
+            if not self._has_failed:
+                log.error(
+                    "the audit cannot be written to %s: %s; it goes on in the log",
+                    self._path,
+                    e,
+                    extra=event("audit_not_written"),
+                )
+            self._has_failed = True
+        else:
+            self._has_failed = False
+
+    def _append(self, line: bytes) -> None:
+        assert self._path is not None
+        flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+        descriptor = os.open(self._path, flags, 0o600)
+        try:
+            if os.fstat(descriptor).st_size > MAX_FILE_BYTES:
+                os.replace(self._path, self._path.with_name(self._path.name + ".1"))
+                os.close(descriptor)
+                descriptor = os.open(self._path, flags, 0o600)
+            os.write(descriptor, line)
+        finally:
+            os.close(descriptor)

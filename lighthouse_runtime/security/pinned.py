@@ -1,0 +1,217 @@
+"""The CA certificate that a join string pins: fetched once from the server, compared with the pin, then trusted.
+
+The server shows its certificate and its CA's. A handshake without verification brings both, and nothing is sent over
+it; the CA's certificate counts only if its SHA-256 is the pin. A second handshake, verified by it, finds an expired
+certificate or a wrong clock, and says so in words. No `cryptography` here: training processes import this.
+"""
+
+import contextlib
+import hashlib
+import select
+import socket
+import ssl
+import threading
+import time
+from collections.abc import Generator
+from typing import Any
+
+from lighthouse_protocol.coordinator import Coordinator, token_command
+from lighthouse_protocol.identity import Address
+from lighthouse_protocol.limits import LIGHTHOUSE_HTTP_PORT, LIGHTHOUSE_PORT
+from lighthouse_protocol.refusals import Unreachable, Untrusted, WrongProtocol
+
+SERVER_NAME = "lighthouse.internal"
+"""A name that each certificate of a lighthouse carries, so that its host's names and addresses do not matter."""
+_HTTP2 = "h2"  # what gRPC speaks; the HTTP port of a lighthouse chooses nothing, or http/1.1
+RETRY_S = 0.2
+MAX_RETRY_S = 1.0
+
+_roots: dict[str, bytes] = {}
+"""By pin: the CA's certificate as PEM. A pin names one certificate for ever, so an entry never gets old."""
+_lock = threading.Lock()
+
+
+def known_roots(coordinator: Coordinator) -> bytes | None:
+    """The CA certificate, PEM; None where it was not fetched yet."""
+    return _roots.get(coordinator.ca_pin)
+
+
+def fetch_roots(coordinator: Coordinator, timeout_s: float, *, waits: bool = False) -> bytes:
+    """The CA certificate, PEM. Blocks for `timeout_s` at most; `waits`: a server that is down is asked again.
+
+    Raises Unreachable, WrongProtocol for one without TLS, Untrusted for a wrong or expired certificate.
+    """
+    ends_at, delay_s = time.monotonic() + timeout_s, RETRY_S
+    while (roots := known_roots(coordinator)) is None:
+        try:
+            return _fetch(coordinator, ends_at)
+        except (WrongProtocol, Untrusted):
+            raise
+        except Unreachable:
+            if not waits or time.monotonic() >= ends_at:
+                raise
+        time.sleep(min(delay_s, max(0.0, ends_at - time.monotonic())))
+        delay_s = min(MAX_RETRY_S, 2 * delay_s)
+    return roots
+
+
+def _fetch(coordinator: Coordinator, ends_at: float) -> bytes:
+    """From the first address that answers."""
+    error: Unreachable = Unreachable(f"{coordinator} is unreachable: no time was left to connect")
+    for address in coordinator.addresses:
+        try:
+            roots = _fetch_from(address, coordinator.ca_pin, ends_at)
+        except Unreachable as e:
+            error = e
+            continue
+        with _lock:
+            return _roots.setdefault(coordinator.ca_pin, roots)
+    raise error
+
+
+def shown_certificates(address: Address, timeout_s: float) -> list[bytes]:
+    """What the server there shows, verified by nothing, as DER: its own certificate first. Raises as fetch_roots()."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname = False
+    context.verify_mode = ssl.CERT_NONE
+    with _handshake(address, context, time.monotonic() + timeout_s) as tls:
+        return _chain(tls)
+
+
+def _fetch_from(address: Address, pin: str, ends_at: float) -> bytes:
+    chain = shown_certificates(address, ends_at - time.monotonic())
+    for certificate in chain:
+        if hashlib.sha256(certificate).hexdigest() == pin:
+            roots = ssl.DER_cert_to_PEM_cert(certificate).encode()
+            _verify(address, roots, ends_at)
+            return roots
+    shown = hashlib.sha256(chain[-1]).hexdigest() if chain else "none"
+    raise Untrusted(
+        f"{address} shows another CA than the join string names (pin {pin[:12]}..., shown {shown[:12]}...): the join "
+        "string is of another lighthouse, or its credentials were made anew: run "
+        f"{token_command(address.port)} on its host"
+    )
+
+
+def _verify(address: Address, roots: bytes, ends_at: float) -> None:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.load_verify_locations(cadata=roots.decode())
+    with _handshake(address, context, ends_at):
+        pass
+
+
+def connected(address: Address, timeout_s: float) -> socket.socket:
+    """A TCP connection. Raises Unreachable that says why, and what to do."""
+    try:
+        return socket.create_connection((address.host, address.port or 0), max(0.01, timeout_s))
+    except socket.gaierror:
+        raise Unreachable(
+            f"{address} is unreachable: this host name does not resolve here; mend the name, or the DNS"
+        ) from None
+    except OSError as e:
+        why = "nothing listens there (connection refused)" if isinstance(e, ConnectionRefusedError) else str(e)
+        raise Unreachable(f"{address} is unreachable: {why}; start it, or mend the address") from None
+
+
+@contextlib.contextmanager
+def _handshake(address: Address, context: ssl.SSLContext, ends_at: float) -> Generator[ssl.SSLSocket, None, None]:
+    """A connection whose handshake is done. Nothing here takes longer than until `ends_at`."""
+    context.set_alpn_protocols([_HTTP2])
+    with connected(address, ends_at - time.monotonic()) as raw:
+        raw.setblocking(False)
+        try:
+            with context.wrap_socket(raw, server_hostname=SERVER_NAME, do_handshake_on_connect=False) as tls:
+                _shake(tls, ends_at)
+                if tls.selected_alpn_protocol() != _HTTP2:
+                    raise WrongProtocol(http_port(str(address)))
+                yield tls
+        except ssl.SSLCertVerificationError as e:
+            raise Untrusted(bad_certificate(str(address), e.verify_message)) from None
+        except TimeoutError:
+            raise Unreachable(f"{address} is unreachable: no TLS handshake in time") from None
+        except ssl.SSLError as e:
+            if e.reason in ("WRONG_VERSION_NUMBER", "HTTP_REQUEST", "RECORD_LAYER_FAILURE", "PACKET_LENGTH_TOO_LONG"):
+                raise WrongProtocol(without_tls(str(address))) from None
+            raise Unreachable(f"{address} is unreachable: the TLS handshake failed ({e.reason or e})") from None
+        except OSError as e:
+            raise Unreachable(f"{address} is unreachable: {e} during the TLS handshake") from None
+
+
+def _shake(tls: ssl.SSLSocket, ends_at: float) -> None:
+    while True:
+        try:
+            return tls.do_handshake()
+        except ssl.SSLWantReadError:
+            wanted = select.POLLIN
+        except ssl.SSLWantWriteError:
+            wanted = select.POLLOUT
+        poll = select.poll()
+        poll.register(tls, wanted)
+        left_s = ends_at - time.monotonic()
+        if left_s <= 0 or not poll.poll(left_s * 1000):
+            raise TimeoutError
+
+
+def _chain(tls: ssl.SSLSocket) -> list[bytes]:
+    """What the server has sent, as DER: its own certificate first. Public from Python 3.13 on."""
+    if hasattr(tls, "get_unverified_chain"):
+        return list(tls.get_unverified_chain())  # pyright: ignore[reportAttributeAccessIssue]
+    inner: Any = tls._sslobj  # pyright: ignore[reportAttributeAccessIssue]
+    return [ssl.PEM_cert_to_DER_cert(certificate.public_bytes()) for certificate in inner.get_unverified_chain() or ()]
+
+
+def port_of(address: str) -> int | None:
+    """Of HOST:PORT, the last one where there are several."""
+    port = address.rpartition(":")[2]
+    return int(port) if port.isascii() and port.isdigit() else None
+
+
+def http_port(address: str) -> str:
+    """In words, for a client of gRPC."""
+    return (
+        f"{address} is unreachable: an HTTP port and no gRPC port; a lighthouse listens for gRPC on {LIGHTHOUSE_PORT} "
+        f"and for HTTP on {LIGHTHOUSE_HTTP_PORT} unless told otherwise"
+    )
+
+
+def without_tls(address: str) -> str:
+    """In words, for a client with a join string."""
+    return (
+        f"{address} speaks no TLS, and the join string asks for it: that port is an HTTP or torchft port, or the "
+        "lighthouse was started with --insecure or on a loopback; give it as HOST:PORT without the join string, or "
+        "start the lighthouse without --insecure"
+    )
+
+
+def utc_now() -> str:
+    """By this host's clock."""
+    return time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime())
+
+
+def bad_certificate(address: str, why: str, ca_file: str = "") -> str:
+    """In words, what OpenSSL says of a certificate. `ca_file`: by which it was judged, in place of a pin."""
+    if "expired" in why:
+        remedy = "renew its --tls-cert" if ca_file else "restart the lighthouse, which makes a new one"
+        return (
+            f"{address}: the lighthouse's certificate has expired; this host's clock says {utc_now()}: if that is "
+            f"right, {remedy}; else set this host's clock"
+        )
+    if "not yet valid" in why:
+        return (
+            f"{address}: the lighthouse's certificate is not valid yet; this host's clock says {utc_now()}: set the "
+            "clock that is wrong, here or on the lighthouse's host"
+        )
+    if ca_file and "ame" in why:
+        return (
+            f"{address}: the certificate there does not name {address.rpartition(':')[0]} ({why.strip()}): give an "
+            "address that it names, or put this one into the lighthouse's --tls-cert as a subject alternative name"
+        )
+    if ca_file:
+        return (
+            f"{address}: the certificate there is of a CA that {ca_file} does not have ({why.strip()}): give the file "
+            "of the CA that has signed the lighthouse's --tls-cert as --tls-ca (LIGHTHOUSE_TLS_CA)"
+        )
+    return (
+        f"{address}: the certificate there does not fit the join string ({why.strip()}): the string is of another "
+        f"lighthouse, or its credentials were made anew: run {token_command(port_of(address))} on its host"
+    )

@@ -1,0 +1,138 @@
+"""How processes of one user on one host find each other's credentials: a file for each port that is served.
+
+A lighthouse writes it at each start, and leaves it at its end: clients that wait for its next life keep to TLS. Whoever
+takes the port meanwhile gets nothing by it, since the file names the CA.
+"""
+
+import json
+import os
+import re
+import socket
+import time
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from lighthouse_protocol.coordinator import Coordinator
+from lighthouse_protocol.identity import Address
+from lighthouse_protocol.refusals import InvalidRequest, Unreachable
+from lighthouse_protocol.rules.access import Role
+from lighthouse_runtime.process.state_folder import state_folder, write_private
+from lighthouse_runtime.security.pinned import RETRY_S
+from lighthouse_runtime.security.tokens import Tokens
+
+_OPTION = "--credentials"
+_FILE = re.compile(r"serving-(\d{1,5})\.json")
+
+
+@dataclass(frozen=True, slots=True)
+class Serving:
+    """`ca_pin` is empty without TLS, and for certificates of the user's own PKI."""
+
+    ca_pin: str
+    credentials: Path
+    has_own_pki: bool = False
+
+    def coordinator(self, addresses: tuple[Address, ...], token: str) -> Coordinator:
+        return Coordinator(addresses, self.ca_pin, token, self.has_own_pki)
+
+
+def note_serving(port: int, serving: Serving | None) -> None:
+    """None: without credentials. Raises OSError, and InvalidRequest for a user without a home directory."""
+    path = _path(port)
+    if serving is None:
+        path.unlink(missing_ok=True)
+        return
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    content = {
+        "ca_pin": serving.ca_pin,
+        "credentials": str(serving.credentials),
+        "has_own_pki": serving.has_own_pki,
+    }
+    write_private(path, (json.dumps(content) + "\n").encode())
+
+
+def find_serving(port: int) -> Serving | None:
+    """What this user's lighthouse on that port of this host serves with, as far as a file tells."""
+    try:
+        path = _path(port)
+        with open(path, "rb") as file:
+            if os.fstat(file.fileno()).st_uid != os.geteuid():
+                return None
+            found = json.loads(file.read())
+        return Serving(str(found["ca_pin"]), Path(found["credentials"]), bool(found["has_own_pki"]))
+    except (OSError, ValueError, KeyError, TypeError, InvalidRequest):
+        return None
+
+
+def served_ports() -> tuple[int, ...]:
+    """On which this user's lighthouses on this host have served with credentials, as far as files tell."""
+    try:
+        names = [path.name for path in state_folder(_OPTION).iterdir()]
+    except (OSError, InvalidRequest):
+        return ()
+    found = (_FILE.fullmatch(name) for name in names)
+    return tuple(port for port in sorted(int(match[1]) for match in found if match) if find_serving(port) is not None)
+
+
+def with_local_credentials(coordinator: Coordinator, role: Role) -> Coordinator:
+    """`coordinator`; where it is a loopback without a credential, with that of this user's lighthouse there."""
+    if not _may_be_given(coordinator):
+        return coordinator
+    serving = find_serving(coordinator.addresses[0].port or 0)
+    if serving is None:
+        return coordinator
+    try:
+        # A caller that shows a certificate is what that says, and not what this user may be.
+        token = "" if coordinator.files.cert else Tokens.read(serving.credentials).newest(role)
+    except InvalidRequest:
+        return coordinator
+    return replace(serving.coordinator(coordinator.addresses, token), files=coordinator.files)
+
+
+def _may_be_given(coordinator: Coordinator) -> bool:
+    return not coordinator.token and not coordinator.ca_pin and coordinator.is_loopback
+
+
+class Locator:
+    """Where a client finds its lighthouse: as it was told; on this host, as the newest file says."""
+
+    def __init__(self, coordinator: Coordinator, role: Role) -> None:
+        """`role`: of the token that is taken on this host."""
+        self._given = coordinator
+        self._role = role
+        self._may_change = _may_be_given(coordinator)
+        self._stamp: tuple[int, int] | None = None
+        self._found = coordinator
+
+    def find(self) -> Coordinator:
+        if self._may_change and (stamp := self._stat()) != self._stamp:
+            self._stamp = stamp
+            self._found = with_local_credentials(self._given, self._role)
+        return self._found
+
+    def wait(self, timeout_s: float) -> Coordinator:
+        """find(), once something listens there: what will is not known before. Raises Unreachable."""
+        if not self._may_change:
+            return self._given
+        ends_at, address = time.monotonic() + timeout_s, self._given.addresses[0]
+        while not (found := self.find()).has_tls:
+            try:
+                socket.create_connection((address.host, address.port or 0), 1.0).close()
+                return self.find()
+            except OSError as e:
+                left_s = ends_at - time.monotonic()
+                if left_s <= 0:
+                    raise Unreachable(f"{address} is unreachable: {e.strerror or e}; start it") from None
+                time.sleep(min(RETRY_S, left_s))
+        return found
+
+    def _stat(self) -> tuple[int, int]:
+        try:
+            found = os.stat(_path(self._given.addresses[0].port or 0))
+        except (OSError, InvalidRequest):
+            return (0, 0)
+        return (found.st_mtime_ns, found.st_ino)
+
+
+def _path(port: int) -> Path:
+    return state_folder(_OPTION) / f"serving-{port}.json"  # as _FILE

@@ -1,0 +1,117 @@
+"""What is let go between two generations, and what the collector need not look at for it."""
+
+import functools
+import gc
+import os
+import weakref
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+pytest.importorskip("torch")
+
+import torch.distributed.tensor
+from torch.distributed import HashStore, distributed_c10d
+
+from agent_client.collectives.interruptible import InterruptibleGroup
+from agent_client.restart.process_groups import ProcessGroups
+from agent_client.restart.torch_scope import TorchScope
+
+HANDLING, RETHROW = "TORCH_NCCL_ASYNC_ERROR_HANDLING", "TORCH_NCCL_RETHROW_CUDA_ERRORS"
+
+
+class Held:
+    """As a mesh, in a cache or in a circle of references."""
+
+    def __init__(self) -> None:
+        self.circle = self
+
+
+@functools.cache
+def of_mesh(mesh: Held) -> Held:
+    return mesh
+
+
+of_mesh.__module__ = "torch.distributed.tensor.of_a_test"
+
+
+@pytest.fixture(autouse=True)
+def clean() -> Iterator[None]:
+    yield
+    gc.unfreeze()
+    of_mesh.cache_clear()
+
+
+def recovered(scope: TorchScope) -> None:
+    scope.begin(0)
+    scope.end()
+    scope.recover()
+
+
+def test_caches_are_cleared_that_a_preloaded_interpreter_has_frozen() -> None:
+    gc.freeze()
+    scope = TorchScope("")
+    of_mesh(Held())
+    recovered(scope)
+    assert of_mesh.cache_info().currsize == 0
+    scope.close()
+    assert gc.get_freeze_count() > 0, "as it was"
+
+
+def test_what_was_there_before_is_not_looked_at() -> None:
+    scope = TorchScope("")
+    assert gc.get_freeze_count() > 10_000
+    scope.close()
+    assert gc.get_freeze_count() == 0
+
+
+def test_what_the_function_has_frozen_is_let_go() -> None:
+    scope = TorchScope("")
+    made = [Held() for _ in range(1000)]
+    gc.freeze()
+    left = weakref.ref(made.pop())
+    made.clear()
+    recovered(scope)
+    assert left() is None
+    scope.close()
+
+
+def test_nccl_s_watchdog_leaves_the_process_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where a lighthouse tells of a peer's end; and unless the script says something else."""
+    monkeypatch.delenv(HANDLING, raising=False)
+    monkeypatch.setenv(RETHROW, "1")
+    alone, scope = TorchScope(""), TorchScope("127.0.0.1:1")
+    alone.begin(0)
+    assert HANDLING not in os.environ
+    alone.end()
+    scope.begin(0)
+    assert (os.environ[HANDLING], os.environ[RETHROW]) == ("0", "1")
+    scope.end()
+    assert HANDLING not in os.environ
+    assert os.environ[RETHROW] == "1"
+    scope.close()
+    alone.close()
+
+
+def test_torch_s_groups_are_aborted_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Communicators of NCCL that are aborted one by one may wait for each other."""
+    torchs, before = distributed_c10d._abort_process_group, list[bool]()
+
+    def abort(*args: Any) -> None:
+        before.extend(group._is_aborted for group in distributed_c10d._world.pg_map)
+        torchs(*args)
+
+    monkeypatch.setattr(distributed_c10d, "_abort_process_group", abort)
+    groups = ProcessGroups("")
+    with groups.of(0):
+        torch.distributed.init_process_group("gloo", store=HashStore(), rank=0, world_size=1)
+        made = torch.distributed.new_group([0])
+        assert isinstance(made, InterruptibleGroup)
+        groups.abort()
+    assert before == [False, False]
+    assert made._is_aborted
+    assert not torch.distributed.is_initialized()
+    del made
+    groups.recover()
+    groups.close()

@@ -1,0 +1,38 @@
+import pytest
+
+from agent_client.torchrun.rules.options import NOT_NEEDED, Options
+from agent_client.torchrun.rules.terms import run_of, terms_of
+from lighthouse_protocol.refusals import InvalidRequest
+
+
+def test_options_have_torchrun_s_names_and_defaults() -> None:
+    assert Options.read({}) == Options(600.0, 30.0, 30.0, 60.0, 2.0)
+    read = Options.read({"join_timeout": "5", "last_call_timeout": 7, "close_timeout": "0.5", "timeout": 900})
+    assert read == Options(join_timeout=5.0, last_call_timeout=7.0, close_timeout=0.5)
+
+
+@pytest.mark.parametrize("name", sorted(NOT_NEEDED))
+def test_what_other_backends_need_is_accepted(name: str) -> None:
+    assert Options.read({name: "anything"}) == Options()
+
+
+@pytest.mark.parametrize("value", ["0", "-1", "soon", "inf", "nan", ""])
+def test_a_length_of_time_is_a_number_of_seconds(value: str) -> None:
+    with pytest.raises(ValueError, match=f"--rdzv-conf join_timeout={value}: it is a number of seconds above 0"):
+        Options.read({"join_timeout": value})
+
+
+def test_an_unknown_option_is_named_with_those_that_there_are() -> None:
+    with pytest.raises(ValueError, match=r"no option 'joint_timeout'; its options are close_timeout, .*join_timeout"):
+        Options.read({"joint_timeout": "5"})
+
+
+def test_a_job_is_an_elastic_run_of_its_own() -> None:
+    terms = terms_of(2, 4, 30.0)
+    terms.check()
+    assert (terms.is_elastic, terms.min_active, terms.target, terms.join_timeout_s) == (True, 2, 4, 30.0)
+    assert terms.world_size > 4, "there is room for spares"
+    assert terms_of(1, 65536, 30.0).world_size == 65536
+    assert run_of("job-7") == "job-7.nodes"
+    with pytest.raises(InvalidRequest, match="--rdzv-id"):
+        run_of("a b")

@@ -1,0 +1,155 @@
+"""Source and target prove to each other that they are members of the quorum, before a byte of a state is sent or used;
+and what a stranger can make the server do is bounded."""
+
+import logging
+import socket
+import threading
+from collections.abc import Iterator
+from contextlib import ExitStack, closing, contextmanager
+
+import pytest
+import torch
+
+from agent_client.transfer import listener, server
+from agent_client.transfer.response import NONCE_HEADER, PROOF_HEADER, StateUnavailable
+from agent_client.transfer.server import StateServer
+from lighthouse_protocol.rules.proof import TARGET_WORD, prove
+from tests.agent_client.state.trees import same
+from tests.agent_client.transfer.sources import KEY, eventually, fetch, threads, took
+
+SECRET, OTHER = "known to the members of quorum 7", "known to the members of quorum 8"
+STATE = {"w": torch.arange(6.0)}
+PATH = f"/checkpoint/{KEY[0]}/{KEY[1]}/{KEY[2]}"
+
+
+@contextmanager
+def serving(secret: str = SECRET, **options: object) -> Iterator[StateServer]:
+    with closing(StateServer("127.0.0.1", advertise="127.0.0.1", **options)) as it:  # type: ignore[arg-type]
+        it.publish(KEY, STATE, secret)
+        yield it
+    assert eventually(lambda: not threads()), threads()
+
+
+@contextmanager
+def connected(address: str) -> Iterator[socket.socket]:
+    host, port = address.removeprefix("http://").split(":")
+    with socket.create_connection((host, int(port)), timeout=20) as connection:
+        yield connection
+
+
+def ask(connection: socket.socket, path: str, headers: dict[str, str] | None = None) -> str:
+    """The head of the answer, and what follows until the connection is quiet."""
+    lines = "".join(f"{name}: {value}\r\n" for name, value in (headers or {}).items())
+    connection.sendall(f"GET {path} HTTP/1.1\r\n{lines}\r\n".encode())
+    answer = b""
+    while b"\r\n\r\n" not in answer:
+        answer += (got := connection.recv(4096))
+        assert got, answer
+    return answer.decode(errors="replace")
+
+
+def nonce_of(answer: str) -> str:
+    return next(line.partition(": ")[2] for line in answer.splitlines() if line.startswith(NONCE_HEADER))
+
+
+def test_a_member_gets_the_state():
+    with serving() as it:
+        assert same(fetch(it.address, KEY, 10, secret=SECRET), STATE)
+
+
+@pytest.mark.parametrize("secret", ["", OTHER])
+def test_a_stranger_gets_none(secret: str, caplog: pytest.LogCaptureFixture):
+    with serving() as it, pytest.raises(StateUnavailable, match="403"):
+        fetch(it.address, KEY, 10, secret=secret)
+    assert "is no member of that quorum" in caplog.text
+
+
+@pytest.mark.parametrize("secret", ["", OTHER])
+def test_nor_does_one_give_any(secret: str, caplog: pytest.LogCaptureFixture):
+    """It serves what it likes under the key, and cannot prove that it is a member."""
+    with serving(secret) as it, pytest.raises(StateUnavailable, match="does not prove|403"):
+        fetch(it.address, KEY, 10, secret=SECRET)
+
+
+def test_a_copy_of_a_request_opens_nothing(caplog: pytest.LogCaptureFixture):
+    with serving() as it:
+        with connected(it.address) as first:
+            nonces = nonce_of(ask(first, "/challenge")), "of the target"
+            proof = prove(SECRET, TARGET_WORD, it.address, *KEY, *nonces)
+            headers = {NONCE_HEADER: nonces[1], PROOF_HEADER: proof}
+            assert " 200 " in ask(first, PATH, headers)
+        with connected(it.address) as second:
+            assert " 403 " in ask(second, PATH, headers)
+            ask(second, "/challenge")
+            assert " 403 " in ask(second, PATH, headers)
+
+
+def test_a_nonce_is_good_once(caplog: pytest.LogCaptureFixture):
+    with serving() as it, connected(it.address) as connection:
+        nonces = nonce_of(ask(connection, "/challenge")), "of the target"
+        headers = {NONCE_HEADER: nonces[1], PROOF_HEADER: prove(OTHER, TARGET_WORD, it.address, *KEY, *nonces)}
+        assert " 403 " in ask(connection, PATH, headers)
+        headers[PROOF_HEADER] = prove(SECRET, TARGET_WORD, it.address, *KEY, *nonces)
+        assert " 403 " in ask(connection, PATH, headers)
+
+
+def test_a_request_that_is_passed_on_opens_nothing(caplog: pytest.LogCaptureFixture):
+    """The target is led to a stranger, which carries all that is said to the source, and back."""
+
+    def carry(a: socket.socket, b: socket.socket) -> None:
+        while data := a.recv(4096):
+            b.sendall(data)
+        b.shutdown(socket.SHUT_WR)
+
+    def pass_on(door: socket.socket, to: str) -> None:
+        caller, _ = door.accept()
+        with caller, connected(to) as source:
+            back = threading.Thread(target=carry, args=(source, caller))
+            back.start()
+            carry(caller, source)
+            back.join()
+
+    with serving() as it, socket.create_server(("127.0.0.1", 0)) as door:
+        stranger = threading.Thread(target=pass_on, args=(door, it.address))
+        stranger.start()
+        with pytest.raises(StateUnavailable, match="403"):
+            fetch(f"http://127.0.0.1:{door.getsockname()[1]}", KEY, 10, secret=SECRET)
+        stranger.join()
+
+
+def test_a_copy_that_is_kept_has_the_secret_of_its_quorum(caplog: pytest.LogCaptureFixture):
+    older = (KEY[0] - 1, *KEY[1:])
+    with serving() as it:
+        it.keep(older, STATE, 2, OTHER)
+        assert same(fetch(it.address, older, 10, secret=OTHER), STATE)
+        with pytest.raises(StateUnavailable, match="403"):
+            fetch(it.address, older, 10, secret=SECRET)
+
+
+def test_connections_are_bounded(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture):
+    caplog.set_level(logging.WARNING)
+    monkeypatch.setattr(listener, "MAX_CONNECTIONS_OF_A_HOST", 3)
+    with serving() as it, ExitStack() as open_:
+        held = [open_.enter_context(connected(it.address)) for _ in range(3)]
+        for connection in held:
+            ask(connection, "/challenge")
+        with connected(it.address) as one_more:
+            assert one_more.recv(100).startswith(b"HTTP/1.1 503 ")
+        assert len(it._listener._connections) == 3
+        held[0].close()
+        assert eventually(lambda: len(it._listener._connections) < 3)
+        assert same(fetch(it.address, KEY, 10, secret=SECRET), STATE)
+
+
+def test_a_request_that_drips_in_is_cut_off(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(server, "HEADERS_TIMEOUT_S", 0.4)
+    with serving() as it, connected(it.address) as slow, took(0.3, 20):
+        slow.settimeout(0.05)
+        with pytest.raises((ConnectionError, EOFError)):
+            while True:
+                slow.sendall(b"G")
+                try:
+                    if not slow.recv(1):
+                        raise EOFError
+                except TimeoutError:
+                    continue

@@ -1,0 +1,36 @@
+"""Two lighthouses on a real etcd, and what happens to them; see failover.py for what is read of it."""
+
+import pytest
+
+from tests.chaos import failover
+from tests.etcd_cluster import needs_etcd
+
+pytestmark = [needs_etcd, pytest.mark.timeout(900)]
+
+
+@pytest.mark.slow
+def test_each_fault_once() -> None:
+    """The promises about time are for a machine that does nothing else: `python -m tests.chaos.failover`."""
+    for cluster in failover.run(len(failover.KINDS), seed=1):
+        history = failover.check(cluster)
+        assert [fault.name for fault in cluster.faults] == list(failover.KINDS)
+        assert len(history.terms) > 4
+        assert len(history.lists) > 2
+
+
+@pytest.mark.slow
+def test_many_faults() -> None:
+    for cluster in failover.run(40, seed=2):
+        history = failover.check(cluster)
+        failover.check_bars(cluster)
+        assert len(history.terms) > 20
+        assert cluster.visits == 10
+
+
+def test_a_speaker_that_was_deposed_is_found() -> None:
+    def said(*words: tuple[int, int, bool]) -> list[failover.Said]:
+        return [failover.Said(at, *word) for at, word in enumerate(words)]
+
+    failover.check_speakers(said((0, 1, True), (0, 1, False), (1, 1, True), (0, 2, True), (0, 2, False)))
+    with pytest.raises(AssertionError, match="lighthouse 0 spoke"):
+        failover.check_speakers(said((0, 1, True), (1, 1, True), (0, 1, False)))

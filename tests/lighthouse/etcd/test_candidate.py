@@ -1,0 +1,200 @@
+"""When a lighthouse may lead."""
+
+from dataclasses import replace
+
+import pytest
+
+from lighthouse.etcd.rules import candidate as module
+from lighthouse.etcd.rules import events
+from lighthouse.etcd.rules.candidate import Candidate, CandidateConfig, Role
+from lighthouse.etcd.rules.leader import Leader, dump, parse
+from tests.lighthouse.etcd.shared_store import Race
+
+OTHER = Leader("other", "b:1", "b:2", 7)
+
+
+def leading(now: float = 0.0) -> Candidate:
+    candidate = Candidate(CandidateConfig("me"), now)
+    assert candidate.tick(now) == (events.ReadLeader(1),)
+    assert candidate.handle(events.LeaderRead(1, None), now) == (events.GrantLease(2, 3.0),)
+    assert candidate.handle(events.LeaseGranted(2, 99, 3.0), now) == (events.Claim(3, 99),)
+    assert candidate.handle(events.ClaimWon(3, 41, 5), now) == (events.LoadRecords(4),)
+    assert not candidate.may_act(now)
+    assert candidate.handle(events.RecordsLoaded(4), now) == (events.LeadershipBegan(5, 41),)
+    assert candidate.may_act(now)
+    return candidate
+
+
+def test_it_leads_once_all_records_are_loaded_and_renews_its_lease() -> None:
+    candidate = leading()
+    assert candidate.deadline() == 0.5
+    assert candidate.tick(0.5) == (events.RenewLease(5, 99),)
+    assert candidate.handle(events.LeaseRenewed(5, 3.0), 0.6) == ()
+    assert candidate.may_act(2.49)
+    assert not candidate.may_act(2.51), "counted from when the renewal was sent, not from its answer"
+
+
+def test_without_a_renewal_it_stops_at_two_thirds_of_the_lease_whoever_asks_first() -> None:
+    candidate = leading()
+    assert candidate.may_act(1.99)
+    assert not candidate.may_act(2.0)
+    assert "no lighthouse leads" in str(candidate.refusal(2.0))
+    assert candidate.tick(2.0) == (
+        events.LeadershipEnded("its lease was not renewed for 67% of its time"),
+        events.RevokeLease(99),
+    )
+
+
+def test_after_a_pause_the_first_event_finds_it_fenced_whatever_it_says() -> None:
+    candidate = leading()
+    candidate.tick(0.5)
+    effects = candidate.handle(events.LeaseRenewed(5, 3.0), 60.0)
+    assert isinstance(effects[0], events.LeadershipEnded)
+    assert not candidate.may_act(60.0)
+
+
+def test_a_lease_that_the_store_has_ended_ends_it_at_once() -> None:
+    candidate = leading()
+    candidate.tick(0.5)
+    assert isinstance(candidate.handle(events.LeaseEnded(5), 0.6)[0], events.LeadershipEnded)
+    assert not candidate.may_act(0.6)
+
+
+def test_a_write_that_is_refused_ends_it_at_once() -> None:
+    candidate = leading()
+    effects = candidate.handle(events.WriteRefused("another leads"), 0.1)
+    assert effects == (events.LeadershipEnded("another leads"), events.RevokeLease(99))
+
+
+def test_a_claim_without_an_answer_is_given_up_with_its_lease() -> None:
+    candidate = Candidate(CandidateConfig("me"), 0.0)
+    candidate.tick(0.0)
+    candidate.handle(events.LeaderRead(1, None), 0.0)
+    candidate.handle(events.LeaseGranted(2, 99, 3.0), 0.0)
+    assert candidate.handle(events.RequestFailed(3, "no answer"), 1.0) == (events.RevokeLease(99),)
+    assert candidate.handle(events.ClaimWon(3, 41, 5), 1.1) == (), "the late answer is of a claim that is given up"
+    assert candidate.status(1.1).role is Role.FOLLOWING
+
+
+def test_a_follower_names_the_leader_and_the_store_that_does_not_answer() -> None:
+    candidate = Candidate(CandidateConfig("me"), 0.0)
+    candidate.tick(0.0)
+    assert candidate.handle(events.LeaderRead(1, OTHER), 0.0) == (events.LeaderChanged(OTHER),)
+    refusal = candidate.refusal(0.1)
+    assert refusal is not None
+    assert (refusal.leader, str(refusal)) == ("b:1", "this lighthouse is a follower; the leader is b:1")
+    candidate.tick(0.25)
+    assert candidate.handle(events.RequestFailed(2, "etcd at x: no answer"), 1.0) == ()
+    candidate.tick(3.5)
+    assert candidate.handle(events.RequestFailed(3, "etcd at x: no answer"), 4.0) == (events.LeaderChanged(None),)
+    refusal = candidate.refusal(4.0)
+    assert str(refusal).startswith("store_unavailable: etcd at x: no answer, for 4 s;")
+
+
+def test_its_own_key_of_an_ended_leadership_is_no_leader_to_follow() -> None:
+    candidate = Candidate(CandidateConfig("me"), 0.0)
+    candidate.tick(0.0)
+    assert candidate.handle(events.LeaderRead(1, replace(OTHER, candidate="me")), 0.0) == ()
+    assert candidate.deadline() == 0.25
+
+
+def test_it_gives_its_lease_back_until_the_store_has_heard_so() -> None:
+    candidate = leading()
+    assert events.RevokeLease(99) in candidate.tick(2.0)
+    [read] = candidate.tick(2.25)
+    assert isinstance(read, events.ReadLeader)
+    mine = replace(OTHER, candidate="me")
+    assert candidate.handle(events.LeaderRead(read.number, mine), 2.3) == (events.RevokeLease(99),)
+    [read] = candidate.tick(2.6)
+    assert isinstance(read, events.ReadLeader)
+    assert isinstance(candidate.handle(events.LeaderRead(read.number, None), 2.7)[0], events.GrantLease)
+
+
+def test_one_that_resigns_gives_its_lease_back_and_does_nothing_more() -> None:
+    candidate = leading()
+    assert candidate.handle(events.Resigned(), 0.1)[-1] == events.RevokeLease(99)
+    assert candidate.deadline() is None
+    assert candidate.tick(9.0) == ()
+    assert candidate.handle(events.RecordsLoaded(4), 9.0) == ()
+
+
+def test_what_the_key_says_is_read_back() -> None:
+    assert parse(dump(OTHER)) == OTHER
+    for raw in (b"", b"{}", b"[]", b"7"):
+        with pytest.raises(ValueError):
+            parse(raw)
+
+
+# -- never two
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_one_that_may_act_is_the_one_that_the_store_names(seed: int) -> None:
+    race = Race(seed)
+    race.run()
+    terms = [began.term for _, began in race.begun()]
+    assert terms == sorted(set(terms)), "each leadership has a term of its own, and they grow"
+
+
+def test_whatever_happens_one_comes_to_lead() -> None:
+    races = [race for race in map(Race, range(30)) if race.processes[0].loss < 0.3]
+    assert len(races) > 10
+    for race in races:
+        race.run()
+        assert race.begun()
+
+
+def test_without_faults_a_stopped_leader_is_followed_within_its_lease_and_a_look() -> None:
+    race = Race(1)
+    race.processes = race.processes[:2]
+    race.clockwork.random.seed(0)
+    race._disturb = lambda: None  # type: ignore[method-assign]  # pyright: ignore[reportPrivateUsage]
+    for process in race.processes:
+        process.loss = 0.0
+        process._delay_s = lambda: 0.005  # type: ignore[method-assign]  # pyright: ignore[reportPrivateUsage]
+    race.run(30.0)
+    [leader] = [process for process in race.processes if process.may_act()]
+    leader.stop(100.0)
+    race.run(30.0 + 3.0 / 0.9 + 0.4)
+    [successor] = [process for process in race.processes if process.may_act()]
+    assert successor is not leader
+
+
+class LateFence(Candidate):
+    """A planted defect: the fence is beyond the lease."""
+
+    def may_act(self, now: float) -> bool:
+        return super().may_act(now - 1.8)
+
+
+class FromTheAnswer(Candidate):
+    """A planted defect: a renewal counts from its answer."""
+
+    def handle(self, event: events.Event, now: float):  # type: ignore[no-untyped-def]
+        if isinstance(event, events.LeaseRenewed):
+            self._renewals[event.number] = now
+        return super().handle(event, now)
+
+
+class KeepsItsClaim(Candidate):
+    """A planted defect: a timer ends the leadership, and the clock is not asked at each act."""
+
+    def may_act(self, now: float) -> bool:
+        return self._role is Role.LEADING
+
+
+@pytest.mark.parametrize("defect", [LateFence, FromTheAnswer, KeepsItsClaim])
+def test_the_race_finds_a_planted_defect(defect: type[Candidate]) -> None:
+    def is_found(seed: int) -> bool:
+        try:
+            Race(seed, defect).run()
+        except AssertionError:
+            return True
+        return False
+
+    assert any(is_found(seed) for seed in range(60))
+
+
+def test_the_fence_leaves_room_for_clocks_that_run_at_different_rates() -> None:
+    slowest, fastest = 0.9, 1.1
+    assert module.FENCE_SHARE / slowest < 1 / fastest

@@ -1,0 +1,199 @@
+"""What is written of the leader's records, and what never can be. The suite of the interface: journal/test_store.py."""
+
+from collections.abc import Callable, Sequence
+
+import pytest
+
+import lighthouse.etcd.store
+from lighthouse.etcd import store as module
+from lighthouse.etcd.client import KeyValue
+from lighthouse.etcd.keys import Keys
+from lighthouse.etcd.store import Batch, Delete, EtcdStore, Put
+from lighthouse.quorum.rules.record import QuorumRecord
+from lighthouse.runs.rules.record import RunRecord
+from lighthouse_protocol.messages.run import KeyKind
+from lighthouse_protocol.refusals import NotLeader, WrongState
+from lighthouse_runtime.server.output_gate import OutputGate
+from tests.etcd_cluster import EtcdCluster, needs_etcd
+from tests.lighthouse.held_stores import Etcds
+
+REVISION = 41
+
+
+class Written:
+    """A store, the gate before it, and what its lighthouse has said."""
+
+    def __init__(self) -> None:
+        self.gate = OutputGate()
+        self.said: list[str] = []
+        self.woken = 0
+        self.store = EtcdStore("/l", self._wake, self.gate.hold)
+        self.store.begin(3, REVISION)
+
+    def _wake(self) -> None:
+        self.woken += 1
+
+    def say(self, word: str) -> None:
+        self.gate.pass_on(lambda: self.said.append(word))
+
+    def batch(self) -> Batch:
+        batch = self.store.next_batch()
+        assert batch is not None
+        return batch
+
+
+def keys_of(batch: Batch) -> list[str]:
+    return [change.key.decode() for change in batch.changes]
+
+
+def test_what_is_said_after_a_record_waits_until_it_is_written() -> None:
+    written = Written()
+    written.store.commit("j", QuorumRecord(1))
+    written.say("quorum 1")
+    assert (written.said, written.woken) == ([], 1)
+    batch = written.batch()
+    assert (batch.revision, batch.version, keys_of(batch)) == (REVISION, 1, ["/l/job/j"])
+    written.store.commit("j", QuorumRecord(2))
+    written.say("quorum 2")
+    assert written.batch() is batch, "the same one until it is known to be written"
+    written.store.written()
+    assert written.said == ["quorum 1"]
+    assert written.batch().version == 2
+    written.store.written()
+    assert written.said == ["quorum 1", "quorum 2"]
+    assert written.store.is_written
+
+
+def test_a_batch_names_no_key_twice_and_a_range_goes_alone() -> None:
+    written = Written()
+    run = ("j", "r")
+    written.store.commit_run(run, RunRecord(), 0)
+    written.store.commit_key(run, (2, KeyKind.ITERATION, "a", b"1"))
+    written.store.commit_key(run, (3, KeyKind.ITERATION, "a", b"1"))
+    written.store.commit_run(run, RunRecord(), 3)
+    batches: list[Batch] = []
+    while (batch := written.store.next_batch()) is not None:
+        batches.append(batch)
+        written.store.written()
+    two, three = "/l/key/j/r/0000000000000002/iteration/a", "/l/key/j/r/0000000000000003/iteration/a"
+    assert list(map(keys_of, batches)) == [["/l/run/j/r", two, three], ["/l/run/j/r"], ["/l/key/j/r/"]]
+    assert batches[2].changes == (Delete(b"/l/key/j/r/", b"/l/key/j/r/0000000000000003/"),)
+
+
+def test_a_batch_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lighthouse.etcd.store, "BATCH_OPERATIONS", 3)
+    written = Written()
+    for i in range(4):
+        written.store.commit(f"j{i}", QuorumRecord(1))
+    assert len(written.batch().changes) == 3
+    monkeypatch.setattr(lighthouse.etcd.store, "BATCH_BYTES", 1)
+    written.store.written()
+    written.store.commit("large", QuorumRecord(1))
+    assert keys_of(written.batch()) == ["/l/job/j3"], "one change always has room"
+
+
+def test_after_its_leadership_it_writes_nothing_and_says_so() -> None:
+    written = Written()
+    written.store.commit("j", QuorumRecord(1))
+    written.store.end()
+    assert written.store.next_batch() is None
+    for change in (
+        lambda: written.store.commit("j", QuorumRecord(2)),
+        lambda: written.store.forget("j"),
+        lambda: written.store.commit_run(("j", "r"), RunRecord(), 0),
+        lambda: written.store.commit_key(("j", "r"), (1, KeyKind.ITERATION, "a", b"")),
+    ):
+        with pytest.raises(NotLeader):
+            change()
+
+
+def leader(version: int, revision: int = REVISION) -> KeyValue:
+    return KeyValue(b"/l/leader", b"", revision, 50, version, 7)
+
+
+@pytest.mark.parametrize(
+    ("found", "was_written"),
+    [(leader(2), True), (leader(1), False), (leader(3), False), (leader(2, 44), False), (None, False)],
+)
+def test_guards_that_fail_are_an_earlier_attempt_or_the_end(found: KeyValue | None, was_written: bool) -> None:
+    assert module.was_written(Batch(REVISION, 1, ()), found) == was_written
+
+
+def kv(key: str, value: bytes) -> KeyValue:
+    return KeyValue(key.encode(), value, 1, 1, 1, 0)
+
+
+@pytest.mark.parametrize(
+    ("found", "named"),
+    [
+        (kv("/l/job/j", b"?"), "/l/job/j"),
+        (kv("/l/run/j/r", b"?"), "/l/run/j/r"),
+        (kv("/l/key/j/r/x/iteration/a", b"?"), "/l/key/j/r/x"),
+        (kv("/l/forgotten", b"?"), "/l/forgotten"),
+    ],
+)
+def test_what_cannot_be_read_is_named(found: KeyValue, named: str) -> None:
+    with pytest.raises(WrongState, match=f"--store: '{named}"):
+        Written().store.take([found])
+
+
+def test_what_a_newer_lighthouse_adds_is_skipped() -> None:
+    written = Written()
+    written.store.take([kv("/l/leader", b"?"), kv("/l/of/tomorrow", b"?")])
+    assert written.store.load() == {}
+
+
+def test_names_are_kept_apart() -> None:
+    keys = Keys("/l")
+    made: Sequence[Callable[[], bytes]] = (
+        lambda: keys.run(("a/b", "c")),
+        lambda: keys.run(("a", "b/c")),
+        lambda: keys.run(("a%2Fb", "c")),
+    )
+    assert len({make() for make in made}) == 3
+    assert keys.parts(keys.run(("a%2Fb", "c/ü"))) == ["run", "a%2Fb", "c/ü"]
+
+
+# -- against etcd
+
+
+@needs_etcd
+def test_a_late_copy_of_a_batch_undoes_nothing(etcd: EtcdCluster) -> None:
+    stores = Etcds(etcd.store("late-copy"))
+    holder = stores.claim()
+    sent: list[Batch] = []
+    write = holder._election._write_batch  # pyright: ignore[reportPrivateUsage]
+
+    async def twice(batch: Batch) -> bool:
+        """The answer to the first attempt is lost, and the one before comes once more."""
+        sent.append(batch)
+        assert await write(batch)
+        for earlier in sent[:-1]:
+            assert not await write(earlier)
+        return await write(batch)
+
+    holder._election._write_batch = twice  # type: ignore[method-assign]  # pyright: ignore[reportPrivateUsage]
+    for quorum_id in range(1, 6):
+        holder.store.commit("j", QuorumRecord(quorum_id))
+        holder.settle()
+    assert len(sent) == 5
+    holder.release()
+    assert stores.claim().store.load() == {"j": QuorumRecord(5)}
+    stores.close()
+
+
+@needs_etcd
+def test_another_format_is_refused_and_left_as_it_is(etcd: EtcdCluster) -> None:
+    stores = Etcds(etcd.store("format"))
+    holder = stores.claim()
+    holder.store._change(Put(holder.store.keys.format, b"9"))  # pyright: ignore[reportPrivateUsage]
+    holder.store.commit("j", QuorumRecord(1))
+    holder.settle()
+    holder.release()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("tests.lighthouse.held_stores.CLAIM_S", 1.0)
+        with pytest.raises(TimeoutError):
+            stores.claim()
+    refusal = stores._holders[-1]._refusal()  # pyright: ignore[reportPrivateUsage]
+    stores.close()
+    assert "'/format/format' in etcd says format 9, and this lighthouse knows 1" in str(refusal)

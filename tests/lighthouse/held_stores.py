@@ -1,0 +1,169 @@
+"""A store as the lighthouse that holds it has it, over SQLite and over etcd, in one form for the tests of both."""
+
+import asyncio
+import contextlib
+import uuid
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import Protocol
+
+import lighthouse.etcd.store
+import lighthouse.journal.journal
+from lighthouse.etcd.address import parse_etcd_address
+from lighthouse.etcd.client import EtcdClient
+from lighthouse.etcd.driver import LeadershipDriver
+from lighthouse.etcd.election import Election
+from lighthouse.etcd.rules.candidate import CandidateConfig
+from lighthouse.etcd.rules.leader import Leader
+from lighthouse.etcd.store import EtcdStore
+from lighthouse.journal import run_rows
+from lighthouse.journal.journal import Journal
+from lighthouse.quorum.store import JobStore
+from lighthouse.runs.store import RunStore
+from lighthouse_protocol.refusals import LighthouseError
+from lighthouse_runtime.server.output_gate import OutputGate
+
+CLAIM_S = 30.0
+
+
+class Store(JobStore, RunStore, Protocol):
+    """What a lighthouse has of either."""
+
+
+class Holder(Protocol):
+    """One lighthouse that has claimed the store."""
+
+    store: Store
+
+    def settle(self) -> None:
+        """All that was committed is durable. Raises a refusal if it will never be."""
+        ...
+
+    def release(self) -> None: ...
+
+
+class Stores(Protocol):
+    """One place. `limits`: the modules whose FORGOTTEN_JOBS, FINISHED_RUNS_KEPT and RUNS_KEPT count."""
+
+    limits: tuple[ModuleType, ...]
+
+    def claim(self) -> Holder: ...
+
+    def take_away(self, holder: Holder) -> None:
+        """Another one may claim it, and `holder` is not told."""
+        ...
+
+    def close(self) -> None: ...
+
+
+# -- SQLite
+
+
+class JournalHolder:
+    def __init__(self, path: Path) -> None:
+        self.store = Journal(path)
+        self.store.claim()
+
+    def settle(self) -> None:
+        """It was durable when the call returned."""
+
+    def release(self) -> None:
+        self.store.release()
+
+
+class Journals:
+    limits = (lighthouse.journal.journal, run_rows)
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def claim(self) -> JournalHolder:
+        return JournalHolder(self._path)
+
+    def take_away(self, holder: Holder) -> None:
+        self._path.with_name(self._path.name + ".lock").unlink()
+
+    def close(self) -> None:
+        pass
+
+
+# -- etcd
+
+
+class EtcdHolder:
+    def __init__(self, run: Callable[..., None], address: str) -> None:
+        self._run = run
+        self.gate = OutputGate(self._refusal)
+        self._began = asyncio.Event()
+        self.ended = ""
+        self._client = EtcdClient(parse_etcd_address(address))
+        self.store = EtcdStore(self._client.address.prefix, lambda: self._election.wake(), self.gate.hold)
+        config = CandidateConfig(uuid.uuid4().hex, 3.0)
+        self._election = Election(self._client, self.store, config, Leader(config.name, "me:1", "http://me:2", 0))
+        self._config = config
+
+    def _refusal(self) -> LighthouseError | None:
+        return self._election.driver.refusal() if self._election.driver is not None else None
+
+    def start(self) -> None:
+        self._run(self._start())
+
+    async def _start(self) -> None:
+        timers = asyncio.get_running_loop()
+        self._election.driver = LeadershipDriver(self._config, timers, self._election, self._begin, self._end)
+        await self._election.start()
+        async with asyncio.timeout(CLAIM_S):
+            await self._began.wait()
+
+    def _begin(self, term: int, revision: int) -> None:
+        self.store.begin(term, revision)
+        self._began.set()
+
+    def _end(self, reason: str) -> None:
+        self.ended = reason
+        self.store.end()
+        refusal = self._refusal()
+        assert refusal is not None
+        self.gate.drop(refusal)
+
+    async def _passed(self) -> None:
+        async with asyncio.timeout(CLAIM_S):
+            await self.gate.passed()
+
+    def settle(self) -> None:
+        self._run(self._passed())
+
+    def lose_lease(self) -> None:
+        async def revoke() -> None:
+            [leader] = await self._client.read(self.store.keys.leader, None, 5)
+            await self._client.revoke(leader.lease, 5)
+
+        self._run(revoke())
+
+    def release(self) -> None:
+        self._run(self._election.stop())
+
+
+class Etcds:
+    limits = (lighthouse.etcd.store,)
+
+    def __init__(self, address: str) -> None:
+        self._address = address
+        self._runner = asyncio.Runner()
+        self._holders: list[EtcdHolder] = []
+
+    def claim(self) -> EtcdHolder:
+        holder = EtcdHolder(self._runner.run, self._address)
+        self._holders.append(holder)
+        holder.start()
+        return holder
+
+    def take_away(self, holder: Holder) -> None:
+        assert isinstance(holder, EtcdHolder)
+        holder.lose_lease()
+
+    def close(self) -> None:
+        with contextlib.closing(self._runner):
+            for holder in self._holders:
+                holder.release()

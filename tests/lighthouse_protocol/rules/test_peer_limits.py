@@ -1,0 +1,72 @@
+"""What one peer may hold and use."""
+
+import pytest
+
+from lighthouse_protocol.refusals import LimitReached
+from lighthouse_protocol.rules.peer_limits import Peer, PeerLimits, PeerTable, Rate, Resource, StreamMeter
+
+SMALL = PeerLimits(
+    open=2,
+    jobs=Rate(1, 2),
+    messages=Rate(1, 5),
+    bytes=Rate(10, 100),
+    stream_messages=Rate(1, 3),
+    stream_bytes=Rate(10, 60),
+)
+
+
+def refusal(take: object, *values: object) -> str:
+    with pytest.raises(LimitReached) as refused:
+        take(*values)  # type: ignore[operator]
+    return str(refused.value)
+
+
+def test_so_many_calls_and_streams_are_open_at_once():
+    peer = Peer("10.0.0.1", SMALL)
+    peer.enter()
+    peer.enter()
+    assert refusal(peer.enter) == (
+        "10.0.0.1 has 2 calls and streams open; at most 2 for each peer: close some, or raise --max-open-per-peer"
+    )
+    peer.leave()
+    peer.enter()
+    assert peer.open == 2
+
+
+def test_each_resource_counts_by_itself_and_a_refusal_names_it():
+    peer = Peer("10.0.0.1", SMALL)
+    for _ in range(2):
+        peer.take(Resource.JOBS, 0.0)
+    assert refusal(peer.take, Resource.JOBS, 0.5) == (
+        "new jobs by 10.0.0.1: at most 2 at once and 1 a second are taken; send less, or later"
+    )
+    peer.take(Resource.RUNS, 0.5)
+    peer.take(Resource.JOBS, 1.0)
+    assert [peer.may_take(Resource.JOBS, 1.0), peer.may_take(Resource.JOBS, 2.0)] == [False, True]
+
+
+@pytest.mark.parametrize("resource", Resource)
+def test_every_resource_has_a_rate(resource: Resource):
+    assert PeerLimits().rate(resource).at_once >= PeerLimits().rate(resource).per_s > 0
+
+
+def test_a_stream_may_send_less_than_its_peer():
+    peer = Peer("p", SMALL)
+    one, other = StreamMeter(peer, SMALL), StreamMeter(peer, SMALL)
+    for _ in range(3):
+        one.take(1, 0.0)
+    assert refusal(one.take, 1, 0.0).startswith("messages on one stream by p")
+    assert refusal(other.take, 61, 0.0).startswith("bytes on one stream by p")
+    other.take(60, 0.0)
+    assert refusal(StreamMeter(peer, SMALL).take, 60, 0.0).startswith("bytes sent by p")
+
+
+def test_peers_that_hold_nothing_make_room_and_no_others():
+    table = PeerTable(SMALL, max_peers=2)
+    held, used = table.get("held", 0.0), table.get("used", 0.0)
+    held.enter()
+    used.take(Resource.JOBS, 0.0)
+    assert refusal(table.get, "new", 0.5) == "2 peers hold something here already; try again later"
+    assert table.get("used", 0.5) is used
+    assert table.get("new", 1.0) is table.get("new", 1.0)
+    assert (table.get("held", 1.0), len(table)) == (held, 2)

@@ -1,0 +1,57 @@
+"""The audit: a line for each act, bounded in size and rate, on one line whatever others write."""
+
+import json
+import logging
+import stat
+from pathlib import Path
+
+import pytest
+
+from lighthouse_protocol.rules.access import NOBODY, Principal, Role
+from lighthouse_runtime.security import audit as module
+from lighthouse_runtime.security.audit import REFUSALS_AT_ONCE, Audit
+
+OPERATOR = Principal("operate-1", frozenset({Role.OPERATE}))
+
+
+def entries(path: Path) -> list[dict[str, str]]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def test_an_act_is_a_line_in_the_log_and_in_a_private_file(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    path = tmp_path / "audit.jsonl"
+    Audit(path).act(OPERATOR, "ipv4:10.0.0.1:9", "Kill", "replica_id=a, msg=x\n2026 I all is well")
+    [entry] = entries(path)
+    told = [entry[name] for name in ("role", "credential", "what", "result")]
+    assert told == ["operate", "operate-1", "Kill", "done"]
+    assert "\n" not in entry["target"]
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    [line] = [record.getMessage() for record in caplog.records]
+    assert line.startswith("audit: Kill replica_id=a, msg=x 2026 I all is well by operate-1 (role operate) at ipv4:")
+
+
+def test_the_file_is_bounded_and_the_one_before_it_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "MAX_FILE_BYTES", 1000)
+    path = tmp_path / "audit.jsonl"
+    audit = Audit(path)
+    for number in range(40):
+        audit.act(OPERATOR, "here", "Kill", str(number))
+    kept = [entry["target"] for entry in (*entries(path.with_name("audit.jsonl.1")), *entries(path))]
+    assert kept == [str(number) for number in range(40 - len(kept), 40)], "no line is torn, the newest are there"
+    assert path.stat().st_size < 1500
+
+
+def test_refusals_cannot_fill_it(tmp_path: Path) -> None:
+    path = tmp_path / "audit.jsonl"
+    audit = Audit(path)
+    for _ in range(1000):
+        audit.refuse(NOBODY, "there", "Kill", "no credential")
+    assert len(entries(path)) <= REFUSALS_AT_ONCE + 5
+
+
+def test_a_file_that_cannot_be_written_is_said_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    audit = Audit(tmp_path / "missing" / "audit.jsonl")
+    for _ in range(3):
+        audit.act(OPERATOR, "here", "Kill", "a")
+    assert len([record for record in caplog.records if "cannot be written" in record.getMessage()]) == 1

@@ -1,0 +1,122 @@
+"""What a manager counts of its steps: each number only grows, and says why a step was discarded."""
+
+from dataclasses import replace
+
+from lighthouse_protocol.messages.progress import HealTotals
+from lighthouse_protocol.messages.session import Discards, GroupCounts
+from manager.group.rules import events
+from manager.group.rules.counts import StepCounts
+from manager.group.rules.machine import GroupMachine
+from tests.manager.groups import echo, holding, order, told, vote
+
+
+def counts_of(machine: GroupMachine) -> GroupCounts:
+    """With what is settled by the next step."""
+    machine.ranks.counts.began(99.0, has_healing=False)
+    assert machine.report.counts is not None
+    return machine.report.counts
+
+
+def test_the_time_of_a_step_runs_from_when_its_ranks_are_let_in_until_it_is_committed():
+    counts = StepCounts()
+    counts.began(10.0, has_healing=False)
+    counts.committed(12.5)
+    assert counts.told == GroupCounts(commits=1, step_s=2.5)
+
+
+def test_a_step_that_is_discarded_or_in_which_a_group_heals_has_no_time():
+    counts = StepCounts()
+    counts.began(0.0, has_healing=False)
+    counts.discarded(1, is_rank_lost=False)
+    counts.began(5.0, has_healing=True)
+    counts.committed(9.0)
+    counts.committed(20.0)  # a step that was opened by a vote: nobody was let in
+    assert (counts.told.step_s, counts.told.commits, counts.discards) == (0.0, 2, 1)
+
+
+def test_a_discard_has_one_reason():
+    counts = StepCounts()
+    counts.discarded(1, is_rank_lost=False)
+    counts.revoked(1, is_group_lost=False)  # by what the lighthouse makes of it
+    counts.revoked(2, is_group_lost=False)
+    counts.discarded(2, is_rank_lost=False)
+    counts.revoked(3, is_group_lost=True)
+    counts.revoked(3, is_group_lost=False)  # told again
+    counts.discarded(3, is_rank_lost=False)
+    counts.discarded(3, is_rank_lost=True)
+    assert counts.discards == 4
+    counts.began(9.0, has_healing=False)
+    assert counts.told.discards == Discards(group_lost=1, rank_lost=1, revoked=1, voted_no=1)
+    assert counts.discards == 4
+
+
+def test_ranks_may_notice_the_loss_of_a_group_before_the_lighthouse_does():
+    counts = StepCounts()
+    counts.discarded(7, is_rank_lost=False)
+    assert counts.told.discards == Discards()
+    counts.revoked(7, is_group_lost=True)
+    counts.began(1.0, has_healing=False)
+    assert counts.told.discards == Discards(group_lost=1)
+
+
+def test_a_heal_of_all_ranks_counts_once_and_their_bytes_add_up():
+    counts = StepCounts()
+    counts.healed(0, "p0", HealTotals(1, 2.0, 100))
+    counts.healed(1, "p1", HealTotals(1, 3.0, 50))
+    assert counts.told.healed == HealTotals(1, 3.0, 150)
+
+
+def test_the_heals_of_a_process_that_has_ended_are_kept():
+    counts = StepCounts()
+    counts.healed(0, "p0", HealTotals(2, 4.0, 100))
+    counts.healed(0, "p1", HealTotals(1, 1.0, 50))
+    counts.healed(0, "p1", HealTotals(0, 0.0, 0))  # an old sample
+    assert counts.told.healed == HealTotals(3, 5.0, 150)
+
+
+def test_what_is_told_is_made_anew_only_when_a_number_changes():
+    counts = StepCounts()
+    assert counts.told is counts.told
+    before = counts.told
+    counts.committed(1.0)
+    assert before == GroupCounts() != counts.told
+
+
+class TestAMachine:
+    """What it tells the lighthouse."""
+
+    def test_commits_and_their_time_with_the_grant_in_the_decision(self):
+        m = holding()
+        for rank in range(2):
+            m.handle(vote(10 + rank, rank, 0, wants=True), 0.5)
+        for rank in range(2):
+            m.handle(vote(20 + rank, rank, 1, wants=True), 2.0)
+        assert counts_of(m) == GroupCounts(commits=2, step_s=1.5)  # in the first step a group takes the other's state
+
+    def test_a_no_vote(self):
+        m = holding()
+        m.handle(vote(10, 0, 0, yes=False), 0.5)
+        assert counts_of(m).discards == Discards(voted_no=1)
+
+    def test_a_lost_rank(self):
+        m = holding()
+        m.handle(events.WatchEnded(1), 0.5)
+        m.handle(vote(11, 1, 0, yes=False), 0.6)
+        assert counts_of(m).discards == Discards(rank_lost=1)
+
+    def test_a_revoked_quorum(self):
+        m = holding()
+        m.handle(told(order("revoked", reason="b has discarded")), 0.2)
+        m.handle(vote(10, 0, 0, yes=False), 0.5)
+        assert counts_of(m).discards == Discards(revoked=1)
+
+    def test_a_quorum_that_has_lost_a_group_by_the_answer_to_a_heartbeat(self):
+        m = holding()
+        m.handle(echo(2, replace(order("revoked"), lost="b: rank 1 has ended")), 0.2)
+        m.handle(vote(10, 0, 0, yes=False), 0.5)
+        assert counts_of(m).discards == Discards(group_lost=1)
+
+    def test_a_heal(self):
+        m = holding()
+        m.handle(events.RankHealed(1, "w1", HealTotals(1, 2.0, 7)), 0.2)
+        assert counts_of(m).healed == HealTotals(1, 2.0, 7)
