@@ -37,7 +37,8 @@ def trained(
     job = follow(iter(log.splitlines()))
     assert job.faults == faults, log
     assert len(job.losses) == ACTIVE, log
-    assert len(re.findall(r"\] iteration \d+ has failed$", log, re.MULTILINE)) == faults - job.lost, "no consequence"
+    failures = len(re.findall(r"\] iteration \d+ has failed$", log, re.MULTILINE))
+    assert failures == faults - job.lost, f"a consequence is no failure:\n{log}"
     return job
 
 

@@ -12,7 +12,7 @@ import pytest
 from agent_client.agent import at_exit
 from agent_client.collectives import open_groups
 from agent_client.errors import ConfigurationError
-from agent_client.restart import run_session
+from agent_client.restart import call, run_session
 from agent_client.restart.call import CallWrapper
 from agent_client.restart.state import RestartAbort, State
 from agent_client.restart.wrapper import Wrapper
@@ -297,6 +297,38 @@ def test_what_a_peer_s_end_makes_fail_is_no_failure_of_this_rank(
     train()
     said = [record.getMessage() for record in caplog.records]
     assert ("iteration 0 has failed" in said) == is_the_cause, said
+
+
+class HostThatStandsStill:
+    """In each sleep. It takes `time`'s place."""
+
+    def __init__(self) -> None:
+        self._still_s = 0.0
+
+    def monotonic(self) -> float:
+        return time.monotonic() + self._still_s
+
+    def sleep(self, seconds: float) -> None:
+        time.sleep(seconds)
+        self._still_s += 10.0
+
+
+def test_a_host_that_stands_still_takes_no_patience(
+    inside: RunInside, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The cause is told when it goes on."""
+    monkeypatch.setattr(call, "time", HostThatStandsStill())
+    group = WithoutPeer()
+    open_groups.enlist(group)
+
+    @Wrapper(use_global_iteration=True)
+    def train(call_wrapper: CallWrapper) -> None:
+        if call_wrapper.iteration == 0:
+            threading.Timer(0.1, inside.lose_streams).start()
+            raise RuntimeError("connection closed by peer")
+
+    train()
+    assert "iteration 0 has failed" not in [record.getMessage() for record in caplog.records]
 
 
 def test_says_where_it_is_and_what_it_does(inside: RunInside) -> None:
