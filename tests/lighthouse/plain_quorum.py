@@ -169,6 +169,9 @@ class PlainQuorum:
     def cut_at(self, now: float) -> float:
         if self.missed_at(now) == NEVER:
             return NEVER
+        return self._answer_by()
+
+    def _answer_by(self) -> float:
         calls = [w for w in self.waiting if not self._members_alive() or w.participant.replica_id in self.previous]
         return min((w.deadline_at for w in calls), default=NEVER) - self.config.deadline_margin_s
 
@@ -177,8 +180,7 @@ class PlainQuorum:
         members = [w for w in self.waiting if w.participant.replica_id in self.previous]
         if self.config.active is None or self.lost_at == NEVER or len(members) >= self._size():
             return -NEVER
-        first = min(w.deadline_at for w in self.waiting) - self.config.deadline_margin_s
-        return min(self.lost_at + self.config.last_call_s, first)
+        return min(self.lost_at + self.config.last_call_s, self._answer_by())
 
     def _members_alive(self) -> set[str]:
         return {name for name in self.healthy() if self.previous.get(name) == self._birth(name)}

@@ -11,7 +11,7 @@ On every event and every tick, in this order:
    for, and not counted, until they join. A newcomer's join does not start that clock while members of the previous
    quorum are alive: they are in their step, and a long step is no fault.
 6. If `active` leaves spares, a spare that is to take a lost place is held back until `last_call_s` after the loss: a
-   group that is back by then keeps its place.
+   group that is back by then keeps its place. It ends early by a deadline, as in 7.
 7. Form earlier, `deadline_margin_s` before the first waiting call's deadline, if the candidates are more than half of
    the healthy ones: one straggler must not let all calls expire. While members of the previous quorum are alive theirs
    alone count: a spare always waits.
@@ -200,18 +200,20 @@ class QuorumMachine:
     @property
     def last_call_until(self) -> float | None:
         """Rule 6; None while no spare would take a lost member's place."""
-        members, deadline_at = self.joins.members.asking, self.joins.earliest_deadline_at
+        members = self.joins.members.asking
         if self.config.active is None or self._lost_at is None or members >= self._size(self.joins.candidates):
             return None
-        until = self._lost_at + self.config.last_call_s
-        return until if deadline_at is None else min(until, deadline_at - self.config.deadline_margin_s)
+        until, answer_by = self._lost_at + self.config.last_call_s, self._answer_by()
+        return until if answer_by is None else min(until, answer_by)
 
     def _cut_at(self) -> float | None:
         """When a waiting call must be answered, if a majority waits and a member's wait counts."""
+        return None if self.missed_at() is None else self._answer_by()
+
+    def _answer_by(self) -> float | None:
+        """Then the first call expires that counts (rule 7)."""
         earliest = self.joins.members_deadline_at if self.roster.working else self.joins.earliest_deadline_at
-        if earliest is None or self.missed_at() is None:
-            return None
-        return earliest - self.config.deadline_margin_s
+        return None if earliest is None else earliest - self.config.deadline_margin_s
 
     def _has_stragglers(self) -> bool:
         return len(self.roster.healthy) > len(self.joins)
