@@ -34,18 +34,18 @@ def legend(text: str, labels: dict[str, str]) -> str:
     return re.sub(r"\{\{ *(\w+) *\}\}", lambda found: labels.get(found[1], ""), text)
 
 
-def with_unit(value: float, unit: str) -> str:
+def with_unit(value: float, unit: str, decimals: int | None) -> str:
     match unit:
         case "percentunit":
             return f"{value:.1%}"
         case "s":
             return f"{value:.3g} s"
         case _:
-            return f"{value:g}" if value < 1e6 else f"{value:.0f}"
+            return f"{value:g}" if decimals is None and value < 1e6 else f"{value:.{decimals or 0}f}"
 
 
 def draw(panel: dict[str, Any], axes: Any, url: str, begin: float, end: float) -> None:
-    unit = panel["fieldConfig"]["defaults"]["unit"]
+    unit, decimals = panel["fieldConfig"]["defaults"]["unit"], panel["fieldConfig"]["defaults"].get("decimals")
     axes.set_title(panel["title"], fontsize=9, loc="left")
     found: list[tuple[str, list[float], list[float]]] = []
     for target in panel["targets"]:
@@ -61,7 +61,7 @@ def draw(panel: dict[str, Any], axes: Any, url: str, begin: float, end: float) -
     if panel["type"] == "stat":
         axes.axis("off")
         shows_name = panel["options"]["textMode"] == "name"
-        text = "\n".join(name if shows_name else with_unit(values[0], unit) for name, _, values in found)
+        text = "\n".join(name if shows_name else with_unit(values[0], unit, decimals) for name, _, values in found)
         axes.text(0.5, 0.4, text or "no data", ha="center", va="center", fontsize=12)
         return
     bars = panel["fieldConfig"]["defaults"]["custom"]["drawStyle"] == "bars"
