@@ -1,8 +1,8 @@
 """The bytes of a state: streamed, checksummed, without pickle.
 
-    magic (8 bytes) · version (u32) · header length (u64) · crc32 of all that and of the header (u32)   big endian
+    magic (8 bytes) · version (u32) · header length (u64) · XXH3 of all that and of the header (u64)   big endian
     header: JSON {"tree": skeleton, "tensors": [[dtype, shape], ...]}
-    per tensor: its bytes, row-major and in the byte order of the host, in pieces of 4 MiB · crc32 of each (u32)
+    per tensor: its bytes, row-major and in the byte order of the host, in pieces of 4 MiB · XXH3 of each (u64)
 
 The length is known before the first byte is sent, and no tensor is allocated before the header has proved consistent.
 A stream can begin at any byte (encoding.py), so a transfer that breaks off goes on where it broke.
@@ -10,14 +10,14 @@ Checksums find accidents, not attackers; what stops an attacker is that nothing 
 """
 
 import json
-import zlib
 from collections.abc import Callable
 from typing import Protocol
 
 import torch
+from xxhash import xxh3_64
 
 from agent_client.state.encoding import (
-    CHECKSUM,
+    CHECKSUM_BYTES,
     CHUNK_BYTES,
     MAGIC,
     MAX_HEADER_BYTES,
@@ -47,38 +47,37 @@ class TruncatedState(CorruptState):
 
 
 class _Reader:
-    """Counts and checksums every byte; takes no memory for bytes that have not arrived."""
+    """Counts every byte and feeds it to a checksum; takes no memory for bytes that have not arrived."""
 
     def __init__(self, source: Source, chunk_bytes: int) -> None:
         self._source = source
         self._chunk_bytes = chunk_bytes
         self.consumed = 0
 
-    def fill(self, buffer: memoryview, checksum: int = 0) -> int:
-        """Fill `buffer` to its end; the crc32 of it."""
+    def fill(self, buffer: memoryview, checksum: xxh3_64) -> None:
+        """Fill `buffer` to its end."""
         filled = 0
         while filled < len(buffer):
             count = self._source.readinto(buffer[filled : filled + self._chunk_bytes])
             if not count:
                 raise TruncatedState(f"the state breaks off after {self.consumed} bytes")
-            checksum = zlib.crc32(buffer[filled : filled + count], checksum)
+            checksum.update(buffer[filled : filled + count])
             filled += count
             self.consumed += count
-        return checksum
 
-    def take(self, count: int, checksum: int = 0) -> tuple[bytes, int]:
-        """`count` bytes and their crc32; never holds much more than what has arrived."""
+    def take(self, count: int, checksum: xxh3_64) -> bytes:
+        """`count` bytes; never holds much more than what has arrived."""
         pieces: list[bytes] = []
         while count:
             piece = bytearray(min(count, self._chunk_bytes))
-            checksum = self.fill(memoryview(piece), checksum)
+            self.fill(memoryview(piece), checksum)
             pieces.append(bytes(piece))
             count -= len(piece)
-        return b"".join(pieces), checksum
+        return b"".join(pieces)
 
-    def check(self, checksum: int, what: str) -> None:
+    def check(self, checksum: xxh3_64, what: str) -> None:
         """Read the checksum that was sent and compare it."""
-        if CHECKSUM.unpack(self.take(CHECKSUM.size)[0])[0] != checksum:
+        if self.take(CHECKSUM_BYTES, xxh3_64()) != checksum.digest():
             raise CorruptState(f"the checksum of {what} is wrong: damaged on the way, or changed while it was sent")
 
     def expect_end(self) -> None:
@@ -112,7 +111,8 @@ def decode(
 
 
 def _read_header(reader: _Reader) -> bytes:
-    prefix, checksum = reader.take(PREFIX.size)
+    checksum = xxh3_64()
+    prefix = reader.take(PREFIX.size, checksum)
     magic, version, length = PREFIX.unpack(prefix)
     if magic != MAGIC:
         raise CorruptState(f"this is no state of a host of this byte order: it starts with {magic!r}, not {MAGIC!r}")
@@ -120,9 +120,9 @@ def _read_header(reader: _Reader) -> bytes:
         raise CorruptState(f"the state has format version {version}, this side reads {VERSION}: run the same release")
     if length > MAX_HEADER_BYTES:
         raise CorruptState(f"the state announces a header of {length} bytes, more than {MAX_HEADER_BYTES}")
-    sent, _ = reader.take(CHECKSUM.size)
-    header, checksum = reader.take(length, checksum)
-    if CHECKSUM.unpack(sent)[0] != checksum:
+    sent = reader.take(CHECKSUM_BYTES, xxh3_64())
+    header = reader.take(length, checksum)
+    if sent != checksum.digest():
         raise CorruptState("the checksum of the header is wrong: its bytes were damaged on the way")
     return header
 
@@ -175,7 +175,9 @@ def _read_tensor(reader: _Reader, layout: torch.Tensor, index: int) -> torch.Ten
     raw = _allocate(layout.nbytes, index)
     view = raw.numpy().data
     for first in range(0, max(len(view), 1), PIECE_BYTES):
-        reader.check(reader.fill(view[first : first + PIECE_BYTES]), f"tensor {index}")
+        checksum = xxh3_64()
+        reader.fill(view[first : first + PIECE_BYTES], checksum)
+        reader.check(checksum, f"tensor {index}")
     return raw.view(layout.dtype).reshape(layout.shape)
 
 
