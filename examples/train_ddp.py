@@ -23,6 +23,7 @@ from agent_client import (
     TrainState,
 )
 from digits import Events, accuracy, bits_of, digits, make_parser
+from progress_bar import ProgressBar
 
 
 def weights(model: nn.Module, sgd: torch.optim.Optimizer) -> Iterator[torch.Tensor]:
@@ -48,18 +49,20 @@ def main() -> None:
     optimizer = FaultTolerantOptimizer(sgd, agent)
 
     events = Events(args.events)
-    for batch in StepSampler(len(labels), args.batch_size, agent, args.seed):
-        if agent.current_step >= args.steps:
-            break
-        began_at = time.monotonic()
-        optimizer.zero_grad()
-        loss = nn.functional.cross_entropy(replicated(images[batch]), labels[batch])
-        loss.backward()
-        if optimizer.step():
-            events.committed(agent, loss, bits_of(weights(model, sgd)))
-        else:
-            events.log(discarded=agent.current_step)
-        time.sleep(max(0.0, began_at + args.pace - time.monotonic()))
+    with ProgressBar(args.steps) as progress:
+        for batch in StepSampler(len(labels), args.batch_size, agent, args.seed):
+            if agent.current_step >= args.steps:
+                break
+            began_at = time.monotonic()
+            optimizer.zero_grad()
+            loss = nn.functional.cross_entropy(replicated(images[batch]), labels[batch])
+            loss.backward()
+            if optimizer.step():
+                events.committed(agent, loss, bits_of(weights(model, sgd)))
+                progress.show(agent.current_step, agent.num_participants, loss)
+            else:
+                events.log(discarded=agent.current_step)
+            time.sleep(max(0.0, began_at + args.pace - time.monotonic()))
 
     reached, bits = accuracy(model, test_images, test_labels), bits_of(weights(model, sgd))
     events.log(finished=agent.current_step, accuracy=reached, hash=bits)

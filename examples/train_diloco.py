@@ -15,6 +15,7 @@ from torch import nn
 
 from agent_client import Agent, DiLoCo, GroupDrained, StepSampler, TrainState
 from digits import Events, accuracy, bits_of, digits, make_parser
+from progress_bar import ProgressBar
 
 
 def main() -> None:
@@ -39,19 +40,21 @@ def main() -> None:
     )
 
     events = Events(args.events)
-    for batch in StepSampler(len(labels), args.batch_size, optimizer, args.seed):
-        if agent.current_step >= args.steps:
-            break
-        began_at, outer_step = time.monotonic(), agent.current_step
-        optimizer.zero_grad()
-        loss = nn.functional.cross_entropy(model(images[batch]), labels[batch])
-        loss.backward()
-        if not optimizer.step():
-            events.log(discarded=agent.current_step)
-        elif agent.current_step > outer_step:
-            bits = bits_of(optimizer.global_parameters)
-            events.committed(agent, loss, bits, inner_step=optimizer.current_step)
-        time.sleep(max(0.0, began_at + args.pace - time.monotonic()))
+    with ProgressBar(args.steps) as progress:
+        for batch in StepSampler(len(labels), args.batch_size, optimizer, args.seed):
+            if agent.current_step >= args.steps:
+                break
+            began_at, outer_step = time.monotonic(), agent.current_step
+            optimizer.zero_grad()
+            loss = nn.functional.cross_entropy(model(images[batch]), labels[batch])
+            loss.backward()
+            if not optimizer.step():
+                events.log(discarded=agent.current_step)
+            elif agent.current_step > outer_step:
+                bits = bits_of(optimizer.global_parameters)
+                events.committed(agent, loss, bits, inner_step=optimizer.current_step)
+                progress.show(agent.current_step, agent.num_participants, loss)
+            time.sleep(max(0.0, began_at + args.pace - time.monotonic()))
 
     for parameter, tensor in zip(model.parameters(), optimizer.global_parameters, strict=True):
         parameter.data.copy_(tensor)
