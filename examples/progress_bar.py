@@ -66,7 +66,8 @@ class ProgressBar:
 
 
 def _text(groups: int, loss: "torch.Tensor | float") -> str:
-    return f"{groups} {'group' if groups == 1 else 'groups'}, loss {float(loss):.3f}"
+    value = loss if isinstance(loss, float) else loss.item()
+    return f"{groups} {'group' if groups == 1 else 'groups'}, loss {value:.3f}"
 
 
 def _bar() -> "Progress":

@@ -7,7 +7,6 @@
 Kill one of them; the other goes on. Start it again; it heals and trains along.
 """
 
-import logging
 import time
 from collections.abc import Iterator
 
@@ -22,7 +21,7 @@ from agent_client import (
     StepSampler,
     TrainState,
 )
-from digits import Events, accuracy, bits_of, digits, make_parser
+from digits import Events, accuracy, bits_of, digits, log_like_the_daemons, make_parser
 from progress_bar import ProgressBar
 
 
@@ -37,7 +36,7 @@ def main() -> None:
     parser = make_parser(__doc__, steps=500)
     parser.add_argument("--lr", type=float, default=0.05)
     args = parser.parse_args()
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s: %(message)s")
+    log_like_the_daemons()
 
     torch.set_num_threads(1)
     images, labels, test_images, test_labels = digits()

@@ -7,14 +7,13 @@
 Kill one of them; the other goes on. Start it again; it heals at the next outer step and trains along.
 """
 
-import logging
 import time
 
 import torch
 from torch import nn
 
 from agent_client import Agent, DiLoCo, GroupDrained, StepSampler, TrainState
-from digits import Events, accuracy, bits_of, digits, make_parser
+from digits import Events, accuracy, bits_of, digits, log_like_the_daemons, make_parser
 from progress_bar import ProgressBar
 
 
@@ -26,7 +25,7 @@ def main() -> None:
     parser.add_argument("--fragments", type=int, default=2, help="synchronise the model in so many parts, in turn")
     parser.add_argument("--delay", type=int, default=1, help="inner steps beside which a fragment travels")
     args = parser.parse_args()
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s: %(message)s")
+    log_like_the_daemons()
 
     torch.set_num_threads(1)
     images, labels, test_images, test_labels = digits()

@@ -7,7 +7,6 @@
 Kill one of them; the other goes on. Start it again; it heals, each rank its own shards, and trains along.
 """
 
-import logging
 import time
 from collections.abc import Iterator
 
@@ -18,7 +17,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 
 from agent_client import Agent, FaultTolerantOptimizer, GroupDrained, StepSampler, TrainState, replicate
-from digits import Events, accuracy, bits_of, digits, make_parser
+from digits import Events, accuracy, bits_of, digits, log_like_the_daemons, make_parser
 from progress_bar import ProgressBar
 
 
@@ -61,7 +60,7 @@ def shards(model: nn.Module, adam: torch.optim.Optimizer) -> Iterator[torch.Tens
 def main() -> None:
     parser = make_parser(__doc__, steps=300)
     args = parser.parse_args()
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s: %(message)s")
+    log_like_the_daemons()
 
     torch.set_num_threads(1)
     torch.distributed.init_process_group("gloo")
