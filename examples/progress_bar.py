@@ -5,7 +5,7 @@ import os
 import sys
 import time
 from types import TracebackType
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Any, Self
 
 if TYPE_CHECKING:
     import torch
@@ -29,7 +29,7 @@ class ProgressBar:
         self._bar = _bar() if self._is_mine and sys.stdout.isatty() else None
         self._every_s = lines_every_s if self._bar is None else FRAMES_EVERY_S
         self._task = None if self._bar is None else self._bar.add_task("", total=steps, text="no step yet")
-        self._handlers: list[tuple[logging.StreamHandler[object], object]] = []
+        self._handlers: list[tuple[logging.StreamHandler[Any], Any]] = []
         self._shown = 0
         self._next_at = 0.0
 
@@ -57,7 +57,7 @@ class ProgressBar:
         elif self._task is not None:
             self._bar.update(self._task, completed=step, text=_text(groups, loss), refresh=True)
 
-    def _log_above(self, stderr: object) -> None:
+    def _log_above(self, stderr: Any) -> None:
         """What is logged stands above the bar, not in it: rich has put its own stream in the place of `stderr`."""
         for handler in logging.getLogger().handlers:
             if isinstance(handler, logging.StreamHandler) and handler.stream is stderr:
@@ -66,7 +66,7 @@ class ProgressBar:
 
 
 def _text(groups: int, loss: "torch.Tensor | float") -> str:
-    value = loss if isinstance(loss, float) else loss.item()
+    value = loss if isinstance(loss, float | int) else loss.item()
     return f"{groups} {'group' if groups == 1 else 'groups'}, loss {value:.3f}"
 
 
