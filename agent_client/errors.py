@@ -36,9 +36,10 @@ class EvaluationInterrupted(RuntimeError):
 
 
 _SOURCE_PLACE = re.compile(r"\[\S+:\d+\] *")
+_ADVICE = re.compile(r"\.? *This is typically caused by a remote worker .*")
 
 
 def first_line(error: BaseException) -> str:
-    """Without the place in a library's source that gloo puts in front."""
+    """Without the place in a library's source that gloo puts in front, and the advice that torch puts behind."""
     line = (str(error).strip() or type(error).__name__).splitlines()[0]
-    return (_SOURCE_PLACE.sub("", line) or line)[:300]
+    return (_ADVICE.sub("", _SOURCE_PLACE.sub("", line)) or line)[:300]

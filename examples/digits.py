@@ -3,6 +3,7 @@
 import argparse
 import hashlib
 import json
+import logging
 import os
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -58,6 +59,15 @@ def state_of(model: nn.Module, optimizer: torch.optim.Optimizer) -> Iterator[tor
     for parameter in model.parameters():
         yield parameter
         yield from (each for each in optimizer.state.get(parameter, {}).values() if torch.is_tensor(each))
+
+
+def log_like_the_daemons() -> None:
+    """What the Agent logs, with times in UTC."""
+    form = "%(asctime)sZ %(levelname).1s %(name)s: %(message)s"
+    logging.basicConfig(level=logging.INFO, format=form, datefmt="%Y-%m-%dT%H:%M:%S")
+    for handler in logging.getLogger().handlers:
+        if handler.formatter is not None:
+            handler.formatter.converter = time.gmtime
 
 
 def make_parser(description: str | None, steps: int) -> argparse.ArgumentParser:

@@ -13,6 +13,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from agent_client.integrations.accelerate import FaultTolerantAccelerator
 from digits import Events, accuracy, bits_of, digits, make_parser, network, state_of
+from progress_bar import ProgressBar
 
 
 def main() -> None:
@@ -32,15 +33,17 @@ def main() -> None:
     agent = accelerator.agent
     assert agent is not None
     events.follow(agent, lambda: state_of(net, adam), args.pace)
-    for inputs, targets in loader:
-        with accelerator.accumulate(model):
-            loss = nn.functional.cross_entropy(model(inputs), targets)
-            accelerator.backward(loss)
-            if accelerator.sync_gradients:
-                accelerator.clip_grad_norm_(model.parameters(), 1.0)
-            optimizer.step()
-            scheduler.step()
-            optimizer.zero_grad()
+    with ProgressBar(args.steps) as progress:
+        for inputs, targets in loader:
+            with accelerator.accumulate(model):
+                loss = nn.functional.cross_entropy(model(inputs), targets)
+                accelerator.backward(loss)
+                if accelerator.sync_gradients:
+                    accelerator.clip_grad_norm_(model.parameters(), 1.0)
+                optimizer.step()
+                scheduler.step()
+                optimizer.zero_grad()
+            progress.show(agent.current_step, agent.num_participants, loss)
 
     reached, bits = accuracy(net.eval(), test_images, test_labels), bits_of(state_of(net, adam))
     events.log(finished=agent.current_step, accuracy=reached, hash=bits)

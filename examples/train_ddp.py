@@ -7,7 +7,6 @@
 Kill one of them; the other goes on. Start it again; it heals and trains along.
 """
 
-import logging
 import time
 from collections.abc import Iterator
 
@@ -22,7 +21,8 @@ from agent_client import (
     StepSampler,
     TrainState,
 )
-from digits import Events, accuracy, bits_of, digits, make_parser
+from digits import Events, accuracy, bits_of, digits, log_like_the_daemons, make_parser
+from progress_bar import ProgressBar
 
 
 def weights(model: nn.Module, sgd: torch.optim.Optimizer) -> Iterator[torch.Tensor]:
@@ -36,7 +36,7 @@ def main() -> None:
     parser = make_parser(__doc__, steps=500)
     parser.add_argument("--lr", type=float, default=0.05)
     args = parser.parse_args()
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s: %(message)s")
+    log_like_the_daemons()
 
     torch.set_num_threads(1)
     images, labels, test_images, test_labels = digits()
@@ -48,18 +48,20 @@ def main() -> None:
     optimizer = FaultTolerantOptimizer(sgd, agent)
 
     events = Events(args.events)
-    for batch in StepSampler(len(labels), args.batch_size, agent, args.seed):
-        if agent.current_step >= args.steps:
-            break
-        began_at = time.monotonic()
-        optimizer.zero_grad()
-        loss = nn.functional.cross_entropy(replicated(images[batch]), labels[batch])
-        loss.backward()
-        if optimizer.step():
-            events.committed(agent, loss, bits_of(weights(model, sgd)))
-        else:
-            events.log(discarded=agent.current_step)
-        time.sleep(max(0.0, began_at + args.pace - time.monotonic()))
+    with ProgressBar(args.steps) as progress:
+        for batch in StepSampler(len(labels), args.batch_size, agent, args.seed):
+            if agent.current_step >= args.steps:
+                break
+            began_at = time.monotonic()
+            optimizer.zero_grad()
+            loss = nn.functional.cross_entropy(replicated(images[batch]), labels[batch])
+            loss.backward()
+            if optimizer.step():
+                events.committed(agent, loss, bits_of(weights(model, sgd)))
+                progress.show(agent.current_step, agent.num_participants, loss)
+            else:
+                events.log(discarded=agent.current_step)
+            time.sleep(max(0.0, began_at + args.pace - time.monotonic()))
 
     reached, bits = accuracy(model, test_images, test_labels), bits_of(weights(model, sgd))
     events.log(finished=agent.current_step, accuracy=reached, hash=bits)

@@ -7,14 +7,14 @@
 Kill one of them; the other goes on. Start it again; it heals at the next outer step and trains along.
 """
 
-import logging
 import time
 
 import torch
 from torch import nn
 
 from agent_client import Agent, DiLoCo, GroupDrained, StepSampler, TrainState
-from digits import Events, accuracy, bits_of, digits, make_parser
+from digits import Events, accuracy, bits_of, digits, log_like_the_daemons, make_parser
+from progress_bar import ProgressBar
 
 
 def main() -> None:
@@ -25,7 +25,7 @@ def main() -> None:
     parser.add_argument("--fragments", type=int, default=2, help="synchronise the model in so many parts, in turn")
     parser.add_argument("--delay", type=int, default=1, help="inner steps beside which a fragment travels")
     args = parser.parse_args()
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s: %(message)s")
+    log_like_the_daemons()
 
     torch.set_num_threads(1)
     images, labels, test_images, test_labels = digits()
@@ -39,19 +39,21 @@ def main() -> None:
     )
 
     events = Events(args.events)
-    for batch in StepSampler(len(labels), args.batch_size, optimizer, args.seed):
-        if agent.current_step >= args.steps:
-            break
-        began_at, outer_step = time.monotonic(), agent.current_step
-        optimizer.zero_grad()
-        loss = nn.functional.cross_entropy(model(images[batch]), labels[batch])
-        loss.backward()
-        if not optimizer.step():
-            events.log(discarded=agent.current_step)
-        elif agent.current_step > outer_step:
-            bits = bits_of(optimizer.global_parameters)
-            events.committed(agent, loss, bits, inner_step=optimizer.current_step)
-        time.sleep(max(0.0, began_at + args.pace - time.monotonic()))
+    with ProgressBar(args.steps) as progress:
+        for batch in StepSampler(len(labels), args.batch_size, optimizer, args.seed):
+            if agent.current_step >= args.steps:
+                break
+            began_at, outer_step = time.monotonic(), agent.current_step
+            optimizer.zero_grad()
+            loss = nn.functional.cross_entropy(model(images[batch]), labels[batch])
+            loss.backward()
+            if not optimizer.step():
+                events.log(discarded=agent.current_step)
+            elif agent.current_step > outer_step:
+                bits = bits_of(optimizer.global_parameters)
+                events.committed(agent, loss, bits, inner_step=optimizer.current_step)
+                progress.show(agent.current_step, agent.num_participants, loss)
+            time.sleep(max(0.0, began_at + args.pace - time.monotonic()))
 
     for parameter, tensor in zip(model.parameters(), optimizer.global_parameters, strict=True):
         parameter.data.copy_(tensor)

@@ -7,7 +7,6 @@
 Kill one of them; the other goes on. Start it again; it heals, each rank its own shards, and trains along.
 """
 
-import logging
 import time
 from collections.abc import Iterator
 
@@ -18,7 +17,8 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 
 from agent_client import Agent, FaultTolerantOptimizer, GroupDrained, StepSampler, TrainState, replicate
-from digits import Events, accuracy, bits_of, digits, make_parser
+from digits import Events, accuracy, bits_of, digits, log_like_the_daemons, make_parser
+from progress_bar import ProgressBar
 
 
 class Reader(nn.Module):
@@ -60,7 +60,7 @@ def shards(model: nn.Module, adam: torch.optim.Optimizer) -> Iterator[torch.Tens
 def main() -> None:
     parser = make_parser(__doc__, steps=300)
     args = parser.parse_args()
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s: %(message)s")
+    log_like_the_daemons()
 
     torch.set_num_threads(1)
     torch.distributed.init_process_group("gloo")
@@ -73,18 +73,20 @@ def main() -> None:
     optimizer = FaultTolerantOptimizer(adam, agent)
 
     events = Events(args.events)
-    for batch in StepSampler(len(labels), args.batch_size, agent, args.seed):
-        if agent.current_step >= args.steps:
-            break
-        began_at = time.monotonic()
-        optimizer.zero_grad()
-        loss = nn.functional.cross_entropy(model(images[batch]), labels[batch])
-        loss.backward()
-        if optimizer.step():
-            events.committed(agent, loss, bits_of(shards(model, adam)))
-        else:
-            events.log(discarded=agent.current_step)
-        time.sleep(max(0.0, began_at + args.pace - time.monotonic()))
+    with ProgressBar(args.steps) as progress:
+        for batch in StepSampler(len(labels), args.batch_size, agent, args.seed):
+            if agent.current_step >= args.steps:
+                break
+            began_at = time.monotonic()
+            optimizer.zero_grad()
+            loss = nn.functional.cross_entropy(model(images[batch]), labels[batch])
+            loss.backward()
+            if optimizer.step():
+                events.committed(agent, loss, bits_of(shards(model, adam)))
+                progress.show(agent.current_step, agent.num_participants, loss)
+            else:
+                events.log(discarded=agent.current_step)
+            time.sleep(max(0.0, began_at + args.pace - time.monotonic()))
 
     reached, bits = accuracy(model, test_images, test_labels), bits_of(shards(model, adam))
     events.log(finished=agent.current_step, accuracy=reached, hash=bits)

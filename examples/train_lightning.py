@@ -16,6 +16,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from agent_client.integrations.lightning import FaultTolerantStrategy
 from digits import Events, accuracy, bits_of, digits, make_parser, network, state_of
+from progress_bar import ProgressBar
 
 
 class Classifier(lightning.LightningModule):
@@ -37,14 +38,18 @@ class Classifier(lightning.LightningModule):
 
 
 class Watched(lightning.Callback):
-    """For the example's log of steps only."""
+    """For the example's bar and its log of steps only."""
 
-    def __init__(self, strategy: FaultTolerantStrategy, events: Events, pace_s: float) -> None:
-        self.strategy, self.events, self.pace_s = strategy, events, pace_s
+    def __init__(self, strategy: FaultTolerantStrategy, events: Events, progress: ProgressBar, pace_s: float) -> None:
+        self.strategy, self.events, self.progress, self.pace_s = strategy, events, progress, pace_s
 
     def on_train_start(self, trainer: lightning.Trainer, pl_module: lightning.LightningModule) -> None:
         assert self.strategy.agent is not None
         self.events.follow(self.strategy.agent, lambda: state_of(pl_module, trainer.optimizers[0]), self.pace_s)
+
+    def on_train_batch_end(self, trainer: lightning.Trainer, *_: Any, **__: Any) -> None:
+        assert self.strategy.agent is not None
+        self.progress.show(trainer.global_step, self.strategy.agent.num_participants, trainer.callback_metrics["loss"])
 
 
 def main() -> None:
@@ -52,7 +57,7 @@ def main() -> None:
     torch.set_num_threads(1)
     images, labels, test_images, test_labels = digits()
     loader = DataLoader(TensorDataset(images, labels), args.batch_size, shuffle=True, num_workers=1)
-    module, events = Classifier(args.steps), Events(args.events)
+    module, events, progress = Classifier(args.steps), Events(args.events), ProgressBar(args.steps)
 
     strategy = FaultTolerantStrategy(data_seed=args.seed)
     trainer = lightning.Trainer(
@@ -60,12 +65,13 @@ def main() -> None:
         max_steps=args.steps,
         accumulate_grad_batches=2,
         gradient_clip_val=1.0,
-        callbacks=[Watched(strategy, events, args.pace)],
+        callbacks=[Watched(strategy, events, progress, args.pace)],
         logger=False,
         enable_checkpointing=False,
         enable_progress_bar=False,
     )
-    trainer.fit(module, loader)
+    with progress:
+        trainer.fit(module, loader)
 
     agent = strategy.agent
     assert agent is not None

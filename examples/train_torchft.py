@@ -23,6 +23,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from torchft import DistributedDataParallel, DistributedSampler, Manager, Optimizer, ProcessGroupGloo
 
 from agent_client.torchft import install
+from progress_bar import ProgressBar
 
 install()
 
@@ -62,16 +63,17 @@ def main() -> None:
     replicated = DistributedDataParallel(manager, model)
     optimizer = Optimizer(manager, sgd)
 
-    while manager.current_step() < args.steps:
-        for images, labels in loader:
-            optimizer.zero_grad()
-            loss = nn.functional.cross_entropy(replicated(images), labels)
-            loss.backward()
-            optimizer.step()
-            step = manager.current_step()
-            print(f"step {step}: {manager.num_participants()} groups, loss {loss.item():.3f}", flush=True)
-            if step >= args.steps:
-                break
+    with ProgressBar(args.steps, lines_every_s=0) as progress:
+        while manager.current_step() < args.steps:
+            for images, labels in loader:
+                optimizer.zero_grad()
+                loss = nn.functional.cross_entropy(replicated(images), labels)
+                loss.backward()
+                optimizer.step()
+                step = manager.current_step()
+                progress.show(step, manager.num_participants(), loss)
+                if step >= args.steps:
+                    break
 
     print(f"ends at step {manager.current_step()} with weights {weights_hash(model)}", flush=True)
     manager.shutdown()

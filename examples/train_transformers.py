@@ -12,10 +12,30 @@ from typing import Any
 
 import torch
 from torch.utils.data import TensorDataset
-from transformers import ResNetConfig, ResNetForImageClassification, TrainingArguments
+from transformers import (
+    PrinterCallback,
+    ResNetConfig,
+    ResNetForImageClassification,
+    TrainerCallback,
+    TrainerState,
+    TrainingArguments,
+)
 
+from agent_client import Agent
 from agent_client.integrations.transformers import FaultTolerantTrainer
 from digits import Events, bits_of, digits, make_parser, state_of
+from progress_bar import ProgressBar
+
+
+class Shown(TrainerCallback):
+    """The example's bar, in place of the trainer's own lines."""
+
+    def __init__(self, progress: ProgressBar, agent: Agent) -> None:
+        self.progress, self.agent = progress, agent
+
+    def on_log(self, args: Any, state: TrainerState, control: Any, logs: dict[str, float], **_: Any) -> None:
+        if "loss" in logs:
+            self.progress.show(state.global_step, self.agent.num_participants, logs["loss"])
 
 
 def collate(samples: list[tuple[torch.Tensor, torch.Tensor]]) -> dict[str, Any]:
@@ -45,6 +65,8 @@ def main() -> None:
         remove_unused_columns=False,
         use_cpu=not torch.cuda.is_available(),
         report_to="none",
+        disable_tqdm=True,
+        logging_steps=5,
         data_seed=args.seed,
     )
     data = TensorDataset(images, labels)
@@ -52,7 +74,10 @@ def main() -> None:
 
     agent, optimizer, events = trainer.make_agent(), trainer.optimizer, Events(args.events)
     events.follow(agent, lambda: state_of(model, optimizer), args.pace)
-    trainer.train()
+    trainer.remove_callback(PrinterCallback)
+    with ProgressBar(args.steps) as progress:
+        trainer.add_callback(Shown(progress, agent))
+        trainer.train()
 
     model.eval()
     with torch.no_grad():

@@ -15,7 +15,7 @@ from typing import Any, Self, TypeVar, Unpack
 import torch
 
 from agent_client.agent.at_exit import close_at_end, was_closed
-from agent_client.agent.config import DEFAULTS, AgentConfig, AgentOptions
+from agent_client.agent.config import DEFAULTS, AgentConfig, AgentOptions, config_of
 from agent_client.agent.environment import Environment
 from agent_client.agent.equality import check_equal
 from agent_client.agent.evaluation import Evaluation
@@ -118,7 +118,7 @@ class Agent:
             ConfigurationError: An option or a variable that does not fit; the message names it. Nothing was started.
             AgentError: The group's store or manager does not answer.
         """
-        config = AgentConfig(**options)
+        config = config_of(options)
         env = Environment.read()
         config = replace(config, advertise=config.advertise or env.advertise)
         address, place = rendezvous(env, config)

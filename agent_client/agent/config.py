@@ -4,10 +4,12 @@
 compares the two.
 """
 
+import difflib
 import math
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
 from enum import StrEnum
-from typing import Literal, TypedDict
+from typing import Any, Literal, TypedDict
 
 from agent_client.agent.rules.world_size import WorldSize, WorldSizeMode
 from agent_client.collectives.connectors import PROCESS_GROUPS, ProcessGroupName
@@ -101,6 +103,17 @@ _CHOICES = {
 }
 
 DEFAULTS = AgentConfig()
+
+
+def config_of(options: Mapping[str, Any]) -> AgentConfig:
+    """Raises ConfigurationError that names the option, also for one that there is not."""
+    known = [field.name for field in fields(AgentConfig)]
+    for name in options:
+        if name not in known:
+            near = difflib.get_close_matches(name, known, 1)
+            advice = f"did you mean {near[0]}?" if near else f"its options are {', '.join(known)}"
+            raise ConfigurationError(f"Agent.from_env has no option {name}; {advice}")
+    return AgentConfig(**options)
 
 
 class AgentOptions(TypedDict, total=False):

@@ -42,7 +42,7 @@ from lighthouse_protocol.coordinator import parse_coordinator
 from lighthouse_protocol.identity import Address, parse_address
 from lighthouse_protocol.limits import DEFAULT_JOB, SECRET_BYTES
 from lighthouse_protocol.messages.run import KeyKind, RankHello, RankId, RunCompleted, RunStopped
-from lighthouse_protocol.refusals import LighthouseError, UnknownName, Unreachable, WrongState
+from lighthouse_protocol.refusals import LighthouseError, NotPermitted, UnknownName, Unreachable, WrongState
 from lighthouse_runtime.client.lighthouse import LighthouseClient
 from lighthouse_runtime.net.own_address import advertised_host
 from lighthouse_runtime.security.client_tls import files_from
@@ -54,19 +54,25 @@ CONNECT_TIMEOUT = timedelta(seconds=10)  # to a store that is served
 CALL_TIMEOUT_S = 5.0
 RETRY_S = 0.1
 _STORE = "torch_store"
+_VARIABLE = "LIGHTHOUSE_ADDRESS"
 
 
 class LighthouseRendezvous(RendezvousHandler):
     """Made by `create`; the lighthouse hears of this node with its first `next_rendezvous`."""
 
-    def __init__(self, params: RendezvousParameters, client: LighthouseClient, host: str, options: Options) -> None:
+    def __init__(
+        self, params: RendezvousParameters, client: LighthouseClient, named_by: str, host: str, options: Options
+    ) -> None:
+        """`named_by`: the option or the variable that names the lighthouse."""
         self.options = options
         self._params = params
         self._client = client
+        self._named_by = named_by
         self._host = host
         self._secret = secrets.token_hex(SECRET_BYTES)
         self._node: Node | None = None
         self._served: TCPStore | None = None
+        self._is_shut_down = False
 
     # -- what torchrun asks
 
@@ -93,7 +99,12 @@ class LighthouseRendezvous(RendezvousHandler):
         return self._node is not None and isinstance(self._node.outcome, RunCompleted | RunStopped)
 
     def set_closed(self) -> None:
-        self._close(self._live_node())
+        """Raises RendezvousTimeoutError if it could not be told within `close_timeout`."""
+        if not self._close(self._live_node()):
+            limit_s = self.options.close_timeout
+            raise RendezvousTimeoutError(
+                f"the lighthouse was not told within {limit_s:g} s (close_timeout) that {self.get_run_id()} is closed"
+            )
 
     def num_nodes_waiting(self) -> int:
         """1: the round is over, and the next one forms as soon as all have stopped their workers."""
@@ -108,8 +119,9 @@ class LighthouseRendezvous(RendezvousHandler):
     def shutdown(self) -> bool:
         """Leave. A node that was in a round closes it for all, as with torchrun's own backend; one that never was does
         not: it only goes."""
-        node = self._node
+        node, self._is_shut_down = self._node, True
         if node is None:
+            self._client.close()
             return True
         is_told = not node.is_in_round or self._close(node)
         node.leave()
@@ -204,12 +216,15 @@ class LighthouseRendezvous(RendezvousHandler):
     # -- coming and going
 
     def _live_node(self) -> Node:
-        """This node; anew, if it had left. Raises RendezvousConnectionError if no lighthouse answers."""
+        """This node; anew, if it had left. Raises RendezvousConnectionError if no lighthouse answers, and
+        RendezvousClosedError after `shutdown`."""
+        if self._node is None and self._is_shut_down:
+            raise self._left()
         if self._node is None:
             try:
                 self._client.connect(self.options.connect_timeout)
             except Unreachable as e:
-                raise RendezvousConnectionError(f"--rdzv-endpoint: {e}") from None
+                raise RendezvousConnectionError(f"{self._named_by}: {e}") from None
             params = self._params
             terms = terms_of(params.min_nodes, params.max_nodes, self.options.last_call_timeout)
             entry = RankHello(
@@ -229,6 +244,9 @@ class LighthouseRendezvous(RendezvousHandler):
             log.warning("the end of %s could not be told to the lighthouse", self.get_run_id())
         return is_told
 
+    def _left(self) -> RendezvousClosedError:
+        return RendezvousClosedError(f"this node has left {self.get_run_id()}: it was shut down")
+
     def _unmet(self, told: Run) -> RendezvousTimeoutError:
         return RendezvousTimeoutError(
             f"round {told.number} of {self.get_run_id()} has formed, but this node has not reached its store within "
@@ -244,14 +262,22 @@ class LighthouseRendezvous(RendezvousHandler):
                 return RendezvousClosedError(f"{run_id} is over: a node of it has ended, or all have finished")
             case RunStopped():
                 return RendezvousClosedError(f"{run_id} is stopped: {outcome.text}; `lighthouse resume` lifts that")
-            case Unreachable():
-                return RendezvousConnectionError(str(outcome))
+            case Unreachable() | NotPermitted():
+                return RendezvousConnectionError(f"{self._named_by}: {outcome}")
             case LighthouseError():
                 return RendezvousStateError(str(outcome))
+            case None if self._is_shut_down:
+                return self._left()
             case None:
+                has_lighthouse = node.has_lighthouse
                 node.leave()
                 self._node = None
                 least, limit_s = self._params.min_nodes, self.options.join_timeout
+                if not has_lighthouse:
+                    return RendezvousConnectionError(
+                        f"{self._named_by}: the lighthouse does not answer, and no round of {run_id} has formed within "
+                        f"{limit_s:g} s (join_timeout); is it running?"
+                    )
                 return RendezvousTimeoutError(
                     f"no round of {run_id} has formed with this node within {limit_s:g} s (join_timeout); "
                     f"are {least} nodes there? `lighthouse runs` shows them"
@@ -260,15 +286,16 @@ class LighthouseRendezvous(RendezvousHandler):
 
 def create(params: RendezvousParameters) -> LighthouseRendezvous:
     """Raises ValueError that names the option."""
-    text = params.endpoint or Variables(os.environ).text("LIGHTHOUSE_ADDRESS")
+    named_by = "--rdzv-endpoint" if params.endpoint else _VARIABLE
+    text = params.endpoint or Variables(os.environ).text(_VARIABLE)
     if not text:
-        raise ValueError("--rdzv-endpoint is empty, and LIGHTHOUSE_ADDRESS is not set: where is the lighthouse?")
+        raise ValueError(f"--rdzv-endpoint is empty, and {_VARIABLE} is not set: where is the lighthouse?")
     try:
-        coordinator = parse_coordinator(text, "--rdzv-endpoint").with_files(files_from())
+        coordinator = parse_coordinator(text, named_by).with_files(files_from())
         run = run_of(params.run_id)
         host = advertised_host(str(coordinator.addresses[0]), params.local_addr)
     except LighthouseError as e:
         raise ValueError(str(e)) from None
     job = Variables(os.environ).text("LIGHTHOUSE_JOB") or DEFAULT_JOB
     client = LighthouseClient(coordinator, job=job, run=run)
-    return LighthouseRendezvous(params, client, host, Options.read(params.config))
+    return LighthouseRendezvous(params, client, named_by, host, Options.read(params.config))

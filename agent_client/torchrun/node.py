@@ -37,12 +37,16 @@ class Node:
         self._is_over = False
         self._failure = -1
         self._outcome: Outcome | None = None
+        self._has_left = False
 
     def start(self) -> None:
         self._thread.start()
 
     def leave(self) -> None:
-        """The others know at once that it has gone."""
+        """The others know at once that it has gone; what waits in `join` ends."""
+        with self._changed:
+            self._has_left = True
+            self._changed.notify_all()
         self._thread.leave()
 
     # -- what it is
@@ -54,6 +58,10 @@ class Node:
     @property
     def is_spare(self) -> bool:
         return self._machine.phase is RankPhase.SPARE
+
+    @property
+    def has_lighthouse(self) -> bool:
+        return self._machine.has_lighthouse
 
     @property
     def is_in_round(self) -> bool:
@@ -83,12 +91,13 @@ class Node:
     # -- what it wants
 
     def join(self, limit_s: float) -> events.Run | None:
-        """The next round that it is in; None: there was none within `limit_s`, or there is none any more (`outcome`).
+        """The next round that it is in; None: there was none within `limit_s`, it has left, or there is none any more
+        (`outcome`).
         A spare waits as long as it takes."""
         before = self._begin_to_wait()
         ends_at = time.monotonic() + limit_s
         with self._changed:
-            while self._outcome is None:
+            while self._outcome is None and not self._has_left:
                 told, now = self._round, time.monotonic()
                 if told is not None and told.number > before:
                     if not self._is_over:

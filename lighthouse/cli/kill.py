@@ -36,6 +36,6 @@ def is_terminal() -> bool:
 def _ask_person(last: str) -> None:
     if not is_terminal():
         raise click.ClickException(
-            f"{last}, and training stops with it; nothing was killed. Give --force, or drain it: lighthouse drain"
+            f"{last}, and training stops with it; nothing was killed. Give --force, or drain it: `lighthouse drain`"
         )
     click.confirm(f"{last}, and training stops with it. Kill it?", abort=True, err=True)

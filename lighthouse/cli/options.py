@@ -13,6 +13,7 @@ from lighthouse_protocol.limits import DEFAULT_JOB, DEFAULT_RUN, LIGHTHOUSE_PORT
 from lighthouse_protocol.refusals import InvalidRequest, UnknownName
 from lighthouse_protocol.rules.access import Role
 from lighthouse_runtime.cli.durations import Duration
+from lighthouse_runtime.cli.output_format import format_options
 from lighthouse_runtime.cli.terminal import reports_errors
 from lighthouse_runtime.security.client_tls import CA_VARIABLE, CERT_VARIABLE, KEY_VARIABLE
 
@@ -83,7 +84,7 @@ class ClientOptions:
 
 
 def client_options(*, job_help: str, timeout: str = "5s") -> Callable[[Verb], Verb]:
-    """--lighthouse, --job, --format and --timeout, as ClientOptions: the verb's first argument."""
+    """--lighthouse, --job, --format, --json and --timeout, as ClientOptions: the verb's first argument."""
     options = (
         click.option(
             "--lighthouse",
@@ -108,14 +109,7 @@ def client_options(*, job_help: str, timeout: str = "5s") -> Callable[[Verb], Ve
             for option, name, text in _TLS_OPTIONS
         ),
         click.option("--job", metavar="NAME", default="", help=job_help),
-        click.option(
-            "--format",
-            "output",
-            type=click.Choice(["table", "json"]),
-            default="table",
-            show_default=True,
-            help="Text for a person, or JSON.",
-        ),
+        format_options,
         click.option(
             "--timeout", type=Duration(), default=timeout, show_default=True, help="How long to wait for an answer."
         ),

@@ -119,10 +119,10 @@ class LighthouseService:
         self, request: lighthouse_pb2.LighthouseKillRequest, call: Call
     ) -> lighthouse_pb2.LighthouseKillResponse:
         driver, member, reason = self._control(request, call)
-        told = event("kill_asked", job=driver.job, replica_group=member.replica_id, peer=call.peer, reason=reason)
-        log.warning("%s asks to kill %s: %s", call.peer, member.replica_id, reason or "no reason given", extra=told)
+        told = event("kill_asked", job=driver.job, replica_group=member.replica_id, peer=call.caller, reason=reason)
+        log.warning("%s asks to kill %s: %s", call.caller, member.replica_id, reason or "no reason given", extra=told)
         driver.note(TimelineKind.KILLED, (member.replica_id,), reason)
-        why = f"by {call.peer}" + (f": {reason}" if reason else "")
+        why = f"by {call.caller}" + (f": {reason}" if reason else "")
         if not driver.tell(member, KillRequest(reason or f"killed {why}")):
             await self._kill(_manager_address(member), reason or f"killed {why}", call.time_left_s or 10.0)
         driver.killed(member, why)
@@ -132,9 +132,9 @@ class LighthouseService:
         self, request: lighthouse_pb2.LighthouseDrainRequest, call: Call
     ) -> lighthouse_pb2.LighthouseDrainResponse:
         driver, member, reason = self._control(request, call)
-        told = event("drain_asked", job=driver.job, replica_group=member.replica_id, peer=call.peer, reason=reason)
-        log.info("%s asks to drain %s: %s", call.peer, member.replica_id, reason or "no reason given", extra=told)
-        if not driver.tell(member, DrainRequest(reason or f"drained by {call.peer}")):
+        told = event("drain_asked", job=driver.job, replica_group=member.replica_id, peer=call.caller, reason=reason)
+        log.info("%s asks to drain %s: %s", call.caller, member.replica_id, reason or "no reason given", extra=told)
+        if not driver.tell(member, DrainRequest(reason or f"drained by {call.caller}")):
             raise WrongState(
                 f"replica_id: {member.replica_id} holds no session, so it cannot be asked; kill it instead"
             )

@@ -25,7 +25,7 @@ from lighthouse_protocol.limits import (
     TOKEN_METADATA_KEY,
     TOKEN_SCHEME,
 )
-from lighthouse_protocol.refusals import DeadlinePassed, LighthouseError, Unreachable
+from lighthouse_protocol.refusals import DeadlinePassed, LighthouseError, Unreachable, WrongProtocol
 from lighthouse_protocol.rules.access import Role
 from lighthouse_runtime.client import rpcs
 from lighthouse_runtime.client.channel import async_channel, refusal, sync_channel
@@ -106,12 +106,14 @@ class SyncClient:
                 self.address = str(address)
 
     def connect(self, timeout_s: float) -> None:
-        """Raises Unreachable if no server answers in time.
+        """Raises Unreachable if no server answers in time, and WrongProtocol at once where a retry is of no use.
 
         It asks something, since watching the channel's state (channel_ready_future) makes forked children crash.
         """
         try:
             self.invoke(rpcs.health(timeout_s=timeout_s))
+        except WrongProtocol:
+            raise
         except (DeadlinePassed, Unreachable):
             raise Unreachable(f"{self.address} does not answer within {timeout_s:g} s") from None
         except LighthouseError:

@@ -61,6 +61,16 @@ class Call:
     metadata: Mapping[str, str]
     principal: Principal = NOBODY
 
+    @property
+    def caller(self) -> str:
+        """Where it calls from, as a person writes an address."""
+        scheme, _, address = self.peer.partition(":")
+        if not scheme.startswith("ip"):
+            return self.peer
+        host, _, port = address.rpartition(":")
+        host = host.strip("[]")
+        return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
     def require_deadline(self) -> float:
         """The time left in seconds. Raises InvalidRequest: nothing here waits without a deadline."""
         if self.time_left_s is None:

@@ -10,6 +10,7 @@ from lighthouse_protocol.limits import MANAGER_PORT
 from lighthouse_protocol.messages.status import ManagerStatus
 from lighthouse_protocol.refusals import InvalidRequest
 from lighthouse_runtime.cli.durations import Duration, format_duration
+from lighthouse_runtime.cli.output_format import format_options
 from lighthouse_runtime.cli.terminal import printable, reports_errors
 from lighthouse_runtime.client.manager import ManagerClient
 from manager.server.access import secret_from
@@ -27,7 +28,7 @@ from manager.server.access import secret_from
     callback=lambda ctx, param, value: _address(ctx, param, value),
     help="The manager to ask.",
 )
-@click.option("--format", "output", type=click.Choice(["table", "json"]), default="table", show_default=True)
+@format_options
 @click.option("--timeout", type=Duration(), default="5s", show_default=True, help="How long to wait for an answer.")
 @reports_errors
 def status(address: str, output: str, timeout: float) -> None:

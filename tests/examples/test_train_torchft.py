@@ -15,7 +15,7 @@ KILLED_AT = 10
 
 # What torchrun gives a rank: its place and its group's store.
 LIKE_TORCHRUN = """
-import os, runpy, sys
+import os, pathlib, runpy, sys
 from torch.distributed import TCPStore
 store = TCPStore("localhost", 0, is_master=True, wait_for_workers=False)
 os.environ |= {{
@@ -27,6 +27,7 @@ os.environ |= {{
     "RANK": "0",
     "WORLD_SIZE": "1",
 }}
+sys.path.insert(0, str(pathlib.Path({script!r}).parent))
 sys.argv = ["train_torchft.py", "--steps", "{steps}", "--min-groups", "2"]
 runpy.run_path({script!r}, run_name="__main__")
 """

@@ -72,6 +72,11 @@ class RankMachine:
         return self._entry.rank.slot
 
     @property
+    def has_lighthouse(self) -> bool:
+        """Whether its stream is accepted."""
+        return self._stream.since is None
+
+    @property
     def has_ended(self) -> bool:
         """It says and hears nothing more; it may still be leaving its function."""
         return self.outcome is not None

@@ -103,7 +103,8 @@ def _explain(machine: QuorumMachine, now: float) -> str:
         case Verdict.NO_JOINS:
             return f"no replica group asks for a quorum; {healthy} alive"
         case Verdict.FORMED:
-            return f"{len(machine.quorum.participants) if machine.quorum else 0} participants train; {healthy} alive"
+            training = len(machine.quorum.participants) if machine.quorum else 0
+            return f"{training} {'participant trains' if training == 1 else 'participants train'}; {healthy} alive"
         case Verdict.TOO_FEW_PARTICIPANTS:
             return f"{joined} of at least {config.min_replicas} joined (--min-replicas)"
         case Verdict.NO_ALLOWED_SIZE:

@@ -7,7 +7,7 @@ from typing import Any, get_type_hints
 import pytest
 
 from agent_client import Agent, AgentConfig, ConfigurationError
-from agent_client.agent.config import AgentOptions
+from agent_client.agent.config import AgentOptions, config_of
 
 REFUSED: list[tuple[str, Any]] = [
     ("timeout_s", 0.0),
@@ -50,3 +50,11 @@ def test_an_option_that_does_not_fit_is_refused_before_anything_is_started(monke
     monkeypatch.setattr("agent_client.agent.agent.Environment.read", lambda: pytest.fail("too late"))
     with pytest.raises(ConfigurationError, match="^heal_mode: "):
         Agent.from_env(state=None, heal_mode="stall")  # type: ignore[arg-type]
+
+
+def test_an_option_that_there_is_not_is_named_with_what_is_meant() -> None:
+    with pytest.raises(ConfigurationError, match=r"^Agent\.from_env has no option timeout; did you mean timeout_s\?"):
+        config_of({"timeout": 5})
+    with pytest.raises(ConfigurationError, match=r"no option xyz; its options are timeout_s, connect_timeout_s, "):
+        config_of({"xyz": 5})
+    assert config_of({"timeout_s": 5.0}) == AgentConfig(timeout_s=5.0)

@@ -60,14 +60,28 @@ class Place:
 
 
 class TorchrunNode(Process):
-    """One node of the job `nodes`, which is torchrun's --nnodes. `options`: further ones of torchrun."""
+    """One node of the job `nodes`, which is torchrun's --nnodes. `options`: further ones of torchrun. `lighthouse`
+    None: `variables` name it."""
 
-    def __init__(self, name: str, lighthouse: str, folder: Path, nodes: str, options: Sequence[str] = ()) -> None:
+    def __init__(
+        self,
+        name: str,
+        lighthouse: str | None,
+        folder: Path,
+        nodes: str,
+        options: Sequence[str] = (),
+        **variables: str,
+    ) -> None:
         (folder / "train.py").write_text(SCRIPT)
         self.name = name
         self._folder = folder
-        backend = ["--rdzv-backend", "lighthouse", "--rdzv-endpoint", lighthouse, "--nnodes", nodes]
-        env = {"NODE": name, "PYTHONPATH": f"{ROOT}{os.pathsep}{entry_points(folder)}", "OMP_NUM_THREADS": "1"}
+        backend = ["--rdzv-backend", "lighthouse", "--nnodes", nodes]
+        backend += ["--rdzv-endpoint", lighthouse] if lighthouse is not None else []
+        env = variables | {
+            "NODE": name,
+            "PYTHONPATH": f"{ROOT}{os.pathsep}{entry_points(folder)}",
+            "OMP_NUM_THREADS": "1",
+        }
         super().__init__(NODE, [*backend, *options, str(folder / "train.py"), str(folder)], env=env)
 
     def places(self) -> list[Place]:

@@ -1,11 +1,13 @@
 """The handler by torch's own interface, several nodes in one process, each on a thread: what torch's tests of its
 backends ask of one, and what ours does beyond."""
 
+import re
 import threading
 import uuid
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
+from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -29,9 +31,13 @@ from torch.distributed.elastic.rendezvous.api import RendezvousHandlerRegistry
 from agent_client.torchrun.entry import get_handler
 from agent_client.torchrun.handler import LighthouseRendezvous, create
 from examples.ports import free_port
+from lighthouse_protocol.rules.access import Role
 from lighthouse_runtime.client.lighthouse import LighthouseClient
+from lighthouse_runtime.security import pinned
 from lighthouse_runtime.security.client_tls import variables_of
+from lighthouse_runtime.security.credentials import load_or_make
 from tests.daemons.mutual_tls import WORKER, Site
+from tests.daemons.secured import EVERYWHERE, Secured
 from tests.processes import PATIENCE_S, Lighthouse, eventually
 
 
@@ -145,6 +151,23 @@ class TestWhatTorchAsksOfABackend:
         assert {handler.use_agent_store for handler in handlers} == {False}
         assert TCPStore(infos[0].master_addr, infos[0].master_port, is_master=True, wait_for_workers=False).port
 
+    def test_each_call_is_the_next_round(self, nodes: Nodes) -> None:
+        handler = nodes.make(1, 1)
+        infos = [handler.next_rendezvous() for _ in range(3)]
+        assert [(info.rank, info.world_size) for info in infos] == [(0, 1)] * 3
+        infos[0].store.set("of the first round", b"")
+        assert not infos[2].store.check(["of the first round"])
+
+    def test_the_last_call_waits_for_further_nodes_and_ends_with_the_maximum(self, nodes: Nodes) -> None:
+        """The limit is above the test's patience: only the third node ends the wait."""
+        handlers = [nodes.make(2, 3, last_call_timeout=str(2 * PATIENCE_S)) for _ in range(3)]
+        waiting = [nodes.wait(handler) for handler in handlers[:2]]
+        eventually(lambda: nodes.states() == ["ready", "ready"])
+        assert not any(each.done() for each in waiting)
+        told = [*nodes.join(handlers[2]), *(each.result(PATIENCE_S) for each in waiting)]
+        assert sorted(each.rank for each in told) == [0, 1, 2]
+        assert {each.world_size for each in told} == {3}
+
     @pytest.mark.parametrize("lost", [0, 1])
     def test_more_nodes_than_the_maximum_wait_as_spares(self, nodes: Nodes, lost: int) -> None:
         """Then one has all its time to meet the others, whoever serves the round's store."""
@@ -184,6 +207,7 @@ class TestWhatTorchAsksOfABackend:
         first, second = nodes.make(), nodes.make()
         nodes.join(first, second)
         first.set_closed()
+        first.set_closed()
         assert first.is_closed()
         eventually(second.is_closed)
         assert second.num_nodes_waiting() == 0, "its workers may end by themselves"
@@ -204,7 +228,52 @@ class TestWhatTorchAsksOfABackend:
         first, second = nodes.make(), nodes.make()
         nodes.join(first, second)
         assert first.shutdown()
+        assert first.shutdown(), "again"
         eventually(second.is_closed)
+
+    def test_what_waits_for_a_round_ends_with_shutdown(self, nodes: Nodes) -> None:
+        """A node that was in none closes nothing for the others; it is out itself."""
+        first, second = nodes.make(), nodes.make()
+        waiting = nodes.wait(first), nodes.wait(nodes.make())
+        assert {each.result(PATIENCE_S).world_size for each in waiting} == {2}
+        late = nodes.wait(second)
+        eventually(lambda: "spare" in nodes.states())
+        assert second.shutdown()
+        with pytest.raises(RendezvousClosedError, match="it was shut down"):
+            late.result(PATIENCE_S)
+        with pytest.raises(RendezvousClosedError):
+            second.next_rendezvous()
+        assert not first.is_closed()
+
+    def test_a_handler_that_was_shut_down_before_its_first_round_makes_none(self, nodes: Nodes) -> None:
+        handler = nodes.make(1, 1)
+        assert handler.shutdown()
+        for method in (handler.next_rendezvous, handler.set_closed):
+            with pytest.raises(RendezvousClosedError, match="it was shut down"):
+                method()
+
+    def test_an_end_that_cannot_be_told_is_said(self) -> None:
+        """By False from shutdown, and by torch's timeout from set_closed; each within close_timeout."""
+        with ThreadPoolExecutor(2) as pool, ExitStack() as stack, Lighthouse() as lighthouse:
+            nodes = Nodes(lighthouse.address, stack, pool)
+            handler = nodes.make(1, 1, close_timeout="0.2")
+            handler.next_rendezvous()
+            lighthouse.kill()
+            with pytest.raises(RendezvousTimeoutError, match=r"not told within 0\.2 s \(close_timeout\)"):
+                handler.set_closed()
+            assert not handler.is_closed()
+            assert not handler.shutdown()
+            with pytest.raises(RendezvousClosedError, match="it was shut down"):
+                handler.next_rendezvous()
+
+    def test_a_lighthouse_that_goes_while_nodes_wait_is_a_lost_connection(self) -> None:
+        with ThreadPoolExecutor(2) as pool, ExitStack() as stack, Lighthouse() as lighthouse:
+            nodes = Nodes(lighthouse.address, stack, pool)
+            waiting = nodes.wait(nodes.make(join_timeout="2"))
+            eventually(lambda: nodes.states() == ["ready"])
+            lighthouse.kill()
+            with pytest.raises(RendezvousConnectionError, match=r"--rdzv-endpoint: .* is it running\?"):
+                waiting.result(PATIENCE_S)
 
     def test_a_spare_that_is_not_needed_is_told_so(self, nodes: Nodes) -> None:
         first, second, spare = nodes.make(), nodes.make(), nodes.make()
@@ -306,6 +375,32 @@ class TestWhatItDoesBeyond:
         monkeypatch.setenv("LIGHTHOUSE_ADDRESS", nodes.endpoint)
         [told] = nodes.join(nodes.make(1, 1, endpoint=""))
         assert told.world_size == 1
+
+    def test_a_join_string_that_is_not_good_is_one_line_at_once(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Not after connect_timeout: no retry makes it good. What named the lighthouse is named."""
+        monkeypatch.setattr(pinned, "_roots", {})
+        other = load_or_make(tmp_path / "other", ()).ca_pin
+        own = tmp_path / "own"
+        with ThreadPoolExecutor(1) as pool, ExitStack() as stack:
+            secured = Secured(stack.enter_context(Lighthouse(*EVERYWHERE, "--credentials", str(own))), own)
+            good, viewer = secured.coordinator(Role.JOIN), secured.coordinator(Role.VIEW)
+            guessed, wrong = replace(good, token="lhj_" + "guess" * 6), replace(good, ca_pin=other)
+            nodes = Nodes(good.join_string(), stack, pool)
+            assert nodes.join(nodes.make(1, 1))[0].world_size == 1
+            for string, what in (
+                (wrong, "127.0.0.1:[0-9]+ shows another CA than the join string names"),
+                (guessed, "the token is not one of this lighthouse's, or was rotated away: run `lighthouse token join"),
+                (viewer, "needs a credential of role join"),
+            ):
+                monkeypatch.setattr(pinned, "_roots", {})
+                with pytest.raises(RendezvousConnectionError) as by_option:
+                    nodes.make(1, 1, endpoint=string.join_string(), run_id=uuid.uuid4().hex).next_rendezvous()
+                assert re.fullmatch(f"--rdzv-endpoint: .*{what}.*", str(by_option.value)), by_option.value
+            monkeypatch.setenv("LIGHTHOUSE_ADDRESS", guessed.join_string())
+            with pytest.raises(RendezvousConnectionError, match="^LIGHTHOUSE_ADDRESS: the token is not one"):
+                nodes.make(1, 1, endpoint="", run_id=uuid.uuid4().hex).next_rendezvous()
 
     def test_a_certificate_by_the_variables_is_shown_to_a_lighthouse_of_ones_own_pki(
         self, nodes: Nodes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

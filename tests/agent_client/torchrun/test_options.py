@@ -11,6 +11,12 @@ def test_options_have_torchrun_s_names_and_defaults() -> None:
     assert read == Options(join_timeout=5.0, last_call_timeout=7.0, close_timeout=0.5)
 
 
+@pytest.mark.parametrize("given", ["5", " 5 ", 5, 5.0])
+def test_a_value_is_what_torch_s_getters_take_it_for(given: object) -> None:
+    """--rdzv-conf gives text; a program gives numbers."""
+    assert Options.read({"join_timeout": given}).join_timeout == 5.0
+
+
 @pytest.mark.parametrize("name", sorted(NOT_NEEDED))
 def test_what_other_backends_need_is_accepted(name: str) -> None:
     assert Options.read({name: "anything"}) == Options()
@@ -34,5 +40,6 @@ def test_a_job_is_an_elastic_run_of_its_own() -> None:
     assert terms.world_size > 4, "there is room for spares"
     assert terms_of(1, 65536, 30.0).world_size == 65536
     assert run_of("job-7") == "job-7.nodes"
-    with pytest.raises(InvalidRequest, match="--rdzv-id"):
-        run_of("a b")
+    for wrong in ("a b", ""):
+        with pytest.raises(InvalidRequest, match="--rdzv-id"):
+            run_of(wrong)

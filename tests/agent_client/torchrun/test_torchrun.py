@@ -1,14 +1,20 @@
 """torchrun itself with our backend: nodes die, come, fail and finish; the script knows nothing of it."""
 
+import re
 from collections.abc import Iterator
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import Protocol
 
 import pytest
 
+from lighthouse_protocol.rules.access import Role
 from lighthouse_runtime.client.lighthouse import LighthouseClient
+from lighthouse_runtime.security.credentials import load_or_make
+from lighthouse_runtime.security.tokens import Tokens
 from tests.agent_client.torchrun.nodes import TorchrunNode, rounds, run_together
+from tests.daemons.secured import EVERYWHERE, Secured
 from tests.processes import Lighthouse, eventually
 
 pytestmark = pytest.mark.timeout(600)
@@ -147,6 +153,35 @@ def test_an_operator_stops_it(start: Start, lighthouse: Lighthouse) -> None:
         client.stop_run("enough")
     assert [node.wait() for node in nodes] == [1, 1]
     assert "job-7 is stopped: enough" in nodes[0].log()
+
+
+@pytest.mark.slow
+def test_join_strings_of_a_lighthouse_with_tls(tmp_path: Path) -> None:
+    """By the option and by the variable. A wrong pin and a token that was rotated away are each told in one line."""
+    folder = tmp_path / "credentials"
+    with ExitStack() as stack:
+        secured = Secured(stack.enter_context(Lighthouse(*EVERYWHERE, "--credentials", str(folder))), folder)
+        rotated = secured.join_string(Role.JOIN)
+        for _ in range(2):
+            Tokens.read(folder).rotated(Role.JOIN).write(folder)
+        good = secured.coordinator(Role.JOIN)
+        wrong = replace(good, ca_pin=load_or_make(tmp_path / "other", ()).ca_pin).join_string()
+        nodes = [
+            TorchrunNode("a", good.join_string(), tmp_path, "2:2"),
+            TorchrunNode("b", None, tmp_path, "2:2", LIGHTHOUSE_ADDRESS=good.join_string()),
+            TorchrunNode("c", wrong, tmp_path, "1:1", ("--rdzv-id", "c")),
+            TorchrunNode("d", None, tmp_path, "1:1", ("--rdzv-id", "d"), LIGHTHOUSE_ADDRESS=rotated),
+        ]
+        for node in nodes:
+            stack.callback(node.close)
+            node.launch()
+        run_together(nodes[:2])
+        (tmp_path / "finish").touch()
+        assert [node.wait() for node in nodes] == [0, 0, 1, 1]
+        ends = [node.log().strip().splitlines()[-1].partition("RendezvousConnectionError: ")[2] for node in nodes[2:]]
+        assert re.match("--rdzv-endpoint: .* another CA than the join string names", ends[0]), nodes[2].log()
+        assert re.match("LIGHTHOUSE_ADDRESS: the token .* was rotated away: run `lighthouse token", ends[1]), ends
+        assert not [node.name for node in nodes if good.token in node.log()]
 
 
 def test_what_is_wrong_is_said(start: Start, lighthouse: Lighthouse) -> None:

@@ -319,9 +319,9 @@ class TestALoss:
 
 class TestAKill:
     def test_is_an_incident_at_once_and_says_who_asked(self, stage: Stage):
-        [opened] = stage.told(stage.machine.killed("a", 7, "by ipv4:127.0.0.1:9: it hangs", stage.now, UNIX_S))
+        [opened] = stage.told(stage.machine.killed("a", 7, "by 127.0.0.1:9: it hangs", stage.now, UNIX_S))
         assert isinstance(opened, Opened)
-        assert opened.incident.summary.text == "a: killed by ipv4:127.0.0.1:9: it hangs"
+        assert opened.incident.summary.text == "a: killed by 127.0.0.1:9: it hangs"
         assert (stage.last.kind, stage.last.suspects) == (IncidentKind.LOSS, ("a",))
 
     def test_its_loss_is_the_same_incident_with_the_same_words(self, stage: Stage):

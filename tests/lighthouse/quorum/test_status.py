@@ -84,7 +84,7 @@ class TestStarting:
         m = standing("a")
         m.handle(opened(2, "b", down=STARTING, missing=frozenset({0})), 1)
         assert states(m, 1) == {"a": "participant", "b": "starting"}
-        assert explain(m, 1) == "1 participants train; 1 alive; starting: b"
+        assert explain(m, 1) == "1 participant trains; 1 alive; starting: b"
         m.handle(pulse(2), 2)
         assert states(m, 2)["b"] == "starting"
         m.handle(asks(9, 2, "b"), 3)

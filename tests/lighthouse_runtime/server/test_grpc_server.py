@@ -159,3 +159,17 @@ def test_who_is_local() -> None:
     assert all(Call(1.0, peer, {}).is_local for peer in (*hosts, "unix:/run/lighthouse.sock", "unix:"))
     others = ("ipv4:198.51.100.7:5000", "ipv6:[2001:db8::1]:5000", "ipv6:[::ffff:198.51.100.7]:5000")
     assert not any(Call(1.0, peer, {}).is_local for peer in (*others, "", "nonsense"))
+
+
+@pytest.mark.parametrize(
+    ("peer", "caller"),
+    [
+        ("ipv4:127.0.0.1:5000", "127.0.0.1:5000"),
+        ("ipv6:[::1]:5000", "[::1]:5000"),
+        ("ip:[10.0.0.1]:80", "10.0.0.1:80"),
+        ("unix:/run/lighthouse.sock", "unix:/run/lighthouse.sock"),
+        ("nobody", "nobody"),
+    ],
+)
+def test_a_caller_is_shown_as_a_person_writes_an_address(peer: str, caller: str) -> None:
+    assert Call(1.0, peer, {}).caller == caller
