@@ -35,10 +35,11 @@ class EvaluationInterrupted(RuntimeError):
     """A rank was lost before all had the result. Training can go on: the next step has another quorum."""
 
 
+_ADVICE = ". This is typically caused by "
 _SOURCE_PLACE = re.compile(r"\[\S+:\d+\] *")
 
 
 def first_line(error: BaseException) -> str:
-    """Without the place in a library's source that gloo puts in front."""
-    line = (str(error).strip() or type(error).__name__).splitlines()[0]
+    """Without the place in a library's source that gloo puts in front, and its advice behind."""
+    line = (str(error).strip() or type(error).__name__).splitlines()[0].split(_ADVICE)[0]
     return (_SOURCE_PLACE.sub("", line) or line)[:300]

@@ -1,5 +1,5 @@
 // What matters first, in words: does it train, how fast, what was lost, which group is behind. And the same for the title.
-const OPEN_FOR_S = 600;  // an incident that is not over by then will never be
+const HEALS_SAID = 4, OPEN_FOR_S = 600;  // an incident that is not over by then will never be
 const INCIDENT_WORDS = {
   loss: 'lost', divergence: 'in another state than its peers', not_applied: 'without a step that it committed',
   restart: 'restarted', exit: 'gone: its process ended',
@@ -52,7 +52,7 @@ function showLead(card, job, pace, isRun) {
   setText(lead, goesOn ? trains(training, alive, pace, card.maxStep, isRun) : `Not training: ${why}.`);
   setClass(lead, `lead ${goesOn ? '' : 'warn'}`);
   setHidden(lead, Boolean(job.stall));
-  setText(section.querySelector('.lost'), [lost(job, pace, card.now_s), late(card, job)].filter(Boolean).join(' '));
+  setText(section.querySelector('.lost'), [lost(job, pace, card.now_s), healing(job), late(card, job)].filter(Boolean).join(' '));
   const verdict = section.querySelector('.why');
   setText(verdict, isRun ? '' : job.explanation);
   setHidden(verdict, isRun || !goesOn || job.verdict === 'formed');
@@ -82,9 +82,18 @@ function lost(job, pace, now_s) {
   return parts.length ? `Lost: ${parts.join('; ')}.` : pace ? 'Nothing was lost.' : '';
 }
 
+// How far each group is that heals, the longest heals first.
+function healing(job) {
+  const members = job.members.filter(({heal}) => heal).sort((a, b) => b.heal.seconds - a.heal.seconds);
+  const words = members.slice(0, HEALS_SAID).map(member => `${member.replica_id} is ${member.heal.text}`);
+  if (members.length > HEALS_SAID) words.push(`${plural(members.length - HEALS_SAID, 'more group')} healing`);
+  return words.length ? `${words.join('; ')}.` : '';
+}
+
 function late(card, job) {
   const behind = job.ranks.filter(rank => rank.state === 'behind').map(rank => `${rank.replica_id}/${rank.group_rank}`).sort(compare);
-  const heals = healsOf(job.timeline).filter(({to}) => to === null).map(({name}) => name);
+  const told = new Set(job.members.filter(({heal}) => heal).map(member => member.replica_id));
+  const heals = healsOf(job.timeline).filter(({name, to}) => to === null && !told.has(name)).map(({name}) => name);
   const parts = [behind.length && `behind ${listed(behind)}`, heals.length && `healing ${listed(heals)}`];
   for (const state of ['straggler', 'starting', 'down', 'timed_out', 'expired', 'idle']) {
     const names = card.groups.filter(member => member.state === state).map(member => member.replica_id).sort(compare);
