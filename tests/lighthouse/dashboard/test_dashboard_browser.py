@@ -27,7 +27,7 @@ from lighthouse_runtime.security.tokens import TokenFile
 from lighthouse_runtime.web.control import Order
 from tests.chromium import Chromium, Page, needs_browser, pictures
 from tests.lighthouse.fake_lighthouse import FakeLighthouse
-from tests.lighthouse.statuses import job, many, member, place, run_of, status
+from tests.lighthouse.statuses import healing, job, many, member, place, run_of, status
 
 pytestmark = [needs_browser, pytest.mark.asyncio(loop_scope="module")]
 
@@ -111,6 +111,17 @@ def troubled() -> JobStatus:
     return dataclasses.replace(
         made, ranks=ranks, stall=stall, stall_s=63.0, timeline=timeline, incidents=(stalls, loss)
     )
+
+
+async def test_says_how_far_a_group_has_healed(browser: Chromium, lighthouse: FakeLighthouse):
+    healed = TimelineEntry(time.time() - 12, TimelineKind.HEALING, ("b",), 0, "from step 0 to 17")
+    lighthouse.shown = status(dataclasses.replace(job(member("a"), healing("b")), timeline=(healed,)))
+    async with browser.page(lighthouse.url) as page:
+        seen = await shown(page)
+        assert "at step 7. b is healing from a: 1.2 of 4.0 GiB, 98 MiB/s, 29 s left. Step 7" in seen
+        assert "3f2b8c1e healing healing from a: 1.2 of 4.0 GiB, 98 MiB/s, 29 s left" in seen
+        assert "1 healing" in seen
+        assert page.errors == []
 
 
 async def test_shows_the_quorum_groups_ranks_incidents_and_what_happened(browser: Chromium, lighthouse: FakeLighthouse):
