@@ -49,8 +49,10 @@ function showLead(card, job, pace, isRun) {
   setHidden(stall, !job.stall);
   const [training, alive] = sizes(card, pace, isRun), goesOn = training > 0 && VERDICT_TONES[job.verdict] !== 'bad';
   const stopped = card.runs.find(run => run.stop), why = stopped ? `run ${stopped.run} is stopped: ${stopped.stop.reason}` : isRun ? STATE_HINTS[card.groups[0].state] : job.explanation;
-  setText(lead, goesOn ? trains(training, alive, pace, card.maxStep, isRun) : `Not training: ${why}.`);
-  setClass(lead, `lead ${goesOn ? '' : 'warn'}`);
+  const awaited = goesOn ? holdingUp(job) : [];
+  setText(lead, !goesOn ? `Not training: ${why}.` : awaited.length ? `Waiting for ${listed(awaited)} to heal, at step ${card.maxStep}.`
+    : trains(training, alive, pace, card.maxStep, isRun));
+  setClass(lead, `lead ${!goesOn ? 'warn' : awaited.length ? 'busy' : ''}`);
   setHidden(lead, Boolean(job.stall));
   setText(section.querySelector('.lost'), [lost(job, pace, card.now_s), healing(job), late(card, job)].filter(Boolean).join(' '));
   const verdict = section.querySelector('.why');
@@ -80,6 +82,12 @@ function lost(job, pace, now_s) {
       + (loss.step_s === null ? ', with no step since' : `, which cost ${loss.step_s < 1 ? `${Math.round(1000 * loss.step_s)} ms` : duration(loss.step_s)}`),
   ].filter(Boolean);
   return parts.length ? `Lost: ${parts.join('; ')}.` : pace ? 'Nothing was lost.' : '';
+}
+
+// The groups that receive a state in the present step: the others wait for them.
+function holdingUp(job) {
+  const healing = new Set(job.members.filter(({state}) => state === 'healing').map(member => member.replica_id));
+  return groupsOf(job.ranks.filter(rank => rank.phase === 'heal' && healing.has(rank.replica_id)).map(rank => rank.replica_id));
 }
 
 // How far each group is that heals, the longest heals first.

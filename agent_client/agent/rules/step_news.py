@@ -32,7 +32,7 @@ class StepNews:
 
     def lost(self, loss: Loss) -> str:
         """A step was discarded by it. The line about an earlier one that is still due; empty: none is."""
-        before, self._loss = self._loss, loss
+        before, self._loss, self._healing = self._loss, loss, None
         return "" if before is None else f"step {before.step} discarded: {before}"
 
     def late(self, now: float) -> str:
@@ -40,8 +40,8 @@ class StepNews:
         return self.flush() if self._loss is not None and now >= self._loss.at + LOSS_HELD_S else ""
 
     def flush(self) -> str:
-        """The line that is due, whatever comes; empty: none."""
-        loss, self._loss = self._loss, None
+        """The step under way is not committed. The line that is due; empty: none."""
+        loss, self._loss, self._healing = self._loss, None, None
         return "" if loss is None else f"step {loss.step} discarded: {loss}"
 
     def waits(self, step: int, healing: Sequence[str], now: float) -> str:

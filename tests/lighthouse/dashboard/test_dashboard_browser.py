@@ -115,10 +115,18 @@ def troubled() -> JobStatus:
 
 async def test_says_how_far_a_group_has_healed(browser: Chromium, lighthouse: FakeLighthouse):
     healed = TimelineEntry(time.time() - 12, TimelineKind.HEALING, ("b",), 0, "from step 0 to 17")
-    lighthouse.shown = status(dataclasses.replace(job(member("a"), healing("b")), timeline=(healed,)))
+    of = dataclasses.replace(job(member("a"), healing("b")), timeline=(healed,))
+    beside = place("b", 0, RankState.RUNNING, is_inside=False)
+    lighthouse.shown = status(dataclasses.replace(of, ranks=(beside,)))
     async with browser.page(lighthouse.url) as page:
-        seen = await shown(page)
-        assert "at step 7. b is healing from a: 1.2 of 4.0 GiB, 98 MiB/s, 29 s left. Step 7" in seen
+        assert "Training with all 2 live groups, at step 7. b is healing from a: 1.2" in await shown(page)
+        waited_for = dataclasses.replace(beside, phase="heal", done=30, total=100)
+        lighthouse.shown = status(dataclasses.replace(of, ranks=(waited_for,)))
+        seen = await shown(page, updates=2)
+        assert "rank 0 host · pid 4711 running heal 30/100" in seen
+        assert (
+            "Waiting for b to heal, at step 7. b is healing from a: 1.2 of 4.0 GiB, 98 MiB/s, 29 s left. Step 7" in seen
+        )
         assert "3f2b8c1e healing healing from a: 1.2 of 4.0 GiB, 98 MiB/s, 29 s left" in seen
         assert "1 healing" in seen
         assert page.errors == []
