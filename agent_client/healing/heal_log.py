@@ -36,7 +36,7 @@ def logged(mark: HealMark, *, is_beside: bool = False) -> Generator[None]:
         mark.over()
     finally:
         is_over.set()
-        thread.join()
+        thread.join(LOOKED_EVERY_S)
         _look(heal, mark)
 
 
