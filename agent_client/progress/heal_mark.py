@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 
-from lighthouse_protocol.messages.progress import HealProgress
+from lighthouse_protocol.messages.progress import MAX_LABEL_CHARS, HealProgress
 
 KEPT_S = 15.0
 """How long a heal that is over is still reported: every reader has had it by then."""
@@ -40,4 +40,6 @@ class HealMark:
             return None
         source, received, total = self._at
         seconds = (now if ended_at is None else ended_at) - self._began_at
-        return HealProgress(self.number, source, self._step, received, total, seconds, ended_at is not None)
+        return HealProgress(
+            self.number, source[:MAX_LABEL_CHARS], self._step, received, total, seconds, ended_at is not None
+        )

@@ -116,7 +116,7 @@ class HealProgress:
     yet. `seconds`: since the first request, until now or its end. `is_over`: all is received and checked."""
 
     number: Count
-    source: Text
+    source: Annotated[str, Chars(MAX_LABEL_CHARS)]
     step: Count
     received: Count = 0
     total: Count | None = None

@@ -13,11 +13,14 @@ from collections import deque
 from collections.abc import Container, Iterable, Sequence
 from dataclasses import dataclass
 
+from lighthouse_protocol.limits import MAX_COUNT, MAX_SECONDS
 from lighthouse_protocol.messages.progress import HealProgress
 from lighthouse_protocol.messages.status import HealStatus
 
 RATE_OVER_S = 10.0
 RATE_AFTER_S = 0.5
+KEPT_EVERY_S = 0.25
+"""Reports that come faster take each other's place."""
 FRESH_S = 2.0
 """A report that is not older stands for the present: between two of them the rate does not fall."""
 STILL_SHOWN_S = 5.0
@@ -46,6 +49,8 @@ class _RankHeal:
         if heal.received > self.heal.received:
             self.moved_at = at
         self.heal = heal
+        if at < moments[-2][0] + KEPT_EVERY_S:
+            moments.pop()
         moments.append((at, heal.received))
         while moments[1][0] <= at - RATE_OVER_S:
             moments.popleft()
@@ -184,12 +189,12 @@ class GroupHeal:
         status = HealStatus(
             source=_named(sorted({heal.source for heal in heals})),
             step=step,
-            received=sum(heal.received for heal in heals),
-            total=None if None in totals else sum(filter(None, totals)),
+            received=min(MAX_COUNT, sum(heal.received for heal in heals)),
+            total=None if None in totals else min(MAX_COUNT, sum(filter(None, totals))),
             seconds=max(heal.seconds for heal in heals),
-            bytes_per_s=round(sum(rates)) if rates else None,
+            bytes_per_s=min(MAX_COUNT, round(sum(rates))) if rates else None,
             left_s=None if None in left_s else max(filter(None, left_s), default=0.0),
-            still_s=max(max(0.0, now - rank.moved_at) for rank in under_way),
+            still_s=min(MAX_SECONDS, max(max(0.0, now - rank.moved_at) for rank in under_way)),
             text="",
         )
         return _with_text(status, self._doing)

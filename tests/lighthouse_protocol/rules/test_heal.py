@@ -8,7 +8,10 @@ from hypothesis import strategies as st
 
 from lighthouse_protocol.messages.progress import HealProgress
 from lighthouse_protocol.messages.status import HealStatus
+from lighthouse_protocol.pb.documented import lighthouse_pb2
 from lighthouse_protocol.rules.heal import RATE_OVER_S, SAID_EVERY_S, STILL_SHOWN_S, GroupHeal
+from lighthouse_protocol.wire.codec import compiled
+from tests.lighthouse_protocol.drawn import messages
 
 MIB, GIB = 2**20, 2**30
 FROM_A = HealProgress(number=1, source="a", step=17)
@@ -298,6 +301,29 @@ class TestLines:
         assert next_at is not None
         assert next_at > at
         assert next_at <= at + SAID_EVERY_S
+
+
+@given(st.lists(st.tuples(st.floats(0, 1e9), messages(HealProgress)), min_size=1, max_size=5))
+def test_whatever_a_manager_reports_the_status_can_be_read(reports: list[tuple[float, HealProgress]]):
+    """One that is mad must not hide the others' status."""
+    group, codec = GroupHeal(), compiled(HealStatus, lighthouse_pb2.HealStatus)
+    now = 0.0
+    for rank, (after_s, heal) in enumerate(reports):
+        now += after_s
+        group.take(rank, "p", heal, now)
+        status = group.status(now + after_s)
+        if status is not None:
+            assert codec.read(codec.write(status)) == status
+
+
+def test_reports_that_come_all_the_time_are_not_all_kept():
+    group = GroupHeal()
+    for n in range(100_000):
+        group.take(0, "p", replace(FROM_A, received=n, total=10**6, seconds=n / 1000), n / 1000)
+    assert len(group._ranks[0]._moments) < 50
+    status = group.status(100.0)
+    assert status is not None
+    assert status.bytes_per_s == pytest.approx(1000, rel=0.01)
 
 
 @pytest.mark.parametrize(
