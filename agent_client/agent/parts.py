@@ -79,6 +79,7 @@ def make_parts(manager_address: str, state: TrainState, config: AgentConfig, pla
         state_serving=StateServing(config.state_serving),
         transport=HealTransport(config.heal_transport),
         on_received=progress.own.heal_received,
+        on_begun=progress.own.heal_begins,
     )
 
     def revoke(quorum_id: int | None, reason: str) -> None:

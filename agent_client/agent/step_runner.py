@@ -21,6 +21,7 @@ from agent_client.agent.rules import agreement
 from agent_client.agent.rules.agreement import Announced, Kind, standing_of
 from agent_client.agent.rules.patience import Patience
 from agent_client.agent.rules.step import StepMachine
+from agent_client.agent.rules.step_news import Loss, StepNews
 from agent_client.collectives.gloo import GlooGroup
 from agent_client.collectives.peers import Peers
 from agent_client.errors import AgentError, ModelMismatch, ScriptMismatch, first_line
@@ -34,6 +35,7 @@ from agent_client.progress.rules.collective_ids import Entry
 from agent_client.state.digest import PendingDigest
 from agent_client.state.rules.comparison import Digest, common_interval, differs, outliers
 from lighthouse_protocol.messages.membership import PLAIN, Assignment, DistrustKind, Tag
+from lighthouse_protocol.messages.progress import HEAL
 from lighthouse_protocol.refusals import LighthouseError
 from lighthouse_runtime.process.daemon_child import ServerProcess
 
@@ -100,13 +102,18 @@ class StepRunner:
         self._catch_up = catch_up
         self._patience = Patience(config.max_consecutive_discards)
         self._noted = ""
+        self._news = StepNews()
+        self._failed_at: float | None = None
+        """When the step that is under way has failed."""
 
     def begin(self, asked_for: int) -> None:
         """Get the quorum, connect, serve and heal. `asked_for`: the number of reductions before this step."""
         machine = self.machine
         self.compares = False
+        self._failed_at = None
         with self.progress.asking("quorum"):
             assignment = self._ask_patiently()
+        self._warn(self._news.late(time.monotonic()))
         if isinstance(assignment, LighthouseError):
             return machine.unanswered(str(assignment))
         machine.answered(assignment)
@@ -135,6 +142,9 @@ class StepRunner:
             self._guarded("making the process group", lambda: self._peers.configure(assignment, why_revoked))
             if assignment.compares and assignment.replica_world_size > 1 and machine.failure is None:
                 self._guarded("comparing", lambda: self._agree() if is_first else self._compare_state(assignment))
+        if assignment.has_healing and not assignment.heals and machine.failure is None:
+            healing = [assignment.replica_ids[place] for place in assignment.healing]
+            self._tell(self._news.waits(assignment.max_step, healing, time.monotonic()))
         self._guarded("serving the state", lambda: self._healing.serve(assignment, machine))
         if not assignment.catches_up:
             self._heal(assignment)
@@ -206,7 +216,7 @@ class StepRunner:
             if assignment.place is not None:
                 self._guarded("healing", _refuse_to_count)
             return
-        with self.progress.busy("heal") if assignment.heals else nullcontext():
+        with self.progress.busy(HEAL) if assignment.heals else nullcontext():
             self._guarded("healing", lambda: self._healing.fetch(assignment))
 
     def _ask_patiently(self) -> Assignment | LighthouseError:
@@ -381,7 +391,8 @@ class StepRunner:
             self._manager.report(f"ModelMismatch: {mismatch}", ends_group=True)
             raise mismatch from None
         except Exception as e:  # noqa: BLE001  whatever it was, the next quorum repairs it
-            log.info("step %d: %s failed: %s", self.machine.step, what, first_line(e))
+            log.debug("step %d: %s failed: %s", self.machine.step, what, first_line(e))
+            self._failed_at = time.monotonic() if self._failed_at is None else self._failed_at
             self.machine.failed(f"{what}: {first_line(e)}")
             self._peers.drop()
             return False
@@ -404,6 +415,10 @@ class StepRunner:
             raise AgentError(f"a peer's state was installed in part: {failure}; restart the group")
         if not commit:
             self._note_discard(failure or "another rank of the group voted no")
+        elif machine.assignment is not None:
+            step, participants = machine.assignment.max_step, machine.assignment.replica_ids
+            for line in self._news.committed(step, participants, time.monotonic()):
+                self._tell(line)
         return commit
 
     def install(self) -> bool:
@@ -438,30 +453,44 @@ class StepRunner:
     def _note_discard(self, reason: str) -> None:
         machine, assignment = self.machine, self.machine.assignment
         lost = self._why_lost(assignment) if assignment is not None else None
-        text = f"step {machine.step} discarded: {lost or reason}"
+        if lost is not None:
+            failed_at = time.monotonic() if self._failed_at is None else self._failed_at
+            return self._warn(self._news.lost(Loss(*lost, machine.step, failed_at)))
+        self._warn(self._news.flush())
+        text = f"step {machine.step} discarded: {reason}"
         # Without a quorum a step is asked for again at once, and Patience says regularly what it waits for.
         is_news = assignment is not None or text != self._noted
         log.log(logging.WARNING if is_news else logging.DEBUG, "%s", text)
         self._noted = text
-        if assignment is None or lost is not None or machine.is_blamed:
-            return
+        if assignment is None or machine.is_blamed:
+            return None
         if self._waits_for_healing(assignment) and not machine.has_erred:
-            return
+            return None
         machine.faulted()
         if machine.faults >= self._config.max_consecutive_discards:
             names = ", ".join(assignment.replica_ids)
             raise AgentError(
                 f"{machine.faults} steps discarded in a row (max_consecutive_discards): {reason}; quorum of {names}"
             )
+        return None
 
-    def _why_lost(self, assignment: Assignment) -> str | None:
+    def _tell(self, line: str) -> None:
+        """What is true of the whole group; one of its ranks tells it."""
+        log.log(logging.INFO if self._manager.group_rank == 0 else logging.DEBUG, "%s", line)
+
+    def _warn(self, line: str) -> None:
+        """The same; empty: nothing."""
+        if line:
+            log.log(logging.WARNING if self._manager.group_rank == 0 else logging.DEBUG, "%s", line)
+
+    def _why_lost(self, assignment: Assignment) -> tuple[str, str] | None:
         """The other group whose loss has discarded the step, and why; None: none is known."""
         if self.machine.has_erred or assignment.replica_world_size == 1:
             return None
         told = self._manager.why_lost(assignment.quorum_id, NAMED_WITHIN_S)
         if told is None or told.lost == assignment.replica_ids[assignment.replica_rank]:
             return None
-        return f"lost {told.lost} ({told.reason.removeprefix(f'{told.lost}: ')})"
+        return told.lost, told.reason.removeprefix(f"{told.lost}: ")
 
     def _waits_for_healing(self, assignment: Assignment) -> bool:
         """Whether another group heals in this step, and this one does not: what failed is its transfer."""

@@ -9,15 +9,22 @@ is waited for by no other group.
 from agent_client.healing.rules.modes import HealTransport, StateServing
 from agent_client.healing.source import HealSource
 from agent_client.healing.state_owner import StateOwner
-from agent_client.healing.target import SILENCE_SHARE, BackgroundFetch, HealTarget, OnReceived
+from agent_client.healing.target import (
+    SILENCE_SHARE,
+    BackgroundFetch,
+    HealTarget,
+    OnBegun,
+    OnReceived,
+    unread_mark,
+)
 from agent_client.state.train_state import TrainState
 from agent_client.transfer.gloo_transport import GroupTransport
 from lighthouse_protocol.messages.membership import Assignment
 
 
 class Healing:
-    """`revoke` is for any thread, all else for the step's own. `timeout_s` bounds a transfer. `on_received` as in
-    HealTarget."""
+    """`revoke` is for any thread, all else for the step's own. `timeout_s` bounds a transfer. `on_received` and
+    `on_begun` as in HealTarget."""
 
     def __init__(
         self,
@@ -29,12 +36,13 @@ class Healing:
         state_serving: StateServing = StateServing.AUTO,
         transport: HealTransport = HealTransport.HTTP,
         on_received: OnReceived = lambda seconds, nbytes: None,
+        on_begun: OnBegun = unread_mark,
     ) -> None:
         self._groups = None
         if transport is HealTransport.PROCESS_GROUP:
             self._groups = GroupTransport(group_rank, host, timeout_s * SILENCE_SHARE)
         self._source = HealSource(state, group_rank, host, timeout_s, state_serving, self._groups)
-        self._target = HealTarget(state, group_rank, timeout_s, self._groups, on_received)
+        self._target = HealTarget(state, group_rank, timeout_s, self._groups, on_received, on_begun)
         self._quorum_id = 0
 
     @property

@@ -14,12 +14,14 @@ from concurrent.futures import Future
 from contextlib import contextmanager
 from typing import Any
 
+from agent_client.healing.heal_log import logged
 from agent_client.healing.source import key_of
 from agent_client.healing.state_owner import StateOwner
+from agent_client.progress.heal_mark import HealMark
 from agent_client.state.decoding import CorruptState
 from agent_client.state.snapshot import StateMismatch, size_bytes
 from agent_client.state.train_state import TrainState
-from agent_client.transfer.fetch import Fetch
+from agent_client.transfer.fetch import Fetch, OnBytes
 from agent_client.transfer.gloo_transport import GroupTransport
 from agent_client.transfer.memory import available_bytes
 from agent_client.transfer.response import StateUnavailable
@@ -36,6 +38,13 @@ Sources = dict[str, Callable[[], str]]
 """By the name of a source, what finds the address at which it serves its state."""
 
 OnReceived = Callable[[float, int], None]
+OnBegun = Callable[[str, int], HealMark]
+"""Makes the mark of a heal from that source, of that step."""
+
+
+def unread_mark(source: str, step: int) -> HealMark:
+    """For a target whose progress no one asks for."""
+    return HealMark(1, source, step, time.monotonic)
 
 
 class DoesNotFit(StateMismatch):
@@ -53,7 +62,8 @@ def _unfit() -> Generator[None]:
 
 class HealTarget:
     """`groups`: where the state travels over process groups first. `revoke` is for any thread, all else for the step's
-    own. `on_received` is called with the seconds that a state took to arrive, and the bytes of its tensors."""
+    own. `on_received` is called with the seconds that a state took to arrive, and the bytes of its tensors. The mark
+    that `on_begun` makes is told of what arrives."""
 
     def __init__(
         self,
@@ -62,8 +72,10 @@ class HealTarget:
         timeout_s: float,
         groups: GroupTransport | None,
         on_received: OnReceived = lambda seconds, nbytes: None,
+        on_begun: OnBegun = unread_mark,
     ) -> None:
         self._state = state
+        self._on_begun = on_begun
         self._on_received = on_received
         self._group_rank = group_rank
         self._timeout_s = timeout_s
@@ -81,13 +93,12 @@ class HealTarget:
         if not assignment.heals:
             return
         sources = self._sources(assignment)
-        log.info("healing from %s to step %d", next(iter(sources)), assignment.max_step)
-        began_at = time.monotonic()
-        received = self._fetch_over_group(assignment) or self._begin(assignment, sources).run()
+        began_at, mark = time.monotonic(), self._on_begun(next(iter(sources)), assignment.max_step)
+        with logged(mark):
+            received = self._fetch_over_group(assignment, mark.received)
+            received = received or self._begin(assignment, sources, mark.received).run()
         self._received = received
-        took_s, nbytes = time.monotonic() - began_at, size_bytes(received["train"])
-        self._on_received(took_s, nbytes)
-        log.info("received the state of step %d: %d bytes in %.2f s", assignment.max_step, nbytes, took_s)
+        self._on_received(time.monotonic() - began_at, size_bytes(received["train"]))
 
     def install(self, machine: StateOwner) -> None:
         """Take over what was received, if anything."""
@@ -102,8 +113,9 @@ class HealTarget:
     def fetch_beside(self, assignment: Assignment) -> "BackgroundFetch":
         """Begin to receive the state of the source that this rank is dealt, while its steps go on."""
         name, find = next(iter(self._sources(assignment).items()))
-        log.info("catching up from %s at step %d", name, assignment.max_step)
-        return BackgroundFetch(self._new_fetch(assignment, {name: find}, gives_way=True), self._on_received)
+        mark = self._on_begun(name, assignment.max_step)
+        fetch = self._new_fetch(assignment, {name: find}, mark.received, gives_way=True)
+        return BackgroundFetch(fetch, mark, self._on_received)
 
     def revoke(self, quorum_id: int, reason: str) -> None:
         """End a transfer of that quorum or of an earlier one, and begin no other."""
@@ -113,26 +125,26 @@ class HealTarget:
         if fetch is not None:
             fetch.cancel(reason)
 
-    def _fetch_over_group(self, assignment: Assignment) -> dict[str, Any] | None:
+    def _fetch_over_group(self, assignment: Assignment, told: OnBytes) -> dict[str, Any] | None:
         """None: not by this way."""
         if self._groups is None:
             return None
         try:
-            received = self._groups.receive(assignment, max_bytes=available_bytes())
+            received = self._groups.receive(assignment, max_bytes=available_bytes(), on_received=told)
             self._check(assignment, received)
         except (RuntimeError, CorruptState, StateMismatch) as error:
             log.warning("the state does not come over the process group: %s", error)
             return None
         return received
 
-    def _begin(self, assignment: Assignment, sources: Sources) -> Fetch:
+    def _begin(self, assignment: Assignment, sources: Sources, told: OnBytes) -> Fetch:
         with self._lock:
             if assignment.quorum_id <= self._revoked_id:
                 raise StateUnavailable(f"quorum {assignment.quorum_id} was revoked")
-            self._fetch, self._quorum_id = self._new_fetch(assignment, sources), assignment.quorum_id
+            self._fetch, self._quorum_id = self._new_fetch(assignment, sources, told), assignment.quorum_id
             return self._fetch
 
-    def _new_fetch(self, assignment: Assignment, sources: Sources, *, gives_way: bool = False) -> Fetch:
+    def _new_fetch(self, assignment: Assignment, sources: Sources, told: OnBytes, *, gives_way: bool = False) -> Fetch:
         return Fetch(
             sources,
             key_of(assignment, self._group_rank),
@@ -143,6 +155,7 @@ class HealTarget:
             silence_s=self._timeout_s * SILENCE_SHARE,
             max_bytes=available_bytes(),
             gives_way=gives_way,
+            on_received=told,
         )
 
     def _sources(self, assignment: Assignment) -> Sources:
@@ -185,8 +198,9 @@ class HealTarget:
 class BackgroundFetch:
     """A transfer on a thread of its own. What it brings, or why it fails, is in `received` when it is done."""
 
-    def __init__(self, fetch: Fetch, on_received: OnReceived = lambda seconds, nbytes: None) -> None:
+    def __init__(self, fetch: Fetch, mark: HealMark, on_received: OnReceived = lambda seconds, nbytes: None) -> None:
         self._fetch = fetch
+        self._mark = mark
         self._on_received = on_received
         self.received: Future[Any] = Future()
         threading.Thread(target=self._run, name="lighthouse catch-up", daemon=True).start()
@@ -197,7 +211,8 @@ class BackgroundFetch:
     def _run(self) -> None:
         began_at = time.monotonic()
         try:
-            received = self._fetch.run()
+            with logged(self._mark, is_beside=True):
+                received = self._fetch.run()
             self._on_received(time.monotonic() - began_at, size_bytes(received["train"]))
             self.received.set_result(received)
         except Exception as e:  # noqa: BLE001  it belongs to the CatchUpDriver, which polls `received`

@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import Protocol, TypeAlias
 
+from agent_client.progress.heal_mark import HealMark
 from agent_client.progress.rules.collective_ids import CollectiveIds, Entry, Number
 from agent_client.progress.rules.phase_times import ActivitySample
 from agent_client.progress.script_groups import ScriptGroups
@@ -28,6 +29,13 @@ class Activity:
         self.torchs: tuple[TorchCollective, ...] = ()  # that go on, and the newest
         self.script_groups = ScriptGroups(clock)
         self.healed: HealTotals | None = None
+        self.heal: HealMark | None = None  # the newest
+
+    def heal_begins(self, source: str, step: int) -> HealMark:
+        """The state of that step is asked of the replica group `source`."""
+        number = 1 if self.heal is None else self.heal.number + 1
+        self.heal = HealMark(number, source, step, self.clock)
+        return self.heal
 
     def heal_received(self, seconds: float, nbytes: int) -> None:
         """A peer's state is here: it took so long, and its tensors are so large."""
@@ -42,8 +50,10 @@ class Activity:
         waits_for = act.what if act is not None and act.is_wait else ""
         busy = act.what if act is not None and not act.is_wait else ""
         calls = self.script_groups.read()
-        moved_at = max(moved_at, since, torchs_at, self.script_groups.moved_at)
-        return ActivitySample(collective, waits_for, busy, moved_at, calls, self.healed)
+        heal = self.heal.read() if self.heal is not None else None
+        healed_at = self.heal.moved_at if self.heal is not None else since
+        moved_at = max(moved_at, since, torchs_at, self.script_groups.moved_at, healed_at)
+        return ActivitySample(collective, waits_for, busy, moved_at, calls, self.healed, heal)
 
     def enter(self, torchs: "TorchCollective") -> None:
         self.torchs = (*(before for before in self.torchs if before.goes_on(self.clock)), torchs)

@@ -35,6 +35,8 @@ _WAIT_SHARE = 0.9
 """Of its time the source may wait for its snapshot, so that its refusal arrives before that is over."""
 
 FindAddress = Callable[[], str]
+OnBytes = Callable[[str, int, int], None]
+"""Told of the source, the bytes that are here, and all that there are; on the thread that reads."""
 
 
 class Fetch:
@@ -45,6 +47,7 @@ class Fetch:
     nothing while there is another; `wait_s`: how long it may wait for that key to be published, by default most of its
     time. `timeout_s` bounds all but the resolution of host names. `gives_way`: nobody waits for it (priority.py).
     `secret`: of the quorum; source and target prove to each other that they know it. Empty: neither does.
+    `on_received` is told of all that arrives.
     """
 
     def __init__(
@@ -60,8 +63,10 @@ class Fetch:
         max_bytes: int | None = None,
         gives_way: bool = False,
         secret: str = "",
+        on_received: OnBytes = lambda source, received, total: None,
     ) -> None:
         self._secret = secret
+        self._on_received = on_received
         self._sources = sources
         self._key = StateKey(*key)
         self._timeout_s = timeout_s
@@ -140,6 +145,7 @@ class Fetch:
         if not count:
             raise ConnectionError("the source withdrew it or has ended")
         self._received += count
+        self._on_received(self._source, self._received, self._length)
         if self._pace is not None:
             self._pace.rest()
         return count

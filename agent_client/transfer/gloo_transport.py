@@ -9,9 +9,10 @@ and the format without code are those of the other transport. A broken group can
 turns to HTTP then.
 """
 
+import functools
 import logging
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 import torch
@@ -22,6 +23,7 @@ from agent_client.collectives.group_spec import meeting_name
 from agent_client.state.decoding import CorruptState, decode
 from agent_client.state.encoding import Encoding
 from agent_client.state.tree import State
+from agent_client.transfer.fetch import OnBytes
 from lighthouse_protocol.messages.membership import Assignment
 
 log = logging.getLogger(__name__)
@@ -60,25 +62,33 @@ class GroupTransport:
         except RuntimeError as error:
             log.warning("%s has not taken the state: %s", assignment.replica_ids[target], error)
 
-    def receive(self, assignment: Assignment, *, max_bytes: int) -> State:
-        """From the source that was dealt to this rank. CorruptState for what is no state.
+    def receive(
+        self,
+        assignment: Assignment,
+        *,
+        max_bytes: int,
+        on_received: OnBytes = lambda source, received, total: None,
+    ) -> State:
+        """From the source that was dealt to this rank. CorruptState for what is no state. `on_received` as in Fetch.
 
         The connection is left for the source to end: what was sent last could be lost with it.
         """
         self._abort()
         try:
-            return self._receive(self._meet(assignment, assignment.replica_rank, _TARGET), max_bytes)
+            source = assignment.replica_ids[assignment.heal_from_rank or 0]
+            told = functools.partial(on_received, source)
+            return self._receive(self._meet(assignment, assignment.replica_rank, _TARGET), max_bytes, told)
         except BaseException:
             self._abort()
             raise
 
-    def _receive(self, group: GlooGroup, max_bytes: int) -> State:
+    def _receive(self, group: GlooGroup, max_bytes: int, told: Callable[[int, int], None]) -> State:
         announced = torch.zeros(1, dtype=torch.int64)
         group.backend.recv([announced], _SOURCE, 0).wait()
         length = int(announced.item())
         if not 0 < length <= max_bytes:
             raise CorruptState(f"a state of {length} bytes was announced, and there is room for {max_bytes}")
-        state = decode(_Messages(group, length), length)
+        state = decode(_Messages(group, length, told), length)
         group.backend.send([announced], _SOURCE, 0).wait()
         return state
 
@@ -127,9 +137,10 @@ def messages(encoding: Encoding) -> Iterator[torch.Tensor]:
 class _Messages:
     """What arrives, as the bytes that decode() reads."""
 
-    def __init__(self, group: GlooGroup, length: int) -> None:
+    def __init__(self, group: GlooGroup, length: int, told: Callable[[int, int], None]) -> None:
         self._group = group
-        self._left = length
+        self._told = told
+        self._length = self._left = length
         self._message = torch.empty(0, dtype=torch.uint8)
 
     def readinto(self, buffer: memoryview, /) -> int:
@@ -137,6 +148,7 @@ class _Messages:
             self._message = torch.empty(min(MESSAGE_BYTES, self._left), dtype=torch.uint8)
             self._group.backend.recv([self._message], _SOURCE, 0).wait()
             self._left -= len(self._message)
+            self._told(self._length - self._left, self._length)
         count = min(len(buffer), len(self._message))
         buffer[:count] = self._message[:count].numpy().data
         self._message = self._message[count:]

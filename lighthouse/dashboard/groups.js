@@ -45,6 +45,7 @@ function fillState(cell, member) {
 }
 
 function doing(member) {
+  if (member.heal) return member.heal.text;
   const words = [...new Set(member.ranks.map(rank => rank.is_inside ? rank.collective : rank.phase))];
   return words.slice(0, 2).join(', ') + (words.length > 2 ? ', …' : '');
 }

@@ -1,5 +1,5 @@
 // What matters first, in words: does it train, how fast, what was lost, which group is behind. And the same for the title.
-const OPEN_FOR_S = 600;  // an incident that is not over by then will never be
+const HEALS_SAID = 4, OPEN_FOR_S = 600;  // an incident that is not over by then will never be
 const INCIDENT_WORDS = {
   loss: 'lost', divergence: 'in another state than its peers', not_applied: 'without a step that it committed',
   restart: 'restarted', exit: 'gone: its process ended',
@@ -49,10 +49,12 @@ function showLead(card, job, pace, isRun) {
   setHidden(stall, !job.stall);
   const [training, alive] = sizes(card, pace, isRun), goesOn = training > 0 && VERDICT_TONES[job.verdict] !== 'bad';
   const stopped = card.runs.find(run => run.stop), why = stopped ? `run ${stopped.run} is stopped: ${stopped.stop.reason}` : isRun ? STATE_HINTS[card.groups[0].state] : job.explanation;
-  setText(lead, goesOn ? trains(training, alive, pace, card.maxStep, isRun) : `Not training: ${why}.`);
-  setClass(lead, `lead ${goesOn ? '' : 'warn'}`);
+  const awaited = goesOn ? holdingUp(job) : [];
+  setText(lead, !goesOn ? `Not training: ${why}.` : awaited.length ? `Waiting for ${listed(awaited)} to heal, at step ${card.maxStep}.`
+    : trains(training, alive, pace, card.maxStep, isRun));
+  setClass(lead, `lead ${!goesOn ? 'warn' : awaited.length ? 'busy' : ''}`);
   setHidden(lead, Boolean(job.stall));
-  setText(section.querySelector('.lost'), [lost(job, pace, card.now_s), late(card, job)].filter(Boolean).join(' '));
+  setText(section.querySelector('.lost'), [lost(job, pace, card.now_s), healing(job), late(card, job)].filter(Boolean).join(' '));
   const verdict = section.querySelector('.why');
   setText(verdict, isRun ? '' : job.explanation);
   setHidden(verdict, isRun || !goesOn || job.verdict === 'formed');
@@ -82,9 +84,24 @@ function lost(job, pace, now_s) {
   return parts.length ? `Lost: ${parts.join('; ')}.` : pace ? 'Nothing was lost.' : '';
 }
 
+// The groups that receive a state in the present step: the others wait for them.
+function holdingUp(job) {
+  const healing = new Set(job.members.filter(({state}) => state === 'healing').map(member => member.replica_id));
+  return groupsOf(job.ranks.filter(rank => rank.phase === 'heal' && healing.has(rank.replica_id)).map(rank => rank.replica_id));
+}
+
+// How far each group is that heals, the longest heals first.
+function healing(job) {
+  const members = job.members.filter(({heal}) => heal).sort((a, b) => b.heal.seconds - a.heal.seconds);
+  const words = members.slice(0, HEALS_SAID).map(member => `${member.replica_id} is ${member.heal.text}`);
+  if (members.length > HEALS_SAID) words.push(`${plural(members.length - HEALS_SAID, 'more group')} healing`);
+  return words.length ? `${words.join('; ')}.` : '';
+}
+
 function late(card, job) {
   const behind = job.ranks.filter(rank => rank.state === 'behind').map(rank => `${rank.replica_id}/${rank.group_rank}`).sort(compare);
-  const heals = healsOf(job.timeline).filter(({to}) => to === null).map(({name}) => name);
+  const told = new Set(job.members.filter(({heal}) => heal).map(member => member.replica_id));
+  const heals = healsOf(job.timeline).filter(({name, to}) => to === null && !told.has(name)).map(({name}) => name);
   const parts = [behind.length && `behind ${listed(behind)}`, heals.length && `healing ${listed(heals)}`];
   for (const state of ['straggler', 'starting', 'down', 'timed_out', 'expired', 'idle']) {
     const names = card.groups.filter(member => member.state === state).map(member => member.replica_id).sort(compare);

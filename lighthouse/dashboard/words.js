@@ -1,13 +1,13 @@
 // Words, tones and small tools. Whatever the lighthouse says is put on the page as text, never as markup.
 const RUN_STATES = ['stopped', 'no_majority', 'too_few', 'waiting_for_ranks', 'backing_off', 'nobody_ready', 'ready', 'completed', 'stands'];
-const STATES = ['expired', 'down', 'timed_out', 'starting', 'straggler', 'idle', 'joined', 'participant', ...RUN_STATES];
+const STATES = ['expired', 'down', 'timed_out', 'starting', 'straggler', 'healing', 'idle', 'joined', 'participant', ...RUN_STATES];
 const STATE_TONES = {
   expired: 'bad', down: 'bad', timed_out: 'warn', starting: 'busy', straggler: 'warn', idle: 'idle', joined: 'busy',
-  participant: 'good', stopped: 'bad', no_majority: 'bad', too_few: 'bad', waiting_for_ranks: 'warn', backing_off: 'warn',
+  participant: 'good', healing: 'busy', stopped: 'bad', no_majority: 'bad', too_few: 'bad', waiting_for_ranks: 'warn', backing_off: 'warn',
   nobody_ready: 'warn', ready: 'busy', completed: 'good', stands: 'good',
 };
 const STATE_HINTS = {
-  participant: 'in the quorum, at work on its step', joined: 'asks for the next quorum',
+  participant: 'in the quorum, at work on its step', healing: 'in the quorum, and receives the state of another group', joined: 'asks for the next quorum',
   straggler: 'alive, has not joined, and is waited for', timed_out: 'alive, but missed a join timeout; quorums do not wait for it until it joins',
   starting: 'its manager is alive; some of its ranks are still starting',
   down: 'its manager is alive, but it lost ranks; quorums do not wait for it until it joins', idle: 'alive, never joined', expired: 'lost, or no heartbeat',

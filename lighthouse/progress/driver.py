@@ -4,9 +4,10 @@ import logging
 from collections.abc import Callable
 
 from lighthouse.members.rules.roster import Roster
+from lighthouse.progress.heals import JobHeals
 from lighthouse.progress.rules.job_progress import JobProgress, RanksKept, Runs
 from lighthouse_protocol.messages.progress import GroupView
-from lighthouse_protocol.messages.status import RankPlace
+from lighthouse_protocol.messages.status import HealStatus, RankPlace
 from lighthouse_protocol.rules.stall import FLOOR_S, StallVerdict
 from lighthouse_runtime.ports import Timers
 from lighthouse_runtime.timing.stall_watch import StallWatch
@@ -33,6 +34,7 @@ class ProgressDriver:
         self._roster = roster
         self._runs = runs
         self._progress = JobProgress(floor_s, kept)
+        self._heals = JobHeals(job, timers)
         self._clock = timers.time
         self._watch = StallWatch(timers, log, job, self._verdict, self._left_s, floor_s, said)
 
@@ -40,6 +42,7 @@ class ProgressDriver:
         """`replica_id` is that of the session."""
         if view.replica_id == replica_id:
             self._progress.take(view, self._clock())
+            self._heals.take(view)
             self._watch.wake()
 
     def run_moved(self) -> None:
@@ -56,6 +59,12 @@ class ProgressDriver:
         return self._progress.places(self._members, self._alive, self._clock(), self._runs())
 
     @property
+    def heals(self) -> dict[str, HealStatus]:
+        """By replica group; of those that heal."""
+        self._forget()
+        return self._heals.status()
+
+    @property
     def observed(self) -> list[str]:
         """The replica groups whose ranks have no Agents."""
         return self._progress.observed
@@ -67,8 +76,9 @@ class ProgressDriver:
 
     def close(self) -> None:
         self._watch.close()
+        self._heals.close()
         for name in self._progress.names:
-            self._progress.drop(name)
+            self._drop(name)
 
     @property
     def _members(self) -> list[str]:
@@ -81,7 +91,11 @@ class ProgressDriver:
     def _forget(self) -> None:
         for name in self._progress.names:
             if self._roster.get(name) is None:
-                self._progress.drop(name)
+                self._drop(name)
+
+    def _drop(self, replica_id: str) -> None:
+        self._progress.drop(replica_id)
+        self._heals.drop(replica_id)
 
     def _verdict(self, now: float) -> StallVerdict | None:
         return self._progress.verdict(self._members, now, self._runs())

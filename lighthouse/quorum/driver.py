@@ -247,10 +247,9 @@ class JobDriver:
     def status(self, *, has_ranks: bool = False) -> JobStatus:
         """`has_ranks`: with the place of every rank, and the timeline."""
         verdict, now, incidents = self.progress.verdict(), self._clock(), self._incident_registry.newest(self.job)
-        if not has_ranks:
-            return job_status(self.job, self.machine, now, verdict, incidents=incidents)
-        timeline = self._history.timeline.entries
-        return job_status(self.job, self.machine, now, verdict, self.progress.ranks(), timeline, incidents)
+        ranks = self.progress.ranks() if has_ranks else ()
+        timeline = self._history.timeline.entries if has_ranks else ()
+        return job_status(self.job, self.machine, now, verdict, ranks, timeline, incidents, self.progress.heals)
 
     @property
     def account(self) -> JobAccount:

@@ -143,15 +143,20 @@ def _member_families(jobs: Iterable[JobStatus]) -> Iterator[Metric]:
     members = _gauge("lighthouse_members", "Replica groups known, by state", "state")
     steps = _gauge("lighthouse_quorum_step", "The highest step among the participants")
     stalled = _gauge("lighthouse_stalled_seconds", "How long no rank has moved; 0 while one does")
+    heal_left = _gauge("lighthouse_heal_remaining_bytes", "Bytes that healing replica groups have still to receive")
+    heal_rate = _gauge("lighthouse_heal_bytes_per_second", "Rate at which healing replica groups receive state")
     for job in jobs:
         stalled.add_metric([job.job], job.stall_s if job.stall else 0.0)
+        heals = [member.heal for member in job.members if member.heal is not None]
+        heal_left.add_metric([job.job], sum(heal.total - heal.received for heal in heals if heal.total is not None))
+        heal_rate.add_metric([job.job], sum(heal.bytes_per_s or 0 for heal in heals))
         training = [member.step for member in job.members if member.is_participant]
         states = Counter(member.state for member in job.members)
         participants.add_metric([job.job], len(training))
         steps.add_metric([job.job], max(training, default=0))
         for state in MemberState:
             members.add_metric([job.job, state.value], states[state])
-    return iter((participants, members, steps, stalled))
+    return iter((participants, members, steps, stalled, heal_left, heal_rate))
 
 
 def _gauge(name: str, text: str, *labels: str) -> GaugeMetricFamily:

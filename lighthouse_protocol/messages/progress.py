@@ -12,6 +12,8 @@ from lighthouse_protocol.refusals import InvalidRequest
 
 STEP = "step"
 """The phase that a rank is in outside of every phase that its script names."""
+HEAL = "heal"
+"""The phase of a rank that receives the state of a peer, and whose step waits for it."""
 
 MAX_NAMES = 64
 MAX_DEPTH = 16
@@ -108,12 +110,28 @@ class HealTotals:
 
 
 @dataclass(frozen=True, slots=True)
+class HealProgress:
+    """A heal of one process: the state of `step` from the replica group `source`. `number` counts those that the
+    process has begun, from 1. `received` of `total` bytes of the encoded state are here; None: the source has not said
+    yet. `seconds`: since the first request, until now or its end. `is_over`: all is received and checked."""
+
+    number: Count
+    source: Annotated[str, Chars(MAX_LABEL_CHARS)]
+    step: Count
+    received: Count = 0
+    total: Count | None = None
+    seconds: Age = 0.0
+    is_over: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class ProgressSample:
     """Where a rank is. `phases` are the open ones, the innermost last.
 
     `waits_for`: what its script has declared to wait for. `still_s`: since the last mark. `is_first`: this process has
     not done a step yet. `calls`: of the process groups that moved last. `at`: the line of the script, for a rank that
-    is observed and has no Agent. `healed`: None for a process that has never healed.
+    is observed and has no Agent. `healed`: None for a process that has never healed. `heal`: one that goes on, or has
+    just ended well.
     """
 
     step: Count = 0
@@ -127,6 +145,7 @@ class ProgressSample:
     calls: Annotated[tuple[GroupCalls, ...], Entries(MAX_GROUPS)] = ()
     at: Annotated[str, Chars(MAX_LABEL_CHARS)] = ""
     healed: Advisory[HealTotals] = None
+    heal: Advisory[HealProgress] = None
 
     @property
     def innermost(self) -> OpenPhase:

@@ -3,13 +3,14 @@
 from dataclasses import dataclass
 from enum import StrEnum
 
-from lighthouse_protocol.constraints import Offset
+from lighthouse_protocol.constraints import Count, Offset, Text
 from lighthouse_protocol.messages.incident import IncidentSummary
 from lighthouse_protocol.messages.run_status import RunStatus
 
 
 class MemberState(StrEnum):
     PARTICIPANT = "participant"  # in the quorum, at work on its step
+    HEALING = "healing"  # in the quorum, and receives the state of another group
     JOINED = "joined"  # asks for the next quorum
     STRAGGLER = "straggler"  # alive, not joined, and waited for
     TIMED_OUT = "timed_out"  # alive, missed a join_timeout: not waited for until it joins
@@ -17,6 +18,23 @@ class MemberState(StrEnum):
     DOWN = "down"  # its manager is alive, it has lost ranks: not waited for until it joins
     IDLE = "idle"  # alive, never joined
     EXPIRED = "expired"  # no sign of life for heartbeat_timeout
+
+
+@dataclass(frozen=True, slots=True)
+class HealStatus:
+    """A heal of a replica group that goes on, over all its ranks (rules/heal.py): `received` of `total` bytes of the
+    state of `step`, from the group `source`. `bytes_per_s`: over the last seconds; `left_s`: at that rate, of the
+    slowest rank; None: not known. `still_s`: for so long a rank has received nothing. `text`: all that in words."""
+
+    source: Text
+    step: Count
+    received: Count
+    total: Count | None
+    seconds: Offset
+    bytes_per_s: Count | None
+    left_s: Offset | None
+    still_s: Offset
+    text: Text
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +51,7 @@ class MemberStatus:
     commit_failures: int
     address: str
     store_address: str
+    heal: HealStatus | None = None
 
 
 class RankState(StrEnum):

@@ -383,7 +383,8 @@ def _say_pushed(message: ToRank) -> None:
     match message:
         case Revoked(quorum_id, reason, lost):
             told = event("quorum_revoked", quorum_id=quorum_id, lost=lost or None)
-            log.info("quorum %d is revoked: %s", quorum_id, lost or reason, extra=told)
+            why = reason if not lost or reason.startswith(lost) else f"{lost}: {reason}"
+            log.info("quorum %d is revoked: %s", quorum_id, why, extra=told)
         case RankGone(group_rank, reason):
             log.error("the other ranks end: %s", reason, extra=event("rank_gone", rank=group_rank))
         case Released():

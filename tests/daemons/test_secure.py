@@ -455,6 +455,6 @@ def test_a_second_host_trains_by_one_pasted_string_is_killed_and_heals(
         assert alone >= before
         with group("there", string, elsewhere.there, **far) as again:
             at_work_together(alone)
-            again.wait_for_log(r"received the state of step \d+")
+            again.wait_for_log(r"healed from \w+ at step \d+")
             assert again.stop() == here.stop() == 143
             assert parse_coordinator(string).token not in here.log() + there.log() + again.log()

@@ -5,6 +5,7 @@ import dataclasses
 from lighthouse_protocol.messages.run import RunCounters, RunTerms
 from lighthouse_protocol.messages.run_status import RankStatus, RunStatus
 from lighthouse_protocol.messages.status import (
+    HealStatus,
     JobStatus,
     LighthouseStatus,
     MemberState,
@@ -66,6 +67,13 @@ def job(
 def place(name: str, number: int, state: RankState = RankState.WAITING, **fields: object) -> RankPlace:
     of = RankPlace(name, number, state, 7, "step", 0, None, 1.0, "all_reduce", True, "", 0.4, 63.0, 60.0, "host", 4711)
     return dataclasses.replace(of, **fields)  # pyright: ignore[reportArgumentType]
+
+
+def healing(replica_id: str, *, source: str = "a", seconds: float = 12.0) -> MemberStatus:
+    """1.2 of 4.0 GiB."""
+    text = f"healing from {source}: 1.2 of 4.0 GiB, 98 MiB/s, 29 s left"
+    heal = HealStatus(source, 17, 1_288_490_189, 4 * 2**30, seconds, 98 * 2**20, 29.3, 0.4, text)
+    return dataclasses.replace(member(replica_id, MemberState.HEALING), heal=heal)
 
 
 def many(count: int) -> list[MemberStatus]:

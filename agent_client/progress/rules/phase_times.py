@@ -13,6 +13,7 @@ from lighthouse_protocol.messages.progress import (
     STEP,
     Collective,
     GroupCalls,
+    HealProgress,
     HealTotals,
     OpenPhase,
     PhaseCount,
@@ -33,6 +34,7 @@ class ActivitySample(NamedTuple):
     since: float
     calls: tuple[GroupCalls, ...] = ()
     healed: HealTotals | None = None
+    heal: HealProgress | None = None
 
 
 @dataclass(eq=False, slots=True)
@@ -148,6 +150,7 @@ class PhaseTimes:
             times=self._times(),
             calls=own.calls,
             healed=own.healed,
+            heal=own.heal,
         )
 
     def _entered(self, open_visits: Counter[Name]) -> tuple[PhaseCount, ...]:

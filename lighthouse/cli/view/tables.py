@@ -16,6 +16,7 @@ from lighthouse_runtime.cli.terminal import printable
 Row = tuple[str, MemberStatus]
 
 LATE_BEAT_S = 2.0
+HEALS_SHOWN = 4
 # A member that needs a look comes first where not all can be shown.
 _STATES = [
     MemberState.EXPIRED,
@@ -23,10 +24,12 @@ _STATES = [
     MemberState.TIMED_OUT,
     MemberState.STARTING,
     MemberState.STRAGGLER,
+    MemberState.HEALING,
     MemberState.IDLE,
 ]
 _STATE_STYLES = {
     MemberState.PARTICIPANT: "green",
+    MemberState.HEALING: "cyan",
     MemberState.JOINED: "cyan",
     MemberState.STRAGGLER: "yellow",
     MemberState.TIMED_OUT: "yellow",
@@ -128,7 +131,7 @@ def member_rows(status: LighthouseStatus) -> list[Row]:
 
 
 def job_summary(job: JobStatus) -> list[Text]:
-    """Three lines: the quorum, why there is or is not one, and the known groups."""
+    """The quorum, why there is or is not one, the known groups, and those that heal."""
     quorum = f"quorum {job.quorum_id}, {format_duration(job.quorum_age_s)} old" if job.quorum_id else "no quorum yet"
     return [
         Text.assemble(
@@ -141,12 +144,21 @@ def job_summary(job: JobStatus) -> list[Text]:
             f": {printable(job.explanation)}",
         ),
         Text(state_counts(job)),
+        *heals(job),
     ]
 
 
 def stall(job: JobStatus) -> Text:
     """The ranks that are behind, where nothing moves."""
     return Text(f"nothing moves for {format_duration(job.stall_s)}: {printable(job.stall)}", style="red")
+
+
+def heals(job: JobStatus) -> list[Text]:
+    """A line for each group that heals, the longest heals first; of many the first."""
+    healing = sorted((m for m in job.members if m.heal is not None), key=lambda m: -(m.heal.seconds if m.heal else 0))
+    lines = [Text(printable(f"{m.replica_id} is {m.heal.text}"), style="cyan") for m in healing[:HEALS_SHOWN] if m.heal]
+    more = len(healing) - HEALS_SHOWN
+    return [*lines, Text(f"{counted(more, 'more group')} healing", style="cyan")] if more > 0 else lines
 
 
 def most_urgent(members: Sequence[MemberStatus], count: int) -> list[MemberStatus]:
@@ -174,7 +186,7 @@ def counted(count: int, noun: str) -> str:
 
 def _explanation(job: JobStatus, width: int) -> list[Text]:
     texts = [Text(printable(job.explanation), style="dim" if job.verdict == Verdict.FORMED else "")]
-    texts += [stall(job)] if job.stall else []
+    texts += [*heals(job), *([stall(job)] if job.stall else [])]
     return [Text.assemble("  ", line) for text in texts for line in wrapped(text, width - 2)]
 
 

@@ -12,7 +12,15 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from lighthouse.members.rules.run_rank import RunRank
-from lighthouse_protocol.messages.progress import MAX_NAMES, OTHER, GroupView, RankName, RankView
+from lighthouse_protocol.messages.progress import (
+    HEAL,
+    MAX_NAMES,
+    OTHER,
+    GroupView,
+    ProgressSample,
+    RankName,
+    RankView,
+)
 from lighthouse_protocol.messages.status import RankPlace, RankState
 from lighthouse_protocol.rules.stall import FLOOR_S, StallVerdict, judge, time_left_s
 
@@ -180,16 +188,25 @@ def _processes(ranks: Iterable[RankView]) -> set[tuple[str, int] | None]:
     return {rank.process for rank in ranks} - {None}
 
 
+def _ticks(sample: ProgressSample) -> tuple[int, int | None]:
+    """Of the innermost phase; of a heal in hundredths of its bytes."""
+    phase, heal = sample.innermost, sample.heal
+    if phase.name != HEAL or heal is None or not heal.total:
+        return phase.done, phase.total
+    return 100 * heal.received // heal.total, 100
+
+
 def _place(rank: RankView, state: RankState, generation: int | None) -> RankPlace:
     sample, innermost, collective = rank.sample, rank.sample.innermost, rank.sample.inside or rank.sample.collective
+    done, total = _ticks(sample)
     return RankPlace(
         replica_id=rank.name.replica_id,
         group_rank=rank.name.group_rank,
         state=state,
         step=sample.step,
         phase=innermost.name,
-        done=innermost.done,
-        total=innermost.total,
+        done=done,
+        total=total,
         phase_s=innermost.open_s + rank.beat_age_s,
         collective=collective.operation if collective is not None else "",
         is_inside=sample.is_inside,

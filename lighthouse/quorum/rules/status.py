@@ -1,6 +1,7 @@
 """The one snapshot that log, CLI, page and metrics show."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 
 from lighthouse.members.rules.rank_grid import Grid, grid_of
 from lighthouse.members.rules.roster import Member
@@ -8,7 +9,14 @@ from lighthouse.quorum.rules.config import QuorumConfig
 from lighthouse.quorum.rules.machine import QuorumMachine
 from lighthouse.quorum.rules.verdict import Verdict
 from lighthouse_protocol.messages.incident import IncidentSummary
-from lighthouse_protocol.messages.status import JobStatus, MemberState, MemberStatus, RankPlace, TimelineEntry
+from lighthouse_protocol.messages.status import (
+    HealStatus,
+    JobStatus,
+    MemberState,
+    MemberStatus,
+    RankPlace,
+    TimelineEntry,
+)
 from lighthouse_protocol.rules.proof import short_name
 from lighthouse_protocol.rules.stall import StallVerdict
 
@@ -23,9 +31,11 @@ def job_status(
     ranks: tuple[RankPlace, ...] = (),
     timeline: tuple[TimelineEntry, ...] = (),
     incidents: tuple[IncidentSummary, ...] = (),
+    heals: Mapping[str, HealStatus] = MappingProxyType({}),
 ) -> JobStatus:
-    """O(n log n): for a person or a scrape, never for a round."""
+    """`heals`: of the groups that heal. O(n log n): for a person or a scrape, never for a round."""
     current = machine.current
+    members = sorted(machine.roster, key=lambda member: member.replica_id)
     return JobStatus(
         job=job,
         quorum_id=machine.quorum.quorum_id if machine.quorum else 0,
@@ -34,7 +44,7 @@ def job_status(
         explanation=explain(machine, now),
         quorums_formed=current.changes,
         rounds=current.rounds,
-        members=tuple(_member_status(m, machine, now) for m in sorted(machine.roster, key=lambda m: m.replica_id)),
+        members=tuple(_member_status(m, machine, now, heals.get(m.replica_id)) for m in members),
         phase=machine.standing.phase.value,
         sessions=machine.presence.sessions,
         recalls=machine.standing.recalls,
@@ -144,12 +154,12 @@ def _shown(names: Sequence[str]) -> str:
     return ", ".join(names[:NAMES_SHOWN]) + more
 
 
-def _member_status(member: Member, machine: QuorumMachine, now: float) -> MemberStatus:
-    participant = member.participant
+def _member_status(member: Member, machine: QuorumMachine, now: float, heal: HealStatus | None) -> MemberStatus:
+    participant, state = member.participant, _state(member, machine)
     return MemberStatus(
         replica_id=member.replica_id,
         start=short_name(member.incarnation),
-        state=_state(member, machine),
+        state=MemberState.HEALING if heal is not None and state is MemberState.PARTICIPANT else state,
         is_participant=machine.current.has(member),
         step=member.step,
         world_size=participant.group_world_size if participant else 0,
@@ -157,6 +167,7 @@ def _member_status(member: Member, machine: QuorumMachine, now: float) -> Member
         commit_failures=participant.commit_failures if participant else 0,
         address=participant.address if participant else "",
         store_address=participant.store_address if participant else "",
+        heal=heal,
     )
 
 

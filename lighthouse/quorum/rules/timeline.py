@@ -100,7 +100,8 @@ class History:
         max_step = max(member.step for member in quorum.participants)
         if is_new:
             names = [member.replica_id for member in quorum.participants]
-            text = f"quorum {quorum.quorum_id}: {len(names)} participants at step {max_step}"
+            noun = "participant" if len(names) == 1 else "participants"
+            text = f"quorum {quorum.quorum_id}: {len(names)} {noun} at step {max_step}"
             self.timeline.note(at_unix_s, TimelineKind.QUORUM, names, text)
         for member in quorum.participants:
             name, heal = member.replica_id, self._heals.get(member.replica_id)

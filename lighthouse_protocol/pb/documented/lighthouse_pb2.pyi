@@ -603,6 +603,63 @@ class RankPlace(google.protobuf.message.Message):
 global___RankPlace = RankPlace
 
 @typing.final
+class HealStatus(google.protobuf.message.Message):
+    """A heal of a replica group that goes on, over all its ranks (lighthouse_protocol/rules/heal.py)."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    SOURCE_FIELD_NUMBER: builtins.int
+    STEP_FIELD_NUMBER: builtins.int
+    RECEIVED_FIELD_NUMBER: builtins.int
+    TOTAL_FIELD_NUMBER: builtins.int
+    SECONDS_FIELD_NUMBER: builtins.int
+    BYTES_PER_S_FIELD_NUMBER: builtins.int
+    LEFT_S_FIELD_NUMBER: builtins.int
+    STILL_S_FIELD_NUMBER: builtins.int
+    TEXT_FIELD_NUMBER: builtins.int
+    source: builtins.str
+    """the group whose state it takes over; several with commas"""
+    step: builtins.int
+    """of the state"""
+    received: builtins.int
+    """bytes"""
+    total: builtins.int
+    """absent: not known yet"""
+    seconds: builtins.float
+    """since the first request"""
+    bytes_per_s: builtins.int
+    """over the last seconds; absent: not known yet"""
+    left_s: builtins.float
+    """at that rate, of the slowest rank; absent: not known, or nothing arrives"""
+    still_s: builtins.float
+    """for so long a rank has received nothing"""
+    text: builtins.str
+    """all that for a person"""
+    def __init__(
+        self,
+        *,
+        source: builtins.str = ...,
+        step: builtins.int = ...,
+        received: builtins.int = ...,
+        total: builtins.int | None = ...,
+        seconds: builtins.float = ...,
+        bytes_per_s: builtins.int | None = ...,
+        left_s: builtins.float | None = ...,
+        still_s: builtins.float = ...,
+        text: builtins.str = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["_bytes_per_s", b"_bytes_per_s", "_left_s", b"_left_s", "_total", b"_total", "bytes_per_s", b"bytes_per_s", "left_s", b"left_s", "total", b"total"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["_bytes_per_s", b"_bytes_per_s", "_left_s", b"_left_s", "_total", b"_total", "bytes_per_s", b"bytes_per_s", "left_s", b"left_s", "received", b"received", "seconds", b"seconds", "source", b"source", "step", b"step", "still_s", b"still_s", "text", b"text", "total", b"total"]) -> None: ...
+    @typing.overload
+    def WhichOneof(self, oneof_group: typing.Literal["_bytes_per_s", b"_bytes_per_s"]) -> typing.Literal["bytes_per_s"] | None: ...
+    @typing.overload
+    def WhichOneof(self, oneof_group: typing.Literal["_left_s", b"_left_s"]) -> typing.Literal["left_s"] | None: ...
+    @typing.overload
+    def WhichOneof(self, oneof_group: typing.Literal["_total", b"_total"]) -> typing.Literal["total"] | None: ...
+
+global___HealStatus = HealStatus
+
+@typing.final
 class MemberStatus(google.protobuf.message.Message):
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -616,11 +673,12 @@ class MemberStatus(google.protobuf.message.Message):
     COMMIT_FAILURES_FIELD_NUMBER: builtins.int
     ADDRESS_FIELD_NUMBER: builtins.int
     STORE_ADDRESS_FIELD_NUMBER: builtins.int
+    HEAL_FIELD_NUMBER: builtins.int
     replica_id: builtins.str
     start: builtins.str
     """a short name, another one for each incarnation"""
     state: builtins.str
-    """participant, joined, straggler, timed_out, starting, down, idle or expired"""
+    """participant, healing, joined, straggler, timed_out, starting, down, idle or expired"""
     is_participant: builtins.bool
     step: builtins.int
     world_size: builtins.int
@@ -628,6 +686,10 @@ class MemberStatus(google.protobuf.message.Message):
     commit_failures: builtins.int
     address: builtins.str
     store_address: builtins.str
+    @property
+    def heal(self) -> global___HealStatus:
+        """absent: it does not heal"""
+
     def __init__(
         self,
         *,
@@ -641,8 +703,10 @@ class MemberStatus(google.protobuf.message.Message):
         commit_failures: builtins.int = ...,
         address: builtins.str = ...,
         store_address: builtins.str = ...,
+        heal: global___HealStatus | None = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["address", b"address", "commit_failures", b"commit_failures", "heartbeat_age_s", b"heartbeat_age_s", "is_participant", b"is_participant", "replica_id", b"replica_id", "start", b"start", "state", b"state", "step", b"step", "store_address", b"store_address", "world_size", b"world_size"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["heal", b"heal"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["address", b"address", "commit_failures", b"commit_failures", "heal", b"heal", "heartbeat_age_s", b"heartbeat_age_s", "is_participant", b"is_participant", "replica_id", b"replica_id", "start", b"start", "state", b"state", "step", b"step", "store_address", b"store_address", "world_size", b"world_size"]) -> None: ...
 
 global___MemberStatus = MemberStatus
 

@@ -168,6 +168,7 @@ class ProgressSample(google.protobuf.message.Message):
     CALLS_FIELD_NUMBER: builtins.int
     AT_FIELD_NUMBER: builtins.int
     HEALED_FIELD_NUMBER: builtins.int
+    HEAL_FIELD_NUMBER: builtins.int
     step: builtins.int
     waits_for: builtins.str
     """empty: nobody has declared a wait"""
@@ -197,6 +198,10 @@ class ProgressSample(google.protobuf.message.Message):
     def healed(self) -> global___HealTotals:
         """absent: this process has never healed"""
 
+    @property
+    def heal(self) -> global___HealProgress:
+        """that goes on, or has just ended well; absent: none"""
+
     def __init__(
         self,
         *,
@@ -211,11 +216,56 @@ class ProgressSample(google.protobuf.message.Message):
         calls: collections.abc.Iterable[global___GroupCalls] | None = ...,
         at: builtins.str = ...,
         healed: global___HealTotals | None = ...,
+        heal: global___HealProgress | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["collective", b"collective", "healed", b"healed"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["at", b"at", "calls", b"calls", "collective", b"collective", "entered", b"entered", "healed", b"healed", "is_first", b"is_first", "phases", b"phases", "step", b"step", "still_s", b"still_s", "times", b"times", "waits_for", b"waits_for"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["collective", b"collective", "heal", b"heal", "healed", b"healed"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["at", b"at", "calls", b"calls", "collective", b"collective", "entered", b"entered", "heal", b"heal", "healed", b"healed", "is_first", b"is_first", "phases", b"phases", "step", b"step", "still_s", b"still_s", "times", b"times", "waits_for", b"waits_for"]) -> None: ...
 
 global___ProgressSample = ProgressSample
+
+@typing.final
+class HealProgress(google.protobuf.message.Message):
+    """A heal of one process. Bytes are those of the encoded state."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    NUMBER_FIELD_NUMBER: builtins.int
+    SOURCE_FIELD_NUMBER: builtins.int
+    STEP_FIELD_NUMBER: builtins.int
+    RECEIVED_FIELD_NUMBER: builtins.int
+    TOTAL_FIELD_NUMBER: builtins.int
+    SECONDS_FIELD_NUMBER: builtins.int
+    IS_OVER_FIELD_NUMBER: builtins.int
+    number: builtins.int
+    """of those that the process has begun, from 1"""
+    source: builtins.str
+    """the replica group whose state it is"""
+    step: builtins.int
+    """of the state"""
+    received: builtins.int
+    """bytes"""
+    total: builtins.int
+    """absent: the source has not said yet"""
+    seconds: builtins.float
+    """since the first request, until now or its end"""
+    is_over: builtins.bool
+    """all is received and checked"""
+    def __init__(
+        self,
+        *,
+        number: builtins.int = ...,
+        source: builtins.str = ...,
+        step: builtins.int = ...,
+        received: builtins.int = ...,
+        total: builtins.int | None = ...,
+        seconds: builtins.float = ...,
+        is_over: builtins.bool = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["_total", b"_total", "total", b"total"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["_total", b"_total", "is_over", b"is_over", "number", b"number", "received", b"received", "seconds", b"seconds", "source", b"source", "step", b"step", "total", b"total"]) -> None: ...
+    def WhichOneof(self, oneof_group: typing.Literal["_total", b"_total"]) -> typing.Literal["total"] | None: ...
+
+global___HealProgress = HealProgress
 
 @typing.final
 class HealTotals(google.protobuf.message.Message):

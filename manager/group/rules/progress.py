@@ -37,5 +37,6 @@ def _place(rank: RankView) -> tuple[object, ...]:
     """What of it does not change with time alone."""
     sample = rank.sample
     phases = [(phase.name, phase.done) for phase in sample.phases]
-    where = sample.collective, sample.calls, sample.waits_for, sample.at
+    heal = sample.heal and (sample.heal.number, sample.heal.received, sample.heal.is_over)
+    where = sample.collective, sample.calls, sample.waits_for, sample.at, heal
     return rank.name, rank.rank_incarnation, sample.step, phases, where

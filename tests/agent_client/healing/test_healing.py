@@ -1,5 +1,7 @@
 """Healing between real processes: bad sources, a death in the middle; what a source waits for."""
 
+import logging
+import re
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -13,8 +15,11 @@ import torch
 from agent_client.agent.rules.step import StepMachine
 from agent_client.healing.healing import Healing
 from agent_client.healing.rules.modes import StateServing
+from agent_client.progress.activity import Activity
 from agent_client.state.encoding import Encoding
 from agent_client.transfer.response import StateUnavailable
+from lighthouse_protocol.messages.membership import Assignment
+from lighthouse_protocol.messages.progress import HealProgress
 from tests.agent_client.healing.pair import ASSIGNMENT, Pair
 from tests.agent_client.matrix_events import Cell, begin_transfer, finish
 from tests.agent_client.training_jobs import MakeJob, TrainingJob
@@ -51,12 +56,43 @@ class TestServing:
         assert nbytes == 4 * (1024 * 1024 + 1024)  # of a Linear's weight and bias
 
     @pytest.mark.usefixtures("impatient")
-    def test_a_state_that_does_not_come_is_not_told(self, stack: ExitStack) -> None:
+    def test_a_state_that_does_not_come_is_not_told(self, stack: ExitStack, caplog: pytest.LogCaptureFixture) -> None:
         told: list[tuple[float, int]] = []
-        pair = Pair(stack, on_received=lambda seconds, nbytes: told.append((seconds, nbytes)))
-        with pytest.raises(StateUnavailable):
+        own = Activity(time.monotonic)
+        pair = Pair(stack, on_received=lambda seconds, nbytes: told.append((seconds, nbytes)), on_begun=own.heal_begins)
+        with caplog.at_level(logging.INFO), pytest.raises(StateUnavailable):
             pair.fetch()
         assert told == []
+        assert own.read().heal is None
+        assert [line for line in caplog.messages if "heal" in line] == [
+            "healing from a at step 5",
+            "the heal from a at step 5 broke off after 0 B",
+        ]
+
+    def test_its_bytes_are_marked_as_they_arrive(self, stack: ExitStack, caplog: pytest.LogCaptureFixture) -> None:
+        own = Activity(time.monotonic)
+        pair = Pair(stack, on_begun=own.heal_begins)
+        seen: list[HealProgress] = []
+        check = pair.target._target._check
+
+        def checked(assignment: Assignment, received: object) -> None:
+            heal = own.read().heal
+            assert heal is not None
+            seen.append(heal)
+            check(assignment, received)
+
+        pair.target._target._check = checked  # type: ignore[method-assign]
+        with caplog.at_level(logging.INFO):
+            pair.serve()
+            pair.fetch()
+        [last], over = seen, own.read().heal
+        assert over is not None
+        assert last.received == last.total == over.received > 4 * (1024 * 1024 + 1024)
+        assert (last.source, last.step, last.is_over, over.is_over) == ("a", 5, False, True)
+        assert [re.sub(r"in .*", "", line) for line in caplog.messages if "heal" in line] == [
+            "healing from a at step 5",
+            "healed from a at step 5: 4.0 MiB ",
+        ]
 
     def test_a_snapshot_is_what_it_was_when_it_was_taken(self, stack: ExitStack) -> None:
         pair = Pair(stack, state_serving=StateServing.SNAPSHOT)

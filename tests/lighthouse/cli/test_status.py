@@ -12,7 +12,7 @@ from lighthouse_protocol.messages.run_status import RunStatus
 from lighthouse_protocol.messages.session import QuorumPhase
 from lighthouse_protocol.messages.status import MemberState
 from lighthouse_protocol.refusals import Unreachable
-from tests.lighthouse.statuses import job, member, run_of, status
+from tests.lighthouse.statuses import healing, job, member, run_of, status
 
 TWO_JOBS = status(
     job(member("a"), member("b", MemberState.JOINED, is_participant=False, step=9)),
@@ -36,6 +36,22 @@ def test_shows_a_row_and_the_explanation_of_each_job(fake, run):
         "other        42  3m13s             1        1     7  none      waiting_for_stragglers\n"
         "  1 of 2 joined; waiting for d\n"
     )
+
+
+def test_shows_how_far_a_group_has_healed(fake, run):
+    fake.answers = [status(job(member("a"), healing("b"), healing("c", source="d", seconds=20.0)))]
+    assert run(command).output.splitlines()[3:] == [
+        "  all train",
+        "  c is healing from d: 1.2 of 4.0 GiB, 98 MiB/s, 29 s left",
+        "  b is healing from a: 1.2 of 4.0 GiB, 98 MiB/s, 29 s left",
+    ]
+
+
+def test_of_many_groups_that_heal_the_longest_heals_are_shown(fake, run):
+    fake.answers = [status(job(*(healing(f"g{n}", seconds=n) for n in range(tables.HEALS_SHOWN + 2))))]
+    lines = run(command).output.splitlines()[4:]
+    assert [line.split()[0] for line in lines] == ["g5", "g4", "g3", "g2", "2"]
+    assert lines[-1] == "  2 more groups healing"
 
 
 @pytest.mark.parametrize("verb", [command, members, ranks])

@@ -27,7 +27,7 @@ from lighthouse_runtime.security.tokens import TokenFile
 from lighthouse_runtime.web.control import Order
 from tests.chromium import Chromium, Page, needs_browser, pictures
 from tests.lighthouse.fake_lighthouse import FakeLighthouse
-from tests.lighthouse.statuses import job, many, member, place, run_of, status
+from tests.lighthouse.statuses import healing, job, many, member, place, run_of, status
 
 pytestmark = [needs_browser, pytest.mark.asyncio(loop_scope="module")]
 
@@ -111,6 +111,25 @@ def troubled() -> JobStatus:
     return dataclasses.replace(
         made, ranks=ranks, stall=stall, stall_s=63.0, timeline=timeline, incidents=(stalls, loss)
     )
+
+
+async def test_says_how_far_a_group_has_healed(browser: Chromium, lighthouse: FakeLighthouse):
+    healed = TimelineEntry(time.time() - 12, TimelineKind.HEALING, ("b",), 0, "from step 0 to 17")
+    of = dataclasses.replace(job(member("a"), healing("b")), timeline=(healed,))
+    beside = place("b", 0, RankState.RUNNING, is_inside=False)
+    lighthouse.shown = status(dataclasses.replace(of, ranks=(beside,)))
+    async with browser.page(lighthouse.url) as page:
+        assert "Training with all 2 live groups, at step 7. b is healing from a: 1.2" in await shown(page)
+        waited_for = dataclasses.replace(beside, phase="heal", done=30, total=100)
+        lighthouse.shown = status(dataclasses.replace(of, ranks=(waited_for,)))
+        seen = await shown(page, updates=2)
+        assert "rank 0 host · pid 4711 running heal 30/100" in seen
+        assert (
+            "Waiting for b to heal, at step 7. b is healing from a: 1.2 of 4.0 GiB, 98 MiB/s, 29 s left. Step 7" in seen
+        )
+        assert "3f2b8c1e healing healing from a: 1.2 of 4.0 GiB, 98 MiB/s, 29 s left" in seen
+        assert "1 healing" in seen
+        assert page.errors == []
 
 
 async def test_shows_the_quorum_groups_ranks_incidents_and_what_happened(browser: Chromium, lighthouse: FakeLighthouse):

@@ -13,7 +13,7 @@ from lighthouse.quorum.rules.verdict import Verdict
 from lighthouse_protocol.messages.session import QuorumPhase
 from lighthouse_protocol.messages.status import LighthouseStatus, MemberState
 from lighthouse_protocol.refusals import LighthouseError, WrongState
-from tests.lighthouse.statuses import job, member, status
+from tests.lighthouse.statuses import healing, job, member, status
 
 BUSY = status(
     job(
@@ -56,6 +56,16 @@ def test_a_sample_for_each_number_of_the_status():
     assert {name: seen[f"lighthouse_{name}",] for name in of_lighthouse} == of_lighthouse
     assert {name: seen[f"lighthouse_{name}", "default"] for name in of_job} == of_job
     assert seen["lighthouse_info", "0.1.0"] == 1
+    assert (
+        seen["lighthouse_heal_remaining_bytes", "default"] == seen["lighthouse_heal_bytes_per_second", "default"] == 0
+    )
+
+
+def test_heals_that_go_on_are_added_up():
+    seen = samples(scrape(status(job(member("a"), healing("b"), healing("c")))))
+    assert seen["lighthouse_heal_remaining_bytes", "default"] == 2 * (4 * 2**30 - 1_288_490_189)
+    assert seen["lighthouse_heal_bytes_per_second", "default"] == 2 * 98 * 2**20
+    assert seen["lighthouse_members", "default", "healing"] == 2
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,7 @@
 
 import pytest
 
-from lighthouse_protocol.messages.progress import ProgressSample
+from lighthouse_protocol.messages.progress import HealProgress, ProgressSample
 from lighthouse_protocol.rules.group_progress import GroupProgress, Process
 from manager.group.rules.progress import REPEATED_S, TOLD_S, ProgressReporter
 
@@ -53,3 +53,13 @@ def test_that_all_have_gone_is_told_once(telling: ProgressReporter, group: Group
     assert view is not None
     assert view.ranks == ()
     assert [telling.news(now) for now in (2, 50)] == [None, None]
+
+
+def test_the_bytes_of_a_heal_are_news_and_its_seconds_are_not(telling: ProgressReporter, group: GroupProgress):
+    heals = [HealProgress(1, "a", 17, received, 1000, seconds) for received, seconds in ((0, 1.0), (0, 2.0), (9, 3.0))]
+    told: list[int | None] = []
+    for now, heal in enumerate(heals, start=1):
+        group.take(0, W, ProgressSample(heal=heal), now)
+        view = telling.news(now)
+        told.append(view and view.ranks[0].sample.heal and view.ranks[0].sample.heal.received)
+    assert told == [0, None, 9]

@@ -1,0 +1,50 @@
+"""What a rank says of its heal."""
+
+from agent_client.progress.activity import Activity
+from agent_client.progress.heal_mark import KEPT_S
+from lighthouse_protocol.messages.progress import HealProgress
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def test_a_heal_is_told_while_it_goes_on_and_for_a_while_after():
+    clock = Clock()
+    own = Activity(clock)
+    assert own.read().heal is None
+    mark = own.heal_begins("a", 17)
+    assert own.read().heal == HealProgress(1, "a", 17)
+    clock.now += 2
+    mark.received("a", 30, 100)
+    clock.now += 1
+    assert own.read().heal == HealProgress(1, "a", 17, 30, 100, 3.0)
+    mark.received("a", 100, 100)
+    mark.over()
+    clock.now += KEPT_S - 0.1
+    assert own.read().heal == HealProgress(1, "a", 17, 100, 100, 3.0, is_over=True)
+    clock.now += 0.1
+    assert own.read().heal is None
+
+
+def test_bytes_are_progress():
+    """A rank that heals for long moves, as long as something arrives."""
+    clock = Clock()
+    own = Activity(clock)
+    mark = own.heal_begins("a", 17)
+    clock.now += 50
+    mark.received("a", 30, 100)
+    clock.now += 5
+    assert own.read().since == clock.now - 5
+
+
+def test_another_heal_has_another_number_and_one_that_failed_is_none():
+    own = Activity(Clock())
+    own.heal_begins("a", 17).failed()
+    assert own.read().heal is None
+    own.heal_begins("c", 18)
+    assert own.read().heal == HealProgress(2, "c", 18)
