@@ -166,6 +166,11 @@ class Agent:
         return self._machine.has_computed
 
     @property
+    def has_failed(self) -> bool:
+        """Whether the step under way cannot be committed any more: a peer was lost, or an error reported."""
+        return self._machine.failure is not None
+
+    @property
     def steps_ended(self) -> int:
         """Number of steps that this rank has voted on, committed or discarded."""
         return self._machine.ended

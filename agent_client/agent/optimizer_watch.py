@@ -27,13 +27,9 @@ class OptimizerWatch:
 
     def _telling(self, tell: Callable[..., None]) -> Callable[..., None]:
         def hook(optimizer: Any, *_: object) -> None:
-            tell(id(optimizer), type(optimizer).__name__, is_registered=self._is_registered(optimizer))
+            tell(id(optimizer), type(optimizer).__name__, is_registered=self._state.holds(optimizer))
 
         return hook
-
-    def _is_registered(self, optimizer: Any) -> bool:
-        optimizers = (self._state.optimizer, *self._state.others.values())
-        return any(optimizer is getattr(other, "wrapped", other) for other in optimizers)
 
 
 def may_skip() -> bool:

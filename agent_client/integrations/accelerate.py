@@ -14,20 +14,23 @@ from collections.abc import Generator, Iterator
 from typing import Any
 
 import torch
-from accelerate import Accelerator
-from accelerate.utils import send_to_device
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 from torch.utils.data import DataLoader
 
 from agent_client.agent.agent import Agent
 from agent_client.agent.config import AgentOptions
 from agent_client.errors import ConfigurationError
+from agent_client.integrations.library import library
 from agent_client.integrations.steps import healing_beside
 from agent_client.state.train_state import TrainState
 from agent_client.training.ddp import DistributedDataParallel
 from agent_client.training.optimizer import FaultTolerantOptimizer
 from agent_client.training.scheduler import FaultTolerantScheduler
 from agent_client.training.step_loader import StepLoader
+
+with library("accelerate", "accelerate>=1.15"):
+    from accelerate import Accelerator
+    from accelerate.utils import send_to_device
 
 
 class FaultTolerantAccelerator(Accelerator):

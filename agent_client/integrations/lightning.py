@@ -14,18 +14,21 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
-from lightning.pytorch.strategies import SingleDeviceStrategy
-from lightning.pytorch.trainer.states import RunningStage
 
 from agent_client.agent.agent import Agent
 from agent_client.agent.config import AgentOptions
 from agent_client.errors import ConfigurationError
+from agent_client.integrations.library import library
 from agent_client.integrations.steps import check_max_steps, healing_beside
 from agent_client.state.train_state import TrainState
 from agent_client.training.ddp import DistributedDataParallel
 from agent_client.training.optimizer import FaultTolerantOptimizer
 from agent_client.training.scheduler import FaultTolerantScheduler
 from agent_client.training.step_loader import StepLoader
+
+with library("lightning", "lightning>=2.6"):
+    from lightning.pytorch.strategies import SingleDeviceStrategy
+    from lightning.pytorch.trainer.states import RunningStage
 
 AGENT_KEY = "lighthouse_agent"
 """In each checkpoint: what names the state that it holds."""

@@ -9,7 +9,10 @@ group that heals takes over the learning rate of its source: torchtitan's own st
 
 import importlib
 import importlib.util
+from collections.abc import Callable
 from typing import Any
+
+import torch
 
 from agent_client.torchft.__main__ import run_module
 
@@ -38,12 +41,29 @@ def trainer() -> str:
 
 
 def mend() -> None:
-    """An optimizer's state is served as it is now, and not with the hyperparameters of its first step."""
+    """An optimizer's state is served with its present hyperparameters, and not with those of its first step.
+
+    It is asked for on a thread of torchft's while the forward pass of FSDP puts other parameters into the modules, so
+    it cannot be collected anew there. Its tensors are the optimizer's own.
+    """
     for module, name in CONTAINERS:
         container: Any = getattr(importlib.import_module(module), name, None) if exists(module) else None
         if container is not None:
-            base: Any = container.__mro__[1]
-            container.state_dict = base.state_dict
+            container.state_dict = serving_present(container.state_dict)
+
+
+def serving_present(state_dict: Callable[[Any], dict[str, Any]]) -> Callable[[Any], dict[str, Any]]:
+    """Of a container, whose optimizers all have one parameter group and the same hyperparameters."""
+
+    def present(container: Any) -> dict[str, Any]:
+        [group] = container.optimizers[0].param_groups
+        moved = {name: value for name, value in group.items() if isinstance(value, float | torch.Tensor)}
+        return {
+            key: moved.get(key.rpartition(".")[2], value) if key.startswith("param_groups.") else value
+            for key, value in state_dict(container).items()
+        }
+
+    return present
 
 
 def main() -> None:

@@ -17,16 +17,19 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import Trainer, TrainerCallback
 
 from agent_client.agent.agent import Agent
 from agent_client.agent.config import AgentOptions
+from agent_client.integrations.library import library
 from agent_client.integrations.steps import check_max_steps, healing_beside
 from agent_client.state.train_state import TrainState
 from agent_client.training.ddp import DistributedDataParallel
 from agent_client.training.optimizer import FaultTolerantOptimizer
 from agent_client.training.scheduler import FaultTolerantScheduler
 from agent_client.training.step_loader import StepLoader
+
+with library("transformers", "transformers>=5"):
+    from transformers import Trainer, TrainerCallback
 
 AGENT_FILE = "lighthouse_agent.json"
 """In each checkpoint: what names the state that it holds."""

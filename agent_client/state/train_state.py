@@ -38,6 +38,11 @@ class TrainState:
     def has_shards(self) -> bool:
         return bool(self._shards)
 
+    def holds(self, optimizer: object) -> bool:
+        """Whether that optimizer heals: it is registered, or what is registered wraps it."""
+        registered = (self.optimizer, *self.others.values())
+        return any(optimizer is getattr(each, "wrapped", each) for each in registered)
+
     def compared(self) -> list[torch.Tensor]:
         """What is the same bit by bit in all ranks of one tag: the parameters, or where these take local steps, the
         global ones. An optimizer's state is not: some keep in it what is each rank's own, and what is wrong in it moves

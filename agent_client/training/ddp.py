@@ -165,7 +165,10 @@ class _GroupAmongGroups(ObservedGroup):
         return f"{self.label}, used parameters"
 
     def _forget(self, uncounted: Tensor) -> None:
-        """A group that heals counts for nothing: what only it used has no gradient in the others, so none here."""
+        """A group that heals counts for nothing: what only it used has no gradient in the others, so none here. A step
+        that has failed keeps its own until it is discarded: a GradScaler raises where there is none."""
+        if self.agent.has_failed:
+            return
         for parameter, is_uncounted in zip(self.parameters, uncounted.tolist(), strict=True):
             if is_uncounted:
                 parameter.grad = None

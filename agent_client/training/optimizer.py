@@ -22,11 +22,17 @@ class FaultTolerantOptimizer(Optimizer):
     votes_each_step: ClassVar[bool] = True
 
     def __init__(self, optimizer: Optimizer, agent: Agent) -> None:
-        """Raises ConfigurationError for an optimizer that evaluates the model several times in one step (LBFGS)."""
+        """Raises ConfigurationError for an optimizer that evaluates the model several times in one step (LBFGS), and
+        for one whose state would not heal."""
         if self.votes_each_step and _needs_closure(optimizer):
             raise ConfigurationError(
                 f"{type(optimizer).__name__} evaluates the model several times in one step, and moves the parameters "
                 "in between; a step is voted on once. Use an optimizer whose step() needs no closure, or LocalSGD"
+            )
+        if self.votes_each_step and not agent.state.holds(optimizer):
+            raise ConfigurationError(
+                f"this {type(optimizer).__name__} is not in the Agent's TrainState: a group that comes back would go "
+                "on with an empty one. Register each optimizer that you wrap: TrainState(model, first, second=second)"
             )
         self.wrapped = optimizer
         self.last_loss: Any = None

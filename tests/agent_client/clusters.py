@@ -60,14 +60,15 @@ class Cluster:
         ranks: int,
         pace_s: float,
         script: Path = TRAIN_SCRIPT,
+        arguments: Sequence[str] = (),
         steps: int = 1_000_000,
         min_replicas: int = 1,
     ) -> None:
-        """`folder` takes logs and events."""
+        """`folder` takes logs and events. `arguments` are the script's, before those that all scripts take."""
         self.forks = forks
         self.folder = folder
         self.ranks = ranks
-        self._arguments = ["--steps", str(steps), "--pace", str(pace_s)]
+        self._arguments = [*arguments, "--steps", str(steps), "--pace", str(pace_s)]
         self._script = script
         self._port = free_port()
         self.lighthouse_address = f"{LOOPBACK}:{self._port}"

@@ -129,6 +129,13 @@ class Ddp:
     def make_optimizer(self) -> FaultTolerantOptimizer:
         return FaultTolerantOptimizer(self.inner, self.agent)
 
+    def iterate(self) -> bool:
+        """Once around the loop. Whether its step is kept."""
+        self.optimizer.zero_grad()
+        self.compute()
+        self.has_participated = self.agent.is_participating
+        return self.apply()
+
     def compute(self) -> None:
         self.backward(self.loss())
 
@@ -148,11 +155,8 @@ class Ddp:
         """What it wrote last."""
         agent, event = self.agent, dict[str, Any]()
         while self.last_step is None or agent.current_step < self.last_step:
-            self.optimizer.zero_grad()
             before = agent.current_step
-            self.compute()
-            self.has_participated = agent.is_participating
-            is_kept = self.apply()
+            is_kept = self.iterate()
             has_committed = is_kept and agent.current_step != before  # lower, where it goes back to what it holds
             if has_committed:
                 self.after_commit()

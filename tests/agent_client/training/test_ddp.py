@@ -68,6 +68,7 @@ class Peers:
         return self
 
     group_world_size = 1
+    has_failed = False
     tag, steps_ended = None, 0
 
     def add_part(self, part: StepPart) -> None:
@@ -110,6 +111,14 @@ class HealingPeers(Peers):
     def _reduce(self, tensor: torch.Tensor) -> torch.Tensor:
         tensor.zero_()
         return super()._reduce(tensor).mul_((1 + len(self.peers)) / max(1, len(self.peers)))
+
+
+class LosingPeers(Peers):
+    """The same in a step that loses its peer: nothing is reduced."""
+
+    def _reduce(self, tensor: torch.Tensor) -> torch.Tensor:
+        self.has_failed = True
+        return tensor.zero_()
 
 
 def ours(module: torch.nn.Module, agent: Peers, **options: Any) -> parallel.DistributedDataParallel:
@@ -207,6 +216,14 @@ def test_what_only_a_healing_replica_used_gets_no_gradient_there_either(options:
         for one, other in zip(gradients(model), gradients(healing), strict=True):
             assert (one is None) is (other is None)
             assert one is None or other is None or torch.equal(one, other)
+
+
+def test_a_step_that_has_lost_its_peer_keeps_its_gradients_until_its_vote() -> None:
+    """A GradScaler that finds none raises before that, and would end the survivor."""
+    with peers(LosingPeers) as agent:
+        model = ours(Branches(), agent, **FIND_UNUSED)
+        backward(model, 0, 0, 0)
+        assert [gradient is None for gradient in gradients(model)] == [False] * 4 + [True] * 2
 
 
 def test_an_error_of_the_agent_ends_the_backward_pass() -> None:

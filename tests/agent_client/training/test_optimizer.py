@@ -11,6 +11,7 @@ from torch.optim import lr_scheduler
 
 from agent_client.errors import ConfigurationError
 from agent_client.state.decoding import encode
+from agent_client.state.train_state import TrainState
 from agent_client.training.optimizer import FaultTolerantOptimizer
 from tests.agent_client.lone_agent import LoneAgent, back_propagate, model_of
 
@@ -89,6 +90,18 @@ def test_a_closure_is_called_once_with_gradients_and_before_the_vote() -> None:
 def test_an_optimizer_that_needs_its_closure_several_times_is_refused() -> None:
     with pytest.raises(ConfigurationError, match="LBFGS evaluates the model several times in one step"):
         FaultTolerantOptimizer(torch.optim.LBFGS(model_of().parameters()), LoneAgent())  # type: ignore[arg-type]
+
+
+def test_an_optimizer_that_would_not_heal_is_refused() -> None:
+    """As the second one of a GAN that is not registered: the groups would part, step by step."""
+    voter, model = LoneAgent(), model_of()
+    first, second = (torch.optim.SGD(model.parameters(), lr=0.1) for _ in range(2))
+    voter.state = TrainState(model, first)
+    FaultTolerantOptimizer(first, voter)  # type: ignore[arg-type]
+    with pytest.raises(ConfigurationError, match=r"this SGD is not in .*TrainState\(model, first, second=second\)"):
+        FaultTolerantOptimizer(second, voter)  # type: ignore[arg-type]
+    voter.state = TrainState(model, first, second=second)
+    FaultTolerantOptimizer(second, voter)  # type: ignore[arg-type]
 
 
 def test_state_goes_through_to_the_wrapped_one() -> None:
