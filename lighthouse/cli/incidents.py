@@ -34,7 +34,10 @@ def clock(at_unix_s: float) -> str:
 
 
 def _after(seconds: float | None) -> str:
-    return "-" if seconds is None else format_duration(seconds)
+    """A loss is a matter of milliseconds."""
+    if seconds is None:
+        return "-"
+    return f"{1000 * max(0.0, seconds):.0f}ms" if seconds < 0.9995 else format_duration(seconds)
 
 
 def _style(summary: IncidentSummary) -> str:

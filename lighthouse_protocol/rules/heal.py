@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from lighthouse_protocol.limits import MAX_COUNT, MAX_SECONDS
 from lighthouse_protocol.messages.progress import HealProgress
 from lighthouse_protocol.messages.status import HealStatus
+from lighthouse_protocol.rules.span import span
 
 RATE_OVER_S = 10.0
 RATE_AFTER_S = 0.5
@@ -171,7 +172,7 @@ class GroupHeal:
 
     def _healed_line(self, over: HealStatus) -> str:
         rate = f" ({_amount(over.received / over.seconds)}/s)" if over.seconds > 0 else ""
-        spent = f"{_amount(over.received)} in {_span(over.seconds)}{rate}"
+        spent = f"{_amount(over.received)} in {span(over.seconds)}{rate}"
         return f"{self._done} from {over.source} at step {over.step}: {spent}"
 
     # -- sums
@@ -222,12 +223,12 @@ def _with_text(status: HealStatus, doing: str) -> HealStatus:
 def _words(status: HealStatus) -> Iterable[str]:
     yield _far(status)
     if status.still_s >= STILL_SHOWN_S:
-        yield f"nothing for {_span(status.still_s)}"
+        yield f"nothing for {span(status.still_s)}"
         return
     if status.bytes_per_s is not None:
         yield f"{_amount(status.bytes_per_s)}/s"
     if status.left_s is not None:
-        yield f"{_span(status.left_s)} left"
+        yield f"{span(status.left_s)} left"
 
 
 def _far(status: HealStatus) -> str:
@@ -250,11 +251,3 @@ def _unit(nbytes: float) -> int:
 def _number(nbytes: float, unit: int) -> str:
     value = nbytes / 1024**unit
     return f"{value:.0f}" if unit == 0 or (value >= 10 and unit <= 2) else f"{value:.1f}"
-
-
-def _span(seconds: float) -> str:
-    if seconds < 9.95:
-        return f"{seconds:.1f} s"
-    if seconds < 120:
-        return f"{seconds:.0f} s"
-    return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"

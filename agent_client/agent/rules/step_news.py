@@ -7,6 +7,8 @@ takes longer than LOSS_HELD_S, or fails, the loss is told before.
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from lighthouse_protocol.rules.span import span
+
 LOSS_HELD_S = 2.0
 
 
@@ -56,11 +58,7 @@ class StepNews:
         lines = list[str]()
         if loss is not None:
             without = "" if loss.name in participants else " without it"
-            lines.append(f"{loss}; step {step} redone{without} after {_took(now - loss.at)}")
+            lines.append(f"{loss}; step {step} redone{without} after {span(now - loss.at)}")
         if healing is not None and healing[1] == step:
-            lines.append(f"{healing[0]} healed; step {step} took {_took(now - healing[2])}")
+            lines.append(f"{healing[0]} healed; step {step} took {span(now - healing[2])}")
         return lines
-
-
-def _took(seconds: float) -> str:
-    return f"{1000 * seconds:.0f} ms" if seconds < 1 else f"{seconds:.1f} s"

@@ -40,7 +40,7 @@ def test_each_of_two_losses_is_told():
 def test_a_step_that_waits_for_a_heal_says_so_and_what_that_took():
     news = StepNews()
     assert news.waits(17, ["b", "c"], 10.0) == "step 17 waits for b, c to heal"
-    assert news.committed(17, ["a", "b", "c"], 51.0) == ["b, c healed; step 17 took 41.0 s"]
+    assert news.committed(17, ["a", "b", "c"], 51.0) == ["b, c healed; step 17 took 41 s"]
 
 
 def test_a_heal_whose_step_failed_is_not_told_as_done():

@@ -270,7 +270,7 @@ class TestLines:
         assert heal.lines == []
         assert heal.group.next_at(5) == 6
         heal.say(6)
-        assert heal.lines == ["6 healed from a at step 17: 10 MiB in 0.2 s (50 MiB/s)"]
+        assert heal.lines == ["6 healed from a at step 17: 10 MiB in 200 ms (50 MiB/s)"]
 
     def test_what_is_over_and_still_reported_is_said_once(self):
         heal = Heal()
