@@ -59,6 +59,8 @@ class Everything(AdaptivelyClipped, Scaled):
         self.agent.on_commit(lambda step: self.averaged.update_parameters(self.module))
         return super().make_optimizer()
 
+    def prepare(self) -> None: ...
+
     def iterate(self) -> bool:
         for microbatch in range(3):
             with nullcontext() if microbatch == 2 else self.model.no_sync():
@@ -74,6 +76,8 @@ class Everything(AdaptivelyClipped, Scaled):
 
 class Closure(Ddp):
     """Forward, zero and backward are all in the step."""
+
+    def prepare(self) -> None: ...
 
     def iterate(self) -> bool:
         def compute() -> Tensor:
@@ -108,6 +112,8 @@ class Gan(Ddp):
     def make_optimizer(self) -> FaultTolerantOptimizer:
         self.generator_optimizer = FaultTolerantOptimizer(self.others["generator_adam"], self.agent)
         return super().make_optimizer()
+
+    def prepare(self) -> None: ...
 
     def iterate(self) -> bool:
         place, _ = self.agent.slot()  # as a StepSampler does: it begins the step of a group that may have to heal

@@ -129,9 +129,12 @@ class Ddp:
     def make_optimizer(self) -> FaultTolerantOptimizer:
         return FaultTolerantOptimizer(self.inner, self.agent)
 
-    def iterate(self) -> bool:
-        """Once around the loop. Whether its step is kept."""
+    def prepare(self) -> None:
+        """At the top of the loop. Where steps are local, who comes back takes over the peers' state here."""
         self.optimizer.zero_grad()
+
+    def iterate(self) -> bool:
+        """The rest of the loop. Whether its step is kept."""
         self.compute()
         self.has_participated = self.agent.is_participating
         return self.apply()
@@ -155,6 +158,7 @@ class Ddp:
         """What it wrote last."""
         agent, event = self.agent, dict[str, Any]()
         while self.last_step is None or agent.current_step < self.last_step:
+            self.prepare()
             before = agent.current_step
             is_kept = self.iterate()
             has_committed = is_kept and agent.current_step != before  # lower, where it goes back to what it holds

@@ -92,7 +92,7 @@ def test_a_socket_that_is_gone_is_a_line_in_the_log(
 def test_a_lighthouse_is_ready_when_it_serves_and_feeds_its_watchdog(systemd: socket.socket) -> None:
     env = {"NOTIFY_SOCKET": systemd.getsockname(), "WATCHDOG_USEC": "300000"}
     with Lighthouse(env=env) as lighthouse:
-        told = heard(systemd)
+        told = eventually(lambda: heard(systemd), "systemd is told")
         assert told[0] == ["READY=1", *["STATUS=serves,", "and", "knows", "no", "job"]]
         eventually(lambda: sum(["WATCHDOG=1" in lines for lines in heard(systemd)]), "its watchdog is fed")
         lighthouse.stop()
