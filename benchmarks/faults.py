@@ -20,10 +20,10 @@ from torch.distributed import TCPStore
 from benchmarks.support import losses
 from benchmarks.support.bars import Bar, check_option, conclude
 from benchmarks.support.children import Children
-from benchmarks.support.cluster import NAMES, Cluster, kill_group, kill_rank, stop_group, wait_until
+from benchmarks.support.cluster import NAMES, START_TIMEOUT_S, Cluster, kill_group, kill_rank, stop_group, wait_until
 from benchmarks.support.daemons import HERE, OURS
 from benchmarks.support.figures import json_option, show_machine, write_json
-from benchmarks.support.losses import GIVE_UP_S, SURVIVORS, VICTIM, Limit, Loss, Run, lose, result
+from benchmarks.support.losses import SURVIVORS, VICTIM, Limit, Loss, Run, lose, result
 from benchmarks.support.orphans import Orphans
 
 WORKERS = 2
@@ -34,7 +34,9 @@ def hold_backward(cluster: Cluster, name: str) -> None:
     """Until the group is in the middle of a backward pass, and will not get on."""
     group, told_at = cluster.groups[name], time.monotonic()
     group.rank.send()
-    wait_until(lambda: any(e.what == "backward" for e in group.since(told_at)), GIVE_UP_S, "it computes gradients")
+    wait_until(
+        lambda: any(e.what == "backward" for e in group.since(told_at)), START_TIMEOUT_S, "it computes gradients"
+    )
     losses.any_moment(cluster, name)
 
 
@@ -78,7 +80,7 @@ def run_loss(loss: Loss, runs: int) -> list[Run]:
 def _strike(loss: Loss, cluster: Cluster) -> Run:
     """Raises RuntimeError where the victim's workers did not hold what they were to hold."""
     pid = cluster.groups[VICTIM].rank.pid
-    wait_until(lambda: len(Orphans(pid).running()) == loss.workers, GIVE_UP_S, "its workers run")
+    wait_until(lambda: len(Orphans(pid).running()) == loss.workers, START_TIMEOUT_S, "its workers run")
     with Orphans(pid) as orphans:
         peers = [cluster.groups[name].rank.pid for name in SURVIVORS]
         if len(orphans.connected_to(peers)) != loss.workers:

@@ -18,7 +18,7 @@ from typing import Any, Self
 from lighthouse_runtime.process.children import die_with_parent
 
 ROOT = Path(__file__).parents[2]
-START_TIMEOUT_S = 30.0
+START_TIMEOUT_S = 120.0
 
 
 class Child:

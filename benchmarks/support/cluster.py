@@ -28,7 +28,7 @@ from examples.ports import free_port
 NAMES = ("a", "b", "c")
 STEP_S = 0.02
 MIN_REPLICAS = 2
-START_TIMEOUT_S = 60.0
+START_TIMEOUT_S = 180.0
 SETTLED_STEPS = 5
 RECENT_S = 1.0
 POLL_S = 0.01
