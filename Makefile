@@ -73,6 +73,7 @@ $(VENV)/generate.stamp: $(VENV)/base.stamp
 $(VENV)/test.stamp: $(VENV)/demo.stamp $(VENV)/docs.stamp
 	$(BIN)/pip install --quiet $(PIP_ARGS) --group test
 	$(BIN)/pip install --quiet $(PIP_ARGS) --no-deps torchft==0.2.0
-	$(BIN)/pip install --quiet $(PIP_ARGS) "$(TORCH)" --group trainers --group torchtitan || echo "no trainers' libraries: their tests are skipped"
+	$(BIN)/pip install --quiet $(PIP_ARGS) "$(TORCH)" --group trainers || echo "no trainers' libraries: their tests are skipped"
+	$(BIN)/pip install --quiet $(PIP_ARGS) "$(TORCH)" --group torchtitan || echo "no torchtitan: its test is skipped"
 	$(BIN)/pip install --quiet $(PIP_ARGS) --no-deps --editable . # both have a command torchft_lighthouse
 	touch $@

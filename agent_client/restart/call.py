@@ -141,7 +141,7 @@ class WrappedCall(Generic[T]):
 
     def _await_the_cause(self, number: int) -> None:
         """A collective fails because a peer has failed, and is often the first to say so: that is none of this rank's
-        failures, and would hide the peer's. Patience is counted in looks: a host that stands still takes one."""
+        failures, and would hide the peer's. The wait is counted in polls: a host that stood still has used up one."""
         for _ in range(round(CAUSE_WITHIN_S / _POLL_S)):
             if self._attempts.is_over(number) or not self._groups.have_lost_a_peer():
                 return

@@ -18,7 +18,7 @@ PIECE_BYTES = 4 * 2**20
 """How much of a tensor one checksum covers."""
 PREFIX = struct.Struct(">8sIQ")
 CHECKSUM_BYTES = 8
-"""Of XXH3, 64 bits: memory is read faster than any CRC is computed, and so is a fast network."""
+"""XXH3 with 64 bits: a CRC would take longer than the transfer over a fast network."""
 
 
 class Encoding:

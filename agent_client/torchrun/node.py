@@ -15,7 +15,7 @@ from lighthouse_protocol.messages.run import GenerationEnded, RankHello, RunComp
 from lighthouse_protocol.refusals import InternalError, LighthouseError
 
 WAITS_FOR_S = 0.25  # a spare that is asked for has the whole limit again
-_LOOKS = 40
+_SLICES = 40
 NEVER_S = 1e9
 
 Outcome = RunCompleted | RunStopped | LighthouseError
@@ -79,9 +79,9 @@ class Node:
         return self._is_over and not isinstance(self._outcome, RunCompleted)
 
     def is_over_within(self, limit_s: float) -> bool:
-        """`limit_s` in looks: a host that stands still takes one."""
+        """Waits for `limit_s`, in slices, so that a host that stood still has used up one."""
         with self._changed:
-            return any(self._changed.wait_for(lambda: self.is_over, limit_s / _LOOKS) for _ in range(_LOOKS))
+            return any(self._changed.wait_for(lambda: self.is_over, limit_s / _SLICES) for _ in range(_SLICES))
 
     @property
     def is_over_by_failure(self) -> bool:
@@ -92,8 +92,7 @@ class Node:
 
     def join(self, limit_s: float) -> events.Run | None:
         """The next round that it is in; None: there was none within `limit_s`, it has left, or there is none any more
-        (`outcome`).
-        A spare waits as long as it takes."""
+        (`outcome`). A spare waits as long as it takes."""
         before = self._begin_to_wait()
         ends_at = time.monotonic() + limit_s
         with self._changed:

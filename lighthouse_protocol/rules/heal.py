@@ -11,7 +11,7 @@ All moments are of the reader's clock; reports tell ages and bytes, so no clock 
 
 from collections import deque
 from collections.abc import Container, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from lighthouse_protocol.limits import MAX_COUNT, MAX_SECONDS
 from lighthouse_protocol.messages.progress import HealProgress
@@ -207,17 +207,7 @@ def _named(names: Sequence[str]) -> str:
 
 
 def _with_text(status: HealStatus, doing: str) -> HealStatus:
-    return HealStatus(
-        status.source,
-        status.step,
-        status.received,
-        status.total,
-        status.seconds,
-        status.bytes_per_s,
-        status.left_s,
-        status.still_s,
-        f"{doing} from {status.source}: {', '.join(_words(status))}",
-    )
+    return replace(status, text=f"{doing} from {status.source}: {', '.join(_words(status))}")
 
 
 def _words(status: HealStatus) -> Iterable[str]:

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Protocol
 from urllib.parse import unquote
 
-from lighthouse_protocol.identity import parse_address
+from lighthouse_protocol.identity import Address, parse_address
 from lighthouse_protocol.limits import LIGHTHOUSE_PORT, TOKEN_METADATA_KEY, TOKEN_SCHEME
 from lighthouse_protocol.refusals import InvalidRequest, NotPermitted
 from lighthouse_protocol.rules import access
@@ -143,11 +143,18 @@ def names_in_certificate(spiffe: Iterable[str], dns: Iterable[str]) -> tuple[str
 
 def is_local(peer: str) -> bool:
     """From this host: its loopback, an address of its own, or a UNIX socket. `peer` as gRPC writes it."""
-    kind, _, rest = peer.partition(":")
-    if kind == "unix":
+    if peer.startswith("unix:"):
         return True
+    address = address_of(peer)
+    return address is not None and (address.is_loopback or is_own_address(address.host))
+
+
+def address_of(peer: str) -> Address | None:
+    """Of a caller, whom gRPC writes as ipv4:127.0.0.1:4711 or ipv6:%5B::1%5D:4711. None: it is no IP address."""
+    kind, _, rest = peer.partition(":")
+    if not kind.startswith("ip"):
+        return None
     try:
-        address = parse_address(unquote(rest), "peer")
+        return parse_address(unquote(rest), "peer")
     except InvalidRequest:
-        return False
-    return address.is_loopback or is_own_address(address.host)
+        return None

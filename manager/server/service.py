@@ -198,7 +198,7 @@ class ManagerService:
 
     def _kill(self, msg: str, call: Call) -> None:
         reason = cut_reason(msg) or "no reason given"
-        log.error("killed by %s: %s", call.peer, reason, extra=event("killed", peer=call.peer, reason=reason))
+        log.error("killed by %s: %s", call.caller, reason, extra=event("killed", peer=call.caller, reason=reason))
         self._driver.kill(Killed(reason))
 
 

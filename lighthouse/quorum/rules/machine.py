@@ -11,7 +11,7 @@ On every event and every tick, in this order:
    for, and not counted, until they join. A newcomer's join does not start that clock while members of the previous
    quorum are alive: they are in their step, and a long step is no fault.
 6. If `active` leaves spares, a spare that is to take a lost place is held back until `last_call_s` after the loss: a
-   group that is back by then keeps its place. It ends early by a deadline, as in 7.
+   group that is back by then keeps its place. A deadline ends that wait early, as in 7.
 7. Form earlier, `deadline_margin_s` before the first waiting call's deadline, if the candidates are more than half of
    the healthy ones: one straggler must not let all calls expire. While members of the previous quorum are alive theirs
    alone count: a spare always waits.
@@ -207,11 +207,11 @@ class QuorumMachine:
         return until if answer_by is None else min(until, answer_by)
 
     def _cut_at(self) -> float | None:
-        """When a waiting call must be answered, if a majority waits and a member's wait counts."""
+        """As `_answer_by`, while a member's wait counts; only a majority may form by it."""
         return None if self.missed_at() is None else self._answer_by()
 
     def _answer_by(self) -> float | None:
-        """Then the first call expires that counts (rule 7)."""
+        """When the first of the calls that count (rule 7) has to be answered."""
         earliest = self.joins.members_deadline_at if self.roster.working else self.joins.earliest_deadline_at
         return None if earliest is None else earliest - self.config.deadline_margin_s
 

@@ -166,6 +166,8 @@ def test_who_is_local() -> None:
     [
         ("ipv4:127.0.0.1:5000", "127.0.0.1:5000"),
         ("ipv6:[::1]:5000", "[::1]:5000"),
+        ("ipv6:%5B2001:db8::7%5D:5000", "[2001:db8::7]:5000"),
+        ("ipv6:[fe80::1%eth0]:5000", "ipv6:[fe80::1%eth0]:5000"),
         ("ip:[10.0.0.1]:80", "10.0.0.1:80"),
         ("unix:/run/lighthouse.sock", "unix:/run/lighthouse.sock"),
         ("nobody", "nobody"),
