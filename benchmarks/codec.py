@@ -11,6 +11,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from google.protobuf import descriptor_pool, timestamp_pb2
 
 from benchmarks.support.bars import Bar, check_option, conclude
 from benchmarks.support.figures import Spread, json_option, ratios, show_machine, spread, table, write_json
+from lighthouse_protocol.limits import MIN_SECRET_CHARS
 from lighthouse_protocol.messages import membership, progress, session
 from lighthouse_protocol.wire import streams
 
@@ -86,7 +88,8 @@ def messages(of: Callable[[str], Any]) -> dict[str, tuple[str, Any]]:
 
 def ours() -> dict[str, tuple[Act, Act]]:
     """How each message is written, and read."""
-    known = vars(membership) | vars(progress) | vars(session)
+    joined = partial(session.JoinAccepted, secret="s" * MIN_SECRET_CHARS)  # the base has no secrets
+    known = vars(membership) | vars(progress) | vars(session) | {"JoinAccepted": joined}
     of_stream = {
         "to manager": streams.WATCH_REQUESTS,
         "to rank": streams.WATCH_RESPONSES,

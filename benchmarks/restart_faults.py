@@ -1,14 +1,15 @@
 """Whatever fails below the decorator, training ends as without faults.
 
-Four ranks of plain DDP, and of FSDP2, over gloo (support/failing_training.py), under one `lighthouse-manager run` with
-two spares: drawn faults of all kinds, one after the other. Then, for each, faults that a process survives: what a
-hundred of them leave in it. A group whose last messages gloo has not sent when it is aborted stays until its timeout,
-which is why threads and descriptors are those of the median process.
+Four ranks of plain DDP, and of FSDP2, over gloo or NCCL (support/failing_training.py), under one
+`lighthouse-manager run` with two spares: drawn faults of all kinds, one after the other. Then, for each, faults that a
+process survives: what a hundred of them leave in it. A group whose last messages gloo has not sent when it is aborted
+stays until its timeout, which is why threads and descriptors are those of the median process.
 """
 
 import statistics
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 import click
@@ -79,6 +80,7 @@ def train(
     steps: int,
     spares: int = SPARES,
     seed: int = 1,
+    backend: str = "gloo",
 ) -> Job:
     """Raises ClickException if it does not end well."""
     lighthouse = start_lighthouse(children, OURS, min_replicas=1)
@@ -102,7 +104,7 @@ def train(
         "--log-level": "warning",
     }
     words = [word for option in options.items() for word in option]
-    script = [str(folder), kind, str(steps), str(seed), str(faults), ",".join(places)]
+    script = [str(folder), kind, str(steps), str(seed), str(faults), ",".join(places), backend]
     module = ("-m", "benchmarks.support.failing_training")
     supervisor = children.start(kind, "-c", START_MANAGER, "run", *words, *module, *script)
     job = follow(supervisor.lines())
@@ -171,21 +173,29 @@ class Growth:
 @click.option("--faults", default=200, show_default=True, help="Of all kinds, half below DDP and half below FSDP2.")
 @click.option("--generations", default=100, show_default=True, help="Of one process, by faults that it survives.")
 @click.option("--seed", default=1, show_default=True, help="What is drawn.")
+@click.option(
+    "--backend",
+    type=click.Choice(["gloo", "nccl"]),
+    default="gloo",
+    show_default=True,
+    help="nccl: all ranks on one GPU.",
+)
 @click.option("--quick", is_flag=True, help="A minute instead of ten: four faults, and four generations.")
 @check_option
 @json_option
-def main(faults: int, generations: int, seed: int, quick: bool, check: bool, path: Path | None) -> None:
+def main(faults: int, generations: int, seed: int, backend: str, quick: bool, check: bool, path: Path | None) -> None:
     faults, generations = (4, 4) if quick else (faults, generations)
     found = show_machine()
     each = faults // len(KINDS)
     report: dict[str, dict[str, Job]] = {}
     for kind in KINDS:
         steps = STEPS_PER_FAULT * max(each, generations) + 20
+        start = partial(train, kind=kind, steps=steps, seed=seed, backend=backend)
         with Children() as children:
             report[kind] = {
-                "without": train(children, kind, 0, SURVIVED, steps=steps, spares=0, seed=seed),
-                "with": train(children, kind, each, SURVIVED + FATAL, steps=steps, spares=SPARES, seed=seed),
-                "survived": train(children, kind, generations, SURVIVED, steps=steps, spares=0, seed=seed),
+                "without": start(children, faults=0, places=SURVIVED, spares=0),
+                "with": start(children, faults=each, places=SURVIVED + FATAL, spares=SPARES),
+                "survived": start(children, faults=generations, places=SURVIVED, spares=0),
             }
     rows = [
         [place, *(_times(report[kind]["with"], place, name) for kind in KINDS for name in ("called_s", "stepped_s"))]
@@ -220,7 +230,9 @@ def main(faults: int, generations: int, seed: int, quick: bool, check: bool, pat
                 Bar(f"{kind}: descriptors more, median of the processes", statistics.median(growth.descriptors), 0),
                 Bar(f"{kind}: resident memory, at most", max(growth.resident), GROWTH_BAR),
             ]
-    write_json(path, {"benchmark": "restart_faults", "machine": found, "jobs": report, "growth": growths})
+    write_json(
+        path, {"benchmark": "restart_faults", "backend": backend, "machine": found, "jobs": report, "growth": growths}
+    )
     conclude(bars, is_checked=check)
 
 

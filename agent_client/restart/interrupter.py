@@ -1,7 +1,9 @@
-"""How a generation that is over is ended in this process: aborts, then an exception; or the process.
+"""How a generation that is over is ended in this process: by an exception, and aborts; or the process.
 
-Aborts may take long or hang: they run on a thread of their own, and the exception does not wait for them for more than
-a second. What they abort belongs to the generation that is over, so the next one begins after them.
+The exception comes first. A kernel of NCCL that is aborted looks as if it had completed, with anything in its tensors:
+no line of the function may run after that, least of all one that saves a checkpoint. Aborts may take long or hang, so
+they run on a thread of their own. What they abort belongs to the generation that is over, so the next one begins after
+them.
 """
 
 import faulthandler
@@ -43,8 +45,8 @@ class Interrupter:
         with self._lock:
             if not self._runs:
                 return
+            self._section.interrupt()
             if self._aborting is not None:
-                self._section.interrupt()
                 return
             log.warning("interrupted: %s", reason)
             self._aborting = threading.Thread(target=self._abort, name="lighthouse-abort", daemon=True)
@@ -63,4 +65,4 @@ class Interrupter:
                 abort()
             except Exception:
                 log.exception("an abort has failed")
-        self._section.interrupt()
+        self._section.interrupt()  # if it had to do something whole before

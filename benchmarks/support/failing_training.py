@@ -1,6 +1,8 @@
 """A training script as its users write it: plain DDP or FSDP2 below the decorator, a checkpoint after each step.
 
-python -m benchmarks.support.failing_training FOLDER ddp|fsdp2 STEPS SEED FAULTS PLACE,PLACE...
+python -m benchmarks.support.failing_training FOLDER ddp|fsdp2 STEPS SEED FAULTS PLACE,PLACE... gloo|nccl
+
+With nccl all ranks of a host share its first GPU.
 
 FAULTS times one rank fails, a drawn one, in one of the first steps after a start, at a drawn place. Prints, with times
 on the clock of all processes of this host:
@@ -108,9 +110,19 @@ def measured() -> tuple[int, int, int]:
     return len(os.listdir("/proc/self/task")), len(os.listdir("/proc/self/fd")), int(resident.split()[1])
 
 
-def model_of(kind: str) -> nn.Module:
+def device_for(backend: str) -> torch.device:
+    if backend != "nccl":
+        return torch.device("cpu")
+    # NCCL refuses a device that another rank of the same host has: each says that it is a host of its own.
+    os.environ.update(NCCL_HOSTID=str(os.getpid()), NCCL_SOCKET_IFNAME="lo")
+    torch.cuda.set_device(0)
+    return torch.device("cuda", 0)
+
+
+def model_of(kind: str, device: torch.device) -> nn.Module:
     torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(8, WIDTH), nn.ReLU(), nn.Linear(WIDTH, WIDTH), nn.ReLU(), nn.Linear(WIDTH, 1))
+    layers = (nn.Linear(8, WIDTH), nn.ReLU(), nn.Linear(WIDTH, WIDTH), nn.ReLU(), nn.Linear(WIDTH, 1))
+    model = nn.Sequential(*layers).to(device)
     if kind == "ddp":
         return DistributedDataParallel(model)
     fully_shard(model)
@@ -151,17 +163,19 @@ def batches(first: int, steps: int, fault: Fault) -> Iterator[tuple[int, Tensor]
 @Wrapper(use_global_iteration=True, max_restarts=None)
 def train(call_wrapper: CallWrapper) -> None:
     say("runs", call_wrapper.iteration, f"{time.monotonic():.3f}")
-    folder, kind, places = Path(sys.argv[1]), sys.argv[2], sys.argv[6].split(",")
+    folder, kind, places, backend = Path(sys.argv[1]), sys.argv[2], sys.argv[6].split(","), sys.argv[7]
     steps, seed, faults = map(int, sys.argv[3:6])
-    dist.init_process_group("gloo")
-    model = model_of(kind)
+    device = device_for(backend)
+    dist.init_process_group(backend)
+    model = model_of(kind, device)
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.001)
     first = load(folder / "checkpoint", model, optimizer)
     fault = Fault(folder, seed, faults, places, call_wrapper.iteration, first)
     say("begins", call_wrapper.iteration, os.getpid(), first, f"{time.monotonic():.3f}")
-    loss = torch.zeros(1)
-    for step, x in batches(first, steps, fault):
+    loss = torch.zeros(1, device=device)
+    for step, batch in batches(first, steps, fault):
         fault.strike(step, "forward", "exit", "kill", "stop")
+        x = batch.to(device)
         out = model(x)
         loss = ((out - x.sum(1, keepdim=True)) ** 2).mean()
         optimizer.zero_grad()

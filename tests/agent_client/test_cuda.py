@@ -1,4 +1,4 @@
-"""CUDA tensors over gloo, on one GPU: sums, abort and healing. NCCL among several, where there are several."""
+"""CUDA tensors over gloo and NCCL, on one GPU: sums, abort, a group that stands still, and healing."""
 
 import pytest
 import torch
@@ -14,12 +14,8 @@ pytestmark = [
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
 ]
 
-one_gpu_is_not_enough = pytest.mark.skipif(
-    torch.cuda.device_count() < 2, reason="two NCCL ranks do not fit one GPU, and there is only one"
-)
 
-
-@pytest.mark.parametrize("actor", ["CudaGlooActor", pytest.param("NcclActor", marks=one_gpu_is_not_enough)])
+@pytest.mark.parametrize("actor", ["CudaGlooActor", "NcclActor"])
 def test_sums_and_an_abort_while_a_peer_is_stopped(store: str, start: Start, actor: str) -> None:
     survivor, stopped = ranks = start(2, f"tests.agent_client.cuda_actors:{actor}")
     meet(store, ranks)
@@ -43,3 +39,26 @@ def test_a_group_heals_a_model_that_lies_on_the_device(job: Job) -> None:
     of_b, of_a = step_into_one_quorum(job, {"b": b, "a": a}, 5)
     assert check_equal(of_a, of_b) == 3
     assert of_b[0]["participated"]
+
+
+@pytest.mark.parametrize("fault", ["stop", "kill"])
+def test_what_waits_in_a_kernel_for_a_lost_group_is_ended(job: Job, fault: str) -> None:
+    """It costs the step in flight; one that was only stopped heals and goes on."""
+    times = {"timeout_s": 5.0}
+    actor = {"actor": "tests.agent_client.cuda_actors:NcclAgentActor"}
+    a, b, c = job.groups("a", "b", "c", **times, **actor)
+    assert check_equal(*step_into_one_quorum(job, {"a": a, "b": b, "c": c}, 2)) == 4
+    logs = [rank.begin("steps", 6) for rank in (a, b)]
+    c.call("ask")
+    getattr(c, fault)()
+    of_a, of_b = (log.result() for log in logs)
+    assert check_equal(of_a, of_b) == 4
+    assert [step["committed"] for step in of_a] == [False] + 4 * [True]
+    assert of_a[-1]["participants"] == ["a", "b"]
+    if fault == "stop":
+        c.resume()
+    else:
+        [c] = [job.rank("c", seed=9, **times, **actor)]
+    of_c, of_a, of_b = step_into_one_quorum(job, {"c": c, "a": a, "b": b}, 8)
+    assert check_equal(of_c[-1:], of_a[-1:], of_b[-1:]) == 2
+    assert of_c[-1]["participated"]

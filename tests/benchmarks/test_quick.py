@@ -46,6 +46,12 @@ def test_cli_start(ran: Ran) -> None:
     assert starts["lighthouse --help"] < starts["lighthouse status"]
 
 
+def test_codec(ran: Ran) -> None:
+    costs = {cost["what"]: cost["us"]["median"] for cost in ran("codec")["costs"]}
+    assert costs.keys() >= {"vote, written", "vote, read", "its answer, 3 groups, read"}
+    assert all(0 < us < 5000 for us in costs.values())
+
+
 def test_step_overhead(ran: Ran) -> None:
     *_, standing = ran("step_overhead")["contenders"]
     assert 0 < standing["calls"]["both_s"]["median_s"] < 1

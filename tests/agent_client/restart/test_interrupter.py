@@ -1,5 +1,6 @@
 """What is done to a function that is over: its groups, its thread, and at last its process."""
 
+import threading
 import time
 
 import pytest
@@ -52,7 +53,7 @@ def test_an_abort_that_fails_does_not_hold_up_the_exception() -> None:
     hands.begin()
 
     def train() -> None:
-        hands.interrupt("why")
+        threading.Thread(target=hands.interrupt, args=["why"]).start()
         time.sleep(60)
 
     with pytest.raises(Interruption):
@@ -64,6 +65,30 @@ def test_an_abort_that_fails_does_not_hold_up_the_exception() -> None:
     hands.begin()
     hands.end()
     assert [each.aborts for each in aborts] == [1, 1]
+
+
+def test_no_line_runs_after_a_wait_that_an_abort_has_ended() -> None:
+    """A kernel of NCCL that is aborted looks as if it had completed: what is saved after it is anything."""
+    section, kernel_ended = InterruptibleSection(), threading.Event()
+    saved: list[str] = []
+
+    def abort() -> None:
+        kernel_ended.set()
+        time.sleep(0.1)  # its other groups
+
+    hands = Interrupter(section, [abort])
+    hands.begin()
+
+    def train() -> None:
+        threading.Timer(0.05, hands.interrupt, ["why"]).start()
+        kernel_ended.wait()
+        saved.append("checkpoint")
+
+    with pytest.raises(Interruption):
+        section.run(train, lambda: False)
+    section.close()
+    hands.end()
+    assert not saved
 
 
 @pytest.mark.slow

@@ -13,18 +13,25 @@ from benchmarks.restart_faults import ACTIVE, SURVIVED, Job, follow
 from tests.daemons.supervisors import QUICK, Supervisor
 from tests.processes import Lighthouse
 
-pytest.importorskip("torch")
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+torch = pytest.importorskip("torch")
+pytestmark = pytest.mark.timeout(900)
 
 STEPS = 60
 
 
 def trained(
-    folder: Path, kind: str, faults: int, *places: str, ranks: int = ACTIVE, preload: str = "", seed: int = 1
+    folder: Path,
+    kind: str,
+    faults: int,
+    *places: str,
+    ranks: int = ACTIVE,
+    preload: str = "",
+    seed: int = 1,
+    backend: str = "gloo",
 ) -> Job:
     """What became of four active ranks, of `ranks` in all."""
     folder.mkdir()
-    script = [str(folder), kind, str(STEPS), str(seed), str(faults), ",".join(places)]
+    script = [str(folder), kind, str(STEPS), str(seed), str(faults), ",".join(places), backend]
     command = [sys.executable, "-m", "benchmarks.support.failing_training", *script]
     options = ["--nproc-per-node", str(ranks), "--active-ranks", str(ACTIVE), "--min-active-ranks", str(ACTIVE)]
     options += ["--max-restarts", "50", *QUICK, *(["--preload", preload] if preload else [])]
@@ -42,6 +49,7 @@ def trained(
     return job
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("kind", "preload"), [("ddp", ""), ("fsdp2", "torch,torch.distributed.fsdp")])
 def test_it_comes_back_in_the_same_processes(kind: str, preload: str, tmp_path: Path) -> None:
     without = trained(tmp_path / "without", kind, 0, *SURVIVED, preload=preload)
@@ -54,6 +62,7 @@ def test_it_comes_back_in_the_same_processes(kind: str, preload: str, tmp_path: 
     assert len(grown) <= 1, f"nothing is left of what was ended: {grown}"
 
 
+@pytest.mark.slow
 def test_a_process_that_is_lost_is_replaced_by_a_spare(tmp_path: Path) -> None:
     """More are lost than there are spares, so each has to come back; also the one that is stopped, and not dead."""
     job = trained(
@@ -62,3 +71,14 @@ def test_a_process_that_is_lost_is_replaced_by_a_spare(tmp_path: Path) -> None:
     assert {restart.place for restart in job.restarts} == {"exit", "kill", "stop", "between"}
     assert job.started <= ACTIVE + 1 + job.lost
     assert len(set(job.losses)) == 1
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("kind", ["ddp", "fsdp2"])
+def test_kernels_of_nccl_that_wait_for_a_peer_are_ended(kind: str, tmp_path: Path) -> None:
+    """All ranks on one device; a rank that raises lives on, and those that wait for it are in a kernel."""
+    without = trained(tmp_path / "without", kind, 0, *SURVIVED, backend="nccl")
+    job = trained(tmp_path / "with", kind, 8, *SURVIVED, "kill", ranks=ACTIVE + 1, backend="nccl", seed=3)
+    assert job.losses == pytest.approx(without.losses, rel=1e-4)
+    assert job.started <= ACTIVE + 1 + job.lost, "no process was replaced that was not lost"
