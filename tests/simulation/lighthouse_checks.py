@@ -139,9 +139,12 @@ class LighthouseChecks:
                 pass
 
     def _change_ranks(self, session: int, member: Member) -> None:
-        """A manager that has asked grants no more under what it held, whoever its ranks were (manager_checks.py)."""
-        if session in self._members and self._members[session] != member:
-            self._ledger.leases.pop(self._members[session], None)
+        """A manager that has asked grants no more under what it held, whoever its ranks were (manager_checks.py). With
+        the newest answer that it had it begins the next quorum; the write of the one before may still be under way."""
+        before = self._members.get(session, member)
+        if before != member:
+            self._ledger.leases.pop(before, None)
+            self._ledger.renewed[member] = self._ledger.renewed.pop(before, 0.0)
         self._members[session] = member
 
     def _report(self, session: int, held: HeldQuorum | None) -> None:
