@@ -5,6 +5,7 @@ systemd kills the process after WatchdogSec and starts it again.
 """
 
 import logging
+import math
 import os
 import socket
 from collections.abc import Callable, Mapping
@@ -16,10 +17,12 @@ log = logging.getLogger(__name__)
 
 FED_PER_TIMEOUT = 3
 """Twice more often than systemd asks for, so that one late turn of the loop is no failure."""
+STATUS_EVERY_S = 3.0
+"""What `systemctl status` shows is no older."""
 
 
 class ServiceManager:
-    """`timers`: the loop's. `state`: one line that says what the process does, read whenever the watchdog is fed."""
+    """`timers`: the loop's. `state`: one line that says what the process does, read every STATUS_EVERY_S at least."""
 
     def __init__(self, timers: Timers, state: Callable[[], str] = str) -> None:
         self._timers = timers
@@ -42,11 +45,14 @@ class ServiceManager:
             self._timer.cancel()
 
     def _feed_later(self) -> None:
-        if self._watchdog_s is not None:
-            self._timer = self._timers.call_later(self._watchdog_s / FED_PER_TIMEOUT, self._feed)
+        if self._address is not None:
+            feed_s = math.inf if self._watchdog_s is None else self._watchdog_s / FED_PER_TIMEOUT
+            self._timer = self._timers.call_later(min(feed_s, STATUS_EVERY_S), self._feed)
 
     def _feed(self) -> None:
-        self._send(f"WATCHDOG=1\n{self._status()}")
+        told = self._status() if self._watchdog_s is None else f"WATCHDOG=1\n{self._status()}"
+        if told:
+            self._send(told)
         self._feed_later()
 
     def _status(self) -> str:

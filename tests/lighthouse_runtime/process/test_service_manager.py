@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from lighthouse_runtime.process.service_manager import FED_PER_TIMEOUT, ServiceManager
+from lighthouse_runtime.process.service_manager import FED_PER_TIMEOUT, STATUS_EVERY_S, ServiceManager
 from tests.processes import Lighthouse, eventually
 from tests.virtual_loop import VirtualLoop
 
@@ -40,17 +40,28 @@ def test_it_serves_and_stops(systemd: socket.socket) -> None:
 
 
 def test_the_watchdog_is_fed_by_the_loop_alone(systemd: socket.socket, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("WATCHDOG_USEC", "30000000")
+    monkeypatch.setenv("WATCHDOG_USEC", "6000000")
     loop, states = VirtualLoop(), iter(["a", "a", "b", "b"])
     manager = ServiceManager(loop, lambda: next(states))
     manager.ready()
     heard(systemd)
-    loop.go(30.0)
+    loop.go(6.0)
     assert heard(systemd) == [["WATCHDOG=1"], ["WATCHDOG=1", "STATUS=b"], ["WATCHDOG=1"]]
     manager.close()
     loop.go(60.0)
     assert heard(systemd) == []
     assert FED_PER_TIMEOUT >= 2
+
+
+@pytest.mark.parametrize("watchdog_us", ["0", "600000000"])
+def test_its_state_is_told_soon(watchdog_us: str, systemd: socket.socket, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WATCHDOG_USEC", watchdog_us)
+    loop, states = VirtualLoop(), iter(["a", "b"])
+    ServiceManager(loop, lambda: next(states)).ready()
+    heard(systemd)
+    loop.go(STATUS_EVERY_S)
+    [told] = heard(systemd)
+    assert told[-1] == "STATUS=b"
 
 
 def test_the_watchdog_of_another_process_is_not_fed(systemd: socket.socket, monkeypatch: pytest.MonkeyPatch) -> None:
