@@ -328,9 +328,9 @@ class JobDriver:
                 pass
 
     def _tick(self) -> None:
-        self._check_lag()
-        now = self._clock()
         with _FROM_TIMER:
+            self._check_lag()
+            now = self._clock()
             self._perform(self.machine.tick(now), now)
 
     def _perform(self, effects: Sequence[Effect], now: float) -> None:

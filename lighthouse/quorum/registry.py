@@ -143,6 +143,7 @@ class JobRegistry:
         return driver
 
     def forget_quiet(self) -> None:
+        """Raises a refusal, as the lighthouse ends, where that cannot be written down."""
         for driver in [driver for driver in self._drivers.values() if driver.is_quiet]:
             driver.close("this job has gone quiet")
             del self._drivers[driver.job]

@@ -217,7 +217,7 @@ class RunDriver:
         """Whatever was not worth a write of its own."""
         if self._note_timer.is_set:
             self._note_timer.cancel()
-            self._remember(self.machine.record(self._clock()))
+            self._write_due_notes()
 
     def close(self, reason: str) -> None:
         """No rank counts as lost by it."""
@@ -238,9 +238,9 @@ class RunDriver:
         self._perform(self.machine.handle(event, now), now)
 
     def _tick(self) -> None:
-        self._check_lateness()
-        now = self._clock()
-        with suppress(LighthouseError):  # the journal cannot be written: that is logged, and ends the daemon (jobs.py)
+        with suppress(LighthouseError):  # the journal cannot be written: registry.py logs that, and ends the daemon
+            self._check_lateness()
+            now = self._clock()
             self._perform(self.machine.tick(now), now)
 
     def _perform(self, effects: Sequence[events.Effect], now: float) -> None:

@@ -295,9 +295,19 @@ class Group:
         tag = held.pop() if is_whole else None
         return tag if tag is not None and tag.step and tag.quorum_id is not None else None
 
+    @property
+    def is_in_standing_quorum(self) -> bool:
+        """By what its manager was handed last."""
+        accepted = self.manager.accepted if isinstance(self.manager, ManagerProcess) else None
+        return accepted is not None and accepted.stands
+
+    def is_as_it_was(self, moment: float) -> bool:
+        """Its ranks are those that were there at that time."""
+        return all(rank.began_at <= moment for rank in self.ranks)
+
     def has_held_since(self, moment: float) -> bool:
         """A whole state, by the ranks that were there at that time, and not by others before or after them."""
-        return self.whole_state is not None and all(rank.began_at <= moment for rank in self.ranks)
+        return self.whole_state is not None and self.is_as_it_was(moment)
 
     @property
     def why_undecided(self) -> str:

@@ -78,7 +78,8 @@ class LighthouseProcess(Process):
 
     def _scrape(self) -> None:
         """As /metrics does it."""
-        self.jobs.forget_quiet()
+        with suppress(LighthouseError):
+            self.jobs.forget_quiet()
         self.after(SCRAPED_EVERY_S, self._scrape)
 
     # -- connections: what the RPCs do
@@ -91,7 +92,8 @@ class LighthouseProcess(Process):
     def _ended(self, end: End) -> None:
         self._keepalive.forget(end)
         for key in [key for key in self._calls if key[0] is end]:
-            self._cancel(*key)
+            with suppress(LighthouseError):
+                self._cancel(*key)
         if (session := self._sessions.pop(end, None)) is not None:
             driver, number = session
             with suppress(LighthouseError):

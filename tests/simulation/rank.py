@@ -97,8 +97,8 @@ class Rank(ManagerSide):
     # -- the watch
 
     def on_manager_gone(self, manager: "ManagerProcess | TorchftManager") -> None:
-        if manager is not self.manager:
-            return None
+        if manager is not self.manager and self.manager.knows(self):
+            return None  # it was paused meanwhile, and has met the next one
         if not self.site.manager_returns:
             return self.exit("its manager is gone", explained_by="its manager has died")
         self.on_revoked(self.quorum_id)
@@ -203,7 +203,8 @@ class Rank(ManagerSide):
         machine = self.machine
         machine.answered(assignment)
         self._patience.answered()
-        if not assignment.revoked:
+        told_at = self.site.checkers.told_at[assignment.quorum_id]
+        if not assignment.revoked and self.site.is_as_it_was(told_at):  # else it says nothing of a rank that is new
             is_late = assignment.place is None and not assignment.heals
             self.site.is_apart = assignment.heals or assignment.catches_up or (is_late and self.site.is_apart)
         if self.follower is not None:

@@ -175,6 +175,8 @@ class Simulation(System):
         groups = [group for group in self.groups if not group.has_gone]
         if self.plan.torchft or not self.plan.config.stands or len(ranks) < len(groups) * self.plan.group_world_size:
             return
+        if other := [group.name for group in groups if not group.is_in_standing_quorum]:
+            raise Violation(f"S5 the last quorum does not stand, as {other} were told it: {self.describe()}")
         world = self.world
         last = max(rank.machine.step for rank in ranks) + world.random.randint(1, 3)
         for group in groups:

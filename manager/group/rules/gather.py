@@ -5,7 +5,8 @@ its tag) join as a group that disagrees, at their lowest step, and heal. Callers
 all refused, with both numbers: they cannot be told to heal. Ranks whose states differ, or one that holds none any
 more, and that no group of the quorum can heal, must end. Only a group that is alone in its quorum and had peers in the
 one before asks again, for a while: they may hold the state, and be away for a moment. One that was alone before, too,
-had that state to itself.
+had that state to itself. Where that is not known, of a manager that has started below its ranks, a rank that has torn
+its state may have had peers.
 
 A rank that asks again takes the place of its older call; one that withdraws takes the group's join back. An answer
 belongs to the round it was asked in and never reaches another. An error reaches every waiting rank at once.
@@ -107,7 +108,7 @@ class GatherMachine:
         self.incarnation = 0
         self._max_step: int | None = None
         self._lowest: dict[int, tuple[Tag, int]] = {}  # of the quorums that a rank was answered with that state
-        self._had_peers = False  # in the last quorum, these same processes
+        self._had_peers: bool | None = None  # in the last quorum, these same processes; None: not known
         self.quorum_id = 0
         self.step = 0
         """Of the state that the group holds, or may have come to hold since it joined: no lower one."""
@@ -192,7 +193,8 @@ class GatherMachine:
         last = self._last.get(ask.group_rank)
         if last is not None and last.rank_incarnation != ask.rank_incarnation:
             self.incarnation += 1
-            self._had_peers = False
+            if self._had_peers:
+                self._had_peers = None
             self.step = min(self.step, ask.holds.step)  # a session that opens before the group joins says it
 
     def _join(self) -> list[Effect]:
@@ -249,7 +251,7 @@ class GatherMachine:
         mine = answers[0].assignment
         is_behind = mine.heals or mine.place is None
         is_alone = len(quorum.participants) == 1
-        if not is_behind and (error := self._without_state(may_heal=is_alone and self._had_peers)) is not None:
+        if not is_behind and (error := self._without_state(is_alone=is_alone)) is not None:
             return self.refuse_all(error)
         self._had_peers = not is_alone
         self._max_step = mine.max_step
@@ -258,12 +260,15 @@ class GatherMachine:
         self.is_joined = False
         return [RoundAnswered(quorum.quorum_id, self._max_step), *answers]
 
-    def _without_state(self, *, may_heal: bool) -> LighthouseError | None:
+    def _without_state(self, *, is_alone: bool) -> LighthouseError | None:
         """Why the waiting ranks cannot train without healing, if they hold different states, or one holds none."""
         asks = tuple(self._asks.values())
         torn = next((ask for ask in asks if ask.distrust is not None), None)
         odd = torn or next((other for other in asks[1:] if other.holds != asks[0].holds), None)
-        return no_state(asks[0], odd, may_heal=may_heal) if odd is not None else None
+        if odd is None:
+            return None
+        had_peers = torn is not None if self._had_peers is None else self._had_peers
+        return no_state(asks[0], odd, may_heal=is_alone and had_peers)
 
     def _note_lowest(self, max_step: int) -> None:
         for group_rank, ask in self._asks.items():

@@ -15,6 +15,8 @@ from typing import Any
 import pytest
 
 import lighthouse.journal.database
+from lighthouse.quorum.metrics import Counters
+from lighthouse.server.quorum_service import LighthouseService
 from lighthouse_protocol.messages.membership import Quorum
 from lighthouse_protocol.messages.session import QuorumOrder, QuorumPhase, Welcome
 from tests.lighthouse.lives import JOB, Life, Manager, beat_for, formed
@@ -266,4 +268,24 @@ def test_a_journal_that_cannot_be_written_ends_the_lighthouse_with_one_line(
     [line] = [record.getMessage() for record in caplog.records if record.levelno >= logging.ERROR]
     assert line.startswith(f"cannot go on without the journal: --journal: {path}")
     assert ("free space on its disk" if what.startswith("full") else "restart it") in line
+    life.die()
+
+
+def test_a_look_at_the_status_that_finds_the_disk_full_is_answered(
+    loop: VirtualLoop, path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It forgets a job that has gone quiet. The lighthouse ends, with its one line."""
+
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    life = Life(loop, path, lease_s=2.0)
+    [a] = formed(life, "a")
+    a.close()
+    loop.go(100)
+    monkeypatch.setattr(lighthouse.journal.database, "put_forgotten", full)
+    assert LighthouseService(life.jobs, Counters()).status().jobs == ()
+    assert life.gave_up == [1]
+    [line] = [record.getMessage() for record in caplog.records if record.levelno >= logging.ERROR]
+    assert line.startswith(f"cannot go on without the journal: --journal: {path}")
     life.die()

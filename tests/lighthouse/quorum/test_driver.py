@@ -39,6 +39,21 @@ def test_a_quorum_that_cannot_be_written_down_by_a_timer_raises_nothing():
     assert machine.quorum is not None
 
 
+def test_nor_does_one_that_comes_first_after_a_pause():
+    """A quorum forms by the pause itself."""
+
+    def was_late() -> None:
+        if loop.now > 1001.0:
+            unwritable(None)  # pyright: ignore[reportArgumentType]
+
+    loop = VirtualLoop()
+    driver = JobDriver("j", QuorumMachine(QuorumConfig(join_timeout_s=2.0)), loop, loop.time, check_lag=was_late)
+    driver.beat("b", "b.0")
+    driver.join(group("a"), 60.0, Caller[Answer]())
+    loop.go(4.0)
+    assert driver.machine.quorum is None
+
+
 def test_a_call_whose_time_is_over_is_answered_though_the_next_quorum_cannot_be_written_down():
     class Machine(QuorumMachine):
         def handle(self, event: Event, now: float) -> Sequence[Effect]:

@@ -11,6 +11,7 @@ from lighthouse.incidents.registry import IncidentRegistry
 from lighthouse.runs import registry as module
 from lighthouse.runs.driver import KEY_WRITES_AT_ONCE, NOTED_WITHIN_S, RunDriver
 from lighthouse.runs.registry import RunRegistry
+from lighthouse.runs.rules.machine import RunMachine
 from lighthouse.runs.store import RunStoreInProcess
 from lighthouse_protocol.identity import group_run
 from lighthouse_protocol.messages.incident import IncidentKind
@@ -42,6 +43,7 @@ from lighthouse_protocol.refusals import (
 from lighthouse_protocol.rules.proof import short_name
 from lighthouse_runtime.timing.loop_lag import LoopLag
 from tests.lighthouse.peers import Listener
+from tests.virtual_loop import VirtualLoop
 
 TERMS = RunTerms(world_size=2)
 SECRET = "known to these ranks alone"
@@ -225,6 +227,39 @@ async def test_what_is_worth_no_write_of_its_own_is_written_a_little_later(
     saved = memory.load_run(("j", "r"))
     assert saved is not None
     assert [each.hello.name for each in saved.record.supervisors] == ["g"]
+
+
+async def test_where_nothing_can_be_written_runs_are_closed_and_forgotten_all_the_same(
+    runs: RunRegistry, memory: RunStoreInProcess, monkeypatch: pytest.MonkeyPatch
+):
+    """The daemon is ending by that, and has more to close. Who looks at the status has nothing to do with it."""
+
+    def full(*_: object) -> None:
+        raise WrongState("no space left on device")
+
+    monkeypatch.setattr(memory, "commit_run", full)
+    supervisor = Listener()
+    runs.get("j", "r").open_supervisor(SupervisorHello("g", "1"), supervisor)
+    gone = runs.get("j", "gone")
+    gone.end_supervisor(gone.open_supervisor(SupervisorHello("g", "1"), Listener()))
+    assert [run.run for run in runs.live_status()] == ["r"]
+    runs.close("the end")
+    assert isinstance(supervisor.error, Unreachable)
+
+
+def test_a_timer_that_comes_first_after_a_pause_raises_nothing():
+    """It has no caller that could be told that nothing can be written."""
+
+    def was_late() -> None:
+        if loop.now > 1001.0:
+            late.append(loop.now)
+            raise WrongState("no space left on device")
+
+    loop, late = VirtualLoop(), list[float]()
+    driver = RunDriver(("j", "r"), RunMachine(), RunStoreInProcess(), loop, was_late)
+    entered(driver, 0)
+    loop.go(100.0)
+    assert late != []
 
 
 async def test_all_are_told_of_the_completion(runs: RunRegistry):

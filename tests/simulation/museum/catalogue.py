@@ -222,6 +222,14 @@ EXHIBITS: tuple[Exhibit, ...] = (
         manager.CALLS_NEVER_EXPIRE,
     ),
     Exhibit(
+        "unwatched-for-ever",
+        "a group of which a rank was started again counts as unwatched, and no quorum with it stands",
+        "S5",
+        _storm("kill_rank", config={**SHORT, **ANY_SIZE}, **QUICK),
+        manager.UNWATCHED_FOR_EVER,
+        range(2),
+    ),
+    Exhibit(
         "resumed-too-low",
         "after a recall the members are resumed up to the lowest grant, not the highest",
         "S6",

@@ -14,9 +14,10 @@ from manager.group.driver import GroupDriver
 from manager.group.rules import commit
 from manager.group.rules.commit import CommitMachine
 from manager.group.rules.events import Pushed
-from manager.group.rules.gather import Effect, GatherMachine, RankAnswered, RankRefused
+from manager.group.rules.gather import Effect, GatherMachine, GroupJoined, RankAnswered, RankRefused
 from manager.group.rules.grants import GrantMachine
 from manager.group.rules.lighthouse_session import SessionMachine
+from manager.group.rules.machine import GroupMachine
 from manager.group.rules.ranks import Effect as RanksEffect
 from manager.group.rules.ranks import Ranks
 from manager.group.rules.request import QuorumRequest, no_state
@@ -33,6 +34,7 @@ _take = GrantMachine.take
 _obey = GrantMachine.obey
 _receive = GatherMachine._receive
 _without_state = GatherMachine._without_state
+_participant = GroupMachine._participant
 
 
 def _renew_for_ever(self: GrantMachine, until: float) -> None:
@@ -108,8 +110,13 @@ def _release_at_once(self: Ranks) -> list[RanksEffect]:
     return [Pushed(Released(), leaving)] if leaving else []
 
 
-def _without_state_or_peers(self: GatherMachine, *, may_heal: bool) -> LighthouseError | None:
-    return _without_state(self, may_heal=False)
+def _without_state_or_peers(self: GatherMachine, *, is_alone: bool) -> LighthouseError | None:
+    return _without_state(self, is_alone=False)
+
+
+def _participant_watched_at_first(self: GroupMachine, joined: GroupJoined | None = None) -> Participant:
+    me = _participant(self, joined)
+    return replace(me, watched=me.watched and self.ranks.gather.incarnation == 0)
 
 
 def _pause_with_its_clock(self: ManagerProcess, for_s: float) -> None:
@@ -136,6 +143,7 @@ CATCHING_UP_CONTRIBUTES = (Replaced(GrantMachine, "assignment", _assign_all_as_c
 JOIN_LOST = (Replaced(SessionMachine, "opened", _open_without_join),)
 LATE_NO_ENDS_THE_QUORUM = (Replaced(GrantMachine, "take", _take_as_any),)
 LATE_IS_REFUSED = (Replaced(GatherMachine, "_receive", _receive_late_as_up_to_date),)
+UNWATCHED_FOR_EVER = (Replaced(GroupMachine, "_participant", _participant_watched_at_first),)
 PEERS_FORGOTTEN = (Replaced(GatherMachine, "_without_state", _without_state_or_peers),)
 END_IS_A_LOSS = (Replaced(GrantMachine, "leave", _give_up_instead),)
 RELEASED_AT_ONCE = (Replaced(Ranks, "release", _release_at_once),)
