@@ -13,7 +13,7 @@ from benchmarks.support.children import allow_many_connections
 from benchmarks.support.light_manager import LightManager
 from benchmarks.support.line_protocol import answer_orders_async
 from benchmarks.support.lockstep import Lockstep, Tally
-from benchmarks.support.shared_session import SharedReader, SharingClient
+from benchmarks.support.shared_session import SharedQuorums, SharedReader, SharingClient
 from lighthouse_protocol.messages.membership import Quorum
 
 CONNECTS_AT_ONCE = 50
@@ -30,6 +30,7 @@ class Crowd:
         self.managers: list[LightManager] = []
         self._job = job
         self._reader = SharedReader()
+        self.quorums = SharedQuorums()
         self._max_step = (0, 0)
         self._entered: Counter[int] = Counter()
         self._all_train = asyncio.Event()
