@@ -35,7 +35,7 @@ class Crowd:
         self._entered: Counter[int] = Counter()
         self._all_train = asyncio.Event()
         self._numbers = 0
-        self._reported_cpu_s = 0.0
+        self._reported_cpu_s, self._reported_bytes = 0.0, 0
 
     def connect(self) -> SharingClient:
         return SharingClient(self.address, self._job, self._reader)
@@ -57,8 +57,9 @@ class Crowd:
         began_at = time.monotonic()
         await {"add": self.add, "die": self.die, "pace": self.pace, "report": self.report}[what](**fields)
         wall_s, cpu_s = time.monotonic() - began_at, time.process_time()
-        spent = {"wall_s": wall_s, "cpu_s": cpu_s - self._reported_cpu_s}
-        tally, self.tally, self._reported_cpu_s = self.tally, Tally(), cpu_s
+        carried = self._reader.carried
+        spent = {"wall_s": wall_s, "cpu_s": cpu_s - self._reported_cpu_s, "bytes": carried - self._reported_bytes}
+        tally, self.tally, self._reported_cpu_s, self._reported_bytes = self.tally, Tally(), cpu_s, carried
         return {**spent, **asdict(tally), "quorums": sorted({m.quorum.quorum_id for m in self.managers if m.quorum})}
 
     async def add(self, count: int) -> None:

@@ -18,10 +18,12 @@ class SharedReader:
     """What a lighthouse says; of a quorum that many are handed, the first one's bytes are parsed."""
 
     def __init__(self) -> None:
+        self.carried = 0  # bytes of messages, both ways
         self._shared = b""
         self._answer: JoinAccepted | QuorumChanged | None = None
 
     def read(self, body: bytes) -> ToManager | None:
+        self.carried += len(body)
         if self._answer is not None and body.startswith(self._shared):
             own = lighthouse_pb2.SessionResponse.FromString(body[len(self._shared) :])
             kind = own.WhichOneof("message")
@@ -65,6 +67,11 @@ class SharingSession(SessionMachine):
 @dataclass(frozen=True, slots=True)
 class _SharedKind(StreamKind[ToLighthouse, ToManager]):
     reader: SharedReader
+
+    def write(self, message: ToLighthouse) -> bytes:
+        body = self.requests.write(message).SerializeToString()
+        self.reader.carried += len(body)
+        return body
 
     def read(self, body: bytes) -> ToManager | None:
         return self.reader.read(body)
