@@ -103,7 +103,7 @@ def _extras(member: Any, raw: bytes) -> bytes:
     native = member if isinstance(member, lighthouse_pb2.QuorumMember) else lighthouse_pb2.QuorumMember.FromString(raw)
     if not len(UnknownFieldSet(native)):
         return b""
-    rest = lighthouse_pb2.QuorumMember.FromString(raw)
+    rest: Any = lighthouse_pb2.QuorumMember.FromString(raw)
     for field in rest.DESCRIPTOR.fields:
         rest.ClearField(field.name)
     return rest.SerializeToString()
