@@ -57,6 +57,11 @@ class Stage:
         return self.told["beats"]
 
     @property
+    def sent_mb(self) -> float:
+        """Messages of all sessions, both ways."""
+        return self.told["bytes"] / 1e6
+
+    @property
     def quorums(self) -> list[int]:
         """Under which the sessions are at its end."""
         return self.told["quorums"]
@@ -147,7 +152,7 @@ def run(size: int, joins: int, seconds: float, settle_s: float, *, has_tls: bool
 
 
 def render(stages: Sequence[Stage]) -> str:
-    counts = ["beats", "other messages", "discards", "longest step s", "quorum"]
+    counts = ["MB both ways", "beats", "other messages", "discards", "longest step s", "quorum"]
     header = ["stage", "wall s", "CPU s", "cores", "memory MB", "load CPU s", *counts]
     first = max(stages[0].quorums)
     return table(header, [_cells(stage, first) for stage in stages])
@@ -158,6 +163,7 @@ def _cells(stage: Stage, first_quorum_id: int) -> list[str]:
     load = [
         f"{stage.memory_mb:.0f}",
         f"{stage.told['cpu_s']:.2f}",
+        f"{stage.sent_mb:.1f}",
         str(stage.beats),
         str(stage.messages),
         str(stage.discards),
@@ -177,6 +183,7 @@ def bars(stages: Sequence[Stage]) -> list[Bar]:
         Bar(f"{IN_STEPS}, messages besides beats", in_steps.messages, 0),
         Bar(f"{ONE_JOINS}, CPU, median of {len(joins)}", statistics.median(stage.cpu_s for stage in joins), 0.6, "s"),
         Bar(f"{ONE_JOINS}, wall, median of {len(joins)}", statistics.median(stage.wall_s for stage in joins), 2, "s"),
+        Bar(f"{ONE_JOINS}, messages, median of {len(joins)}", statistics.median(s.sent_mb for s in joins), 6, "MB"),
         Bar(f"{ONE_JOINS}, discarded steps", sum(stage.discards for stage in joins), 0),
         Bar("the lighthouse restarts, new quorums", int(after.quorums != before.quorums), 0),
         Bar("the lighthouse restarts, discarded steps", after.discards, 0),

@@ -60,6 +60,8 @@ QUORUM_TIMEOUT_S = JOIN_TIMEOUT_S + 30.0
 def cut_reason(text: str) -> str:
     """One printable line, of bounded length: whatever others have written, it must not break an answer, and a second
     line in a log could pass for ours."""
+    if not text:
+        return text
     line = "".join(map(_visible, " ".join(text.split())))
     return line if len(line) <= MAX_REASON_CHARS else line[: MAX_REASON_CHARS - 3] + "..."
 

@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import Protocol
 
 from benchmarks.support.lockstep import Lockstep, Tally
+from benchmarks.support.shared_session import SharedQuorums, SharingSession
 from lighthouse_protocol.limits import SECRET_BYTES
 from lighthouse_protocol.messages.membership import Participant, Quorum
 from lighthouse_protocol.messages.session import (
@@ -16,6 +17,7 @@ from lighthouse_protocol.messages.session import (
     HeartbeatAck,
     JoinAccepted,
     JoinRejected,
+    QuorumChanged,
     QuorumOrder,
     QuorumPhase,
     ToLighthouse,
@@ -26,7 +28,6 @@ from lighthouse_runtime.client.lighthouse import AsyncLighthouseClient
 from lighthouse_runtime.timing.deadline_timer import DeadlineTimer
 from manager.group.lighthouse_link import LighthouseLink
 from manager.group.rules.grants import LEASE_SHARE, GrantMachine, Join, Wait
-from manager.group.rules.lighthouse_session import SessionMachine
 from manager.group.rules.request import QuorumRequest
 
 TIMEOUT_S = 60.0
@@ -38,6 +39,7 @@ class Crowd(Protocol):
     address: str
     tally: Tally
     lockstep: Lockstep
+    quorums: SharedQuorums
 
     def connect(self) -> AsyncLighthouseClient: ...
 
@@ -58,7 +60,9 @@ class LightManager:
             name, f"{time.time_ns():x}", address=f"{host}:29512", store_address=f"{host}:29513", watched=True
         )
         self._grants = GrantMachine(name)
-        self._session = SessionMachine(lambda: GroupReport(self._grants.held), secret=secrets.token_hex(SECRET_BYTES))
+        self._session = SharingSession(
+            lambda: GroupReport(self._grants.held), secrets.token_hex(SECRET_BYTES), crowd.quorums
+        )
         self._link = LighthouseLink(crowd.connect, crowd.address)
         self._timer = DeadlineTimer(self._tick, asyncio.get_running_loop())
         self._clock = asyncio.get_running_loop().time
@@ -112,8 +116,11 @@ class LightManager:
                     acked_s = self._clock() - sent_at
                     self._crowd.tally.longest_ack_s = max(self._crowd.tally.longest_ack_s, acked_s)
                     self._grants.renew(sent_at + LEASE_SHARE * self._session.lease_s)
-            case JoinAccepted(join):
-                self._handed = message if self._session.is_waiting(join) else self._handed
+            case JoinAccepted(join) | QuorumChanged(join):
+                if self._session.is_waiting(join):
+                    self._handed = self._session.whole(message)
+                    if self._handed is None:
+                        self._send(self._session.ask_whole(self._clock()))
             case JoinRejected(join):
                 self._crowd.tally.refusals += 1
                 self._waits = self._waits or self._session.answered(join)

@@ -13,7 +13,7 @@ from benchmarks.support.children import allow_many_connections
 from benchmarks.support.light_manager import LightManager
 from benchmarks.support.line_protocol import answer_orders_async
 from benchmarks.support.lockstep import Lockstep, Tally
-from benchmarks.support.shared_session import SharedReader, SharingClient
+from benchmarks.support.shared_session import SharedQuorums, SharedReader, SharingClient
 from lighthouse_protocol.messages.membership import Quorum
 
 CONNECTS_AT_ONCE = 50
@@ -30,11 +30,12 @@ class Crowd:
         self.managers: list[LightManager] = []
         self._job = job
         self._reader = SharedReader()
+        self.quorums = SharedQuorums()
         self._max_step = (0, 0)
         self._entered: Counter[int] = Counter()
         self._all_train = asyncio.Event()
         self._numbers = 0
-        self._reported_cpu_s = 0.0
+        self._reported_cpu_s, self._reported_bytes = 0.0, 0
 
     def connect(self) -> SharingClient:
         return SharingClient(self.address, self._job, self._reader)
@@ -56,8 +57,9 @@ class Crowd:
         began_at = time.monotonic()
         await {"add": self.add, "die": self.die, "pace": self.pace, "report": self.report}[what](**fields)
         wall_s, cpu_s = time.monotonic() - began_at, time.process_time()
-        spent = {"wall_s": wall_s, "cpu_s": cpu_s - self._reported_cpu_s}
-        tally, self.tally, self._reported_cpu_s = self.tally, Tally(), cpu_s
+        carried = self._reader.carried
+        spent = {"wall_s": wall_s, "cpu_s": cpu_s - self._reported_cpu_s, "bytes": carried - self._reported_bytes}
+        tally, self.tally, self._reported_cpu_s, self._reported_bytes = self.tally, Tally(), cpu_s, carried
         return {**spent, **asdict(tally), "quorums": sorted({m.quorum.quorum_id for m in self.managers if m.quorum})}
 
     async def add(self, count: int) -> None:

@@ -1,35 +1,77 @@
-"""A session of which many are open in one process: a quorum, the same bytes for all, is parsed once for all."""
+"""A session of which many are open in one process: what is the same for all is parsed, and reckoned, once for all."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from lighthouse_protocol.messages.session import JoinAccepted, ToLighthouse, ToManager
+from lighthouse_protocol.messages.membership import Quorum, QuorumChange
+from lighthouse_protocol.messages.session import GroupReport, JoinAccepted, QuorumChanged, ToLighthouse, ToManager
 from lighthouse_protocol.pb.documented import lighthouse_pb2
-from lighthouse_protocol.wire.streams import SESSION_RESPONSES, accepted_for
+from lighthouse_protocol.rules.quorum_change import NamedQuorum
+from lighthouse_protocol.wire.streams import SESSION_RESPONSES, accepted_for, changed_for
 from lighthouse_runtime.client.lighthouse import AsyncLighthouseClient
 from lighthouse_runtime.client.stream_kinds import SESSION, Session
 from lighthouse_runtime.client.streams import StreamKind
+from manager.group.rules.lighthouse_session import SessionMachine
 
 
 class SharedReader:
     """What a lighthouse says; of a quorum that many are handed, the first one's bytes are parsed."""
 
     def __init__(self) -> None:
+        self.carried = 0  # bytes of messages, both ways
         self._shared = b""
-        self._accepted: JoinAccepted | None = None
+        self._answer: JoinAccepted | QuorumChanged | None = None
 
     def read(self, body: bytes) -> ToManager | None:
-        if self._accepted is not None and body.startswith(self._shared):
+        self.carried += len(body)
+        if self._answer is not None and body.startswith(self._shared):
             own = lighthouse_pb2.SessionResponse.FromString(body[len(self._shared) :])
-            return replace(self._accepted, join=own.join_accepted.join)
+            kind = own.WhichOneof("message")
+            return replace(self._answer, join=getattr(own, kind).join) if kind else None
         message = SESSION_RESPONSES.read(lighthouse_pb2.SessionResponse.FromString(body))
-        if isinstance(message, JoinAccepted):
-            self._accepted, self._shared = message, body[: -len(accepted_for(b"", message.join))]
+        if isinstance(message, JoinAccepted | QuorumChanged):
+            is_whole = isinstance(message, JoinAccepted)
+            own = accepted_for(b"", message.join) if is_whole else changed_for(message.join)
+            self._answer, self._shared = message, body[: -len(own)]
         return message
+
+
+class SharedQuorums:
+    """The last quorum that one of them was told, and by what."""
+
+    def __init__(self) -> None:
+        self.told: tuple[NamedQuorum | None, Quorum | QuorumChange] | None = None
+        self.known: NamedQuorum | None = None
+
+
+class SharingSession(SessionMachine):
+    """Many are told the same, on top of the same."""
+
+    def __init__(self, report: Callable[[], GroupReport], secret: str, shared: SharedQuorums) -> None:
+        super().__init__(report, secret=secret)
+        self._shared = shared
+
+    def whole(self, told: JoinAccepted | QuorumChanged) -> JoinAccepted | None:
+        what = told.quorum if isinstance(told, JoinAccepted) else told.change
+        base = None if isinstance(told, JoinAccepted) else self.known
+        if self._shared.told is None or self._shared.told[0] is not base or self._shared.told[1] is not what:
+            whole = super().whole(told)
+            self._shared.told, self._shared.known = (base, what), self.known
+            return whole
+        self.known = self._shared.known
+        if self.known is None:
+            return None
+        return JoinAccepted(told.join, self.known.quorum, told.stands, told.secret)
 
 
 @dataclass(frozen=True, slots=True)
 class _SharedKind(StreamKind[ToLighthouse, ToManager]):
     reader: SharedReader
+
+    def write(self, message: ToLighthouse) -> bytes:
+        body = self.requests.write(message).SerializeToString()
+        self.reader.carried += len(body)
+        return body
 
     def read(self, body: bytes) -> ToManager | None:
         return self.reader.read(body)

@@ -50,7 +50,7 @@ from lighthouse.quorum.rules.record import QuorumRecord
 from lighthouse.quorum.rules.status import explain, job_status
 from lighthouse.quorum.rules.timeline import History
 from lighthouse.quorum.sessions import Session, SessionTable
-from lighthouse.quorum.waiting_joins import Answer, SessionReply, WaitingJoins
+from lighthouse.quorum.waiting_joins import Answer, Handout, SessionReply, WaitingJoins
 from lighthouse.quorum.world_broadcast import WorldBroadcast
 from lighthouse.runs.driver import RunDriver
 from lighthouse_protocol.identity import split_replica_id
@@ -143,6 +143,7 @@ class JobDriver:
         self._worlds = WorldBroadcast(job, machine, self._sessions, timers)
         self._waiting = WaitingJoins(self._clock, self._account.waits.add, refused)
         self._verdicts = VerdictLog(job, machine, timers, self._worlds.wait)
+        self._handout: Handout | None = None  # the last one; none of an earlier lighthouse
         self._is_closed = False
         self._timer.set(machine.deadline(self._clock()))  # of what an earlier lighthouse has left
 
@@ -203,9 +204,9 @@ class JobDriver:
                 self._history.beat(session.replica_id, self._wall())
                 if message.progress is not None:
                     self.progress.take(session.replica_id, message.progress)
-            case JoinRequest(join, participant, time_left_s):
+            case JoinRequest(join, participant, time_left_s, holds):
                 self._waiting.drop(session.join)  # the newer one takes its place
-                session.join, session.reply = next(self._numbers), SessionReply(session.peer, join)
+                session.join, session.reply = next(self._numbers), SessionReply(session.peer, join, holds)
                 joined = Joined(session.join, participant, self._clock() + time_left_s, number)
                 self._ask(joined, time_left_s, session.reply)
             case WithdrawRequest(join):
@@ -359,7 +360,8 @@ class JobDriver:
                     self._secret = self._draw_secret()
                 if record is not None:
                     self._remember(replace(record, secret=self._secret))
-                self._waiting.answer(calls, Answer(quorum, stands, self._secret))
+                self._handout = Handout(quorum, self._handout)
+                self._waiting.answer(calls, Answer(quorum, stands, self._secret, self._handout))
                 log_quorum(self.job, quorum, is_new=is_new)
             case QuorumResent(quorum, call):
                 self._waiting.answer([call], Answer(quorum, stands=True, secret=self._secret))

@@ -2,31 +2,66 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 
-from lighthouse_protocol.messages.membership import Quorum
-from lighthouse_protocol.messages.session import JoinAccepted, JoinRejected, ToManager
+from lighthouse_protocol.messages.membership import Quorum, QuorumChange
+from lighthouse_protocol.messages.session import JoinAccepted, JoinRejected, QuorumChanged, ToManager
 from lighthouse_protocol.refusals import LighthouseError
+from lighthouse_protocol.rules.quorum_change import NamedQuorum, change_between
 from lighthouse_runtime.ports import Peer, Reply, Timer
+
+
+class Handout:
+    """A quorum as it is handed out, and what has changed since the one before, which most managers hold. Of that, and
+    of its digest, nothing is reckoned before somebody needs it, and all of it once."""
+
+    def __init__(self, quorum: Quorum, before: "Handout | None" = None) -> None:
+        self._quorum = quorum
+        self._before = before
+        if before is not None:
+            before._before = None
+
+    def change_for(self, held: str) -> QuorumChange | None:
+        """For a manager that holds the quorum of that digest; None: it needs the whole list."""
+        if not held or self._before is None or held != self._before._named.digest:
+            return None
+        return self._change
+
+    @cached_property
+    def _named(self) -> NamedQuorum:
+        return NamedQuorum.of(self._quorum)
+
+    @cached_property
+    def _change(self) -> QuorumChange | None:
+        return change_between(self._before._quorum, self._named) if self._before is not None else None
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """`secret`: of the quorum's members, for those that have sessions."""
+    """`secret`: of the quorum's members, for those that have sessions. `handout`: None for a quorum that is told whole
+    to whoever asks."""
 
     quorum: Quorum
     stands: bool
     secret: str = field(default="", repr=False)
+    handout: Handout | None = field(default=None, repr=False)
 
 
 @dataclass(frozen=True, slots=True)
 class SessionReply:
-    """Join number `join` of a session. A lighthouse_runtime.ports.Reply."""
+    """Join number `join` of a session, and the digest of the quorum that its manager holds. A
+    lighthouse_runtime.ports.Reply."""
 
     peer: Peer[ToManager]
     join: int
+    holds: str = field(default="", compare=False)
 
     def answer(self, value: Answer) -> None:
-        self.peer.send(JoinAccepted(self.join, value.quorum, value.stands, value.secret))
+        change = value.handout.change_for(self.holds) if value.handout is not None else None
+        if change is None:
+            self.peer.send(JoinAccepted(self.join, value.quorum, value.stands, value.secret))
+        else:
+            self.peer.send(QuorumChanged(self.join, change, value.stands, value.secret))
 
     def refuse(self, error: LighthouseError) -> None:
         self.peer.send(JoinRejected(self.join, error))

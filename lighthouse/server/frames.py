@@ -2,23 +2,35 @@
 
 import time
 
-from lighthouse_protocol.messages.membership import Quorum
-from lighthouse_protocol.messages.session import JoinAccepted, ToManager
+from lighthouse_protocol.messages.membership import Quorum, QuorumChange
+from lighthouse_protocol.messages.session import JoinAccepted, QuorumChanged, ToManager
 from lighthouse_protocol.wire import documented
-from lighthouse_protocol.wire.streams import SESSION_RESPONSES, accepted_for, accepted_shared
+from lighthouse_protocol.wire.streams import (
+    SESSION_RESPONSES,
+    accepted_for,
+    accepted_shared,
+    changed_for,
+    changed_shared,
+)
 from lighthouse_runtime.net.outbox import Body
 from lighthouse_runtime.server.stream_peer import Frames
 
 
 class SessionFrames(Frames[ToManager]):
-    """Sessions are told one quorum each under a number of its own: all but that number is made once."""
+    """Sessions are told one quorum each, or one change, under a number of their own: all but that is made once."""
 
     def __init__(self) -> None:
         super().__init__(SESSION_RESPONSES.write)
         self._quorum: Quorum | None = None
         self._shared = b""
+        self._change: QuorumChange | None = None
+        self._shared_change = b""
 
     def of(self, message: ToManager) -> Body:
+        if isinstance(message, QuorumChanged):
+            if message.change is not self._change:
+                self._change, self._shared_change = message.change, changed_shared(message)
+            return self._shared_change, changed_for(message.join)
         if not isinstance(message, JoinAccepted):
             return self.bytes_of(message)
         if message.quorum is not self._quorum:

@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Annotated, NamedTuple
 
-from lighthouse_protocol.constraints import Count, Cut, Name, Reason
+from lighthouse_protocol.constraints import Count, Cut, FilledText, Name, QuorumId, Reason
 
 MAX_PENDING_NAMED = 16
 
@@ -55,7 +55,7 @@ class Participant:
     `resolves_to_loopback`: a host name in its addresses does so on its own host.
     `compares`: its ranks compare their collectives with their peers' in the first step under a quorum.
     `distrust`: one of its ranks holds no complete state, which is told until it has healed.
-    `wire` is the member as it came, opaque: fields that we do not know are relayed in it.
+    `wire` is the member as it came, opaque: fields that we do not know are relayed in it. `extras`: these alone.
     """
 
     replica_id: str
@@ -79,6 +79,7 @@ class Participant:
     resolves_to_loopback: bool = False
     compares: bool = False
     distrust: Distrust | None = None
+    extras: bytes = field(default=b"", compare=False, repr=False)
     wire: bytes = field(default=b"", compare=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -102,6 +103,21 @@ class Quorum:
 
     quorum_id: int
     participants: tuple[Participant, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class QuorumChange:
+    """What makes the quorum that a manager holds into the one that `digest` names (rules/quorum_change.py).
+
+    `gone`: their places in the list that it holds. `members`: who is new, or has changed in another way than most.
+    `like`: one of all others, whose states have become what its state is.
+    """
+
+    digest: FilledText
+    quorum_id: QuorumId
+    like: Participant
+    gone: tuple[Count, ...] = ()
+    members: tuple[Participant, ...] = ()
 
 
 def _first(names: tuple[str, ...]) -> tuple[str, ...]:

@@ -25,7 +25,7 @@ from lighthouse_protocol.constraints import (
 )
 from lighthouse_protocol.limits import MAX_GROUP_WORLD_SIZE
 from lighthouse_protocol.messages.evidence import EvidenceAsked, RankEvidence, SelfReport
-from lighthouse_protocol.messages.membership import Decision, Participant, Quorum, World
+from lighthouse_protocol.messages.membership import Decision, Participant, Quorum, QuorumChange, World
 from lighthouse_protocol.messages.progress import GroupView, HealTotals, ProgressSample
 from lighthouse_protocol.rank_set import NO_RANKS
 from lighthouse_protocol.refusals import LighthouseError
@@ -146,11 +146,13 @@ class Heartbeat:
 
 @dataclass(frozen=True, slots=True)
 class JoinRequest:
-    """`number` grows; a newer one takes the place of an older."""
+    """`number` grows; a newer one takes the place of an older. `holds`: the digest of the last quorum that the manager
+    was told, of which it needs but the changes; empty: it needs the whole list."""
 
     number: Count
     participant: Participant
     time_left_s: Seconds
+    holds: Text = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,6 +216,16 @@ class JoinAccepted:
 
 
 @dataclass(frozen=True, slots=True)
+class QuorumChanged:
+    """A JoinAccepted for a manager whose join said that it holds the quorum that `change` is about."""
+
+    join: Count
+    change: QuorumChange
+    stands: bool
+    secret: Secret = field(default="", repr=False)
+
+
+@dataclass(frozen=True, slots=True)
 class JoinRejected:
     """`join` was refused; 0: the hello was, and the session ends."""
 
@@ -263,6 +275,7 @@ ToManager = (
     | Goodbye
     | EvidenceRequest
     | World
+    | QuorumChanged
 )
 
 

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable
 from typing import Any, Protocol
 
 from google.protobuf.message import DecodeError
+from google.protobuf.unknown_fields import UnknownFieldSet
 
 from lighthouse_protocol.constraints import check_count, check_quorum_id
 from lighthouse_protocol.identity import parse_address, read_identity
@@ -75,6 +76,7 @@ def _participant(member: _Member, identity: tuple[str, str], raw: bytes, **ours:
         commit_failures=member.commit_failures,
         data=member.data,
         wire=raw,
+        extras=_extras(member, raw),
         **ours,
     )
 
@@ -94,6 +96,17 @@ def _ours(member: lighthouse_pb2.QuorumMember) -> dict[str, Any]:
         "compares": member.compares,
         "distrust": distrust_from_native(member),
     }
+
+
+def _extras(member: Any, raw: bytes) -> bytes:
+    """The fields of the member that our own form does not have, as they are relayed."""
+    native = member if isinstance(member, lighthouse_pb2.QuorumMember) else lighthouse_pb2.QuorumMember.FromString(raw)
+    if not len(UnknownFieldSet(native)):
+        return b""
+    rest: Any = lighthouse_pb2.QuorumMember.FromString(raw)
+    for field in rest.DESCRIPTOR.fields:
+        rest.ClearField(field.name)
+    return rest.SerializeToString()
 
 
 def _relayable(member: _Member) -> bytes:

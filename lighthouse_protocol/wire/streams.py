@@ -4,6 +4,7 @@ A kind of message that this version does not know is read as None, and is to be 
 """
 
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from typing import Any, Generic, TypeVar
 
 from google.protobuf.message import Message
@@ -18,6 +19,7 @@ from lighthouse_protocol.messages.session import (
     Evidence,
     FromRank,
     Heartbeat,
+    QuorumChanged,
     ToLighthouse,
     ToManager,
     ToRank,
@@ -80,6 +82,16 @@ def accepted_for(shared: bytes, join: int) -> bytes:
     """The answer to join `join`. A reader merges serialisations of one embedded message that stand in a row."""
     own = lighthouse_pb2.SessionResponse(join_accepted=lighthouse_pb2.JoinAccepted(join=join))
     return shared + own.SerializeToString()
+
+
+def changed_shared(changed: QuorumChanged) -> bytes:
+    """As accepted_shared."""
+    return SESSION_RESPONSES.write(replace(changed, join=0)).SerializeToString()
+
+
+def changed_for(join: int) -> bytes:
+    """What comes after that in the answer to join `join`, as in accepted_for."""
+    return lighthouse_pb2.SessionResponse(quorum_changed=lighthouse_pb2.QuorumChanged(join=join)).SerializeToString()
 
 
 # -- of a watch, a rank of a run, a supervisor, a further host

@@ -31,6 +31,7 @@ class Checkers:
         self._collectives = collectives
         self._lists: dict[int, tuple[Identity, ...]] = {}
         self._names: dict[int, tuple[str, ...]] = {}
+        self._said: dict[int, set[Quorum]] = {}  # all that was told under an id, with the states of its members
         self._told: dict[int, int] = {}
         self.told_at: dict[int, float] = {}
         self._authors: dict[int, str] = {}
@@ -56,6 +57,7 @@ class Checkers:
         """Somebody is about to be told; `record` is what the journal of that lighthouse says then."""
         written = record.quorum if record else None
         self._name(quorum)
+        self._said.setdefault(quorum.quorum_id, set()).add(quorum)
         if written is None or identities(written) != identities(quorum) or written.quorum_id != quorum.quorum_id:
             raise Violation(
                 f"S1 quorum {quorum.quorum_id} is told, and the journal has {written and written.quorum_id}"
@@ -84,6 +86,8 @@ class Checkers:
             raise Violation(f"S2 {manager.name} has seen quorum {known_id} and is handed {quorum.quorum_id}")
         manager.seen_id = quorum.quorum_id
         self._name(quorum)
+        if quorum not in self._said[quorum.quorum_id]:
+            raise Violation(f"S1 {manager.name} takes quorum {quorum.quorum_id} for another one than it was told")
 
     def _cannot_know(self, manager: "Manager", quorum: Quorum) -> bool:
         """torchft's managers do not say what they have seen: one that was with a second lighthouse may go back."""

@@ -108,6 +108,7 @@ class LighthouseChecks:
         self._stopped: set[tuple[int, Member]] = set()
         self._phases: dict[int, QuorumPhase] = {}
         self._waits: dict[Member, Wait] = {}
+        self.formed: Quorum | None = None  # the last one
 
     # -- what happens
 
@@ -176,7 +177,8 @@ class LighthouseChecks:
             case MemberLost(replica_id) | MemberLeft(replica_id):
                 for member in [member for member in self._waits if member[0] == replica_id]:
                     self._lets_in(self._waits.pop(member))
-            case events.QuorumFormed():
+            case events.QuorumFormed(quorum):
+                self.formed = quorum
                 self._world.say("", _describe(effect))
                 self._check_formed(effect)
             case _:

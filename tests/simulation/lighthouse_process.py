@@ -16,7 +16,8 @@ from lighthouse.quorum.rules.config import QuorumConfig
 from lighthouse.quorum.rules.machine import QuorumMachine
 from lighthouse.quorum.rules.record import QuorumRecord
 from lighthouse.quorum.waiting_joins import Answer
-from lighthouse_protocol.messages.session import Hello, JoinAccepted, JoinRejected
+from lighthouse_protocol.messages.membership import Quorum
+from lighthouse_protocol.messages.session import Hello, JoinAccepted, JoinRejected, QuorumChanged
 from lighthouse_protocol.refusals import LighthouseError, WrongState
 from lighthouse_runtime.server.output_gate import OutputGate
 from tests.simulation.keepalive import Keepalive
@@ -231,17 +232,21 @@ class EndPeer:
     stream: End
 
     def send(self, message: Any) -> None:
-        self.lighthouse.gate.pass_on(lambda: self._send(message))
+        quorum = self.lighthouse.checks.formed if isinstance(message, QuorumChanged) else None
+        self.lighthouse.gate.pass_on(lambda: self._send(message, quorum))
 
     def end(self, error: LighthouseError | None = None) -> None:
         self.lighthouse.gate.pass_on(lambda: self._end(error))
 
-    def _send(self, message: Any) -> None:
+    def _send(self, message: Any, formed: Quorum | None) -> None:
         lighthouse = self.lighthouse
         lighthouse.may_die()
         lighthouse.site.speaks(lighthouse)
         if isinstance(message, JoinAccepted):
             lighthouse.site.told(message.quorum)
+        if formed is not None:
+            lighthouse.world.counts["quorums told by what has changed"] += 1
+            lighthouse.site.told(formed)
         if isinstance(message, JoinRejected):
             lighthouse.say(f"refuses a join: {message.error}")
         self.stream.send(message)

@@ -15,6 +15,7 @@ from lighthouse_protocol.messages.session import (
     HoldState,
     JoinAccepted,
     JoinRequest,
+    QuorumChanged,
     QuorumOrder,
     QuorumPhase,
     Revoked,
@@ -105,6 +106,8 @@ class ManagerChecks:
         match message:
             case JoinAccepted(_, quorum, stands):
                 self._stands[quorum.quorum_id] = stands
+            case QuorumChanged(_, change, stands):
+                self._stands[change.quorum_id] = stands
             case HeartbeatAck(number, _, order):
                 self._obey(order)
                 lease_s = self._lease_s()

@@ -3,7 +3,7 @@
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from lighthouse_protocol.messages.session import JoinAccepted, JoinRejected, Leave, ToLighthouse, Welcome
+from lighthouse_protocol.messages.session import JoinAccepted, JoinRejected, Leave, QuorumChanged, ToLighthouse, Welcome
 from lighthouse_protocol.refusals import Superseded, Unreachable
 from tests.simulation.network import End
 
@@ -72,11 +72,9 @@ class ManagerLink:
             behind, self._left_behind = self._left_behind, []
             for older in behind:
                 older.close()
+        if isinstance(message, JoinAccepted | QuorumChanged):
+            self._answer_back(message)
         if isinstance(message, JoinAccepted):
-            if self._manager.site.is_answered_back and self._manager.told_id:
-                self._manager.site.is_answered_back = False
-                lower = replace(message.quorum, quorum_id=self._manager.told_id - 1)
-                self._manager.driver.received(replace(message, quorum=lower))
             self._manager.was_handed(message)
         if isinstance(message, JoinRejected):
             self._manager.say(f"is refused: {message.error}")
@@ -84,7 +82,30 @@ class ManagerLink:
                 return  # of a session, and for now: it is opened again
         else:
             self._backoff_s = FIRST_BACKOFF_S
+        if isinstance(message, QuorumChanged):
+            self._receive_change(message)
+        else:
+            self._manager.driver.received(message)
+
+    def _answer_back(self, message: JoinAccepted | QuorumChanged) -> None:
+        """With a quorum of an earlier id, before."""
+        manager = self._manager
+        quorum = message.quorum if isinstance(message, JoinAccepted) else manager.handed
+        if manager.site.is_answered_back and manager.told_id and quorum is not None:
+            manager.site.is_answered_back = False
+            lower = replace(quorum, quorum_id=manager.told_id - 1)
+            manager.driver.received(JoinAccepted(message.join, lower, message.stands, message.secret))
+
+    def _receive_change(self, message: QuorumChanged) -> None:
+        """What counts is the quorum that the manager makes of it, if it has waited for it."""
+        session = self._manager.machine.session
+        before = session.known
         self._manager.driver.received(message)
+        if session.known is None:
+            self._manager.world.counts["changes that were not taken"] += 1
+        elif session.known is not before:
+            quorum = session.known.quorum
+            self._manager.was_handed(JoinAccepted(message.join, quorum, message.stands, message.secret))
 
     def _ended(self, end: End) -> None:
         if end is self.end:

@@ -49,7 +49,7 @@ class QuorumRecord:
 # its default. Not as messages: nothing that was once admitted is checked again, and the bytes stay those that came.
 _ENTRY = tuple(f.name for f in fields(JoinState))
 # What a join said of its state (`distrust`) ends with that join.
-_PARTICIPANT = tuple(f.name for f in fields(Participant) if f.name not in ("wire", "distrust"))
+_PARTICIPANT = tuple(f.name for f in fields(Participant) if f.name not in ("wire", "extras", "distrust"))
 _get_entry = attrgetter(*_ENTRY)
 _get_participant = attrgetter(*_PARTICIPANT)
 

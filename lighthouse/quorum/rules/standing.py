@@ -23,7 +23,7 @@ It is a lease with recall, as file servers delegate files to clients.
 All is read from levels (what a member says that it holds), again and again, so that no message must arrive.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
 from lighthouse.members.rules.identity import Remembered
@@ -47,6 +47,19 @@ class _Holder:
     has_left: bool = False
     is_back: bool = True
     is_heard: bool = True
+
+
+class _Awaited:
+    """Whether all holders have done what stays done. Each is looked at once, however often that is asked."""
+
+    def __init__(self, holders: Iterable[_Holder], has_done: Callable[[_Holder], bool]) -> None:
+        self._left = list(holders)
+        self._has_done = has_done
+
+    def all_have(self) -> bool:
+        while self._left and self._has_done(self._left[-1]):
+            self._left.pop()
+        return not self._left
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +89,8 @@ class Standing:
         self.revokes = 0
         self._holders: dict[str, _Holder] = {}
         self._returns_until = 0.0
-        self._is_odd = False
+        self._is_odd = self._has_leaver = False
+        self._await()
 
     # -- what it is
 
@@ -139,10 +153,17 @@ class Standing:
         chosen, of those that are unheard."""
         has_member = any(self.is_holder(p.replica_id, p.incarnation) for p in chosen)
         holders = self._holders.values()
-        return max((h.lease_until for h in holders if not (has_member and h.is_heard)), default=0.0)
+        if has_member:
+            is_free = self._heard.all_have()
+            return 0.0 if is_free else max((h.lease_until for h in holders if not h.is_heard), default=0.0)
+        if self._free_at is None:
+            self._free_at = max((h.lease_until for h in holders), default=0.0)
+        return self._free_at
 
     def unheard(self, now: float) -> list[str]:
         """The members of which this lighthouse has not heard since its start, and whose leases may still run."""
+        if self._heard.all_have():
+            return []
         return [name for name, holder in self._holders.items() if not holder.is_heard and now < holder.lease_until]
 
     def returns_until(self) -> float | None:
@@ -157,6 +178,7 @@ class Standing:
         for member in self._current.quorum.participants:
             name = member.replica_id
             self._holders[name] = _Holder(member.incarnation, leases[name], entries[name])
+        self._await()
 
     def replace(self) -> None:
         """A quorum that does not stand has formed."""
@@ -175,6 +197,7 @@ class Standing:
                 self._holders[name] = _Holder(
                     member.incarnation, until, record.entries[name], is_back=False, is_heard=False
                 )
+            self._await()
 
     def distrust(self, until: float, reason: str) -> QuorumOrder | None:
         """What was remembered is older than what was told: until then some quorum may be held by members unknown;
@@ -193,6 +216,7 @@ class Standing:
         holder = self._holder(replica_id, incarnation)
         if holder is not None and self.phase is not QuorumPhase.REVOKED:
             holder.lease_until = max(holder.lease_until, until)
+            self._free_at = None if self._free_at is None else max(self._free_at, holder.lease_until)
 
     def observe(self, replica_id: str, incarnation: str, held: HeldQuorum | None) -> QuorumOrder | None:
         """A hello or a heartbeat reports what the member holds."""
@@ -216,7 +240,7 @@ class Standing:
         return order
 
     def _leave(self, holder: _Holder, replica_id: str, committed: int) -> QuorumOrder | None:
-        holder.has_left = True
+        holder.has_left = self._has_leaver = True
         if self.phase is QuorumPhase.RETURNING:
             holder.granted, holder.is_spent = committed, True
             return self._come_back(holder, is_odd=True)
@@ -256,6 +280,7 @@ class Standing:
         holder = self._holder(replica_id, incarnation)
         if holder is not None:
             holder.lease_until = 0.0
+            self._free_at = None
 
     def left(self, replica_id: str, incarnation: str) -> QuorumOrder | None:
         """A member has gone in good order; after the resume no member waits for it."""
@@ -309,7 +334,16 @@ class Standing:
     def _begin(self, phase: QuorumPhase) -> None:
         self.phase, self.upto, self.reason, self.lost = phase, 0, "", ""
         self._holders = {}
-        self._is_odd = False
+        self._is_odd = self._has_leaver = False
+        self._await()
+
+    def _await(self) -> None:
+        holders = self._holders.values()
+        self._free_at: float | None = None  # when the leases of all will have run out; None: not reckoned yet
+        self._heard = _Awaited(holders, lambda holder: holder.is_heard)
+        self._back = _Awaited(holders, lambda holder: holder.is_back)
+        self._have_told = _Awaited(holders, lambda holder: holder.granted is not None)
+        self._have_done = _Awaited(holders, lambda holder: holder.is_spent or (holder.granted or 0) > self.upto)
 
     def _holder(self, replica_id: str, incarnation: str) -> _Holder | None:
         holder = self._holders.get(replica_id)
@@ -324,7 +358,7 @@ class Standing:
     def _come_back(self, holder: _Holder, *, is_odd: bool) -> QuorumOrder | None:
         holder.is_back = True
         self._is_odd |= is_odd
-        if not all(other.is_back for other in self._holders.values()):
+        if not self._back.all_have():
             return None
         self.phase = QuorumPhase.STANDING
         if not self._is_odd:
@@ -341,9 +375,9 @@ class Standing:
         """All have said what they granted: resume up to the highest that all can do."""
         if self.phase is not QuorumPhase.RECALLED:
             return None
-        told = [holder.granted for holder in self._holders.values() if holder.granted is not None]
-        if len(told) < len(self._holders):
+        if not self._have_told.all_have():
             return None
+        told = [holder.granted or 0 for holder in self._holders.values()]
         last_steps = [holder.granted or 0 for holder in self._holders.values() if holder.has_left]
         self.upto = min([max(told), *last_steps])
         behind = [n for n, h in self._holders.items() if h.is_spent and (h.granted or 0) < self.upto]
@@ -354,13 +388,10 @@ class Standing:
 
     def _end_when_done(self) -> QuorumOrder | None:
         """Rule 3."""
-        left = next((name for name, holder in self._holders.items() if holder.has_left), None)
-        if self.phase is not QuorumPhase.RESUMED or left is None:
+        if self.phase is not QuorumPhase.RESUMED or not self._has_leaver or not self._have_done.all_have():
             return None
-        waiting = [holder for holder in self._holders.values() if not holder.is_spent]
-        if any((holder.granted or 0) <= self.upto for holder in waiting):
-            return None
-        if waiting:
+        left = next(name for name, holder in self._holders.items() if holder.has_left)
+        if any(not holder.is_spent for holder in self._holders.values()):
             return self._revoke_without(left, "has left")
         self.phase, self.reason = QuorumPhase.REVOKED, f"{left} has left, and all have done step {self.upto}"
         return self.order()

@@ -838,6 +838,7 @@ class SessionResponse(google.protobuf.message.Message):
     GOODBYE_FIELD_NUMBER: builtins.int
     EVIDENCE_FIELD_NUMBER: builtins.int
     WORLD_FIELD_NUMBER: builtins.int
+    QUORUM_CHANGED_FIELD_NUMBER: builtins.int
     @property
     def welcome(self) -> global___Welcome:
         """first, unless the hello is rejected"""
@@ -860,6 +861,8 @@ class SessionResponse(google.protobuf.message.Message):
     def evidence(self) -> global___EvidenceRequest: ...
     @property
     def world(self) -> global___World: ...
+    @property
+    def quorum_changed(self) -> global___QuorumChanged: ...
     def __init__(
         self,
         *,
@@ -873,10 +876,11 @@ class SessionResponse(google.protobuf.message.Message):
         goodbye: global___Goodbye | None = ...,
         evidence: global___EvidenceRequest | None = ...,
         world: global___World | None = ...,
+        quorum_changed: global___QuorumChanged | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["drain", b"drain", "evidence", b"evidence", "goodbye", b"goodbye", "heartbeat_ack", b"heartbeat_ack", "join_accepted", b"join_accepted", "join_rejected", b"join_rejected", "kill", b"kill", "message", b"message", "order", b"order", "welcome", b"welcome", "world", b"world"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["drain", b"drain", "evidence", b"evidence", "goodbye", b"goodbye", "heartbeat_ack", b"heartbeat_ack", "join_accepted", b"join_accepted", "join_rejected", b"join_rejected", "kill", b"kill", "message", b"message", "order", b"order", "welcome", b"welcome", "world", b"world"]) -> None: ...
-    def WhichOneof(self, oneof_group: typing.Literal["message", b"message"]) -> typing.Literal["welcome", "heartbeat_ack", "join_accepted", "join_rejected", "order", "drain", "kill", "goodbye", "evidence", "world"] | None: ...
+    def HasField(self, field_name: typing.Literal["drain", b"drain", "evidence", b"evidence", "goodbye", b"goodbye", "heartbeat_ack", b"heartbeat_ack", "join_accepted", b"join_accepted", "join_rejected", b"join_rejected", "kill", b"kill", "message", b"message", "order", b"order", "quorum_changed", b"quorum_changed", "welcome", b"welcome", "world", b"world"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["drain", b"drain", "evidence", b"evidence", "goodbye", b"goodbye", "heartbeat_ack", b"heartbeat_ack", "join_accepted", b"join_accepted", "join_rejected", b"join_rejected", "kill", b"kill", "message", b"message", "order", b"order", "quorum_changed", b"quorum_changed", "welcome", b"welcome", "world", b"world"]) -> None: ...
+    def WhichOneof(self, oneof_group: typing.Literal["message", b"message"]) -> typing.Literal["welcome", "heartbeat_ack", "join_accepted", "join_rejected", "order", "drain", "kill", "goodbye", "evidence", "world", "quorum_changed"] | None: ...
 
 global___SessionResponse = SessionResponse
 
@@ -1069,9 +1073,12 @@ class JoinRequest(google.protobuf.message.Message):
     NUMBER_FIELD_NUMBER: builtins.int
     PARTICIPANT_FIELD_NUMBER: builtins.int
     TIME_LEFT_S_FIELD_NUMBER: builtins.int
+    HOLDS_FIELD_NUMBER: builtins.int
     number: builtins.int
     """grows; a newer one takes the place of an older"""
     time_left_s: builtins.float
+    holds: builtins.str
+    """the digest of the last quorum that it was told; empty: it needs the whole list"""
     @property
     def participant(self) -> global___QuorumMember: ...
     def __init__(
@@ -1080,9 +1087,10 @@ class JoinRequest(google.protobuf.message.Message):
         number: builtins.int = ...,
         participant: global___QuorumMember | None = ...,
         time_left_s: builtins.float = ...,
+        holds: builtins.str = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["participant", b"participant"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["number", b"number", "participant", b"participant", "time_left_s", b"time_left_s"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["holds", b"holds", "number", b"number", "participant", b"participant", "time_left_s", b"time_left_s"]) -> None: ...
 
 global___JoinRequest = JoinRequest
 
@@ -1193,6 +1201,76 @@ class JoinAccepted(google.protobuf.message.Message):
     def ClearField(self, field_name: typing.Literal["join", b"join", "quorum", b"quorum", "secret", b"secret", "stands", b"stands"]) -> None: ...
 
 global___JoinAccepted = JoinAccepted
+
+@typing.final
+class QuorumChanged(google.protobuf.message.Message):
+    """In place of JoinAccepted, to a manager that holds the quorum which the change is about."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    JOIN_FIELD_NUMBER: builtins.int
+    CHANGE_FIELD_NUMBER: builtins.int
+    STANDS_FIELD_NUMBER: builtins.int
+    SECRET_FIELD_NUMBER: builtins.int
+    join: builtins.int
+    """number of the join that this answers"""
+    stands: builtins.bool
+    secret: builtins.str
+    """as in JoinAccepted"""
+    @property
+    def change(self) -> global___QuorumChange: ...
+    def __init__(
+        self,
+        *,
+        join: builtins.int = ...,
+        change: global___QuorumChange | None = ...,
+        stands: builtins.bool = ...,
+        secret: builtins.str = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["change", b"change"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["change", b"change", "join", b"join", "secret", b"secret", "stands", b"stands"]) -> None: ...
+
+global___QuorumChanged = QuorumChanged
+
+@typing.final
+class QuorumChange(google.protobuf.message.Message):
+    """lighthouse_protocol/rules/quorum_change.py"""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    DIGEST_FIELD_NUMBER: builtins.int
+    QUORUM_ID_FIELD_NUMBER: builtins.int
+    GONE_FIELD_NUMBER: builtins.int
+    MEMBERS_FIELD_NUMBER: builtins.int
+    LIKE_FIELD_NUMBER: builtins.int
+    digest: builtins.str
+    """of the quorum that comes of it"""
+    quorum_id: builtins.int
+    @property
+    def gone(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
+        """places in the list that is held"""
+
+    @property
+    def members(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___QuorumMember]:
+        """who is new, or has changed in another way than most"""
+
+    @property
+    def like(self) -> global___QuorumMember:
+        """one of all others, whose states have become what its state is"""
+
+    def __init__(
+        self,
+        *,
+        digest: builtins.str = ...,
+        quorum_id: builtins.int = ...,
+        gone: collections.abc.Iterable[builtins.int] | None = ...,
+        members: collections.abc.Iterable[global___QuorumMember] | None = ...,
+        like: global___QuorumMember | None = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["like", b"like"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["digest", b"digest", "gone", b"gone", "like", b"like", "members", b"members", "quorum_id", b"quorum_id"]) -> None: ...
+
+global___QuorumChange = QuorumChange
 
 @typing.final
 class JoinRejected(google.protobuf.message.Message):

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 
 from lighthouse_protocol.messages import session
 from lighthouse_protocol.messages.membership import Participant
+from lighthouse_protocol.rules.quorum_change import NamedQuorum, changed
 from manager.group.rules.progress import ProgressReporter
 
 FIRST_BEAT_INTERVAL_S = 1.0
@@ -54,6 +55,7 @@ class SessionMachine:
         self._told = session.GroupReport()
         self._entered = (0, 0)  # the quorum that is held, and the step that it began with
         self._join: _Join | None = None
+        self.known: NamedQuorum | None = None  # the last quorum that was told: of the next one the changes do
 
     def opened(self, me: Participant, now: float) -> list[session.ToLighthouse]:
         self.is_open = True
@@ -139,6 +141,24 @@ class SessionMachine:
             self._join = None
         return is_ours
 
+    def whole(self, told: session.JoinAccepted | session.QuorumChanged) -> session.JoinAccepted | None:
+        """The answer to the join that waits, with the whole quorum. None: a change of another quorum than the one that
+        is held; ask_whole says what to do."""
+        if isinstance(told, session.JoinAccepted):
+            self.known = NamedQuorum.of(told.quorum)
+            return told
+        made = changed(self.known.quorum, told.change) if self.known is not None else None
+        self.known = made
+        if made is None:
+            return None
+        return session.JoinAccepted(told.join, made.quorum, told.stands, told.secret)
+
+    def ask_whole(self, now: float) -> list[session.ToLighthouse]:
+        """The same join once more: a member is told its quorum again, and all of it."""
+        if self._join is None:
+            return []
+        return self.join(self._join.participant, self._join.deadline_at, now)
+
     def leave(self, reason: str) -> list[session.ToLighthouse]:
         return [session.Leave(reason)] if self.is_open else []
 
@@ -162,7 +182,8 @@ class SessionMachine:
         return held.granted > first and (told is None or (told.quorum_id, told.granted) <= (held.quorum_id, first))
 
     def _ask(self, join: _Join, now: float) -> session.JoinRequest:
-        return session.JoinRequest(join.number, join.participant, max(0.001, join.deadline_at - now))
+        held = self.known.digest if self.known is not None else ""
+        return session.JoinRequest(join.number, join.participant, max(0.001, join.deadline_at - now), held)
 
 
 def _is_news(report: session.GroupReport, told: session.GroupReport) -> bool:

@@ -172,11 +172,11 @@ class GroupMachine:
                 if sent_at is not None:
                     self.ranks.grants.renew(sent_at + LEASE_SHARE * self.session.lease_s)
                 return effects + self._open(now) + self._perform(self.ranks.decide_again(now), now)
-            case session.JoinAccepted(join):
+            case session.JoinAccepted(join) | session.QuorumChanged(join):
                 if not self.session.is_waiting(join):
                     return []
-                self._unopened = message
-                return self._open(now)
+                self._unopened = self.session.whole(message)
+                return self._open(now) if self._unopened is not None else self._send(self.session.ask_whole(now))
             case session.JoinRejected(join, error):
                 is_ours = self.session.answered(join) if join else self.ranks.gather.is_joined
                 effects = self._refuse_join(error, now) if is_ours else []

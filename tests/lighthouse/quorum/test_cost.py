@@ -4,16 +4,18 @@ Counted in bytecode instructions, which are the same on every machine.
 """
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from types import FrameType
 from typing import Any
 
 import pytest
 
 from lighthouse.quorum.rules.config import QuorumConfig
-from lighthouse.quorum.rules.events import QuorumFormed, Withdrawn
+from lighthouse.quorum.rules.events import Effect, Event, QuorumFormed, Withdrawn
 from lighthouse.quorum.rules.machine import QuorumMachine
+from lighthouse_protocol.messages.session import QuorumPhase
 from tests.lighthouse.builders import beat, join
+from tests.lighthouse.sessions import asks, held, left, native, opened, pulse, record_of
 
 
 def count(work: Callable[[], object]) -> int:
@@ -106,8 +108,80 @@ def replaced(groups: int) -> None:
     assert len(m.quorum.participants) == groups + 1
 
 
+class Driven(QuorumMachine):
+    """As by its driver: after each event it is asked when to be called next, and for its verdict."""
+
+    def handle(self, event: Event, now: float) -> Sequence[Effect]:
+        effects = super().handle(event, now)
+        self.deadline(now)
+        self.verdict()
+        return effects
+
+
+def with_sessions(groups: int) -> tuple[QuorumMachine, list[str]]:
+    """By session and call 1, 2, ... of each; their quorum stands."""
+    names = [f"g{n:05}" for n in range(groups)]
+    m = Driven(QuorumConfig(heartbeat_timeout_s=10))
+    for number, name in enumerate(names, start=1):
+        m.handle(opened(number, name), 0)
+    for number, name in enumerate(names, start=1):
+        m.handle(asks(number, number, name), 0)
+    assert m.standing.phase is QuorumPhase.STANDING
+    return m, names
+
+
+def all_tell(m: QuorumMachine, names: list[str], **report: object) -> None:
+    for session in range(1, len(names) + 1):
+        m.handle(pulse(session, **report), 1)
+
+
+def all_ask_again(m: QuorumMachine, names: list[str]) -> None:
+    for session, name in enumerate(names, start=1):
+        m.handle(asks(50_000 + session, session, name, step=6, tag_quorum_id=1, seen_quorum_id=1), 1)
+
+
+def with_a_newcomer(groups: int) -> None:
+    m, names = with_sessions(groups)
+    m.handle(opened(99_999, "new"), 1)
+    m.handle(asks(99_999, 99_999, "new"), 1)
+    all_tell(m, names, held=held(1, "recalled", 5))
+    assert m.standing.phase is QuorumPhase.RESUMED
+    all_ask_again(m, names)
+    assert len(m.quorum.participants) == groups + 1
+
+
+def without_one_that_drains(groups: int) -> None:
+    m, names = with_sessions(groups)
+    m.handle(pulse(1, held=held(1), drains=True), 1)
+    all_tell(m, names, held=held(1, "recalled", 5), drains=False)
+    m.handle(pulse(1, held=held(1, "leaving", 5)), 1)
+    m.handle(left(1), 1)
+    all_ask_again(m, ["gone", *names[1:]])
+    assert len(m.quorum.participants) == groups - 1
+
+
+def back_at_another_lighthouse(groups: int) -> None:
+    before, names = with_sessions(groups)
+    m = Driven(QuorumConfig(heartbeat_timeout_s=10), record=record_of(before), holders_until=5.0)
+    for session, name in enumerate(names, start=1):
+        m.handle(opened(session, native(name, 5, seen_quorum_id=1), held=held(1, granted=5)), 1)
+    assert m.standing.phase is QuorumPhase.STANDING
+
+
 ROUNDS: dict[str, Callable[[int], None]] = {
-    work.__name__: work for work in (first, steady, failed, stragglers, shrinking, restarted, replaced)
+    work.__name__: work
+    for work in (
+        first,
+        steady,
+        failed,
+        stragglers,
+        shrinking,
+        restarted,
+        replaced,
+        with_a_newcomer,
+        without_one_that_drains,
+        back_at_another_lighthouse,
+    )
 }
 
 
@@ -126,6 +200,23 @@ def test_an_event_that_changes_nothing_costs_the_same_among_many(shrinking: bool
         for name in names[1 : groups // 2]:
             m.handle(join(10_000 + int(name[1:]), name, step=1), now=1)
         return max(count(lambda e=e: m.handle(e, 1)) for e in (beat(names[-1]), beat(names[1]), Withdrawn(77_777)))
+
+    assert cost(400) <= 1.2 * cost(100)
+
+
+@pytest.mark.parametrize("has_newcomer", [False, True])
+def test_a_heartbeat_of_a_session_costs_the_same_among_many(has_newcomer: bool):
+    """While the quorum stands, and while it is recalled."""
+
+    def cost(groups: int) -> int:
+        m, _ = with_sessions(groups)
+        if has_newcomer:
+            m.handle(opened(99_999, "new"), 1)
+            m.handle(asks(99_999, 99_999, "new"), 1)
+        beat = pulse(2, 7, held=held(1, "recalled", 5) if has_newcomer else held(1, granted=5))
+
+        m.handle(beat, 1)  # what is looked at once, is
+        return count(lambda: m.handle(beat, 1))
 
     assert cost(400) <= 1.2 * cost(100)
 

@@ -15,9 +15,12 @@ from lighthouse_protocol.messages.session import (
     HeldQuorum,
     Hello,
     HoldState,
+    JoinAccepted,
     JoinRequest,
+    QuorumChanged,
 )
 from lighthouse_protocol.refusals import DeadlinePassed, LighthouseError, LimitReached, Unreachable, WrongState
+from lighthouse_protocol.rules.quorum_change import NamedQuorum, changed
 from tests.lighthouse.builders import group
 from tests.lighthouse.peers import Caller, Listener
 from tests.lighthouse.sessions import native
@@ -101,3 +104,77 @@ class TestSessions:
         session = driver.open_session(Hello(native("a"), GroupReport(counts=GroupCounts(commits=8))), Listener())
         driver.receive(session, Heartbeat(1, GroupReport(counts=GroupCounts(commits=9))))
         assert driver.account.commits == 4
+
+
+class Groups:
+    """By a session each, at a lighthouse of which no quorum stands. `known`: what each was told last."""
+
+    def __init__(self, names: str) -> None:
+        loop = VirtualLoop()
+        self.driver = JobDriver("j", QuorumMachine(QuorumConfig(stands=False)), loop, loop.time)
+        self.known: dict[str, NamedQuorum] = {}
+        self.peers: dict[str, Listener] = {}
+        self._sessions: dict[str, int] = {}
+        self._joins = 0
+        for name in names:
+            self.open(name)
+
+    def open(self, name: str) -> None:
+        self.peers[name] = Listener()
+        self._sessions[name] = self.driver.open_session(Hello(native(name)), self.peers[name])
+
+    def ask(self, names: str, step: int = 0, **holds: str) -> list[JoinAccepted | QuorumChanged]:
+        """What each is answered. `holds`: which digest a group names, in place of that of what it was told last."""
+        self._joins += 1
+        for name in names:
+            known = self.known[name].digest if name in self.known else ""
+            join = JoinRequest(self._joins, native(name, step), 60.0, holds.get(name, known))
+            self.driver.receive(self._sessions[name], join)
+        return [self._read(name) for name in names]
+
+    def _read(self, name: str) -> JoinAccepted | QuorumChanged:
+        told = self.peers[name].messages[-1]
+        if isinstance(told, QuorumChanged):
+            made = changed(self.known[name].quorum, told.change)
+            assert made is not None
+            self.known[name] = made
+        else:
+            assert isinstance(told, JoinAccepted)
+            self.known[name] = NamedQuorum.of(told.quorum)
+        assert told.join == self._joins
+        assert self.known[name].quorum == self.driver.machine.quorum
+        return told
+
+
+class TestAQuorumByWhatHasChanged:
+    def test_the_members_of_the_last_one_are_told_the_same_change_and_a_newcomer_all(self):
+        groups = Groups("abc")
+        assert {type(told) for told in groups.ask("abc")} == {JoinAccepted}
+        groups.open("d")
+        newcomer, *others = groups.ask("dabc", 1)
+        assert isinstance(newcomer, JoinAccepted)
+        changes = {id(told.change) for told in others if isinstance(told, QuorumChanged)}
+        assert (len(others), len(changes)) == (3, 1), "made once"
+        assert {type(told) for told in groups.ask("dabc", 2)} == {QuorumChanged}
+
+    def test_what_holds_another_one_or_does_not_say_is_told_all(self):
+        groups = Groups("abc")
+        groups.ask("abc")
+        first = groups.known["b"].digest
+        groups.ask("abc", 1)
+        told = groups.ask("abc", 2, b=first, c="")
+        assert [type(one) for one in told] == [QuorumChanged, JoinAccepted, JoinAccepted]
+
+    def test_so_are_all_by_a_lighthouse_that_has_not_told_the_last_one(self):
+        groups = Groups("ab")
+        groups.ask("ab")
+        later = Groups("ab")
+        later.known = groups.known
+        assert {type(told) for told in later.ask("ab", 1)} == {JoinAccepted}
+
+    def test_one_that_comes_by_another_session_is_told_the_change_if_it_holds_the_last_one(self):
+        groups = Groups("ab")
+        groups.ask("ab")
+        groups.driver.end_session(1)
+        groups.open("a")
+        assert {type(told) for told in groups.ask("ab", 1)} == {QuorumChanged}

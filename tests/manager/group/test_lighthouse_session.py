@@ -7,14 +7,17 @@ from lighthouse_protocol.messages.session import (
     Heartbeat,
     HeartbeatAck,
     Hello,
+    JoinAccepted,
     JoinRequest,
     Leave,
+    QuorumChanged,
     Welcome,
     WithdrawRequest,
 )
+from lighthouse_protocol.rules.quorum_change import NamedQuorum, change_between
 from manager.group.rules.lighthouse_session import FIRST_LEASE_S, SessionMachine
 from tests.manager.builders import member
-from tests.manager.groups import held
+from tests.manager.groups import formed, held
 
 ME = member("a")
 
@@ -188,3 +191,39 @@ class TestJoins:
         assert session.leave("done") == [Leave("done")]
         session.closed()
         assert session.leave("done") == []
+
+
+class TestQuorumsByWhatHasChanged:
+    ONE, TWO, THREE = (NamedQuorum.of(formed(at, at, names)) for at, names in ((1, "ab"), (2, "bc"), (3, "ab")))
+
+    def change(self, join: int, old: NamedQuorum, new: NamedQuorum) -> QuorumChanged:
+        change = change_between(old.quorum, new)
+        assert change is not None
+        return QuorumChanged(join, change, True, "a secret")
+
+    def test_a_join_names_the_quorum_that_it_was_told_last_in_whatever_way(self, session: Session):
+        assert session.join(ME, 30, 0) == [JoinRequest(1, ME, 30)]
+        accepted = JoinAccepted(1, self.ONE.quorum, True)
+        assert session.whole(accepted) is accepted
+        assert session.join(ME, 30, 0) == [JoinRequest(2, ME, 30, self.ONE.digest)]
+        told = JoinAccepted(2, self.TWO.quorum, True, "a secret")
+        assert session.whole(self.change(2, self.ONE, self.TWO)) == told
+        assert session.join(ME, 30, 0) == [JoinRequest(3, ME, 30, self.TWO.digest)]
+        session.closed()
+        assert session.opened(ME, 5)[2:] == [JoinRequest(3, ME, 25, self.TWO.digest)], "on the next session, too"
+
+    def test_a_change_of_another_quorum_is_none_and_the_whole_is_asked_for(self, session: Session):
+        session.join(ME, 30, 0)
+        session.whole(JoinAccepted(1, self.ONE.quorum, True))
+        session.join(ME, 30, 0)
+        assert session.whole(self.change(2, self.TWO, self.THREE)) is None
+        assert session.ask_whole(10) == [JoinRequest(3, ME, 20)]
+        assert [session.is_waiting(number) for number in (2, 3)] == [False, True]
+
+    def test_so_is_one_to_a_manager_that_holds_none(self, session: Session):
+        session.join(ME, 30, 0)
+        assert session.whole(self.change(1, self.ONE, self.TWO)) is None
+        assert session.ask_whole(10) == [JoinRequest(2, ME, 20)]
+
+    def test_for_no_join_nothing_is_asked(self, session: Session):
+        assert session.ask_whole(0) == []

@@ -3,12 +3,21 @@
 from pathlib import Path
 
 from lighthouse_protocol.messages.membership import Participant, World
-from lighthouse_protocol.messages.session import STARTING, GroupCounts, GroupReport, Heartbeat, Hello
-from manager.group.rules.events import Sent, SessionClosed, SessionOpened, WatchOpened
+from lighthouse_protocol.messages.session import (
+    STARTING,
+    GroupCounts,
+    GroupReport,
+    Heartbeat,
+    Hello,
+    JoinRequest,
+    QuorumChanged,
+)
+from lighthouse_protocol.rules.quorum_change import NamedQuorum, change_between
+from manager.group.rules.events import QuorumAnswered, Sent, SessionClosed, SessionOpened, WatchOpened
 from manager.group.rules.machine import GroupMachine
 from tests.manager.builders import ask
 from tests.manager.group.group_script import play
-from tests.manager.groups import LEASE_UNTIL, done, joined, past, told, unwatched
+from tests.manager.groups import LEASE_UNTIL, done, formed, joined, past, told, unwatched, vote
 from tests.scenarios.paragraphs import scenarios_of
 
 
@@ -52,3 +61,35 @@ class TestWaitingFor:
         m = past()
         m.handle(ask(3, 0, 1, tag_quorum_id=1), LEASE_UNTIL)
         assert m.status().waiting_for("it is unreachable") == "the lighthouse: it is unreachable"
+
+
+class TestAQuorumByWhatHasChanged:
+    def next_one(self, names: str = "ab") -> tuple[GroupMachine, str, QuorumChanged]:
+        """A group that holds quorum 1, has discarded a step, and asks by join 2; the change into 3 of one that
+        consists of `names`."""
+        m = past()
+        for rank in range(2):
+            m.handle(ask(3 + rank, rank, 1, tag_quorum_id=1), 1)
+        m.handle(vote(60, 0, 1, yes=False), 1)
+        for rank in range(2):
+            effects = m.handle(ask(5 + rank, rank, 1, tag_quorum_id=1, commit_failures=1), 1)
+        [join] = [effect.message for effect in effects if isinstance(effect, Sent)]
+        assert isinstance(join, JoinRequest)
+        change = change_between(formed(names=names), NamedQuorum.of(formed(3, 1)))
+        assert change is not None
+        return m, join.holds, QuorumChanged(join.number, change, True)
+
+    def test_its_ranks_are_answered_as_by_the_whole(self):
+        m, holds, change = self.next_one()
+        assert holds == NamedQuorum.of(formed(1)).digest
+        answers = [effect for effect in done(m, told(change), 1) if isinstance(effect, QuorumAnswered)]
+        assert [answer.quorum for answer in answers] == [formed(3, 1)] * 2
+        assert [answer.assignment.replica_ids for answer in answers] == [("a", "b")] * 2
+
+    def test_of_another_quorum_than_it_holds_they_go_on_waiting_for_the_whole(self):
+        m, _, change = self.next_one("bc")
+        [sent] = done(m, told(change), 1)
+        assert isinstance(sent, Sent)
+        assert isinstance(sent.message, JoinRequest)
+        assert (sent.message.number, sent.message.holds) == (change.join + 1, "")
+        assert done(m, told(change), 1) == [], "the answer to the earlier join is late"

@@ -54,6 +54,13 @@ EXHIBITS: tuple[Exhibit, ...] = (
         lighthouse.WRITTEN_AFTER_TELLING,
     ),
     Exhibit(
+        "only-newcomers-are-a-change",
+        "of what has changed a manager takes the newcomers alone, and does not look what comes of it",
+        "S1",
+        _storm("kill_group", config=ANY_SIZE),
+        manager.NEWCOMERS_ALONE,
+    ),
+    Exhibit(
         "id-reused",
         "without its journal the lighthouse begins again at its first id, whatever members hold (torchft's defect 4)",
         "S1",

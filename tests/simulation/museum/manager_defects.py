@@ -8,8 +8,17 @@ from dataclasses import replace
 from typing import Any
 
 from lighthouse_protocol.messages.membership import Assignment, Participant, Quorum
-from lighthouse_protocol.messages.session import HoldState, JoinRequest, QuorumOrder, Released, ToLighthouse
+from lighthouse_protocol.messages.session import (
+    HoldState,
+    JoinAccepted,
+    JoinRequest,
+    QuorumChanged,
+    QuorumOrder,
+    Released,
+    ToLighthouse,
+)
 from lighthouse_protocol.refusals import InvalidRequest, LighthouseError
+from lighthouse_protocol.rules.quorum_change import NamedQuorum
 from manager.group.driver import GroupDriver
 from manager.group.rules import commit
 from manager.group.rules.commit import CommitMachine
@@ -28,6 +37,7 @@ from tests.simulation.world import Process
 _decide = CommitMachine._decide
 _open = CommitMachine._open
 _opened = SessionMachine.opened
+_whole = SessionMachine.whole
 _ask = GatherMachine._ask
 _assignment = GrantMachine.assignment
 _take = GrantMachine.take
@@ -35,6 +45,17 @@ _obey = GrantMachine.obey
 _receive = GatherMachine._receive
 _without_state = GatherMachine._without_state
 _participant = GroupMachine._participant
+
+
+def _take_newcomers_alone(self: SessionMachine, told: JoinAccepted | QuorumChanged) -> JoinAccepted | None:
+    if isinstance(told, JoinAccepted):
+        return _whole(self, told)
+    assert self.known is not None
+    new = {member.wire_id: member for member in told.change.members}
+    members = {member.wire_id: member for member in self.known.quorum.participants} | new
+    quorum = Quorum(told.change.quorum_id, tuple(members[name] for name in sorted(members)))
+    self.known = replace(NamedQuorum.of(quorum), digest=told.change.digest)
+    return JoinAccepted(told.join, quorum, told.stands, told.secret)
 
 
 def _renew_for_ever(self: GrantMachine, until: float) -> None:
@@ -125,6 +146,7 @@ def _pause_with_its_clock(self: ManagerProcess, for_s: float) -> None:
     self._offset -= (self.held_until - before) * self.rate
 
 
+NEWCOMERS_ALONE = (Replaced(SessionMachine, "whole", _take_newcomers_alone),)
 LEASE_NEVER_ENDS = (Replaced(GrantMachine, "renew", _renew_for_ever),)
 VOTE_FOR_ANOTHER_QUORUM = (
     Replaced(CommitMachine, "_open", _open_with_votes_of_the_same_step),
