@@ -107,6 +107,7 @@ class LighthouseChecks:
         self._left: set[tuple[int, Member]] = set()
         self._stopped: set[tuple[int, Member]] = set()
         self._phases: dict[int, QuorumPhase] = {}
+        self._formed: events.QuorumFormed | None = None  # whose write, and what is said after it, may be under way
         self._waits: dict[Member, Wait] = {}
         self.formed: Quorum | None = None  # the last one
 
@@ -278,6 +279,7 @@ class LighthouseChecks:
             raise Violation(f"S6 {where} is not of the last one's members, {sorted(last)}; {shrinking} ask to shrink")
         self._check_record(effect, where)
         self._check_leases(members, where)
+        self._formed = effect
         self._waits.clear()
         for call in effect.calls:
             self._waiting.pop(call, None)
@@ -291,10 +293,16 @@ class LighthouseChecks:
         if record is not None and record.lease_s < self._config.lease_s:
             raise Violation(f"S3 {where} gives leases of {self._config.lease_s} s, and {record.lease_s} s are written")
 
+    @property
+    def _last_standing(self) -> Quorum | None:
+        if self._formed is None or self._formed.quorum.quorum_id in self._ledger.ids:
+            return self._ledger.standing
+        return self._formed.quorum if self._formed.stands else None
+
     def _check_leases(self, members: set[Member], where: str) -> None:
         """Without a member of the last standing quorum, the next one waits until all of that have stopped granting. A
         journal may be older than what was told: who is not heard of may hold what it does not know."""
-        standing, now = self._ledger.standing, self._world.now
+        standing, now = self._last_standing, self._world.now
         if (early_s := self._ledger.blind_until - now) > 0:
             raise Violation(f"S3 {where} forms {early_s:.3f} s too soon after a start with nothing written down")
         for (name, _), until in self._ledger.unheard.items():
