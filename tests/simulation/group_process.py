@@ -157,8 +157,8 @@ class Group:
 
     def restart_rank(self, rank: Rank, back_after_s: float | None) -> None:
         """It is killed, and its launcher starts it again; or, None, waits for its mates to end, too. They live on. A
-        manager that was restarted, and has not met it since, could not tell them."""
-        if not self.manager.knows(rank):
+        manager that was restarted, and has not met it or a mate since, could not tell them."""
+        if not (self.manager.knows(rank) and all(map(self.manager.has_met, self.ranks))):
             back_after_s = RECONNECTS_S
         rank.has_vanished = self.world.random.random() < VANISHES_SHARE
         self._stays_down = True

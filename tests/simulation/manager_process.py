@@ -54,6 +54,7 @@ class ManagerProcess(Process):
         self._calls: dict[tuple[Rank, int], int] = {}
         self._answered: set[tuple[Rank, int]] = set()  # since a call began last
         self._watching: dict[int, Rank] = {}
+        self._met: set[Rank] = set()
         self._gone: set[int] = set()
         self.dies_in: int | None = None  # after so many answers
         self.votes = site.votes  # those of the ranks whose vote was heard last
@@ -131,10 +132,14 @@ class ManagerProcess(Process):
         request = WatchHello(rank.group_rank, rank.rank_incarnation)
         rank.watch = self.driver.open_watch(request, WatchPeer(self, rank), is_local=True)
         self._watching[rank.watch] = rank
+        self._met.add(rank)
         rank.after(LOCAL_DELAY_S, rank.on_watched, self)
 
     def knows(self, rank: "Rank") -> bool:
         return rank in self._watching.values()
+
+    def has_met(self, rank: "Rank") -> bool:
+        return rank in self._met
 
     def on_leaving(self, rank: "Rank", step: int | None) -> None:
         self.driver.receive(rank.watch, Leaving(step))

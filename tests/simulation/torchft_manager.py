@@ -117,6 +117,9 @@ class TorchftManager(Process):
     def knows(self, rank: "Rank") -> bool:
         return False
 
+    def has_met(self, rank: "Rank") -> bool:
+        return False
+
     def on_ask(self, rank: "Rank", token: int, time_left_s: float, fields: dict[str, Any]) -> None:
         self._asked = rank, token, fields
         self._number += 1
