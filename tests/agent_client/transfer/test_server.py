@@ -175,7 +175,7 @@ class TestFetch:
             fetch(server.address, KEY, 60)
 
     def test_waits_no_longer_than_its_share_of_the_timeout(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr("agent_client.transfer.fetch._WAIT_SHARE", 0.01)
+        monkeypatch.setattr("agent_client.transfer.fetch.WAIT_SHARE", 0.01)
         with serving() as server, took(0.3, 20), pytest.raises(StateUnavailable, match="409"):
             fetch(server.address, KEY, 30)
 
