@@ -59,6 +59,15 @@ class TestShares:
         alone = Transfer(SIZES, [source("a")]).seconds()
         assert Transfer(SIZES, [source("a"), source("b", RATE / 1000)]).seconds() < 1.05 * alone
 
+    def test_and_is_not_asked_for_the_last_pieces(self) -> None:
+        it = plan(*[PIECE] * 7)
+        it.handle(Led("a"), 0)
+        it.handle(Arrived("a", b"0"), 0.04)
+        assert it.handle(Arrived("a", b"1"), 0.08) == [Ask("a", (4,), 10)]
+        it.handle(Arrived("b", b"2"), 4)
+        assert it.handle(Arrived("b", b"3"), 8) == []
+        assert it.handle(Arrived("a", b"4"), 8.1) == [Ask("a", (5,), 10)]
+
     def test_the_last_one_may_be_silent_until_the_deadline(self) -> None:
         it = plan(PIECE, PIECE, PIECE)
         it.handle(Led("a"), 0)
