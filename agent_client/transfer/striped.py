@@ -241,7 +241,7 @@ class _Transfer:
 
     def log_shares(self) -> None:
         shares = ", ".join(f"{name} {given / 2**20:.0f} MiB" for name, given in self._plan.given.items())
-        log.info("the state of %s came from several sources at once: %s", self._requests.key, shares)
+        log.info("the state of %s came from %s", self._requests.key, shares)
 
     # -- with the lock
 

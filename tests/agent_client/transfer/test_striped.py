@@ -64,8 +64,8 @@ def fetch(those: dict[str, StateServer] | dict[str, str], timeout_s: float = 20.
 
 def shares(caplog: pytest.LogCaptureFixture) -> str:
     """What the log says of who gave how much; empty: one source gave all."""
-    found = [record.getMessage() for record in caplog.records if "several sources at once" in record.getMessage()]
-    return found[0].partition(" at once: ")[2] if found else ""
+    found = [record.getMessage() for record in caplog.records if " came from " in record.getMessage()]
+    return found[0].partition(" came from ")[2] if found else ""
 
 
 @pytest.fixture(autouse=True)
@@ -73,6 +73,13 @@ def _said(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
 
 
+@pytest.fixture
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No source counts as slow, on however slow a machine."""
+    monkeypatch.setattr("agent_client.transfer.rules.stripes.SLOW_S", 60.0)
+
+
+@pytest.mark.usefixtures("patient")
 class TestSeveral:
     @pytest.mark.parametrize("secret", ["", "of the quorum"])
     def test_each_gives_a_part(self, stack: ExitStack, caplog: pytest.LogCaptureFixture, secret: str) -> None:
@@ -165,6 +172,25 @@ class TestNotAllOfThem:
         assert "cut by the test" in caplog.text
         assert sum(read) < 2 * encode(STATE).length
 
+    @pytest.mark.parametrize("stalled", ["a", "b"])
+    def test_one_that_stalls_is_cut_off_long_before_its_silence_is_over(
+        self, stack: ExitStack, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, stalled: str
+    ) -> None:
+        those, let_go = servers(stack, STATE, STATE, STATE), threading.Event()
+        stuck = those[stalled]._offers._held.encoding  # type: ignore[union-attr]
+
+        def stripe(encoding: Encoding, start: int, stop: int, real: Any = Encoding.stripe) -> Iterator[bytes]:
+            for chunk in real(encoding, start, stop):
+                if encoding is stuck:
+                    let_go.wait(30)
+                yield chunk
+
+        monkeypatch.setattr(Encoding, "stripe", stripe)
+        with took(0.5, 15):
+            assert same(fetch(those, silence_s=18.0).run(), STATE)
+        let_go.set()
+        assert f"{stalled} is slow" in caplog.text
+
     def test_a_lead_that_dies_within_its_checksums(
         self, stack: ExitStack, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
     ) -> None:
@@ -193,6 +219,7 @@ class TestNotAllOfThem:
         with answering(NOT_FOUND, sends(ok(len(content), content))) as one, answering(NOT_FOUND) as two:
             assert same(fetch({"a": one, "b": two}).run(), STATE)
 
+    @pytest.mark.usefixtures("patient")
     def test_beside_one_of_an_earlier_release_the_others_give_it(
         self, stack: ExitStack, caplog: pytest.LogCaptureFixture
     ) -> None:
