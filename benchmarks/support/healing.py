@@ -8,6 +8,7 @@ import sys
 import time
 from collections.abc import Callable
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -22,6 +23,7 @@ from benchmarks.support.torchft_native import native
 TENSOR_BYTES = 16 * 2**20
 TIMEOUT_S = 600.0
 KEY = (1, 1, 0)
+HERE = "127.0.0.1"
 
 
 class Transport(Protocol):
@@ -39,7 +41,7 @@ class Transport(Protocol):
 
 
 class Ours:
-    def __init__(self, model: torch.nn.Module, *, copies: bool, host: str) -> None:
+    def __init__(self, model: torch.nn.Module, host: str = HERE, *, copies: bool) -> None:
         self._state = TrainState(model, torch.optim.SGD(model.parameters(), lr=0.1))
         self._copies = copies
         self._server = StateServer(host, advertise=host)
@@ -62,7 +64,7 @@ class Ours:
 class Torchft:
     """As torchft's Manager uses it: in one piece, read in place where it lies on the CPU."""
 
-    def __init__(self, model: torch.nn.Module, host: str) -> None:
+    def __init__(self, model: torch.nn.Module, host: str = HERE) -> None:
         native()  # its package's other imports are not needed, nor what they need
         from torchft.checkpointing.http_transport import HTTPTransport
 
@@ -89,10 +91,10 @@ class Torchft:
         self._model.load_state_dict(received)
 
 
-TRANSPORTS: dict[str, Callable[[torch.nn.Module, str], Transport]] = {
+TRANSPORTS: dict[str, Callable[..., Transport]] = {
     "torchft": Torchft,
-    "snapshot": lambda model, host: Ours(model, copies=True, host=host),
-    "hold": lambda model, host: Ours(model, copies=False, host=host),
+    "snapshot": partial(Ours, copies=True),
+    "hold": partial(Ours, copies=False),
 }
 
 
@@ -156,7 +158,7 @@ def main() -> None:
     kind, size_bytes, *host = sys.argv[1:]
     torch.set_num_threads(1)
     model = make_model(int(size_bytes))
-    side = Side(TRANSPORTS[kind](model, *(host or ["127.0.0.1"])), model)
+    side = Side(TRANSPORTS[kind](model, *host), model)
     print("ready", flush=True)
     answer_orders(side.handle)
 
