@@ -2,7 +2,8 @@
 
 A source that was dealt a target serves a copy if memory allows ("snapshot"): its optimizer then waits for no reader.
 Otherwise ("hold") its write waits until no reader is left, at most `timeout_s`, or until the quorum is revoked. All
-other ranks that are up to date stand in for a source that fails, and are read in place.
+other ranks that are up to date give a part of a large state, and stand in for a source that fails. They are read in
+place.
 
 A target that catches up fetches beside its steps, from a copy that its source keeps beyond its own step. Without room
 for a copy the source refuses.

@@ -1,7 +1,7 @@
 """The side that is behind: this rank receives the state of a peer, checks it and installs it.
 
-Over HTTP every source can stand in for another, and a transfer that broke is resumed. The process group is used first
-where it was chosen; if it fails, HTTP follows.
+Over HTTP all sources give a part of a large state, every one can stand in for another, and a transfer that broke is
+resumed. The process group is used first where it was chosen; if it fails, HTTP follows.
 
 A target that catches up fetches over HTTP on a thread of its own.
 """

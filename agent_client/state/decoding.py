@@ -10,8 +10,8 @@ Checksums find accidents, not attackers; what stops an attacker is that nothing 
 """
 
 import json
-from collections.abc import Callable
-from typing import Protocol
+from collections.abc import Callable, Iterator, Sequence
+from typing import NamedTuple, Protocol
 
 import torch
 from xxhash import xxh3_64
@@ -30,7 +30,19 @@ from agent_client.state.encoding import (
 )
 from agent_client.state.tree import DTYPES, MAX_DIMENSIONS, CorruptState, Json, State, assemble
 
-__all__ = ["CHUNK_BYTES", "MAX_HEADER_BYTES", "CorruptState", "Encoding", "TruncatedState", "decode", "encode"]
+__all__ = [
+    "CHUNK_BYTES",
+    "MAX_HEADER_BYTES",
+    "CorruptState",
+    "Encoding",
+    "Head",
+    "TruncatedState",
+    "allocate",
+    "decode",
+    "encode",
+    "piece_views",
+    "read_head",
+]
 
 _MAX_DIMENSION = 2**62
 """Torch itself refuses a product of dimensions that is too large."""
@@ -99,15 +111,52 @@ def decode(
     What it raises ends the decoding.
     """
     reader = _Reader(source, chunk_bytes)
-    header = _read_header(reader)
-    skeleton, layouts = _check_header(header)
-    _check_length(reader.consumed + sum(map(encoded_size, layouts)), length)
+    head = _read_head(reader)
+    _check_length(head.length, length)
     if expect is not None:
-        expect(assemble(skeleton, layouts))
-    tensors = [_read_tensor(reader, layout, index) for index, layout in enumerate(layouts)]
+        expect(assemble(head.skeleton, head.layouts))
+    tensors = [_read_tensor(reader, layout, index) for index, layout in enumerate(head.layouts)]
     if length is None:
         reader.expect_end()
-    return assemble(skeleton, tensors)
+    return assemble(head.skeleton, tensors)
+
+
+class Head(NamedTuple):
+    """What an encoding begins with: the skeleton, the tensors on the meta device, and how many bytes that took."""
+
+    skeleton: Json
+    layouts: Sequence[torch.Tensor]
+    size: int
+
+    @property
+    def length(self) -> int:
+        """Of the whole encoding."""
+        return self.size + sum(map(encoded_size, self.layouts))
+
+
+def read_head(source: Source) -> Head:
+    """And nothing beyond. CorruptState for anything else."""
+    return _read_head(_Reader(source, CHUNK_BYTES))
+
+
+def _read_head(reader: _Reader) -> Head:
+    skeleton, layouts = _check_header(_read_header(reader))
+    return Head(skeleton, layouts, reader.consumed)
+
+
+def allocate(layouts: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """A tensor for each, on the CPU; the system commits their bytes only as they are filled."""
+    return [
+        _allocate(layout.nbytes, index).view(layout.dtype).reshape(layout.shape) for index, layout in enumerate(layouts)
+    ]
+
+
+def piece_views(tensors: Sequence[torch.Tensor]) -> Iterator[memoryview]:
+    """The bytes of each piece of what `allocate` has made."""
+    for tensor in tensors:
+        view = tensor.view(-1).view(torch.uint8).numpy().data if tensor.nbytes else memoryview(bytearray())
+        for first in range(0, max(len(view), 1), PIECE_BYTES):
+            yield view[first : first + PIECE_BYTES]
 
 
 def _read_header(reader: _Reader) -> bytes:

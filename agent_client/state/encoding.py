@@ -3,10 +3,12 @@
 import json
 import struct
 import sys
+from bisect import bisect_right
 from collections.abc import Iterator, Sequence
+from itertools import accumulate
 
 import torch
-from xxhash import xxh3_64
+from xxhash import xxh3_64, xxh3_128_hexdigest
 
 from agent_client.state.tree import Json, State, disassemble
 
@@ -30,24 +32,44 @@ class Encoding:
 
     def __init__(self, state: State, chunk_bytes: int = CHUNK_BYTES) -> None:
         skeleton, self._tensors = disassemble(state)
-        self._head = _encode_head(skeleton, self._tensors)
+        self.head = _encode_head(skeleton, self._tensors)
+        """All but the tensors."""
         self._chunk_bytes = chunk_bytes
-        self.length = len(self._head) + sum(map(encoded_size, self._tensors))
+        self._starts = list(accumulate(map(encoded_size, self._tensors), initial=len(self.head)))
+        self.length = self._starts[-1]
         """Bytes in all."""
+        self.pieces = sum(map(count_pieces, self._tensors))
+        self.layout = layout_digest(self._tensors)
 
     def __iter__(self) -> Iterator[memoryview]:
         return self.chunks(0)
 
     def chunks(self, start: int) -> Iterator[memoryview]:
         """All from byte `start` on; what lies before is not read, but for the beginning of one piece."""
-        if start < len(self._head):
-            yield memoryview(self._head)[start:]
-        position = len(self._head)
+        if start < len(self.head):
+            yield memoryview(self.head)[start:]
+        first = max(0, bisect_right(self._starts, start) - 1)
+        for position, tensor in zip(self._starts[first:], self._tensors[first:], strict=False):
+            yield from self._tensor(tensor.detach(), max(0, start - position))
+
+    def stripe(self, start: int, stop: int) -> Iterator[memoryview]:
+        """From `start` to `stop`, both counted from the end of the head."""
+        left = stop - start
+        chunks = self.chunks(len(self.head) + start) if left > 0 else iter(())
+        for chunk in chunks:
+            yield chunk[:left]
+            left -= len(chunk)
+            if left <= 0:
+                return
+
+    def checksums(self) -> Iterator[bytes]:
+        """Of each piece, in order."""
         for tensor in self._tensors:
-            size = encoded_size(tensor)
-            if start < position + size:
-                yield from self._tensor(tensor.detach(), max(0, start - position))
-            position += size
+            for first in range(0, max(tensor.nbytes, 1), PIECE_BYTES):
+                checksum = xxh3_64()
+                for chunk in self._split(tensor.detach(), first, min(first + PIECE_BYTES, tensor.nbytes)):
+                    checksum.update(chunk)
+                yield checksum.digest()
 
     def _tensor(self, tensor: torch.Tensor, start: int) -> Iterator[memoryview]:
         skipped, within = divmod(start, PIECE_BYTES + CHECKSUM_BYTES)
@@ -77,12 +99,24 @@ def encode(state: State, *, chunk_bytes: int = CHUNK_BYTES) -> Encoding:
 
 def encoded_size(tensor: torch.Tensor) -> int:
     """In bytes, with the checksum of each piece; an empty tensor is one empty piece."""
-    return tensor.nbytes + max(1, -(-tensor.nbytes // PIECE_BYTES)) * CHECKSUM_BYTES
+    return tensor.nbytes + count_pieces(tensor) * CHECKSUM_BYTES
+
+
+def count_pieces(tensor: torch.Tensor) -> int:
+    return max(1, -(-tensor.nbytes // PIECE_BYTES))
+
+
+def layout_digest(tensors: Sequence[torch.Tensor]) -> str:
+    """Two states with the same one have their pieces at the same places."""
+    return xxh3_128_hexdigest(json.dumps(_describe(tensors)).encode())
+
+
+def _describe(tensors: Sequence[torch.Tensor]) -> list[tuple[str, Sequence[int]]]:
+    return [(str(tensor.dtype).removeprefix("torch."), tensor.shape) for tensor in tensors]
 
 
 def _encode_head(skeleton: Json, tensors: Sequence[torch.Tensor]) -> bytes:
-    described = [(str(tensor.dtype).removeprefix("torch."), tensor.shape) for tensor in tensors]
-    header_json = {"tree": skeleton, "tensors": described}
+    header_json = {"tree": skeleton, "tensors": _describe(tensors)}
     header = json.dumps(header_json, ensure_ascii=False, separators=(",", ":")).encode("utf-8", "surrogatepass")
     if len(header) > MAX_HEADER_BYTES:
         raise ValueError(

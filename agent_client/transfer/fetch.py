@@ -1,51 +1,36 @@
-"""The target's side of server.py. rules/source_order.py decides what to read next, this reads it. Errors name every
-source."""
+"""The target's side of server.py. From several sources at once where these can (striped.py); else from one after the
+other: rules/source_order.py decides what to read next, this reads it. Errors name every source."""
 
 import http.client
 import logging
-import secrets
-import socket
-import threading
 import time
 from collections.abc import Callable, Generator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 
 from agent_client.state.decoding import CorruptState, decode
 from agent_client.state.snapshot import StateMismatch
 from agent_client.state.tree import State
-from agent_client.transfer.connection import DeadlineSocket, connect, split_address
 from agent_client.transfer.offers import StateKey
 from agent_client.transfer.priority import Pace
-from agent_client.transfer.response import (
-    NONCE_HEADER,
-    PROOF_HEADER,
-    StateUnavailable,
-    check_begin,
-    check_challenge,
-    check_rest,
-    check_source,
-)
+from agent_client.transfer.requests import WAIT_SHARE, Connection, Requests, key_path
+from agent_client.transfer.response import StateUnavailable, check_begin, check_rest
 from agent_client.transfer.rules.source_order import Broken, Failed, Read, Refused, SourceOrder
+from agent_client.transfer.striped import FindAddress, OnBytes, StripedFetch
 from lighthouse_protocol.refusals import LighthouseError
-from lighthouse_protocol.rules.proof import SOURCE_WORD, TARGET_WORD, prove
 
 log = logging.getLogger(__name__)
 
-_WAIT_SHARE = 0.9
-"""Of its time the source may wait for its snapshot, so that its refusal arrives before that is over."""
-
-FindAddress = Callable[[], str]
-OnBytes = Callable[[str, int, int], None]
-"""Told of the source, the bytes that are here, and all that there are; on the thread that reads."""
+__all__ = ["Fetch", "FindAddress", "OnBytes"]
 
 
 class Fetch:
-    """One transfer of the state under `key`, its tensors on the CPU, from the first of `sources` that can give it.
+    """One transfer of the state under `key`, its tensors on the CPU: what the first of `sources` has that can give it.
 
     `sources`: name to what finds its address (http://host:port), in the order in which they are asked. `accept` raises
     StateMismatch for a state that does not fit; the next source is asked then. `silence_s`: how long a source may send
     nothing while there is another; `wait_s`: how long it may wait for that key to be published, by default most of its
-    time. `timeout_s` bounds all but the resolution of host names. `gives_way`: nobody waits for it (priority.py).
+    time. `timeout_s` bounds all but the resolution of host names. `gives_way`: nobody waits for it (priority.py), and
+    one source is read at a time.
     `secret`: of the quorum; source and target prove to each other that they know it. Empty: neither does.
     `on_received` is told of all that arrives.
     """
@@ -65,24 +50,22 @@ class Fetch:
         secret: str = "",
         on_received: OnBytes = lambda source, received, total: None,
     ) -> None:
-        self._secret = secret
         self._on_received = on_received
         self._sources = sources
         self._key = StateKey(*key)
         self._timeout_s = timeout_s
         self._deadline = time.monotonic() + timeout_s
+        self._requests = Requests(self._key, self._deadline, secret)
         self._accept, self._expect = accept, expect
         self._wait_s = wait_s
         self._max_bytes = max_bytes
         self._gives_way = gives_way
         self._pace: Pace | None = None
-        self._machine = SourceOrder(list(sources), deadline=self._deadline, silence_s=silence_s or timeout_s)
+        self._silence_s = silence_s or timeout_s
+        self._machine = self._order(list(sources))
         self._kinds: list[type[Exception]] = []
         self._difference = ""
-        self._lock = threading.Lock()
-        self._cancelled = threading.Event()
-        self._why_cancelled = ""
-        self._socket: DeadlineSocket | None = None
+        self._connection: Connection | None = None
         self._response: http.client.HTTPResponse | None = None
         self._length = self._received = 0
         self._source = self._tag = ""
@@ -92,6 +75,11 @@ class Fetch:
         the same way, what `accept` raised, CorruptState, or ValueError for a malformed address. Nothing is used then.
         """
         self._pace = Pace() if self._gives_way else None
+        if len(self._sources) > 1 and not self._gives_way:
+            striped = self._stripes()
+            if (state := striped.run()) is not None:
+                return state
+            self._machine = self._order(sorted(self._sources, key=striped.failed.__contains__))
         action = self._machine.begin(time.monotonic())
         while isinstance(action, Read):
             try:
@@ -104,12 +92,7 @@ class Fetch:
 
     def cancel(self, reason: str) -> None:
         """From any thread: `run` raises StateUnavailable at once."""
-        with self._lock:
-            self._why_cancelled = reason
-            self._cancelled.set()
-            if self._socket is not None:
-                with suppress(OSError):
-                    self._socket.shutdown(socket.SHUT_RDWR)
+        self._requests.cancel(reason)
 
     def readinto(self, buffer: memoryview, /) -> int:
         """The next bytes of the state, over a new connection where the old one broke."""
@@ -119,6 +102,21 @@ class Fetch:
                     return self._receive(buffer)
             except _Next as next_:
                 self._resume(next_.action)
+
+    def _stripes(self) -> StripedFetch:
+        return StripedFetch(
+            self._sources,
+            self._requests,
+            silence_s=min(self._silence_s, self._timeout_s),
+            wait_s=self._wait_s,
+            accept=self._accept,
+            expect=self._expect,
+            max_bytes=self._max_bytes,
+            on_received=self._on_received,
+        )
+
+    def _order(self, sources: list[str]) -> SourceOrder:
+        return SourceOrder(sources, deadline=self._deadline, silence_s=self._silence_s)
 
     def _attempt(self, read: Read) -> State:
         self._source, self._received, self._tag = read.source, 0, ""
@@ -154,51 +152,22 @@ class Fetch:
 
     def _open(self, read: Read) -> None:
         self._hang_up()
-        self._cancelled.wait(max(0.0, read.at - time.monotonic()))
-        address = self._sources[read.source]()
-        host, port = split_address(address)
-        connection = http.client.HTTPConnection(host, port)
-        connection.sock = self._adopt(connect(host, port, self._deadline, read.silence_s))
+        self._requests.wait_until(read.at)
+        self._connection = self._requests.connect(self._sources[read.source](), read.silence_s)
         headers = {"Range": f"bytes={read.offset}-", "If-Match": self._tag} if read.offset else {}
-        nonces = self._challenge(connection)
-        if self._secret:
-            proof = prove(self._secret, TARGET_WORD, address, *self._key, *nonces)
-            headers |= {NONCE_HEADER: nonces[1], PROOF_HEADER: proof}
-        connection.request("GET", self._path(read), headers=headers)
-        self._response = connection.getresponse()
-        tag = self._tag if read.offset else self._response.getheader("ETag", "")
-        check_source(self._response, self._secret, SOURCE_WORD, address, *self._key, *nonces, tag)
+        tag = self._tag if read.offset else None
+        self._response = self._connection.get(self._path(read), read.silence_s, headers, tag)
         if read.offset:
             check_rest(self._response, read.offset, self._length)
         else:
             self._length, self._tag = check_begin(self._response, self._max_bytes)
 
-    def _challenge(self, connection: http.client.HTTPConnection) -> tuple[str, str]:
-        """The source's nonce, good for one request on this connection, and ours."""
-        if not self._secret:
-            return "", ""
-        connection.request("GET", "/challenge")
-        return check_challenge(connection.getresponse()), secrets.token_hex(16)
-
     def _path(self, read: Read) -> str:
-        key = self._key
-        wait_s = read.silence_s * _WAIT_SHARE if self._wait_s is None else self._wait_s
-        return f"/checkpoint/{key.quorum_id}/{key.step}/{key.group_rank}?wait_s={0 if read.offset else wait_s:.3f}"
-
-    def _adopt(self, connection: DeadlineSocket) -> DeadlineSocket:
-        with self._lock:
-            if self._cancelled.is_set():
-                connection.close()
-                raise ConnectionError("cancelled")
-            self._socket = connection
-        return connection
+        wait_s = read.silence_s * WAIT_SHARE if self._wait_s is None else self._wait_s
+        return f"/checkpoint/{key_path(self._key, 0 if read.offset else wait_s)}"
 
     def _hang_up(self) -> None:
-        with self._lock:
-            connection, response = self._socket, self._response
-            self._socket = self._response = None
-        if response is not None:
-            response.close()
+        connection, self._connection, self._response = self._connection, None, None
         if connection is not None:
             connection.close()
 
@@ -231,8 +200,10 @@ class Fetch:
 
     def _tell(self, event: Broken | Refused) -> None:
         """The cause is not kept: it holds on to what was decoded so far."""
-        if self._cancelled.is_set():
-            raise StateUnavailable(f"the transfer of {self._key} was given up: {self._why_cancelled}") from None
+        if self._requests.is_cancelled:
+            raise StateUnavailable(
+                f"the transfer of {self._key} was given up: {self._requests.why_cancelled}"
+            ) from None
         action = self._machine.handle(event, time.monotonic())
         if isinstance(action, Read) and action.source != self._source:
             log.warning("the state of %s from %s %s; now from %s", self._key, self._source, event.reason, action.source)

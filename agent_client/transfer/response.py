@@ -26,6 +26,18 @@ def check_source(response: HTTPResponse, secret: str, *words: str | int) -> None
         raise StateUnavailable("it does not prove that it is a member of the quorum; nothing of what it sends is used")
 
 
+def is_unknown_route(response: HTTPResponse) -> bool:
+    """Whether the source is of a release that knows no such request."""
+    return response.status == 404
+
+
+def check_answer(response: HTTPResponse, length: int | None = None) -> None:
+    """Raises unless it answers, with so many bytes."""
+    _check_status(response, 200)
+    if length not in (None, response.length):
+        raise CorruptState(f"asked for {length} bytes, the answer has {response.length}")
+
+
 def check_begin(response: HTTPResponse, max_bytes: int | None) -> tuple[int, str]:
     """(the length of the state, the tag under which the rest of it can be asked for)"""
     _check_status(response, 200)

@@ -7,10 +7,16 @@
     200  the encoding of state/encoding.py, with its Content-Length
          and an ETag, new for each state that is published; Lighthouse-Proof: that the source knows the secret, too
     206  its end, if asked for with `Range: bytes=N-` and `If-Match: ETag`: how a transfer goes on where it broke
+    GET /manifest/{quorum_id}/{step}/{group_rank}?wait_s=...
+    200  the head of the encoding, and the checksum of each piece: what the state is, for one who reads it from several
+         sources (striped.py)
+    GET /pieces/{layout}/{start}-{stop},.../{quorum_id}/{step}/{group_rank}?wait_s=...
+    200  these bytes of it, counted from the end of the head, and the connection stays open. `layout`: the digest of the
+         dtypes and shapes of its tensors, which is the same where pieces are
     409  another key, or none, is held: JSON {"asked": key, "held": key or null}; sent after up to `wait_s`, because
          the target may ask before the source has its snapshot, or at once where the source will not have it
     403  the target does not prove that it is a member of the quorum
-    412  the state held under this key is not the one that was begun
+    412  the state held under this key is not the one that was begun, or has other tensors
     503  this server has as many connections as it takes
 
 Each side proves to the other that it is a member of the quorum before a byte of the state is sent, or used: a stranger
@@ -19,6 +25,7 @@ connection: a copy of it opens nothing, and neither does passing it on. The stat
 that is trusted as far as the gradients that cross it are.
 """
 
+import itertools
 import json
 import logging
 import math
@@ -31,6 +38,7 @@ from http.server import BaseHTTPRequestHandler
 from typing import Any
 
 from agent_client.state.decoding import CHUNK_BYTES, encode
+from agent_client.state.encoding import CHECKSUM_BYTES
 from agent_client.state.tree import State
 from agent_client.transfer.connection import host_in_url
 from agent_client.transfer.listener import Listener
@@ -41,9 +49,14 @@ from lighthouse_protocol.rules.proof import SOURCE_WORD, TARGET_WORD, is_proven,
 
 logger = logging.getLogger(__name__)
 
-_ROUTE = re.compile(r"/checkpoint/([0-9]{1,20})/([0-9]{1,20})/([0-9]{1,20})(?:\?wait_s=([0-9]{1,9}(?:\.[0-9]+)?))?")
+_ROUTE = re.compile(
+    r"/(?:checkpoint|(?P<manifest>manifest)|pieces/(?P<layout>[0-9a-f]{32})/(?P<ranges>[0-9,-]{1,10000}))"
+    r"/(?P<quorum_id>[0-9]{1,20})/(?P<step>[0-9]{1,20})/(?P<group_rank>[0-9]{1,20})"
+    r"(?:\?wait_s=(?P<wait_s>[0-9]{1,9}(?:\.[0-9]+)?))?"
+)
 HEADERS_TIMEOUT_S = 5.0
 _RANGE = re.compile(r"bytes=([0-9]{1,20})-")
+_STRIPE = re.compile(r"([0-9]{1,20})-([0-9]{1,20})")
 
 
 class StateServer:
@@ -112,6 +125,7 @@ class _Handler(BaseHTTPRequestHandler):
     server_version = "lighthouse-checkpoint"
     sys_version = ""
     protocol_version = "HTTP/1.1"
+    disable_nagle_algorithm = True
 
     def __init__(
         self,
@@ -145,8 +159,8 @@ class _Handler(BaseHTTPRequestHandler):
         nonce, self._nonce = self._nonce, ""
         if (match := _ROUTE.fullmatch(self.path)) is None:
             return self.send_error(404)
-        key = StateKey(*map(int, match.groups()[:3]))
-        wait_s = min(float(match[4] or 0), self._max_wait_s)
+        key = StateKey(*(int(match[name]) for name in StateKey._fields))
+        wait_s = min(float(match["wait_s"] or 0), self._max_wait_s)
         nonces, proof = (nonce, self.headers.get(NONCE_HEADER, "")), self.headers.get(PROOF_HEADER, "")
 
         def is_member(secret: str) -> bool:
@@ -154,7 +168,7 @@ class _Handler(BaseHTTPRequestHandler):
 
         try:
             with self._offers.reading(key, wait_s, self.connection, is_member) as held:
-                self._send(held, nonces)
+                self._answer(held, nonces, match)
         except NotHeldError as error:
             self._refuse(409, key, error.held)
         except StrangerError:
@@ -162,18 +176,49 @@ class _Handler(BaseHTTPRequestHandler):
             self._refuse(403, key, None)
         return None
 
-    def _send(self, held: StateOffer, nonces: tuple[str, str]) -> None:
-        length, asked = held.encoding.length, _RANGE.fullmatch(self.headers.get("Range", ""))
+    def _answer(self, held: StateOffer, nonces: tuple[str, str], asked: re.Match[str]) -> None:
         proof = prove(held.secret, SOURCE_WORD, self._address(), *held.key, *nonces, held.tag)
-        proven = {PROOF_HEADER: proof} if proof else {}
+        headers = {"ETag": held.tag} | ({PROOF_HEADER: proof} if proof else {})
+        if asked["manifest"]:
+            self._send_manifest(held, headers)
+        elif asked["layout"]:
+            self._send_pieces(held, headers, asked["layout"], asked["ranges"])
+        else:
+            self._send(held, headers)
+
+    def _send_manifest(self, held: StateOffer, headers: dict[str, Any]) -> None:
+        encoding = held.encoding
+        length = len(encoding.head) + encoding.pieces * CHECKSUM_BYTES
+        self.close_connection = True
+        self._start(200, {"Content-Length": length, "Connection": "close", **headers})
+        for part in itertools.chain([encoding.head], encoding.checksums()):
+            self.wfile.write(part)
+
+    def _send_pieces(self, held: StateOffer, headers: dict[str, Any], layout: str, ranges: str) -> None:
+        encoding = held.encoding
+        found = [_STRIPE.fullmatch(part) for part in ranges.split(",")]
+        stripes = [(int(part[1]), int(part[2])) for part in found if part is not None]
+        end = encoding.length - len(encoding.head)
+        if layout != encoding.layout or None in found or not all(first < last <= end for first, last in stripes):
+            return self._refuse(412, held.key, held.key)
+        length = sum(last - first for first, last in stripes)
+        self._start(200, {"Content-Type": "application/octet-stream", "Content-Length": length, **headers})
+        for first, last in stripes:
+            for chunk in encoding.stripe(first, last):
+                self.wfile.write(chunk)
+        logger.debug("sent %d bytes of the state of %s to %s", length, held.key, self.client_address)
+        return None
+
+    def _send(self, held: StateOffer, headers: dict[str, Any]) -> None:
+        length, asked = held.encoding.length, _RANGE.fullmatch(self.headers.get("Range", ""))
         if asked is None:
-            return self._stream(held, 0, {"Content-Length": length, "ETag": held.tag, **proven})
+            return self._stream(held, 0, {"Content-Length": length, **headers})
         start = int(asked[1])
         if self.headers.get("If-Match") != held.tag or start >= length:
             return self._refuse(412, held.key, held.key)
         logger.info("the rest of the state of %s is read from byte %d", held.key, start)
-        headers = {"Content-Length": length - start, "Content-Range": f"bytes {start}-{length - 1}/{length}", **proven}
-        return self._stream(held, start, headers)
+        rest = {"Content-Length": length - start, "Content-Range": f"bytes {start}-{length - 1}/{length}"}
+        return self._stream(held, start, rest | headers)
 
     def _stream(self, held: StateOffer, start: int, headers: dict[str, Any]) -> None:
         pace = Pace() if held.reads is not None else None

@@ -8,6 +8,7 @@ import sys
 import time
 from collections.abc import Callable
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -22,6 +23,7 @@ from benchmarks.support.torchft_native import native
 TENSOR_BYTES = 16 * 2**20
 TIMEOUT_S = 600.0
 KEY = (1, 1, 0)
+HERE = "127.0.0.1"
 
 
 class Transport(Protocol):
@@ -34,15 +36,15 @@ class Transport(Protocol):
         ...
 
     def fetch(self, address: str) -> Callable[[], None]:
-        """What installs what was received."""
+        """What installs what was received. Several addresses, with spaces between: from all of them at once."""
         ...
 
 
 class Ours:
-    def __init__(self, model: torch.nn.Module, *, copies: bool) -> None:
+    def __init__(self, model: torch.nn.Module, host: str = HERE, *, copies: bool) -> None:
         self._state = TrainState(model, torch.optim.SGD(model.parameters(), lr=0.1))
         self._copies = copies
-        self._server = StateServer("127.0.0.1", advertise="127.0.0.1")
+        self._server = StateServer(host, advertise=host)
 
     def serve(self) -> str:
         self._state.begin_step()
@@ -54,18 +56,19 @@ class Ours:
 
     def fetch(self, address: str) -> Callable[[], None]:
         self._state.begin_step()
-        received = Fetch({"source": lambda: address}, KEY, TIMEOUT_S, accept=self._state.check).run()
+        sources = {each: lambda each=each: each for each in address.split()}
+        received = Fetch(sources, KEY, TIMEOUT_S, accept=self._state.check, silence_s=30.0).run()
         return lambda: self._state.install(received)
 
 
 class Torchft:
     """As torchft's Manager uses it: in one piece, read in place where it lies on the CPU."""
 
-    def __init__(self, model: torch.nn.Module) -> None:
+    def __init__(self, model: torch.nn.Module, host: str = HERE) -> None:
         native()  # its package's other imports are not needed, nor what they need
         from torchft.checkpointing.http_transport import HTTPTransport
 
-        self._model = model
+        self._model, self._host = model, host
         self._transport: Any = HTTPTransport(timedelta(seconds=TIMEOUT_S), num_chunks=0)
         self._step = 0
 
@@ -73,7 +76,7 @@ class Torchft:
         self._step += 1
         state = {"user": {"default": dict(self._model.state_dict())}, "torchft": {"step": self._step}}
         self._transport.send_checkpoint([1], self._step, state, timedelta(seconds=TIMEOUT_S))
-        return f"{self._transport.metadata().replace(socket.gethostname(), '127.0.0.1')} {self._step}"
+        return f"{self._transport.metadata().replace(socket.gethostname(), self._host)} {self._step}"
 
     def release(self) -> None:
         self._transport.disallow_checkpoint()
@@ -88,10 +91,10 @@ class Torchft:
         self._model.load_state_dict(received)
 
 
-TRANSPORTS: dict[str, Callable[[torch.nn.Module], Transport]] = {
+TRANSPORTS: dict[str, Callable[..., Transport]] = {
     "torchft": Torchft,
-    "snapshot": lambda model: Ours(model, copies=True),
-    "hold": lambda model: Ours(model, copies=False),
+    "snapshot": partial(Ours, copies=True),
+    "hold": partial(Ours, copies=False),
 }
 
 
@@ -152,10 +155,10 @@ def _status_bytes(field: str) -> int:
 
 
 def main() -> None:
-    kind, size_bytes = sys.argv[1:]
+    kind, size_bytes, *host = sys.argv[1:]
     torch.set_num_threads(1)
     model = make_model(int(size_bytes))
-    side = Side(TRANSPORTS[kind](model), model)
+    side = Side(TRANSPORTS[kind](model, *host), model)
     print("ready", flush=True)
     answer_orders(side.handle)
 

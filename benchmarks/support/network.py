@@ -11,11 +11,16 @@ THEIR_ADDRESS = "198.18.77.2"
 
 
 class SecondHost:
-    """Needs the right to administer the network; `is_possible` says whether we have it."""
+    """Needs the right to administer the network; `is_possible` says whether we have it. `number`: of several, each with
+    a cable of its own. `mb_per_s`: what it can send, in 10^6 bytes; 0: as much as it likes."""
 
-    def __init__(self) -> None:
-        self._name = f"lighthouse{os.getpid()}"
-        self._ours, self._theirs = f"lh{os.getpid()}a", f"lh{os.getpid()}b"
+    def __init__(self, number: int = 0, mb_per_s: float = 0.0) -> None:
+        self._name = f"lighthouse{os.getpid()}-{number}"
+        self._ours, self._theirs = f"lh{os.getpid()}a{number}", f"lh{os.getpid()}b{number}"
+        self._our_address = _next_network(OUR_ADDRESS, number)
+        self.address = _next_network(THEIR_ADDRESS, number)
+        """Where we reach it."""
+        self._mb_per_s = mb_per_s
 
     @property
     def within(self) -> tuple[str, ...]:
@@ -43,11 +48,15 @@ class SecondHost:
     def _set_up(self) -> None:
         _ip("netns", "add", self._name)
         _ip("link", "add", self._ours, "type", "veth", "peer", "name", self._theirs, "netns", self._name)
-        _ip("addr", "add", f"{OUR_ADDRESS}/30", "dev", self._ours)
+        _ip("addr", "add", f"{self._our_address}/30", "dev", self._ours)
         _ip("link", "set", self._ours, "up")
-        _ip("-n", self._name, "addr", "add", f"{THEIR_ADDRESS}/30", "dev", self._theirs)
+        _ip("-n", self._name, "addr", "add", f"{self.address}/30", "dev", self._theirs)
         _ip("-n", self._name, "link", "set", "lo", "up")
         self.plug()
+        if self._mb_per_s:
+            limit = ["rate", f"{self._mb_per_s * 8:g}mbit", "burst", "256kb", "latency", "50ms"]
+            command = ["tc", "-n", self._name, "qdisc", "add", "dev", self._theirs, "root", "tbf", *limit]
+            subprocess.run(command, check=True, capture_output=True)
 
     def _tear_down(self) -> None:
         subprocess.run(["ip", "link", "del", self._ours], check=False, capture_output=True)
@@ -60,6 +69,12 @@ def is_possible() -> bool:
             return True
     except (OSError, subprocess.CalledProcessError):
         return False
+
+
+def _next_network(address: str, number: int) -> str:
+    """The same place in the network that lies so many beyond."""
+    first, second, third, fourth = address.split(".")
+    return f"{first}.{second}.{int(third) + number}.{fourth}"
 
 
 def _ip(*arguments: str) -> None:

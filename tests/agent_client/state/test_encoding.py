@@ -10,8 +10,9 @@ from hypothesis import strategies as st
 
 from agent_client.state import decoding as format_module
 from agent_client.state import encoding
-from agent_client.state.decoding import CorruptState, decode
-from agent_client.state.encoding import PIECE_BYTES, encode
+from agent_client.state.decoding import CorruptState, allocate, decode, piece_views, read_head
+from agent_client.state.encoding import CHECKSUM_BYTES, PIECE_BYTES, encode, layout_digest
+from agent_client.state.tree import assemble
 from tests.agent_client.state.trees import resident_bytes, same, trees
 
 pytestmark = pytest.mark.filterwarnings("ignore:ComplexHalf support")
@@ -38,6 +39,24 @@ class TestSmallPieces:
         start = data.draw(st.integers(0, len(content)))
         assert from_byte(state, start, chunk_bytes) == content[start:]
         assert same(decode(io.BytesIO(content), len(content)), state)
+
+    @settings(max_examples=200)
+    @given(trees, st.integers(1, 20))
+    def test_pieces_and_head_make_up_the_state(self, state: Any, chunk_bytes: int) -> None:
+        it = encode(state, chunk_bytes=chunk_bytes)
+        head = read_head(io.BytesIO(b"".join(it)))
+        assert (head.size, head.length) == (len(it.head), it.length)
+        assert layout_digest(head.layouts) == it.layout
+        tensors, position = allocate(head.layouts), 0
+        places = list(piece_views(tensors))
+        assert len(places) == it.pieces
+        for place, checksum in zip(places, it.checksums(), strict=True):
+            piece = b"".join(it.stripe(position, position + len(place) + CHECKSUM_BYTES))
+            assert piece[len(place) :] == checksum
+            place[:] = piece[: len(place)]
+            position += len(piece)
+        assert len(it.head) + position == it.length
+        assert same(assemble(head.skeleton, tensors), state)
 
     def test_each_piece_has_its_checksum(self) -> None:
         content = bytearray(from_byte(bytes(20), 0))

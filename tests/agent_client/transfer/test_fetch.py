@@ -159,9 +159,24 @@ def tensors_alive() -> Iterator[torch.Tensor]:
     return (found for found in gc.get_objects() if type(found) is torch.Tensor)
 
 
+def hangs(connection: socket.socket) -> None:
+    connection.recv(1)
+
+
 class TestCancel:
-    def test_ends_a_transfer_at_once_and_no_other_source_is_asked(self) -> None:
-        with answering(silent) as address, serving(STATE) as server, ThreadPoolExecutor(1) as pool, took(0.2, 3):
+    @pytest.mark.parametrize("script", [silent, hangs], ids=["that has begun", "that has not"])
+    def test_ends_a_transfer_at_once(self, script: Script) -> None:
+        with answering(script) as address, ThreadPoolExecutor(1) as pool, took(0.2, 3):
+            fetch = from_first(address, silence_s=10)
+            running = pool.submit(fetch.run)
+            time.sleep(0.2)
+            assert not running.done()
+            fetch.cancel("the quorum was revoked")
+            with pytest.raises(StateUnavailable, match="given up: the quorum was revoked"):
+                running.result(2)
+
+    def test_and_no_other_source_is_asked(self) -> None:
+        with answering(hangs) as address, serving(STATE) as server, ThreadPoolExecutor(1) as pool, took(0.2, 3):
             fetch = from_first(address, server.address, silence_s=10)
             running = pool.submit(fetch.run)
             time.sleep(0.2)

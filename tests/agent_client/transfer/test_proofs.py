@@ -153,3 +153,9 @@ def test_a_request_that_drips_in_is_cut_off(monkeypatch: pytest.MonkeyPatch):
                         raise EOFError
                 except TimeoutError:
                     continue
+
+
+@pytest.mark.parametrize("kind", ["manifest", f"pieces/{'0' * 32}/0-8"])
+def test_nor_do_a_manifest_or_pieces_go_to_a_stranger(kind: str):
+    with serving() as it, connected(it.address) as stranger:
+        assert " 403 " in ask(stranger, PATH.replace("checkpoint", kind))

@@ -1,5 +1,6 @@
 """State over HTTP: the right state, or an error of the right class within its deadline; and nothing left behind."""
 
+import http.client
 import logging
 import os
 import socket
@@ -10,13 +11,14 @@ import time
 import warnings
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, closing, contextmanager, suppress
 from typing import Any
 
 import pytest
 import torch
 
 from agent_client.state.decoding import CorruptState, Encoding, decode, encode
+from agent_client.transfer.connection import split_address
 from agent_client.transfer.fetch import Fetch
 from agent_client.transfer.offers import StateKey
 from agent_client.transfer.response import StateUnavailable
@@ -175,7 +177,7 @@ class TestFetch:
             fetch(server.address, KEY, 60)
 
     def test_waits_no_longer_than_its_share_of_the_timeout(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr("agent_client.transfer.fetch._WAIT_SHARE", 0.01)
+        monkeypatch.setattr("agent_client.transfer.fetch.WAIT_SHARE", 0.01)
         with serving() as server, took(0.3, 20), pytest.raises(StateUnavailable, match="409"):
             fetch(server.address, KEY, 30)
 
@@ -490,3 +492,38 @@ def sockets_in_a_fork(descriptors: list[int]) -> int:
                 count += stat.S_ISSOCK(os.fstat(descriptor).st_mode)
         os._exit(count)
     return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+
+
+class TestPieces:
+    """What striped.py asks for; a source that answers otherwise than it should is in test_striped.py."""
+
+    @pytest.mark.parametrize("ranges", ["0-8", "0-8,8-16", "16-24"])
+    def test_are_the_bytes_after_the_head(self, ranges: str) -> None:
+        encoding = encode(STATE)
+        body = b"".join(encoding)[len(encoding.head) :]
+        stripes = [tuple(map(int, part.split("-"))) for part in ranges.split(",")]
+        with serving(STATE) as server:
+            status, found = get(server, f"pieces/{encoding.layout}/{ranges}")
+        assert (status, found) == (200, b"".join(body[first:last] for first, last in stripes))
+
+    @pytest.mark.parametrize("ranges", ["8-8", "8-0", "0-999999999", "0", "-", "0-8,", "0-8-9"])
+    def test_others_are_refused(self, ranges: str) -> None:
+        with serving(STATE) as server:
+            assert get(server, f"pieces/{encode(STATE).layout}/{ranges}")[0] == 412
+
+    def test_those_of_other_tensors_too(self) -> None:
+        with serving(STATE) as server:
+            assert get(server, f"pieces/{'0' * 32}/0-8")[0] == 412
+
+    def test_the_manifest_is_the_head_and_the_checksum_of_each_piece(self) -> None:
+        encoding = encode(STATE)
+        with serving(STATE) as server:
+            assert get(server, "manifest") == (200, encoding.head + b"".join(encoding.checksums()))
+
+
+def get(server: StateServer, what: str) -> tuple[int, bytes]:
+    connection = http.client.HTTPConnection(*split_address(server.address), timeout=10)
+    with closing(connection):
+        connection.request("GET", f"/{what}/{KEY.quorum_id}/{KEY.step}/{KEY.group_rank}")
+        response = connection.getresponse()
+        return response.status, response.read()

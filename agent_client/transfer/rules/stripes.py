@@ -1,0 +1,374 @@
+"""Which pieces of a state come from which of several sources. Rules only: no I/O, no clock, no torch.
+
+1. A state is a list of pieces. One source leads: its checksums say what each piece is, and nothing else is used. So
+   what comes from several is one state, that of the lead.
+2. A source that is free is asked for the next pieces that no other has been asked for: for its share of them, by its
+   rate, so that all are done together; first for FIRST_BYTES, which tell its rate. One that is far slower than another
+   gets none of the last pieces.
+3. Where none are left, a source that takes for its piece more than SLOW_FACTOR times what a free one would is cut off,
+   and the free one is asked for what was to come.
+4. So it is with a connection that breaks. It is asked anew after a pause; after TRIES in a row that brought no piece
+   the source is passed over. So is one that refuses, sends what cannot be used, or sends nothing for `silence_s`; the
+   last one may be silent until the deadline.
+5. A piece that differs from the lead's is asked of the lead: buffers, for one, are each group's own. A source of whose
+   bytes more than DIFFERING_SHARE differ holds another state, and is passed over.
+6. A lead that is lost before all its checksums are here, or that alone has a piece, gives way to another one. What is
+   here stays, as far as it is what the new lead has, too.
+"""
+
+import heapq
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+TRIES = 4
+FIRST_PAUSE_S = 0.05
+"""Doubled with each further try."""
+FIRST_BYTES = 8 * 2**20
+STRIPE_BYTES = 32 * 2**20
+"""At most so much, or one piece, is asked for at once."""
+MAX_RANGES = 64
+"""At most so many runs of pieces are asked for at once."""
+SLOW_FACTOR = 2.0
+SLOW_S = 0.5
+"""So much longer, beside the factor, before a source counts as slow."""
+ASSUMED_RATE = 2**20
+"""Bytes per second of a source that has given nothing yet, beside a slow one."""
+RATE_OVER_BYTES = 32 * 2**20
+"""Of a rate, what is older than that counts half."""
+DIFFERING_SHARE = 0.1
+MAX_DIFFERING_BYTES = 16 * 2**20
+"""So much may differ in any case."""
+
+
+@dataclass(frozen=True, slots=True)
+class Led:
+    """This source is the lead from now on: its checksums follow, in order."""
+
+    source: str
+
+
+@dataclass(frozen=True, slots=True)
+class Summed:
+    """The next checksum of the lead."""
+
+    checksum: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class LeadLost:
+    """The lead sends no more checksums."""
+
+
+@dataclass(frozen=True, slots=True)
+class Arrived:
+    """The next piece that this source was asked for is here, undamaged."""
+
+    source: str
+    checksum: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Broken:
+    """The connection to this source ended, or there was none."""
+
+    source: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """This source has not got the state, what it sent cannot be used, or it sends nothing."""
+
+    source: str
+    reason: str
+
+
+Event = Led | Summed | LeadLost | Arrived | Broken | Refused
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """Ask `source` for these pieces, in this order; it may be silent for `silence_s` at a time."""
+
+    source: str
+    pieces: tuple[int, ...]
+    silence_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """End the connection to `source`: what is still to come from it has been asked of others."""
+
+    source: str
+
+
+@dataclass(frozen=True, slots=True)
+class PassedOver:
+    """`source` is asked for nothing more."""
+
+    source: str
+    reason: str
+
+
+Effect = Ask | Cut | PassedOver
+
+
+@dataclass(slots=True, eq=False)
+class _Source:
+    name: str
+    asked: list[int] = field(default_factory=list[int])
+    """Not here yet, the next one last."""
+    since: float = 0.0
+    """When the next one began to come."""
+    is_asked: bool = False
+    """Until all that it was asked for is here, or its connection has ended."""
+    is_timed: bool = False
+    """Whether the next piece tells the rate: the first one of several waits for the source."""
+    tries: int = 0
+    free_at: float = 0.0
+    bytes: float = 0.0
+    seconds: float = 0.0
+    first_rate: float | None = None
+    """With the wait."""
+    given: int = 0
+    differing: int = 0
+    reason: str | None = None
+    """Why it was passed over."""
+
+    @property
+    def rate(self) -> float | None:
+        return self.bytes / self.seconds if self.seconds > 0 else self.first_rate
+
+
+class StripePlan:
+    """`sizes`: of the pieces, in bytes."""
+
+    def __init__(self, sizes: Sequence[int], sources: Sequence[str], *, deadline: float, silence_s: float) -> None:
+        self._sizes = sizes
+        self._sources = {name: _Source(name) for name in sources}
+        self._deadline = deadline
+        self._silence_s = silence_s
+        self._lead: _Source | None = None
+        self._sums: list[bytes | None] = [None] * len(sizes)
+        self._givers: list[_Source | None] = [None] * len(sizes)
+        self._expected: list[bytes] = []
+        self._equal = 0
+        self._unasked = list(range(len(sizes)))
+        self._unasked_bytes = sum(sizes)
+        self._unasked_of_lead: list[int] = []
+        self._only_lead: set[int] = set()
+        self._effects: list[Effect] = []
+        self.received = 0
+        """Bytes of the pieces that are here."""
+
+    @property
+    def is_done(self) -> bool:
+        """All that the lead holds is here."""
+        return self._equal == len(self._sizes)
+
+    @property
+    def needs_lead(self) -> bool:
+        """Without another one it will never be done."""
+        return self._lead is None and (len(self._expected) < len(self._sizes) or bool(self._only_lead))
+
+    @property
+    def is_over(self) -> bool:
+        """Done, or no source is left."""
+        return self.is_done or all(source.reason is not None for source in self._sources.values())
+
+    @property
+    def passed_over(self) -> dict[str, str]:
+        """By name, why."""
+        return {name: source.reason for name, source in self._sources.items() if source.reason is not None}
+
+    @property
+    def given(self) -> dict[str, int]:
+        """Bytes that were of use, by source."""
+        given = {name: source.given - source.differing for name, source in self._sources.items()}
+        return {name: count for name, count in given.items() if count}
+
+    def awaits(self, source: str) -> int | None:
+        """The piece that is to come next from this source; None: what comes from it is of no use any more."""
+        asked = self._sources[source].asked
+        return asked[-1] if asked else None
+
+    def handle(self, event: Event, now: float) -> list[Effect]:
+        match event:
+            case Led(name):
+                self._follow(self._sources[name])
+            case Summed(checksum):
+                self._expected.append(checksum)
+                self._compare(len(self._expected) - 1)
+            case LeadLost():
+                self._lead = None
+            case Arrived(name, checksum):
+                self._arrive(self._sources[name], checksum, now)
+            case Broken(name, reason):
+                self._break(self._sources[name], reason, now)
+            case Refused(name, reason):
+                self._pass_over(self._sources[name], reason)
+        return self.tick(now)
+
+    def tick(self, now: float) -> list[Effect]:
+        if not self.is_done and now < self._deadline:
+            self._deal(now)
+            self._cut_slow(now)
+        effects, self._effects = self._effects, []
+        return effects
+
+    def deadline(self, now: float) -> float:
+        """Call `tick` then."""
+        moments = [source.free_at for source in self._usable() if not source.is_asked]
+        moments += [at for source in self._usable() if (at := self._slow_at(source, now)) is not None]
+        return min([at for at in moments if at > now], default=self._deadline)
+
+    # -- what happens
+
+    def _follow(self, lead: _Source) -> None:
+        self._lead = lead
+        self._expected, self._equal = [], 0
+        self._only_lead.clear()
+        pieces, self._unasked_of_lead = self._unasked_of_lead, []
+        for piece in pieces:
+            self._miss(piece)
+
+    def _arrive(self, source: _Source, checksum: bytes, now: float) -> None:
+        if not source.asked:
+            return
+        piece = source.asked.pop()
+        size = self._sizes[piece]
+        if source.is_timed:
+            kept = 0.5 ** (size / RATE_OVER_BYTES)
+            source.bytes = source.bytes * kept + size
+            source.seconds = source.seconds * kept + now - source.since
+        elif now > source.since:
+            source.first_rate = size / (now - source.since)
+        source.is_timed, source.since, source.tries = True, now, 0
+        source.is_asked = bool(source.asked)
+        source.given += size
+        self.received += size
+        self._sums[piece], self._givers[piece] = checksum, source
+        self._compare(piece)
+
+    def _break(self, source: _Source, reason: str, now: float) -> None:
+        self._take_back(source)
+        source.is_asked = False
+        source.tries += 1
+        source.free_at = now + FIRST_PAUSE_S * 2 ** (source.tries - 1)
+        if source.tries >= TRIES:
+            self._pass_over(source, f"{reason} ({TRIES} times in a row)")
+
+    def _pass_over(self, source: _Source, reason: str) -> None:
+        if source.reason is not None:
+            return
+        source.reason = reason
+        self._take_back(source)
+        if self._lead is source:
+            self._lead = None
+        self._effects.append(PassedOver(source.name, reason))
+
+    def _take_back(self, source: _Source) -> None:
+        for piece in source.asked:
+            self._miss(piece)
+        source.asked = []
+
+    def _miss(self, piece: int) -> None:
+        if piece in self._only_lead:
+            heapq.heappush(self._unasked_of_lead, piece)
+        else:
+            heapq.heappush(self._unasked, piece)
+            self._unasked_bytes += self._sizes[piece]
+
+    # -- the lead's checksums
+
+    def _compare(self, piece: int) -> None:
+        found, giver = self._sums[piece], self._givers[piece]
+        if found is None or giver is None or piece >= len(self._expected):
+            return
+        if found == self._expected[piece]:
+            self._equal += 1
+            self._only_lead.discard(piece)
+            return
+        self._sums[piece] = self._givers[piece] = None
+        self.received -= self._sizes[piece]
+        self._blame(giver, self._sizes[piece])
+        self._only_lead.add(piece)
+        self._miss(piece)
+
+    def _blame(self, giver: _Source, size: int) -> None:
+        if giver is self._lead:
+            return self._pass_over(giver, "sends something else than it announces")
+        giver.differing += size
+        if giver.differing > max(MAX_DIFFERING_BYTES, DIFFERING_SHARE * giver.given):
+            lead = self._lead.name if self._lead else "the source before it"
+            self._pass_over(giver, f"holds another state than {lead}")
+        return None
+
+    # -- who is asked for what
+
+    def _usable(self) -> list[_Source]:
+        return [source for source in self._sources.values() if source.reason is None]
+
+    def _free(self, now: float) -> list[_Source]:
+        """The fastest first."""
+        free = [source for source in self._usable() if not source.is_asked and now >= source.free_at]
+        return sorted(free, key=lambda source: -(source.rate or 0.0))
+
+    def _deal(self, now: float) -> None:
+        for source in self._free(now):
+            if pieces := self._share(source):
+                source.asked, source.is_asked = pieces[::-1], True
+                source.since, source.is_timed = now, False
+                is_last = len(self._usable()) == 1
+                left_s = self._deadline - now
+                silence_s = left_s if is_last else min(self._silence_s, left_s)
+                self._effects.append(Ask(source.name, tuple(pieces), silence_s))
+
+    def _share(self, source: _Source) -> list[int]:
+        if source is self._lead and self._unasked_of_lead:
+            return self._take(self._unasked_of_lead, STRIPE_BYTES)
+        taken = self._share_of_all(source)
+        self._unasked_bytes -= sum(self._sizes[piece] for piece in taken)
+        return taken
+
+    def _share_of_all(self, source: _Source) -> list[int]:
+        if not self._unasked:
+            return []
+        left, rates = self._unasked_bytes, [other.rate for other in self._usable() if other.rate]
+        if not rates or source.rate is None:
+            new = [other for other in self._usable() if other.rate is None and not other.is_asked]
+            return self._take(self._unasked, min(FIRST_BYTES, left / max(1, len(new))))
+        if self._sizes[self._unasked[0]] / source.rate > SLOW_FACTOR * left / max(rates):
+            return []
+        return self._take(self._unasked, min(STRIPE_BYTES, left * source.rate / sum(rates) / 2))
+
+    def _take(self, pool: list[int], wanted: float) -> list[int]:
+        """At least one, and no more bytes than wanted."""
+        taken: list[int] = []
+        size = runs = 0
+        while pool and (not taken or size + self._sizes[pool[0]] <= wanted):
+            if not taken or pool[0] != taken[-1] + 1:
+                runs += 1
+            if runs > MAX_RANGES:
+                break
+            taken.append(heapq.heappop(pool))
+            size += self._sizes[taken[-1]]
+        return taken
+
+    def _cut_slow(self, now: float) -> None:
+        for source in self._usable():
+            at = self._slow_at(source, now)
+            if at is not None and now >= at:
+                source.bytes, source.seconds = self._sizes[source.asked[-1]], now - source.since
+                self._take_back(source)
+                self._effects.append(Cut(source.name))
+                self._deal(now)
+
+    def _slow_at(self, source: _Source, now: float) -> float | None:
+        """When it counts as slow beside the fastest that is free; None: as long as nobody is, never."""
+        if not source.asked or source.asked[-1] in self._only_lead:
+            return None
+        free = next(iter(self._free(now)), None)
+        if free is None:
+            return None
+        return source.since + SLOW_S + SLOW_FACTOR * self._sizes[source.asked[-1]] / (free.rate or ASSUMED_RATE)

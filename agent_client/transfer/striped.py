@@ -1,0 +1,381 @@
+"""One state from several sources at once. rules/stripes.py decides which pieces are asked of whom, this reads them.
+
+The thread that runs the transfer reads what the lead's state is: its head, and the checksum of each piece. A thread for
+each source, the lead's too, reads pieces. A piece is copied to its place when it has arrived whole, so two sources of
+one piece cannot spoil each other's.
+
+Where this cannot be done, nothing has failed: the state is then read from one source after the other. So it is with a
+small state, sources of an earlier release, and where each source fails, to hear why.
+"""
+
+import http.client
+import logging
+import threading
+import time
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import contextmanager
+from itertools import accumulate
+
+from xxhash import xxh3_64_digest
+
+from agent_client.state.decoding import CorruptState, Head, allocate, piece_views, read_head
+from agent_client.state.encoding import CHECKSUM_BYTES, PIECE_BYTES, count_pieces, layout_digest
+from agent_client.state.snapshot import StateMismatch
+from agent_client.state.tree import State, assemble
+from agent_client.transfer.requests import WAIT_SHARE, Connection, Requests, key_path
+from agent_client.transfer.response import StateUnavailable, check_answer, is_unknown_route
+from agent_client.transfer.rules.stripes import (
+    Arrived,
+    Ask,
+    Broken,
+    Cut,
+    Event,
+    LeadLost,
+    Led,
+    PassedOver,
+    Refused,
+    StripePlan,
+    Summed,
+)
+from lighthouse_protocol.refusals import LighthouseError
+
+log = logging.getLogger(__name__)
+
+MIN_STRIPED_BYTES = 32 * 2**20
+"""A smaller state is here before a second source has begun."""
+
+SHOWN_BYTES = 2**19
+"""How often progress is told."""
+
+FindAddress = Callable[[], str]
+OnBytes = Callable[[str, int, int], None]
+"""Told of the source, the bytes that are here, and all that there are; on one thread at a time."""
+
+
+class StripedFetch:
+    """The arguments are those of Fetch."""
+
+    def __init__(
+        self,
+        sources: Mapping[str, FindAddress],
+        requests: Requests,
+        *,
+        silence_s: float,
+        wait_s: float | None,
+        accept: Callable[[State], object],
+        expect: Callable[[State], object] | None,
+        max_bytes: int | None,
+        on_received: OnBytes,
+    ) -> None:
+        self._sources = sources
+        self._requests = requests
+        self._silence_s = silence_s
+        self._wait_s = wait_s
+        self._accept, self._expect = accept, expect
+        self._max_bytes = max_bytes
+        self._on_received = on_received
+        self._transfer: _Transfer | None = None
+        self.failed: set[str] = set()
+        """Sources that are to be asked last, if at all."""
+
+    def run(self) -> State | None:
+        """None: not by this way."""
+        try:
+            for name in self._sources:
+                if self._requests.is_cancelled or time.monotonic() >= self._requests.deadline:
+                    return None
+                if name not in self.failed and (state := self._led_by(name)) is not None:
+                    return state
+        except _SmallError:
+            pass
+        finally:
+            if self._transfer is not None:
+                self._transfer.end()
+                self._transfer = None
+        return None
+
+    def _led_by(self, lead: str) -> State | None:
+        """None: this one is no lead, or one no longer."""
+        transfer, skeleton = None, None
+        try:
+            with self._requests.connect(self._sources[lead](), self._silence_s) as connection:
+                response = connection.get(f"/manifest/{self._path()}", self._silence_s)
+                if is_unknown_route(response):
+                    return None
+                check_answer(response)
+                head = self._read_head(response)
+                transfer, skeleton = self._follow(lead, head), head.skeleton
+                del head
+                for _ in range(transfer.count):
+                    transfer.tell(Summed(_read_exactly(response, CHECKSUM_BYTES)))
+        except _FAILURES as error:
+            self._lose(lead, transfer, error)
+            if transfer is None:
+                return None
+        self.failed |= transfer.finish()
+        if not transfer.is_done:
+            return None
+        state = assemble(skeleton, transfer.tensors)
+        try:
+            self._accept(state)
+        except _UNUSABLE as error:
+            self._lose(lead, None, error)
+            return None
+        transfer.log_shares()
+        return state
+
+    def _path(self) -> str:
+        return key_path(self._requests.key, self._silence_s * WAIT_SHARE if self._wait_s is None else self._wait_s)
+
+    def _read_head(self, response: http.client.HTTPResponse) -> Head:
+        head = read_head(response)
+        if self._max_bytes is not None and head.length > self._max_bytes:
+            raise CorruptState(f"the state has {head.length} bytes, more than {self._max_bytes}")
+        if response.length != sum(map(count_pieces, head.layouts)) * CHECKSUM_BYTES:
+            raise CorruptState("what follows is not the checksums of its pieces")
+        if self._expect is not None:
+            self._expect(assemble(head.skeleton, head.layouts))
+        if head.length < MIN_STRIPED_BYTES:
+            raise _SmallError
+        return head
+
+    def _follow(self, lead: str, head: Head) -> "_Transfer":
+        layout = layout_digest(head.layouts)
+        if self._transfer is None:
+            self._transfer = _Transfer(self._sources, self._requests, head, layout, self._silence_s, self._on_received)
+        self._transfer.follow(lead, head, layout)
+        return self._transfer
+
+    def _lose(self, lead: str, transfer: "_Transfer | None", error: Exception) -> None:
+        self.failed.add(lead)
+        if not self._requests.is_cancelled:
+            log.warning("the state of %s does not come from %s: %s", self._requests.key, lead, f"{error}")
+        if transfer is not None:
+            transfer.tell(LeadLost())
+
+
+_UNUSABLE = (StateMismatch, CorruptState, ValueError)
+_FAILURES = (OSError, http.client.HTTPException, StateUnavailable, LighthouseError, *_UNUSABLE)
+
+
+class _SmallError(Exception):
+    """The state is not worth it."""
+
+
+class _Transfer:
+    """The places of the pieces, and a thread for each source."""
+
+    def __init__(
+        self,
+        sources: Mapping[str, FindAddress],
+        requests: Requests,
+        head: Head,
+        layout: str,
+        silence_s: float,
+        on_received: OnBytes,
+    ) -> None:
+        self._sources = sources
+        self._requests = requests
+        self._layout = layout
+        self._head_bytes, self._total = head.size, head.length
+        self._on_received = on_received
+        self.tensors = allocate(head.layouts)
+        self._places = list(piece_views(self.tensors))
+        sizes = [len(place) + CHECKSUM_BYTES for place in self._places]
+        self._starts = list(accumulate(sizes, initial=0))
+        self._plan = StripePlan(sizes, list(sources), deadline=requests.deadline, silence_s=silence_s)
+        self._lead = ""
+        self._changed = threading.Condition()
+        self._asks: dict[str, Ask] = {}
+        self._connections: dict[str, Connection] = {}
+        self._coming: dict[str, int] = {}
+        self._told = 0
+        self._is_ended = False
+        self._readers: list[threading.Thread] = []
+        requests.on_cancel = self._notice
+
+    @property
+    def count(self) -> int:
+        return len(self._places)
+
+    @property
+    def is_done(self) -> bool:
+        return self._plan.is_done
+
+    def follow(self, lead: str, head: Head, layout: str) -> None:
+        if layout != self._layout:
+            raise CorruptState("its tensors are not those of the source that was read first")
+        with self._changed:
+            self._lead = lead
+            self._head_bytes, self._total = head.size, head.length
+        self.tell(Led(lead))
+        if not self._readers:
+            for name in self._sources:
+                reader = threading.Thread(target=self._read, args=(name,), name="lighthouse stripe", daemon=True)
+                self._readers.append(reader)
+                reader.start()
+
+    def tell(self, event: Event) -> None:
+        with self._changed:
+            self._perform(event)
+
+    def finish(self) -> set[str]:
+        """Wait until all is here, or another lead is needed, or none is left. Who was passed over."""
+        with self._changed:
+            while not (self._plan.is_over or self._plan.needs_lead or self._is_late()):
+                self._wait()
+            return set(self._plan.passed_over)
+
+    def end(self) -> None:
+        """Nothing is read any more."""
+        with self._changed:
+            self._is_ended = True
+            for connection in self._connections.values():
+                connection.cut()
+            self._changed.notify_all()
+            self.tensors, self._places = [], []
+
+    def _notice(self) -> None:
+        with self._changed:
+            self._changed.notify_all()
+
+    def log_shares(self) -> None:
+        shares = ", ".join(f"{name} {given / 2**20:.0f} MiB" for name, given in self._plan.given.items())
+        log.info("the state of %s came from %s", self._requests.key, shares)
+
+    # -- with the lock
+
+    def _perform(self, event: Event | None) -> None:
+        now = time.monotonic()
+        for effect in self._plan.tick(now) if event is None else self._plan.handle(event, now):
+            match effect:
+                case Ask(source):
+                    self._asks[source] = effect
+                case Cut(source):
+                    log.info("%s is slow: what was asked of it is asked of others", source)
+                    self._cut(source)
+                case PassedOver(source, reason):
+                    if not self._is_late():
+                        log.warning("nothing more of the state of %s from %s: %s", self._requests.key, source, reason)
+                    self._cut(source)
+        self._changed.notify_all()
+
+    def _cut(self, source: str) -> None:
+        if (connection := self._connections.get(source)) is not None:
+            connection.cut()
+
+    def _wait(self) -> None:
+        now = time.monotonic()
+        if not self._changed.wait(max(0.0, self._plan.deadline(now) - now)):
+            self._perform(None)
+
+    def _is_late(self) -> bool:
+        return self._requests.is_cancelled or time.monotonic() >= self._requests.deadline
+
+    def _is_closed_to(self, source: str) -> bool:
+        return self._is_ended or self._is_late() or source in self._plan.passed_over
+
+    # -- a source's thread
+
+    def _read(self, source: str) -> None:
+        while (ask := self._next_ask(source)) is not None:
+            with self._judging(source):
+                self._receive(ask)
+        self._hang_up(source)
+
+    def _next_ask(self, source: str) -> Ask | None:
+        with self._changed:
+            while not self._is_closed_to(source):
+                if (ask := self._asks.pop(source, None)) is not None:
+                    return ask
+                self._wait()
+        return None
+
+    def _receive(self, ask: Ask) -> None:
+        connection = self._connections.get(ask.source) or self._connect(ask)
+        self._check_awaited(ask.source, ask.pieces[0])
+        path = f"/pieces/{self._layout}/{self._ranges(ask.pieces)}/"
+        path += key_path(self._requests.key, ask.silence_s * WAIT_SHARE)
+        response = connection.get(path, ask.silence_s)
+        check_answer(response, sum(self._starts[piece + 1] - self._starts[piece] for piece in ask.pieces))
+        buffer = memoryview(bytearray(PIECE_BYTES + CHECKSUM_BYTES))
+        for piece in ask.pieces:
+            self._check_awaited(ask.source, piece)
+            self._receive_piece(ask.source, piece, response, buffer)
+
+    def _receive_piece(self, source: str, piece: int, response: http.client.HTTPResponse, buffer: memoryview) -> None:
+        size = self._starts[piece + 1] - self._starts[piece]
+        filled = 0
+        while filled < size:
+            count = response.readinto(buffer[filled : min(size, filled + SHOWN_BYTES)])
+            if not count:
+                raise ConnectionError(f"it breaks off within piece {piece}")
+            filled += count
+            with self._changed:
+                self._coming[source] = filled
+                self._show()
+        content, sent = buffer[: size - CHECKSUM_BYTES], bytes(buffer[size - CHECKSUM_BYTES : size])
+        if xxh3_64_digest(content) != sent:
+            raise CorruptState(f"the checksum of piece {piece} is wrong: damaged, or changed while it was sent")
+        with self._changed:
+            self._coming[source] = 0
+            if not self._is_ended and self._plan.awaits(source) == piece:
+                self._places[piece][:] = content
+                self._perform(Arrived(source, sent))
+
+    def _check_awaited(self, source: str, piece: int) -> None:
+        with self._changed:
+            if self._is_ended or self._plan.awaits(source) != piece:
+                raise ConnectionError("it was cut off")
+
+    def _show(self) -> None:
+        received = min(self._total, self._head_bytes + self._plan.received + sum(self._coming.values()))
+        if received > self._told and not self._is_ended:
+            self._told = received
+            self._on_received(self._lead, received, self._total)
+
+    def _ranges(self, pieces: Sequence[int]) -> str:
+        runs: list[list[int]] = []
+        for piece in pieces:
+            if runs and runs[-1][1] == piece:
+                runs[-1][1] = piece + 1
+            else:
+                runs.append([piece, piece + 1])
+        return ",".join(f"{self._starts[first]}-{self._starts[last]}" for first, last in runs)
+
+    def _connect(self, ask: Ask) -> Connection:
+        connection = self._requests.connect(self._sources[ask.source](), ask.silence_s)
+        with self._changed:
+            self._connections[ask.source] = connection
+            if self._is_closed_to(ask.source):
+                connection.cut()
+        return connection
+
+    def _hang_up(self, source: str) -> None:
+        with self._changed:
+            self._coming[source] = 0
+            connection = self._connections.pop(source, None)
+        if connection is not None:
+            connection.close()
+
+    @contextmanager
+    def _judging(self, source: str) -> Generator[None, None, None]:
+        try:
+            yield
+        except TimeoutError:
+            self._fail(Refused(source, "it sends nothing"))
+        except (OSError, http.client.HTTPException) as error:
+            self._fail(Broken(source, f"its connection breaks: {error!r}"))
+        except (StateUnavailable, LighthouseError, CorruptState, ValueError) as error:
+            self._fail(Refused(source, f"{error}"))
+
+    def _fail(self, event: Broken | Refused) -> None:
+        self._hang_up(event.source)
+        self.tell(event)
+
+
+def _read_exactly(response: http.client.HTTPResponse, count: int) -> bytes:
+    found = response.read(count)
+    if len(found) < count:
+        raise ConnectionError("it breaks off within its checksums")
+    return found
