@@ -3,7 +3,6 @@
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from lighthouse_protocol.messages.membership import Quorum, QuorumChange
 from lighthouse_protocol.messages.session import GroupReport, JoinAccepted, QuorumChanged, ToLighthouse, ToManager
 from lighthouse_protocol.pb.documented import lighthouse_pb2
 from lighthouse_protocol.rules.quorum_change import NamedQuorum
@@ -13,35 +12,36 @@ from lighthouse_runtime.client.stream_kinds import SESSION, Session
 from lighthouse_runtime.client.streams import StreamKind
 from manager.group.rules.lighthouse_session import SessionMachine
 
+Answer = JoinAccepted | QuorumChanged
+
 
 class SharedReader:
     """What a lighthouse says; of a quorum that many are handed, the first one's bytes are parsed."""
 
     def __init__(self) -> None:
         self.carried = 0  # bytes of messages, both ways
-        self._shared = b""
-        self._answer: JoinAccepted | QuorumChanged | None = None
+        self._answers: dict[type[Answer], tuple[bytes, Answer]] = {}  # the last one of each kind
 
     def read(self, body: bytes) -> ToManager | None:
         self.carried += len(body)
-        if self._answer is not None and body.startswith(self._shared):
-            own = lighthouse_pb2.SessionResponse.FromString(body[len(self._shared) :])
-            kind = own.WhichOneof("message")
-            return replace(self._answer, join=getattr(own, kind).join) if kind else None
+        for shared, answer in self._answers.values():
+            if body.startswith(shared):
+                own = lighthouse_pb2.SessionResponse.FromString(body[len(shared) :])
+                kind = own.WhichOneof("message")
+                return replace(answer, join=getattr(own, kind).join) if kind else None
         message = SESSION_RESPONSES.read(lighthouse_pb2.SessionResponse.FromString(body))
         if isinstance(message, JoinAccepted | QuorumChanged):
             is_whole = isinstance(message, JoinAccepted)
             own = accepted_for(b"", message.join) if is_whole else changed_for(message.join)
-            self._answer, self._shared = message, body[: -len(own)]
+            self._answers[type(message)] = body[: -len(own)], message
         return message
 
 
 class SharedQuorums:
-    """The last quorum that one of them was told, and by what."""
+    """What the last one that was told a list, or a change, knew then, by what names that."""
 
     def __init__(self) -> None:
-        self.told: tuple[NamedQuorum | None, Quorum | QuorumChange] | None = None
-        self.known: NamedQuorum | None = None
+        self.known: dict[type[Answer], tuple[object, NamedQuorum | None]] = {}
 
 
 class SharingSession(SessionMachine):
@@ -52,16 +52,20 @@ class SharingSession(SessionMachine):
         self._shared = shared
 
     def whole(self, told: JoinAccepted | QuorumChanged) -> JoinAccepted | None:
-        what = told.quorum if isinstance(told, JoinAccepted) else told.change
-        base = None if isinstance(told, JoinAccepted) else self.known
-        if self._shared.told is None or self._shared.told[0] is not base or self._shared.told[1] is not what:
+        kind = type(told)
+        what = id(told.quorum) if isinstance(told, JoinAccepted) else (self.digest, told.change.digest)
+        if kind not in self._shared.known or self._shared.known[kind][0] != what:
             whole = super().whole(told)
-            self._shared.told, self._shared.known = (base, what), self.known
+            self._shared.known[kind] = what, self.known
             return whole
-        self.known = self._shared.known
+        self.known = self._shared.known[kind][1]
         if self.known is None:
             return None
         return JoinAccepted(told.join, self.known.quorum, told.stands, told.secret)
+
+    @property
+    def digest(self) -> str:
+        return self.known.digest if self.known is not None else ""
 
 
 @dataclass(frozen=True, slots=True)
