@@ -152,8 +152,10 @@ def three_groups(lighthouse: Lighthouse, folder: Path, job: str, *of_c: str) -> 
 
 
 def last_line(log: str) -> str:
-    """What a rank of c said last before it ended by an exception."""
+    """What a rank of c said last before it ended by an exception. A library's bindings may complain after that, of what
+    the exception's frames still hold."""
     before, _, _ = log.partition("c/0 has ended by exit code 1")
+    before, _, _ = before.partition("[c/0] nanobind: ")
     return [line for line in before.splitlines() if line.startswith("[c/0] ")][-1]
 
 
