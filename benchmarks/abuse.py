@@ -26,6 +26,8 @@ GROUPS = 8
 STEP_S = 0.05
 SETTLE_S = 1.0
 JOINED_WITHIN_S = 30.0
+WAITED_FOR_S = 150.0
+"""For one that joins later: the bar is not met, and the table says when it came."""
 ANSWERED_WITHIN_S = 30.0
 TAIL = 0.99
 MAX_MEMORY_MIB = 512.0
@@ -95,7 +97,7 @@ class Arena:
         )
 
     def _crowd(self, job: str) -> Child:
-        crowd = ["-m", "benchmarks.support.session_crowd", self.lighthouse.address, job, str(JOINED_WITHIN_S)]
+        crowd = ["-m", "benchmarks.support.session_crowd", self.lighthouse.address, job, str(WAITED_FOR_S)]
         return self._children.start(f"the managers of {job}", *crowd)
 
     def _watch(self, seconds: float) -> Mapping[str, Any]:

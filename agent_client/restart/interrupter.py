@@ -65,4 +65,4 @@ class Interrupter:
                 abort()
             except Exception:
                 log.exception("an abort has failed")
-        self._section.interrupt()  # if it had to do something whole before
+        self._section.interrupt()  # once more: it may have been in what has to be done whole

@@ -33,6 +33,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, Dataset
 
 from agent_client import CallWrapper, Wrapper
+from benchmarks.support.shared_gpu import share_gpu
 
 WIDTH = 64
 STEPS_BEFORE_A_FAULT = 4  # at most
@@ -110,15 +111,6 @@ def measured() -> tuple[int, int, int]:
     return len(os.listdir("/proc/self/task")), len(os.listdir("/proc/self/fd")), int(resident.split()[1])
 
 
-def device_for(backend: str) -> torch.device:
-    if backend != "nccl":
-        return torch.device("cpu")
-    # NCCL refuses a device that another rank of the same host has: each says that it is a host of its own.
-    os.environ.update(NCCL_HOSTID=str(os.getpid()), NCCL_SOCKET_IFNAME="lo")
-    torch.cuda.set_device(0)
-    return torch.device("cuda", 0)
-
-
 def model_of(kind: str, device: torch.device) -> nn.Module:
     torch.manual_seed(0)
     layers = (nn.Linear(8, WIDTH), nn.ReLU(), nn.Linear(WIDTH, WIDTH), nn.ReLU(), nn.Linear(WIDTH, 1))
@@ -165,7 +157,7 @@ def train(call_wrapper: CallWrapper) -> None:
     say("runs", call_wrapper.iteration, f"{time.monotonic():.3f}")
     folder, kind, places, backend = Path(sys.argv[1]), sys.argv[2], sys.argv[6].split(","), sys.argv[7]
     steps, seed, faults = map(int, sys.argv[3:6])
-    device = device_for(backend)
+    device = share_gpu() if backend == "nccl" else torch.device("cpu")
     dist.init_process_group(backend)
     model = model_of(kind, device)
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.001)

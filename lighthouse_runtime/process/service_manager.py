@@ -18,11 +18,11 @@ log = logging.getLogger(__name__)
 FED_PER_TIMEOUT = 3
 """Twice more often than systemd asks for, so that one late turn of the loop is no failure."""
 STATUS_EVERY_S = 3.0
-"""What `systemctl status` shows is no older."""
+"""What `systemctl status` shows is no older than this."""
 
 
 class ServiceManager:
-    """`timers`: the loop's. `state`: one line that says what the process does, read every STATUS_EVERY_S at least."""
+    """`timers`: the loop's. `state`: one line that says what the process does, read at least every STATUS_EVERY_S."""
 
     def __init__(self, timers: Timers, state: Callable[[], str] = str) -> None:
         self._timers = timers

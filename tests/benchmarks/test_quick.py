@@ -153,5 +153,5 @@ def test_abuse(ran: Ran) -> None:
         assert result["told"]["done"] > 0
         assert 0.05 < result["step_before_s"] < 5
         assert 20 < result["memory_mib"] < abuse.MAX_MEMORY_MIB
-    for what in ("join_s", "new_job_s"):  # of each attack: for a quiet machine, and --check
-        assert 0 < min(result[what] for result in results) < abuse.JOINED_WITHIN_S
+        assert 0 < result["join_s"] < abuse.WAITED_FOR_S
+        assert 0 < result["new_job_s"] < abuse.WAITED_FOR_S
