@@ -227,6 +227,8 @@ class LighthouseDaemon:
         grpc, http = [await asyncio.to_thread(served_host, host) for host in _hosts(self._config)]
         address, page = Address(grpc, self.grpc_port), f"{self._scheme}://{Address(http, self.http_port)}/"
         journal = str(self._memory.path) if isinstance(self._memory, Journal) else "none"
+        # First: whoever waits for the line below finds the join string above it.
+        await asyncio.to_thread(self._doors.greet, self.grpc_port)
         log.info(
             "lighthouse %s serves gRPC on port %d, HTTP on port %d: managers reach it at %s, browsers at %s; "
             "journal %s",
@@ -238,7 +240,6 @@ class LighthouseDaemon:
             journal,
             extra=event("serving", version=VERSION, address=str(address), page=page, journal=journal),
         )
-        await asyncio.to_thread(self._doors.greet, self.grpc_port)
         if self._shared is not None:
             host = self._config.advertise
             grpc, http = (host, host) if host is not None else (grpc, http)

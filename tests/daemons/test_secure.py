@@ -86,6 +86,7 @@ def test_what_is_made_is_for_its_user_alone_and_told_once(secured: Secured) -> N
     tokens, log = Tokens.read(secured.folder), secured.lighthouse.log()
     assert [tokens.newest(role)[:4] for role in ROLES] == ["lhj_", "lho_", "lhv_"]
     assert log.count(tokens.newest(Role.JOIN)) == 1, "the join string, at the first start"
+    assert log.index(tokens.newest(Role.JOIN)) < log.index(" serves gRPC on "), "before it says that it serves"
     assert tokens.newest(Role.OPERATE) not in log
     assert tokens.newest(Role.VIEW) not in log
     with Lighthouse(*EVERYWHERE, "--credentials", str(secured.folder)) as second:
