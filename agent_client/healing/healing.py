@@ -66,7 +66,11 @@ class Healing:
     def fetch(self, assignment: Assignment) -> None:
         """Receive a peer's state, if this rank heals. Raises what says why it cannot be had."""
         self._quorum_id = assignment.quorum_id
-        self._target.fetch(assignment)
+        try:
+            self._target.fetch(assignment, self._source.hand_on if self._source.hands_on else None)
+        finally:
+            if self._source.hands_on:
+                self._source.settle(assignment)
 
     def install(self, machine: StateOwner) -> None:
         """Take over what was received, if anything."""

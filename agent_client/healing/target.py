@@ -21,7 +21,8 @@ from agent_client.progress.heal_mark import HealMark
 from agent_client.state.decoding import CorruptState
 from agent_client.state.snapshot import StateMismatch, size_bytes
 from agent_client.state.train_state import TrainState
-from agent_client.transfer.fetch import Fetch, OnBytes
+from agent_client.transfer.arriving import Arriving
+from agent_client.transfer.fetch import Fetch, FindAddress, OnBytes, OtherTargets
 from agent_client.transfer.gloo_transport import GroupTransport
 from agent_client.transfer.memory import available_bytes
 from agent_client.transfer.response import StateUnavailable
@@ -34,12 +35,16 @@ ASK_TIMEOUT_S = 5.0
 SILENCE_SHARE = 0.1
 """Of the heal timeout a source may be silent while there is another."""
 
-Sources = dict[str, Callable[[], str]]
+Sources = dict[str, FindAddress]
 """By the name of a source, what finds the address at which it serves its state."""
 
 OnReceived = Callable[[float, int], None]
 OnBegun = Callable[[str, int], HealMark]
 """Makes the mark of a heal from that source, of that step."""
+
+
+HandOn = Callable[[Assignment, Arriving], None]
+"""Offers the others that heal what arrives here."""
 
 
 def unread_mark(source: str, step: int) -> HealMark:
@@ -87,8 +92,9 @@ class HealTarget:
         """Of `_fetch`."""
         self._revoked_id = 0
 
-    def fetch(self, assignment: Assignment) -> None:
-        """Receive a peer's state, if this rank heals. Raises what says why it cannot be had."""
+    def fetch(self, assignment: Assignment, hand_on: HandOn | None = None) -> None:
+        """Receive a peer's state, if this rank heals; with `hand_on` it is shared out with the others that do. Raises
+        what says why it cannot be had."""
         self._received = None
         if not assignment.heals:
             return
@@ -96,7 +102,7 @@ class HealTarget:
         began_at, mark = time.monotonic(), self._on_begun(next(iter(sources)), assignment.max_step)
         with logged(mark):
             received = self._fetch_over_group(assignment, mark.received)
-            received = received or self._begin(assignment, sources, mark.received).run()
+            received = received or self._begin(assignment, sources, mark.received, hand_on).run()
         self._received = received
         self._on_received(time.monotonic() - began_at, size_bytes(received["train"]))
 
@@ -137,14 +143,23 @@ class HealTarget:
             return None
         return received
 
-    def _begin(self, assignment: Assignment, sources: Sources, told: OnBytes) -> Fetch:
+    def _begin(self, assignment: Assignment, sources: Sources, told: OnBytes, hand_on: HandOn | None) -> Fetch:
         with self._lock:
             if assignment.quorum_id <= self._revoked_id:
                 raise StateUnavailable(f"quorum {assignment.quorum_id} was revoked")
-            self._fetch, self._quorum_id = self._new_fetch(assignment, sources, told), assignment.quorum_id
+            others = hand_on and self._others(assignment, hand_on)
+            self._fetch, self._quorum_id = self._new_fetch(assignment, sources, told, others), assignment.quorum_id
             return self._fetch
 
-    def _new_fetch(self, assignment: Assignment, sources: Sources, told: OnBytes, *, gives_way: bool = False) -> Fetch:
+    def _new_fetch(
+        self,
+        assignment: Assignment,
+        sources: Sources,
+        told: OnBytes,
+        others: OtherTargets | None = None,
+        *,
+        gives_way: bool = False,
+    ) -> Fetch:
         return Fetch(
             sources,
             key_of(assignment, self._group_rank),
@@ -156,12 +171,21 @@ class HealTarget:
             max_bytes=available_bytes(),
             gives_way=gives_way,
             on_received=told,
+            others=others,
         )
+
+    def _others(self, assignment: Assignment, hand_on: HandOn) -> OtherTargets:
+        named = {manager: f"the target at {manager}" if manager else "" for manager in assignment.shares_with}
+        finds = {name: self._finds(assignment, manager) for manager, name in named.items() if manager}
+        return OtherTargets(tuple(named.values()), finds, lambda state: hand_on(assignment, state))
 
     def _sources(self, assignment: Assignment) -> Sources:
         named = {assignment.replica_ids[assignment.heal_from_rank or 0]: assignment.heal_from_address}
         named |= {f"the group at {manager}": manager for manager in assignment.other_sources}
-        return {name: lambda manager=manager: self._ask(assignment, manager) for name, manager in named.items()}
+        return {name: self._finds(assignment, manager) for name, manager in named.items()}
+
+    def _finds(self, assignment: Assignment, manager: str) -> FindAddress:
+        return lambda: self._ask(assignment, manager)
 
     def _ask(self, assignment: Assignment, manager: str) -> str:
         """Where this rank's counterpart in that group serves its state."""

@@ -38,6 +38,8 @@ class Encoding:
         self._starts = list(accumulate(map(encoded_size, self._tensors), initial=len(self.head)))
         self.length = self._starts[-1]
         """Bytes in all."""
+        self.body_length = self.length - len(self.head)
+        """Of what follows the head."""
         self.pieces = sum(map(count_pieces, self._tensors))
         self.layout = layout_digest(self._tensors)
 

@@ -15,12 +15,12 @@ from agent_client.transfer.priority import Pace
 from agent_client.transfer.requests import WAIT_SHARE, Connection, Requests, key_path
 from agent_client.transfer.response import StateUnavailable, check_begin, check_rest
 from agent_client.transfer.rules.source_order import Broken, Failed, Read, Refused, SourceOrder
-from agent_client.transfer.striped import FindAddress, OnBytes, StripedFetch
+from agent_client.transfer.striped import FindAddress, OnBytes, OtherTargets, StripedFetch
 from lighthouse_protocol.refusals import LighthouseError
 
 log = logging.getLogger(__name__)
 
-__all__ = ["Fetch", "FindAddress", "OnBytes"]
+__all__ = ["Fetch", "FindAddress", "OnBytes", "OtherTargets"]
 
 
 class Fetch:
@@ -32,7 +32,7 @@ class Fetch:
     time. `timeout_s` bounds all but the resolution of host names. `gives_way`: nobody waits for it (priority.py), and
     one source is read at a time.
     `secret`: of the quorum; source and target prove to each other that they know it. Empty: neither does.
-    `on_received` is told of all that arrives.
+    `on_received` is told of all that arrives. `others`: that receive the same state meanwhile.
     """
 
     def __init__(
@@ -49,7 +49,9 @@ class Fetch:
         gives_way: bool = False,
         secret: str = "",
         on_received: OnBytes = lambda source, received, total: None,
+        others: OtherTargets | None = None,
     ) -> None:
+        self._others = others
         self._on_received = on_received
         self._sources = sources
         self._key = StateKey(*key)
@@ -75,7 +77,7 @@ class Fetch:
         the same way, what `accept` raised, CorruptState, or ValueError for a malformed address. Nothing is used then.
         """
         self._pace = Pace() if self._gives_way else None
-        if len(self._sources) > 1 and not self._gives_way:
+        if (len(self._sources) > 1 or self._others is not None) and not self._gives_way:
             striped = self._stripes()
             if (state := striped.run()) is not None:
                 return state
@@ -113,6 +115,7 @@ class Fetch:
             expect=self._expect,
             max_bytes=self._max_bytes,
             on_received=self._on_received,
+            others=self._others,
         )
 
     def _order(self, sources: list[str]) -> SourceOrder:

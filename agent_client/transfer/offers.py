@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from agent_client.state.decoding import Encoding
+from agent_client.transfer.arriving import Arriving
 
 ABORT_TIMEOUT_S = 10.0
 
@@ -38,12 +39,12 @@ class StrangerError(Exception):
 
 @dataclass(slots=True, eq=False)
 class StateOffer:
-    """`tag` is new at every put: who has read a part asks for the rest under it. `reads`: how often one that is kept is
-    still to be read; None for what was put, which whoever reads it is waited for. `secret`: its readers prove that they
-    know it; empty: anybody reads it."""
+    """`encoding`: the state, or one that is still arriving. `tag` is new at every put: who has read a part asks for the
+    rest under it. `reads`: how often one that is kept is still to be read; None for what was put, which whoever reads
+    it is waited for. `secret`: its readers prove that they know it; empty: anybody reads it."""
 
     key: StateKey
-    encoding: Encoding
+    encoding: Encoding | Arriving
     reads: int | None = None
     secret: str = field(default="", repr=False)
     tag: str = field(default_factory=lambda: f'"{secrets.token_hex(8)}"')
@@ -61,7 +62,7 @@ class StateOffers:
         self._settled = (0, -1)
         self._closed = False
 
-    def put(self, key: StateKey, encoding: Encoding, secret: str = "") -> None:
+    def put(self, key: StateKey, encoding: Encoding | Arriving, secret: str = "") -> None:
         """Hold this one instead of any other, whose readers are cut off first."""
         with self._changed:
             while self._held:
@@ -81,6 +82,8 @@ class StateOffers:
                 _cut_off(held.readers)
                 if not self._wait(lambda: not held.readers, ABORT_TIMEOUT_S):
                     raise TimeoutError(f"the state of {held.key} is still being read {ABORT_TIMEOUT_S} s after its end")
+            if self._cleared is held:
+                self._cleared = None
 
     def keep(self, key: StateKey, encoding: Encoding, reads: int, secret: str = "") -> None:
         """Hold this one beside all others, until it was read `reads` times, or `forget`. It never changes."""

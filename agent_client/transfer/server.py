@@ -12,7 +12,8 @@
          sources (striped.py)
     GET /pieces/{layout}/{start}-{stop},.../{quorum_id}/{step}/{group_rank}?wait_s=...
     200  these bytes of it, counted from the end of the head, and the connection stays open. `layout`: the digest of the
-         dtypes and shapes of its tensors, which is the same where pieces are
+         dtypes and shapes of its tensors, which is the same where pieces are. A target answers this, too, for a state
+         that is still arriving, and sends each piece when it is here
     409  another key, or none, is held: JSON {"asked": key, "held": key or null}; sent after up to `wait_s`, because
          the target may ask before the source has its snapshot, or at once where the source will not have it
     403  the target does not prove that it is a member of the quorum
@@ -37,9 +38,10 @@ from functools import partial
 from http.server import BaseHTTPRequestHandler
 from typing import Any
 
-from agent_client.state.decoding import CHUNK_BYTES, encode
+from agent_client.state.decoding import CHUNK_BYTES, Encoding, encode
 from agent_client.state.encoding import CHECKSUM_BYTES
 from agent_client.state.tree import State
+from agent_client.transfer.arriving import Arriving
 from agent_client.transfer.connection import host_in_url
 from agent_client.transfer.listener import Listener
 from agent_client.transfer.offers import NotHeldError, StateKey, StateOffer, StateOffers, StrangerError
@@ -91,6 +93,10 @@ class StateServer:
         """
         encoding = encode(state, chunk_bytes=self._chunk_bytes)
         self._offers.put(StateKey(*key), encoding, secret)
+
+    def hand_on(self, key: tuple[int, int, int], state: Arriving, secret: str = "") -> None:
+        """Offer a state that is still arriving under `key`, as `publish` does one that is here."""
+        self._offers.put(StateKey(*key), state, secret)
 
     def keep(self, key: tuple[int, int, int], state: State, reads: int, secret: str = "") -> None:
         """Offer `state`, which never changes, beside all others, until it was read so often, or `forget`."""
@@ -179,15 +185,16 @@ class _Handler(BaseHTTPRequestHandler):
     def _answer(self, held: StateOffer, nonces: tuple[str, str], asked: re.Match[str]) -> None:
         proof = prove(held.secret, SOURCE_WORD, self._address(), *held.key, *nonces, held.tag)
         headers = {"ETag": held.tag} | ({PROOF_HEADER: proof} if proof else {})
-        if asked["manifest"]:
-            self._send_manifest(held, headers)
-        elif asked["layout"]:
+        if asked["layout"]:
             self._send_pieces(held, headers, asked["layout"], asked["ranges"])
+        elif not isinstance(held.encoding, Encoding):
+            self._refuse(409, held.key, None)
+        elif asked["manifest"]:
+            self._send_manifest(held.encoding, headers)
         else:
-            self._send(held, headers)
+            self._send(held, held.encoding, headers)
 
-    def _send_manifest(self, held: StateOffer, headers: dict[str, Any]) -> None:
-        encoding = held.encoding
+    def _send_manifest(self, encoding: Encoding, headers: dict[str, Any]) -> None:
         length = len(encoding.head) + encoding.pieces * CHECKSUM_BYTES
         self.close_connection = True
         self._start(200, {"Content-Length": length, "Connection": "close", **headers})
@@ -198,7 +205,7 @@ class _Handler(BaseHTTPRequestHandler):
         encoding = held.encoding
         found = [_STRIPE.fullmatch(part) for part in ranges.split(",")]
         stripes = [(int(part[1]), int(part[2])) for part in found if part is not None]
-        end = encoding.length - len(encoding.head)
+        end = encoding.body_length
         if layout != encoding.layout or None in found or not all(first < last <= end for first, last in stripes):
             return self._refuse(412, held.key, held.key)
         length = sum(last - first for first, last in stripes)
@@ -209,29 +216,29 @@ class _Handler(BaseHTTPRequestHandler):
         logger.debug("sent %d bytes of the state of %s to %s", length, held.key, self.client_address)
         return None
 
-    def _send(self, held: StateOffer, headers: dict[str, Any]) -> None:
-        length, asked = held.encoding.length, _RANGE.fullmatch(self.headers.get("Range", ""))
+    def _send(self, held: StateOffer, encoding: Encoding, headers: dict[str, Any]) -> None:
+        length, asked = encoding.length, _RANGE.fullmatch(self.headers.get("Range", ""))
         if asked is None:
-            return self._stream(held, 0, {"Content-Length": length, **headers})
+            return self._stream(held, encoding, 0, {"Content-Length": length, **headers})
         start = int(asked[1])
         if self.headers.get("If-Match") != held.tag or start >= length:
             return self._refuse(412, held.key, held.key)
         logger.info("the rest of the state of %s is read from byte %d", held.key, start)
         rest = {"Content-Length": length - start, "Content-Range": f"bytes {start}-{length - 1}/{length}"}
-        return self._stream(held, start, rest | headers)
+        return self._stream(held, encoding, start, rest | headers)
 
-    def _stream(self, held: StateOffer, start: int, headers: dict[str, Any]) -> None:
+    def _stream(self, held: StateOffer, encoding: Encoding, start: int, headers: dict[str, Any]) -> None:
         pace = Pace() if held.reads is not None else None
         began_at = time.monotonic()
         self.close_connection = True
         kind = {"Content-Type": "application/octet-stream", "Connection": "close"}
         self._start(206 if start else 200, {**kind, **headers})
-        for chunk in held.encoding.chunks(start):
+        for chunk in encoding.chunks(start):
             self.wfile.write(chunk)
             if pace is not None:
                 pace.rest()
         self._offers.was_read(held)
-        sent_bytes, took_s = held.encoding.length - start, time.monotonic() - began_at
+        sent_bytes, took_s = encoding.length - start, time.monotonic() - began_at
         logger.info("sent the state of %s to %s: %d bytes, %.3f s", held.key, self.client_address, sent_bytes, took_s)
 
     def _refuse(self, status: int, asked: StateKey, held: StateKey | None) -> None:

@@ -6,6 +6,9 @@ one piece cannot spoil each other's.
 
 Where this cannot be done, nothing has failed: the state is then read from one source after the other. So it is with a
 small state, sources of an earlier release, and where each source fails, to hear why.
+
+Other targets that receive the same state meanwhile are read like sources, each for its share, and read from this one
+what is here (arriving.py).
 """
 
 import http.client
@@ -14,6 +17,7 @@ import threading
 import time
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from itertools import accumulate
 
 from xxhash import xxh3_64_digest
@@ -22,6 +26,7 @@ from agent_client.state.decoding import CorruptState, Head, allocate, piece_view
 from agent_client.state.encoding import CHECKSUM_BYTES, PIECE_BYTES, count_pieces, layout_digest
 from agent_client.state.snapshot import StateMismatch
 from agent_client.state.tree import State, assemble
+from agent_client.transfer.arriving import Arriving
 from agent_client.transfer.requests import WAIT_SHARE, Connection, Requests, key_path
 from agent_client.transfer.response import StateUnavailable, check_answer, is_unknown_route
 from agent_client.transfer.rules.stripes import (
@@ -36,6 +41,8 @@ from agent_client.transfer.rules.stripes import (
     Refused,
     StripePlan,
     Summed,
+    Verified,
+    shares,
 )
 from lighthouse_protocol.refusals import LighthouseError
 
@@ -52,6 +59,16 @@ OnBytes = Callable[[str, int, int], None]
 """Told of the source, the bytes that are here, and all that there are; on one thread at a time."""
 
 
+@dataclass(frozen=True, slots=True)
+class OtherTargets:
+    """Those that receive the same state meanwhile. `names`: of all, in the order in which the state is shared out,
+    empty for this one; `finds`: by name, what finds its address. `hand_on` offers them what is here."""
+
+    names: Sequence[str]
+    finds: Mapping[str, FindAddress]
+    hand_on: Callable[[Arriving], None]
+
+
 class StripedFetch:
     """The arguments are those of Fetch."""
 
@@ -66,8 +83,10 @@ class StripedFetch:
         expect: Callable[[State], object] | None,
         max_bytes: int | None,
         on_received: OnBytes,
+        others: OtherTargets | None,
     ) -> None:
         self._sources = sources
+        self._others = others
         self._requests = requests
         self._silence_s = silence_s
         self._wait_s = wait_s
@@ -142,7 +161,9 @@ class StripedFetch:
     def _follow(self, lead: str, head: Head) -> "_Transfer":
         layout = layout_digest(head.layouts)
         if self._transfer is None:
-            self._transfer = _Transfer(self._sources, self._requests, head, layout, self._silence_s, self._on_received)
+            self._transfer = _Transfer(
+                self._sources, self._others, self._requests, head, layout, self._silence_s, self._on_received
+            )
         self._transfer.follow(lead, head, layout)
         return self._transfer
 
@@ -168,13 +189,14 @@ class _Transfer:
     def __init__(
         self,
         sources: Mapping[str, FindAddress],
+        others: OtherTargets | None,
         requests: Requests,
         head: Head,
         layout: str,
         silence_s: float,
         on_received: OnBytes,
     ) -> None:
-        self._sources = sources
+        self._finds = sources if others is None else {**others.finds, **sources}
         self._requests = requests
         self._layout = layout
         self._head_bytes, self._total = head.size, head.length
@@ -183,7 +205,14 @@ class _Transfer:
         self._places = list(piece_views(self.tensors))
         sizes = [len(place) + CHECKSUM_BYTES for place in self._places]
         self._starts = list(accumulate(sizes, initial=0))
-        self._plan = StripePlan(sizes, list(sources), deadline=requests.deadline, silence_s=silence_s)
+        names = () if others is None else others.names
+        theirs = dict(zip(names, shares(sizes, len(names)), strict=True)) if names else {}
+        theirs.pop("", None)
+        self._plan = StripePlan(sizes, list(sources), deadline=requests.deadline, silence_s=silence_s, others=theirs)
+        self._arriving: Arriving | None = None
+        if others is not None:
+            self._arriving = Arriving(layout, self._places, self._starts)
+            others.hand_on(self._arriving)
         self._lead = ""
         self._changed = threading.Condition()
         self._asks: dict[str, Ask] = {}
@@ -210,7 +239,7 @@ class _Transfer:
             self._head_bytes, self._total = head.size, head.length
         self.tell(Led(lead))
         if not self._readers:
-            for name in self._sources:
+            for name in self._finds:
                 reader = threading.Thread(target=self._read, args=(name,), name="lighthouse stripe", daemon=True)
                 self._readers.append(reader)
                 reader.start()
@@ -230,6 +259,9 @@ class _Transfer:
         """Nothing is read any more."""
         with self._changed:
             self._is_ended = True
+            if self._arriving is not None:
+                self._arriving.end()
+                self._arriving = None
             for connection in self._connections.values():
                 connection.cut()
             self._changed.notify_all()
@@ -258,6 +290,9 @@ class _Transfer:
                     if not self._is_late():
                         log.warning("nothing more of the state of %s from %s: %s", self._requests.key, source, reason)
                     self._cut(source)
+                case Verified(piece, checksum):
+                    if self._arriving is not None:
+                        self._arriving.put(piece, checksum)
         self._changed.notify_all()
 
     def _cut(self, source: str) -> None:
@@ -344,7 +379,7 @@ class _Transfer:
         return ",".join(f"{self._starts[first]}-{self._starts[last]}" for first, last in runs)
 
     def _connect(self, ask: Ask) -> Connection:
-        connection = self._requests.connect(self._sources[ask.source](), ask.silence_s)
+        connection = self._requests.connect(self._finds[ask.source](), ask.silence_s)
         with self._changed:
             self._connections[ask.source] = connection
             if self._is_closed_to(ask.source):

@@ -151,11 +151,12 @@ class Assignment:
     `contributors` is what a sum over the participants is divided by: those that count. `place` is this group's among
     them, None where it adds zeros. `healing`: the replica ranks that take over a peer's state in this step, and are
     waited for. `heal_*` name the peer to take state from, `other_sources` the managers of some that can stand in for
-    it; `serve_to` the replica ranks that take it from here. `max_rank` is the place among those at `max_step`, None for
-    one that is behind. `revoked`: the quorum was revoked meanwhile; do the step and vote no. `catching_up`: the replica
-    ranks that heal beside their steps, and contribute nothing for as long as the quorum stands. `tag_quorum_id` with
-    `max_step`: the state that the step begins with. `world`: as the manager was told last, where it was asked for a
-    quorum.
+    it; `serve_to` the replica ranks that take it from here. `shares_with`: the managers of the groups that share that
+    state out among them, in order, empty in its own place; each takes its share and hands it on to the others.
+    `max_rank` is the place among those at `max_step`, None for one that is behind. `revoked`: the quorum was revoked
+    meanwhile; do the step and vote no. `catching_up`: the replica ranks that heal beside their steps, and contribute
+    nothing for as long as the quorum stands. `tag_quorum_id` with `max_step`: the state that the step begins with.
+    `world`: as the manager was told last, where it was asked for a quorum.
     `compares`: every participant does. `secret`: of the quorum's members, which prove by it that they are.
     """
 
@@ -175,6 +176,7 @@ class Assignment:
     commit_failures: int = 0
     revoked: bool = False
     other_sources: tuple[str, ...] = ()
+    shares_with: tuple[str, ...] = ()
     catching_up: tuple[int, ...] = ()
     tag_quorum_id: int | None = None
     world: World | None = None

@@ -20,6 +20,7 @@ class Plan:
     compares: bool
     healing: list[Participant]
     contributors: list[str]
+    all_are_agents: bool
 
     @property
     def sources(self) -> list[str]:
@@ -60,5 +61,15 @@ def plan(quorum: Quorum, group_rank: int, init_sync: bool, stands: bool = False)
         takes_from[member.wire_id] = up_to_date[(i + group_rank) % len(up_to_date)]
     compares = not [member for member in members if not member.compares]
     return Plan(
-        max_step, at_max, primary, takes_from, members, up_to_date, catching_up, compares, healing, sorted(contributors)
+        max_step,
+        at_max,
+        primary,
+        takes_from,
+        members,
+        up_to_date,
+        catching_up,
+        compares,
+        healing,
+        sorted(contributors),
+        all_are_agents,
     )

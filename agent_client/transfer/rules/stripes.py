@@ -14,11 +14,16 @@
    bytes more than DIFFERING_SHARE differ holds another state, and is passed over.
 6. A lead that is lost before all its checksums are here, or that alone has a piece, gives way to another one. What is
    here stays, as far as it is what the new lead has, too.
+7. Targets that receive the same state meanwhile share it out (`shares`): each asks the sources for its own share, and
+   hands on what is here and is the lead's; for the rest it asks the other targets. So each source sends about one
+   state, however many targets there are. What another target does not give is asked of the sources, by 3 to 5.
 """
 
 import heapq
-from collections.abc import Sequence
+from bisect import bisect_left
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
 
 TRIES = 4
 FIRST_PAUSE_S = 0.05
@@ -110,7 +115,22 @@ class PassedOver:
     reason: str
 
 
-Effect = Ask | Cut | PassedOver
+@dataclass(frozen=True, slots=True)
+class Verified:
+    """This piece is here, and is that of the lead: it can be handed on."""
+
+    piece: int
+    checksum: bytes
+
+
+Effect = Ask | Cut | PassedOver | Verified
+
+
+def shares(sizes: Sequence[int], count: int) -> list[range]:
+    """The pieces of each of so many targets, of about the same number of bytes."""
+    ends = list(accumulate(sizes))
+    inner = [min(len(sizes), bisect_left(ends, sum(sizes) * number / count) + 1) for number in range(1, count)]
+    return [range(first, last) for first, last in zip([0, *inner], [*inner, len(sizes)], strict=True)]
 
 
 @dataclass(slots=True, eq=False)
@@ -134,18 +154,33 @@ class _Source:
     differing: int = 0
     reason: str | None = None
     """Why it was passed over."""
+    share: list[int] | None = None
+    """Of another target, what is still to be asked of it; None: a source of all."""
 
     @property
     def rate(self) -> float | None:
         return self.bytes / self.seconds if self.seconds > 0 else self.first_rate
 
+    def is_free(self, now: float) -> bool:
+        return not self.is_asked and now >= self.free_at
+
 
 class StripePlan:
-    """`sizes`: of the pieces, in bytes."""
+    """`sizes`: of the pieces, in bytes. `others`: by the name of another target, its share."""
 
-    def __init__(self, sizes: Sequence[int], sources: Sequence[str], *, deadline: float, silence_s: float) -> None:
+    def __init__(
+        self,
+        sizes: Sequence[int],
+        sources: Sequence[str],
+        *,
+        deadline: float,
+        silence_s: float,
+        others: Mapping[str, range] | None = None,
+    ) -> None:
+        others = others or {}
         self._sizes = sizes
         self._sources = {name: _Source(name) for name in sources}
+        self._sources |= {name: _Source(name, share=list(share)) for name, share in others.items()}
         self._deadline = deadline
         self._silence_s = silence_s
         self._lead: _Source | None = None
@@ -153,8 +188,9 @@ class StripePlan:
         self._givers: list[_Source | None] = [None] * len(sizes)
         self._expected: list[bytes] = []
         self._equal = 0
-        self._unasked = list(range(len(sizes)))
-        self._unasked_bytes = sum(sizes)
+        theirs = {piece for share in others.values() for piece in share}
+        self._unasked = [piece for piece in range(len(sizes)) if piece not in theirs]
+        self._unasked_bytes = sum(sizes[piece] for piece in self._unasked)
         self._unasked_of_lead: list[int] = []
         self._only_lead: set[int] = set()
         self._effects: list[Effect] = []
@@ -174,7 +210,7 @@ class StripePlan:
     @property
     def is_over(self) -> bool:
         """Done, or no source is left."""
-        return self.is_done or all(source.reason is not None for source in self._sources.values())
+        return self.is_done or not self._usable()
 
     @property
     def passed_over(self) -> dict[str, str]:
@@ -218,8 +254,9 @@ class StripePlan:
 
     def deadline(self, now: float) -> float:
         """Call `tick` then."""
-        moments = [source.free_at for source in self._usable() if not source.is_asked]
-        moments += [at for source in self._usable() if (at := self._slow_at(source, now)) is not None]
+        usable = [*self._usable(), *self._others()]
+        moments = [source.free_at for source in usable if not source.is_asked]
+        moments += [at for source in self._sources.values() if (at := self._slow_at(source, now)) is not None]
         return min([at for at in moments if at > now], default=self._deadline)
 
     # -- what happens
@@ -263,6 +300,10 @@ class StripePlan:
             return
         source.reason = reason
         self._take_back(source)
+        if source.share is not None:
+            missing, source.share = source.share, []
+            for piece in missing:
+                self._miss(piece)
         if self._lead is source:
             self._lead = None
         self._effects.append(PassedOver(source.name, reason))
@@ -288,6 +329,7 @@ class StripePlan:
         if found == self._expected[piece]:
             self._equal += 1
             self._only_lead.discard(piece)
+            self._effects.append(Verified(piece, found))
             return
         self._sums[piece] = self._givers[piece] = None
         self.received -= self._sizes[piece]
@@ -307,24 +349,32 @@ class StripePlan:
     # -- who is asked for what
 
     def _usable(self) -> list[_Source]:
-        return [source for source in self._sources.values() if source.reason is None]
+        """Of all pieces."""
+        return [source for source in self._sources.values() if source.reason is None and source.share is None]
+
+    def _others(self) -> list[_Source]:
+        """Targets that are still to be asked."""
+        return [source for source in self._sources.values() if source.reason is None and source.share]
 
     def _free(self, now: float) -> list[_Source]:
         """The fastest first."""
-        free = [source for source in self._usable() if not source.is_asked and now >= source.free_at]
+        free = [source for source in self._usable() if source.is_free(now)]
         return sorted(free, key=lambda source: -(source.rate or 0.0))
 
     def _deal(self, now: float) -> None:
-        for source in self._free(now):
+        others = [source for source in self._others() if source.is_free(now)]
+        for source in [*self._free(now), *others]:
             if pieces := self._share(source):
                 source.asked, source.is_asked = pieces[::-1], True
                 source.since, source.is_timed = now, False
-                is_last = len(self._usable()) == 1
+                is_last = self._usable() == [source]
                 left_s = self._deadline - now
                 silence_s = left_s if is_last else min(self._silence_s, left_s)
                 self._effects.append(Ask(source.name, tuple(pieces), silence_s))
 
     def _share(self, source: _Source) -> list[int]:
+        if source.share is not None:
+            return self._take(source.share, STRIPE_BYTES)
         if source is self._lead and self._unasked_of_lead:
             return self._take(self._unasked_of_lead, STRIPE_BYTES)
         taken = self._share_of_all(source)
@@ -356,7 +406,7 @@ class StripePlan:
         return taken
 
     def _cut_slow(self, now: float) -> None:
-        for source in self._usable():
+        for source in self._sources.values():
             at = self._slow_at(source, now)
             if at is not None and now >= at:
                 source.bytes, source.seconds = self._sizes[source.asked[-1]], now - source.since

@@ -9,15 +9,21 @@ A participant that heals counts in that very step, if every participant says tha
 this one takes the state over before it computes anything. One that would do so too late is dealt no source: it adds
 zeros, and heals under the next quorum, which therefore comes after this one step.
 
+Those that heal in one step share the state out, MAX_SHARING of them at a time: each takes its share from the sources
+and hands it on to the others. It takes the same knowledge, for torchft's groups cannot do that.
+
 In a quorum that stands, a participant below max_step that says so catches up: it heals beside its steps, contributes
 to none of them until the next quorum, and is dealt no source if it has one already.
 """
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 from lighthouse_protocol.messages.membership import Assignment, Participant, Quorum
 
 MAX_OTHER_SOURCES = 4
+MAX_SHARING = 16
+"""So many targets at most share a state out: each is connected to all others."""
 
 
 def assign(
@@ -70,6 +76,7 @@ def assign(
         heal_from_rank=first,
         heal_from_address=members[first].address,
         other_sources=tuple(members[other].address for other in others),
+        shares_with=_sharing(members, mine, healing) if all_say else (),
     )
 
 
@@ -92,6 +99,15 @@ def _at_max(members: tuple[Participant, ...]) -> tuple[int, list[int]]:
 
 def _all_say(members: tuple[Participant, ...]) -> bool:
     return all(member.heals_first is not None for member in members)
+
+
+def _sharing(members: tuple[Participant, ...], mine: int, healing: Sequence[int]) -> tuple[str, ...]:
+    """The managers of those among which this one shares the state out; empty in its own place."""
+    if mine not in healing:
+        return ()
+    first = healing.index(mine) // MAX_SHARING * MAX_SHARING
+    together = healing[first : first + MAX_SHARING]
+    return tuple("" if i == mine else members[i].address for i in together) if len(together) > 1 else ()
 
 
 def _catches_up(member: Participant, max_step: int, *, stands: bool) -> bool:

@@ -227,6 +227,7 @@ class GrantMachine:
             heal_from_rank=None,
             heal_from_address="",
             other_sources=(),
+            shares_with=(),
             serve_to=(),
             commit_failures=0,
             revoked=revoked,

@@ -1,10 +1,12 @@
 """A state from several sources at once: it is that of one of them, whatever happens to the others."""
 
 import logging
+import re
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -13,7 +15,8 @@ import torch
 from agent_client.state.decoding import encode
 from agent_client.state.encoding import Encoding
 from agent_client.state.snapshot import StateMismatch
-from agent_client.transfer.fetch import Fetch
+from agent_client.transfer.arriving import Arriving
+from agent_client.transfer.fetch import Fetch, OtherTargets
 from agent_client.transfer.response import StateUnavailable
 from agent_client.transfer.server import StateServer
 from tests.agent_client.state.trees import same
@@ -236,6 +239,97 @@ class TestNotAllOfThem:
             server.settle(*KEY[:2])
         with took(0, 5), pytest.raises(StateUnavailable, match=r"(?s)from a is not there: .*409.*from b is not there"):
             fetch(those).run()
+
+
+class Together:
+    """So many targets that share the state of `sources` out, each with a server of its own."""
+
+    def __init__(self, stack: ExitStack, count: int, sources: dict[str, StateServer], secret: str = "") -> None:
+        self.servers = [stack.enter_context(serving()) for _ in range(count)]
+        self.pool = stack.enter_context(ThreadPoolExecutor(count))
+        self.fetches = [self._fetch(number, sources, secret) for number in range(count)]
+
+    def _fetch(self, number: int, sources: dict[str, StateServer], secret: str) -> Fetch:
+        mine = self.servers[number]
+        names = [f"t{other}" if other != number else "" for other in range(len(self.servers))]
+        finds = {name: lambda it=it: it.address for name, it in zip(names, self.servers, strict=True) if name}
+        others = OtherTargets(names, finds, lambda state: mine.hand_on(KEY, state, secret))
+        return fetch(sources, secret=secret, others=others)
+
+    def run(self) -> list[Any]:
+        running = [self.pool.submit(it.run) for it in self.fetches]
+        return [it.result(60) for it in running]
+
+
+@pytest.fixture
+def sent(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Bytes of each chunk that a source has sent."""
+    found: list[int] = []
+
+    def stripe(encoding: Encoding, start: int, stop: int, real: Any = Encoding.stripe) -> Iterator[memoryview]:
+        for chunk in real(encoding, start, stop):
+            found.append(len(chunk))
+            yield chunk
+
+    monkeypatch.setattr(Encoding, "stripe", stripe)
+    return found
+
+
+@pytest.mark.usefixtures("patient")
+class TestSharedOut:
+    @pytest.mark.parametrize("secret", ["", "of the quorum"])
+    @pytest.mark.parametrize("count", [2, 4])
+    def test_the_source_sends_one_state(self, stack: ExitStack, sent: list[int], count: int, secret: str) -> None:
+        together = Together(stack, count, servers(stack, STATE, secret=secret), secret)
+        assert all(same(received, STATE) for received in together.run())
+        assert sum(sent) == encode(STATE).body_length
+
+    def test_two_sources_that_have_buffers_of_their_own(self, stack: ExitStack, sent: list[int]) -> None:
+        together = Together(stack, 3, servers(stack, STATE, state(step=10**6, buffers=1.0)))
+        assert all(same(received, STATE) for received in together.run())
+        assert sum(sent) < 1.01 * encode(STATE).body_length
+
+    def test_of_a_small_one_each_reads_all(self, stack: ExitStack) -> None:
+        small = state(size=MIB)
+        assert all(same(received, small) for received in Together(stack, 2, servers(stack, small)).run())
+
+    @pytest.mark.parametrize("how", ["is gone", "heals in another way"])
+    def test_the_share_of_one_that_does_not_hand_it_on_comes_from_the_source(
+        self, stack: ExitStack, sent: list[int], how: str
+    ) -> None:
+        together = Together(stack, 3, servers(stack, STATE))
+        missing = together.servers[1]
+        missing.close() if how == "is gone" else missing.settle(*KEY[:2])
+        del together.fetches[1]
+        assert all(same(received, STATE) for received in together.run())
+        assert sum(sent) == pytest.approx(encode(STATE).body_length * 4 / 3, rel=0.2)
+
+    def test_nor_of_one_whose_own_transfer_ends(self, stack: ExitStack, caplog: pytest.LogCaptureFixture) -> None:
+        together = Together(stack, 3, servers(stack, STATE))
+        ending = together.fetches.pop(1)
+        hand_on = ending._others.hand_on  # type: ignore[union-attr]
+
+        def hand_on_and_end(arriving: Arriving) -> None:
+            hand_on(arriving)
+            ending.cancel("the test ends it")
+
+        ending._others = replace(ending._others, hand_on=hand_on_and_end)  # type: ignore[type-var]
+        ended = together.pool.submit(ending.run)
+        assert all(same(received, STATE) for received in together.run())
+        with pytest.raises(StateUnavailable, match="the test ends it"):
+            ended.result(30)
+        assert "t1 " not in caplog.text.replace("from t1", "")
+
+    def test_one_that_hands_on_something_else_is_asked_no_more(
+        self, stack: ExitStack, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        def stripe(arriving: Arriving, start: int, stop: int, real: Any = Arriving.stripe) -> Iterator[bytes]:
+            for chunk in real(arriving, start, stop):
+                yield bytes(len(chunk))
+
+        monkeypatch.setattr(Arriving, "stripe", stripe)
+        assert all(same(received, STATE) for received in Together(stack, 2, servers(stack, STATE)).run())
+        assert re.search("from t0: the checksum of piece", caplog.text)
 
 
 def test_cancel_ends_it_at_once(stack: ExitStack, monkeypatch: pytest.MonkeyPatch) -> None:
