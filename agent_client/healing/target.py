@@ -175,9 +175,10 @@ class HealTarget:
         )
 
     def _others(self, assignment: Assignment, hand_on: HandOn) -> OtherTargets:
-        named = {manager: f"the target at {manager}" if manager else "" for manager in assignment.shares_with}
-        finds = {name: self._finds(assignment, manager) for manager, name in named.items() if manager}
-        return OtherTargets(tuple(named.values()), finds, lambda state: hand_on(assignment, state))
+        managers = assignment.shares_with
+        names = [f"the target at {manager}" if manager else "" for manager in managers]
+        finds = {name: self._finds(assignment, at) for name, at in zip(names, managers, strict=True) if name}
+        return OtherTargets(names, finds, lambda state: hand_on(assignment, state))
 
     def _sources(self, assignment: Assignment) -> Sources:
         named = {assignment.replica_ids[assignment.heal_from_rank or 0]: assignment.heal_from_address}

@@ -6,7 +6,7 @@ The optimizer keeps no state, so that the model is all there is to heal. It lies
 import socket
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
@@ -15,7 +15,8 @@ from typing import Any, Protocol
 import torch
 
 from agent_client.state.train_state import TrainState
-from agent_client.transfer.fetch import Fetch
+from agent_client.transfer.arriving import Arriving
+from agent_client.transfer.fetch import Fetch, OtherTargets
 from agent_client.transfer.server import StateServer
 from benchmarks.support.line_protocol import answer_orders
 from benchmarks.support.torchft_native import native
@@ -27,6 +28,9 @@ HERE = "127.0.0.1"
 
 
 class Transport(Protocol):
+    @property
+    def address(self) -> str: ...
+
     def serve(self) -> str:
         """What the target needs."""
         ...
@@ -35,8 +39,9 @@ class Transport(Protocol):
         """The source is about to write."""
         ...
 
-    def fetch(self, address: str) -> Callable[[], None]:
-        """What installs what was received. Several addresses, with spaces between: from all of them at once."""
+    def fetch(self, address: str, others: Sequence[str] = ()) -> Callable[[], None]:
+        """What installs what was received. Several addresses, with spaces between: from all of them at once.
+        `others`: of the targets among which it is shared out, empty for this one."""
         ...
 
 
@@ -54,11 +59,29 @@ class Ours:
     def release(self) -> None:
         self._server.withdraw(TIMEOUT_S)
 
-    def fetch(self, address: str) -> Callable[[], None]:
+    @property
+    def address(self) -> str:
+        return self._server.address
+
+    def fetch(self, address: str, others: Sequence[str] = ()) -> Callable[[], None]:
         self._state.begin_step()
-        sources = {each: lambda each=each: each for each in address.split()}
-        received = Fetch(sources, KEY, TIMEOUT_S, accept=self._state.check, silence_s=30.0).run()
+        fetch = Fetch(
+            _finds(address.split()),
+            KEY,
+            TIMEOUT_S,
+            accept=self._state.check,
+            silence_s=30.0,
+            others=OtherTargets(others, _finds(others), self._hand_on) if others else None,
+        )
+        received = fetch.run()
         return lambda: self._state.install(received)
+
+    def _hand_on(self, state: Arriving) -> None:
+        self._server.hand_on(KEY, state)
+
+
+def _finds(addresses: Sequence[str]) -> dict[str, Callable[[], str]]:
+    return {each: lambda each=each: each for each in addresses if each}
 
 
 class Torchft:
@@ -71,6 +94,7 @@ class Torchft:
         self._model, self._host = model, host
         self._transport: Any = HTTPTransport(timedelta(seconds=TIMEOUT_S), num_chunks=0)
         self._step = 0
+        self.address = ""
 
     def serve(self) -> str:
         self._step += 1
@@ -81,7 +105,7 @@ class Torchft:
     def release(self) -> None:
         self._transport.disallow_checkpoint()
 
-    def fetch(self, address: str) -> Callable[[], None]:
+    def fetch(self, address: str, others: Sequence[str] = ()) -> Callable[[], None]:
         metadata, step = address.split()
         timeout = timedelta(seconds=TIMEOUT_S)
         received = self._transport.recv_checkpoint(0, metadata, int(step), timeout)["user"]["default"]
@@ -127,9 +151,13 @@ class Side:
         self._peak_bytes = _status_bytes("VmHWM")
         return time.process_time() - self._cpu_s
 
-    def heal(self, address: str, value: float) -> dict[str, Any]:
+    def listens(self) -> str:
+        """Where what arrives is handed on."""
+        return self._transport.address
+
+    def heal(self, address: str, value: float, others: Sequence[str] = ()) -> dict[str, Any]:
         began_at = time.perf_counter()
-        install = self._transport.fetch(address)
+        install = self._transport.fetch(address, others)
         fetched_at = time.perf_counter()
         install()
         installed_at = time.perf_counter()

@@ -10,13 +10,29 @@ OUR_ADDRESS = "198.18.77.1"
 THEIR_ADDRESS = "198.18.77.2"
 
 
+class Switch:
+    """Joins second hosts to each other, and not to ours."""
+
+    def __init__(self) -> None:
+        self.name = f"lh{os.getpid()}s"
+
+    def __enter__(self) -> Self:
+        _ip("link", "add", self.name, "type", "bridge")
+        _ip("link", "set", self.name, "up")
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, e: BaseException | None, at: TracebackType | None) -> None:
+        subprocess.run(["ip", "link", "del", self.name], check=False, capture_output=True)
+
+
 class SecondHost:
     """Needs the right to administer the network; `is_possible` says whether we have it. `number`: of several, each with
-    a cable of its own. `mb_per_s`: what it can send, in 10^6 bytes; 0: as much as it likes."""
+    a cable of its own: to us, or to `switch`. `mb_per_s`: what it can send, in 10^6 bytes; 0: as much as it likes."""
 
-    def __init__(self, number: int = 0, mb_per_s: float = 0.0) -> None:
+    def __init__(self, number: int = 0, mb_per_s: float = 0.0, switch: Switch | None = None) -> None:
         self._name = f"lighthouse{os.getpid()}-{number}"
         self._ours, self._theirs = f"lh{os.getpid()}a{number}", f"lh{os.getpid()}b{number}"
+        self._switch = switch
         self._our_address = _next_network(OUR_ADDRESS, number)
         self.address = _next_network(THEIR_ADDRESS, number)
         """Where we reach it."""
@@ -48,9 +64,13 @@ class SecondHost:
     def _set_up(self) -> None:
         _ip("netns", "add", self._name)
         _ip("link", "add", self._ours, "type", "veth", "peer", "name", self._theirs, "netns", self._name)
-        _ip("addr", "add", f"{self._our_address}/30", "dev", self._ours)
+        if self._switch is None:
+            _ip("addr", "add", f"{self._our_address}/30", "dev", self._ours)
+        else:
+            _ip("link", "set", self._ours, "master", self._switch.name)
         _ip("link", "set", self._ours, "up")
-        _ip("-n", self._name, "addr", "add", f"{self.address}/30", "dev", self._theirs)
+        bits = 30 if self._switch is None else 16
+        _ip("-n", self._name, "addr", "add", f"{self.address}/{bits}", "dev", self._theirs)
         _ip("-n", self._name, "link", "set", "lo", "up")
         self.plug()
         if self._mb_per_s:

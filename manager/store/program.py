@@ -22,7 +22,10 @@ def main() -> None:
     port, host = int(sys.argv[1]), sys.argv[2]
     if host:
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        listening = socket.create_server((host, port), family=family, backlog=2048)
+        try:
+            listening = socket.create_server((host, port), family=family, backlog=2048)
+        except OSError as e:
+            sys.exit(f"cannot listen on {host}:{port} (--store-port): {os.strerror(e.errno or 0)}")
         port, descriptor = listening.getsockname()[1], listening.detach()
         store = TCPStore(host, port, is_master=True, wait_for_workers=False, master_listen_fd=descriptor)
     else:

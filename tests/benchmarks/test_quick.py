@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from benchmarks import abuse
+from benchmarks.support import network
 from tests.docs.pages import REPOSITORY
 
 TIMEOUT_S = 600
@@ -132,6 +133,13 @@ def test_heal(ran: Ran) -> None:
         assert 0.9 < row["target_extra"]["median"] < 1.2
     assert results["hold"]["source_extra"]["median"] < 0.25
     assert 0.9 < results["snapshot"]["source_extra"]["median"] < 1.05
+
+
+@pytest.mark.skipif(not network.is_possible(), reason="takes the right to administer the network")
+def test_heal_links(ran: Ran) -> None:
+    one, two = ran("heal_links")["targets"]
+    assert (one["targets"], two["targets"]) == (1, 2)
+    assert 0 < min(one["seconds"]) <= max(two["seconds"]) < 60
 
 
 def test_restart(ran: Ran) -> None:

@@ -2,6 +2,8 @@
 
 import os
 import signal
+import socket
+import subprocess
 import sys
 from pathlib import Path
 
@@ -12,7 +14,7 @@ from lighthouse_protocol.limits import MANAGER_SECRET_VARIABLE
 from lighthouse_runtime.client.manager import ManagerClient
 from lighthouse_runtime.process.children import who_listens
 from tests.daemons.supervisors import QUICK, SLEEP, Supervisor
-from tests.processes import LOCALHOST, Lighthouse, eventually
+from tests.processes import LOCALHOST, ROOT, Lighthouse, eventually
 
 pytest.importorskip("torch")
 pytestmark = pytest.mark.slow
@@ -54,6 +56,15 @@ def test_a_store_that_does_not_start_ends_the_supervisor(lighthouse: Lighthouse)
     with Supervisor(lighthouse.address, *options, command=SLEEP) as supervisor:
         assert supervisor.wait() == 1
         assert "the group's store does not start (exit code 1)" in supervisor.log()
+
+
+def test_a_store_whose_port_was_taken_meanwhile_says_so_in_one_line() -> None:
+    with socket.create_server((LOCALHOST, 0)) as taken:
+        port = taken.getsockname()[1]
+        program = [sys.executable, str(ROOT / "manager/store/program.py"), str(port), LOCALHOST]
+        ended = subprocess.run(program, capture_output=True, text=True, timeout=120, check=False)
+    assert (ended.returncode, ended.stdout) == (1, "")
+    assert ended.stderr == f"cannot listen on {LOCALHOST}:{port} (--store-port): Address already in use\n"
 
 
 class TestTorchrun:
