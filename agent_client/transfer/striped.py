@@ -68,6 +68,11 @@ class OtherTargets:
     finds: Mapping[str, FindAddress]
     hand_on: Callable[[Arriving], None]
 
+    def shares(self, sizes: Sequence[int]) -> dict[str, range]:
+        """By name, the pieces that are asked of it."""
+        dealt = zip(self.names, shares(sizes, len(self.names)), strict=True)
+        return {name: share for name, share in dealt if name}
+
 
 class StripedFetch:
     """The arguments are those of Fetch."""
@@ -205,9 +210,7 @@ class _Transfer:
         self._places = list(piece_views(self.tensors))
         sizes = [len(place) + CHECKSUM_BYTES for place in self._places]
         self._starts = list(accumulate(sizes, initial=0))
-        names = () if others is None else others.names
-        theirs = dict(zip(names, shares(sizes, len(names)), strict=True)) if names else {}
-        theirs.pop("", None)
+        theirs = {} if others is None else others.shares(sizes)
         self._plan = StripePlan(sizes, list(sources), deadline=requests.deadline, silence_s=silence_s, others=theirs)
         self._arriving: Arriving | None = None
         if others is not None:

@@ -24,6 +24,7 @@ from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
+from types import MappingProxyType
 
 TRIES = 4
 FIRST_PAUSE_S = 0.05
@@ -175,9 +176,8 @@ class StripePlan:
         *,
         deadline: float,
         silence_s: float,
-        others: Mapping[str, range] | None = None,
+        others: Mapping[str, range] = MappingProxyType({}),
     ) -> None:
-        others = others or {}
         self._sizes = sizes
         self._sources = {name: _Source(name) for name in sources}
         self._sources |= {name: _Source(name, share=list(share)) for name, share in others.items()}

@@ -81,7 +81,7 @@ class Transfer:
     ) -> None:
         self.sizes = sizes
         self.sources = {source.name: source for source in sources}
-        self.plan = StripePlan(sizes, list(self.sources), deadline=deadline, silence_s=SILENCE_S, others=others)
+        self.plan = StripePlan(sizes, list(self.sources), deadline=deadline, silence_s=SILENCE_S, others=others or {})
         self.verified: set[int] = set()
         self.readers: list[tuple[Transfer, Source]] = []
         """Other targets, and this one as they see it."""
