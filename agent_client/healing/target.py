@@ -18,7 +18,7 @@ from agent_client.healing.heal_log import logged
 from agent_client.healing.source import key_of
 from agent_client.healing.state_owner import StateOwner
 from agent_client.progress.heal_mark import HealMark
-from agent_client.state.decoding import CorruptState
+from agent_client.state.decoding import CorruptState, Encoding, encode
 from agent_client.state.snapshot import StateMismatch, size_bytes
 from agent_client.state.train_state import TrainState
 from agent_client.transfer.arriving import Arriving
@@ -172,7 +172,12 @@ class HealTarget:
             gives_way=gives_way,
             on_received=told,
             others=others,
+            own=self._own(assignment),
         )
+
+    def _own(self, assignment: Assignment) -> Encoding | None:
+        """Before the first step all groups may have loaded the same weights."""
+        return None if assignment.max_step else encode({"train": self._state.in_place(), "agent": {}})
 
     def _others(self, assignment: Assignment, hand_on: HandOn) -> OtherTargets:
         managers = assignment.shares_with

@@ -42,6 +42,7 @@ class Encoding:
         """Of what follows the head."""
         self.pieces = sum(map(count_pieces, self._tensors))
         self.layout = layout_digest(self._tensors)
+        self._checksums: dict[int, bytes] = {}
 
     def __iter__(self) -> Iterator[memoryview]:
         return self.chunks(0)
@@ -65,13 +66,15 @@ class Encoding:
                 return
 
     def checksums(self) -> Iterator[bytes]:
-        """Of each piece, in order."""
-        for tensor in self._tensors:
-            for first in range(0, max(tensor.nbytes, 1), PIECE_BYTES):
+        """Of each piece, in order. Each is reckoned once, however many readers there are."""
+        begins = ((it, first) for it in self._tensors for first in range(0, max(it.nbytes, 1), PIECE_BYTES))
+        for piece, (tensor, first) in enumerate(begins):
+            if piece not in self._checksums:
                 checksum = xxh3_64()
                 for chunk in self._split(tensor.detach(), first, min(first + PIECE_BYTES, tensor.nbytes)):
                     checksum.update(chunk)
-                yield checksum.digest()
+                self._checksums[piece] = checksum.digest()
+            yield self._checksums[piece]
 
     def _tensor(self, tensor: torch.Tensor, start: int) -> Iterator[memoryview]:
         skipped, within = divmod(start, PIECE_BYTES + CHECKSUM_BYTES)

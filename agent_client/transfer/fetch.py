@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
 
-from agent_client.state.decoding import CorruptState, decode
+from agent_client.state.decoding import CorruptState, Encoding, decode
 from agent_client.state.snapshot import StateMismatch
 from agent_client.state.tree import State
 from agent_client.transfer.offers import StateKey
@@ -32,7 +32,8 @@ class Fetch:
     time. `timeout_s` bounds all but the resolution of host names. `gives_way`: nobody waits for it (priority.py), and
     one source is read at a time.
     `secret`: of the quorum; source and target prove to each other that they know it. Empty: neither does.
-    `on_received` is told of all that arrives. `others`: that receive the same state meanwhile.
+    `on_received` is told of all that arrives. `others`: that receive the same state meanwhile. `own`: a state that may
+    be that one already; pieces that it has are not read.
     """
 
     def __init__(
@@ -50,8 +51,9 @@ class Fetch:
         secret: str = "",
         on_received: OnBytes = lambda source, received, total: None,
         others: OtherTargets | None = None,
+        own: Encoding | None = None,
     ) -> None:
-        self._others = others
+        self._others, self._own = others, own
         self._on_received = on_received
         self._sources = sources
         self._key = StateKey(*key)
@@ -77,7 +79,7 @@ class Fetch:
         the same way, what `accept` raised, CorruptState, or ValueError for a malformed address. Nothing is used then.
         """
         self._pace = Pace() if self._gives_way else None
-        if (len(self._sources) > 1 or self._others is not None) and not self._gives_way:
+        if (len(self._sources) > 1 or self._others or self._own) and not self._gives_way:
             striped = self._stripes()
             if (state := striped.run()) is not None:
                 return state
@@ -116,6 +118,7 @@ class Fetch:
             max_bytes=self._max_bytes,
             on_received=self._on_received,
             others=self._others,
+            own=self._own,
         )
 
     def _order(self, sources: list[str]) -> SourceOrder:

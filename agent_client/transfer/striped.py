@@ -8,14 +8,14 @@ Where this cannot be done, nothing has failed: the state is then read from one s
 small state, sources of an earlier release, and where each source fails, to hear why.
 
 Other targets that receive the same state meanwhile are read like sources, each for its share, and read from this one
-what is here (arriving.py).
+what is here (arriving.py). A rank that may hold the very state already looks at its own first.
 """
 
 import http.client
 import logging
 import threading
 import time
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import accumulate
@@ -23,7 +23,7 @@ from itertools import accumulate
 from xxhash import xxh3_64_digest
 
 from agent_client.state.decoding import CorruptState, Head, allocate, piece_views, read_head
-from agent_client.state.encoding import CHECKSUM_BYTES, PIECE_BYTES, count_pieces, layout_digest
+from agent_client.state.encoding import CHECKSUM_BYTES, PIECE_BYTES, Encoding, count_pieces, layout_digest
 from agent_client.state.snapshot import StateMismatch
 from agent_client.state.tree import State, assemble
 from agent_client.transfer.arriving import Arriving
@@ -37,6 +37,7 @@ from agent_client.transfer.rules.stripes import (
     Event,
     LeadLost,
     Led,
+    Own,
     PassedOver,
     Refused,
     StripePlan,
@@ -89,9 +90,10 @@ class StripedFetch:
         max_bytes: int | None,
         on_received: OnBytes,
         others: OtherTargets | None,
+        own: Encoding | None,
     ) -> None:
         self._sources = sources
-        self._others = others
+        self._others, self._own = others, own
         self._requests = requests
         self._silence_s = silence_s
         self._wait_s = wait_s
@@ -131,7 +133,7 @@ class StripedFetch:
                 transfer, skeleton = self._follow(lead, head), head.skeleton
                 del head
                 for _ in range(transfer.count):
-                    transfer.tell(Summed(_read_exactly(response, CHECKSUM_BYTES)))
+                    transfer.summed(_read_exactly(response, CHECKSUM_BYTES))
         except _FAILURES as error:
             self._lose(lead, transfer, error)
             if transfer is None:
@@ -167,7 +169,14 @@ class StripedFetch:
         layout = layout_digest(head.layouts)
         if self._transfer is None:
             self._transfer = _Transfer(
-                self._sources, self._others, self._requests, head, layout, self._silence_s, self._on_received
+                self._sources,
+                self._others,
+                self._own if self._own is not None and self._own.layout == layout else None,
+                self._requests,
+                head,
+                layout,
+                self._silence_s,
+                self._on_received,
             )
         self._transfer.follow(lead, head, layout)
         return self._transfer
@@ -195,6 +204,7 @@ class _Transfer:
         self,
         sources: Mapping[str, FindAddress],
         others: OtherTargets | None,
+        own: Encoding | None,
         requests: Requests,
         head: Head,
         layout: str,
@@ -203,6 +213,8 @@ class _Transfer:
     ) -> None:
         self._finds = sources if others is None else {**others.finds, **sources}
         self._requests = requests
+        self._own = own
+        self._own_checksums: Iterator[tuple[int, bytes]] = iter(())
         self._layout = layout
         self._head_bytes, self._total = head.size, head.length
         self._on_received = on_received
@@ -240,6 +252,7 @@ class _Transfer:
         with self._changed:
             self._lead = lead
             self._head_bytes, self._total = head.size, head.length
+        self._own_checksums = enumerate(self._own.checksums() if self._own is not None else ())
         self.tell(Led(lead))
         if not self._readers:
             for name in self._finds:
@@ -250,6 +263,25 @@ class _Transfer:
     def tell(self, event: Event) -> None:
         with self._changed:
             self._perform(event)
+
+    def summed(self, checksum: bytes) -> None:
+        """The next checksum of the lead."""
+        self.tell(Summed(checksum))
+        if self._plan.looks_at_own and (found := next(self._own_checksums, None)) is not None:
+            self._look_at_own(*found)
+
+    def _look_at_own(self, piece: int, checksum: bytes) -> None:
+        with self._changed:
+            if self._own is not None and self._plan.wants_own(checksum):
+                self._copy(self._own, piece)
+            self._perform(Own(checksum))
+            self._show()
+
+    def _copy(self, own: Encoding, piece: int) -> None:
+        place, filled = self._places[piece], 0
+        for chunk in own.stripe(self._starts[piece], self._starts[piece + 1] - CHECKSUM_BYTES):
+            place[filled : filled + len(chunk)] = chunk
+            filled += len(chunk)
 
     def finish(self) -> set[str]:
         """Wait until all is here, or another lead is needed, or none is left. Who was passed over."""

@@ -17,10 +17,11 @@
 7. Targets that receive the same state meanwhile share it out (`shares`): each asks the sources for its own share, and
    hands on what is here and is the lead's; for the rest it asks the other targets. So each source sends about one
    state, however many targets there are. What another target does not give is asked of the sources, by 3 to 5.
+8. A piece that this rank holds itself, as the lead does, is asked of nobody. Once MAX_DIFFERING_BYTES of its own state
+   differ, no more of it is looked at.
 """
 
-import heapq
-from bisect import bisect_left
+from bisect import bisect_left, insort
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
@@ -89,7 +90,15 @@ class Refused:
     reason: str
 
 
-Event = Led | Summed | LeadLost | Arrived | Broken | Refused
+@dataclass(frozen=True, slots=True)
+class Own:
+    """This rank holds the piece of which the lead's checksum was the last, with this checksum; it lies at its place if
+    `wants_own`."""
+
+    checksum: bytes
+
+
+Event = Led | Summed | LeadLost | Arrived | Broken | Refused | Own
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,6 +202,8 @@ class StripePlan:
         self._unasked_bytes = sum(sizes[piece] for piece in self._unasked)
         self._unasked_of_lead: list[int] = []
         self._only_lead: set[int] = set()
+        self._own = _Source("this rank itself")
+        self._differing_of_own = 0
         self._effects: list[Effect] = []
         self.received = 0
         """Bytes of the pieces that are here."""
@@ -220,13 +231,24 @@ class StripePlan:
     @property
     def given(self) -> dict[str, int]:
         """Bytes that were of use, by source."""
-        given = {name: source.given - source.differing for name, source in self._sources.items()}
+        givers = [*self._sources.values(), self._own]
+        given = {source.name: source.given - source.differing for source in givers}
         return {name: count for name, count in given.items() if count}
 
     def awaits(self, source: str) -> int | None:
         """The piece that is to come next from this source; None: what comes from it is of no use any more."""
         asked = self._sources[source].asked
         return asked[-1] if asked else None
+
+    @property
+    def looks_at_own(self) -> bool:
+        """Whether this rank's own state is still of use."""
+        return self._differing_of_own < MAX_DIFFERING_BYTES
+
+    def wants_own(self, checksum: bytes) -> bool:
+        """Whether a piece of this rank's, with this checksum, is the one of which the lead's was the last, and has been
+        asked of nobody."""
+        return checksum == self._expected[-1] and self._pool_of(len(self._expected) - 1) is not None
 
     def handle(self, event: Event, now: float) -> list[Effect]:
         match event:
@@ -235,6 +257,8 @@ class StripePlan:
             case Summed(checksum):
                 self._expected.append(checksum)
                 self._compare(len(self._expected) - 1)
+            case Own(checksum):
+                self._look_at_own(checksum)
             case LeadLost():
                 self._lead = None
             case Arrived(name, checksum):
@@ -287,6 +311,28 @@ class StripePlan:
         self._sums[piece], self._givers[piece] = checksum, source
         self._compare(piece)
 
+    def _look_at_own(self, checksum: bytes) -> None:
+        piece = len(self._expected) - 1
+        if checksum != self._expected[piece]:
+            self._differing_of_own += self._sizes[piece]
+        elif (pool := self._pool_of(piece)) is not None:
+            pool.remove(piece)
+            if pool is self._unasked:
+                self._unasked_bytes -= self._sizes[piece]
+            self._own.given += self._sizes[piece]
+            self.received += self._sizes[piece]
+            self._sums[piece], self._givers[piece] = checksum, self._own
+            self._compare(piece)
+
+    def _pool_of(self, piece: int) -> list[int] | None:
+        """The list of what is still to be asked that has it."""
+        pools = [self._unasked, *(source.share for source in self._others() if source.share is not None)]
+        for pool in pools:
+            at = bisect_left(pool, piece)
+            if at < len(pool) and pool[at] == piece:
+                return pool
+        return None
+
     def _break(self, source: _Source, reason: str, now: float) -> None:
         self._take_back(source)
         source.is_asked = False
@@ -315,9 +361,9 @@ class StripePlan:
 
     def _miss(self, piece: int) -> None:
         if piece in self._only_lead:
-            heapq.heappush(self._unasked_of_lead, piece)
+            insort(self._unasked_of_lead, piece)
         else:
-            heapq.heappush(self._unasked, piece)
+            insort(self._unasked, piece)
             self._unasked_bytes += self._sizes[piece]
 
     # -- the lead's checksums
@@ -341,7 +387,7 @@ class StripePlan:
         if giver is self._lead:
             return self._pass_over(giver, "sends something else than it announces")
         giver.differing += size
-        if giver.differing > max(MAX_DIFFERING_BYTES, DIFFERING_SHARE * giver.given):
+        if giver is not self._own and giver.differing > max(MAX_DIFFERING_BYTES, DIFFERING_SHARE * giver.given):
             lead = self._lead.name if self._lead else "the source before it"
             self._pass_over(giver, f"holds another state than {lead}")
         return None
@@ -401,7 +447,7 @@ class StripePlan:
                 runs += 1
             if runs > MAX_RANGES:
                 break
-            taken.append(heapq.heappop(pool))
+            taken.append(pool.pop(0))
             size += self._sizes[taken[-1]]
         return taken
 

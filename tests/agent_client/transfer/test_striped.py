@@ -332,6 +332,27 @@ class TestSharedOut:
         assert re.search("from t0: the checksum of piece", caplog.text)
 
 
+@pytest.mark.usefixtures("patient")
+class TestOwn:
+    """A state that this rank has itself, wholly or in part."""
+
+    @pytest.mark.parametrize("others", [0, 2])
+    def test_what_it_has_is_not_read(self, stack: ExitStack, caplog: pytest.LogCaptureFixture, others: int) -> None:
+        own = state(size=192 * MIB) | {"step": 10**9}
+        changed = [weight.clone() if number == 20 else weight for number, weight in enumerate(own["weights"])]
+        changed[20][0] = 7
+        theirs = own | {"weights": changed, "step": 12}
+        together = Together(stack, 1 + others, servers(stack, theirs))
+        for it in together.fetches:
+            it._own = encode(own)
+        assert all(same(received, theirs) for received in together.run())
+        assert caplog.text.count("this rank itself") == 1 + others
+
+    @pytest.mark.parametrize("own", [state(size=42 * MIB), STATE | {"weights": [it + 1 for it in STATE["weights"]]}])
+    def test_another_state_is_no_hindrance(self, stack: ExitStack, own: Any) -> None:
+        assert same(fetch(servers(stack, STATE), own=encode(own)).run(), STATE)
+
+
 def test_cancel_ends_it_at_once(stack: ExitStack, monkeypatch: pytest.MonkeyPatch) -> None:
     those, let_go = servers(stack, STATE, STATE), threading.Event()
 

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from agent_client.transfer.rules.stripes import (
     FIRST_BYTES,
     FIRST_PAUSE_S,
+    STRIPE_BYTES,
     TRIES,
     Arrived,
     Ask,
@@ -17,6 +18,7 @@ from agent_client.transfer.rules.stripes import (
     Cut,
     LeadLost,
     Led,
+    Own,
     PassedOver,
     Refused,
     StripePlan,
@@ -241,6 +243,45 @@ class TestOtherTargets:
         assert theirs.now == 0
 
 
+class TestOwn:
+    """What this rank holds itself."""
+
+    @pytest.mark.parametrize("others", [{}, {"t1": range(128, 256)}], ids=["alone", "beside another target"])
+    def test_all_of_it_is_asked_of_nobody(self, others: dict[str, range]) -> None:
+        sources = [source("a"), *(source(name) for name in others)]
+        transfer = Transfer(SIZES, sources, own=STATE, others=others)
+        assert transfer.seconds() < 0.1 * ALONE_S
+        assert transfer.places == STATE
+        assert transfer.asked_of.total() <= (FIRST_BYTES + STRIPE_BYTES) * len(sources)
+        assert transfer.plan.given["this rank itself"] > 0.8 * sum(SIZES)
+
+    def test_what_is_not_the_leads_comes_from_it(self) -> None:
+        own = [b"own" if number % 100 == 99 else it for number, it in enumerate(STATE)]
+        transfer = Transfer(SIZES, [source("a"), source("b")], own=own)
+        assert transfer.seconds() < 0.1 * ALONE_S
+        assert transfer.places == STATE
+
+    def test_one_that_differs_is_not_looked_at_for_long(self) -> None:
+        transfer = Transfer(SIZES, [source("a")], own=[b"own"] * 256)
+        assert transfer.seconds() < 1.01 * ALONE_S
+        assert sum(isinstance(event, Own) for _, event in transfer.log) == 4
+        assert transfer.places == STATE
+
+    def test_what_is_asked_for_already_is_waited_for(self) -> None:
+        it = plan(PIECE, PIECE, sources="a")
+        it.handle(Led("a"), 0)
+        it.handle(Summed(b"0"), 1)
+        assert not it.wants_own(b"0")
+        assert it.handle(Own(b"0"), 1) == []
+        assert it.handle(Arrived("a", b"0"), 2)[0] == Verified(0, b"0")
+
+    def test_with_another_lead_it_is_compared_anew(self) -> None:
+        others = [b"other" if number == 250 else it for number, it in enumerate(STATE)]
+        transfer = Transfer(SIZES, [source("a", dies=0.05), source("b", holds=others)], own=STATE)
+        transfer.seconds()
+        assert transfer.places == others
+
+
 @pytest.mark.parametrize("sizes", [[], [PIECE], [8] * 3, SIZES, [1, PIECE, 1, 1, PIECE, 7]])
 @pytest.mark.parametrize("count", [1, 2, 5, 16])
 def test_shares_are_all_there_is_and_about_equal(sizes: list[int], count: int) -> None:
@@ -262,17 +303,18 @@ drawn = st.lists(
 
 
 @settings(max_examples=300, deadline=None)
-@given(sizes_drawn, drawn)
+@given(sizes_drawn, drawn, st.sets(st.integers(0, 59)) | st.none())
 def test_whatever_happens_what_is_here_in_the_end_is_what_its_lead_holds(
-    sizes: list[int], those: list[tuple[float, dict[str, float], int, float]]
+    sizes: list[int], those: list[tuple[float, dict[str, float], int, float]], has: set[int] | None
 ) -> None:
-    """And it is here, if a source is left that does not fail."""
+    """And it is here, if a source is left that does not fail. `has`: what this rank has itself."""
     sources: list[Source] = []
     for number, (speed, fault, own, scale) in enumerate(those):
         holds = [b"%d" % at if (at * 37) % 101 >= own or not number % 2 else b"own" for at in range(len(sizes))]
         moments = {what: at * scale for what, at in fault.items()}
         sources.append(Source(f"s{number}", speed * RATE, holds, moments))
-    transfer = Transfer(sizes, sources)
+    own = [b"%d" % at if at in has else b"mine" for at in range(len(sizes))] if has is not None else []
+    transfer = Transfer(sizes, sources, own=own)
     if transfer.run():
         assert transfer.lead is not None
         assert transfer.places == list(transfer.lead.holds)
