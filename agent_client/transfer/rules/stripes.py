@@ -387,7 +387,9 @@ class StripePlan:
         if giver is self._lead:
             return self._pass_over(giver, "sends something else than it announces")
         giver.differing += size
-        if giver is not self._own and giver.differing > max(MAX_DIFFERING_BYTES, DIFFERING_SHARE * giver.given):
+        if giver is self._own:
+            return None
+        if giver.differing > max(MAX_DIFFERING_BYTES, DIFFERING_SHARE * giver.given):
             lead = self._lead.name if self._lead else "the source before it"
             self._pass_over(giver, f"holds another state than {lead}")
         return None
