@@ -143,13 +143,20 @@ class JobRegistry:
         return driver
 
     def forget_quiet(self) -> None:
-        """Raises a refusal, as the lighthouse ends, where that cannot be written down."""
+        """What the memory has of one stays where it cannot be written: nothing is told because of that."""
         for driver in [driver for driver in self._drivers.values() if driver.is_quiet]:
             driver.close("this job has gone quiet")
             del self._drivers[driver.job]
             self._reported.discard(driver.job)
-            with self.guarded():
+            try:
                 self._memory.forget(driver.job)
+            except LighthouseError as e:
+                log.warning(
+                    "job %s is quiet, and stays in the journal: %s",
+                    driver.job,
+                    e,
+                    extra=event("job_not_forgotten", job=driver.job),
+                )
 
     def close(self, reason: str) -> None:
         """End every waiting call and every session with `reason`; refuse new ones."""

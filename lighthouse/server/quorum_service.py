@@ -3,7 +3,6 @@
 import logging
 import time
 from collections.abc import Awaitable, Callable, Mapping
-from contextlib import suppress
 from typing import Any
 
 from lighthouse.members.rules.roster import Member
@@ -164,8 +163,7 @@ class LighthouseService:
             driver.end_session(number)
 
     def status(self, job: str = "", *, has_ranks: bool = False) -> LighthouseStatus:
-        with suppress(LighthouseError):  # the journal cannot be written: registry.py logs that, and ends the daemon
-            self._jobs.forget_quiet()
+        self._jobs.forget_quiet()
         drivers = [self._jobs.find(job)] if job else list(self._jobs)
         uptime_s = time.monotonic() - self._started_at
         status = tuple(driver.status(has_ranks=has_ranks) for driver in drivers)

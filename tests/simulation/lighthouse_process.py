@@ -79,8 +79,7 @@ class LighthouseProcess(Process):
 
     def _scrape(self) -> None:
         """As /metrics does it."""
-        with suppress(LighthouseError):
-            self.jobs.forget_quiet()
+        self.jobs.forget_quiet()
         self.after(SCRAPED_EVERY_S, self._scrape)
 
     # -- connections: what the RPCs do
