@@ -52,6 +52,9 @@ log = logging.getLogger(__name__)
 MIN_STRIPED_BYTES = 32 * 2**20
 """A smaller state is here before a second source has begun."""
 
+CONNECT_TIMEOUT_S = 5.0
+"""To another target: its share is wanted meanwhile."""
+
 SHOWN_BYTES = 2**19
 """How often progress is told."""
 
@@ -211,6 +214,7 @@ class _Transfer:
         silence_s: float,
         on_received: OnBytes,
     ) -> None:
+        self._sources = sources
         self._finds = sources if others is None else {**others.finds, **sources}
         self._requests = requests
         self._own = own
@@ -414,7 +418,8 @@ class _Transfer:
         return ",".join(f"{self._starts[first]}-{self._starts[last]}" for first, last in runs)
 
     def _connect(self, ask: Ask) -> Connection:
-        connection = self._requests.connect(self._finds[ask.source](), ask.silence_s)
+        limit_s = ask.silence_s if ask.source in self._sources else min(ask.silence_s, CONNECT_TIMEOUT_S)
+        connection = self._requests.connect(self._finds[ask.source](), limit_s)
         with self._changed:
             self._connections[ask.source] = connection
             if self._is_closed_to(ask.source):

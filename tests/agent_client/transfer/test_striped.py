@@ -2,6 +2,7 @@
 
 import logging
 import re
+import socket
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -21,6 +22,7 @@ from agent_client.transfer.response import StateUnavailable
 from agent_client.transfer.server import StateServer
 from tests.agent_client.state.trees import same
 from tests.agent_client.transfer.sources import KEY, answering, eventually, ok, sends, serving, threads, took
+from tests.processes import LOCALHOST
 
 MIB = 2**20
 NOT_FOUND = sends(b"HTTP/1.0 404 Not Found\r\nContent-Length: 0\r\n\r\n")
@@ -319,6 +321,23 @@ class TestSharedOut:
         with pytest.raises(StateUnavailable, match="the test ends it"):
             ended.result(30)
         assert "t1 " not in caplog.text.replace("from t1", "")
+
+    def test_one_that_cannot_be_reached_is_not_waited_for(
+        self, stack: ExitStack, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        """As behind a firewall that drops what it does not like."""
+        monkeypatch.setattr("agent_client.transfer.striped.CONNECT_TIMEOUT_S", 0.5)
+        full = stack.enter_context(socket.create_server((LOCALHOST, 0), backlog=0))
+        for _ in range(4):  # of a queue that nobody serves; what comes after that is not answered
+            waiting = stack.enter_context(socket.socket())
+            waiting.setblocking(False)
+            waiting.connect_ex(full.getsockname())
+        together = Together(stack, 2, servers(stack, STATE))
+        other = {"t1": lambda: f"http://{LOCALHOST}:{full.getsockname()[1]}"}
+        together.fetches[0]._others = replace(together.fetches[0]._others, finds=other)  # type: ignore[type-var]
+        with took(0, 15):
+            assert same(together.fetches[0].run(), STATE)
+        assert "from t1: it sends nothing" in caplog.text
 
     def test_one_that_hands_on_something_else_is_asked_no_more(
         self, stack: ExitStack, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
