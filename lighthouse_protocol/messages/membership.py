@@ -36,10 +36,14 @@ class DistrustKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Distrust:
-    """Why a group holds no state of its own and heals: one of its ranks says so. `text` names the rank and the step."""
+    """Why a group holds no state of its own and heals: one of its ranks says so. `text` names the rank and the step.
+    `step`, `quorum_id`: the tag of the state that the rank would hold, which tells what was committed; 0: it does not
+    say."""
 
     kind: DistrustKind
     text: Reason
+    step: Count = 0
+    quorum_id: QuorumId = 0
 
 
 @dataclass(frozen=True, slots=True)

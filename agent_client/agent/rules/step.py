@@ -10,7 +10,7 @@ is interrupted there holds nothing, and heals. So does one whose state was torn 
 not applied, or a state that differs from that of its peers. `distrust` says why, until it has healed.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
 from agent_client.agent.rules.world_size import NO_SHARE, Share, WorldSize
@@ -189,9 +189,11 @@ class StepMachine:
 
     def tear(self, kind: DistrustKind, text: str) -> None:
         """This rank holds no complete state any more. The first reason stays until it has healed."""
+        self.distrust = self.distrust or Distrust(kind, cut_reason(text))
+        if self.tag_quorum_id is not None:
+            self.distrust = replace(self.distrust, step=self.step, quorum_id=self.tag_quorum_id)
         self.tag_quorum_id = None
         self.is_torn = True
-        self.distrust = self.distrust or Distrust(kind, cut_reason(text))
         self.torn_under = self.assignment.quorum_id if self.assignment is not None else None
         if self.phase is not Phase.IDLE:
             self.failed(text)

@@ -210,17 +210,25 @@ class Distrust(google.protobuf.message.Message):
 
     KIND_FIELD_NUMBER: builtins.int
     TEXT_FIELD_NUMBER: builtins.int
+    STEP_FIELD_NUMBER: builtins.int
+    QUORUM_ID_FIELD_NUMBER: builtins.int
     kind: builtins.str
     """not_applied or divergence"""
     text: builtins.str
     """which rank, which step, and what happened"""
+    step: builtins.int
+    """of the state that the rank would hold; 0: it does not say"""
+    quorum_id: builtins.int
+    """under which the last of these steps was committed"""
     def __init__(
         self,
         *,
         kind: builtins.str = ...,
         text: builtins.str = ...,
+        step: builtins.int = ...,
+        quorum_id: builtins.int = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["kind", b"kind", "text", b"text"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["kind", b"kind", "quorum_id", b"quorum_id", "step", b"step", "text", b"text"]) -> None: ...
 
 global___Distrust = Distrust
 

@@ -12,7 +12,8 @@ Callers of the bare RPC that ask for no quorum open an attempt by their first vo
 A bound vote for an attempt that was not opened here is of a manager that has ended, and that may have told others what
 it decided. So no rank that lives may be told otherwise:
 
-1. It was committed, if a rank holds (step + 1, quorum_id), or was let into step + 1 of the same quorum.
+1. It was committed, if a rank holds (step + 1, quorum_id), would if it had not torn its state, or was let into
+   step + 1 of the same quorum.
 2. It was not, if a rank says no to it, or has failed at its step. One that asks for anything else is not bound, and
    holds no such state: once every rank has either repeated its yes or shown that, none was told to commit.
 3. Where a rank has gone for good before it said any of that, what it knew is not to be learned: those that wait are
@@ -24,7 +25,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from lighthouse_protocol.constraints import check_count
-from lighthouse_protocol.messages.membership import Assignment
+from lighthouse_protocol.messages.membership import Assignment, Tag
 from lighthouse_protocol.refusals import LighthouseError, Superseded, Unrecoverable, WrongState
 from manager.group.rules.request import check_rank
 
@@ -74,13 +75,15 @@ class RankMissed:
 @dataclass(frozen=True, slots=True)
 class Asked:
     """A rank asks for the quorum of `step`: it will not vote for an earlier one any more. `stands`: it may be let into
-    the step that was opened; else it waits for another quorum, and will not vote for that one either."""
+    the step that was opened; else it waits for another quorum, and will not vote for that one either. `torn`: the state
+    that it would hold."""
 
     group_rank: int
     step: int
     tag_quorum_id: int | None
     has_failed: bool
     stands: bool = True
+    torn: Tag | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,7 +178,7 @@ class CommitMachine:
         attempt = self._attempt
         if attempt is None or attempt.decision is not None or not attempt.bound or asked.group_rank in attempt.yes:
             return []
-        if (asked.step, asked.tag_quorum_id) == (attempt.step + 1, attempt.quorum_id):
+        if (attempt.step + 1, attempt.quorum_id) in ((asked.step, asked.tag_quorum_id), asked.torn):
             return self._decide(attempt, True)
         if asked.step == attempt.step and asked.has_failed:
             return self._decide(attempt, False)

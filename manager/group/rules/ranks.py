@@ -15,7 +15,7 @@ gather.py, grants.py, commit.py and rank_presence.py hold the rules; here they m
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from lighthouse_protocol.messages.membership import Quorum
+from lighthouse_protocol.messages.membership import Quorum, Tag
 from lighthouse_protocol.messages.session import (
     LEFT,
     RESTARTING,
@@ -349,7 +349,8 @@ class Ranks:
 
     def _asked(self, ask: QuorumRequest) -> commit.Asked:
         stands = self.grants.held is not None
-        return commit.Asked(ask.group_rank, ask.step, ask.tag_quorum_id, ask.commit_failures > 0, stands)
+        torn = Tag(ask.distrust.step, ask.distrust.quorum_id) if ask.distrust is not None else None
+        return commit.Asked(ask.group_rank, ask.step, ask.tag_quorum_id, ask.commit_failures > 0, stands, torn)
 
     def _push_revoked(self, reason: str, lost: str = "") -> list[Effect]:
         held = self.grants.held

@@ -227,13 +227,21 @@ def test_a_torn_state_has_no_tag_until_it_has_healed_and_says_why() -> None:
     machine = torn(is_alone=True)
     machine.tear(DistrustKind.DIVERGENCE, "second")
     assert (machine.tag.quorum_id, machine.is_torn, machine.is_installing) == (None, True, False)
-    assert machine.distrust == Distrust(DistrustKind.NOT_APPLIED, "it broke")
+    assert machine.distrust == Distrust(DistrustKind.NOT_APPLIED, "it broke", step=5, quorum_id=3)
     told(machine, HEALING).reduced()
     assert not machine.cannot_heal
     machine.installing()
     machine.installed(9, 6, 40)
     assert (machine.distrust, machine.is_torn) == (None, False)
     assert machine.vote() is True
+
+
+def test_what_was_committed_last_is_known_of_a_state_that_is_torn_again() -> None:
+    """It catches up, and applies what the others apply."""
+    machine = torn()
+    machine.work_at(8, 4)
+    machine.tear(DistrustKind.NOT_APPLIED, "it broke again")
+    assert machine.distrust == Distrust(DistrustKind.NOT_APPLIED, "it broke", step=8, quorum_id=4)
 
 
 def test_a_torn_state_never_commits() -> None:

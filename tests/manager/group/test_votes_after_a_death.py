@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 
 import pytest
 
+from lighthouse_protocol.messages.membership import Distrust, DistrustKind
 from lighthouse_protocol.refusals import DeadlinePassed, Unrecoverable
 from manager.group.rules import events
 from manager.group.rules.commit import Decided, Voted
@@ -30,6 +31,7 @@ class Rank:
 
     step: int = FIRST
     tag: int = 0
+    is_torn: bool = False
     has_failed: bool = False
     phase: str = "idle"
     life: int = 0
@@ -46,6 +48,7 @@ class World:
     deaths: int
     ends: int
     steps: int = 1  # that are voted on
+    tears: int = 0
 
     @property
     def last(self) -> int:
@@ -115,7 +118,10 @@ def called(world: World, number: int, event: events.RankEvent, phase: str) -> Wo
 def asks(world: World, number: int) -> World:
     rank = world.ranks[number]
     fields = {"rank_incarnation": f"w{number}.{rank.life}", "commit_failures": int(rank.has_failed)}
-    event = ask(call(20, number, rank), number, rank.step, tag_quorum_id=rank.tag, **fields)
+    if rank.is_torn:
+        fields["distrust"] = Distrust(DistrustKind.NOT_APPLIED, "torn", rank.step, rank.tag)
+    tag = None if rank.is_torn else rank.tag
+    event = ask(call(20, number, rank), number, rank.step, tag_quorum_id=tag, **fields)
     return called(world, number, event, "asking")
 
 
@@ -181,6 +187,9 @@ def moves(world: World, wants: bool) -> Iterator[World]:
 def faults(world: World) -> Iterator[World]:
     if world.deaths:
         yield replace(world, machine=new_machine(len(world.ranks)), manager=world.manager + 1, deaths=world.deaths - 1)
+    for number, rank in enumerate(world.ranks):
+        if world.tears and rank.phase == "idle" and rank.tag == Q and not rank.is_torn:
+            yield replace(world, tears=world.tears - 1).but(number, is_torn=True)
     if not world.ends:
         return
     for number, rank in enumerate(world.ranks):
@@ -197,9 +206,9 @@ def new_machine(size: int) -> bytes:
     return pickle.dumps(Ranks("a", size))
 
 
-def begin(size: int, deaths: int, ends: int, steps: int) -> World:
+def begin(size: int, deaths: int, ends: int, steps: int, tears: int) -> World:
     """All ranks have asked, and quorum Q stands: its answers are on their way."""
-    world = World((Rank(),) * size, new_machine(size), 0, deaths, ends, steps)
+    world = World((Rank(),) * size, new_machine(size), 0, deaths, ends, steps, tears)
     for number in range(size):
         world = asks(world, number)
     machine: Ranks = pickle.loads(world.machine)
@@ -230,9 +239,9 @@ def is_over(world: World, rank: Rank) -> bool:
     return rank.step == world.last or joins
 
 
-def explore(size: int, deaths: int, ends: int, *, steps: int, wants: bool) -> int:
+def explore(size: int, deaths: int, ends: int, *, steps: int, wants: bool, tears: int = 0) -> int:
     """How many states there are."""
-    first = begin(size, deaths, ends, steps)
+    first = begin(size, deaths, ends, steps, tears)
     seen, left = {first}, [first]
     while left:
         world = left.pop()
@@ -256,6 +265,11 @@ def explore(size: int, deaths: int, ends: int, *, steps: int, wants: bool) -> in
 )
 def test_every_interleaving_with_dying_managers_ends_without_a_split(deaths: int, steps: int, wants: bool) -> None:
     assert explore(2, deaths, 0, steps=steps, wants=wants) > 500
+
+
+@pytest.mark.parametrize("wants", [False, True])
+def test_nor_does_one_whose_state_is_torn_after_the_commit(wants: bool) -> None:
+    assert explore(2, 1, 0, steps=2, wants=wants, tears=1) > 1000
 
 
 @pytest.mark.slow
