@@ -10,7 +10,7 @@ from tests.agent_client.ranks import Rank
 from tests.processes import Lighthouse, eventually, http_get
 
 STALL_AFTER_S = 8.0
-TIMES = ("--join-timeout", "2s", "--heartbeat-timeout", "3s", "--min-replicas", "2", "--stall-timeout", "8s")
+TIMES = ("--join-timeout", "2s", "--heartbeat-timeout", "7s", "--min-replicas", "2", "--stall-timeout", "8s")
 TIMES_S = {"timeout_s": 600.0, "quorum_timeout_s": 600.0}
 ACTOR = "tests.agent_client.marking_actor:MarkingActor"
 MOVES_FOR_STEPS = 20
