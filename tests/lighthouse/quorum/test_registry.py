@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from lighthouse.journal.journal import Journal
 from lighthouse.quorum import registry
-from lighthouse_protocol.refusals import LimitReached, WrongState
+from lighthouse_protocol.refusals import LimitReached
 from tests.lighthouse.builders import ticked
 from tests.lighthouse.lives import JOB, Life, Manager, beat_for, formed
 from tests.lighthouse.sessions import ended, standing
@@ -153,31 +153,6 @@ class TestReportedJobs:
                 life.jobs.get_reported("r1")
         assert len(looked) == 1
         life.die()
-
-
-def test_a_quiet_job_that_the_journal_cannot_forget_ends_nothing(
-    loop: VirtualLoop, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    """The journal is on a full disk: that of another job, which goes on, is none of this one's."""
-    life = Life(loop, tmp_path / "journal.sqlite")
-    [a] = formed(life, "a")
-    life.jobs.get("another")
-    last_id = a.quorum_id
-    a.close()
-    loop.go(100)
-
-    def forget(job: str) -> None:
-        raise WrongState("--journal: database or disk is full")
-
-    with monkeypatch.context() as full:
-        full.setattr(life.memory, "forget", forget)
-        life.scrape()
-    assert life.gave_up == []
-    assert "job j is quiet, and stays in the journal: --journal: database or disk is full" in caplog.text
-    assert life.memory.load()[JOB].quorum_id == last_id
-    [again] = formed(life, "a")
-    assert again.quorum_id > last_id
-    life.die()
 
 
 def test_a_job_without_a_row_is_forgotten_without_a_write(tmp_path: Path) -> None:
