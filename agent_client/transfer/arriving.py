@@ -6,10 +6,12 @@ from collections.abc import Iterator, Sequence
 
 
 class Arriving:
-    """`layout`: the digest of its tensors. `places`: of the bytes of each piece; one is written no more once it was
-    `put`. `starts`: where each begins in what follows the head of the encoding, and where the last one ends.
+    """`layout`: the digest of its tensors. `places`: of the bytes of each piece. `starts`: where each begins in what
+    follows the head of the encoding, and where the last one ends.
 
-    Thread safe. A state that has arrived stays in memory for as long as this is on offer.
+    Thread safe. Who waits for a piece waits as long as the transfer lasts, which has a deadline and ends this. A piece
+    that is written again, because another lead has another one, does not match its checksum meanwhile. A state that has
+    arrived stays in memory for as long as this is on offer.
     """
 
     def __init__(self, layout: str, places: Sequence[memoryview], starts: Sequence[int]) -> None:

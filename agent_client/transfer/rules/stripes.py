@@ -15,8 +15,8 @@
 6. A lead that is lost before all its checksums are here, or that alone has a piece, gives way to another one. What is
    here stays, as far as it is what the new lead has, too.
 7. Targets that receive the same state meanwhile share it out (`shares`): each asks the sources for its own share, and
-   hands on what is here and is the lead's; for the rest it asks the other targets. So each source sends about one
-   state, however many targets there are. What another target does not give is asked of the sources, by 3 to 5.
+   hands on what is here and is the lead's; for the rest it asks the other targets. So the sources send about one state
+   to all of them. What another target does not give is asked of the sources, by 3 to 5.
 8. A piece that this rank holds itself, as the lead does, is asked of nobody. Once MAX_DIFFERING_BYTES of its own state
    differ, no more of it is looked at.
 """

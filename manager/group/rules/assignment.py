@@ -10,7 +10,7 @@ this one takes the state over before it computes anything. One that would do so 
 zeros, and heals under the next quorum, which therefore comes after this one step.
 
 Those that heal in one step share the state out, MAX_SHARING of them at a time: each takes its share from the sources
-and hands it on to the others. It takes the same knowledge, for torchft's groups cannot do that.
+and hands it on to the others. Here, too, all must say whether they heal first: torchft's groups cannot do that.
 
 In a quorum that stands, a participant below max_step that says so catches up: it heals beside its steps, contributes
 to none of them until the next quorum, and is dealt no source if it has one already.

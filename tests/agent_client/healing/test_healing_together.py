@@ -3,7 +3,6 @@
 import gc
 import logging
 import weakref
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing
 from dataclasses import replace
@@ -13,11 +12,12 @@ import pytest
 
 from agent_client.agent.rules.step import StepMachine
 from agent_client.healing.healing import Healing
-from agent_client.state.encoding import Encoding, encode
+from agent_client.state.encoding import encode
 from agent_client.transfer.arriving import Arriving
 from agent_client.transfer.response import StateUnavailable
 from tests.agent_client.assignments import assignment
 from tests.agent_client.healing.test_healing_from_several import make_state
+from tests.agent_client.transfer.sources import bytes_sent
 from tests.processes import LOCALHOST
 
 TIMEOUT_S = 20.0
@@ -72,14 +72,7 @@ def groups(stack: ExitStack, monkeypatch: pytest.MonkeyPatch) -> Groups:
 
 
 def test_each_has_the_state_of_the_source_which_sent_it_once(groups: Groups, monkeypatch: pytest.MonkeyPatch) -> None:
-    sent: list[int] = []
-
-    def stripe(encoding: Encoding, start: int, stop: int, real: Any = Encoding.stripe) -> Iterator[memoryview]:
-        for chunk in real(encoding, start, stop):
-            sent.append(len(chunk))
-            yield chunk
-
-    monkeypatch.setattr(Encoding, "stripe", stripe)
+    sent = bytes_sent(monkeypatch)
     groups.serve()
     groups.heal()
     assert groups.bits("b") == groups.bits("c") == groups.bits("a")

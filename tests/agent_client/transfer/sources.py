@@ -8,6 +8,9 @@ from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager, suppress
 from typing import Any
 
+import pytest
+
+from agent_client.state.encoding import Encoding
 from agent_client.transfer.fetch import Fetch
 from agent_client.transfer.offers import StateKey
 from agent_client.transfer.server import StateServer
@@ -72,6 +75,19 @@ def answering(*scripts: Script) -> Iterator[str]:
             listener.shutdown(socket.SHUT_RDWR)
             source.join(5)
             assert not source.is_alive()
+
+
+def bytes_sent(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Of each chunk that sources of this process send from now on, other targets not among them."""
+    found: list[int] = []
+
+    def stripe(encoding: Encoding, start: int, stop: int, real: Any = Encoding.stripe) -> Iterator[memoryview]:
+        for chunk in real(encoding, start, stop):
+            found.append(len(chunk))
+            yield chunk
+
+    monkeypatch.setattr(Encoding, "stripe", stripe)
+    return found
 
 
 def sends(answer: bytes) -> Script:

@@ -21,7 +21,17 @@ from agent_client.transfer.fetch import Fetch, OtherTargets
 from agent_client.transfer.response import StateUnavailable
 from agent_client.transfer.server import StateServer
 from tests.agent_client.state.trees import same
-from tests.agent_client.transfer.sources import KEY, answering, eventually, ok, sends, serving, threads, took
+from tests.agent_client.transfer.sources import (
+    KEY,
+    answering,
+    bytes_sent,
+    eventually,
+    ok,
+    sends,
+    serving,
+    threads,
+    took,
+)
 from tests.processes import LOCALHOST
 
 MIB = 2**20
@@ -265,16 +275,7 @@ class Together:
 
 @pytest.fixture
 def sent(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Bytes of each chunk that a source has sent."""
-    found: list[int] = []
-
-    def stripe(encoding: Encoding, start: int, stop: int, real: Any = Encoding.stripe) -> Iterator[memoryview]:
-        for chunk in real(encoding, start, stop):
-            found.append(len(chunk))
-            yield chunk
-
-    monkeypatch.setattr(Encoding, "stripe", stripe)
-    return found
+    return bytes_sent(monkeypatch)
 
 
 @pytest.mark.usefixtures("patient")
