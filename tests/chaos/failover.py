@@ -5,9 +5,9 @@ read: what etcd kept at each revision, what each lighthouse has said to a witnes
 """
 
 import argparse
-import asyncio
 import base64
 import contextlib
+import itertools
 import json
 import random
 import signal
@@ -24,13 +24,15 @@ from examples.ports import free_port
 from lighthouse.etcd.keys import Keys, parse_job
 from lighthouse.etcd.rules.leader import parse as parse_leader
 from lighthouse_protocol.messages.membership import Participant
-from lighthouse_protocol.messages.session import GroupReport, Heartbeat, Hello, Welcome
+from lighthouse_protocol.messages.session import GroupReport, Heartbeat, Hello, ToLighthouse, ToManager, Welcome
 from lighthouse_protocol.refusals import LighthouseError
-from lighthouse_runtime.client.lighthouse import AsyncLighthouseClient
+from lighthouse_runtime.client.lighthouse import LighthouseClient
+from lighthouse_runtime.client.stream_kinds import SESSION
+from lighthouse_runtime.client.streams import SyncStream
 from tests.daemons.groups import Group, training
 from tests.deaf_proxy import DeafProxy
 from tests.etcd_cluster import EtcdCluster, etcd_cluster
-from tests.processes import LOCALHOST, Lighthouse, Manager, eventually
+from tests.processes import LOCALHOST, PATIENCE_S, Lighthouse, Manager, eventually
 
 TTL_S = 3.0
 # Above what a failover takes at most, in the 0.8 of it that a manager uses.
@@ -62,63 +64,57 @@ class Said:
 
 class Witness:
     """A session of its own with each lighthouse, for as long as that takes it; it asks all the time, and notes each
-    answer. A context manager, with a thread of its own."""
+    answer. A context manager, with a thread for each; what is asked here is asked without asyncio, whose gRPC wakes
+    nobody any more where a loop of before, in the same process, was closed with a call under way."""
 
     def __init__(self, addresses: Sequence[str]) -> None:
         self.said: list[Said] = []
-        self._addresses = addresses
-        self._thread = threading.Thread(target=self._run, name="witness")
+        self._threads = [
+            threading.Thread(target=self._watch, args=where, name=f"witness {where[0]}", daemon=True)
+            for where in enumerate(addresses)
+        ]
+        self._sessions: dict[int, SyncStream[ToLighthouse, ToManager]] = {}
         self._is_over = threading.Event()
 
     def __enter__(self) -> Self:
-        self._thread.start()
+        for thread in self._threads:
+            thread.start()
         return self
 
     def __exit__(self, *_: object) -> None:
         self._is_over.set()
-        self._thread.join()
+        for session in list(self._sessions.values()):
+            session.cancel()
+        join(self._threads)
 
     def welcomes(self, since: float, lighthouse: int | None = None) -> list[Said]:
         said = list(self.said)
         return [s for s in said if s.is_welcome and s.at >= since and lighthouse in (None, s.lighthouse)]
 
-    def _run(self) -> None:
-        with asyncio.Runner() as runner:
-            runner.run(self._watch_all())
-
-    async def _watch_all(self) -> None:
-        tasks = [asyncio.create_task(self._watch(i, address)) for i, address in enumerate(self._addresses)]
-        while not self._is_over.is_set():  # noqa: ASYNC110
-            await asyncio.sleep(0.05)
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-
-    async def _watch(self, number: int, address: str) -> None:
+    def _watch(self, number: int, address: str) -> None:
         session = 0
-        while True:
+        while not self._is_over.wait(RECONNECT_S):
             session += 1
             with contextlib.suppress(LighthouseError):
-                await self._hold(number, address, session)
-            await asyncio.sleep(RECONNECT_S)
+                self._hold(number, address, session)
 
-    async def _hold(self, number: int, address: str, count: int) -> None:
-        async with AsyncLighthouseClient(address, job="witness") as client, client.session() as session:
+    def _hold(self, number: int, address: str, count: int) -> None:
+        beats = itertools.count(1)
+        with LighthouseClient(address, job="witness") as client, client.open(SESSION) as session:
+            self._sessions[number] = session
+            if self._is_over.is_set():
+                return
             session.send(Hello(Participant(f"witness-{number}", str(count)), secret=f"{number:032d}"))
+            session.repeat(lambda: Heartbeat(next(beats), GroupReport(None)), BEAT_S)
+            for message in session:
+                self.said.append(Said(time.monotonic(), number, count, isinstance(message, Welcome)))
 
-            async def beat() -> None:
-                beats = 0
-                while True:
-                    beats += 1
-                    await asyncio.sleep(BEAT_S)
-                    session.send(Heartbeat(beats, GroupReport(None)))
 
-            beating = asyncio.create_task(beat())
-            try:
-                async for message in session:
-                    self.said.append(Said(time.monotonic(), number, count, isinstance(message, Welcome)))
-            finally:
-                beating.cancel()
+def join(threads: Sequence[threading.Thread]) -> None:
+    """Raises AssertionError where one goes on."""
+    for thread in threads:
+        thread.join(PATIENCE_S)
+    assert not any(thread.is_alive() for thread in threads), [t.name for t in threads if t.is_alive()]
 
 
 def check_speakers(said: Sequence[Said]) -> None:
@@ -374,7 +370,7 @@ class Gaps:
 
     def __exit__(self, *_: object) -> None:
         self._is_over.set()
-        self._thread.join()
+        join([self._thread])
 
     def reset(self) -> None:
         self.longest_s = 0.0

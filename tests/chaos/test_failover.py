@@ -5,26 +5,18 @@ import pytest
 from tests.chaos import failover
 from tests.etcd_cluster import needs_etcd
 
-pytestmark = [needs_etcd, pytest.mark.timeout(900)]
+pytestmark = [needs_etcd, pytest.mark.timeout(600)]
 
 
 @pytest.mark.slow
-def test_each_fault_once() -> None:
+def test_each_fault_three_times() -> None:
     """The promises about time are for a machine that does nothing else: `python -m tests.chaos.failover`."""
-    for cluster in failover.run(len(failover.KINDS), seed=1):
+    for cluster in failover.run(3 * len(failover.KINDS), seed=2):
         history = failover.check(cluster)
-        assert [fault.name for fault in cluster.faults] == list(failover.KINDS)
-        assert len(history.terms) > 4
-        assert len(history.lists) > 2
-
-
-@pytest.mark.slow
-def test_many_faults() -> None:
-    for cluster in failover.run(40, seed=2):
-        history = failover.check(cluster)
-        failover.check_bars(cluster)
-        assert len(history.terms) > 20
-        assert cluster.visits == 10
+        assert [fault.name for fault in cluster.faults] == 3 * list(failover.KINDS)
+        assert cluster.visits == 5
+        assert len(history.terms) > 10
+        assert len(history.lists) > 2 * cluster.visits
 
 
 def test_a_speaker_that_was_deposed_is_found() -> None:
