@@ -1,17 +1,18 @@
 """Seconds that a heal takes over links of so many MB/s: from several sources at once, and of several targets at once.
 
 Each source, and each of several targets, is a process in a network namespace of its own, behind a link that bounds what
-it sends. `--sources`: one target, and what it costs where one of its sources is killed half way. `--targets`: all heal
-from one source. It takes root.
+it sends. `--sources`: one target; what that costs its sources, which serve the state where it lies and train meanwhile
+(Steps in support/healing.py); and what it costs where one of them is killed half way. `--targets`: all heal from one
+source. It takes root.
 """
 
 import signal
 import time
 from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from statistics import median
+from statistics import mean, median
 
 import click
 
@@ -26,11 +27,13 @@ SOURCES, TARGETS = (1, 2, 3), (1, 8)
 
 @dataclass(frozen=True, slots=True)
 class FromSeveral:
-    """`killed_s`: where one of the sources is killed after half of `seconds`; `killed_at_best_s`: what the links of the
-    others allow then. 0 with one source."""
+    """`steps`: how long the sources' steps took beside a heal, in the mean, of those without. `killed_s`: where one of
+    the sources is killed after half of `seconds`; `killed_at_best_s`: what the links of the others allow then. Both are
+    0 with one source."""
 
     sources: int
     seconds: tuple[float, ...]
+    steps: float
     killed_s: float = 0.0
     killed_at_best_s: float = 0.0
 
@@ -64,24 +67,35 @@ def measure_sources(count: int, size_bytes: int, link_mb_s: float, repeats: int)
                 child.ask(order="release")
             return seconds
 
+        def steps() -> list[float]:
+            return [step for child in sources for step in child.ask(order="steps")]
+
         seconds = tuple([heal(float(number + 1)) for number in range(repeats + 1)][1:])
-        whole = FromSeveral(count, seconds)
+        without, beside = [], []
+        for number in range(repeats):
+            steps()
+            time.sleep(median(seconds))
+            without += steps()
+            heal(-float(number + 2))
+            beside += steps()
+        whole = FromSeveral(count, seconds, mean(beside) / mean(without))
         if count == 1:
             return whole
         begin(-1.0)
         time.sleep(whole.median_s / 2)
         sources[0].signal(signal.SIGKILL)  # the one that the target was assigned
         at_best_s = whole.median_s / 2 * (1 + count / (count - 1))
-        return FromSeveral(count, seconds, target.answer()["fetch_s"], at_best_s)
+        return replace(whole, killed_s=target.answer()["fetch_s"], killed_at_best_s=at_best_s)
 
 
 def render_sources(results: Sequence[FromSeveral]) -> str:
-    header = ["sources", "seconds", "times as fast", "one killed half way, s", "at best, s"]
+    header = ["sources", "seconds", "times as fast", "sources' steps", "one killed half way, s", "at best, s"]
     rows = [
         [
             str(row.sources),
             spread(row.seconds).text(),
             f"{results[0].median_s / row.median_s:.2f}",
+            f"{row.steps:.3f}",
             f"{row.killed_s:.2f}" if row.killed_s else "",
             f"{row.killed_at_best_s:.2f}" if row.killed_s else "",
         ]
@@ -92,7 +106,7 @@ def render_sources(results: Sequence[FromSeveral]) -> str:
 
 def bars_of_sources(results: Sequence[FromSeveral]) -> list[Bar]:
     one, *several = results
-    found: list[Bar] = []
+    found = [Bar(f"sources' steps beside a heal, of those without, {row.sources} at once", row.steps, 1.1) for row in results]
     for row in several:
         share = one.sources / row.sources / 0.9
         found.append(
