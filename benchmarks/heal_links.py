@@ -106,7 +106,9 @@ def render_sources(results: Sequence[FromSeveral]) -> str:
 
 def bars_of_sources(results: Sequence[FromSeveral]) -> list[Bar]:
     one, *several = results
-    found = [Bar(f"sources' steps beside a heal, of those without, {row.sources} at once", row.steps, 1.1) for row in results]
+    found = [
+        Bar(f"sources' steps beside a heal, of those without, {row.sources} at once", row.steps, 1.1) for row in results
+    ]
     for row in several:
         share = one.sources / row.sources / 0.9
         found.append(
