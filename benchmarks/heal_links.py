@@ -23,6 +23,7 @@ from benchmarks.support.network import SecondHost, Switch
 
 GIB = 2**30
 SOURCES, TARGETS = (1, 2, 3), (1, 8)
+SETTLED_S = 2.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +75,7 @@ def measure_sources(count: int, size_bytes: int, link_mb_s: float, repeats: int)
         without, beside = [], []
         for number in range(repeats):
             steps()
-            time.sleep(median(seconds))
+            time.sleep(max(SETTLED_S, median(seconds)))
             without += steps()
             heal(-float(number + 2))
             beside += steps()
@@ -181,7 +182,7 @@ def bars_of_targets(results: Sequence[OfSeveral]) -> list[Bar]:
 @click.option("--repeats", type=click.IntRange(1), default=5, show_default=True, help="Measured heals each.")
 @click.option("--link", type=float, default=100.0, show_default=True, help="MB/s that each sends.")
 @click.option("--sources", type=click.IntRange(1, 5), multiple=True, help="So many; else 1, 2 and 3.")
-@click.option("--quick", is_flag=True, help="Seconds instead of minutes: two targets of 1/16 GiB.")
+@click.option("--quick", is_flag=True, help="Seconds instead of minutes: two sources, and two targets, of 1/16 GiB.")
 @click.option("--targets", type=click.IntRange(1, 16), multiple=True, help="So many; else 1 and 8.")
 @check_option
 @json_option
@@ -198,7 +199,7 @@ def main(
     """Seconds of a heal over links: from several sources, and of several targets."""
     found, size_bytes = show_machine(), int(gib * GIB)
     if quick:
-        size_bytes, repeats, sources, targets = GIB // 16, 1, (), (1, 2)
+        size_bytes, link, repeats, sources, targets = GIB // 16, 25.0, 1, (1, 2), (1, 2)
     elif not sources and not targets:
         sources, targets = SOURCES, TARGETS
     from_several = [measure_sources(count, size_bytes, link, repeats) for count in sources]
