@@ -112,7 +112,7 @@ def _elsewhere() -> str:
     ports = served_ports()
     if not ports:
         return ""
-    return f"one has on {', '.join(map(str, ports[-PORTS_NAMED:]))}: give that as --port, or "
+    return f"one has on {', '.join(map(str, ports[:PORTS_NAMED]))}: give that as --port, or "
 
 
 def _user() -> str:

@@ -65,13 +65,14 @@ def find_serving(port: int) -> Serving | None:
 
 
 def served_ports() -> tuple[int, ...]:
-    """On which this user's lighthouses on this host have served with credentials, as far as files tell."""
+    """Where this user's lighthouses on this host have served with credentials, as far as files tell; newest first."""
     try:
-        names = [path.name for path in state_folder(_OPTION).iterdir()]
+        files = [(path.stat().st_mtime, path.name) for path in state_folder(_OPTION).iterdir()]
     except (OSError, InvalidRequest):
         return ()
-    found = (_FILE.fullmatch(name) for name in names)
-    return tuple(port for port in sorted(int(match[1]) for match in found if match) if find_serving(port) is not None)
+    found = (_FILE.fullmatch(name) for _, name in sorted(files, reverse=True))
+    ports = (int(match[1]) for match in found if match)
+    return tuple(port for port in ports if find_serving(port) is not None)
 
 
 def with_local_credentials(coordinator: Coordinator, role: Role) -> Coordinator:

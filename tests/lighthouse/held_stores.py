@@ -25,6 +25,7 @@ from lighthouse_protocol.refusals import LighthouseError
 from lighthouse_runtime.server.output_gate import OutputGate
 
 CLAIM_S = 30.0
+TTL_S = 30.0  # a test may compute for seconds on a busy machine
 
 
 class Store(JobStore, RunStore, Protocol):
@@ -99,7 +100,7 @@ class EtcdHolder:
         self.ended = ""
         self._client = EtcdClient(parse_etcd_address(address))
         self.store = EtcdStore(self._client.address.prefix, lambda: self._election.wake(), self.gate.hold)
-        config = CandidateConfig(uuid.uuid4().hex, 3.0)
+        config = CandidateConfig(uuid.uuid4().hex, TTL_S)
         self._election = Election(self._client, self.store, config, Leader(config.name, "me:1", "http://me:2", 0))
         self._config = config
 
