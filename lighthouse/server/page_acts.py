@@ -46,7 +46,7 @@ class PageActs:
                 raise
             finally:
                 what = f"job={order.job}, {target}, msg={order.reason}"
-                self._audit.act(call.principal, call.peer, route, what, result)
+                self._audit.act(call.principal, call.caller, route, what, result)
             return answer
 
         return audited

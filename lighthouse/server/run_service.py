@@ -81,7 +81,7 @@ class RunService:
                 if isinstance(message, StopAsked | HostExcluded):
                     target = f"job={driver.name[0]}, run={driver.name[1]}, by={entry.name}, reason={message.reason}"
                     result = "done" if driver.has_say(session) else NO_PART
-                    self._audit.act(call.principal, call.peer, type(message).__name__, target, result)
+                    self._audit.act(call.principal, call.caller, type(message).__name__, target, result)
                 driver.receive_from_supervisor(session, message)
         finally:
             driver.end_supervisor(session)

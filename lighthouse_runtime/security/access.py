@@ -68,7 +68,7 @@ def admit(to: Access, path: str, caller: Caller) -> Principal:
         access.check(path, principal, to.port)
     except NotPermitted as e:
         if access.is_control(path):
-            to.audit.refuse(principal, caller.peer, access.name_of(path), str(e))
+            to.audit.refuse(principal, as_written(caller.peer), access.name_of(path), str(e))
         raise
     return principal
 
@@ -147,6 +147,11 @@ def is_local(peer: str) -> bool:
         return True
     address = address_of(peer)
     return address is not None and (address.is_loopback or is_own_address(address.host))
+
+
+def as_written(peer: str) -> str:
+    """Where a caller calls from, as a person writes an address."""
+    return str(address_of(peer) or peer)
 
 
 def address_of(peer: str) -> Address | None:

@@ -39,7 +39,7 @@ from lighthouse_protocol.rules.peer_limits import Peer, Resource
 from lighthouse_protocol.wire import streams
 from lighthouse_protocol.wire.status_codes import status_of
 from lighthouse_runtime.log_event import event
-from lighthouse_runtime.security.access import Access, Caller, address_of, admit, is_local, names_in_certificate
+from lighthouse_runtime.security.access import Access, Caller, admit, as_written, is_local, names_in_certificate
 from lighthouse_runtime.server.output_gate import OutputGate
 from lighthouse_runtime.server.peers import Peers
 from lighthouse_runtime.server.streams import Requests, Sender
@@ -64,7 +64,7 @@ class Call:
     @property
     def caller(self) -> str:
         """Where it calls from, as a person writes an address."""
-        return str(address_of(self.peer) or self.peer)
+        return as_written(self.peer)
 
     def require_deadline(self) -> float:
         """The time left in seconds. Raises InvalidRequest: nothing here waits without a deadline."""
@@ -223,7 +223,7 @@ class Serving:
             result = f"refused: {e}"
             raise
         finally:
-            self._access.audit.act(call.principal, call.peer, name_of(f"/{path}"), _target(request, call), result)
+            self._access.audit.act(call.principal, call.caller, name_of(f"/{path}"), _target(request, call), result)
 
     @contextlib.asynccontextmanager
     async def _open(self, context: _Context, peer: Peer | None) -> AsyncGenerator[Sender, None]:

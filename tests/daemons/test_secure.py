@@ -41,6 +41,7 @@ from tests.processes import LIGHTHOUSE_CODE, LOCALHOST, PATIENCE_S, Lighthouse, 
 
 SECRET = "known_to_the_group_and_to_this_test"
 SERVICE = "/lighthouse.v1.LighthouseService/"
+LOOPBACK_PEER = r"(127\.0\.0\.1|\[::1\]):\d+"
 
 
 @pytest.fixture(scope="module")
@@ -141,6 +142,7 @@ def test_a_wrong_token_is_refused_in_one_line_and_noted(secured: Secured) -> Non
         client.kill("a")
     assert secured.get("/status", wrong.token)[0] == 403
     [*_, noted] = [entry for entry in secured.audit if entry["what"] == "Kill"]
+    assert re.fullmatch(LOOPBACK_PEER, noted["peer"])
     assert (noted["role"], noted["credential"], noted["result"][:8]) == ("none", "none", "refused:")
     assert stat.S_IMODE((secured.folder.parent / "audit.jsonl").stat().st_mode) == 0o600
     assert wrong.token not in json.dumps(secured.audit) + secured.lighthouse.log()
@@ -184,6 +186,7 @@ def test_an_operator_is_noted_by_name_with_what_and_how_it_ended(secured: Secure
     [*_, noted] = [entry for entry in secured.audit if entry["what"] == "Drain" and entry["role"] == "operate"]
     assert noted["credential"].startswith("operate-")
     assert noted["target"] == "replica_id=nobody, msg=maintenance"
+    assert re.fullmatch(LOOPBACK_PEER, noted["peer"])
     assert noted["result"].startswith("refused: ")
 
 

@@ -21,14 +21,14 @@ def entries(path: Path) -> list[dict[str, str]]:
 def test_an_act_is_a_line_in_the_log_and_in_a_private_file(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
     path = tmp_path / "audit.jsonl"
-    Audit(path).act(OPERATOR, "ipv4:10.0.0.1:9", "Kill", "replica_id=a, msg=x\n2026 I all is well")
+    Audit(path).act(OPERATOR, "10.0.0.1:9", "Kill", "replica_id=a, msg=x\n2026 I all is well")
     [entry] = entries(path)
     told = [entry[name] for name in ("role", "credential", "what", "result")]
     assert told == ["operate", "operate-1", "Kill", "done"]
     assert "\n" not in entry["target"]
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
     [line] = [record.getMessage() for record in caplog.records]
-    assert line.startswith("audit: Kill replica_id=a, msg=x 2026 I all is well by operate-1 (role operate) at ipv4:")
+    assert line == "audit: Kill replica_id=a, msg=x 2026 I all is well by operate-1 (role operate) at 10.0.0.1:9: done"
 
 
 def test_the_file_is_bounded_and_the_one_before_it_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
