@@ -15,6 +15,8 @@ def test_each_fault_three_times() -> None:
         history = failover.check(cluster)
         assert [fault.name for fault in cluster.faults] == 3 * list(failover.KINDS)
         assert cluster.visits == 5
+        lost = [fault for fault in cluster.faults if fault.discards and fault.longest_s <= failover.FAILOVER_S]
+        assert not lost, f"a step was lost though nothing took longer than a failover may: {lost}"
         assert len(history.terms) > 10
         assert len(history.lists) > 2 * cluster.visits
 
