@@ -4,6 +4,7 @@ The base image is a Debian root of the same release made by debootstrap, for pyt
 lives in one folder, and every command has its own mounts and processes, so nothing is left behind whatever happens.
 """
 
+import fcntl
 import json
 import os
 import re
@@ -25,25 +26,31 @@ _LOOPBACK_UP = ["sh", "-c", 'ip link set lo up && exec "$@"', "sh"]
 
 
 class ImageBuilder:
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, root: Path) -> None:
         self._folder = folder
-        self._buildah = [
-            tool("buildah"),
-            f"--root={folder / 'storage'}",
-            f"--runroot={folder / 'run'}",
-            "--storage-driver=vfs",
-        ]
+        self._root = root
+        self._buildah = [tool("buildah"), f"--root={folder / 'storage'}", f"--runroot={folder / 'run'}"]
+        self._buildah.append(f"--storage-driver={_storage_driver(self._buildah)}")
 
     def make_base(self, suite: str) -> None:
+        with self._root.with_suffix(".lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            if not self._root.exists():
+                self._bootstrap(suite)
+            container = self._run([*self._buildah, "from", "scratch"]).strip()
+            self._run([*self._buildah, "add", "--quiet", container, self._root, "/"])
+        self._run([*self._buildah, "commit", "--quiet", "--rm", container, _BASE_IMAGE])
+
+    def _bootstrap(self, suite: str) -> None:
         root = self._folder / "base"
         mirror = debian_mirror(suite)
         bootstrap = [tool("debootstrap"), "--variant=minbase", f"--include={_DEBIAN_PACKAGES}", suite, root]
         self._run([*bootstrap, *([mirror] if mirror else [])])
         (root / "usr/local/bin/python").symlink_to("/usr/bin/python3")
-        container = self._run([*self._buildah, "from", "scratch"]).strip()
-        self._run([*self._buildah, "add", "--quiet", container, root, "/"])
-        self._run([*self._buildah, "commit", "--quiet", "--rm", container, _BASE_IMAGE])
+        packed = self._folder / "base.tar"
+        self._run(["tar", "--create", f"--file={packed}", f"--directory={root}", "."])
         shutil.rmtree(root)
+        shutil.move(packed, self._root)
 
     def build(self, target: str, arguments: Mapping[str, str]) -> str:
         """The image's name."""
@@ -93,12 +100,22 @@ class Container:
 
 
 @contextmanager
-def image_builder() -> Iterator[ImageBuilder]:
+def image_builder(root: Path) -> Iterator[ImageBuilder]:
+    """`root`: a file for the root of the base, which the first of several that build at the same time makes for all."""
     if os.geteuid() != 0:
         missing("building images takes root here")
     tool("ip")
     with tempfile.TemporaryDirectory(prefix="lighthouse-image-") as folder:
-        yield ImageBuilder(Path(folder))
+        try:
+            yield ImageBuilder(Path(folder), root)
+        finally:
+            root.unlink(missing_ok=True)
+
+
+def _storage_driver(buildah: Sequence[str]) -> str:
+    """The one that copies nothing, where the kernel and this file system have it."""
+    works = run([*_alone(), *buildah, "--storage-driver=overlay", "info"]).returncode == 0
+    return "overlay" if works else "vfs"
 
 
 def _alone(*more: str) -> list[str]:

@@ -1,6 +1,7 @@
 """The images are built and their daemons run, as their user."""
 
 import json
+import os
 import re
 from collections.abc import Iterator
 from importlib.metadata import PackageNotFoundError, version
@@ -33,10 +34,12 @@ print(json.dumps({"passed": passed, "statuses": [each.wait(60) for each in daemo
 
 
 @pytest.fixture(scope="module")
-def builder() -> Iterator[ImageBuilder]:
+def builder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ImageBuilder]:
     default = re.search(r"^ARG PYTHON_IMAGE=python:3\.11-slim-(\w+)$", (REPOSITORY / "Dockerfile").read_text(), re.M)
     assert default is not None
-    with image_builder() as builder:
+    own = tmp_path_factory.getbasetemp()
+    of_all_workers = own.parent if "PYTEST_XDIST_WORKER" in os.environ else own
+    with image_builder(of_all_workers / "debian.tar") as builder:
         builder.make_base(suite=default[1])
         yield builder
 

@@ -19,7 +19,7 @@ from tests.simulation.runs.simulation import Result, run_seed
 pytestmark = pytest.mark.timeout(600)
 
 SEEDS = range(30)
-LONG_SEEDS = range(1000, 1400)
+LONG_SEEDS = range(1000, 1200)
 RULES = {f"G{number}" for number in range(1, 14)}
 
 each = pytest.mark.parametrize("exhibit", EXHIBITS, ids=lambda exhibit: exhibit.name)
