@@ -115,10 +115,10 @@ class LighthouseChecks:
 
     def handles(self, event: events.Event | None) -> None:
         """Just before the machine does."""
+        if isinstance(event, events.WasLate):  # it could answer nobody meanwhile
+            self._waits.clear()
         self._check_patience()
         match event:
-            case events.WasLate():
-                self._waits.clear()
             case events.SessionOpened(session, hello):
                 self._members[session] = member_of(hello.participant)
                 self._ledger.unheard.pop(member_of(hello.participant), None)

@@ -20,8 +20,8 @@ from tests.simulation.world import Died, Violation
 # A minute of computing, on a machine that may be busy.
 pytestmark = pytest.mark.timeout(600)
 
-SEEDS = range(28)
-MORE_SEEDS = range(28, 160)
+SEEDS = range(16)
+MORE_SEEDS = range(16, 160)
 STORE_SEEDS = range(20)  # of the scenario that is not drawn by itself
 LONG = {"seconds": 750.0, "groups": 10, "min_step_s": 0.25}  # 600 s of faults
 LONG_SEEDS = range(30)
@@ -38,6 +38,11 @@ def results() -> list[Result]:
 
 def test_drawn_runs_are_clean(results: list[Result]):
     assert failed(results) == []
+
+
+def test_a_lighthouse_that_stands_still_for_long_lets_nobody_wait_too_long():
+    """Of its many pauses five follow upon each other: 18 s, which is more than a straggler is waited for."""
+    assert run_seed(90693).violation == ""
 
 
 def test_drawn_runs_have_the_faults_of_their_plans_and_many_quorums(results: list[Result]):

@@ -1,5 +1,5 @@
-"""One rank that trains with a library, which writes its own checkpoint after SAVED_AT steps, and goes on from it where
-there is one: resuming_script.py LIBRARY --steps N --pace S --events FILE."""
+"""One rank that trains with a library, which writes its own checkpoint after K steps, and goes on from it where there
+is one: resuming_script.py LIBRARY --save-at K --steps N --pace S --events FILE."""
 
 import argparse
 import importlib
@@ -12,7 +12,6 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from examples.digits import Events, network, state_of
 
-SAVED_AT = 4
 IMAGES = torch.randn(64, 64, generator=torch.Generator().manual_seed(0))
 LABELS = torch.randint(10, (64,), generator=torch.Generator().manual_seed(0))
 DATA = TensorDataset(IMAGES, LABELS)
@@ -43,8 +42,8 @@ def transformers(net: Net, saved: Path, args: Any, events: Events) -> Any:
     library, ours = map(importlib.import_module, ("transformers", "agent_client.integrations.transformers"))
 
     class Saves(library.TrainerCallback):
-        def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-            control.should_save = state.global_step == SAVED_AT
+        def on_step_end(self, asked: Any, state: Any, control: Any, **_: Any) -> None:
+            control.should_save = state.global_step == args.save_at
 
     training = library.TrainingArguments(
         output_dir=str(saved),
@@ -85,7 +84,7 @@ def lightning(net: Net, saved: Path, args: Any, events: Events) -> Any:
             events.follow(strategy.agent, lambda: state_of(net, trainer.optimizers[0]), args.pace)
 
         def on_train_batch_end(self, trainer: Any, *_: Any) -> None:
-            if trainer.global_step == SAVED_AT:
+            if trainer.global_step == args.save_at:
                 trainer.save_checkpoint(saved)
 
     strategy = ours.FaultTolerantStrategy("cpu")
@@ -108,7 +107,7 @@ def accelerate(net: Net, saved: Path, args: Any, events: Events) -> Any:
         optimizer.step()
         scheduler.step()
         optimizer.zero_grad()
-        if accelerator.agent.was_committed and accelerator.agent.current_step == SAVED_AT:
+        if accelerator.agent.was_committed and accelerator.agent.current_step == args.save_at:
             accelerator.save_state(str(saved))
     return accelerator.agent
 
@@ -116,6 +115,7 @@ def accelerate(net: Net, saved: Path, args: Any, events: Events) -> Any:
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("library", choices=["transformers", "lightning", "accelerate"])
+    parser.add_argument("--save-at", type=int)
     parser.add_argument("--steps", type=int)
     parser.add_argument("--pace", type=float)
     parser.add_argument("--events", type=Path)

@@ -6,11 +6,10 @@ import pytest
 
 from tests.agent_client.clusters import PRELOADED, Cluster, check_all, read_events
 from tests.agent_client.integrations.libraries import require
-from tests.agent_client.integrations.resuming_script import SAVED_AT
 from tests.agent_client.ranks import RankServer
 from tests.processes import eventually
 
-STEPS = 12
+SAVED_AT, STEPS = 4, 12
 
 
 @pytest.mark.slow
@@ -28,7 +27,7 @@ def test_groups_that_have_died_go_on_from_the_library_s_checkpoint(tmp_path: Pat
             ranks=1,
             pace_s=0.2,
             script=script,
-            arguments=[library],
+            arguments=[library, "--save-at", str(SAVED_AT)],
             steps=STEPS,
             min_replicas=2,
         ) as cluster,

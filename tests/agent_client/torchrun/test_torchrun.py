@@ -45,7 +45,8 @@ def start(lighthouse: Lighthouse, tmp_path: Path) -> Iterator[Start]:
         yield start
 
 
-@pytest.mark.parametrize("rank", [0, *(pytest.param(rank, marks=pytest.mark.slow) for rank in (1, 2))])
+@pytest.mark.slow
+@pytest.mark.parametrize("rank", [0, 1, 2])
 def test_a_node_dies_whichever_it_is(start: Start, tmp_path: Path, rank: int) -> None:
     """With torchrun's default of no restarts: a loss elsewhere is none. The node comes back, then all finish."""
     nodes = [start(name, *LOADED) for name in ("a", "b", "c")]
