@@ -45,6 +45,8 @@ class Crowd(Protocol):
 
     def max_step(self, quorum: Quorum) -> int: ...
 
+    def welcomed(self) -> None: ...
+
     def enter(self, quorum: Quorum) -> None: ...
 
 
@@ -68,7 +70,7 @@ class LightManager:
         self._clock = asyncio.get_running_loop().time
         self._step = self._tag = self._failures = 0
         self._handed: JoinAccepted | None = None
-        self._waits = self._computes = False
+        self._waits = self._computes = self._was_welcomed = False
         self._running = asyncio.create_task(self._link.run(self._opened, self._received, self._closed))
         self._ask()
 
@@ -108,6 +110,9 @@ class LightManager:
         match message:
             case Welcome(_, _, order):
                 self._session.welcomed(message, self._clock())
+                if not self._was_welcomed:
+                    self._was_welcomed = True
+                    self._crowd.welcomed()
                 self._obey(order)
             case HeartbeatAck(_, _, order):
                 sent_at = self._session.acknowledged(message, self._clock())
@@ -206,5 +211,7 @@ class LightManager:
             self._link.send(message)
 
     def _flush(self) -> None:
-        self._send(self._session.tick(self._clock()))
+        now = self._clock()
+        self._send(self._session.tick(now))
+        self._session.news_of_silence(now)  # of this crowded process's own doing: no second connection is made
         self._timer.set(self._session.deadline())

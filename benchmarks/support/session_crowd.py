@@ -17,7 +17,6 @@ from benchmarks.support.shared_session import SharedQuorums, SharedReader, Shari
 from lighthouse_protocol.messages.membership import Quorum
 
 CONNECTS_AT_ONCE = 50
-CONNECTS_EVERY_S = 0.05
 TIMEOUT_S = 60.0
 
 
@@ -34,6 +33,7 @@ class Crowd:
         self._max_step = (0, 0)
         self._entered: Counter[int] = Counter()
         self._all_train = asyncio.Event()
+        self._connects = asyncio.Semaphore(CONNECTS_AT_ONCE)
         self._numbers = 0
         self._reported_cpu_s, self._reported_bytes = 0.0, 0
 
@@ -45,6 +45,10 @@ class Crowd:
         if self._max_step[0] != quorum.quorum_id:
             self._max_step = (quorum.quorum_id, max(member.step for member in quorum.participants))
         return self._max_step[1]
+
+    def welcomed(self) -> None:
+        """A new one is connected: another one may come."""
+        self._connects.release()
 
     def enter(self, quorum: Quorum) -> None:
         """One more trains under that quorum."""
@@ -65,11 +69,10 @@ class Crowd:
     async def add(self, count: int) -> None:
         """Until all train together."""
         self._all_train.clear()
-        for begun in range(count):
+        for _ in range(count):
+            await self._connects.acquire()
             self.managers.append(LightManager(self, self._numbers))
             self._numbers += 1
-            if begun % CONNECTS_AT_ONCE == CONNECTS_AT_ONCE - 1:
-                await asyncio.sleep(CONNECTS_EVERY_S)
         await asyncio.wait_for(self._all_train.wait(), self._timeout_s)
 
     async def die(self, count: int) -> None:

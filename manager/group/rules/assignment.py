@@ -42,11 +42,17 @@ def assign(
     max_step, at_max = _at_max(members)
     primary = at_max[group_rank % len(at_max)]
     behind = _behind(members, group_rank, init_sync)
-    catching_up = [i for i in behind if _catches_up(members[i], max_step, stands=stands)]
     all_say = _all_say(members)
-    healing = [i for i in behind if i not in catching_up and not (all_say and not members[i].heals_first)]
-    served = [i for i in behind if i in healing or (i in catching_up and not members[i].has_source)]
-    sources = [i for i in range(len(members)) if i not in behind]
+    catching_up, healing, served = list[int](), list[int](), list[int]()
+    for i in behind:
+        if _catches_up(members[i], max_step, stands=stands):
+            catching_up.append(i)
+            if not members[i].has_source:
+                served.append(i)
+        elif members[i].heals_first or not all_say:
+            healing.append(i)
+            served.append(i)
+    sources = sorted(set(range(len(members))).difference(behind))
     contributors = sorted(sources + healing) if all_say else sources
     dealt = {target: (n + group_rank) % len(sources) for n, target in enumerate(served)}
     answer = Assignment(

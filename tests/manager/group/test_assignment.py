@@ -1,5 +1,6 @@
 """Heal assignment: by example, and against the dumb version."""
 
+import time
 from dataclasses import replace
 
 import pytest
@@ -32,6 +33,21 @@ def test_the_whole_answer_of_one_that_heals():
         healing=(2, 3),
     )
     assert answer.heals
+
+
+def test_of_a_job_s_first_quorum_it_costs_no_square_of_the_participants():
+    """All but one are behind. With eight times as many it is eight times as much; a square would be 64 times."""
+
+    def cpu_s(groups: int) -> float:
+        q = quorum(*(member(f"g{n}", 0) for n in range(groups)))
+        took = list[float]()
+        for _ in range(5):
+            began_at = time.process_time()
+            assert assign(q, "g7", 0, init_sync=True, stands=True)
+            took.append(time.process_time() - began_at)
+        return min(took)
+
+    assert cpu_s(8_000) < 24 * cpu_s(1_000)
 
 
 @pytest.mark.parametrize(
