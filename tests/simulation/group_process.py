@@ -4,7 +4,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from agent_client.agent.rules.step import Phase
-from lighthouse_protocol.messages.membership import Tag
+from lighthouse_protocol.messages.membership import Participant, Tag
 from lighthouse_protocol.refusals import DuplicateReplica, Unrecoverable, WrongState
 from tests.simulation.manager_checks import Votes
 from tests.simulation.manager_process import ManagerProcess
@@ -335,14 +335,19 @@ class Group:
         quorum = self.manager.handed
         if quorum is None or not (torn or self.is_apart):
             return ""
-        others = [self._system.find_group(p.address) for p in quorum.participants if p.replica_id != self.replica_id]
+        others = [p for p in quorum.participants if p.replica_id != self.replica_id]
         noticed_at = self.checkers.told_at[quorum.quorum_id] - NOTICED_WITHIN_S
-        if any(group is None or (group.has_held_since(noticed_at) and not group.has_lied) for group in others):
+        if any(self._could_heal_from(other, noticed_at) for other in others):
             return ""
         lost = missed | {machine.torn_under for machine in torn}
         if not others and any(state.quorum_id in lost for state in self._system.whole_states()):
             return ""
         return "a commit was not applied" if torn else "states that do not go together"
+
+    def _could_heal_from(self, member: Participant, since: float) -> bool:
+        """One that had made no step when it joined may have come to a state since then, alone."""
+        group = self._system.find_group(member.address)
+        return group is None or (member.step > 0 and group.has_held_since(since) and not group.has_lied)
 
     def find_rank(self, address: str, group_rank: int) -> Rank | None:
         return self._system.find_rank(address, group_rank)
