@@ -1,7 +1,8 @@
 """What one quorum round costs the lighthouse: N replica groups ask, a quorum of all N forms, N answers go out.
 
-Ours and torchft's released server in turn, under one generator (crowd.py), over torchft's wire; then ours over its own
-wire, and ours with a member that comes back anew in every round, so that the quorum is another one.
+Ours and torchft's released server in turn, under one generator (crowd.py), over torchft's wire; what the server library
+costs that ours is built on, with a handler that does nothing (bare_lighthouse.py); then ours over its own wire, and
+ours with a member that comes back anew in every round, so that the quorum is another one.
 """
 
 import time
@@ -13,7 +14,7 @@ from typing import Any
 import click
 
 from benchmarks.support.children import Child, Children
-from benchmarks.support.daemons import OURS, TORCHFT, Daemon, start_lighthouse
+from benchmarks.support.daemons import BARE, OURS, TORCHFT, Daemon, start_lighthouse
 from benchmarks.support.figures import Spread, json_option, ratios, show_machine, spread, table, write_json
 from benchmarks.support.torchft_native import released_version
 
@@ -42,6 +43,7 @@ class Contender:
 
 SAME_WIRE = Contender("ours", OURS, "torchft")
 REFERENCE = Contender("torchft 0.2", TORCHFT, "torchft")
+FLOOR = Contender("grpc.aio alone", BARE, "torchft")
 OWN_WIRE = Contender("ours, lighthouse.v1", OURS, "lighthouse.v1")
 CHANGING = Contender("ours, lighthouse.v1, a change each round", OURS, "lighthouse.v1", changes=True)
 
@@ -83,7 +85,7 @@ class Arena:
 
 
 def contenders() -> list[Contender]:
-    return [SAME_WIRE, *([REFERENCE] if released_version() else []), OWN_WIRE, CHANGING]
+    return [SAME_WIRE, *([REFERENCE] if released_version() else []), FLOOR, OWN_WIRE, CHANGING]
 
 
 def run_size(size: int, blocks: int, calls: int) -> dict[str, Any]:

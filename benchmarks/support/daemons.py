@@ -15,6 +15,7 @@ from lighthouse_runtime.security.tokens import Tokens
 OURS = "lighthouse-ft"
 OURS_BY_TLS = "lighthouse-ft, TLS"
 TORCHFT = "torchft"
+BARE = "gRPC's asyncio server"
 HERE = "127.0.0.1"
 
 
@@ -55,6 +56,9 @@ def start_lighthouse(
     if product == TORCHFT:
         timeout_ms = str(round(1000 * heartbeat_timeout_s))
         return _start_torchft(children, "lighthouse", host, str(min_replicas), timeout_ms)
+    if product == BARE:
+        child = children.start(BARE, "-m", "benchmarks.support.bare_lighthouse", host, str(min_replicas))
+        return Daemon(child, int(child.read_line()), host)
     lighthouse = prepare_lighthouse(
         children,
         min_replicas,
