@@ -19,7 +19,7 @@ DISTRIBUTION := --dist worksteal
 BIN := $(VENV)/bin
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export PIP_NO_INPUT := 1
-# Each of the hundreds of processes of a test run would compile all that it imports.
+# With it, each of the hundreds of processes of a test run compiles all that it imports.
 unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: demo test test-long lint site generate clean

@@ -1,8 +1,8 @@
 """What one quorum round costs the lighthouse: N replica groups ask, a quorum of all N forms, N answers go out.
 
-Ours and torchft's released server in turn, under one generator (crowd.py), over torchft's wire; what the server library
-costs that ours is built on, with a handler that does nothing (bare_lighthouse.py); then ours over its own wire, and
-ours with a member that comes back anew in every round, so that the quorum is another one.
+Ours and torchft's released server in turn, under one generator (crowd.py), over torchft's wire; the server library
+that ours is built on, with a handler that gives all the same answer and does nothing else (bare_lighthouse.py); then
+ours over its own wire, and ours with a member that comes back anew in every round, so that the quorum is another one.
 """
 
 import time

@@ -51,7 +51,8 @@ class Crowd(Protocol):
 
 
 class LightManager:
-    """As manager/group/rules/machine.py and driver.py, without ranks, calls and assignments."""
+    """As manager/group/rules/machine.py and driver.py, without ranks, calls and assignments. It opens no second
+    connection when echoes are late: here it is most often this crowded process that is."""
 
     def __init__(self, crowd: Crowd, number: int) -> None:
         name = f"replica_group_{number}"
@@ -213,5 +214,5 @@ class LightManager:
     def _flush(self) -> None:
         now = self._clock()
         self._send(self._session.tick(now))
-        self._session.news_of_silence(now)  # of this crowded process's own doing: no second connection is made
+        self._session.news_of_silence(now)  # heard, and not acted upon
         self._timer.set(self._session.deadline())

@@ -70,7 +70,7 @@ class Crowd:
         """Until all train together."""
         self._all_train.clear()
         for _ in range(count):
-            await self._connects.acquire()
+            await asyncio.wait_for(self._connects.acquire(), self._timeout_s)
             self.managers.append(LightManager(self, self._numbers))
             self._numbers += 1
         await asyncio.wait_for(self._all_train.wait(), self._timeout_s)

@@ -33,8 +33,7 @@ class ImageBuilder:
         self._buildah.append(f"--storage-driver={_storage_driver(self._buildah)}")
 
     def make_base(self, suite: str) -> None:
-        with self._root.with_suffix(".lock").open("w") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)
+        with _only_one(self._root):
             if not self._root.exists():
                 self._bootstrap(suite)
             container = self._run([*self._buildah, "from", "scratch"]).strip()
@@ -109,7 +108,16 @@ def image_builder(root: Path) -> Iterator[ImageBuilder]:
         try:
             yield ImageBuilder(Path(folder), root)
         finally:
-            root.unlink(missing_ok=True)
+            with _only_one(root):
+                root.unlink(missing_ok=True)
+
+
+@contextmanager
+def _only_one(root: Path) -> Iterator[None]:
+    """At a time, of those that build."""
+    with root.with_suffix(".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
 
 
 def _storage_driver(buildah: Sequence[str]) -> str:
