@@ -2,11 +2,12 @@
 
 After an abort NCCL's kernels end, and their events look as if they had completed. So what has completed is looked at
 under the lock under which an abort is announced: a collective counts as done only if none was announced before.
-A lost peer by itself ends nothing here (torch would end the process; that is switched off): the kernel goes on until
-the quorum is revoked, or its time is over.
+Whoever waits looks for NCCL's errors itself, and aborts the group at the first one. torch's watchdog, which looks ten
+times a second, must not be first: nccl_watchdog.py says why.
 """
 
 import contextlib
+import logging
 import os
 import threading
 import time
@@ -16,12 +17,15 @@ from typing import Any, Protocol
 
 import torch
 from torch import distributed
-from torch.distributed import PrefixStore, Store
+from torch.distributed import PrefixStore, Store, distributed_c10d
 
+from agent_client.collectives import nccl_watchdog
 from agent_client.collectives.gloo import connect_store
 from agent_client.collectives.group_spec import GroupSpec
 from agent_client.collectives.open_groups import enlist
-from agent_client.errors import ConfigurationError
+from agent_client.errors import ConfigurationError, first_line
+
+log = logging.getLogger(__name__)
 
 POLL_S = 0.0001
 NEVER = timedelta(days=365)
@@ -36,6 +40,9 @@ class NcclConnector:
         if not distributed.is_nccl_available() or not torch.cuda.is_available():
             raise ConfigurationError("process_group: nccl needs a CUDA device, and a torch that was built with NCCL")
         self.device = torch.device("cuda", torch.cuda.current_device() if device is None else device)
+        if nccl_watchdog.may_end_the_process(_default_backends()):
+            log.warning("%s", nccl_watchdog.WARNING)
+        os.environ.setdefault(nccl_watchdog.DUMP, "0")  # for the default group, if it is still to be made
 
     def connect(self, spec: GroupSpec) -> "NcclGroup":
         store = PrefixStore(spec.prefix, connect_store(spec.store_address, spec.connect_timeout_s))
@@ -79,6 +86,34 @@ class Event(Protocol):
     def query(self) -> bool: ...
 
 
+class Work(Protocol):
+    """As torch's of NCCL."""
+
+    def is_completed(self) -> bool:
+        """Or it has failed: this looks for NCCL's errors."""
+        ...
+
+    def exception(self) -> BaseException | None:
+        """What the last look has found."""
+        ...
+
+
+def wait_for(work: Work, done: Event, fence: Fence, ends_at: float) -> None:
+    """Until `done`, an event recorded behind `work`, has passed the fence.
+
+    Raises RuntimeError when the group was aborted, when a peer is lost, and after `ends_at`, on time.monotonic.
+    """
+    is_over = False
+    while not fence.has_passed(done):
+        # Work that is over has failed, or `done` comes in a moment. torch warns of the question, so it comes late.
+        if is_over and (error := work.exception()) is not None:
+            raise RuntimeError(f"NCCL has lost a peer: {first_line(error)}")
+        is_over = work.is_completed()
+        if time.monotonic() >= ends_at:
+            raise RuntimeError("the NCCL collective did not end in time: a peer is lost, stopped or slow")
+        time.sleep(POLL_S)
+
+
 class NcclGroup:
     """all_reduce is for one thread at a time; abort for any."""
 
@@ -89,7 +124,7 @@ class NcclGroup:
         self._device = device
         self._timeout_s = timeout_s
         self._fence = Fence()
-        with _environment(TORCH_NCCL_ASYNC_ERROR_HANDLING="0", TORCH_NCCL_NONBLOCKING_TIMEOUT=str(connect_timeout_s)):
+        with _environment(**nccl_watchdog.QUIET, TORCH_NCCL_NONBLOCKING_TIMEOUT=str(connect_timeout_s)):
             self._backend: Any = distributed.ProcessGroupNCCL(store, rank, size, _options())
             try:
                 self._backend.eager_connect_single_device(device)
@@ -107,8 +142,13 @@ class NcclGroup:
         limit_s = self._timeout_s if timeout_s is None else timeout_s
         with torch.cuda.device(self._device), torch.no_grad():
             there = tensor.to(self._device)
-            self._backend.allreduce([there]).wait()  # makes the current stream wait, not this thread
-            self._wait(_recorded(), time.monotonic() + limit_s)
+            work = self._backend.allreduce([there])
+            work.wait()  # makes the current stream wait, not this thread
+            try:
+                wait_for(work, _recorded(), self._fence, time.monotonic() + limit_s)
+            except RuntimeError:
+                self.abort()
+                raise
             if there is not tensor:
                 tensor.copy_(there)
 
@@ -116,13 +156,6 @@ class NcclGroup:
         """End every collective under way. From any thread; more than once does no harm."""
         if self._fence.let_down():
             self._backend.abort()
-
-    def _wait(self, done: Event, ends_at: float) -> None:
-        while not self._fence.has_passed(done):
-            if time.monotonic() >= ends_at:
-                self.abort()
-                raise RuntimeError("the NCCL collective did not end in time: a peer is lost, stopped or slow")
-            time.sleep(POLL_S)
 
 
 def _recorded() -> torch.cuda.Event:
@@ -136,6 +169,11 @@ def _options() -> Any:
     options.config.blocking = 0  # or else a peer that never comes is waited for without end
     options._timeout = NEVER  # each collective has a time of its own
     return options
+
+
+def _default_backends() -> str:
+    """Of the default group, as torch says it: "cpu:gloo,cuda:nccl"; empty if there is none."""
+    return distributed_c10d.get_backend_config() if distributed.is_initialized() else ""
 
 
 @contextlib.contextmanager

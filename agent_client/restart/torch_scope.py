@@ -18,7 +18,7 @@ from typing import Any
 import torch.distributed
 from torch.distributed import PrefixStore, Store, TCPStore, distributed_c10d
 
-from agent_client.collectives import gloo_connections
+from agent_client.collectives import gloo_connections, nccl_watchdog
 from agent_client.collectives.gloo_connections import Connections
 from agent_client.collectives.interruptible import InterruptibleGroup
 from agent_client.restart.store import StoreMixin, until_set
@@ -29,9 +29,9 @@ from lighthouse_runtime.net.own_address import advertised_host
 DEFAULT_TIMEOUT = timedelta(minutes=30)  # torch's, for a store
 CONNECT_TIMEOUT = timedelta(seconds=10)  # to a store that is served; nothing ends this wait
 _STORE = "torch_store"
-_VARIABLES = {"TORCH_NCCL_ASYNC_ERROR_HANDLING": "0", "TORCH_NCCL_RETHROW_CUDA_ERRORS": "0"}
-"""NCCL's watchdog ends the process when a peer or a kernel has failed; torch's abort needs the first one off. Whatever
-the script says itself counts."""
+_VARIABLES = {**nccl_watchdog.QUIET, "TORCH_NCCL_RETHROW_CUDA_ERRORS": "0"}
+"""NCCL's watchdog ends the process when a peer or a kernel has failed, or keeps it for minutes. Whatever the script
+says itself counts."""
 _LRU_CACHE = type(functools.lru_cache(print))
 
 importlib.import_module("torch.distributed.nn.functional")  # whose defaults keep the world of their import

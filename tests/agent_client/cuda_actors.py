@@ -1,6 +1,11 @@
 """The actors of actors.py with their tensors on a CUDA device."""
 
+import os
 from typing import Any
+
+import torch
+from torch import distributed
+from torch.distributed import HashStore
 
 from agent_client.collectives.connectors import connector
 from benchmarks.support.shared_gpu import share_gpu
@@ -17,6 +22,14 @@ class CudaAgentActor(AgentActor):
 
 class NcclActor(GlooActor):
     device = "cuda"
+
+    def make_default_group(self, monitor_sleeps_s: int) -> None:
+        """As a script does for what is within its replica group, after it has made its Agent."""
+        share_gpu()
+        self.connector = connector("nccl")
+        os.environ["TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC"] = str(monitor_sleeps_s)
+        distributed.init_process_group("nccl", store=HashStore(), rank=0, world_size=1)
+        distributed.all_reduce(torch.ones(1, device="cuda"))
 
     def meet(self, store: str, key: str, rank: int, size: int, **options: float) -> float:
         share_gpu(rank)

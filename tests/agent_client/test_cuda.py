@@ -1,5 +1,7 @@
 """CUDA tensors over gloo and NCCL, on one GPU: sums, abort, a group that stands still, and healing."""
 
+import time
+
 import pytest
 import torch
 
@@ -27,6 +29,24 @@ def test_sums_and_an_abort_while_a_peer_is_stopped(store: str, start: Start, act
     assert error
     stopped.resume()
     stopped.call("abort")
+    meet(store, ranks)
+    check_sums(ranks)
+
+
+def test_a_peer_that_is_killed_ends_the_wait_and_nothing_after_it(store: str, start: Start) -> None:
+    """Neither the group that is let go waits for torch's watchdog, nor does the monitor of the script's own group end
+    the process, which it would after the two seconds that it sleeps here."""
+    ranks = survivor, killed = start(2, "tests.agent_client.cuda_actors:NcclActor")
+    survivor.call("make_default_group", monitor_sleeps_s=2)
+    meet(store, ranks)
+    check_sums(ranks)
+    [waiting] = wait_in_all_reduce([survivor])
+    killed.kill()
+    error, _ = waiting.result(ENDS_WITHIN_S)
+    assert "NCCL has lost a peer" in error
+    survivor.begin("drop").result(ENDS_WITHIN_S)
+    time.sleep(4.0)
+    ranks = [survivor, *start(1, "tests.agent_client.cuda_actors:NcclActor")]
     meet(store, ranks)
     check_sums(ranks)
 

@@ -10,7 +10,8 @@ from torch.distributed import HashStore
 
 from agent_client.collectives.connectors import connector
 from agent_client.collectives.group_spec import GroupSpec
-from agent_client.collectives.nccl import Fence, NcclGroup
+from agent_client.collectives.nccl import Fence, NcclGroup, wait_for
+from agent_client.collectives.nccl_watchdog import DUMP, may_end_the_process
 from agent_client.errors import ConfigurationError
 from tests.processes import LOCALHOST
 
@@ -70,6 +71,73 @@ def test_an_abort_is_not_announced_while_somebody_looks() -> None:
     looking.join(ENDS_WITHIN_S)
     ending.join(ENDS_WITHIN_S)
     assert seen == [False]
+
+
+class Work:
+    """Is over at the look of that number; has an error from then on, if it has one. It passes the `event` when it is
+    over without one, at the look after that."""
+
+    def __init__(self, event: Event, looks: int, error: Exception | None = None) -> None:
+        self._event, self._looks, self._error = event, looks, error
+        self.asked = 0
+
+    def is_completed(self) -> bool:
+        self._looks -= 1
+        self._event.is_done = self._looks < 0 and self._error is None
+        return self._looks <= 0
+
+    def exception(self) -> Exception | None:
+        self.asked += 1
+        return self._error if self._looks <= 0 else None
+
+
+def test_a_collective_that_is_over_without_an_error_is_waited_for() -> None:
+    event = Event()
+    work = Work(event, 3)
+    wait_for(work, event, Fence(), time.monotonic() + ENDS_WITHIN_S)
+    assert work.asked == 1, "never before it is over: torch warns of the question"
+
+
+def test_an_error_of_nccl_ends_the_wait_at_the_next_look() -> None:
+    """Before torch's watchdog sees it, which looks ten times a second."""
+    event = Event()
+    work = Work(event, 3, ValueError("remote process exited\nand more"))
+    with pytest.raises(RuntimeError, match="NCCL has lost a peer: remote process exited$"):
+        wait_for(work, event, Fence(), time.monotonic() + ENDS_WITHIN_S)
+    assert work.asked == 1
+
+
+def test_an_abort_counts_before_what_it_leaves_in_the_work() -> None:
+    event, fence = Event(), Fence()
+    fence.let_down()
+    with pytest.raises(RuntimeError, match="the NCCL group was aborted"):
+        wait_for(Work(event, 0, ValueError("aborted")), event, fence, time.monotonic() + ENDS_WITHIN_S)
+
+
+def test_a_collective_that_is_not_over_in_time_has_failed() -> None:
+    event = Event()
+    with pytest.raises(RuntimeError, match="did not end in time"):
+        wait_for(Work(event, 10**9), event, Fence(), time.monotonic() + 0.01)
+
+
+@pytest.mark.parametrize(
+    ("backends", "value", "may"),
+    [
+        ("cpu:gloo,cuda:nccl", None, True),
+        ("cpu:gloo,cuda:nccl", "1", True),
+        ("cpu:gloo,cuda:nccl", "0", False),
+        ("cpu:gloo,cuda:nccl", "False", False),
+        ("cpu:gloo", None, False),
+        ("", None, False),
+    ],
+)
+def test_a_default_group_whose_monitor_ends_the_process_is_told(
+    backends: str, value: str | None, may: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv(DUMP, raising=False)
+    if value is not None:
+        monkeypatch.setenv(DUMP, value)
+    assert may_end_the_process(backends) is may
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a CUDA device")

@@ -15,6 +15,7 @@ import torch.distributed.tensor
 from torch.distributed import HashStore, distributed_c10d
 
 from agent_client.collectives.interruptible import InterruptibleGroup
+from agent_client.collectives.nccl_watchdog import DUMP
 from agent_client.restart.process_groups import ProcessGroups
 from agent_client.restart.torch_scope import TorchScope
 
@@ -86,7 +87,7 @@ def test_nccl_s_watchdog_leaves_the_process_alone(monkeypatch: pytest.MonkeyPatc
     assert HANDLING not in os.environ
     alone.end()
     scope.begin(0)
-    assert (os.environ[HANDLING], os.environ[RETHROW]) == ("0", "1")
+    assert (os.environ[HANDLING], os.environ[RETHROW], os.environ[DUMP]) == ("0", "1", "0")
     scope.end()
     assert HANDLING not in os.environ
     assert os.environ[RETHROW] == "1"
