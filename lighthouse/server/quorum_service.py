@@ -185,7 +185,7 @@ class LighthouseService:
         return (await self._answer(driver, participant, time_left_s)).quorum
 
     async def _answer(self, driver: JobDriver, participant: Participant, time_left_s: float) -> Answer:
-        reply = FutureReply[Answer]()
+        reply: FutureReply[Answer] = FutureReply()
         number = driver.join(participant, time_left_s, reply)
         try:
             return await reply.value

@@ -32,6 +32,8 @@ _OPTIONS: list[tuple[str, int | str]] = [
     ("grpc.max_receive_message_length", MAX_RESPONSE_BYTES),
     ("grpc.use_local_subchannel_pool", 1),
     ("grpc.enable_http_proxy", 0),
+    ("grpc.http2.bdp_probe", 0),  # as the server's (server/grpc_server.py)
+    ("grpc.http2.lookahead_bytes", 2**20),  # instead: a list of 10,000 groups has as much
 ]
 
 # What grpc.aio says in place of the status of a stream that the server ends while the client still writes.

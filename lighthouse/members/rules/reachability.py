@@ -4,6 +4,8 @@ The peers of a member on a loopback would connect to themselves. Beside a member
 has no place, whichever came first; among its like it is on one host with them, and welcome.
 """
 
+from functools import lru_cache
+
 from lighthouse_protocol.identity import parse_address
 from lighthouse_protocol.messages.membership import Participant
 from lighthouse_protocol.refusals import WrongState
@@ -34,5 +36,6 @@ def _what_is_hidden(participant: Participant) -> str:
     return f"a name that is a loopback on its own host ({addresses[0]})"
 
 
+@lru_cache(maxsize=4096)  # a group joins by the same addresses again and again
 def _is_literal_loopback(text: str) -> bool:
     return parse_address(text, "address").is_loopback
