@@ -1,8 +1,8 @@
 """What a thousand standing sessions cost the lighthouse: at rest, in their steps, and when one comes or thirty go.
 
 The managers are real in all that the lighthouse sees (support/light_manager.py): a connection each, grants, beats,
-recalls and revokes. They live in one process, which shares the machine's cores with the lighthouse.
-With --tls all of it is done a second time, with TLS between managers and lighthouse.
+recalls and revokes. They live in one process, or with --crowds in several, which share the machine's cores with the
+lighthouse. With --tls all of it is done a second time, with TLS between managers and lighthouse.
 """
 
 import math
@@ -10,7 +10,7 @@ import random
 import statistics
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,11 +18,13 @@ import click
 
 from benchmarks.support.bars import Bar, check_option, conclude
 from benchmarks.support.children import Child, Children
-from benchmarks.support.daemons import prepare_lighthouse
+from benchmarks.support.daemons import Daemon, prepare_lighthouse
 from benchmarks.support.figures import json_option, show_machine, table, write_json
 from benchmarks.support.scrape import is_standing
+from benchmarks.support.session_crowd import TIMEOUT_S
 from lighthouse_protocol.limits import DEFAULT_JOB
 
+MANY = 2000  # from here on the limits of a default lighthouse are raised
 STEP_S = 0.25
 DOWN_S = 1.0
 DYING_SHARE = 0.03
@@ -67,20 +69,80 @@ class Stage:
         return self.told["quorums"]
 
 
-class Arena:
-    """The lighthouse, started on what was remembered, and the crowd."""
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """`heartbeat_timeout_s`: of the lighthouse, and its lease. `crowds`: processes with managers."""
 
-    def __init__(self, children: Children, size: int, settle_s: float, *, has_tls: bool) -> None:
+    size: int
+    settle_s: float
+    crowds: int = 1
+    heartbeat_timeout_s: float = 5.0
+    has_tls: bool = False
+
+
+class Crowds:
+    """The processes of managers, as one."""
+
+    def __init__(self, children: Children, address: str, count: int) -> None:
+        referee: list[str] = []
+        if count > 1:
+            path = str(children.folder / "referee")
+            children.start("the referee", "-m", "benchmarks.support.referee", path).read_line()
+            referee = [str(TIMEOUT_S), path]
+        crowd = ["-m", "benchmarks.support.session_crowd", address, DEFAULT_JOB, *referee]
+        self.children: list[Child] = [
+            children.start(f"crowd {place}", *crowd, *([str(place), str(count)] if referee else []))
+            for place in range(count)
+        ]
+
+    def ask(self, **order: Any) -> dict[str, Any]:
+        """The same of all. What they tell, added up."""
+        return self._ask([order] * len(self.children))
+
+    def share(self, what: str, count: int) -> dict[str, Any]:
+        """Of `count` each has its share. Those that do nothing themselves hear of it first."""
+        each, more = divmod(count, len(self.children))
+        return self._ask([{"what": what, "count": each + (place < more)} for place in range(len(self.children))])
+
+    def _ask(self, orders: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+        began_at = time.monotonic()
+        for child, order in reversed(list(zip(self.children, orders, strict=True))):
+            child.send(**order)
+        told = [child.answer() for child in self.children]
+        counts = ("beats", "messages", "commits", "discards", "revokes", "refusals", "closings", "cpu_s", "bytes")
+        return {
+            **{name: sum(each[name] for each in told) for name in counts},
+            **{name: max(each[name] for each in told) for name in ("longest_step_s", "longest_ack_s")},
+            "steps_s": told[0]["steps_s"],
+            "quorums": sorted({quorum_id for each in told for quorum_id in each["quorums"]}),
+            "wall_s": time.monotonic() - began_at,
+        }
+
+
+class Arena:
+    """The lighthouse, started on what was remembered, and the crowds."""
+
+    def __init__(self, children: Children, setting: Setting) -> None:
         self.stages: list[Stage] = []
-        self._has_tls = has_tls
+        self._setting = setting
         self._children = children
-        self._settle_s = settle_s
-        self._min_replicas = max(1, size * 9 // 10)
-        self._lighthouse = prepare_lighthouse(children, self._min_replicas, has_tls=has_tls)
+        self._settle_s = setting.settle_s
+        self._lighthouse = self._prepare(0)
         self._lighthouse.serve()
-        crowd = ["-m", "benchmarks.support.session_crowd", self._lighthouse.told, DEFAULT_JOB]
-        self._crowd: Child = children.start("the crowd", *crowd)
+        self._crowd = Crowds(children, self._lighthouse.told, setting.crowds)
         self._crowd.ask(what="pace", step_s=STEP_S)
+
+    def _prepare(self, port: int) -> Daemon:
+        size = self._setting.size
+        room = 2 * size  # of one host; more than a default lighthouse lets one have, from 4,096 on
+        return prepare_lighthouse(
+            self._children,
+            max(1, size * 9 // 10),
+            heartbeat_timeout_s=self._setting.heartbeat_timeout_s,
+            port=port,
+            has_tls=self._setting.has_tls,
+            options=["--max-members", str(room), "--max-open-per-peer", str(room)] if size > MANY else [],
+        )
 
     def add(self, name: str, count: int) -> None:
         self._measure(name, "add", count=count)
@@ -100,7 +162,7 @@ class Arena:
     def restart(self) -> None:
         """SIGKILL, and a new one DOWN_S later, until its quorum stands again."""
         old = self._lighthouse
-        self._lighthouse = prepare_lighthouse(self._children, self._min_replicas, port=old.port, has_tls=self._has_tls)
+        self._lighthouse = self._prepare(old.port)
         cpu_s, began_at = self._lighthouse.child.cpu_s(), time.monotonic()
         old.child.end()
         time.sleep(DOWN_S)
@@ -119,14 +181,16 @@ class Arena:
         time.sleep(self._settle_s + random.uniform(0, STEP_S))  # what comes next comes at any moment of a step
         self._crowd.ask(what="report")
 
-    def _measure(self, name: str, what: str, **order: Any) -> None:
+    def _measure(self, name: str, what: str, *, count: int) -> None:
         cpu_s = self._lighthouse.child.cpu_s()
-        told = self._crowd.ask(what=what, **order)
+        told = self._crowd.share(what, count)
         self._note(name, told["wall_s"], cpu_s, told)
 
     def _note(self, name: str, wall_s: float, cpu_before_s: float, told: Mapping[str, Any]) -> None:
         child = self._lighthouse.child
-        self.stages.append(Stage(name, wall_s, child.cpu_s() - cpu_before_s, child.memory_mb(), told))
+        stage = Stage(name, wall_s, child.cpu_s() - cpu_before_s, child.memory_mb(), told)
+        self.stages.append(stage)
+        click.echo(f"{name}: {wall_s:.2f} s, {stage.cpu_s:.2f} s of CPU, {stage.memory_mb:.0f} MB", err=True)
 
     def _wait_standing(self) -> None:
         ends_at = time.monotonic() + RETURN_TIMEOUT_S
@@ -136,9 +200,10 @@ class Arena:
             time.sleep(0.1)
 
 
-def run(size: int, joins: int, seconds: float, settle_s: float, *, has_tls: bool = False) -> list[Stage]:
+def run(setting: Setting, joins: int, seconds: float) -> list[Stage]:
+    size = setting.size
     with Children() as children:
-        arena = Arena(children, size, settle_s, has_tls=has_tls)
+        arena = Arena(children, setting)
         arena.add(f"{size} come, the first quorum", size)
         arena.watch(AT_REST, math.inf, seconds)
         arena.watch(IN_STEPS, STEP_S, seconds / 2)
@@ -222,23 +287,43 @@ def tls_bars(plain: Sequence[Stage], by_tls: Sequence[Stage]) -> list[Bar]:
 @click.option("--joins", type=click.IntRange(1), default=5, show_default=True, help="How often one joins.")
 @click.option("--seconds", type=click.FloatRange(1), default=20.0, show_default=True, help="To watch them at rest.")
 @click.option("--quick", is_flag=True, help="Seconds instead of minutes: 30 sessions.")
+@click.option("--crowds", type=click.IntRange(1), default=1, show_default=True, help="Processes with managers.")
+@click.option(
+    "--heartbeat-timeout",
+    "heartbeat_timeout_s",
+    type=click.FloatRange(1),
+    default=5.0,
+    show_default=True,
+    help="Of the lighthouse, in seconds.",
+)
 @click.option("--tls", "with_tls", is_flag=True, help="All of it again with TLS, and the ratios.")
 @check_option
 @json_option
-def main(size: int, joins: int, seconds: float, quick: bool, with_tls: bool, check: bool, path: Path | None) -> None:
+def main(
+    size: int,
+    joins: int,
+    seconds: float,
+    quick: bool,
+    crowds: int,
+    heartbeat_timeout_s: float,
+    with_tls: bool,
+    check: bool,
+    path: Path | None,
+) -> None:
     """What a thousand standing sessions cost the lighthouse."""
     settle_s = 3.0
     if quick:
         size, joins, seconds, settle_s = 30, 2, 2.0, 0.5
+    setting = Setting(size, settle_s, crowds, heartbeat_timeout_s)
     found = show_machine()
-    stages = run(size, joins, seconds, settle_s)
+    stages = run(setting, joins, seconds)
     click.echo(render(stages))
     asked, by_tls = bars(stages), list[Stage]()
     if with_tls:
-        by_tls = run(size, joins, seconds, settle_s, has_tls=True)
+        by_tls = run(replace(setting, has_tls=True), joins, seconds)
         click.echo(f"\nWith TLS:\n{render(by_tls)}\n\n{tls_text(stages, by_tls)}")
         asked += tls_bars(stages, by_tls)
-    report = {"benchmark": "scale", "machine": found, "sessions": size, "stages": stages}
+    report = {"benchmark": "scale", "machine": found, "setting": setting, "sessions": size, "stages": stages}
     write_json(path, report | ({"stages_with_tls": by_tls} if with_tls else {}))
     conclude(asked, is_checked=check)
 

@@ -6,6 +6,10 @@ LIGHTHOUSE_PORT = 29510
 LIGHTHOUSE_HTTP_PORT = 29511
 MANAGER_PORT = 29512
 
+KEEPALIVE_S = 2.0
+"""The connections of paused and vanished callers are closed after that: half of it without traffic, half for an answer
+to a ping."""
+
 MAX_REPLICA_ID_CHARS = 128
 MAX_ADDRESS_CHARS = 512
 MAX_DATA_BYTES = 4096

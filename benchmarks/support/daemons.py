@@ -78,12 +78,14 @@ def prepare_lighthouse(
     host: str = HERE,
     port: int = 0,
     has_tls: bool = False,
+    options: Sequence[str] = (),
 ) -> Daemon:
     """Ours, which has loaded its code and waits for serve(). It keeps a journal, by its port: on the port of one that
     has ended, it remembers."""
     port, http_port = port or free_port(), free_port()
     serve = ["--http", f"{HERE}:{http_port}", "--min-replicas", str(min_replicas)]
     serve += ["--heartbeat-timeout", f"{heartbeat_timeout_s}s", "--journal", str(children.folder / f"{port}.sqlite")]
+    serve += options
     join_string, credentials = "", None
     if not has_tls and host != HERE:  # it would make its own TLS
         serve += ["--insecure", "--credentials", str(children.folder / "credentials")]

@@ -56,7 +56,7 @@ class LightManager:
 
     def __init__(self, crowd: Crowd, number: int) -> None:
         name = f"replica_group_{number}"
-        host = f"10.20.{number // 250}.{number % 250 + 1}"
+        host = f"10.{20 + number // 62_500}.{number // 250 % 250}.{number % 250 + 1}"
         self.quorum: Quorum | None = None
         self._crowd = crowd
         self._me = Participant(

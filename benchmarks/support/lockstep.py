@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from benchmarks.support.referee import Judge, Key
 from lighthouse_protocol.messages.membership import Quorum
 
 
@@ -34,44 +35,51 @@ class Tally:
 
 
 class Lockstep:
-    """A collective of all participants: it completes `step_s` after the last of them has come; infinite: it rests."""
+    """A collective of all participants, as far as they are in this process."""
+
+    judge: Judge
+    """Says when one is complete, by complete(); to be set before anybody comes."""
 
     def __init__(self, on_step: Callable[[float], None]) -> None:
         """`on_step` hears how long each step took."""
-        self.step_s = math.inf
         self._on_step = on_step
-        self._meetings: dict[tuple[int, int], set[Member]] = {}
+        self._meetings: dict[Key, set[Member]] = {}
+        self._sizes: dict[Key, int] = {}
+        self._untold: set[Key] = set()
         self._completed_at = math.inf
 
     def come(self, manager: Member, quorum: Quorum, step: int) -> None:
         key = (quorum.quorum_id, step)
-        meeting = self._meetings.setdefault(key, set())
-        meeting.add(manager)
-        if len(meeting) == len(quorum.participants):
-            self._run(key, len(meeting))
+        self._sizes[key] = len(quorum.participants)
+        self._meetings.setdefault(key, set()).add(manager)
+        if key not in self._untold:  # once for all that come in this turn of the loop
+            self._untold.add(key)
+            asyncio.get_running_loop().call_soon(self._tell, key)
 
     def leave(self, manager: Member) -> None:
-        for meeting in self._meetings.values():
-            meeting.discard(manager)
-        self._meetings = {key: meeting for key, meeting in self._meetings.items() if meeting}
+        for key in [key for key, meeting in self._meetings.items() if manager in meeting]:
+            self._meetings[key].discard(manager)
+            self._tell(key)
 
-    def pace(self, step_s: float, size: int) -> None:
-        self.step_s, self._completed_at = step_s, math.inf
-        for key, meeting in list(self._meetings.items()):
-            if len(meeting) == size:
-                self._run(key, size)
+    def pace(self, step_s: float) -> None:
+        self._completed_at = math.inf
+        self.judge.pace(step_s)
 
-    def _run(self, key: tuple[int, int], size: int) -> None:
-        if self.step_s < math.inf:
-            asyncio.get_running_loop().call_later(self.step_s, self._complete, key, size)
-
-    def _complete(self, key: tuple[int, int], size: int) -> None:
-        meeting = self._meetings.get(key, set())
-        if len(meeting) < size:  # somebody has left it: those who still wait will be revoked
-            return
-        del self._meetings[key]
+    def complete(self, key: Key) -> None:
+        meeting = self._forget(key)
         now = time.monotonic()
         self._on_step(now - self._completed_at)
         self._completed_at = now
         for manager in meeting:
             manager.complete()
+
+    def _tell(self, key: Key) -> None:
+        self._untold.discard(key)
+        if key in self._meetings:
+            self.judge.tell(key, len(self._meetings[key]), self._sizes[key])
+            if not self._meetings[key]:
+                self._forget(key)
+
+    def _forget(self, key: Key) -> set[Member]:
+        self._sizes.pop(key, None)
+        return self._meetings.pop(key, set())

@@ -1,4 +1,9 @@
-"""The load: many managers in one process, a connection each, that train together in lockstep."""
+"""The load: many managers in one process, a connection each, that train together in lockstep.
+
+python -m benchmarks.support.session_crowd ADDRESS JOB [TIMEOUT_S [REFEREE PLACE CROWDS]]
+
+With the last three it is one of several: their referee's socket (referee.py), and which of how many it is.
+"""
 
 import asyncio
 import sys
@@ -13,6 +18,7 @@ from benchmarks.support.children import allow_many_connections
 from benchmarks.support.light_manager import LightManager
 from benchmarks.support.line_protocol import answer_orders_async
 from benchmarks.support.lockstep import Lockstep, Tally
+from benchmarks.support.referee import OwnReferee, RemoteReferee
 from benchmarks.support.shared_session import SharedQuorums, SharedReader, SharingClient
 from lighthouse_protocol.messages.membership import Quorum
 
@@ -21,17 +27,20 @@ TIMEOUT_S = 60.0
 
 
 class Crowd:
-    def __init__(self, address: str, job: str, timeout_s: float = TIMEOUT_S) -> None:
+    def __init__(self, address: str, job: str, timeout_s: float = TIMEOUT_S, place: int = 0, crowds: int = 1) -> None:
         self._timeout_s = timeout_s
+        self._place, self._crowds = place, crowds
         self.address = address
         self.tally = Tally()
         self.lockstep = Lockstep(self._note_step)
+        self.lockstep.judge = OwnReferee(self.lockstep.complete)
         self.managers: list[LightManager] = []
         self._job = job
         self._reader = SharedReader()
         self.quorums = SharedQuorums()
         self._max_step = (0, 0)
         self._entered: Counter[int] = Counter()
+        self._expected = 0
         self._all_train = asyncio.Event()
         self._connects = asyncio.Semaphore(CONNECTS_AT_ONCE)
         self._numbers = 0
@@ -53,7 +62,7 @@ class Crowd:
     def enter(self, quorum: Quorum) -> None:
         """One more trains under that quorum."""
         self._entered[quorum.quorum_id] += 1
-        if self._entered[quorum.quorum_id] == len(self.managers):
+        if self._entered[quorum.quorum_id] == self._expected:
             self._all_train.set()
 
     async def do(self, what: str, **fields: Any) -> dict[str, Any]:
@@ -67,16 +76,18 @@ class Crowd:
         return {**spent, **asdict(tally), "quorums": sorted({m.quorum.quorum_id for m in self.managers if m.quorum})}
 
     async def add(self, count: int) -> None:
-        """Until all train together."""
+        """Until all train together; without `count`, those of another crowd come."""
+        self._expected += count
         self._all_train.clear()
         for _ in range(count):
             await asyncio.wait_for(self._connects.acquire(), self._timeout_s)
-            self.managers.append(LightManager(self, self._numbers))
+            self.managers.append(LightManager(self, self._crowds * self._numbers + self._place))
             self._numbers += 1
         await asyncio.wait_for(self._all_train.wait(), self._timeout_s)
 
     async def die(self, count: int) -> None:
-        """Without a word; until all others train together."""
+        """Without a word; until all others train together. Without `count`, those of another crowd die."""
+        self._expected -= count
         self._all_train.clear()
         dying, self.managers = self.managers[:count], self.managers[count:]
         for manager in dying:
@@ -84,7 +95,7 @@ class Crowd:
         await asyncio.wait_for(self._all_train.wait(), self._timeout_s)
 
     async def pace(self, step_s: float) -> None:
-        self.lockstep.pace(step_s, len(self.managers))
+        self.lockstep.pace(step_s)
 
     async def report(self) -> None:
         pass
@@ -95,8 +106,13 @@ class Crowd:
             self.tally.steps_s.append(took_s)
 
 
-async def serve(address: str, job: str, timeout_s: str = str(TIMEOUT_S)) -> None:
-    await answer_orders_async(Crowd(address, job, float(timeout_s)).do)
+async def serve(
+    address: str, job: str, timeout_s: str = str(TIMEOUT_S), referee: str = "", place: str = "0", crowds: str = "1"
+) -> None:
+    crowd = Crowd(address, job, float(timeout_s), int(place), int(crowds))
+    if referee:
+        crowd.lockstep.judge = await RemoteReferee.connect(crowd.lockstep.complete, referee)
+    await answer_orders_async(crowd.do)
 
 
 def main() -> None:

@@ -11,7 +11,7 @@ from lighthouse.incidents.rules.policy import OnStall
 from lighthouse.journal.journal import Journal, default_path
 from lighthouse.quorum.rules.config import QuorumConfig
 from lighthouse.quorum.store import NoJobStore
-from lighthouse_protocol.limits import JOIN_TIMEOUT_S, LIGHTHOUSE_HTTP_PORT, LIGHTHOUSE_PORT
+from lighthouse_protocol.limits import JOIN_TIMEOUT_S, KEEPALIVE_S, LIGHTHOUSE_HTTP_PORT, LIGHTHOUSE_PORT
 from lighthouse_protocol.refusals import InvalidRequest
 from lighthouse_protocol.rules.peer_limits import PeerLimits
 from lighthouse_protocol.rules.stall import FLOOR_S
@@ -22,6 +22,7 @@ from lighthouse_runtime.process.logs import FORMATS, LEVELS
 from lighthouse_runtime.process.state_folder import state_folder
 
 ENV_PREFIX = "LIGHTHOUSE"
+KEEPALIVE_SHARE = 0.4  # of the heartbeat timeout: beside it there is room for two heartbeats
 MIN_STORE_TTL_S = 2
 
 
@@ -120,8 +121,8 @@ class LighthouseConfig:
     max_members: int = setting(10_000, "Maximum replica groups known per job.", kind=_COUNT)
     max_open_per_peer: int = setting(
         PeerLimits().open,
-        "Maximum calls and streams that one credential, or one host without one, may have open; more where more "
-        "managers than that share an address.",
+        "Maximum calls and streams that one host may have open; more where more managers than that share an address, "
+        "and what a host may send grows with it.",
         kind=_COUNT,
     )
     stall_timeout_s: float = setting(
@@ -253,6 +254,11 @@ class LighthouseConfig:
             stands=self.standing_quorum == "on",
             last_call_s=self.spare_promotion_delay_s,
         )
+
+    @property
+    def keepalive_s(self) -> float:
+        """Who raises the heartbeat timeout allows longer pauses: a connection must not end for them before."""
+        return max(KEEPALIVE_S, KEEPALIVE_SHARE * self.heartbeat_timeout_s)
 
     def etcd(self) -> EtcdAddress | None:
         """None: the records are in the journal."""

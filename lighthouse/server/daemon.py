@@ -98,7 +98,7 @@ class LighthouseDaemon:
             Limits(config.stall_timeout_s),
             self._jobs.membership,
         )
-        peers, self._doors = Peers(PeerLimits(open=config.max_open_per_peer)), Doors(config)
+        peers, self._doors = Peers(PeerLimits.of_managers(config.max_open_per_peer)), Doors(config)
         doors = self._doors
         service = LighthouseService(
             self._jobs,
@@ -120,7 +120,15 @@ class LighthouseDaemon:
         runs = RunService(self._runs, doors.audit, peers=peers)
         more = {**runs.methods(), **incidents.methods()}
         gate = None if shared is None else shared.gate
-        self._grpc = GrpcServer(service.services(more), REFLECTED, doors.grpc.access, counters.called, peers, gate)
+        self._grpc = GrpcServer(
+            service.services(more),
+            REFLECTED,
+            doors.grpc.access,
+            counters.called,
+            peers,
+            gate,
+            keepalive_s=config.keepalive_s,
+        )
         self._torchft = self._make_torchft_server(service, counters, peers, gate)
         guard = HttpGuard(doors.http.access, _hosts(config))
         self._http = HttpServer(
@@ -264,7 +272,9 @@ class LighthouseDaemon:
         if self._config.torchft_listen is None:
             return None
         name = "torchft.LighthouseService"
-        return GrpcServer({name: service.services()[name]}, (name,), self._doors.torchft, counters.called, peers, gate)
+        of_torchft, access = {name: service.services()[name]}, self._doors.torchft
+        keepalive_s = self._config.keepalive_s
+        return GrpcServer(of_torchft, (name,), access, counters.called, peers, gate, keepalive_s=keepalive_s)
 
     def state(self) -> str:
         """What it does, in one line."""

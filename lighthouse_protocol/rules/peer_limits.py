@@ -1,10 +1,10 @@
 """What one peer may hold and use, so that no peer starves the others. No I/O.
 
-A peer is a credential; without one, a host: a thousand managers behind one address are one peer, and the limits leave
-room for these. Each check is O(1). A refusal takes nothing, and names the limit and the remedy.
+A peer is a host: a thousand managers behind one address are one peer, and the limits leave room for these. Each check
+is O(1). A refusal takes nothing, and names the limit and the remedy.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from lighthouse_protocol.refusals import LimitReached
@@ -20,6 +20,9 @@ class Rate:
     per_s: float
     at_once: float
 
+    def times(self, share: float) -> "Rate":
+        return Rate(share * self.per_s, share * self.at_once)
+
 
 class Resource(StrEnum):
     """What is counted, as a refusal names it."""
@@ -34,6 +37,9 @@ class Resource(StrEnum):
     BYTES = "bytes sent"
     STREAM_MESSAGES = "messages on one stream"
     STREAM_BYTES = "bytes on one stream"
+
+
+_OF_ONE_STREAM = (Resource.STREAM_MESSAGES, Resource.STREAM_BYTES)
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +58,15 @@ class PeerLimits:
     bytes: Rate = Rate(8 * 2**20, 64 * 2**20)
     stream_messages: Rate = Rate(200, 70_000)  # the evidence of the largest group is one message a rank
     stream_bytes: Rate = Rate(512 * 2**10, 16 * 2**20)
+
+    @classmethod
+    def of_managers(cls, open: int) -> "PeerLimits":
+        """Where so many calls and streams of one peer may be open at once: more than by default, if more managers share
+        an address, and then they may send as much more."""
+        limits = cls(open=open)
+        share = max(1.0, open / cls().open)
+        grown = {kind.name.lower(): limits.rate(kind).times(share) for kind in Resource if kind not in _OF_ONE_STREAM}
+        return replace(limits, **grown)
 
     def rate(self, resource: Resource) -> Rate:
         return getattr(self, resource.name.lower())

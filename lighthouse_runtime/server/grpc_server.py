@@ -7,7 +7,7 @@ import grpc.aio
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
-from lighthouse_protocol.limits import MAX_REQUEST_BYTES, MAX_RESPONSE_BYTES
+from lighthouse_protocol.limits import KEEPALIVE_S, MAX_REQUEST_BYTES, MAX_RESPONSE_BYTES
 from lighthouse_protocol.refusals import InvalidRequest, LighthouseError
 from lighthouse_runtime.net.bind import split_bind
 from lighthouse_runtime.net.own_address import resolves
@@ -16,9 +16,8 @@ from lighthouse_runtime.server.output_gate import OutputGate
 from lighthouse_runtime.server.peers import Peers
 from lighthouse_runtime.server.rpc_handler import Entry, Observer, Serving
 
-# Clients ping while idle, some every 60 s: grpcio's defaults end them after 240 s ("too_many_pings"). Our own pings
-# close the connections of paused and vanished callers within 2 s. A misspelt option is silently ignored; a test looks
-# at each.
+# Clients ping while idle, some every 60 s: grpcio's defaults end them after 240 s ("too_many_pings"). A misspelt option
+# is silently ignored; a test looks at each.
 _OPTIONS: list[tuple[str, int]] = [
     ("grpc.so_reuseport", 0),
     ("grpc.http2.bdp_probe", 0),  # a ping with nearly every message that is read: a third of what a heartbeat costs
@@ -27,13 +26,16 @@ _OPTIONS: list[tuple[str, int]] = [
     ("grpc.http2.min_ping_interval_without_data_ms", 10_000),
     ("grpc.http2.max_ping_strikes", 0),
     ("grpc.keepalive_permit_without_calls", 1),
-    ("grpc.keepalive_time_ms", 1_000),
-    ("grpc.keepalive_timeout_ms", 1_000),
-    ("grpc.http2.ping_timeout_ms", 1_000),
     ("grpc.http2.max_pings_without_data", 0),
     ("grpc.server_handshake_timeout_ms", 5_000),  # of a connection that says nothing; gRPC's own are 120 s
     ("grpc.max_connection_idle_ms", 300_000),  # without a call; its client connects again when it has one
 ]
+
+
+def options(keepalive_s: float) -> list[tuple[str, int]]:
+    half_ms = round(1000 * keepalive_s / 2)
+    names = ("grpc.keepalive_time_ms", "grpc.keepalive_timeout_ms", "grpc.http2.ping_timeout_ms")
+    return [*_OPTIONS, *((name, half_ms) for name in names)]
 
 
 class GrpcServer:
@@ -45,6 +47,8 @@ class GrpcServer:
         observe: Observer = lambda method, status: None,
         peers: Peers | None = None,
         gate: OutputGate | None = None,
+        *,
+        keepalive_s: float = KEEPALIVE_S,
     ) -> None:
         """`services` by full name; `reflected` are those whose descriptors the reflection service shows.
 
@@ -52,7 +56,7 @@ class GrpcServer:
         hears of every answer, and of every end of a stream that is not a loss. `peers`: what each caller may hold and
         send; without them, any amount. `gate`: when what is said may leave; health and reflection do not ask it.
         """
-        self._server = grpc.aio.server(options=_OPTIONS)
+        self._server = grpc.aio.server(options=options(keepalive_s))
         self._gate = gate or OutputGate()
         self._serving = Serving(observe, access, self._gate, peers)
         for name, methods in services.items():

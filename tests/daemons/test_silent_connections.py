@@ -8,11 +8,12 @@ import pytest
 
 from tests.daemons.groups import Group, training
 from tests.deaf_proxy import DeafProxy
-from tests.processes import Lighthouse
+from tests.processes import Lighthouse, eventually
 
 BACK_AFTER_S = 1.5
 WATCHED_S = 3.5
 ENOUGH_S = 1.5  # a manager that waits for its lease's end makes its ranks wait a fifth of that
+PAUSED_S = 4.0
 WITHIN_S = 5.0  # two and a half beats, a new connection, a change of the quorum
 
 
@@ -67,3 +68,17 @@ def test_a_group_whose_connection_falls_silent_is_back_within_seconds() -> None:
             assert sum(group.discards for group in groups) <= discards + len(groups)
             assert len({group.commits[-1][1] for group in groups}) == 1
             assert sum("beside this connection" in group.manager.log() for group in groups) == 1
+
+
+@pytest.mark.parametrize(("options", "is_lost"), [((), True), (("--heartbeat-timeout", "20s"), False)])
+def test_a_pause_that_the_heartbeat_timeout_allows_costs_no_step(options: tuple[str, ...], is_lost: bool) -> None:
+    """By default a vanished host is noticed after two seconds, and so is a manager that stands still for four."""
+    with Lighthouse(*options) as lighthouse, training(lighthouse, "default", "abc") as groups:
+        *others, paused = groups
+        discards, quorum_id = sum(group.discards for group in others), others[0].commits[-1][1]
+        with paused.manager.paused():
+            time.sleep(PAUSED_S)
+        counts = [len(group.commits) for group in groups]
+        eventually(lambda: all(len(g.commits) > n for g, n in zip(groups, counts, strict=True)), "all go on")
+        assert (others[0].commits[-1][1] != quorum_id) == is_lost
+        assert (sum(group.discards for group in others) > discards) == is_lost

@@ -24,7 +24,7 @@ COMMANDS = {
     "lighthouse-manager serve": ManagerConfig,
     "lighthouse-manager run": SupervisorConfig,
 }
-GRPC = dict(grpc_server._OPTIONS)
+GRPC = dict(grpc_server.options(LighthouseConfig().keepalive_s))
 FIXED: dict[str, float | None] = {
     "beat": MAX_BEAT_INTERVAL_S,
     "keepalive": (GRPC["grpc.keepalive_time_ms"] + GRPC["grpc.keepalive_timeout_ms"]) / 1000,

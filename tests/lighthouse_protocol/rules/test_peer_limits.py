@@ -50,6 +50,18 @@ def test_every_resource_has_a_rate(resource: Resource):
     assert PeerLimits().rate(resource).at_once >= PeerLimits().rate(resource).per_s > 0
 
 
+def test_where_more_managers_share_an_address_they_may_send_as_much_more():
+    usual, twice = PeerLimits(), PeerLimits.of_managers(2 * PeerLimits().open)
+    assert PeerLimits.of_managers(usual.open) == usual
+    assert PeerLimits.of_managers(10) == PeerLimits(open=10), (
+        "a lower limit of streams is no reason for less of the rest"
+    )
+    assert (twice.open, twice.reads) == (2 * usual.open, usual.reads)
+    assert twice.replica_ids == Rate(100, 10_000)
+    assert twice.messages == Rate(8_000, 400_000)
+    assert (twice.stream_messages, twice.stream_bytes) == (usual.stream_messages, usual.stream_bytes)
+
+
 def test_a_stream_may_send_less_than_its_peer():
     peer = Peer("p", SMALL)
     one, other = StreamMeter(peer, SMALL), StreamMeter(peer, SMALL)

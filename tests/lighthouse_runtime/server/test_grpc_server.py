@@ -9,6 +9,7 @@ import grpc
 import grpc.aio
 import pytest
 
+from lighthouse_protocol.limits import KEEPALIVE_S
 from lighthouse_protocol.pb.documented import lighthouse_pb2
 from lighthouse_protocol.refusals import InvalidRequest
 from lighthouse_protocol.rules import access
@@ -29,16 +30,16 @@ def test_every_option_is_one_that_grpc_knows() -> None:
     assert core is not None
     assert core.origin is not None
     content = Path(core.origin).read_bytes()
-    chosen = [*server._OPTIONS, *channel._OPTIONS]
+    chosen = [*server.options(KEEPALIVE_S), *channel._OPTIONS]
     assert [name for name, _ in chosen if name.encode() + b"\0" not in content] == []
     assert b"grpc.so_reuseporx" not in content
-    for options in (server._OPTIONS, channel._OPTIONS):
+    for options in (server.options(KEEPALIVE_S), channel._OPTIONS):
         assert len(options) == len(dict(options)), "each is set once"
 
 
 def test_idle_clients_that_ping_are_kept_and_a_vanished_peer_is_noticed_within_two_seconds() -> None:
     """One second until it is asked, one for its answer; the last two make grpc look while nothing is said."""
-    served = dict(server._OPTIONS)
+    served = dict(server.options(KEEPALIVE_S))
     assert served["grpc.so_reuseport"] == 0
     assert served["grpc.http2.max_ping_strikes"] == 0
     assert served["grpc.keepalive_permit_without_calls"] == 1
