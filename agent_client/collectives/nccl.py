@@ -23,7 +23,7 @@ from agent_client.collectives import nccl_watchdog
 from agent_client.collectives.gloo import connect_store
 from agent_client.collectives.group_spec import GroupSpec
 from agent_client.collectives.open_groups import enlist
-from agent_client.errors import ConfigurationError, first_line
+from agent_client.errors import ConfigurationError
 
 log = logging.getLogger(__name__)
 
@@ -98,6 +98,11 @@ class Work(Protocol):
         ...
 
 
+def has_failed(work: Work) -> bool:
+    result = work.get_future_result()
+    return result.done() and result.value() != 0
+
+
 def wait_for(work: Work, done: Event, fence: Fence, ends_at: float) -> None:
     """Until `done`, an event recorded behind `work`, has passed the fence.
 
@@ -106,8 +111,8 @@ def wait_for(work: Work, done: Event, fence: Fence, ends_at: float) -> None:
     is_over = False
     while not fence.has_passed(done):
         # Work that is over has failed, or `done` comes in a moment. torch warns of the question, so it comes late.
-        if is_over and (error := work.exception()) is not None:
-            raise RuntimeError(f"NCCL has lost a peer: {first_line(error)}")
+        if is_over and has_failed(work):
+            raise RuntimeError("NCCL has lost a peer")
         is_over = work.is_completed()
         if time.monotonic() >= ends_at:
             raise RuntimeError("the NCCL collective did not end in time: a peer is lost, stopped or slow")

@@ -190,7 +190,7 @@ class RankWatch:
                 self._votes.take(message)
             case World():
                 if message.pending and (self.world is None or message.pending != self.world.pending):
-                    log.info("waiting to join: %s", ", ".join(message.pending))
+                    log.info("waiting to join: %s", message.who_joins)
                 self.world = message
             case WatchOpened():
                 if self._progress is not None:

@@ -185,7 +185,7 @@ class JobDriver:
         """The number of the session."""
         number = next(self._numbers)
         self._sessions[number] = Session(peer, hello.participant.replica_id)
-        self._worlds.opened()
+        self._worlds.opened(number)
         self._opening = number
         self._feed(SessionOpened(number, hello))
         if self._opening:  # it was not refused

@@ -12,13 +12,12 @@ from lighthouse_runtime.ports import Peer
 @dataclass(slots=True)
 class Session:
     """`replica_id` is that of its hello. `join` and `reply`: the call by which it has asked for a quorum last, and
-    where its answer goes; `knows_world`: it has been told of the world."""
+    where its answer goes."""
 
     peer: Peer[ToManager]
     replica_id: str
     join: int | None = None
     reply: SessionReply | None = None
-    knows_world: bool = False
 
 
 class SessionTable(dict[int, Session]):

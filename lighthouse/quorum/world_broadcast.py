@@ -1,18 +1,19 @@
 """Managers are told of the world when it has changed; the log is told which groups wait for missing ranks.
 
-Levels, not edges: a new session is told as soon as it is open, and a burst of changes is told once.
+Levels, not edges: a new session is told as soon as it is open, and a burst of changes is told once. Many sessions are
+told a few at a time, so that nothing else waits for it; what changes meanwhile is for the next round.
 """
 
 import logging
+from collections import deque
 from collections.abc import Sequence
 
 from lighthouse.members.rules.events import GridChanged
 from lighthouse.members.rules.rank_grid import Grid, grid_of
-from lighthouse.quorum.log import NAMES_LOGGED
 from lighthouse.quorum.rules.events import Effect, NewcomersChanged, QuorumFormed
 from lighthouse.quorum.rules.machine import QuorumMachine
 from lighthouse.quorum.sessions import SessionTable
-from lighthouse_protocol.messages.membership import World
+from lighthouse_protocol.messages.membership import MAX_PENDING_NAMED, World
 from lighthouse_runtime.log_event import event
 from lighthouse_runtime.ports import Timers
 from lighthouse_runtime.timing.deadline_timer import DeadlineTimer
@@ -21,7 +22,7 @@ from lighthouse_runtime.timing.sustained import Sustained
 log = logging.getLogger(__name__)
 
 TOLD_AFTER_S = 0.1
-SESSIONS_PER_S = 2000
+TOLD_AT_ONCE = 50
 # Ranks of one group come one after the other: only a wait that lasts is worth a line.
 HELD_BACK_LOGGED_AFTER_S = 10.0
 
@@ -31,7 +32,8 @@ class WorldBroadcast:
         self._job = job
         self._machine = machine
         self._sessions = sessions
-        self._has_newcomer = False  # a session that has been told nothing yet
+        self._round: deque[int] = deque()  # sessions that are still to be told what the others know
+        self._newcomers: list[int] = []  # those that have been told nothing yet
         self._has_grid_changed = False
         self._has_changed = False
         self._grid = Grid(())
@@ -40,9 +42,9 @@ class WorldBroadcast:
         self._held_back = Sustained(timers, self._log_held_back, self._log_whole, HELD_BACK_LOGGED_AFTER_S)
         self._timer = DeadlineTimer(self._look, timers)
 
-    def opened(self) -> None:
+    def opened(self, number: int) -> None:
         """A session."""
-        self._has_newcomer = True
+        self._newcomers.append(number)
 
     def wait(self, waiting_for: str) -> None:
         """What requests for a quorum wait for, now that it lasts; empty: nothing."""
@@ -61,14 +63,22 @@ class WorldBroadcast:
         """Tell soon what is new, if anything is. O(1)."""
         told = self._world.waiting_for if self._world is not None else ""
         is_new = self._has_changed or self._waiting_for != told
-        if not self._timer.is_set and (self._has_newcomer or is_new):
-            self._timer.set_after(max(TOLD_AFTER_S, len(self._sessions) / SESSIONS_PER_S))
+        if not self._timer.is_set and (self._round or self._newcomers or is_new):
+            self._timer.set_after(TOLD_AFTER_S)
 
     def close(self) -> None:
         self._held_back.close()
         self._timer.cancel()
 
     def _look(self) -> None:
+        if not self._round:
+            self._begin_round()
+        for _ in range(min(TOLD_AT_ONCE, len(self._round))):
+            assert self._world is not None
+            self._sessions.send(self._round.popleft(), self._world)
+        self.wake()
+
+    def _begin_round(self) -> None:
         """A round without newcomers changes nothing of the grid: only the groups that ask are looked at."""
         has_grid_changed, self._has_grid_changed, self._has_changed = self._has_grid_changed, False, False
         if has_grid_changed:
@@ -76,16 +86,11 @@ class WorldBroadcast:
             self._held_back.set(self._grid.explain())
         world = world_of(self._machine, self._grid, self._waiting_for)
         if world.pending and (self._world is None or world.pending != self._world.pending):
-            names = ", ".join(world.pending[:NAMES_LOGGED])
-            log.info(
-                "waiting to join: %s", names, extra=event("groups_join", job=self._job, groups=world.peers_pending)
-            )
-        is_new, self._world = world != self._world, world
-        self._has_newcomer = False
-        for session in self._sessions.values():
-            if is_new or not session.knows_world:
-                session.knows_world = True
-                session.peer.send(world)
+            told = event("groups_join", job=self._job, groups=world.peers_pending)
+            log.info("waiting to join: %s", world.who_joins, extra=told)
+        newcomers, self._newcomers = self._newcomers, []
+        self._round.extend(self._sessions if world != self._world else newcomers)
+        self._world = world
 
     def _log_held_back(self, groups: str) -> None:
         told = event("groups_incomplete", job=self._job)
@@ -103,6 +108,6 @@ def world_of(machine: QuorumMachine, grid: Grid, waiting_for: str = "") -> World
         largest_peer_group_world_size=grid.largest_peer_group_world_size,
         ranks_pending=grid.ranks_pending,
         peers_pending=pending,
-        pending=tuple(machine.joins.list_newcomers()[:pending]),
+        pending=tuple(machine.joins.list_newcomers()[: min(pending, MAX_PENDING_NAMED)]),
         waiting_for=waiting_for,
     )

@@ -147,6 +147,12 @@ class World:
     pending: Annotated[tuple[Name, ...], Cut(_first)] = ()
     waiting_for: Reason = ""
 
+    @property
+    def who_joins(self) -> str:
+        """For a log."""
+        more = self.peers_pending - len(self.pending)
+        return ", ".join(self.pending) + (f" and {more} more" if more > 0 else "")
+
 
 @dataclass(frozen=True, slots=True)
 class Assignment:

@@ -30,7 +30,7 @@ class Worlds:
     def tell(self, world: World) -> None:
         if world.pending and (self.world is None or world.pending != self.world.pending):
             told = event("groups_join", groups=world.peers_pending)
-            log.info("waiting to join: %s", ", ".join(world.pending), extra=told)
+            log.info("waiting to join: %s", world.who_joins, extra=told)
         self.world = world
         for watch in self._watches:
             watch.peer.send(world)

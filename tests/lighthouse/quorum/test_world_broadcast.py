@@ -7,8 +7,13 @@ import pytest
 from lighthouse.quorum.rules.config import QuorumConfig
 from lighthouse.quorum.rules.machine import QuorumMachine
 from lighthouse.quorum.sessions import Session, SessionTable
-from lighthouse.quorum.world_broadcast import HELD_BACK_LOGGED_AFTER_S, WorldBroadcast
-from lighthouse_protocol.messages.membership import World
+from lighthouse.quorum.world_broadcast import (
+    HELD_BACK_LOGGED_AFTER_S,
+    TOLD_AFTER_S,
+    TOLD_AT_ONCE,
+    WorldBroadcast,
+)
+from lighthouse_protocol.messages.membership import MAX_PENDING_NAMED, World
 from lighthouse_protocol.messages.session import STARTING
 from tests.lighthouse.peers import Listener
 from tests.lighthouse.sessions import asks, ended, native, opened, pulse
@@ -28,7 +33,7 @@ class Job:
     def come(self, session: int, name: str, *, size: int = 1, missing: tuple[int, ...] = ()) -> Listener:
         heard, who = Listener(), native(name, group_world_size=size)
         self.sessions[session] = Session(heard, name)
-        self.worlds.opened()
+        self.worlds.opened(session)
         self.feed(opened(session, who, down=STARTING if missing else "", missing=frozenset(missing)))
         return heard
 
@@ -43,6 +48,39 @@ def test_a_burst_is_told_once(job: Job):
     heard = [job.come(number, f"g{number}") for number in range(1, 4)]
     job.loop.go(1.0)
     assert [one.messages for one in heard] == [[World(3, 3)]] * 3
+
+
+def test_many_are_told_a_few_at_a_time_and_of_what_comes_meanwhile_in_one_more_round(job: Job):
+    """So that heartbeats need not wait for it."""
+    size = 3 * TOLD_AT_ONCE
+    heard = [job.come(number, f"g{number}") for number in range(size)]
+
+    def told() -> int:
+        return sum(len(one.messages) for one in heard)
+
+    job.loop.go(1.5 * TOLD_AFTER_S)
+    assert told() == TOLD_AT_ONCE
+    last = job.come(size, "last")
+    job.loop.go(TOLD_AFTER_S)
+    assert (told(), last.messages) == (2 * TOLD_AT_ONCE, [])
+    job.loop.go(10 * TOLD_AFTER_S)
+    assert [one.messages for one in heard] == [[World(size, size), World(size + 1, size + 1)]] * size
+    assert last.messages == [World(size + 1, size + 1)]
+    assert job.loop.timers == 0
+
+
+def test_of_many_that_ask_to_come_in_the_first_are_named(job: Job, caplog: pytest.LogCaptureFixture):
+    heard = job.come(1, "a")
+    job.feed(asks(1, 1, "a"))
+    names = [f"b{number:02}" for number in range(MAX_PENDING_NAMED + 4)]
+    for number, name in enumerate(names, start=2):
+        job.come(number, name)
+        job.feed(asks(number, number, name))
+    job.loop.go(1.0)
+    told = heard.messages[-1]
+    assert isinstance(told, World)
+    assert (told.peers_pending, told.pending) == (len(names), tuple(names[:MAX_PENDING_NAMED]))
+    assert caplog.messages == [f"waiting to join: {', '.join(names[:MAX_PENDING_NAMED])} and 4 more"]
 
 
 def test_a_beat_costs_nothing_and_a_round_of_the_same_members_no_message(job: Job):
