@@ -86,6 +86,14 @@ class Event(Protocol):
     def query(self) -> bool: ...
 
 
+class Result(Protocol):
+    """How a collective has ended: 0 well."""
+
+    def done(self) -> bool: ...
+
+    def value(self) -> int: ...
+
+
 class Work(Protocol):
     """As torch's of NCCL."""
 
@@ -93,14 +101,9 @@ class Work(Protocol):
         """Or it has failed: this looks for NCCL's errors."""
         ...
 
-    def exception(self) -> BaseException | None:
-        """What the last look has found."""
+    def get_future_result(self) -> Result:
+        """Done as soon as somebody has seen an error."""
         ...
-
-
-def has_failed(work: Work) -> bool:
-    result = work.get_future_result()
-    return result.done() and result.value() != 0
 
 
 def wait_for(work: Work, done: Event, fence: Fence, ends_at: float) -> None:
@@ -108,12 +111,9 @@ def wait_for(work: Work, done: Event, fence: Fence, ends_at: float) -> None:
 
     Raises RuntimeError when the group was aborted, when a peer is lost, and after `ends_at`, on time.monotonic.
     """
-    is_over = False
     while not fence.has_passed(done):
-        # Work that is over has failed, or `done` comes in a moment. torch warns of the question, so it comes late.
-        if is_over and has_failed(work):
+        if work.is_completed() and (result := work.get_future_result()).done() and result.value() != 0:
             raise RuntimeError("NCCL has lost a peer")
-        is_over = work.is_completed()
         if time.monotonic() >= ends_at:
             raise RuntimeError("the NCCL collective did not end in time: a peer is lost, stopped or slow")
         time.sleep(POLL_S)
