@@ -1,11 +1,11 @@
 """Managers are told of the world when it has changed; the log is told which groups wait for missing ranks.
 
 Levels, not edges: a new session is told as soon as it is open, and a burst of changes is told once. Many sessions are
-told a few at a time, so that nothing else waits for it; what changes meanwhile is for the next round.
+told a few at a time, so that nothing else waits for it, and each the newest that is known then.
 """
 
+import itertools
 import logging
-from collections import deque
 from collections.abc import Sequence
 
 from lighthouse.members.rules.events import GridChanged
@@ -23,6 +23,7 @@ log = logging.getLogger(__name__)
 
 TOLD_AFTER_S = 0.1
 TOLD_AT_ONCE = 50
+SESSIONS_LOOKED_AT_PER_S = 5000
 # Ranks of one group come one after the other: only a wait that lasts is worth a line.
 HELD_BACK_LOGGED_AFTER_S = 10.0
 
@@ -32,10 +33,11 @@ class WorldBroadcast:
         self._job = job
         self._machine = machine
         self._sessions = sessions
-        self._round: deque[int] = deque()  # sessions that are still to be told what the others know
-        self._newcomers: list[int] = []  # those that have been told nothing yet
+        self._behind: dict[int, None] = {}  # sessions that are still to be told the world, in that order
         self._has_grid_changed = False
         self._has_changed = False
+        self._clock = timers.time
+        self._look_at = 0.0
         self._grid = Grid(())
         self._world: World | None = None
         self._waiting_for = ""
@@ -44,7 +46,7 @@ class WorldBroadcast:
 
     def opened(self, number: int) -> None:
         """A session."""
-        self._newcomers.append(number)
+        self._behind[number] = None
 
     def wait(self, waiting_for: str) -> None:
         """What requests for a quorum wait for, now that it lasts; empty: nothing."""
@@ -61,25 +63,31 @@ class WorldBroadcast:
 
     def wake(self) -> None:
         """Tell soon what is new, if anything is. O(1)."""
-        told = self._world.waiting_for if self._world is not None else ""
-        is_new = self._has_changed or self._waiting_for != told
-        if not self._timer.is_set and (self._round or self._newcomers or is_new):
+        if not self._timer.is_set and (self._behind or self._is_new):
             self._timer.set_after(TOLD_AFTER_S)
+
+    @property
+    def _is_new(self) -> bool:
+        """Something has changed since the world was looked at."""
+        told = self._world.waiting_for if self._world is not None else ""
+        return self._has_changed or self._waiting_for != told
 
     def close(self) -> None:
         self._held_back.close()
         self._timer.cancel()
 
     def _look(self) -> None:
-        if not self._round:
-            self._begin_round()
-        for _ in range(min(TOLD_AT_ONCE, len(self._round))):
+        if self._world is None or (self._is_new and self._clock() >= self._look_at):
+            self._renew()
+        for number in list(itertools.islice(self._behind, TOLD_AT_ONCE)):
+            del self._behind[number]
             assert self._world is not None
-            self._sessions.send(self._round.popleft(), self._world)
+            self._sessions.send(number, self._world)
         self.wake()
 
-    def _begin_round(self) -> None:
+    def _renew(self) -> None:
         """A round without newcomers changes nothing of the grid: only the groups that ask are looked at."""
+        self._look_at = self._clock() + len(self._sessions) / SESSIONS_LOOKED_AT_PER_S
         has_grid_changed, self._has_grid_changed, self._has_changed = self._has_grid_changed, False, False
         if has_grid_changed:
             self._grid = grid_of(self._machine.roster)
@@ -88,8 +96,8 @@ class WorldBroadcast:
         if world.pending and (self._world is None or world.pending != self._world.pending):
             told = event("groups_join", job=self._job, groups=world.peers_pending)
             log.info("waiting to join: %s", world.who_joins, extra=told)
-        newcomers, self._newcomers = self._newcomers, []
-        self._round.extend(self._sessions if world != self._world else newcomers)
+        if world != self._world:
+            self._behind |= dict.fromkeys(self._sessions)  # those that wait already stay in front
         self._world = world
 
     def _log_held_back(self, groups: str) -> None:
