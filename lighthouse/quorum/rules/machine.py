@@ -66,7 +66,7 @@ class QuorumMachine:
             self.current.restore(record.quorum)
             self._history.add(record.quorum.quorum_id)
         if holders_until is not None:
-            self.standing.restore(record, holders_until)
+            self.standing.restore(record, holders_until, holders_until + config.lease_s)
 
     def is_quiet(self, now: float) -> bool:
         """No member is alive or remembered, and no lease of one that was here can still run."""

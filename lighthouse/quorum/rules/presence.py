@@ -95,7 +95,7 @@ class Presence:
         member = self._admit(participant, event.session, now)
         self._learn(participant, participant.seen_quorum_id, now)
         self.seen_id = max(self.seen_id, participant.tag_quorum_id or 0)
-        outcome = self.standing.joined(participant)
+        outcome = self.standing.joined(participant, now)
         if isinstance(outcome, ResendQuorum):
             self._resend(member, event.call)
             return self._tell(outcome.order)
@@ -372,7 +372,7 @@ class Presence:
         is_waited_for = levels.down == STARTING and self._current.quorum is None
         if levels.down and not member.down and not is_waited_for:
             self._go_down(member, levels.down, now)
-        self._tell(self.standing.observe(name, incarnation, levels.held))
+        self._tell(self.standing.observe(name, incarnation, levels.held, now))
 
     def _go_down(self, member: Member, reason: str, now: float) -> None:
         self._drop_join(member, now)

@@ -16,13 +16,15 @@ It is a lease with recall, as file servers delegate files to clients.
    is still away holds a later quorum.
 5. After a restart of the lighthouse the quorum is RETURNING: its members go on, and come back. When all are back it
    stands again. A member that comes back revoked, or not within the lease, revokes it; one that comes back recalled,
-   resumed or joining makes it a recall. Nothing forms before that is settled.
+   resumed or joining makes it a recall. Nothing forms before that is settled. A lighthouse that many come back to may
+   need more than a lease to welcome them: while some still come, the others are waited for, for a lease more at most.
 6. A member that was told its quorum and did not hear it (its connection broke, the lighthouse died) comes back with
    the very join that the quorum was formed from: it is told the quorum again.
 
 All is read from levels (what a member says that it holds), again and again, so that no message must arrive.
 """
 
+import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
@@ -31,6 +33,9 @@ from lighthouse.quorum.rules.current import CurrentQuorum
 from lighthouse.quorum.rules.record import JoinState, QuorumRecord
 from lighthouse_protocol.messages.membership import Participant, Quorum
 from lighthouse_protocol.messages.session import HeldQuorum, HoldState, QuorumOrder, QuorumPhase
+
+STILL_COME_S = 1.0
+"""Members still come back for so long after the last one has."""
 
 
 @dataclass(slots=True)
@@ -88,7 +93,8 @@ class Standing:
         self.recalls = 0
         self.revokes = 0
         self._holders: dict[str, _Holder] = {}
-        self._returns_until = 0.0
+        self._returns_until = self._returns_at_most = 0.0
+        self._came_back_at = -math.inf
         self._is_odd = self._has_leaver = False
         self._await()
 
@@ -167,7 +173,9 @@ class Standing:
         return [name for name, holder in self._holders.items() if not holder.is_heard and now < holder.lease_until]
 
     def returns_until(self) -> float | None:
-        return self._returns_until if self.phase is QuorumPhase.RETURNING else None
+        if self.phase is not QuorumPhase.RETURNING:
+            return None
+        return max(self._returns_until, min(self._came_back_at + STILL_COME_S, self._returns_at_most))
 
     # -- what happens to it
 
@@ -184,13 +192,13 @@ class Standing:
         """A quorum that does not stand has formed."""
         self._begin(QuorumPhase.NONE)
 
-    def restore(self, record: QuorumRecord | None, until: float) -> None:
+    def restore(self, record: QuorumRecord | None, until: float, at_most: float | None = None) -> None:
         """After a start of the lighthouse: `record` may be held by its members; or, where it knows of no quorum, some
-        quorum by any member."""
+        quorum by any member. They come back `until` then; while they still come, until `at_most`; None: not longer."""
         if record is not None and record.quorum is not None and not record.stands:
             return
         self._begin(QuorumPhase.RETURNING)
-        self._returns_until = until
+        self._returns_until, self._returns_at_most = until, until if at_most is None else at_most
         if record is not None and record.quorum is not None:
             for member in record.quorum.participants:
                 name = member.replica_id
@@ -203,13 +211,15 @@ class Standing:
         """What was remembered is older than what was told: until then some quorum may be held by members unknown;
         and the present one for as long as a lease of it may run."""
         order = self.revoke(reason)
-        self._returns_until = max(until, self.free_at())
+        self._returns_until = self._returns_at_most = max(until, self.free_at())
         self._begin(QuorumPhase.RETURNING)
         return order
 
     def shift(self, by_s: float) -> None:
         """The lighthouse was paused: no member could come back for that long."""
         self._returns_until += by_s
+        self._returns_at_most += by_s
+        self._came_back_at += by_s
 
     def renew(self, replica_id: str, incarnation: str, until: float) -> None:
         """A heartbeat was answered. No answer renews anything of a revoked quorum."""
@@ -218,7 +228,7 @@ class Standing:
             holder.lease_until = max(holder.lease_until, until)
             self._free_at = None if self._free_at is None else max(self._free_at, holder.lease_until)
 
-    def observe(self, replica_id: str, incarnation: str, held: HeldQuorum | None) -> QuorumOrder | None:
+    def observe(self, replica_id: str, incarnation: str, held: HeldQuorum | None, now: float) -> QuorumOrder | None:
         """A hello or a heartbeat reports what the member holds."""
         holder = self._hear(replica_id, incarnation)
         if holder is None or self.phase in (QuorumPhase.NONE, QuorumPhase.REVOKED):
@@ -228,9 +238,9 @@ class Standing:
         if held.mode is HoldState.REVOKED:
             return self.revoke(f"{replica_id} has given it up")
         if held.mode is HoldState.LEAVING:
-            return self._leave(holder, replica_id, held.granted)
+            return self._leave(holder, replica_id, held.granted, now)
         if self.phase is QuorumPhase.RETURNING:
-            return self._come_back(holder, is_odd=held.mode is not HoldState.STANDING)
+            return self._come_back(holder, now, is_odd=held.mode is not HoldState.STANDING)
         if held.mode is HoldState.STANDING:
             return self.recall(f"{replica_id} has caught up, or cannot") if held.wants_next else None
         order = self.recall("a member has stopped granting") if self.phase is QuorumPhase.STANDING else None
@@ -239,15 +249,15 @@ class Standing:
             return self._told(holder, held.granted, is_spent=is_spent) or order
         return order
 
-    def _leave(self, holder: _Holder, replica_id: str, committed: int) -> QuorumOrder | None:
+    def _leave(self, holder: _Holder, replica_id: str, committed: int, now: float) -> QuorumOrder | None:
         holder.has_left = self._has_leaver = True
         if self.phase is QuorumPhase.RETURNING:
             holder.granted, holder.is_spent = committed, True
-            return self._come_back(holder, is_odd=True)
+            return self._come_back(holder, now, is_odd=True)
         order = self.recall(f"{replica_id} has left") if self.phase is QuorumPhase.STANDING else None
         return self._told(holder, committed, is_spent=True) or order
 
-    def joined(self, participant: Participant) -> Outcome:
+    def joined(self, participant: Participant, now: float) -> Outcome:
         """A member asks for the next quorum."""
         holder = self._hear(participant.replica_id, participant.incarnation)
         if holder is None or self.quorum is None or self.phase in (QuorumPhase.NONE, QuorumPhase.REVOKED):
@@ -256,12 +266,13 @@ class Standing:
         if participant.seen_quorum_id != self.quorum.quorum_id:
             if entry_of(participant) != holder.entry:
                 return self.revoke(f"{name} has lost it")
-            return ResendQuorum(self._come_back(holder, is_odd=False) if self.phase is QuorumPhase.RETURNING else None)
+            is_awaited = self.phase is QuorumPhase.RETURNING
+            return ResendQuorum(self._come_back(holder, now, is_odd=False) if is_awaited else None)
         if participant.commit_failures > 0:
             return self.revoke(f"{name} has discarded its step")
         if self.phase is QuorumPhase.RETURNING:
             holder.granted, holder.is_spent = participant.asks_for - 1, True
-            return self._come_back(holder, is_odd=True)
+            return self._come_back(holder, now, is_odd=True)
         if self.phase is QuorumPhase.RESUMED:
             if participant.asks_for <= self.upto:
                 return self.revoke(f"{name} asks for step {participant.asks_for} already")
@@ -321,7 +332,8 @@ class Standing:
         return self.order()
 
     def pass_time(self, now: float) -> QuorumOrder | None:
-        if self.phase is not QuorumPhase.RETURNING or now < self._returns_until:
+        until = self.returns_until()
+        if until is None or now < until:
             return None
         missing = sorted(name for name, holder in self._holders.items() if not holder.is_back)
         if not self._holders:
@@ -355,8 +367,9 @@ class Standing:
             holder.is_heard = True
         return holder
 
-    def _come_back(self, holder: _Holder, *, is_odd: bool) -> QuorumOrder | None:
-        holder.is_back = True
+    def _come_back(self, holder: _Holder, now: float, *, is_odd: bool) -> QuorumOrder | None:
+        if not holder.is_back:
+            holder.is_back, self._came_back_at = True, now
         self._is_odd |= is_odd
         if not self._back.all_have():
             return None

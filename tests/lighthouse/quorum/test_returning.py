@@ -31,9 +31,9 @@ from tests.lighthouse.sessions import (
 )
 
 
-def returning(names: str = "abc", until: float = 5.0, *, stands: bool = True) -> Standing:
+def returning(names: str = "abc", until: float = 5.0, at_most: float | None = None, *, stands: bool = True) -> Standing:
     standing = standing_of(quorum(names))
-    standing.restore(QuorumRecord(QUORUM_ID, quorum(names), stands, dict.fromkeys(names, ENTRY)), until)
+    standing.restore(QuorumRecord(QUORUM_ID, quorum(names), stands, dict.fromkeys(names, ENTRY)), until, at_most)
     return standing
 
 
@@ -57,7 +57,7 @@ class TestPhases:
 
     def test_one_that_joins_past_it_makes_it_a_recall_and_has_answered_it(self):
         standing = returning("ab")
-        assert standing.joined(holds("a", 6)) is None
+        assert standing.joined(holds("a", 6), 0.0) is None
         assert phase_of(says(standing, "b", "standing", 5)) is QuorumPhase.RECALLED
         assert standing.holds_back
         assert phase_of(says(standing, "b", "recalled", 5)) is QuorumPhase.RESUMED
@@ -71,7 +71,7 @@ class TestPhases:
         assert phase_of(says(standing, "c", "revoked", 4)) is QuorumPhase.REVOKED
 
     def test_one_that_has_discarded_its_step_revokes_it(self):
-        assert phase_of(returning().joined(holds("a", 6, commit_failures=1))) is QuorumPhase.REVOKED
+        assert phase_of(returning().joined(holds("a", 6, commit_failures=1), 0.0)) is QuorumPhase.REVOKED
 
     def test_who_is_not_back_within_the_lease_revokes_it(self):
         standing = returning(until=5)
@@ -81,6 +81,29 @@ class TestPhases:
         assert order is not None
         assert (order.phase, order.reason) == (QuorumPhase.REVOKED, "not back within the lease: a, c")
         assert standing.pass_time(6) is None
+
+    def test_while_some_still_come_back_the_others_are_waited_for(self):
+        """A lighthouse on a slow host takes longer than a lease to welcome a thousand."""
+        standing = returning("abcd", until=5, at_most=10)
+        says(standing, "a", "standing", now=3.9)
+        assert standing.returns_until() == 5, "nobody has come for a second then"
+        says(standing, "b", "standing", now=4.5)
+        assert (standing.pass_time(5.4), standing.returns_until()) == (None, 5.5)
+        says(standing, "b", "standing", now=5.4)
+        assert standing.returns_until() == 5.5, "it is back already"
+        says(standing, "c", "standing", now=5.4)
+        assert standing.pass_time(6.3) is None
+        assert phase_of(says(standing, "d", "standing", now=6.3)) is QuorumPhase.STANDING
+
+    def test_they_are_waited_for_a_lease_more_at_most(self):
+        standing = returning("abc", until=5, at_most=10)
+        says(standing, "a", "standing", now=5.9)
+        assert standing.returns_until() == 6.9
+        standing.shift(2)
+        assert standing.returns_until() == 8.9, "nobody could come while it was paused"
+        says(standing, "b", "standing", now=11.5)
+        assert standing.returns_until() == 12
+        assert phase_of(standing.pass_time(12)) is QuorumPhase.REVOKED
 
     def test_a_loss_before_it_came_back_is_none_and_afterwards_is_one(self):
         standing = returning("ab")
@@ -101,7 +124,7 @@ class TestPhases:
         assert (standing.free_at([native("c")]), standing.unheard(4.9), standing.unheard(5)) == (5, ["a", "b"], [])
         says(standing, "a", "standing")
         assert (standing.may_form([native("c")], 4.9), standing.unheard(4.9)) == (False, ["b"])
-        standing.joined(holds("b", 6))
+        standing.joined(holds("b", 6), 0.0)
         assert standing.may_form([native("c")], 4.9)
         assert not standing.may_form([native("x")], 4.9)
 
@@ -120,7 +143,7 @@ class TestPhases:
         standing.restore(None, 5)
         assert standing.holds_back
         assert standing.returns_until() == 5
-        assert standing.joined(holds("a")) is None
+        assert standing.joined(holds("a"), 0.0) is None
         assert standing.pass_time(4.9) is None
         assert standing.holds_back
         assert standing.pass_time(5) is None
@@ -141,7 +164,8 @@ class TestMachine:
         m.handle(opened(1, "x"), 0)
         m.handle(opened(2, "a", held=held(1)), 4.5)
         m.handle(asks(1, 1, "x"), 4.5)
-        assert ticked(m, 4.5, 5) == [told("revoked", (2,), "not back", "b")]
+        assert ticked(m, 4.5, 5.49) == []
+        assert ticked(m, 5.49, 5.5) == [told("revoked", (2,), "not back", "b")]
         m.handle(pulse(1), 5.5)
         m.handle(ended(2), 5.5)
         assert m.verdict() is Verdict.WAITING_FOR_LEASES

@@ -49,8 +49,10 @@ def unsettled(phase: QuorumPhase) -> Standing:
     return standing
 
 
-def says(standing: Standing, name: str, mode: str, granted: int = 0, quorum_id: int = QUORUM_ID) -> QuorumOrder | None:
-    return standing.observe(name, "i1", held(quorum_id, mode, granted))
+def says(
+    standing: Standing, name: str, mode: str, granted: int = 0, quorum_id: int = QUORUM_ID, now: float = 0.0
+) -> QuorumOrder | None:
+    return standing.observe(name, "i1", held(quorum_id, mode, granted), now)
 
 
 def phase_of(order: QuorumOrder | None) -> QuorumPhase | None:
@@ -71,7 +73,7 @@ class TestRecall:
 
     def test_a_join_says_it_too(self):
         standing = formed("ab")
-        assert phase_of(standing.joined(holds("a", 6))) is QuorumPhase.RECALLED
+        assert phase_of(standing.joined(holds("a", 6), 0.0)) is QuorumPhase.RECALLED
         assert says(standing, "b", "recalled", 5) == QuorumOrder(
             QUORUM_ID, QuorumPhase.RESUMED, 5, "a asks for a quorum"
         )
@@ -82,9 +84,9 @@ class TestRecall:
         standing.recall("x")
         if is_last:
             says(standing, "b", "recalled", 6)
-            order = standing.joined(holds("a", 6))
+            order = standing.joined(holds("a", 6), 0.0)
         else:
-            standing.joined(holds("a", 6))
+            standing.joined(holds("a", 6), 0.0)
             order = says(standing, "b", "recalled", 6)
         assert order is not None
         assert (order.phase, "a cannot do step 6" in order.reason) == (QuorumPhase.REVOKED, True)
@@ -110,9 +112,9 @@ class TestRecall:
         standing.recall("x")
         assert says(standing, "a", "recalled", 5, quorum_id=6) is None
         assert says(standing, "a", "revoked", 5, quorum_id=6) is None
-        assert standing.observe("a", "i1", None) is None
-        assert standing.observe("a", "i2", held(QUORUM_ID, "revoked")) is None
-        assert standing.observe("x", "i1", held(QUORUM_ID, "revoked")) is None
+        assert standing.observe("a", "i1", None, 0.0) is None
+        assert standing.observe("a", "i2", held(QUORUM_ID, "revoked"), 0.0) is None
+        assert standing.observe("x", "i1", held(QUORUM_ID, "revoked"), 0.0) is None
         assert standing.phase is QuorumPhase.RECALLED
 
 
@@ -120,7 +122,7 @@ class TestCatchingUp:
     """A member that works at another step than it holds."""
 
     def wants(self, standing: Standing, quorum_id: int = QUORUM_ID) -> QuorumOrder | None:
-        return standing.observe("a", "i1", replace(held(quorum_id, granted=6), wants_next=True))
+        return standing.observe("a", "i1", replace(held(quorum_id, granted=6), wants_next=True), 0.0)
 
     def test_one_that_has_got_there_is_a_recall(self):
         standing = formed()
@@ -139,10 +141,10 @@ class TestCatchingUp:
 
     def test_its_join_counts_by_the_step_that_it_works_at(self):
         standing = formed("ab")
-        assert phase_of(standing.joined(holds("a", 2, works_at=6))) is QuorumPhase.RECALLED
+        assert phase_of(standing.joined(holds("a", 2, works_at=6), 0.0)) is QuorumPhase.RECALLED
         assert says(standing, "b", "recalled", 5) == QuorumOrder(QUORUM_ID, QuorumPhase.RESUMED, 5, standing.reason)
-        assert standing.joined(holds("a", 2, works_at=6)) is None
-        assert phase_of(standing.joined(holds("a", 2, works_at=5))) is QuorumPhase.REVOKED
+        assert standing.joined(holds("a", 2, works_at=6), 0.0) is None
+        assert phase_of(standing.joined(holds("a", 2, works_at=5), 0.0)) is QuorumPhase.REVOKED
 
 
 class TestRevoke:
@@ -162,7 +164,7 @@ class TestRevoke:
             case "given up":
                 order = says(standing, "a", "revoked", 5)
             case _:
-                order = standing.joined(holds("a", 6, commit_failures=1))
+                order = standing.joined(holds("a", 6, commit_failures=1), 0.0)
         assert order is not None
         assert (order.phase, order.reason[0]) == (QuorumPhase.REVOKED, "a")
         assert not standing.holds_back
@@ -172,13 +174,13 @@ class TestRevoke:
         standing.recall("x")
         for name in "ab":
             says(standing, name, "recalled", 5)
-        assert standing.joined(holds("a", 6)) is None
-        assert phase_of(standing.joined(holds("b", 5))) is QuorumPhase.REVOKED
+        assert standing.joined(holds("a", 6), 0.0) is None
+        assert phase_of(standing.joined(holds("b", 5), 0.0)) is QuorumPhase.REVOKED
 
     def test_a_member_that_has_lost_it(self):
         """It does not know the quorum and does not come with the join that it was formed from."""
         standing = formed()
-        assert phase_of(standing.joined(native("a", 4, tag_quorum_id=5))) is QuorumPhase.REVOKED
+        assert phase_of(standing.joined(native("a", 4, tag_quorum_id=5), 0.0)) is QuorumPhase.REVOKED
 
     def test_the_loss_of_another_incarnation_or_of_a_stranger_is_nothing(self):
         standing = formed()
@@ -191,7 +193,7 @@ class TestRevoke:
         assert standing.lose("a", "i1", "first") is not None
         assert standing.lose("b", "i1", "x") is None
         assert standing.revoke("x") is None
-        assert standing.joined(holds("b", 6, commit_failures=1)) is None
+        assert standing.joined(holds("b", 6, commit_failures=1), 0.0) is None
         assert says(standing, "b", "recalled", 5) is None
         assert standing.order() == QuorumOrder(QUORUM_ID, QuorumPhase.REVOKED, reason="a: first", lost="a")
 
@@ -258,7 +260,7 @@ class TestLeaving:
 
     def test_a_member_that_has_joined_below_the_last_step_cannot_do_it(self):
         standing = formed()
-        standing.joined(holds("a", 5))
+        standing.joined(holds("a", 5), 0.0)
         says(standing, "c", "leaving", 5)
         assert phase_of(says(standing, "b", "recalled", 5)) is QuorumPhase.REVOKED
 
@@ -285,7 +287,7 @@ class TestLeaving:
         for name in "ab":
             says(standing, name, "recalled", 5)
         for name in "ab":
-            standing.joined(holds(name, 6))
+            standing.joined(holds(name, 6), 0.0)
         assert standing.may_form([holds("a"), holds("b")], now=0)
 
 
