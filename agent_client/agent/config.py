@@ -39,7 +39,8 @@ class AgentConfig:
     process_group: ProcessGroupName = "gloo"
     """What connects a rank to the same rank of the other replica groups: `gloo`, tensors of any device through the
     CPU; `nccl`, through the CUDA device; `isolated`, gloo in a child process, which can be killed; `isolated:nccl`,
-    nccl in a child process."""
+    nccl in a child process. With `nccl`, make the Agent before a default process group that has NCCL, too, or set
+    `TORCH_NCCL_DUMP_ON_TIMEOUT=0`: or else torch may end the process minutes after a peer was lost."""
     state_serving: StateServingName = "auto"
     """How this rank gives its state to a peer that heals: `snapshot` copies it, `hold` delays the next write until it
     is read, `auto` copies if memory allows, else holds."""

@@ -112,11 +112,19 @@ def wait_for(work: Work, done: Event, fence: Fence, ends_at: float) -> None:
     Raises RuntimeError when the group was aborted, when a peer is lost, and after `ends_at`, on time.monotonic.
     """
     while not fence.has_passed(done):
-        if work.is_completed() and (result := work.get_future_result()).done() and result.value() != 0:
+        if work.is_completed() and _has_failed(work):
             raise RuntimeError("NCCL has lost a peer")
         if time.monotonic() >= ends_at:
             raise RuntimeError("the NCCL collective did not end in time: a peer is lost, stopped or slow")
         time.sleep(POLL_S)
+
+
+def _has_failed(work: Work) -> bool:
+    """An older torch cannot tell: then the wait ends with the quorum, or with its time."""
+    if not hasattr(work, "get_future_result"):
+        return False
+    result = work.get_future_result()
+    return result.done() and result.value() != 0
 
 
 class NcclGroup:
