@@ -2,15 +2,25 @@
 
 Their test of a third group that begins when two others are two steps from their end leaves it to luck whether it has
 asked for a quorum before those are through. Here the two wait until it has.
+Their groups are threads that share torch's generator. A lock keeps them apart while one seeds it and makes its model,
+but not from one that draws its batch already; where nothing is healed at the start, the weights then differ for good.
 """
 
+from collections.abc import Callable
 from typing import Any
+
+import torch
 
 from agent_client.torchft import install
 
 install()
 
-from torchft.manager_integ_test import EventInjector, EventInjectorEvent, Runner  # noqa: E402  on what is installed
+from torchft.manager_integ_test import (  # noqa: E402  on what is installed
+    INIT_LOCK,
+    EventInjector,
+    EventInjectorEvent,
+    Runner,
+)
 
 from lighthouse_protocol.messages.status import MemberState  # noqa: E402
 from lighthouse_runtime.client.lighthouse import LighthouseClient  # noqa: E402
@@ -39,5 +49,14 @@ def _have_asked(lighthouse: LighthouseClient) -> int:
     return sum(member.is_participant or member.state is MemberState.JOINED for member in job.members)
 
 
+def _apart(draw: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+    def drawn(*args: Any, **options: Any) -> torch.Tensor:
+        with INIT_LOCK:
+            return draw(*args, **options)
+
+    return drawn
+
+
+torch.rand, torch.randint = _apart(torch.rand), _apart(torch.randint)
 Runner.run_replica = _run
 EventInjector.check = _check_and_wait
