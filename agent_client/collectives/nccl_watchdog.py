@@ -3,7 +3,8 @@
 The watchdog of a group looks at its collectives ten times a second. When one has failed, it sleeps for a minute, so
 that all ranks of the job can dump what they did, and tells the monitor of the process's first NCCL group. That one
 dumps, sleeps for eight minutes, and ends the process unless its group is over; who gives a group up waits for both
-sleeps. It is meant for jobs that end with their first failure. Seen with torch 2.11; source: ProcessGroupNCCL.cpp.
+sleeps. It is meant for jobs that end with their first failure. The first sleep was seen with torch 2.11; the rest is
+what ProcessGroupNCCL.cpp says.
 """
 
 import os

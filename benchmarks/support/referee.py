@@ -13,6 +13,8 @@ from typing import Any, Protocol
 
 import uvloop
 
+CONNECT_TIMEOUT_S = 10.0
+
 Key = tuple[int, int]
 """(quorum_id, step)"""
 
@@ -93,7 +95,7 @@ class RemoteReferee:
 
     @classmethod
     async def connect(cls, complete: Callable[[Key], None], path: str) -> "RemoteReferee":
-        return cls(complete, *await asyncio.open_unix_connection(path))
+        return cls(complete, *await asyncio.wait_for(asyncio.open_unix_connection(path), CONNECT_TIMEOUT_S))
 
     def tell(self, key: Key, present: int, size: int) -> None:
         self._say(key=key, present=present, size=size)

@@ -35,7 +35,7 @@ from lighthouse_protocol.messages.membership import Participant, Quorum
 from lighthouse_protocol.messages.session import HeldQuorum, HoldState, QuorumOrder, QuorumPhase
 
 STILL_COME_S = 1.0
-"""Members still come back for so long after the last one has."""
+"""How long after the last one that came back another one is expected."""
 
 
 @dataclass(slots=True)
