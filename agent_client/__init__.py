@@ -7,8 +7,10 @@ import importlib
 import os
 from typing import TYPE_CHECKING, Any
 
-# Read by gRPC when it is loaded: a script whose data loader forks would get two lines of it for each fork.
+# Read by gRPC when it is loaded. A script's data loader forks: gRPC would write two lines for each fork, and start
+# threads of its own in each child, which at times abort it (lighthouse_runtime/client/forks.py).
 os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
+os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
 
 from agent_client.agent.rules.world_size import WorldSizeMode
 from agent_client.errors import (

@@ -21,6 +21,7 @@ from lighthouse_protocol.refusals import (
     WrongProtocol,
 )
 from lighthouse_protocol.wire.status_codes import error_of
+from lighthouse_runtime.client.forks import note_use
 from lighthouse_runtime.security.client_tls import ClientTls, refused_client
 from lighthouse_runtime.security.pinned import bad_certificate, http_port, port_of, without_tls
 
@@ -41,7 +42,8 @@ _BROKEN_WHILE_WRITING = "Internal error from Core"
 
 
 def sync_channel(coordinator: Coordinator, tls: ClientTls | None) -> grpc.Channel:
-    """`tls`: None: none."""
+    """`tls`: None: none. Raises WrongState in a forked child that can use no gRPC."""
+    note_use()
     if tls is None:
         return grpc.insecure_channel(str(coordinator.addresses[0]), options=_OPTIONS)
     return grpc.secure_channel(str(coordinator.addresses[0]), _credentials(tls), options=_options(tls))
@@ -49,6 +51,7 @@ def sync_channel(coordinator: Coordinator, tls: ClientTls | None) -> grpc.Channe
 
 def async_channel(coordinator: Coordinator, tls: ClientTls | None) -> grpc.aio.Channel:
     """As sync_channel()."""
+    note_use()
     if tls is None:
         return grpc.aio.insecure_channel(str(coordinator.addresses[0]), options=_OPTIONS)
     return grpc.aio.secure_channel(str(coordinator.addresses[0]), _credentials(tls), options=_options(tls))

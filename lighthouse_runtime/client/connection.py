@@ -67,7 +67,7 @@ def _start(channel: Any, rpc: Rpc[Any], metadata: Metadata) -> Any:
 
 
 class SyncClient:
-    """A channel that is never used in a forked child: there it is made anew."""
+    """A channel that is never used in a forked child: there it is made anew, if it can be (client/forks.py)."""
 
     def __init__(self, coordinator: Coordinator, metadata: Metadata, role: Role | None = None) -> None:
         """`role`: of the credential that a lighthouse of this user on this host is given without being told one."""

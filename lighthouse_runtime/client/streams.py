@@ -175,9 +175,7 @@ class AsyncStream(Generic[S, M]):
 class SyncStream(Generic[S, M]):
     """A context manager and an iterator that blocks, for one reader. send() and cancel() are for any thread.
 
-    A fork does it no harm. gRPC is never at rest while a stream is open, so that it says so on standard error at each
-    fork, and a forked child that uses gRPC itself crashes at times. GRPC_ENABLE_FORK_SUPPORT=1, set before grpc is
-    imported, cures both, and makes each fork take a second.
+    A fork does it no harm; what the child may do: client/forks.py.
     """
 
     def __init__(

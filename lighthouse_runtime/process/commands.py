@@ -9,7 +9,6 @@ import atexit
 import gc
 import importlib
 import importlib.util
-import os
 import sys
 from pathlib import Path
 
@@ -37,8 +36,6 @@ def _run(module: str, name: str) -> None:
     # Imports allocate much and free nothing, and what ends needs no collection: a fifth of what `status` takes.
     gc.set_threshold(_GC_THRESHOLD)  # daemons set their own
     atexit.register(gc.freeze)
-    # Else gRPC writes a line of its own for each connection that fails, which any stranger can cause.
-    os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
     _load(module.partition(".")[0])
     importlib.import_module(module).main(prog_name=name)
 

@@ -27,6 +27,7 @@ from lighthouse_runtime.security.access import HostOnly
 from lighthouse_runtime.server.grpc_server import GrpcServer
 from lighthouse_runtime.server.rpc_handler import Call, Stream
 from lighthouse_runtime.server.streams import Ending, Sender
+from tests.processes import LOCALHOST, Process
 
 WELCOME = Welcome(1.0, 5.0)
 NEXT = Assignment(7, 0, 1, ("a",), "h:2", 4, 0, 1, 1, "h:1")
@@ -107,3 +108,14 @@ async def serve() -> None:
 
 def main() -> None:
     uvloop.run(serve())
+
+
+class RemoteStreamServer(Process):
+    """A StreamServer as a process of its own."""
+
+    def __init__(self) -> None:
+        super().__init__(f"from {__name__} import main; main()")
+
+    def ready(self) -> None:
+        port = self.wait_for_log(r"^port (\d+)")[1]
+        self.address = f"{LOCALHOST}:{port}"

@@ -1,4 +1,4 @@
-"""The typed clients: errors become refusals, times are kept, a fork is survived."""
+"""The typed clients: errors become refusals, and times are kept."""
 
 import asyncio
 import contextlib
@@ -21,7 +21,7 @@ from lighthouse_protocol.refusals import (
 )
 from lighthouse_runtime.client.lighthouse import AsyncLighthouseClient, LighthouseClient
 from lighthouse_runtime.client.manager import AsyncManagerClient, ManagerClient
-from tests.processes import LOCALHOST, Lighthouse, Manager, Process
+from tests.processes import LOCALHOST, Lighthouse, Manager
 
 NOWHERE = f"{LOCALHOST}:1"
 
@@ -182,31 +182,3 @@ async def test_a_cancelled_call_is_cancelled(lighthouse: Lighthouse) -> None:
             async with asyncio.timeout(0.3):
                 await client.quorum(Participant("a"), timeout_s=30)
         assert not isinstance(e.value, LighthouseError)
-
-
-# -- fork
-
-FORKING = """
-import os, sys, time
-from lighthouse_runtime.client.lighthouse import LighthouseClient
-client = LighthouseClient(sys.argv[1], job="forked")
-if sys.argv[2] == "used":
-    client.heartbeat("parent")
-child = os.fork()
-client.heartbeat("child" if child == 0 else "parent", timeout_s=20)
-print([m.replica_id for m in client.status("forked", timeout_s=20).jobs[0].members])
-if child == 0:
-    sys.stdout.flush()
-    os._exit(0)
-_, status = os.waitpid(child, 0)
-client.heartbeat("parent", timeout_s=20)
-client.close()
-print("child ended with", status)
-"""
-
-
-@pytest.mark.parametrize("before", ["used", "unused"])
-def test_a_client_works_in_a_forked_child_and_in_its_parent(lighthouse: Lighthouse, before: str) -> None:
-    with Process(FORKING, [lighthouse.address, before]) as process:
-        assert process.wait() == 0, process.log()
-        assert "child ended with 0" in process.log()

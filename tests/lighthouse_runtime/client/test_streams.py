@@ -46,8 +46,8 @@ from lighthouse_runtime.client.lighthouse import AsyncLighthouseClient
 from lighthouse_runtime.client.manager import ManagerClient
 from lighthouse_runtime.client.stream_kinds import SESSION, WATCH, Session, Watch
 from lighthouse_runtime.server.streams import Ending, Sender
-from tests.lighthouse_runtime.stream_server import NEXT, WELCOME, StreamServer
-from tests.processes import LOCALHOST, PATIENCE_S, Process, eventually
+from tests.lighthouse_runtime.stream_server import NEXT, WELCOME, RemoteStreamServer, StreamServer
+from tests.processes import LOCALHOST, PATIENCE_S, eventually
 
 HELLO = Hello(Participant("a", "1"), secret="known to this manager alone, of this test")
 ACKS = [HeartbeatAck(number, 1.0) for number in range(100)]
@@ -287,27 +287,13 @@ class TestLimits:
         await ending(server)
 
 
-SERVER = "from tests.lighthouse_runtime.stream_server import main; main()"
-
-
-class Server(Process):
-    """A StreamServer as a process of its own."""
-
-    def __init__(self) -> None:
-        super().__init__(SERVER)
-
-    def ready(self) -> None:
-        port = self.wait_for_log(r"^port (\d+)")[1]
-        self.address = f"{LOCALHOST}:{port}"
-
-
 @pytest.fixture
-def remote() -> Iterator[Server]:
-    with Server() as process:
+def remote() -> Iterator[RemoteStreamServer]:
+    with RemoteStreamServer() as process:
         yield process
 
 
-async def test_the_death_of_a_server_is_unreachable(remote: Server):
+async def test_the_death_of_a_server_is_unreachable(remote: RemoteStreamServer):
     async with AsyncLighthouseClient(remote.address) as client, client.session() as session:
         session.send(HELLO)
         assert await anext(session) == WELCOME
@@ -323,7 +309,7 @@ OPENED = [WatchOpened(), Revoked(7, "of rank 1")]
 
 
 class TestWatch:
-    def test_it_votes_from_any_thread(self, remote: Server):
+    def test_it_votes_from_any_thread(self, remote: RemoteStreamServer):
         with ManagerClient(remote.address) as client, client.watch(REQUEST) as watch:
             assert [next(watch), next(watch)] == OPENED
             voting = threading.Thread(target=watch.send, args=(Vote(5, 3, True, 7, True, 1.0),))
@@ -338,7 +324,7 @@ class TestWatch:
             with pytest.raises(InvalidRequest, match="time_left_s"):
                 next(watch)
 
-    def test_another_thread_cancels_it(self, remote: Server):
+    def test_another_thread_cancels_it(self, remote: RemoteStreamServer):
         with ManagerClient(remote.address) as client, client.watch(REQUEST) as watch, ThreadPoolExecutor() as threads:
             assert [next(watch), next(watch)] == OPENED
             rest = threads.submit(list[ToRank], watch)
@@ -347,7 +333,7 @@ class TestWatch:
             watch.cancel()
             assert list(watch) == []
 
-    def test_a_refusal_and_a_death_are_raised(self, remote: Server):
+    def test_a_refusal_and_a_death_are_raised(self, remote: RemoteStreamServer):
         with ManagerClient(remote.address) as client:
             with client.watch(WatchHello(9, "w")) as watch, pytest.raises(WrongState, match="9 is not of this"):
                 next(watch)
@@ -373,7 +359,7 @@ class TestWatch:
         watch.send(ballot)
         assert ballot in itertools.islice(words, 100)
 
-    def test_one_that_has_ended_leaves_no_thread(self, remote: Server):
+    def test_one_that_has_ended_leaves_no_thread(self, remote: RemoteStreamServer):
         """Whoever has ended it, and whether or not anybody has read that."""
         kept: list[Watch] = []
         with ManagerClient(remote.address) as client:
@@ -392,53 +378,3 @@ class TestWatch:
             assert threading.active_count() > before
             remote.popen.kill()
             eventually(lambda: threading.active_count() <= before, f"as few threads as before: {before}")
-
-    @pytest.mark.parametrize(
-        ("child", "env"),
-        [("cancels", {}), ("closes", {}), ("drops", {}), ("opens", {"GRPC_ENABLE_FORK_SUPPORT": "1"})],
-    )
-    def test_a_fork_harms_neither_side(self, remote: Server, child: str, env: dict[str, str]):
-        with Process(FORKING, [remote.address, child], env=env) as process:
-            assert process.wait() == 0, process.log()
-            assert "child ended with 0" in process.log()
-            assert "parent heard on: []" in process.log()
-
-
-FORKING = """
-import gc, os, sys, threading, time
-from lighthouse_runtime.client.manager import ManagerClient
-from lighthouse_protocol.messages.session import WatchHello
-
-client = ManagerClient(sys.argv[1])
-watch = client.watch(WatchHello(1, "w"))
-next(watch), next(watch)
-heard = []
-
-def listen():
-    try:
-        heard.extend(watch)
-    except Exception as e:
-        heard.append(e)
-
-threading.Thread(target=listen, daemon=True).start()
-child = os.fork()
-if child == 0:
-    match sys.argv[2]:
-        case "opens":
-            with client, client.watch(WatchHello(2, "w")) as other:
-                next(other), print(next(other))
-        case "cancels":
-            watch.cancel()
-        case "closes":
-            client.close()
-        case "drops":
-            del client, watch
-            gc.collect()
-    sys.stdout.flush()
-    os._exit(0)
-_, status = os.waitpid(child, 0)
-print("child ended with", status)
-time.sleep(0.3)
-print("parent heard on:", heard)
-watch.cancel()
-"""
