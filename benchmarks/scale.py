@@ -21,14 +21,14 @@ from benchmarks.support.children import Child, Children
 from benchmarks.support.daemons import Daemon, prepare_lighthouse
 from benchmarks.support.figures import json_option, show_machine, table, write_json
 from benchmarks.support.scrape import is_standing
-from benchmarks.support.session_crowd import TIMEOUT_S
 from lighthouse_protocol.limits import DEFAULT_JOB
 
-MANY = 2000  # from here on the limits of a default lighthouse are raised
+MANY = 2000  # from here on the limit of a default lighthouse is raised
 STEP_S = 0.25
 DOWN_S = 1.0
 DYING_SHARE = 0.03
-RETURN_TIMEOUT_S = 30.0
+MIN_PATIENCE_S = 60.0
+SESSIONS_A_SECOND = 50  # that come at the very least
 AT_REST = "at rest"
 IN_STEPS = f"steps of {STEP_S:g} s"
 ONE_JOINS = "one joins"
@@ -79,17 +79,22 @@ class Setting:
     heartbeat_timeout_s: float = 5.0
     has_tls: bool = False
 
+    @property
+    def patience_s(self) -> float:
+        """For all to come, or to come back."""
+        return max(MIN_PATIENCE_S, self.size / SESSIONS_A_SECOND)
+
 
 class Crowds:
     """The processes of managers, as one."""
 
-    def __init__(self, children: Children, address: str, count: int) -> None:
-        referee: list[str] = []
+    def __init__(self, children: Children, address: str, setting: Setting) -> None:
+        referee, count = list[str](), setting.crowds
         if count > 1:
             path = str(children.folder / "referee")
             children.start("the referee", "-m", "benchmarks.support.referee", path).read_line()
-            referee = [str(TIMEOUT_S), path]
-        crowd = ["-m", "benchmarks.support.session_crowd", address, DEFAULT_JOB, *referee]
+            referee = [path]
+        crowd = ["-m", "benchmarks.support.session_crowd", address, DEFAULT_JOB, str(setting.patience_s), *referee]
         self.children: list[Child] = [
             children.start(f"crowd {place}", *crowd, *([str(place), str(count)] if referee else []))
             for place in range(count)
@@ -129,19 +134,18 @@ class Arena:
         self._settle_s = setting.settle_s
         self._lighthouse = self._prepare(0)
         self._lighthouse.serve()
-        self._crowd = Crowds(children, self._lighthouse.told, setting.crowds)
+        self._crowd = Crowds(children, self._lighthouse.told, setting)
         self._crowd.ask(what="pace", step_s=STEP_S)
 
     def _prepare(self, port: int) -> Daemon:
         size = self._setting.size
-        room = 2 * size  # of one host; more than a default lighthouse lets one have, from 4,096 on
         return prepare_lighthouse(
             self._children,
-            max(1, size * 9 // 10),
+            max(1, round((1 - DYING_SHARE) * size)),
             heartbeat_timeout_s=self._setting.heartbeat_timeout_s,
             port=port,
             has_tls=self._setting.has_tls,
-            options=["--max-members", str(room), "--max-open-per-peer", str(room)] if size > MANY else [],
+            options=["--max-members", str(2 * size)] if size > MANY else [],
         )
 
     def add(self, name: str, count: int) -> None:
@@ -193,10 +197,10 @@ class Arena:
         click.echo(f"{name}: {wall_s:.2f} s, {stage.cpu_s:.2f} s of CPU, {stage.memory_mb:.0f} MB", err=True)
 
     def _wait_standing(self) -> None:
-        ends_at = time.monotonic() + RETURN_TIMEOUT_S
+        ends_at = time.monotonic() + self._setting.patience_s
         while not is_standing(self._lighthouse):
             if time.monotonic() > ends_at:
-                self._lighthouse.child.fail(f"is not back within {RETURN_TIMEOUT_S:g} s")
+                self._lighthouse.child.fail(f"is not back within {self._setting.patience_s:g} s")
             time.sleep(0.1)
 
 

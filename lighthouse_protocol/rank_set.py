@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Set
+from functools import lru_cache
 
 
 class RankSet(Set[int]):
@@ -16,10 +17,11 @@ class RankSet(Set[int]):
             bits |= 1 << rank
         self.bits = bits
 
-    @classmethod
-    def first(cls, count: int) -> RankSet:
-        """Ranks 0 to count - 1."""
-        return cls(bits=(1 << count) - 1)
+    @staticmethod
+    @lru_cache(maxsize=16)
+    def first(count: int) -> RankSet:
+        """Ranks 0 to count - 1; kept, since thousands of groups of one job are of one size."""
+        return RankSet(bits=(1 << count) - 1)
 
     @classmethod
     def of(cls, ranks: Set[int]) -> RankSet:

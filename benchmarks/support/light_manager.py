@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Protocol
 
 from benchmarks.support.lockstep import Lockstep, Tally
-from benchmarks.support.shared_session import SharedQuorums, SharingSession
+from benchmarks.support.shared_session import SharedQuorums, SharingGrants, SharingSession
 from lighthouse_protocol.limits import SECRET_BYTES
 from lighthouse_protocol.messages.membership import Participant, Quorum
 from lighthouse_protocol.messages.session import (
@@ -27,21 +27,20 @@ from lighthouse_protocol.messages.session import (
 from lighthouse_runtime.client.lighthouse import AsyncLighthouseClient
 from lighthouse_runtime.timing.deadline_timer import DeadlineTimer
 from manager.group.lighthouse_link import LighthouseLink
-from manager.group.rules.grants import LEASE_SHARE, GrantMachine, Join, Wait
+from manager.group.rules.grants import LEASE_SHARE, Join, Wait
 from manager.group.rules.request import QuorumRequest
-
-TIMEOUT_S = 60.0
 
 
 class Crowd(Protocol):
     """What a manager needs of the others in its process."""
 
     address: str
+    timeout_s: float
     tally: Tally
     lockstep: Lockstep
     quorums: SharedQuorums
 
-    def connect(self) -> AsyncLighthouseClient: ...
+    def connect(self, source: str) -> AsyncLighthouseClient: ...
 
     def max_step(self, quorum: Quorum) -> int: ...
 
@@ -56,24 +55,28 @@ class LightManager:
 
     def __init__(self, crowd: Crowd, number: int) -> None:
         name = f"replica_group_{number}"
-        host = f"10.{20 + number // 62_500}.{number // 250 % 250}.{number % 250 + 1}"
+        host = f"127.{20 + number // 62_500}.{number // 250 % 250}.{number % 250 + 1}"  # all of 127 is this host
         self.quorum: Quorum | None = None
         self._crowd = crowd
         self._me = Participant(
             name, f"{time.time_ns():x}", address=f"{host}:29512", store_address=f"{host}:29513", watched=True
         )
-        self._grants = GrantMachine(name)
+        self._grants = SharingGrants(name, crowd.quorums)
         self._session = SharingSession(
             lambda: GroupReport(self._grants.held), secrets.token_hex(SECRET_BYTES), crowd.quorums
         )
-        self._link = LighthouseLink(crowd.connect, crowd.address)
+        self._link = LighthouseLink(lambda: crowd.connect(host), crowd.address)
         self._timer = DeadlineTimer(self._tick, asyncio.get_running_loop())
         self._clock = asyncio.get_running_loop().time
         self._step = self._tag = self._failures = 0
         self._handed: JoinAccepted | None = None
         self._waits = self._computes = self._was_welcomed = False
         self._running = asyncio.create_task(self._link.run(self._opened, self._received, self._closed))
+
+    def start(self) -> None:
+        """Its ranks ask for their first step."""
         self._ask()
+        self._flush()
 
     def die(self) -> None:
         self._running.cancel()
@@ -170,7 +173,7 @@ class LightManager:
         ask = QuorumRequest(0, 0, self._step, math.inf, tag_quorum_id=self._tag, commit_failures=self._failures)
         match self._grants.decide(ask, now):
             case Join():
-                self._send(self._session.join(self._participant(), now + TIMEOUT_S, now))
+                self._send(self._session.join(self._participant(), now + self._crowd.timeout_s, now))
             case Wait():
                 self._waits = True
             case _:

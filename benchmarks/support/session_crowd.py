@@ -16,6 +16,7 @@ import uvloop
 
 from benchmarks.support.children import allow_many_connections
 from benchmarks.support.light_manager import LightManager
+from benchmarks.support.light_stream import Turns
 from benchmarks.support.line_protocol import answer_orders_async
 from benchmarks.support.lockstep import Lockstep, Tally
 from benchmarks.support.referee import OwnReferee, RemoteReferee
@@ -28,7 +29,7 @@ TIMEOUT_S = 60.0
 
 class Crowd:
     def __init__(self, address: str, job: str, timeout_s: float = TIMEOUT_S, place: int = 0, crowds: int = 1) -> None:
-        self._timeout_s = timeout_s
+        self.timeout_s = timeout_s
         self._place, self._crowds = place, crowds
         self.address = address
         self.tally = Tally()
@@ -37,6 +38,7 @@ class Crowd:
         self.managers: list[LightManager] = []
         self._job = job
         self._reader = SharedReader()
+        self._turns = Turns()
         self.quorums = SharedQuorums()
         self._max_step = (0, 0)
         self._entered: Counter[int] = Counter()
@@ -46,8 +48,8 @@ class Crowd:
         self._numbers = 0
         self._reported_cpu_s, self._reported_bytes = 0.0, 0
 
-    def connect(self) -> SharingClient:
-        return SharingClient(self.address, self._job, self._reader)
+    def connect(self, source: str) -> SharingClient:
+        return SharingClient(self.address, self._job, self._reader, self._turns, source)
 
     def max_step(self, quorum: Quorum) -> int:
         """Alike for everybody, so reckoned once."""
@@ -76,14 +78,23 @@ class Crowd:
         return {**spent, **asdict(tally), "quorums": sorted({m.quorum.quorum_id for m in self.managers if m.quorum})}
 
     async def add(self, count: int) -> None:
-        """Until all train together; without `count`, those of another crowd come."""
+        """Until all train together; without `count`, those of another crowd come. They ask to be let in when all are
+        connected, as managers do whose ranks have been loading meanwhile."""
         self._expected += count
         self._all_train.clear()
+        newcomers = list[LightManager]()
         for _ in range(count):
-            await asyncio.wait_for(self._connects.acquire(), self._timeout_s)
-            self.managers.append(LightManager(self, self._crowds * self._numbers + self._place))
+            await asyncio.wait_for(self._connects.acquire(), self.timeout_s)
+            newcomers.append(LightManager(self, self._crowds * self._numbers + self._place))
             self._numbers += 1
-        await asyncio.wait_for(self._all_train.wait(), self._timeout_s)
+        for _ in range(CONNECTS_AT_ONCE):
+            await asyncio.wait_for(self._connects.acquire(), self.timeout_s)
+        for _ in range(CONNECTS_AT_ONCE):
+            self._connects.release()
+        self.managers += newcomers
+        for manager in newcomers:
+            manager.start()
+        await asyncio.wait_for(self._all_train.wait(), self.timeout_s)
 
     async def die(self, count: int) -> None:
         """Without a word; until all others train together. Without `count`, those of another crowd die."""
@@ -92,7 +103,7 @@ class Crowd:
         dying, self.managers = self.managers[:count], self.managers[count:]
         for manager in dying:
             manager.die()
-        await asyncio.wait_for(self._all_train.wait(), self._timeout_s)
+        await asyncio.wait_for(self._all_train.wait(), self.timeout_s)
 
     async def pace(self, step_s: float) -> None:
         self.lockstep.pace(step_s)

@@ -1,15 +1,22 @@
 """A session of which many are open in one process: what is the same for all is parsed, and reckoned, once for all."""
 
+import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import Any
 
+from benchmarks.support.light_stream import LightCall, Turns, open_light
+from lighthouse_protocol.messages.membership import Assignment
 from lighthouse_protocol.messages.session import GroupReport, JoinAccepted, QuorumChanged, ToLighthouse, ToManager
 from lighthouse_protocol.pb.documented import lighthouse_pb2
 from lighthouse_protocol.rules.quorum_change import NamedQuorum
 from lighthouse_protocol.wire.streams import SESSION_RESPONSES, accepted_for, changed_for
+from lighthouse_runtime.client.connection import OPENED_WITHIN_S
 from lighthouse_runtime.client.lighthouse import AsyncLighthouseClient
 from lighthouse_runtime.client.stream_kinds import SESSION, Session
-from lighthouse_runtime.client.streams import StreamKind
+from lighthouse_runtime.client.streams import AsyncStream, StreamKind
+from lighthouse_runtime.security.client_tls import fetch_tls, known_tls
+from manager.group.rules.grants import GrantMachine
 from manager.group.rules.lighthouse_session import SessionMachine
 
 Answer = JoinAccepted | QuorumChanged
@@ -38,10 +45,13 @@ class SharedReader:
 
 
 class SharedQuorums:
-    """What the last one that was told a list, or a change, knew then, by what names that."""
+    """`known`: what the last one that was told a list, or a change, knew then, by what names that. The others: what the
+    last quorum means."""
 
     def __init__(self) -> None:
         self.known: dict[type[Answer], tuple[object, NamedQuorum | None]] = {}
+        self.assigned: dict[tuple[int, int, bool], Assignment] = {}
+        self.for_one_step: dict[tuple[int, bool], bool] = {}
 
 
 class SharingSession(SessionMachine):
@@ -68,6 +78,28 @@ class SharingSession(SessionMachine):
         return self.known.digest if self.known is not None else ""
 
 
+class SharingGrants(GrantMachine):
+    """Those of one quorum share one assignment: what a manager without ranks does with it is alike for all."""
+
+    def __init__(self, replica_id: str, shared: SharedQuorums) -> None:
+        super().__init__(replica_id)
+        self._shared = shared
+
+    def _assign(self, group_rank: int, init_sync: bool) -> Assignment:
+        assert self._quorum is not None
+        what = (self._quorum.quorum_id, group_rank, init_sync)
+        if what not in self._shared.assigned:
+            self._shared.assigned = {what: super()._assign(group_rank, init_sync)}
+        return self._shared.assigned[what]
+
+    def _is_for_one_step(self, init_sync: bool) -> bool:
+        assert self._quorum is not None
+        what = (self._quorum.quorum_id, init_sync)
+        if what not in self._shared.for_one_step:
+            self._shared.for_one_step = {what: super()._is_for_one_step(init_sync)}
+        return self._shared.for_one_step[what]
+
+
 @dataclass(frozen=True, slots=True)
 class _SharedKind(StreamKind[ToLighthouse, ToManager]):
     reader: SharedReader
@@ -82,9 +114,27 @@ class _SharedKind(StreamKind[ToLighthouse, ToManager]):
 
 
 class SharingClient(AsyncLighthouseClient):
-    def __init__(self, address: str, job: str, reader: SharedReader) -> None:
+    """It has sessions, over light streams, and nothing else. `source`: the address of this host that it comes from."""
+
+    def __init__(self, address: str, job: str, reader: SharedReader, turns: Turns, source: str) -> None:
         super().__init__(address, job=job)
+        self._turns = turns
+        self._source = source
         self._kind = _SharedKind(SESSION.path, SESSION.requests, SESSION.responses, reader)
+        self._call: LightCall | None = None
+
+    @property
+    def is_connected(self) -> bool:
+        return self._call is not None and not self._call.done()
 
     def session(self, *, wait_for_ready: bool = False) -> Session:
-        return self.open(self._kind, wait_for_ready)
+        return AsyncStream(self._open_light(), self.address, self._kind)
+
+    async def _open_light(self) -> Any:
+        tls = None
+        if self._coordinator.has_tls:
+            tls = known_tls(self._coordinator)
+            tls = tls or await asyncio.to_thread(fetch_tls, self._coordinator, OPENED_WITHIN_S, waits=False)
+        told = self._coordinator, tls, self._kind.path, self._metadata
+        self._call = await open_light(*told, self._turns, source=self._source, timeout_s=OPENED_WITHIN_S)
+        return self._call

@@ -1,16 +1,19 @@
 """What one peer may hold and use, so that no peer starves the others. No I/O.
 
 A peer is a host: a thousand managers behind one address are one peer, and the limits leave room for these. Each check
-is O(1). A refusal takes nothing, and names the limit and the remedy.
+is O(1), but for a look at all peers, once a second at most, while they are too many. A refusal takes nothing, and names
+the limit and the remedy.
 """
 
+import math
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from lighthouse_protocol.refusals import LimitReached
 from lighthouse_protocol.rules.token_bucket import TokenBucket
 
-MAX_PEERS = 10_000
+MAX_PEERS = 50_000  # the groups of a few jobs of the largest size, a host each
+SWEPT_EVERY_S = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,6 +143,7 @@ class PeerTable:
         self.limits = limits
         self._max_peers = max_peers
         self._peers: dict[str, Peer] = {}
+        self._next_sweep_at = -math.inf
 
     def __len__(self) -> int:
         return len(self._peers)
@@ -148,7 +152,8 @@ class PeerTable:
         """Raises LimitReached where too many peers hold something."""
         peer = self._peers.get(name)
         if peer is None:
-            if len(self._peers) >= self._max_peers:
+            if len(self._peers) >= self._max_peers and now >= self._next_sweep_at:  # it looks at all of them
+                self._next_sweep_at = now + SWEPT_EVERY_S
                 self._peers = {name: peer for name, peer in self._peers.items() if not peer.is_idle(now)}
             if len(self._peers) >= self._max_peers:
                 raise LimitReached(f"{self._max_peers} peers hold something here already; try again later")

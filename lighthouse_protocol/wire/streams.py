@@ -3,13 +3,14 @@
 A kind of message that this version does not know is read as None, and is to be skipped.
 """
 
+import zlib
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Any, Generic, TypeVar
 
-from google.protobuf.message import Message
+from google.protobuf.message import DecodeError, Message
 
-from lighthouse_protocol.limits import MAX_REQUEST_BYTES
+from lighthouse_protocol.limits import MAX_REQUEST_BYTES, MAX_RESPONSE_BYTES
 from lighthouse_protocol.messages.evidence import SelfReport
 from lighthouse_protocol.messages.hosts import FromHost, ToHost
 from lighthouse_protocol.messages.membership import Quorum
@@ -27,12 +28,15 @@ from lighthouse_protocol.messages.session import (
 from lighthouse_protocol.messages.supervisor import FromSupervisor, ToSupervisor
 from lighthouse_protocol.pb.documented import lighthouse_pb2, manager_pb2
 from lighthouse_protocol.pb.extensions import hosts_pb2, run_pb2
+from lighthouse_protocol.refusals import InvalidRequest
 from lighthouse_protocol.wire import documented
 from lighthouse_protocol.wire.codec import Oneof, by_hand, compiled
 
 M = TypeVar("M")
 
 MAX_PROGRESS_BYTES = MAX_REQUEST_BYTES // 2
+DEFLATED_ABOVE_BYTES = 4096
+_FASTEST = 1  # the smallest form of a long quorum is a tenth shorter, and takes three times as long
 
 
 class Stream(Generic[M]):
@@ -48,6 +52,37 @@ class Stream(Generic[M]):
 
     def write(self, message: M) -> Message:
         return self.schema(**self._oneof.write(message))
+
+
+class _DeflatedStream(Stream[M]):
+    """One whose messages may come in part deflated."""
+
+    def __init__(self, union: Any, schema: type[Message]) -> None:
+        super().__init__(union, schema)
+        self.read = self._read_whole
+
+    def _read_whole(self, message: Any) -> M | None:
+        if message.deflated:
+            _inflate(message)
+        return self._oneof.read(message)
+
+
+def _deflate(message: Message) -> bytes:
+    body = message.SerializeToString()
+    if len(body) <= DEFLATED_ABOVE_BYTES:
+        return body
+    return lighthouse_pb2.SessionResponse(deflated=zlib.compress(body, _FASTEST)).SerializeToString()
+
+
+def _inflate(message: Any) -> None:
+    """Raises InvalidRequest."""
+    inflater = zlib.decompressobj()
+    try:
+        message.MergeFromString(inflater.decompress(message.deflated, MAX_RESPONSE_BYTES))
+    except (zlib.error, DecodeError) as e:
+        raise InvalidRequest(f"cannot be read: {e}", field="deflated") from e
+    if not inflater.eof:
+        raise InvalidRequest(f"is cut, or has more than {MAX_RESPONSE_BYTES} bytes", field="deflated")
 
 
 # -- of a session
@@ -68,14 +103,15 @@ _HEARTBEAT = compiled(Heartbeat, lighthouse_pb2.Heartbeat)
 by_hand(Heartbeat, lighthouse_pb2.Heartbeat, _write_heartbeat, _HEARTBEAT.read)
 
 SESSION_REQUESTS: Stream[ToLighthouse] = Stream(ToLighthouse, lighthouse_pb2.SessionRequest, advisory=(Evidence,))
-SESSION_RESPONSES: Stream[ToManager] = Stream(ToManager, lighthouse_pb2.SessionResponse)
+SESSION_RESPONSES: Stream[ToManager] = _DeflatedStream(ToManager, lighthouse_pb2.SessionResponse)
 
 
 def accepted_shared(quorum: Quorum, stands: bool, created_at: float, secret: str = "") -> bytes:
-    """What the answer to a join is for every session, serialised once. `created_at` in seconds since the epoch."""
+    """What the answer to a join is for every session, serialised once, and deflated where it is long. `created_at` in
+    seconds since the epoch."""
     native = documented.quorum_to_native(quorum, created_at).quorum
     accepted = lighthouse_pb2.JoinAccepted(quorum=native, stands=stands, secret=secret)
-    return lighthouse_pb2.SessionResponse(join_accepted=accepted).SerializeToString()
+    return _deflate(lighthouse_pb2.SessionResponse(join_accepted=accepted))
 
 
 def accepted_for(shared: bytes, join: int) -> bytes:
@@ -86,7 +122,7 @@ def accepted_for(shared: bytes, join: int) -> bytes:
 
 def changed_shared(changed: QuorumChanged) -> bytes:
     """As accepted_shared."""
-    return SESSION_RESPONSES.write(replace(changed, join=0)).SerializeToString()
+    return _deflate(SESSION_RESPONSES.write(replace(changed, join=0)))
 
 
 def changed_for(join: int) -> bytes:

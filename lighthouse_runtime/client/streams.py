@@ -132,7 +132,7 @@ class AsyncStream(Generic[S, M]):
 
     async def _opened(self) -> None:
         """Raises what opening has raised; CancelledError after cancel()."""
-        if self._opening is not None:
+        if self._opening is not None and self._call is None:
             await asyncio.wait((self._opening,))
             self._opening.result()
 

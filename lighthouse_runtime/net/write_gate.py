@@ -1,7 +1,7 @@
-"""Large messages to one peer: a few at a time are on their way, whatever the number of its streams.
+"""Large messages: a few at a time are on their way to one peer, whatever the number of its streams, and to all peers.
 
-A quorum of a thousand groups is told to each of them, 200 KB each: made and handed to gRPC all at once they would be
-200 MB. What waits here is a reference to bytes that all share.
+A quorum of ten thousand groups is told to each of them, 200 KB each: made and handed to gRPC all at once they would be
+2 GB. What waits here is a reference to bytes that all share.
 """
 
 import asyncio
@@ -9,18 +9,34 @@ from collections import deque
 
 LARGE_BYTES = 64 * 1024
 MAX_BYTES_UNDER_WAY = 32 * 1024 * 1024
+MAX_BYTES_TO_ALL = 128 * 1024 * 1024
 
 
 class WriteGate:
-    """In the order of asking. One message may always pass, however large."""
+    """In the order of asking. One message may always pass, however large. `beyond`: what all of them pass next."""
 
-    def __init__(self, max_bytes: int = MAX_BYTES_UNDER_WAY) -> None:
+    def __init__(self, max_bytes: int = MAX_BYTES_UNDER_WAY, beyond: "WriteGate | None" = None) -> None:
         self._max_bytes = max_bytes
+        self._beyond = beyond
         self._under_way = 0
         self._waiting: deque[tuple[int, asyncio.Future[None]]] = deque()
 
     async def enter(self, size: int) -> None:
         """Wait until a message of that size may be made. Each that has entered must leave()."""
+        await self._enter(size)
+        if self._beyond is not None:
+            try:
+                await self._beyond.enter(size)
+            except BaseException:
+                self._leave(size)
+                raise
+
+    def leave(self, size: int) -> None:
+        if self._beyond is not None:
+            self._beyond.leave(size)
+        self._leave(size)
+
+    async def _enter(self, size: int) -> None:
         if not self._waiting and self._has_room(size):
             self._under_way += size
             return
@@ -30,10 +46,10 @@ class WriteGate:
             await turn
         except asyncio.CancelledError:
             if turn.done() and not turn.cancelled():
-                self.leave(size)
+                self._leave(size)
             raise
 
-    def leave(self, size: int) -> None:
+    def _leave(self, size: int) -> None:
         self._under_way -= size
         while self._waiting:
             waiting_size, turn = self._waiting[0]

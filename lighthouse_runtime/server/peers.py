@@ -15,7 +15,7 @@ from weakref import WeakKeyDictionary
 
 from lighthouse_protocol.refusals import LimitReached
 from lighthouse_protocol.rules.peer_limits import Peer, PeerLimits, PeerTable, Resource, StreamMeter
-from lighthouse_runtime.net.write_gate import WriteGate
+from lighthouse_runtime.net.write_gate import MAX_BYTES_TO_ALL, WriteGate
 from lighthouse_runtime.timing.sparse_log import SparseLog
 
 log = logging.getLogger(__name__)
@@ -35,6 +35,7 @@ class Peers:
     def __init__(self, limits: PeerLimits | None = None) -> None:
         self.limits = limits or PeerLimits()
         self._table = PeerTable(self.limits)
+        self._writes_to_all = WriteGate(MAX_BYTES_TO_ALL)
         self._writes: WeakKeyDictionary[Peer, WriteGate] = WeakKeyDictionary()
         self._gates: dict[str, _Gate] = {}
         self._refusals = SparseLog(log, "caller_refused")
@@ -51,7 +52,10 @@ class Peers:
 
     def stream(self, peer: Peer) -> tuple[StreamMeter, WriteGate]:
         """What one more stream of that peer may send, and how it is sent what is large."""
-        return StreamMeter(peer, self.limits), self._writes.setdefault(peer, WriteGate())
+        gate = self._writes.get(peer)
+        if gate is None:
+            gate = self._writes[peer] = WriteGate(beyond=self._writes_to_all)
+        return StreamMeter(peer, self.limits), gate
 
     def take(self, address: str, resource: Resource, amount: float = 1.0) -> None:
         """Raises LimitReached."""

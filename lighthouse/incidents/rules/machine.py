@@ -16,8 +16,9 @@
 No I/O; time is an argument.
 """
 
+import itertools
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from lighthouse.incidents.rules.policy import Decision, OnStall, decide
 from lighthouse.members.rules.events import MemberLost
@@ -102,21 +103,23 @@ class _Case:
 class _Lost:
     """The losses of one quorum, which may be the end of the job."""
 
-    losses: list[MemberLost]
+    first: MemberLost
     noticed_at: float
     noticed_unix_s: float
+    by_name: dict[str, MemberLost] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.by_name = {self.first.replica_id: self.first}
 
     @property
     def text(self) -> str:
-        more = f" and {len(self.losses) - MAX_TOLD} more" if len(self.losses) > MAX_TOLD else ""
-        return "; ".join(f"{loss.replica_id}: {loss.reason}" for loss in self.losses[:MAX_TOLD]) + more
+        more = f" and {len(self.by_name) - MAX_TOLD} more" if len(self.by_name) > MAX_TOLD else ""
+        told = itertools.islice(self.by_name.items(), MAX_TOLD)
+        return "; ".join(f"{name}: {loss.reason}" for name, loss in told) + more
 
     @property
     def suspects(self) -> tuple[str, ...]:
-        return tuple(loss.replica_id for loss in self.losses[:MAX_SUSPECTS])
-
-    def has(self, replica_id: str) -> bool:
-        return any(loss.replica_id == replica_id for loss in self.losses)
+        return tuple(itertools.islice(self.by_name, MAX_SUSPECTS))
 
 
 class IncidentMachine:
@@ -192,12 +195,12 @@ class IncidentMachine:
         if any(case.has_killed(loss.replica_id) for case in self._cases.values()):
             return []
         before = self._lost
-        if before is None or before.losses[0].quorum_id != loss.quorum_id:
-            self._lost, self._loss = _Lost([loss], now, unix_s), None
-        elif before.has(loss.replica_id):
+        if before is None or before.first.quorum_id != loss.quorum_id:
+            self._lost, self._loss = _Lost(loss, now, unix_s), None
+        elif loss.replica_id in before.by_name:
             return []
         else:
-            before.losses.append(loss)
+            before.by_name[loss.replica_id] = loss
         if self._loss is not None and self._lost is not None:
             return [Changed(self._loss.note(text=self._lost.text, suspects=self._lost.suspects))]
         return self.asked(now) if is_asked else []
@@ -214,7 +217,7 @@ class IncidentMachine:
         if now - lost.noticed_at > UNCONFIRMED_S:
             self._lost = None
             return []
-        seen_at = lost.losses[0].last_seen_at
+        seen_at = lost.first.last_seen_at
         fault_at = lost.noticed_at if seen_at is None else min(seen_at, lost.noticed_at)
         noticed_s = lost.noticed_at - fault_at
         self._loss = self._begin(IncidentKind.LOSS, lost.text, lost.suspects, fault_at, noticed_s, lost.noticed_unix_s)

@@ -50,7 +50,8 @@ class Grid:
     @property
     def largest_peer_group_world_size(self) -> int:
         """The ranks of the longest row: in so many groups that one is here."""
-        return largest_count(RankSet.first(group.group_world_size) - group.missing for group in self.groups)
+        here = (RankSet.first(group.group_world_size) for group in self.groups)
+        return largest_count(all_ - g.missing if g.missing else all_ for all_, g in zip(here, self.groups, strict=True))
 
     @property
     def ranks_pending(self) -> int:
@@ -76,6 +77,7 @@ def _group_ranks(member: Member) -> GroupRanks | None:
     if not member.is_alive or participant is None or participant.group_world_size == 0:
         return None
     everyone = RankSet.first(participant.group_world_size)
-    # A group that is down, and names no rank, misses all.
-    missing = everyone if member.down and not member.missing else everyone & member.missing
+    missing = everyone & member.missing if member.missing else NO_RANKS
+    if member.down and not member.missing:
+        missing = everyone  # a group that is down, and names no rank, misses all
     return GroupRanks(member.replica_id, participant.group_world_size, missing)

@@ -10,6 +10,8 @@ from lighthouse.members.rules.roster import Member, Roster
 
 BEAT_SLACK_S = 0.25
 CLOSINGS_HELD_S = 2.0
+SAME_MOMENT_S = 0.1
+"""What was found to be shared is, for all who are lost within this: ten thousand are counted once, not for each."""
 
 
 class MassSilence:
@@ -17,6 +19,7 @@ class MassSilence:
         self._roster = roster
         self._timeout_s = heartbeat_timeout_s
         self._closings_held_until = 0.0
+        self._is_shared_until = 0.0
         self.braked_until = 0.0
 
     def was_late(self, by_s: float, now: float) -> None:
@@ -45,8 +48,17 @@ class MassSilence:
 
     def _is_shared(self, beat_interval_s: float, now: float) -> bool:
         """Whether more than half of the quorum's members with a session are silent. O(n), when one is lost."""
-        members = [m for m in self._roster.participants() if m.session is not None and m.is_alive]
-        return 2 * sum(_is_silent(m, beat_interval_s, now) for m in members) > len(members) > 1
+        if now < self._is_shared_until:
+            return True
+        members = silent = 0
+        for member in self._roster.participants():
+            if member.session is not None and member.is_alive:
+                members += 1
+                silent += _is_silent(member, beat_interval_s, now)
+        if 2 * silent <= members or members < 2:
+            return False
+        self._is_shared_until = now + SAME_MOMENT_S
+        return True
 
 
 def _is_silent(member: Member, beat_interval_s: float, now: float) -> bool:

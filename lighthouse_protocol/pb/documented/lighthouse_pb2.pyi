@@ -847,6 +847,9 @@ class SessionResponse(google.protobuf.message.Message):
     EVIDENCE_FIELD_NUMBER: builtins.int
     WORLD_FIELD_NUMBER: builtins.int
     QUORUM_CHANGED_FIELD_NUMBER: builtins.int
+    DEFLATED_FIELD_NUMBER: builtins.int
+    deflated: builtins.bytes
+    """the rest of this message, to be merged into it, in zlib's form (RFC 1950)"""
     @property
     def welcome(self) -> global___Welcome:
         """first, unless the hello is rejected"""
@@ -885,9 +888,10 @@ class SessionResponse(google.protobuf.message.Message):
         evidence: global___EvidenceRequest | None = ...,
         world: global___World | None = ...,
         quorum_changed: global___QuorumChanged | None = ...,
+        deflated: builtins.bytes = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["drain", b"drain", "evidence", b"evidence", "goodbye", b"goodbye", "heartbeat_ack", b"heartbeat_ack", "join_accepted", b"join_accepted", "join_rejected", b"join_rejected", "kill", b"kill", "message", b"message", "order", b"order", "quorum_changed", b"quorum_changed", "welcome", b"welcome", "world", b"world"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["drain", b"drain", "evidence", b"evidence", "goodbye", b"goodbye", "heartbeat_ack", b"heartbeat_ack", "join_accepted", b"join_accepted", "join_rejected", b"join_rejected", "kill", b"kill", "message", b"message", "order", b"order", "quorum_changed", b"quorum_changed", "welcome", b"welcome", "world", b"world"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["deflated", b"deflated", "drain", b"drain", "evidence", b"evidence", "goodbye", b"goodbye", "heartbeat_ack", b"heartbeat_ack", "join_accepted", b"join_accepted", "join_rejected", b"join_rejected", "kill", b"kill", "message", b"message", "order", b"order", "quorum_changed", b"quorum_changed", "welcome", b"welcome", "world", b"world"]) -> None: ...
     def WhichOneof(self, oneof_group: typing.Literal["message", b"message"]) -> typing.Literal["welcome", "heartbeat_ack", "join_accepted", "join_rejected", "order", "drain", "kill", "goodbye", "evidence", "world", "quorum_changed"] | None: ...
 
 global___SessionResponse = SessionResponse

@@ -98,7 +98,7 @@ class GrantMachine:
         self._catching_up, self._wants_next, self._knows_lost = {}, False, False
         mine, self._voted = self._assign(0, init_sync), set()
         self._is_late = mine.place is None and not (mine.heals or mine.catches_up)
-        self.mode = HoldState.RESUMED if is_for_one_step(quorum, init_sync, self._size) else HoldState.STANDING
+        self.mode = HoldState.RESUMED if self._is_for_one_step(init_sync) else HoldState.STANDING
         self.lease_until = self.renewed_until  # an earlier lighthouse may have given a longer lease
 
     def drop(self) -> None:
@@ -242,6 +242,10 @@ class GrantMachine:
             assert formed is not None
             self._assigned[group_rank, init_sync] = formed
         return formed
+
+    def _is_for_one_step(self, init_sync: bool) -> bool:
+        assert self._quorum is not None
+        return is_for_one_step(self._quorum, init_sync, self._size)
 
     def _grant(self, ask: QuorumRequest, *, is_first: bool) -> Granted:
         assignment = self.assignment(ask.group_rank, ask.init_sync)

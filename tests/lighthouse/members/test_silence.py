@@ -99,6 +99,15 @@ class TestMassSilence:
         assert ticked(m, 2, 6.99) == []
         assert ticked(m, 6.99, 7)[0] == told("revoked", (), "silent")
 
+    @pytest.mark.parametrize(("ends_at", "is_held"), [(2.05, True), (2.2, False)])
+    def test_what_is_found_holds_for_all_who_end_in_that_moment(self, ends_at: float, is_held: bool):
+        m = standing("abcde")
+        assert beating(m, (4, 5), 0, 2) == []
+        assert m.handle(ended(1), 2) == []
+        m.handle(pulse(2, **HOLDS), 2.01)
+        effects = m.handle(ended(3), ends_at)
+        assert effects == ([] if is_held else [told("revoked", (2, 4, 5), "c", "connection")])
+
     def test_whose_new_sessions_take_their_places_without_a_change(self):
         m = standing("abc")
         for n in (1, 2, 3):

@@ -80,5 +80,13 @@ def test_peers_that_hold_nothing_make_room_and_no_others():
     used.take(Resource.JOBS, 0.0)
     assert refusal(table.get, "new", 0.5) == "2 peers hold something here already; try again later"
     assert table.get("used", 0.5) is used
-    assert table.get("new", 1.0) is table.get("new", 1.0)
-    assert (table.get("held", 1.0), len(table)) == (held, 2)
+    assert refusal(table.get, "new", 1.4), "they are looked at once a second"
+    assert table.get("new", 1.5) is table.get("new", 1.5)
+    assert (table.get("held", 1.5), len(table)) == (held, 2)
+
+
+def test_the_hosts_of_the_largest_job_leave_room_for_others():
+    table = PeerTable(PeerLimits())
+    for host in range(10_000):
+        table.get(f"10.0.{host // 250}.{host % 250}", 0.0).enter()
+    assert table.get("an operator's", 0.0).open == 0

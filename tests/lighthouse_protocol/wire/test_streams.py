@@ -1,5 +1,7 @@
 """What the types of fields do not say of streams: shared frames, refusals as values, heartbeats that are too big."""
 
+import zlib
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -37,6 +39,38 @@ class TestAcceptedSerialisedOnce:
         own = accepted_for(shared, 12345)
         assert own.startswith(shared)
         assert len(own) - len(shared) < 16
+
+
+class TestDeflated:
+    LONG = Quorum(7, tuple(Participant(f"g{i}", address=f"10.0.0.{i}:29512") for i in range(200)))
+
+    def test_a_long_quorum_is_a_third_as_long_and_read_like_any_other(self):
+        plain = SESSION_RESPONSES.write(JoinAccepted(3, self.LONG, True, SECRET)).SerializeToString()
+        own = accepted_for(accepted_shared(self.LONG, True, 0.0, SECRET), 3)
+        assert 3 * len(own) < len(plain)
+        message = lighthouse_pb2.SessionResponse.FromString(own)
+        assert SESSION_RESPONSES.read(message) == JoinAccepted(3, self.LONG, True, SECRET)
+
+    def test_a_short_one_is_not(self):
+        shared = accepted_shared(Quorum(7, (Participant("a"),)), True, 0.0)
+        assert not lighthouse_pb2.SessionResponse.FromString(shared).deflated
+
+    @pytest.mark.parametrize(
+        ("deflated", "why"),
+        [
+            (b"no zlib", "deflated: cannot be read: Error -3"),
+            (zlib.compress(b"\xff\xff no protobuf"), "deflated: cannot be read: "),
+            (zlib.compress(bytes(1000))[:-8], "deflated: "),
+            (
+                zlib.compress(lighthouse_pb2.SessionResponse(deflated=bytes(70_000_000)).SerializeToString()),
+                "deflated: ",
+            ),
+        ],
+        ids=["other", "other inside", "cut", "a bomb"],
+    )
+    def test_what_cannot_be_read_is_refused(self, deflated: bytes, why: str):
+        with pytest.raises(InvalidRequest, match=f"^{why}"):
+            SESSION_RESPONSES.read(lighthouse_pb2.SessionResponse(deflated=deflated))
 
 
 class TestRefusals:

@@ -53,6 +53,23 @@ async def test_one_that_gives_up_holds_up_nothing():
     await gate.enter(10)
 
 
+async def test_what_passes_one_of_several_passes_the_one_beyond_them():
+    beyond = WriteGate(max_bytes=10)
+    gates = [WriteGate(max_bytes=10, beyond=beyond) for _ in range(3)]
+    await gates[0].enter(10)
+    waiting = [asyncio.create_task(gate.enter(6)) for gate in gates[1:]]
+    await settled()
+    assert not any(each.done() for each in waiting), "each has room of its own, and there is none for all"
+    waiting[0].cancel()
+    await settled()
+    gates[0].leave(10)
+    await waiting[1]
+    await asyncio.wait_for(asyncio.create_task(gates[1].enter(4)), 10)
+    gates[1].leave(4)
+    gates[2].leave(6)
+    await beyond.enter(10)
+
+
 async def test_one_that_gives_up_in_its_turn_hands_it_on():
     gate = WriteGate(max_bytes=10)
     await gate.enter(10)
