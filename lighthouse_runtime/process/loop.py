@@ -1,6 +1,7 @@
 """Run a daemon: uvloop, and signals that ask it to stop."""
 
 import asyncio
+import contextlib
 import gc
 import os
 import resource
@@ -10,6 +11,7 @@ from collections.abc import Callable, Coroutine
 import uvloop
 
 MAX_OPEN_FILES = 65_536
+NICE = -10
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
@@ -39,6 +41,7 @@ def run_daemon(main: Callable[[StopRequest], Coroutine[None, None, None]]) -> in
     """Run `main` until it returns; the exit status. SIGTERM and SIGINT set its StopRequest."""
 
     _raise_open_files()
+    _go_first()
     # What was imported stays; what a round of a thousand groups allocates goes by reference counts.
     gc.freeze()
     gc.set_threshold(20_000, 20, 20)
@@ -67,3 +70,12 @@ def _raise_open_files() -> None:
     wanted = MAX_OPEN_FILES if hard == resource.RLIM_INFINITY else min(hard, MAX_OPEN_FILES)
     if soft != resource.RLIM_INFINITY and soft < wanted:
         resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+
+
+def _go_first() -> None:
+    """A daemon computes little, and many wait for what it says: it need not queue behind a host's data loaders. Where
+    this process may (root, CAP_SYS_NICE, RLIMIT_NICE), and nobody has said otherwise by nice(1). Ranks are started by
+    a process that began before this."""
+    if os.getpriority(os.PRIO_PROCESS, 0) == 0:
+        with contextlib.suppress(PermissionError):
+            os.setpriority(os.PRIO_PROCESS, 0, NICE)  # of this thread, and of those that it starts

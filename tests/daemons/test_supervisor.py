@@ -195,6 +195,14 @@ def test_a_background_start_does_not_make_ranks_deaf_to_sigint(lighthouse: Light
         assert "[a/0] True" in supervisor.log()
 
 
+def test_ranks_have_the_priority_that_the_supervisor_began_with(lighthouse: Lighthouse) -> None:
+    """Its own is higher, where it may be."""
+    code = "import os; print('nice', os.getpriority(os.PRIO_PROCESS, 0))"
+    with Supervisor(lighthouse.address, command=python(code)) as supervisor:
+        assert supervisor.wait() == 0
+        assert f"[a/0] nice {os.getpriority(os.PRIO_PROCESS, 0)}" in supervisor.log()
+
+
 def test_a_failed_health_check_excludes_the_host_before_anything_runs(lighthouse: Lighthouse) -> None:
     options = ("--health-check", "sh -c 'echo GPU 3 has fallen off the bus; exit 7'", "--run-id", "unhealthy")
     with Supervisor(lighthouse.address, *options, command="echo started") as supervisor:
