@@ -31,7 +31,7 @@ def _refuse(*_: object, **__: object) -> NoReturn:
     raise WrongState(
         f"process {os.getpid()} was forked from one that uses gRPC, and a call of its own would never end: start it "
         f"with multiprocessing's spawn or forkserver, or set {VARIABLE}=1 before the parent starts (a fork may then "
-        "take 5 s); the gRPC of a script that is only observed goes with --observe off"
+        "take 5 s); lighthouse-manager run --observe off leaves a script without an Agent alone"
     )
 
 
