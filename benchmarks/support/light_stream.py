@@ -271,7 +271,9 @@ async def open_light(
                 ssl=context,
                 server_hostname=(tls.name or address.host) if tls is not None else None,
             )
-    except OSError as e:  # TimeoutError, too
+    except BaseException as e:
         connection.close()
+        if not isinstance(e, OSError):  # TimeoutError is one
+            raise
         raise Unreachable(f"{address} is unreachable: {e}") from e
     return call

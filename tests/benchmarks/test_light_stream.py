@@ -10,7 +10,7 @@ from benchmarks.support.shared_session import SharedReader, SharingClient
 from lighthouse_protocol.messages.membership import Participant
 from lighthouse_protocol.messages.session import Goodbye, Heartbeat, HeartbeatAck, Hello, Leave
 from lighthouse_protocol.refusals import Unreachable
-from tests.lighthouse_runtime.stream_server import WELCOME, StreamServer
+from tests.lighthouse_runtime.stream_server import WELCOME, StreamServer, running
 from tests.processes import LOCALHOST, PATIENCE_S
 
 HELLO = Hello(Participant("a", "1"), secret="known to this manager alone, of this test")
@@ -19,10 +19,8 @@ SOURCE = "127.20.0.7"
 
 @pytest.fixture
 async def server() -> AsyncIterator[StreamServer]:
-    running = StreamServer()
-    running.port = await running.server.start(f"{LOCALHOST}:0")
-    yield running
-    await running.server.stop(0)
+    async with running() as server:
+        yield server
 
 
 def client(server: StreamServer) -> SharingClient:

@@ -12,7 +12,7 @@ from lighthouse_protocol.messages.evidence import RankEvidence
 from lighthouse_protocol.messages.session import Evidence, EvidenceDone, EvidenceRequest
 from lighthouse_protocol.wire.streams import SESSION_RESPONSES
 from manager.evidence.process_probe import NO_OUTPUT
-from tests.lighthouse_runtime.stream_server import StreamServer
+from tests.lighthouse_runtime.stream_server import StreamServer, running
 from tests.processes import LOCALHOST, Manager, Process, eventually
 
 # The interpreter lock is held in the first two: by C code that goes on, and by C code that waits.
@@ -50,10 +50,8 @@ globals()[how]()
 @pytest.fixture
 async def lighthouse() -> AsyncIterator[StreamServer]:
     """It hears what managers say, and says what a test does."""
-    made = StreamServer()
-    made.port = await made.server.start(f"{LOCALHOST}:0")
-    yield made
-    await made.server.stop(0)
+    async with running() as lighthouse:
+        yield lighthouse
 
 
 async def heard(lighthouse: StreamServer, number: int) -> list[RankEvidence]:

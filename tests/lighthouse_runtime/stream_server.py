@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from typing import Any
 
 import uvloop
@@ -99,6 +100,15 @@ class StreamServer:
                 sender.send(WATCH_RESPONSES.write(VoteAnswer(ballot.number, outcome)))
         finally:
             self.endings.put_nowait(sender.ending)
+
+
+@asynccontextmanager
+async def running() -> AsyncIterator[StreamServer]:
+    """One that listens on a free port of this loop's process."""
+    server = StreamServer()
+    server.port = await server.server.start(f"{LOCALHOST}:0")
+    yield server
+    await server.server.stop(0)
 
 
 async def serve() -> None:

@@ -46,7 +46,7 @@ from lighthouse_runtime.client.lighthouse import AsyncLighthouseClient
 from lighthouse_runtime.client.manager import ManagerClient
 from lighthouse_runtime.client.stream_kinds import SESSION, WATCH, Session, Watch
 from lighthouse_runtime.server.streams import Ending, Sender
-from tests.lighthouse_runtime.stream_server import NEXT, WELCOME, RemoteStreamServer, StreamServer
+from tests.lighthouse_runtime.stream_server import NEXT, WELCOME, RemoteStreamServer, StreamServer, running
 from tests.processes import LOCALHOST, PATIENCE_S, eventually
 
 HELLO = Hello(Participant("a", "1"), secret="known to this manager alone, of this test")
@@ -57,10 +57,8 @@ GONE = (Ending.PEER, Ending.BROKEN)
 
 @pytest.fixture
 async def server() -> AsyncIterator[StreamServer]:
-    running = StreamServer()
-    running.port = await running.server.start(f"{LOCALHOST}:0")
-    yield running
-    await running.server.stop(0)
+    async with running() as server:
+        yield server
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ from lighthouse_protocol.messages.session import Goodbye, Hello, Leave, ToManage
 from lighthouse_runtime.client.lighthouse import AsyncLighthouseClient
 from manager.group import lighthouse_link
 from manager.group.lighthouse_link import Absence, LighthouseLink
-from tests.lighthouse_runtime.stream_server import StreamServer
+from tests.lighthouse_runtime.stream_server import StreamServer, running
 from tests.processes import LOCALHOST, PATIENCE_S
 
 HELLO = Hello(Participant("a", "1"), secret="known to this manager alone, of this test")
@@ -19,10 +19,8 @@ HELLO = Hello(Participant("a", "1"), secret="known to this manager alone, of thi
 
 @pytest.fixture
 async def server() -> AsyncIterator[StreamServer]:
-    running = StreamServer()
-    running.port = await running.server.start(f"{LOCALHOST}:0")
-    yield running
-    await running.server.stop(0)
+    async with running() as server:
+        yield server
 
 
 class Group:
