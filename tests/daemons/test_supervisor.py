@@ -65,8 +65,9 @@ class TestEnds:
             assert supervisor.gone()
 
     def test_a_save_at_the_end_has_its_grace(self, lighthouse: Lighthouse) -> None:
-        save = "lambda *_: time.sleep(1) or print('saved', flush=True)"
-        rank = f"import signal, time; signal.signal(15, {save}); print('works', flush=True); signal.pause()"
+        # It waits for the signal itself: a handler may run inside the first print(), and a print() in it then fails.
+        wait = "signal.pthread_sigmask(signal.SIG_BLOCK, {15}); print('works', flush=True); signal.sigwait({15})"
+        rank = f"import signal, time; {wait}; time.sleep(1); print('saved')"
         with Supervisor(lighthouse.address, "--termination-grace", "20s", command=python(rank)) as supervisor:
             supervisor.wait_for_log(r"\[a/0\] works")
             supervisor.signal(signal.SIGTERM)
