@@ -23,7 +23,7 @@ from benchmarks.support.figures import json_option, show_machine, table, write_j
 from benchmarks.support.scrape import is_standing
 from lighthouse_protocol.limits import DEFAULT_JOB
 
-MANY = 2000  # from here on the limit of a default lighthouse is raised
+MANY = 2000  # above it the limit of a default lighthouse is raised, and the bars are those of ten thousand
 STEP_S = 0.25
 DOWN_S = 1.0
 DYING_SHARE = 0.03
@@ -32,6 +32,7 @@ SESSIONS_A_SECOND = 50  # that come at the very least
 AT_REST = "at rest"
 IN_STEPS = f"steps of {STEP_S:g} s"
 ONE_JOINS = "one joins"
+ONE_DIES = "one dies"
 TLS_BAR = 1.15
 
 
@@ -118,6 +119,7 @@ class Crowds:
         return {
             **{name: sum(each[name] for each in told) for name in counts},
             **{name: max(each[name] for each in told) for name in ("longest_step_s", "longest_ack_s")},
+            "told_s": max(0.0, max(each["revoked_at"] for each in told) - began_at),
             "steps_s": told[0]["steps_s"],
             "quorums": sorted({quorum_id for each in told for quorum_id in each["quorums"]}),
             "wall_s": time.monotonic() - began_at,
@@ -151,8 +153,8 @@ class Arena:
     def add(self, name: str, count: int) -> None:
         self._measure(name, "add", count=count)
 
-    def die(self, count: int) -> None:
-        self._measure(f"{count} die at once", "die", count=count)
+    def die(self, name: str, count: int) -> None:
+        self._measure(name, "die", count=count)
 
     def watch(self, name: str, step_s: float, seconds: float) -> None:
         """Nothing happens but steps of `step_s`."""
@@ -214,14 +216,17 @@ def run(setting: Setting, joins: int, seconds: float) -> list[Stage]:
         for number in range(joins):
             arena.add(f"{ONE_JOINS}, {number + 1}", 1)
             arena.settle()
-        arena.die(max(1, round(DYING_SHARE * size)))
+        arena.die(ONE_DIES, 1)
+        arena.settle()
+        many = max(1, round(DYING_SHARE * size))
+        arena.die(f"{many} die at once", many)
         arena.settle()
         arena.restart()
         return arena.stages
 
 
 def render(stages: Sequence[Stage]) -> str:
-    counts = ["MB both ways", "beats", "other messages", "discards", "longest step s", "quorum"]
+    counts = ["MB both ways", "beats", "other messages", "discards", "longest step s", "all told s", "quorum"]
     header = ["stage", "wall s", "CPU s", "cores", "memory MB", "load CPU s", *counts]
     first = max(stages[0].quorums)
     return table(header, [_cells(stage, first) for stage in stages])
@@ -238,24 +243,38 @@ def _cells(stage: Stage, first_quorum_id: int) -> list[str]:
         str(stage.discards),
     ]
     quorums = " ".join(f"+{quorum_id - first_quorum_id}" for quorum_id in stage.quorums)
-    return [stage.name, *times, *load, f"{stage.told['longest_step_s']:.2f}", quorums]
+    told = f"{stage.told['told_s']:.2f}" if stage.told["told_s"] else "-"
+    return [stage.name, *times, *load, f"{stage.told['longest_step_s']:.2f}", told, quorums]
 
 
-def bars(stages: Sequence[Stage]) -> list[Bar]:
-    at_rest = next(stage for stage in stages if stage.name == AT_REST)
-    in_steps = next(stage for stage in stages if stage.name == IN_STEPS)
+def bars(stages: Sequence[Stage], size: int) -> list[Bar]:
+    by_name = {stage.name: stage for stage in stages}
+    at_rest, in_steps, one_dies = (by_name[name] for name in (AT_REST, IN_STEPS, ONE_DIES))
     joins = [stage for stage in stages if stage.name.startswith(ONE_JOINS)]
-    before, after = stages[-2:]
-    return [
-        Bar("at rest, cores", at_rest.cpu_s / at_rest.wall_s, 0.3),
-        Bar("at rest, memory", at_rest.memory_mb, 150, "MB"),
-        Bar(f"{IN_STEPS}, messages besides beats", in_steps.messages, 0),
-        Bar(f"{ONE_JOINS}, CPU, median of {len(joins)}", statistics.median(stage.cpu_s for stage in joins), 0.6, "s"),
+    many_die, restart = stages[-2:]
+    cores, mb, cpu_s = at_rest.cpu_s / at_rest.wall_s, at_rest.memory_mb, [stage.cpu_s for stage in joins]
+    costs = [
+        Bar(f"{AT_REST}, cores", cores, 0.06),
+        Bar(f"{AT_REST}, memory", mb, 150, "MB"),
+        Bar(f"{ONE_JOINS}, CPU, median of {len(joins)}", statistics.median(cpu_s), 0.15, "s"),
         Bar(f"{ONE_JOINS}, wall, median of {len(joins)}", statistics.median(stage.wall_s for stage in joins), 2, "s"),
         Bar(f"{ONE_JOINS}, messages, median of {len(joins)}", statistics.median(s.sent_mb for s in joins), 6, "MB"),
+    ]
+    if size > MANY:
+        costs = [
+            Bar(stages[0].name, stages[0].wall_s, 30, "s"),
+            Bar(f"{AT_REST}, cores", cores, 0.6),
+            Bar("memory, at most", max(stage.memory_mb for stage in stages), 1024, "MB"),
+            Bar(f"{ONE_DIES}, all are told", one_dies.told["told_s"], 1.5, "s"),
+            Bar(f"{restart.name}, its quorum stands", restart.wall_s, DOWN_S + 15, "s"),
+        ]
+    return [
+        *costs,
+        Bar(f"{IN_STEPS}, messages besides beats", in_steps.messages, 0),
         Bar(f"{ONE_JOINS}, discarded steps", sum(stage.discards for stage in joins), 0),
-        Bar("the lighthouse restarts, new quorums", int(after.quorums != before.quorums), 0),
-        Bar("the lighthouse restarts, discarded steps", after.discards, 0),
+        Bar(f"{many_die.name}, new quorums", many_die.quorums[-1] - one_dies.quorums[-1], 1),
+        Bar("the lighthouse restarts, new quorums", int(restart.quorums != many_die.quorums), 0),
+        Bar("the lighthouse restarts, discarded steps", restart.discards, 0),
     ]
 
 
@@ -322,7 +341,7 @@ def main(
     found = show_machine()
     stages = run(setting, joins, seconds)
     click.echo(render(stages))
-    asked, by_tls = bars(stages), list[Stage]()
+    asked, by_tls = bars(stages, size), list[Stage]()
     if with_tls:
         by_tls = run(replace(setting, has_tls=True), joins, seconds)
         click.echo(f"\nWith TLS:\n{render(by_tls)}\n\n{tls_text(stages, by_tls)}")

@@ -147,6 +147,7 @@ class LightManager:
             return
         if self._grants.obey(order):
             self._crowd.tally.revokes += 1
+            self._crowd.tally.revoked_at = time.monotonic()
             if self._computes:
                 self._discard()
         handed = self._handed

@@ -20,7 +20,8 @@ class Member(Protocol):
 @dataclass(slots=True)
 class Tally:
     """What has happened since the last report. `messages`: sent to the lighthouse, besides beats; `longest_ack_s`: from
-    a beat to its answer; `steps_s`: how long each step took."""
+    a beat to its answer; `steps_s`: how long each step took; `revoked_at`: when the last one was told that its quorum
+    is revoked (time.monotonic), or 0."""
 
     beats: int = 0
     messages: int = 0
@@ -31,6 +32,7 @@ class Tally:
     closings: int = 0
     longest_step_s: float = 0.0
     longest_ack_s: float = 0.0
+    revoked_at: float = 0.0
     steps_s: list[float] = field(default_factory=list[float])
 
 

@@ -10,7 +10,7 @@ import pytest
 from agent_client.agent.config import AgentConfig
 from agent_client.restart.options import Options
 from agent_client.torchrun.rules.options import Options as TorchrunOptions
-from lighthouse.quorum.rules.presence import MAX_BEAT_INTERVAL_S
+from lighthouse.quorum.rules.presence import USUAL_BEAT_INTERVAL_S
 from lighthouse.server.config import LighthouseConfig
 from lighthouse_runtime.cli.durations import Duration
 from lighthouse_runtime.cli.settings import option_name
@@ -26,7 +26,7 @@ COMMANDS = {
 }
 GRPC = dict(grpc_server.options(LighthouseConfig().keepalive_s))
 FIXED: dict[str, float | None] = {
-    "beat": MAX_BEAT_INTERVAL_S,
+    "beat": USUAL_BEAT_INTERVAL_S,
     "keepalive": (GRPC["grpc.keepalive_time_ms"] + GRPC["grpc.keepalive_timeout_ms"]) / 1000,
 }
 

@@ -36,8 +36,13 @@ from lighthouse_protocol.messages.session import (
 from lighthouse_protocol.refusals import Drained, InvalidRequest, LighthouseError, Superseded, Unreachable
 from lighthouse_protocol.rules.proof import digest_of
 
-MAX_BEAT_INTERVAL_S = 1.0
-SESSIONS_PER_BEAT_S = 500
+USUAL_BEAT_INTERVAL_S = 1.0
+USUAL_BEAT_SHARE = 0.25  # of the lease and of the heartbeat timeout
+BEATS_PER_S = 500
+"""Of all sessions. With more of them each beats more rarely."""
+LONGEST_BEAT_SHARE = 0.4
+"""Of the lease and of the heartbeat timeout. One who was heard of a beat ago may still pause as long as the keepalive
+allows, which is as much."""
 SILENT_AFTER_INTERVALS = 1.5
 MAX_REPORTED = 500
 
@@ -76,7 +81,8 @@ class Presence:
     def beat_interval_s(self) -> float:
         """Heartbeats get rarer with more sessions, as far as the lease and the timeout allow."""
         shortest_s = min(self._config.lease_s, self._config.heartbeat_timeout_s)
-        return min(shortest_s / 4, max(MAX_BEAT_INTERVAL_S, len(self._sessions) / SESSIONS_PER_BEAT_S))
+        usual_s = min(USUAL_BEAT_INTERVAL_S, USUAL_BEAT_SHARE * shortest_s)
+        return max(usual_s, min(len(self._sessions) / BEATS_PER_S, LONGEST_BEAT_SHARE * shortest_s))
 
     def membership(self, replica_id: str, digest: str) -> Membership:
         """Of the group of that name, by the digest of its secret."""

@@ -106,10 +106,15 @@ class TestSessions:
     @pytest.mark.parametrize(("lease_s", "timeout_s"), [(8, 10), (10, 8)])
     def test_more_sessions_beat_more_rarely_as_far_as_lease_and_timeout_allow(self, lease_s: int, timeout_s: int):
         m = QuorumMachine(QuorumConfig(max_replicas=2000, lease_s=lease_s, heartbeat_timeout_s=timeout_s))
-        for n in range(1500):
+        for n in range(1900):
             [effect] = answers(m.handle(opened(n, f"g{n}"), 0))
-            assert effect.welcome.heartbeat_interval_s == min(2.0, max(1.0, (n + 1) / 500))
+            assert effect.welcome.heartbeat_interval_s == min(0.4 * 8, max(1.0, (n + 1) / 500))
         assert effect.welcome.lease_s == lease_s
+
+    def test_a_short_lease_is_for_frequent_heartbeats(self):
+        m = QuorumMachine(QuorumConfig(max_replicas=2000, lease_s=1, heartbeat_timeout_s=1))
+        intervals = [answers(m.handle(opened(n, f"g{n}"), 0))[0].welcome.heartbeat_interval_s for n in range(300)]
+        assert intervals == [max(0.25, min(0.4, n / 500)) for n in range(1, 301)]
 
 
 class TestDuplicates:
