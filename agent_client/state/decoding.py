@@ -28,6 +28,7 @@ from agent_client.state.encoding import (
     encode,
     encoded_size,
 )
+from agent_client.state.host_memory import empty_bytes
 from agent_client.state.tree import DTYPES, MAX_DIMENSIONS, CorruptState, Json, State, assemble
 
 __all__ = [
@@ -231,8 +232,7 @@ def _read_tensor(reader: _Reader, layout: torch.Tensor, index: int) -> torch.Ten
 
 
 def _allocate(size: int, index: int) -> torch.Tensor:
-    """`size` bytes; the system commits them only as they are filled."""
     try:
-        return torch.empty(size, dtype=torch.uint8)
-    except RuntimeError as error:
+        return empty_bytes(size)
+    except (OSError, OverflowError, RuntimeError) as error:
         raise CorruptState(f"tensor {index} is announced with {size} bytes, which this host cannot allocate") from error

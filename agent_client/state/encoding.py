@@ -15,7 +15,7 @@ from agent_client.state.tree import Json, State, disassemble
 MAGIC = b"LHSTATE" + (b"<" if sys.byteorder == "little" else b">")
 VERSION = 4
 MAX_HEADER_BYTES = 64 * 2**20
-CHUNK_BYTES = 4 * 2**20
+CHUNK_BYTES = 2**19
 PIECE_BYTES = 4 * 2**20
 """How much of a tensor one checksum covers."""
 PREFIX = struct.Struct(">8sIQ")

@@ -5,6 +5,7 @@ from typing import Any
 
 import torch
 
+from agent_client.state.host_memory import copy_of
 from agent_client.state.tree import State, assemble, disassemble, format_path
 
 MAX_NAMED = 10
@@ -27,7 +28,7 @@ def snapshot(state: State) -> State:
     TypeError and ValueError as `disassemble`.
     """
     skeleton, tensors = disassemble(state)
-    return assemble(skeleton, [tensor.detach().to("cpu", copy=True) for tensor in tensors])
+    return assemble(skeleton, [copy_of(tensor.detach()) for tensor in tensors])
 
 
 def size_bytes(state: State) -> int:
