@@ -337,8 +337,10 @@ class JobDriver:
     def _perform(self, effects: Sequence[Effect], now: float) -> None:
         for effect in effects:
             self._perform_one(effect)
-        self._history.read(effects, self._wall())
-        for effect in effects:
+        news = [effect for effect in effects if not isinstance(effect, HeartbeatAnswered)]
+        if news:
+            self._history.read(news, self._wall())
+        for effect in news:
             match effect:
                 case MemberLost():
                     self.incidents.lost(effect)
@@ -349,7 +351,7 @@ class JobDriver:
                 case _:
                     pass
         self._verdicts.look()
-        self._worlds.read(effects)
+        self._worlds.read(news)
         if not self._is_closed:
             self._timer.set(self.machine.deadline(now))
 

@@ -117,15 +117,15 @@ class QuorumMachine:
 
     def deadline(self, now: float) -> float | None:
         """When to call tick next; after `now`, once handle or tick was called for `now`."""
-        moments = (
-            self.roster.next_at(),
-            self.missed_at(),
-            self._cut_at() if self._is_majority() else None,
-            self.standing.returns_until(),
-            self.standing.free_at() if len(self.joins) else None,
-            self.leases_until() if self.standing.unheard(now) and len(self.joins) else None,
-            self.last_call_until,
-        )
+        moments = [self.roster.next_at(), self.standing.returns_until()]
+        if len(self.joins):  # the others are for those that ask
+            moments += [
+                self.missed_at(),
+                self._cut_at() if self._is_majority() else None,
+                self.standing.free_at(),
+                self.leases_until() if self.standing.unheard(now) else None,
+                self.last_call_until,
+            ]
         return min((moment for moment in moments if moment is not None and moment > now), default=None)
 
     def verdict(self) -> Verdict:
