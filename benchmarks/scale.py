@@ -265,7 +265,7 @@ def bars(stages: Sequence[Stage], size: int) -> list[Bar]:
             Bar(stages[0].name, stages[0].wall_s, 30, "s"),
             Bar(f"{AT_REST}, cores", cores, 0.6),
             Bar("memory, at most", max(stage.memory_mb for stage in stages), 1024, "MB"),
-            Bar(f"{ONE_DIES}, all are told", one_dies.told["told_s"], 1.5, "s"),
+            Bar(f"{ONE_DIES}, all are told", one_dies.told["told_s"] or math.inf, 1.5, "s"),
             Bar(f"{restart.name}, its quorum stands", restart.wall_s, DOWN_S + 15, "s"),
         ]
     return [

@@ -234,5 +234,5 @@ def _read_tensor(reader: _Reader, layout: torch.Tensor, index: int) -> torch.Ten
 def _allocate(size: int, index: int) -> torch.Tensor:
     try:
         return empty_bytes(size)
-    except (OSError, OverflowError, RuntimeError) as error:
+    except RuntimeError as error:
         raise CorruptState(f"tensor {index} is announced with {size} bytes, which this host cannot allocate") from error

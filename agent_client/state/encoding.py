@@ -16,6 +16,7 @@ MAGIC = b"LHSTATE" + (b"<" if sys.byteorder == "little" else b">")
 VERSION = 4
 MAX_HEADER_BYTES = 64 * 2**20
 CHUNK_BYTES = 2**19
+"""What is copied and then summed at once; it stays in the cache of a core between the two."""
 PIECE_BYTES = 4 * 2**20
 """How much of a tensor one checksum covers."""
 PREFIX = struct.Struct(">8sIQ")

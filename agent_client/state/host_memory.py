@@ -14,11 +14,14 @@ HUGE_PAGE_BYTES = 2 * 2**20
 def empty_bytes(size: int) -> torch.Tensor:
     """`size` bytes on the CPU, shape (size,), uint8; the system commits them only as they are filled.
 
-    OSError, OverflowError or RuntimeError where this host cannot allocate so many.
+    RuntimeError, as of torch, where this host cannot allocate so many.
     """
     if size < HUGE_PAGE_BYTES or not hasattr(mmap, "MADV_HUGEPAGE"):
         return torch.empty(size, dtype=torch.uint8)
-    memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    try:
+        memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    except (OSError, OverflowError) as error:
+        raise RuntimeError(f"cannot allocate {size} bytes: {error}") from error
     with contextlib.suppress(OSError):  # a kernel that has none
         memory.madvise(mmap.MADV_HUGEPAGE)
     return torch.frombuffer(memory, dtype=torch.uint8)

@@ -62,6 +62,12 @@ def test_nothing_is_committed_before_it_is_filled() -> None:
     assert re.search(rf"Rss: +(4|{HUGE_PAGE_BYTES >> 10}) kB", mapping_of(memory.data_ptr()))
 
 
+@pytest.mark.parametrize("size", [2**60, 2**70])
+def test_more_than_there_is_cannot_be_allocated(size: int) -> None:
+    with pytest.raises(RuntimeError, match="cannot allocate"):
+        empty_bytes(size)
+
+
 def test_a_kernel_without_them_gives_usual_pages(monkeypatch: pytest.MonkeyPatch) -> None:
     class Unable(mmap.mmap):
         def madvise(self, *_: int) -> None:
