@@ -118,7 +118,7 @@ class QuorumMachine:
     def deadline(self, now: float) -> float | None:
         """When to call tick next; after `now`, once handle or tick was called for `now`."""
         moments = [self.roster.next_at(), self.standing.returns_until()]
-        if len(self.joins):  # the others are for those that ask
+        if self._is_enough():  # the others are for a quorum that waits for more
             moments += [
                 self.missed_at(),
                 self._cut_at() if self._is_majority() else None,
@@ -183,7 +183,7 @@ class QuorumMachine:
 
     def _note_missed(self) -> None:
         missed_at = self.missed_at()
-        if missed_at is not None and self._now >= missed_at and self._is_enough():
+        if missed_at is not None and self._now >= missed_at:
             for name in self.stragglers():
                 member = self.roster.get(name)
                 if member is not None:
@@ -267,11 +267,11 @@ class QuorumMachine:
 
     def _form(self, now: float) -> bool:
         """Whether a quorum was formed."""
-        if self.standing.holds_back:
+        if self.standing.holds_back or not self._is_enough():
             return False
         self._note_missed()
         cut_at = self._cut_at()
-        is_cut = cut_at is not None and now >= cut_at and self._is_majority() and self._is_enough() and self._is_free()
+        is_cut = cut_at is not None and now >= cut_at and self._is_majority() and self._is_free()
         if self.verdict() is not Verdict.READY and not is_cut:
             return False
         chosen = self._choose()
