@@ -1,7 +1,8 @@
 """What it takes to heal: seconds and peak memory on both sides, per GiB of state, over loopback.
 
-Ours with a snapshot and without ("hold"), and torchft's HTTP transport, in turn in one run. A source and a target are
-processes of their own; the peak is the kernel's (VmHWM), the extra is what lies above their memory before.
+Ours with a snapshot and without ("hold"), and torchft's HTTP transport, in turn in one run where the memory is enough
+for all of them at once, else one kind after the other. A source and a target are processes of their own; the peak is
+the kernel's (VmHWM), the extra is what lies above their memory before.
 """
 
 from collections.abc import Mapping, Sequence
@@ -11,8 +12,9 @@ from typing import Any
 
 import click
 
+from agent_client.transfer.memory import available_bytes
 from benchmarks.support.children import Children
-from benchmarks.support.figures import json_option, show_machine, spread, table, write_json
+from benchmarks.support.figures import json_option, ratios, show_machine, spread, table, write_json
 from benchmarks.support.torchft_native import released_version
 
 GIB = 2**30
@@ -53,18 +55,29 @@ class Pair:
         return Heal(seconds, served["serve_s"], cpu_s, source_bytes, target_bytes)
 
 
-def measure(kind: str, size_bytes: int, repeats: int) -> list[Heal]:
-    """After one that is not counted. The pair is gone afterwards: four of them at once may not fit."""
+def measure(kinds: Sequence[str], size_bytes: int, repeats: int) -> dict[str, list[Heal]]:
+    """By kind, in turn, after one that is not counted."""
+    if len(kinds) > 1 and not _fit(len(kinds), size_bytes):
+        return {kind: heals for each in kinds for kind, heals in measure([each], size_bytes, repeats).items()}
     with Children() as children:
-        pair = Pair(children, kind, size_bytes)
-        return [pair.heal(float(number + 1)) for number in range(repeats + 1)][1:]
+        pairs = {kind: Pair(children, kind, size_bytes) for kind in kinds}
+        rounds = [{kind: pair.heal(float(number + 1)) for kind, pair in pairs.items()} for number in range(repeats + 1)]
+        return {kind: [heals[kind] for heals in rounds[1:]] for kind in kinds}
 
 
-def report(kind: str, size_bytes: int, heals: Sequence[Heal]) -> dict[str, Any]:
+def _fit(pairs: int, size_bytes: int) -> bool:
+    """Two processes with one state each, and in two of them another one."""
+    return available_bytes() > 1.2 * (2 * pairs + 2) * size_bytes
+
+
+def report(kind: str, size_bytes: int, heals: Sequence[Heal], torchfts: Sequence[Heal]) -> dict[str, Any]:
+    """`torchfts`: in the same rounds; none where it is not installed."""
     gib = size_bytes / GIB
+    times = [[heal.seconds for heal in found] for found in (heals, torchfts)]
     return {
         "kind": kind,
         "gib": gib,
+        "of_torchft": ratios(*times) if torchfts else None,
         "seconds_per_gib": spread([heal.seconds / gib for heal in heals]),
         "cpu_s_per_gib": spread([heal.cpu_s / gib for heal in heals]),
         "source_stall_s_per_gib": spread([heal.stall_s / gib for heal in heals]),
@@ -76,7 +89,7 @@ def report(kind: str, size_bytes: int, heals: Sequence[Heal]) -> dict[str, Any]:
 
 def render(results: Sequence[Mapping[str, Any]]) -> str:
     memory = ["source extra MiB", "of the state", "target extra, of the state"]
-    header = ["state, transport", "s per GiB", "CPU s per GiB", "copying, s per GiB", *memory]
+    header = ["state, transport", "s per GiB", "of torchft's", "CPU s per GiB", "copying, s per GiB", *memory]
     return table(header, [_cells(row) for row in results])
 
 
@@ -84,6 +97,7 @@ def _cells(row: Mapping[str, Any]) -> list[str]:
     return [
         f"{row['gib']:g} GiB, {NAMES[row['kind']]}",
         row["seconds_per_gib"].text(),
+        row["of_torchft"].text() if row["of_torchft"] else "-",
         row["cpu_s_per_gib"].text(),
         row["source_stall_s_per_gib"].text(),
         row["source_extra_mib"].text(0),
@@ -101,11 +115,16 @@ def main(sizes: Sequence[float], repeats: int, quick: bool, path: Path | None) -
     """Seconds and memory per GiB healed, beside torchft's HTTP transport."""
     if quick:
         sizes, repeats = (0.25,), 1
-    found = show_machine(beside_torchft=True)
+    machine = show_machine(beside_torchft=True)
     kinds = ["torchft", "snapshot", "hold"] if released_version() else ["snapshot", "hold"]
-    results = [report(kind, int(gib * GIB), measure(kind, int(gib * GIB), repeats)) for gib in sizes for kind in kinds]
+    results = [
+        report(kind, size_bytes, heals, found.get("torchft", ()))
+        for size_bytes in (int(gib * GIB) for gib in sizes)
+        for found in [measure(kinds, size_bytes, repeats)]
+        for kind, heals in found.items()
+    ]
     click.echo(render(results))
-    write_json(path, {"benchmark": "heal", "machine": found, "repeats": repeats, "results": results})
+    write_json(path, {"benchmark": "heal", "machine": machine, "repeats": repeats, "results": results})
 
 
 if __name__ == "__main__":

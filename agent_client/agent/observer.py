@@ -1,5 +1,6 @@
 """Observing a rank whose script has no Agent: its manager hears where it is; nothing else changes for the script."""
 
+import importlib
 import logging
 import os
 import secrets
@@ -17,6 +18,7 @@ from lighthouse_runtime.client.manager import ManagerClient
 log = logging.getLogger(__name__)
 
 MANAGER_KEY = "lighthouse/observer/manager"
+TORCH_GROUPS = "torch.distributed.distributed_c10d"
 RETRY_S = 1.0
 CLOSED_WITHIN_S = 2.0
 
@@ -117,5 +119,9 @@ class Observer:
 
 
 def _script_store() -> Any:
-    module: Any = sys.modules.get("torch.distributed.distributed_c10d")
-    return module._get_default_store() if module is not None and module.is_initialized() else None
+    """Of its own process group; None: it has made none. torch is not imported for that, but a script that is just
+    importing it is waited for: half of a module answers nothing."""
+    if TORCH_GROUPS not in sys.modules:
+        return None
+    module: Any = importlib.import_module(TORCH_GROUPS)
+    return module._get_default_store() if module.is_initialized() else None

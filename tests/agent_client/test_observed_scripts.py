@@ -130,10 +130,16 @@ def test_a_script_that_observes_itself_has_a_manager_started(lighthouse: Lightho
         for rank in ranks:
             stack.enter_context(rank)
 
+        told: list[tuple[int, bool, str]] = []
+
         def seen() -> bool:
-            assert all(rank.is_alive for rank in ranks), [rank.log() for rank in ranks]
+            logs = [rank.log() for rank in ranks]
+            assert all(rank.is_alive for rank in ranks), logs
             places = look(lighthouse, "solo").get("ranks", ())
-            told = sorted((place["group_rank"], place["is_inside"], place["at"]) for place in places)
+            told[:] = sorted((place["group_rank"], place["is_inside"], place["at"]) for place in places)
             return told == [(0, True, "train.py:19"), (1, False, "load (train.py:9)")]
 
-        eventually(seen, "both ranks where they are", within_s=180.0)
+        try:
+            eventually(seen, "both ranks where they are", within_s=180.0)
+        except AssertionError as e:
+            raise AssertionError(f"{e}; told: {told}; logs: {[rank.log() for rank in ranks]}") from None

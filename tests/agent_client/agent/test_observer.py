@@ -1,5 +1,11 @@
 """A rank that is observed: one watch, which leaves before its connection closes, and none beside an Agent."""
 
+import importlib
+import sys
+import threading
+import time
+from pathlib import Path
+
 import pytest
 
 from agent_client.agent import observer
@@ -61,3 +67,46 @@ def test_beside_an_agent_it_is_not(manager: Manager):
     give_way()
     observe()
     assert observer._present is None
+
+
+HALF_IMPORTED = """
+import threading
+go_on = threading.Event()
+go_on.wait(60)
+
+class Store:
+    def check(self, keys):
+        return True
+
+    def get(self, key):
+        return b"127.0.0.1:1"
+
+def is_initialized():
+    return True
+
+def _get_default_store():
+    return Store()
+"""
+
+
+def test_a_script_that_is_importing_torch_is_observed_when_it_has(
+    manager: Manager, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+):
+    (tmp_path / "half_imported_torch.py").write_text(HALF_IMPORTED)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setattr(observer, "TORCH_GROUPS", "half_imported_torch")
+    monkeypatch.setattr(observer, "RETRY_S", 0.01)
+    monkeypatch.delenv("LIGHTHOUSE_MANAGER_ADDRESS")
+    monkeypatch.setenv("LIGHTHOUSE_ADDRESS", "127.0.0.1:1")
+    monkeypatch.setenv("REPLICA_GROUP_ID", "a")
+    script = threading.Thread(target=importlib.import_module, args=("half_imported_torch",))
+    script.start()
+    half = eventually(lambda: sys.modules.get("half_imported_torch"), "the import has begun")
+    eventually(lambda: hasattr(half, "go_on"), "it goes on")
+    observe()
+    time.sleep(0.1)  # it looks meanwhile
+    half.go_on.set()
+    script.join()
+    eventually(lambda: manager.hellos, "a watch")
+    give_way()
+    del sys.modules["half_imported_torch"]
