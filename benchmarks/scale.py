@@ -252,14 +252,7 @@ def bars(stages: Sequence[Stage], size: int) -> list[Bar]:
     at_rest, in_steps, one_dies = (by_name[name] for name in (AT_REST, IN_STEPS, ONE_DIES))
     joins = [stage for stage in stages if stage.name.startswith(ONE_JOINS)]
     many_die, restart = stages[-2:]
-    cores, mb, cpu_s = at_rest.cpu_s / at_rest.wall_s, at_rest.memory_mb, [stage.cpu_s for stage in joins]
-    costs = [
-        Bar(f"{AT_REST}, cores", cores, 0.06),
-        Bar(f"{AT_REST}, memory", mb, 150, "MB"),
-        Bar(f"{ONE_JOINS}, CPU, median of {len(joins)}", statistics.median(cpu_s), 0.15, "s"),
-        Bar(f"{ONE_JOINS}, wall, median of {len(joins)}", statistics.median(stage.wall_s for stage in joins), 2, "s"),
-        Bar(f"{ONE_JOINS}, messages, median of {len(joins)}", statistics.median(s.sent_mb for s in joins), 6, "MB"),
-    ]
+    cores = at_rest.cpu_s / at_rest.wall_s
     if size > MANY:
         costs = [
             Bar(stages[0].name, stages[0].wall_s, 30, "s"),
@@ -267,6 +260,15 @@ def bars(stages: Sequence[Stage], size: int) -> list[Bar]:
             Bar("memory, at most", max(stage.memory_mb for stage in stages), 1024, "MB"),
             Bar(f"{ONE_DIES}, all are told", one_dies.told["told_s"] or math.inf, 1.5, "s"),
             Bar(f"{restart.name}, its quorum stands", restart.wall_s, DOWN_S + 15, "s"),
+        ]
+    else:
+        wall_s, sent_mb = [stage.wall_s for stage in joins], [stage.sent_mb for stage in joins]
+        costs = [
+            Bar(f"{AT_REST}, cores", cores, 0.06),
+            Bar(f"{AT_REST}, memory", at_rest.memory_mb, 150, "MB"),
+            Bar(f"{ONE_JOINS}, CPU, median of {len(joins)}", statistics.median(s.cpu_s for s in joins), 0.15, "s"),
+            Bar(f"{ONE_JOINS}, wall, median of {len(joins)}", statistics.median(wall_s), 2, "s"),
+            Bar(f"{ONE_JOINS}, messages, median of {len(joins)}", statistics.median(sent_mb), 6, "MB"),
         ]
     return [
         *costs,

@@ -119,8 +119,8 @@ class Observer:
 
 
 def _script_store() -> Any:
-    """Of its own process group; None: it has made none. torch is not imported for that, but a script that is just
-    importing it is waited for: half of a module answers nothing."""
+    """Of its own process group; None: it has made none. torch is not imported for that; where the script is just
+    importing it, that is waited for, since a module that is half imported lacks what is asked of it."""
     if TORCH_GROUPS not in sys.modules:
         return None
     module: Any = importlib.import_module(TORCH_GROUPS)

@@ -10,13 +10,14 @@ from itertools import accumulate
 import torch
 from xxhash import xxh3_64, xxh3_128_hexdigest
 
+from agent_client.state.host_memory import is_dense
 from agent_client.state.tree import Json, State, disassemble
 
 MAGIC = b"LHSTATE" + (b"<" if sys.byteorder == "little" else b">")
 VERSION = 4
 MAX_HEADER_BYTES = 64 * 2**20
 CHUNK_BYTES = 2**19
-"""What is copied and then summed at once; it stays in the cache of a core between the two."""
+"""How much is copied before it goes into the checksum: so much stays in a core's cache meanwhile."""
 PIECE_BYTES = 4 * 2**20
 """How much of a tensor one checksum covers."""
 PREFIX = struct.Struct(">8sIQ")
@@ -140,7 +141,7 @@ def _raw(tensor: torch.Tensor, first: int, last: int) -> Iterator[memoryview]:
     """
     if first == last:
         return
-    if _is_dense(tensor):
+    if is_dense(tensor):
         # not reshape: a tensor of one element is contiguous whatever its strides, and view() insists on 1
         flat = tensor.as_strided((tensor.numel(),), (1,)).view(torch.uint8)
         yield flat[first:last].cpu().numpy().data
@@ -155,7 +156,3 @@ def _raw(tensor: torch.Tensor, first: int, last: int) -> Iterator[memoryview]:
         return
     for at in rows:
         yield from _raw(tensor[at], max(0, first - at * row), min(row, last - at * row))
-
-
-def _is_dense(tensor: torch.Tensor) -> bool:
-    return tensor.is_contiguous() and not tensor.is_conj() and not tensor.is_neg()

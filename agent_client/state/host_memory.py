@@ -29,7 +29,11 @@ def empty_bytes(size: int) -> torch.Tensor:
 
 def copy_of(tensor: torch.Tensor) -> torch.Tensor:
     """On the CPU, with memory of its own. `tensor` needs no gradient."""
-    is_dense = tensor.is_contiguous() and not tensor.is_conj() and not tensor.is_neg()
-    if tensor.nbytes < HUGE_PAGE_BYTES or not is_dense:
+    if tensor.nbytes < HUGE_PAGE_BYTES or not is_dense(tensor):
         return tensor.to("cpu", copy=True)
     return empty_bytes(tensor.nbytes).view(tensor.dtype).view(tensor.shape).copy_(tensor)
+
+
+def is_dense(tensor: torch.Tensor) -> bool:
+    """Its bytes lie in row-major order, without gaps, and are its values as they stand."""
+    return tensor.is_contiguous() and not tensor.is_conj() and not tensor.is_neg()

@@ -22,7 +22,7 @@ from lighthouse_runtime.process.logs import FORMATS, LEVELS
 from lighthouse_runtime.process.state_folder import state_folder
 
 ENV_PREFIX = "LIGHTHOUSE"
-KEEPALIVE_SHARE = 0.4  # of the heartbeat timeout: beside it there is room for two heartbeats
+KEEPALIVE_SHARE = 0.4  # of the heartbeat timeout: beside it there is room for two usual heartbeats, or one of a crowd
 MIN_STORE_TTL_S = 2
 
 

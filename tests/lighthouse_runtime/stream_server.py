@@ -107,8 +107,10 @@ async def running() -> AsyncIterator[StreamServer]:
     """One that listens on a free port of this loop's process."""
     server = StreamServer()
     server.port = await server.server.start(f"{LOCALHOST}:0")
-    yield server
-    await server.server.stop(0)
+    try:
+        yield server
+    finally:
+        await server.server.stop(0)
 
 
 async def serve() -> None:

@@ -118,7 +118,7 @@ class QuorumMachine:
     def deadline(self, now: float) -> float | None:
         """When to call tick next; after `now`, once handle or tick was called for `now`."""
         moments = [self.roster.next_at(), self.standing.returns_until()]
-        if self._is_enough():  # the others are for a quorum that waits for more
+        if self._is_enough():  # else no moment lets a quorum form
             moments += [
                 self.missed_at(),
                 self._cut_at() if self._is_majority() else None,

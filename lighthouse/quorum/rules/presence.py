@@ -41,8 +41,7 @@ USUAL_BEAT_SHARE = 0.25  # of the lease and of the heartbeat timeout
 BEATS_PER_S = 500
 """Of all sessions. With more of them each beats more rarely."""
 LONGEST_BEAT_SHARE = 0.4
-"""Of the lease and of the heartbeat timeout. One who was heard of a beat ago may still pause as long as the keepalive
-allows, which is as much."""
+"""Of the lease and of the heartbeat timeout. Beside it there is room for a pause as long as the keepalive allows."""
 SILENT_AFTER_INTERVALS = 1.5
 MAX_REPORTED = 500
 
