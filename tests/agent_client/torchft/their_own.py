@@ -4,6 +4,8 @@ Their test of a third group that begins when two others are two steps from their
 asked for a quorum before those are through. Here the two wait until it has.
 Their groups are threads that share torch's generator. A lock keeps them apart while one seeds it and makes its model,
 but not from one that draws its batch already; where nothing is healed at the start, the weights then differ for good.
+Their lighthouses wait a tenth of a second for a late group: one that a busy machine holds up for longer is left out,
+and alone once the others have done their last step. Here a group may be seconds late.
 """
 
 from collections.abc import Callable
@@ -22,10 +24,12 @@ from torchft.manager_integ_test import (  # noqa: E402  on what is installed
     Runner,
 )
 
+from agent_client.torchft import servers  # noqa: E402
 from lighthouse_protocol.messages.status import MemberState  # noqa: E402
 from lighthouse_runtime.client.lighthouse import LighthouseClient  # noqa: E402
 from tests.processes import eventually  # noqa: E402
 
+servers._JOIN_TIMEOUT_MS = 5000  # pyright: ignore[reportPrivateUsage]
 _run_replica = Runner.run_replica
 _check = EventInjector.check
 
