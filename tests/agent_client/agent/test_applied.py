@@ -45,8 +45,10 @@ def test_an_exception_of_the_optimizer_that_the_script_catches_heals(job: Job, l
     [torn] = [event for event in told["b/0"] if event["error"]]
     assert (torn["error"], torn["torn"]) == ("the optimizer has no memory left", True)
     check_equal(told)
-    after = told["b/0"][told["b/0"].index(torn) + 1 :]
-    assert [event["participated"] for event in after if event["committed"]] == [True] * 6
+    after = [event for event in told["b/0"][told["b/0"].index(torn) + 1 :] if event["committed"]]
+    # From 6: b had the sum of step 5 and raised before the others had it, as if it had died just then.
+    assert [event["step"] for event in after] in ([*range(6, 13)], [*range(7, 13)])
+    assert all(event["participated"] for event in after)
     discards = [event for event in told["a/0"] if not event["committed"]]
     assert len(discards) <= 1
     [incident] = incidents(lighthouse, job)
