@@ -9,6 +9,7 @@ import contextlib
 import ctypes
 import os
 import signal
+import time
 from collections import defaultdict
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
@@ -17,6 +18,7 @@ from pathlib import Path
 from manager.guard.preload import MARK_VARIABLE
 
 _PR_SET_CHILD_SUBREAPER = 36
+EXEC_S = 0.1
 
 
 def become_subreaper() -> None:
@@ -40,7 +42,7 @@ def descendants(root: int) -> list[int]:
 def marked(root: int, mark: str, session: int = 0) -> list[int]:
     """The descendants of `root` in that session, or with a mark that begins with `mark`."""
     sign = f"{MARK_VARIABLE}={mark}".encode()
-    return [pid for pid in descendants(root) if (session and _session(pid) == session) or sign in _environment(pid)]
+    return [pid for pid in descendants(root) if (session and _session(pid) == session) or sign in environment(pid)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,8 +57,21 @@ def strays(root: int, known: Collection[int], marks: Collection[str]) -> list[St
     """The children of `root` that are not `known`, and carry none of these marks. All of `known` are its children."""
     signs = [f"{MARK_VARIABLE}={mark}".encode() for mark in marks]
     children = [pid for pid, parent in _parents() if parent == root and pid not in known and not _is_zombie(pid)]
-    found = [pid for pid in children if not any(sign in _environment(pid) for sign in signs)]
+    found = [pid for pid in children if not any(sign in environment(pid) for sign in signs)]
     return [Stray([pid, *descendants(pid)], born_at(pid)) for pid in found]
+
+
+def environment(pid: int) -> bytes:
+    """As the process was started; empty where it has gone, is another user's, or was started without any.
+
+    In the middle of an exec a process has neither this nor a command line: it is given EXEC_S to have both.
+    """
+    ends_at = time.monotonic() + EXEC_S
+    while not (found := _read(pid, "environ")) and _has_memory(pid) and time.monotonic() < ends_at:
+        if _read(pid, "cmdline"):
+            return _read(pid, "environ")  # the exec may have ended between the first two looks
+        time.sleep(0.001)
+    return found
 
 
 def born_at(pid: int) -> int:
@@ -88,6 +103,12 @@ def _is_zombie(pid: int) -> bool:
     return not fields or fields[0] in "ZX"
 
 
+def _has_memory(pid: int) -> bool:
+    """Neither a zombie nor one of the kernel's threads: these have no environment."""
+    fields = _stat(pid)
+    return bool(fields) and int(fields[20]) > 0
+
+
 def _stat(pid: int) -> list[str]:
     """From the state on; nothing where the process has gone."""
     try:
@@ -103,8 +124,9 @@ def _session(pid: int) -> int:
         return -1
 
 
-def _environment(pid: int) -> bytes:
+def _read(pid: int, name: str) -> bytes:
+    """Nothing where the process has gone, or is another user's."""
     try:
-        return Path(f"/proc/{pid}/environ").read_bytes()
+        return Path(f"/proc/{pid}/{name}").read_bytes()
     except OSError:
         return b""

@@ -14,6 +14,7 @@ from typing import Any, Self
 from examples.ports import free_port
 from lighthouse.runs.rules.record import parse
 from lighthouse_runtime.process.children import who_listens
+from manager.guard.process_tree import environment
 from tests.daemons.supervisors import MARK, Supervisor
 from tests.processes import LOCALHOST, PATIENCE_S, Lighthouse, eventually
 
@@ -84,11 +85,7 @@ class Cluster:
 
     def _is_ours(self, pid: int) -> bool:
         marks = [f"{MARK}={supervisor.mark}".encode() for supervisor in self._supervisors.values()]
-        try:
-            environment = Path(f"/proc/{pid}/environ").read_bytes()
-        except OSError:
-            return False
-        return any(mark in environment for mark in marks)
+        return any(mark in environment(pid) for mark in marks)
 
     # -- what happens
 

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from manager.guard.process_tree import environment
 from tests.processes import LOCALHOST, MANAGER_CODE, Process, eventually
 
 MARK = "SUPERVISOR_TEST_MARK"
@@ -60,7 +61,7 @@ class Supervisor(Process):
 
 def marked(mark: str) -> list[int]:
     sign = f"{MARK}={mark}".encode()
-    return [int(name) for name in os.listdir("/proc") if name.isdigit() and sign in _read(f"/proc/{name}/environ")]
+    return [int(name) for name in os.listdir("/proc") if name.isdigit() and sign in environment(int(name))]
 
 
 def restarted(supervisor: Supervisor, attempt: int) -> None:

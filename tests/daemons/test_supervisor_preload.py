@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from manager.guard.process_tree import environment
 from tests.daemons.supervisors import QUICK, Supervisor, restarted
 from tests.processes import Lighthouse, eventually
 
@@ -27,16 +28,9 @@ def ranks(supervisor: Supervisor, count: int) -> list[int]:
     """Those that have become one: all but the interpreter that they are forked from."""
 
     def found() -> list[int]:
-        return [pid for pid in supervisor.below if not re.search(rb"LIGHTHOUSE_TREE=\d+\.0+\.", environment(pid))]
+        return [pid for pid in supervisor.below if not re.search(rb"^$|LIGHTHOUSE_TREE=\d+\.0+\.", environment(pid))]
 
     return eventually(lambda: pids if len(pids := found()) == count else [], f"{count} ranks")
-
-
-def environment(pid: int) -> bytes:
-    try:
-        return Path(f"/proc/{pid}/environ").read_bytes()
-    except OSError:
-        return b"LIGHTHOUSE_TREE=0.0."
 
 
 def test_ranks_restart_and_end(lighthouse: Lighthouse, tmp_path: Path) -> None:

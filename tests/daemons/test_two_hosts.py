@@ -7,7 +7,6 @@ import os
 import signal
 import sys
 from collections.abc import Generator, Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import NamedTuple
 
 import pytest
@@ -16,6 +15,7 @@ from examples.ports import free_port
 from lighthouse_protocol.messages.hosts import HostHello, HostWelcome, StartRanks, ToHost
 from lighthouse_protocol.refusals import LighthouseError, Unreachable
 from lighthouse_runtime.client.manager import AsyncManagerClient
+from manager.guard.process_tree import environment
 from tests.daemons.elsewhere import Elsewhere, another_host
 from tests.daemons.supervisors import QUICK, SLEEP, Supervisor, restarted, runs
 from tests.processes import LIGHTHOUSE_CODE, PATIENCE_S, Lighthouse, eventually, run_cli
@@ -152,7 +152,7 @@ def test_what_a_rank_on_the_other_host_does_is_seen_from_outside(lighthouse: Lig
     with group(lighthouse, elsewhere, "seen", [sys.executable, "-c", WATCHED]) as both:
         for rank, supervisor in enumerate((both.first, both.first, both.second, both.second)):
             supervisor.wait_for_log(f"rank {rank} is there")
-        stopped = {int(pid) for pid in both.second.below if b"RANK=3" in Path(f"/proc/{pid}/environ").read_bytes()}
+        stopped = {int(pid) for pid in both.second.below if b"RANK=3" in environment(pid)}
         for pid in stopped:
             os.kill(pid, signal.SIGSTOP)
         port = lighthouse.address.rpartition(":")[2]

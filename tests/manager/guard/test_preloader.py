@@ -79,7 +79,7 @@ def interpreter(guard: GuardClient) -> int:
     """The process that has imported the modules: the child of the guard with the mark of none."""
     children = Path(f"/proc/{guard.pid}/task/{guard.pid}/children")
     sign = f"LIGHTHOUSE_TREE={guard.pid}.00000000.".encode()
-    found = [int(pid) for pid in children.read_text().split() if sign in Path(f"/proc/{pid}/environ").read_bytes()]
+    found = [int(pid) for pid in children.read_text().split() if sign in process_tree.environment(int(pid))]
     return found[0] if found else 0
 
 
