@@ -171,9 +171,9 @@ class GroupDriver:
     def _told(self, assignment: Assignment) -> Assignment:
         return replace(assignment, secret=self.machine.secret_of(assignment.quorum_id))
 
-    def ranks_started(self) -> None:
-        """By a supervisor."""
-        self._feed(events.RanksStarted())
+    def ranks_started(self, group_ranks: Sequence[int] | None) -> None:
+        """By a supervisor; None: all that were lost."""
+        self._feed(events.RanksStarted(None if group_ranks is None else tuple(group_ranks)))
 
     # -- watches of ranks
 
@@ -331,7 +331,7 @@ class GroupDriver:
                 case events.Sent(message):
                     self._link.send(message)
                 case events.Pushed(message, watches):
-                    _say_pushed(message)
+                    _say_pushed(message, watches)
                     self._watches.send(message, watches)
                 case events.MissingChanged(text):
                     self._worlds.miss(text)
@@ -346,7 +346,11 @@ class GroupDriver:
                         told = event("unknown_process_failed", rank=rank)
                         log.info("an unknown process says that rank %d has failed: %s", rank, reason, extra=told)
                 case events.RankGivenUp(rank, reason):
-                    log.error("rank %d is given up: %s", rank, reason, extra=event("rank_given_up", rank=rank))
+                    told = event("rank_given_up", rank=rank)
+                    if effect.is_expected:
+                        log.info("%s", reason, extra=told)
+                    else:
+                        log.error("rank %d is given up: %s", rank, reason, extra=told)
                     self._on_given_up(effect)
                 case events.GroupGivenUp():
                     self._on_given_up(effect)
@@ -379,13 +383,13 @@ class GroupDriver:
             refused.reply.refuse(error)
 
 
-def _say_pushed(message: ToRank) -> None:
+def _say_pushed(message: ToRank, watches: tuple[int, ...]) -> None:
     match message:
         case Revoked(quorum_id, reason, lost):
             told = event("quorum_revoked", quorum_id=quorum_id, lost=lost or None)
             why = reason if not lost or reason.startswith(lost) else f"{lost}: {reason}"
             log.info("quorum %d is revoked: %s", quorum_id, why, extra=told)
-        case RankGone(group_rank, reason):
+        case RankGone(group_rank, reason) if watches:
             log.error("the other ranks end: %s", reason, extra=event("rank_gone", rank=group_rank))
         case Released():
             log.info("ranks that leave are released", extra=event("ranks_released"))

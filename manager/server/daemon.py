@@ -5,7 +5,7 @@ import dataclasses
 import logging
 import secrets
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 from lighthouse_protocol import VERSION
 from lighthouse_protocol.identity import Address, parse_address
@@ -137,10 +137,10 @@ class ManagerDaemon:
         coordinator = self._config.coordinator.at(self._search.address)
         return AsyncLighthouseClient(coordinator, job=self._config.job)
 
-    def ranks_started(self) -> None:
-        """By the supervisor that this is part of."""
+    def ranks_started(self, group_ranks: Sequence[int] | None) -> None:
+        """By the supervisor that this is part of; None: all that were lost."""
         if self._driver is not None:
-            self._driver.ranks_started()
+            self._driver.ranks_started(group_ranks)
 
     async def leave(self, reason: str) -> None:
         """In good order: what the others count on is done first."""

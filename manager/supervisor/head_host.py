@@ -210,7 +210,7 @@ class HeadHost:
         else:
             self._workers.send(host, StartRanks(tuple(ranks), attempt, unit))
         if self._daemon is not None:
-            self._daemon.ranks_started()
+            self._daemon.ranks_started(ranks if self._launch.torchrun is None else None)  # else one is all of a host
 
     def halt(self, host: int, ranks: Sequence[int], grace_s: float) -> None:
         if host == 0 and self._local is not None:

@@ -73,7 +73,9 @@ class RankHealed:
 
 @dataclass(frozen=True, slots=True)
 class RanksStarted:
-    """A supervisor has started ranks."""
+    """A supervisor has started these ranks; None: all that were lost."""
+
+    group_ranks: tuple[int, ...] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,12 +156,18 @@ class WaitEnded:
 @dataclass(frozen=True, slots=True)
 class RankGivenUp:
     """It was lost then and is not back. Where it has not left in good order, its process does nothing any more, if it
-    is still there."""
+    is still there. `is_started`: another one was started in its place, and is on its way."""
 
     group_rank: int
     reason: str
     lost_at: float
     has_left: bool
+    is_started: bool
+
+    @property
+    def is_expected(self) -> bool:
+        """Nothing is wrong with that."""
+        return self.has_left or self.is_started
 
 
 @dataclass(frozen=True, slots=True)

@@ -92,6 +92,10 @@ class RankPresence:
         """How one of them ended."""
         return self._lost[group_rank]
 
+    def is_started(self, group_rank: int) -> bool:
+        """Whether a lost rank is started again."""
+        return group_rank in self._started
+
     def mates_of(self, group_rank: int) -> frozenset[str]:
         """The processes that a lost rank has left behind."""
         return self._absent[group_rank].mates
@@ -156,9 +160,10 @@ class RankPresence:
             self._open[number] = replace(self._open[number], is_released=True)
         return leaving
 
-    def started(self) -> None:
-        """The ranks that were lost are started again."""
-        self._started |= self._lost.keys()
+    def started(self, group_ranks: Iterable[int] | None = None) -> None:
+        """Those of them that were lost are started again; None: all that were."""
+        lost = self._lost.keys()
+        self._started |= lost if group_ranks is None else lost & set(group_ranks)
 
     def ended(self, watch: int, now: float) -> int | None:
         """The rank that is lost by that."""

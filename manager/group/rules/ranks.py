@@ -128,8 +128,8 @@ class Ranks:
                 if self.watches.leaves(watch, mates):
                     self.grants.leave(step)
                 return []
-            case events.RanksStarted():
-                self.watches.started()
+            case events.RanksStarted(group_ranks):
+                self.watches.started(group_ranks)
                 return []
             case events.RankHealed(group_rank, rank_incarnation, totals):
                 self.counts.healed(group_rank, rank_incarnation, totals)
@@ -231,10 +231,12 @@ class Ranks:
 
     def _give_up_rank(self, absence: LostRank) -> list[Effect]:
         rank = absence.group_rank
-        reason = f"{self.watches.why_lost(rank)}, and is not back"
+        is_started = self.watches.is_started(rank)
+        where = ", was started again, and is not here yet" if is_started else ", and is not back"
+        reason = self.watches.why_lost(rank) + where
         return [
             *self._end_mates(rank, absence.mates, reason),
-            events.RankGivenUp(rank, reason, absence.lost_at, absence.has_left),
+            events.RankGivenUp(rank, reason, absence.lost_at, absence.has_left, is_started),
         ]
 
     def _end_mates(self, group_rank: int, mates: frozenset[str], reason: str) -> list[Effect]:

@@ -152,6 +152,20 @@ class TestWatches:
         assert record.levelname == "INFO"
         assert "an unknown process says that rank 0 has failed: the loss is odd" in record.getMessage()
 
+    def test_only_one_that_nobody_starts_again_is_said_to_be_given_up(
+        self, group: Group, caplog: pytest.LogCaptureFixture
+    ):
+        for rank in range(2):
+            number, _ = group.watch(rank)
+            group.driver.end_watch(number)
+        group.driver.ranks_started([1])
+        caplog.clear()
+        group.loop.go(30.0)
+        assert [(record.levelname, record.getMessage()) for record in caplog.records] == [
+            ("ERROR", "rank 0 is given up: rank 0 has ended, and is not back"),
+            ("INFO", "rank 1 has ended, was started again, and is not here yet"),
+        ]
+
     def test_an_observed_rank_is_no_rank_of_the_quorum(self, group: Group):
         group.ask(0), group.ask(1)
         before = group.driver.machine.ranks.waiting
