@@ -20,7 +20,9 @@ from examples.ports import free_port
 
 GROUPS = 3
 PARTS = ("zero_grad", "forward", "backward", "step")
-CPU_BAR_S = PATH_BAR_S = 0.002
+CPU_BAR_S, PATH_BAR_S = 0.002, 0.0015
+TORCHFT_SHARE = 1 / 3
+"""At most so much of what torchft adds to the time."""
 
 Block = dict[str, Any]
 """step_s: the median step of all ranks; parts_s: the median of each part; cpu_s: per step and rank, daemons too."""
@@ -136,7 +138,11 @@ def _cells(name: str, row: Mapping[str, Any]) -> list[str]:
 @click.option("--rounds", type=click.IntRange(1), default=40, show_default=True, help="Turns of each contender.")
 @click.option("--steps", type=click.IntRange(2), default=10, show_default=True, help="Steps of a turn.")
 @click.option("--quick", is_flag=True, help="Two rounds of four steps.")
-@click.option("--check", is_flag=True, help="End with status 1 if ours adds more than 2 ms, or more than torchft.")
+@click.option(
+    "--check",
+    is_flag=True,
+    help="End with status 1 if ours adds more than 2 ms of CPU, 1.5 ms of time, or a third of torchft's time.",
+)
 @json_option
 def main(rounds: int, steps: int, quick: bool, check: bool, path: Path | None) -> None:
     """What fault tolerance adds to a training step where nothing fails."""
@@ -153,7 +159,7 @@ def main(rounds: int, steps: int, quick: bool, check: bool, path: Path | None) -
 def _is_good(reports: Mapping[str, Mapping[str, Any]]) -> bool:
     ours, theirs = reports["ours"], reports.get("torchft")
     is_cheap = ours["added_s"].median <= PATH_BAR_S and ours["added_cpu_s"].median <= CPU_BAR_S
-    return is_cheap and (theirs is None or ours["added_s"].median < theirs["added_s"].median)
+    return is_cheap and (theirs is None or ours["added_s"].median <= TORCHFT_SHARE * theirs["added_s"].median)
 
 
 if __name__ == "__main__":
