@@ -59,7 +59,9 @@ class Site:
 
     @property
     def audit(self) -> list[dict[str, Any]]:
-        return [json.loads(line) for line in (self.folder.parent / "audit.jsonl").read_text().splitlines()]
+        """Its file is there from the first entry on."""
+        path = self.folder.parent / "audit.jsonl"
+        return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
 
     def get(self, path: str, client: Pair | None = None) -> tuple[int, str]:
         return self._ask(urllib.request.Request(self._url(path)), client)
