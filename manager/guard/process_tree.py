@@ -18,7 +18,8 @@ from pathlib import Path
 from manager.guard.preload import MARK_VARIABLE
 
 _PR_SET_CHILD_SUBREAPER = 36
-EXEC_S = 0.1
+EXEC_LOOKS = 100
+"""At a process in the middle of an exec, a millisecond apart. A machine that stands still uses up only one."""
 
 
 def become_subreaper() -> None:
@@ -64,14 +65,15 @@ def strays(root: int, known: Collection[int], marks: Collection[str]) -> list[St
 def environment(pid: int) -> bytes:
     """As the process was started; empty where it has gone, is another user's, or was started without any.
 
-    In the middle of an exec a process has neither this nor a command line: it is given EXEC_S to have both.
+    In the middle of an exec a process has neither this nor a command line: it is looked at again until it has.
     """
-    ends_at = time.monotonic() + EXEC_S
-    while not (found := _read(pid, "environ")) and _has_memory(pid) and time.monotonic() < ends_at:
+    for _ in range(EXEC_LOOKS):
+        if (found := _read(pid, "environ")) or not _has_memory(pid):
+            return found
         if _read(pid, "cmdline"):
             return _read(pid, "environ")  # the exec may have ended between the first two looks
         time.sleep(0.001)
-    return found
+    return b""
 
 
 def born_at(pid: int) -> int:

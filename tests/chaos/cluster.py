@@ -85,7 +85,8 @@ class Cluster:
 
     def _is_ours(self, pid: int) -> bool:
         marks = [f"{MARK}={supervisor.mark}".encode() for supervisor in self._supervisors.values()]
-        return any(mark in environment(pid) for mark in marks)
+        seen = environment(pid)
+        return any(mark in seen for mark in marks)
 
     # -- what happens
 

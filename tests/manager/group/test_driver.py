@@ -166,6 +166,16 @@ class TestWatches:
             ("INFO", "rank 1 has ended, was started again, and is not here yet"),
         ]
 
+    def test_nor_is_one_that_has_left_in_good_order(self, group: Group, caplog: pytest.LogCaptureFixture):
+        number, _ = group.watch(0)
+        group.driver.receive(number, session.Leaving())
+        group.driver.end_watch(number)
+        caplog.clear()
+        group.loop.go(30.0)
+        assert [(record.levelname, record.getMessage()) for record in caplog.records] == [
+            ("INFO", "rank 0 has ended, and is not back")
+        ]
+
     def test_an_observed_rank_is_no_rank_of_the_quorum(self, group: Group):
         group.ask(0), group.ask(1)
         before = group.driver.machine.ranks.waiting
