@@ -11,6 +11,7 @@ import pytest
 from lighthouse_protocol.messages.evidence import RankEvidence
 from lighthouse_protocol.messages.session import Evidence, EvidenceDone, EvidenceRequest
 from lighthouse_protocol.wire.streams import SESSION_RESPONSES
+from manager.evidence.proc_status import read_process
 from manager.evidence.process_probe import NO_OUTPUT
 from tests.lighthouse_runtime.stream_server import StreamServer, running
 from tests.processes import LOCALHOST, Manager, Process, eventually
@@ -21,10 +22,12 @@ import ctypes, re, sys, threading
 from agent_client.manager_client.client import ManagerConnection
 
 def stuck_in_a_regular_expression():
+    print("stuck now", flush=True)
     re.match("(a+)+$", "a" * 64 + "b")
 
 def stuck_in_a_futex():
     mutex = ctypes.create_string_buffer(64)
+    print("stuck now", flush=True)
     while True:
         ctypes.PyDLL(None).pthread_mutex_lock(mutex)
 
@@ -41,8 +44,6 @@ def do_nothing():
 manager, rank, how = sys.argv[1:]
 link = ManagerConnection(manager, int(rank), "w" + rank, lambda *_: None, returns_within_s=60.0)
 link._ensure_watched()
-if "stuck" in how:
-    print("stuck now", flush=True)
 globals()[how]()
 """
 
@@ -62,6 +63,10 @@ async def heard(lighthouse: StreamServer, number: int) -> list[RankEvidence]:
     return sorted(found, key=lambda rank: rank.group_rank)
 
 
+def holds_the_lock(evidence: RankEvidence) -> bool:
+    return any(why.startswith("Flight Recorder: no answer within") for why in evidence.missing)
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 async def test_whatever_they_hang_in(lighthouse: StreamServer) -> None:
@@ -75,12 +80,16 @@ async def test_whatever_they_hang_in(lighthouse: StreamServer) -> None:
 
         ranks[3].signal(signal.SIGSTOP)
         ranks[4].kill()
-        regex, futex, waiting, stopped, ended, never = await heard(lighthouse, 1)
+        await asyncio.to_thread(eventually, lambda: read_process(ranks[3].pid).is_stopped)
+        for number in range(1, 10):  # a rank says that it is stuck just before it is
+            regex, futex, waiting, stopped, ended, never = await heard(lighthouse, number)
+            if holds_the_lock(regex) and holds_the_lock(futex):
+                break
 
         for evidence, way in ((regex, ways[0]), (futex, ways[1])):
             assert f"in {way}\n" in evidence.stacks, evidence
             assert evidence.flight_recorder == ""
-            assert [why for why in evidence.missing if why.startswith("Flight Recorder: no answer within")]
+            assert holds_the_lock(evidence), evidence
         assert "main thread: R (running)" in regex.process
         assert "main thread: S (sleeping)" in futex.process
 
@@ -98,7 +107,7 @@ async def test_whatever_they_hang_in(lighthouse: StreamServer) -> None:
         assert never.missing == ("all of it: it has opened no watch",)
 
         # Nobody has come to harm by that.
-        again = await heard(lighthouse, 2)
+        again = await heard(lighthouse, number + 1)
         assert "T (stopped)" in again[3].process
         assert f"in {ways[0]}\n" in again[0].stacks
         assert [rank.is_alive for rank in ranks] == [True, True, True, True, False]

@@ -133,8 +133,13 @@ import ctypes, os, threading
 from agent_client.manager_client.client import ManagerConnection
 from lighthouse_runtime.client.manager import manager_at
 
+def waits():
+    print(f"rank {rank} is there", flush=True)
+    threading.Event().wait()
+
 def stuck_in_a_futex():
     mutex = ctypes.create_string_buffer(64)
+    print(f"rank {rank} is there", flush=True)
     while True:
         ctypes.PyDLL(None).pthread_mutex_lock(mutex)
 
@@ -143,8 +148,7 @@ address = os.environ["LIGHTHOUSE_MANAGER_ADDRESS"]
 place = manager_at(address, os.environ["LIGHTHOUSE_MANAGER_SECRET"]).join_string()
 manager = ManagerConnection(place, rank, f"w{rank}", lambda *_: None, returns_within_s=60)
 manager._ensure_watched()
-print(f"rank {rank} is there", flush=True)
-stuck_in_a_futex() if rank == 2 else threading.Event().wait()
+stuck_in_a_futex() if rank == 2 else waits()
 """
 
 
@@ -160,7 +164,7 @@ def test_what_a_rank_on_the_other_host_does_is_seen_from_outside(lighthouse: Lig
         told = run_cli(LIGHTHOUSE_CODE, "stacks", "--lighthouse", operator, "--rank", "a", "--format", "json")
         assert told.returncode == 0, told.stderr
         first, _, stuck, paused = json.loads(told.stdout)["evidence"]
-        assert "in <module>\n" in first["stacks"]
+        assert "in waits\n" in first["stacks"]
         assert "in stuck_in_a_futex\n" in stuck["stacks"]
         assert f"pid {stopped.pop()} (python): T (stopped)" in paused["process"]
         assert [rank["output"] for rank in (first, stuck, paused)] == [[f"rank {n} is there"] for n in (0, 2, 3)]

@@ -44,9 +44,9 @@ if (child := os.fork()) == 0:
     os._exit(again.signal == first.signal or again.descriptor == first.descriptor)
 assert os.waitpid(child, 0)[1] == 0
 def held_up():
+    print("offers", first.signal, first.descriptor, flush=True)
     threading.Event().wait()
 threading.Thread(target=held_up, daemon=True).start()
-print("offers", first.signal, first.descriptor, flush=True)
 threading.Event().wait()
 """
 

