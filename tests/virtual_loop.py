@@ -29,8 +29,8 @@ class VirtualLoop:
         heapq.heappush(self._timers, (self.now + delay_s, next(self._numbers), timer))
         return timer
 
-    def call_at(self, at: float, act: Callable[[], None]) -> Timer:
-        return self.call_later(at - self.now, act)
+    def call_at(self, at: float, act: Callable[..., None], *given: object) -> Timer:
+        return self.call_later(at - self.now, act, *given)
 
     @property
     def timers(self) -> int:

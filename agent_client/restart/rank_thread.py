@@ -13,7 +13,7 @@ from agent_client.restart.rules import events
 from agent_client.restart.rules.machine import RankMachine
 from lighthouse_protocol.messages.evidence import EvidenceAsked
 from lighthouse_protocol.messages.progress import ProgressSample
-from lighthouse_protocol.messages.run import ToRunRank
+from lighthouse_protocol.messages.run import RankHeartbeat, ToRunRank
 from lighthouse_protocol.refusals import InternalError
 
 REPORT_INTERVAL_S = 0.1
@@ -87,6 +87,7 @@ class RankThread:
 
     def _hear(self, message: ToRunRank, stream: Stream) -> None:
         if isinstance(message, EvidenceAsked):
+            stream.send(RankHeartbeat(progress=self._progress.sample()))  # by where it is now it is judged
             self._reporter.answer(message.number, stream.send)
 
     # -- for the driver: the function

@@ -59,13 +59,15 @@ class Run(Protocol):
 class _OpenRound:
     round: EvidenceRound
     told: Callable[[Gathered], None]
+    due_at: float
     limit: Timer
 
 
 class IncidentDriver:
     """`tell` says something to a member, and whether it could; `note` writes a line of the timeline; `is_asked`:
     whether any group waits for a quorum; `wall`: seconds since the epoch; `observed`: groups without Agents; `runs`:
-    those that have ranks. Where there is a quorum, its members are followed and asked, not the runs of which they are
+    those that have ranks; `look_again`: whether anything moves, now; `check_lag` calls `was_late` if the process itself
+    was held up. Where there is a quorum, its members are followed and asked, not the runs of which they are
     ranks, too."""
 
     def __init__(
@@ -80,6 +82,8 @@ class IncidentDriver:
         wall: Callable[[], float],
         runs: Callable[[], Sequence[Run]] = tuple,
         observed: Callable[[], Iterable[str]] = tuple,
+        look_again: Callable[[], None] = lambda: None,
+        check_lag: Callable[[], None] = lambda: None,
     ) -> None:
         self._job = job
         self._roster = roster
@@ -92,11 +96,19 @@ class IncidentDriver:
         self._clock = timers.time
         self._wall = wall
         self._all_runs, self._observed = runs, observed
+        self._look_again, self._check_lag = look_again, check_lag
         self._numbers = itertools.count(1)
         self._rounds: dict[int, _OpenRound] = {}
         self._is_closed = False
 
     # -- what happens
+
+    def was_late(self, by_s: float) -> None:
+        """The whole process was held up: what was asked for may have come, and was not read."""
+        for number, round_ in self._rounds.items():
+            round_.due_at += by_s
+            round_.limit.cancel()
+            round_.limit = self._timers.call_at(round_.due_at, self._tick, number)
 
     def session_ended(self, session: int) -> None:
         for number in list(self._rounds):
@@ -192,8 +204,9 @@ class IncidentDriver:
 
     def _begin(self, evidence_round: EvidenceRound, told: Callable[[Gathered], None]) -> None:
         number = next(self._numbers)
-        limit = self._timers.call_later(WITHIN_S, self._finish, number)
-        self._rounds[number] = _OpenRound(evidence_round, told, limit)
+        due_at = self._clock() + WITHIN_S
+        limit = self._timers.call_at(due_at, self._tick, number)
+        self._rounds[number] = _OpenRound(evidence_round, told, due_at, limit)
         runs = {run.run_id: run for run in self._all_runs()}
         for question in evidence_round.questions:
             request = EvidenceRequest(number, question.group_ranks)
@@ -203,6 +216,11 @@ class IncidentDriver:
             elif member is None or not self._tell(member, request):
                 evidence_round.ended(question.session)
         self._finish_if_complete(number)
+
+    def _tick(self, number: int) -> None:
+        self._check_lag()
+        if self._clock() >= self._rounds[number].due_at:
+            self._finish(number)
 
     def _finish_if_complete(self, number: int) -> None:
         if self._rounds[number].round.is_complete:
@@ -264,6 +282,8 @@ class IncidentDriver:
                 f"; missing: {'; '.join(gathered.missing)}" if gathered.missing else "",
                 extra=event("incident_evidence", job=self._job, incident=id, ranks=len(gathered.evidence)),
             )
+            if not self._is_closed:
+                self._look_again()  # what was so when the evidence was asked for is no reason to kill
             members = {
                 member.replica_id: member.participant.group_world_size if member.participant is not None else 1
                 for member in self._members()

@@ -28,14 +28,16 @@ class ProgressDriver:
         said: Callable[[StallVerdict | None], None] = lambda verdict: None,
         runs: Callable[[], Runs] = tuple,
         kept: RanksKept | None = None,
+        check_lag: Callable[[], None] = lambda: None,
     ) -> None:
         """`said` is called with each new verdict, and with None when something moves again. `runs` says where the
-        ranks of the job's runs are now."""
+        ranks of the job's runs are now. `check_lag` calls `was_late` if the process itself was held up."""
         self._roster = roster
         self._runs = runs
         self._progress = JobProgress(floor_s, kept)
         self._heals = JobHeals(job, timers)
         self._clock = timers.time
+        self._check_lag = check_lag
         self._watch = StallWatch(timers, log, job, self._verdict, self._left_s, floor_s, said)
 
     def take(self, replica_id: str, view: GroupView) -> None:
@@ -48,6 +50,14 @@ class ProgressDriver:
     def run_moved(self) -> None:
         """A rank of a run is there."""
         self._watch.wake()
+
+    def was_late(self, by_s: float) -> None:
+        """The whole process was held up; to be told before anything is judged."""
+        self._progress.was_late(by_s, self._clock())
+
+    def look(self) -> None:
+        """For a verdict, now; else that is done when there may be one."""
+        self._watch.look()
 
     def verdict(self) -> StallVerdict | None:
         """As it is now, and as the log has it."""
@@ -98,6 +108,7 @@ class ProgressDriver:
         self._heals.drop(replica_id)
 
     def _verdict(self, now: float) -> StallVerdict | None:
+        self._check_lag()
         return self._progress.verdict(self._members, now, self._runs())
 
     def _left_s(self, now: float) -> float | None:

@@ -130,6 +130,8 @@ class JobDriver:
             wall,
             runs,
             lambda: self.progress.observed,
+            lambda: self.progress.look(),
+            check_lag,
         )
         self.progress = ProgressDriver(
             job,
@@ -139,6 +141,7 @@ class JobDriver:
             self._stalled,
             lambda: [run.ranks() for run in runs()],
             ranks_kept,
+            check_lag,
         )
         self._worlds = WorldBroadcast(job, machine, self._sessions, timers)
         self._waiting = WaitingJoins(self._clock, self._account.waits.add, refused)
@@ -214,6 +217,9 @@ class JobDriver:
                     self.withdraw(session.join)
             case Leave():
                 self._feed(Left(number))
+            case EvidenceDone(_, progress) if progress is not None:
+                self.progress.take(session.replica_id, progress)
+                self.incidents.received(number, message)
             case Evidence() | EvidenceDone():
                 self.incidents.received(number, message)
             case Hello():
@@ -292,6 +298,8 @@ class JobDriver:
 
     def was_late(self, by_s: float) -> None:
         """The whole process was held up; feed that before anything that has waited meanwhile."""
+        self.progress.was_late(by_s)
+        self.incidents.was_late(by_s)
         now = self._clock()
         self._perform(self.machine.handle(WasLate(by_s), now), now)
 

@@ -3,7 +3,7 @@
 Nobody shares a clock: all times are ages in seconds, as of the moment at which a sample was taken or a view was made.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated, NamedTuple
 
 from lighthouse_protocol.constraints import Advisory, Age, Chars, Count, Entries, GroupRank, Name, QuorumId, Text
@@ -200,9 +200,11 @@ class RankView:
         """It waits for nobody, as far as it says."""
         return not self.sample.is_inside and not self.sample.waits_for
 
-    def aged(self, by_s: float) -> "RankView":
+    def aged(self, by_s: float, still_by_s: float = 0.0) -> "RankView":
+        """Its last beat, and where that was told by it its last mark, are longer ago by so much."""
         beat_age_s = self.beat_age_s + by_s  # not by replace: thousands are aged at a time
-        return RankView(self.name, self.sample, self.limit_s, beat_age_s, self.rank_incarnation, self.host, self.pid)
+        sample = replace(self.sample, still_s=self.sample.still_s + still_by_s) if still_by_s else self.sample
+        return RankView(self.name, sample, self.limit_s, beat_age_s, self.rank_incarnation, self.host, self.pid)
 
 
 @dataclass(frozen=True, slots=True)

@@ -177,9 +177,11 @@ class Evidence:
 
 @dataclass(frozen=True, slots=True)
 class EvidenceDone:
-    """No more comes to the request of that number."""
+    """No more comes to the request of that number. `progress`: where the ranks are by then, which decides what is done
+    about them."""
 
     number: Count
+    progress: Advisory[GroupView] = None
 
 
 ToLighthouse = Hello | Heartbeat | JoinRequest | WithdrawRequest | Leave | Evidence | EvidenceDone

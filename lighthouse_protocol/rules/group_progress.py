@@ -4,7 +4,8 @@ A manager keeps this of its ranks, the lighthouse of a run's.
 
 Samples tell ages, so no clock is shared: from its arrival on a sample ages by its reader's own. What a phase takes is
 learned from all ranks together: one that has validated knows how long the others may. A first step teaches nothing, and
-neither does a time that was over its limit. A rank that is lost is dropped with its open phases.
+neither does a time that was over its limit. A rank that is lost is dropped with its open phases. Whoever keeps this
+says when it was held up itself: no rank is older by that time.
 """
 
 from dataclasses import dataclass, replace
@@ -19,6 +20,7 @@ from lighthouse_protocol.messages.progress import (
     RankName,
     RankView,
 )
+from lighthouse_protocol.rules.held_up import HeldUp
 from lighthouse_protocol.rules.stall import Limits, StallVerdict, judge, time_left_s
 
 MAX_KNOWN = 4 * MAX_NAMES
@@ -49,6 +51,7 @@ class GroupProgress:
         self._heard: dict[int, _Heard] = {}
         self._longest: dict[str, float] = {}
         self._past_s: dict[str, float] = {}  # of processes that are gone
+        self._held_up = HeldUp()
 
     def take(self, group_rank: int, process: Process, sample: ProgressSample, now: float) -> None:
         before = self._heard.get(group_rank)
@@ -65,12 +68,17 @@ class GroupProgress:
         if heard is not None:
             _add(self._past_s, heard.sample)
 
+    def was_late(self, by_s: float, now: float) -> None:
+        """Its reader was held up until now."""
+        self._held_up.was_late(by_s, now)
+
     def limit_s(self, sample: ProgressSample) -> float:
         """How long a rank that stands there may be without a mark."""
         return self._limits.limit_s(self._longest.get(sample.innermost.name, 0.0), is_first=sample.is_first)
 
     def ranks(self, now: float) -> tuple[RankView, ...]:
-        return tuple(self._view(rank, heard, now) for rank, heard in sorted(self._heard.items()))
+        views = (self._view(rank, heard, now) for rank, heard in sorted(self._heard.items()))
+        return tuple(self._held_up.without(view, now) for view in views)
 
     def view(self, incarnation: str, now: float) -> GroupView:
         """For the lighthouse; of the times it wants their sums."""

@@ -15,10 +15,12 @@ LATE_AFTER_S = 0.75
 
 
 class LoopLag:
-    def __init__(self, timers: Timers) -> None:
+    def __init__(self, timers: Timers, follows: str = "no member counts as lost for that time") -> None:
+        """`follows`: what that means to others, for the log."""
         self.late_s = 0.0
         """By how much this process was late so far, over all times that it was held up."""
         self._timers = timers
+        self._follows = follows
         self._listeners: list[Callable[[float], None]] = []
         self._due_at: float | None = None
         self._timer: Timer | None = None
@@ -42,8 +44,9 @@ class LoopLag:
         by_s, self._due_at = now - self._due_at, now + CHECKED_EVERY_S
         self.late_s += by_s
         log.warning(
-            "this process was held up for %.1f s; no member counts as lost for that time",
+            "this process was held up for %.1f s; %s",
             by_s,
+            self._follows,
             extra=event("held_up", seconds=by_s),
         )
         for listener in self._listeners:

@@ -37,17 +37,18 @@ class StallWatch:
         self._left_s = left_s
         self._look_s = look_s
         self._told = told
-        self._timer = DeadlineTimer(self._look, timers)
+        self._timer = DeadlineTimer(self.look, timers)
 
     def wake(self) -> None:
         """A rank is there."""
         if not self._timer.is_set:
-            self._look()
+            self.look()
 
     def close(self) -> None:
         self._timer.cancel()
 
-    def _look(self) -> None:
+    def look(self) -> None:
+        """Now; else that is done when there may be a verdict."""
         now = self._clock()
         self._say(self._judge(now))
         left_s = self._left_s(now)

@@ -22,6 +22,7 @@ from lighthouse_protocol.messages.evidence import (
     SelfReport,
     fitting,
 )
+from lighthouse_protocol.messages.progress import GroupView
 from lighthouse_runtime.log_event import event
 from manager.evidence.process_probe import ProbeProcess, look_alone
 from manager.group.watches import Watch
@@ -67,9 +68,9 @@ class EvidenceCollector:
 
     # -- the lighthouse
 
-    def give(self, request: session.EvidenceRequest) -> None:
+    def give(self, request: session.EvidenceRequest, view: Callable[[], GroupView]) -> None:
         """It is sent as it is found. Two requests at a time get the same answer."""
-        task = asyncio.create_task(self._give(request), name="evidence")
+        task = asyncio.create_task(self._give(request, view), name="evidence")
         self._answers.add(task)
         task.add_done_callback(self._answers.discard)
 
@@ -77,12 +78,13 @@ class EvidenceCollector:
         for task in (*self._answers, *self._under_way.values()):
             task.cancel()
 
-    async def _give(self, request: session.EvidenceRequest) -> None:
+    async def _give(self, request: session.EvidenceRequest, view: Callable[[], GroupView]) -> None:
         wanted = dict.fromkeys(request.group_ranks or range(self._size))
         looks = [self._look(rank) for rank in wanted]
         for found in asyncio.as_completed([asyncio.shield(look) for look in looks]):
             self._send(session.Evidence(request.number, fitting(await found, len(wanted))))
-        self._send(session.EvidenceDone(request.number))
+        seen = view()
+        self._send(session.EvidenceDone(request.number, seen if seen.ranks else None))
 
     def _look(self, group_rank: int) -> asyncio.Task[RankEvidence]:
         task = self._under_way.get(group_rank)

@@ -99,11 +99,12 @@ class GroupDriver:
         limits: Limits | None = None,
         on_given_up: Callable[[events.RankGivenUp | events.GroupGivenUp], None] = lambda _: None,
         on_killed: Callable[[events.Killed], None] | None = None,
+        check_lag: Callable[[], None] = lambda: None,
     ) -> None:
         """`me`, `life`, `secret`, `show_handles` and `rank_timeout_s` as in GroupMachine. `end` ends the daemon with a
         status: 0 when the group has left, 1 when it was killed. `limits` say when ranks stall. `on_given_up` is called
         for ranks that were lost and are not back, and for a group that does not fit its peers; `on_killed` in place of
-        `end` for a group that is killed."""
+        `end` for a group that is killed; `check_lag` calls `was_late` if the process itself was held up."""
         self._timers = timers
         self._clock = timers.time
         self._link = link
@@ -114,7 +115,9 @@ class GroupDriver:
         self._numbers = itertools.count(1)
         self._calls: dict[int, _Call] = {}
         self._watches = WatchTable()
-        self._progress = GroupProgressDriver(me, limits or Limits(), timers, lambda: self.machine.incarnation)
+        self._progress = GroupProgressDriver(
+            me, limits or Limits(), timers, lambda: self.machine.incarnation, check_lag
+        )
         self._worlds = Worlds(timers, self._watches)
         self._waits = Waits(timers, self._watches, lambda: self.machine.status().waiting_for(link.error))
         self.machine = GroupMachine(
@@ -129,6 +132,10 @@ class GroupDriver:
 
     def status(self) -> GroupStatus:
         return self.machine.status()
+
+    def was_late(self, by_s: float) -> None:
+        """The whole process was held up; to be told before anything that has waited meanwhile."""
+        self._progress.was_late(by_s)
 
     # -- calls of ranks. Each has a number, by which it is ended.
 
@@ -366,7 +373,7 @@ class GroupDriver:
                 case events.WorldChanged(world):
                     self._worlds.tell(world)
                 case events.EvidenceWanted(request):
-                    self._evidence.give(request)
+                    self._evidence.give(request, lambda: self._progress.view(self._clock()))
                 case events.HasLeft(reason):
                     log.info("the group has left its job: %s", reason, extra=event("left"))
                     self._end(0)

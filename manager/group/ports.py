@@ -1,8 +1,10 @@
 """What the group's driver needs of others in the same daemon."""
 
+from collections.abc import Callable
 from typing import Protocol
 
 from lighthouse_protocol.messages.evidence import SelfReport
+from lighthouse_protocol.messages.progress import GroupView
 from lighthouse_protocol.messages.session import EvidenceRequest, ToLighthouse
 from manager.group.watches import Watch
 
@@ -45,6 +47,8 @@ class EvidenceSource(Protocol):
 
     def answered(self, watch: Watch, own: SelfReport) -> None: ...
 
-    def give(self, request: EvidenceRequest) -> None: ...
+    def give(self, request: EvidenceRequest, view: Callable[[], GroupView]) -> None:
+        """`view`: where the ranks are, once all is found."""
+        ...
 
     def close(self) -> None: ...

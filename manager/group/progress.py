@@ -16,15 +16,23 @@ log = logging.getLogger(__name__)
 
 
 class GroupProgressDriver:
-    """`incarnation` is the group's present one."""
+    """`incarnation` is the group's present one. `check_lag` calls `was_late` if the process itself was held up."""
 
-    def __init__(self, me: Participant, limits: Limits, timers: Timers, incarnation: Callable[[], str]) -> None:
+    def __init__(
+        self,
+        me: Participant,
+        limits: Limits,
+        timers: Timers,
+        incarnation: Callable[[], str],
+        check_lag: Callable[[], None] = lambda: None,
+    ) -> None:
         self._size = me.group_world_size
         self._progress = GroupProgress(me.replica_id, limits)
         self._is_alone = False  # the only group of its quorum
         self._incarnation = incarnation
         self._newest: dict[int, Watch] = {}  # by rank
         self._clock = timers.time
+        self._check_lag = check_lag
         self._watch = StallWatch(timers, log, "", self._verdict, self._progress.left_s, limits.floor_s)
 
     def opened(self, watch: Watch) -> None:
@@ -48,13 +56,19 @@ class GroupProgressDriver:
             del self._newest[group_rank]
             self._progress.lose(group_rank)
 
+    def was_late(self, by_s: float) -> None:
+        """The whole process was held up; to be told before anything is judged."""
+        self._progress.was_late(by_s, self._clock())
+
     def view(self, now: float) -> GroupView:
+        self._check_lag()
         return replace(self._progress.view(self._incarnation(), now), group_world_size=self._size)
 
     def close(self) -> None:
         self._watch.close()
 
     def _verdict(self, now: float) -> StallVerdict | None:
+        self._check_lag()
         samples = [rank.sample for rank in self._progress.ranks(now)]
         is_among_itself = all(_is_within_group(sample) for sample in samples)
         is_complete = len(samples) == self._size and (is_among_itself or self._is_alone)

@@ -25,6 +25,7 @@ from lighthouse_runtime.process.service_manager import ServiceManager
 from lighthouse_runtime.security.access import LocalOperates
 from lighthouse_runtime.server.grpc_server import GrpcServer
 from lighthouse_runtime.server.rpc_handler import Entry
+from lighthouse_runtime.timing.loop_lag import LoopLag
 from lighthouse_runtime.timing.suspension import SuspensionTimers
 from lighthouse_runtime.web.control import HttpGuard
 from lighthouse_runtime.web.server import HttpServer, HttpSide
@@ -79,6 +80,7 @@ class ManagerDaemon:
         self._left = asyncio.Event()
         self._driver: GroupDriver | None = None
         self._link: LighthouseLink | None = None
+        self._lag: LoopLag | None = None
         self._search = LeaderSearch(config.coordinator.addresses)
         self._grpc: GrpcServer | None = None
         self.address = ""
@@ -90,10 +92,12 @@ class ManagerDaemon:
         # Only now: gRPC and the fork that starts the store do not go together.
         self._link = LighthouseLink(self._client, str(config.coordinator), self._search)
         me = Participant(config.replica_id, group_world_size=config.group_world_size)
+        timers = SuspensionTimers(asyncio.get_running_loop())
+        self._lag = LoopLag(timers, "no rank stalls for that time")
         driver = GroupDriver(
             me,
             secrets.token_hex(6),
-            SuspensionTimers(asyncio.get_running_loop()),
+            timers,
             self._link,
             EvidenceCollector(config.group_world_size, self._link.send, self._look),
             self._ended,
@@ -103,7 +107,10 @@ class ManagerDaemon:
             limits=Limits(floor_s=config.stall_timeout_s),
             on_given_up=self._on_given_up,
             on_killed=self._on_killed,
+            check_lag=self._lag.check,
         )
+        self._lag.listen(driver.was_late)
+        self._lag.watch()
         service = ManagerService(driver, self.status, more=self._more)
         self._grpc = GrpcServer(service.services(), REFLECTED, GroupAccess(self._secret))
         self.address = str(Address(self._host, await self._grpc.start(grpc_bind(config.bind))))
@@ -169,6 +176,8 @@ class ManagerDaemon:
             await self._grpc.set_serving(False)
         if self._driver is not None:
             self._driver.close(f"the manager of {self._config.replica_id} is shutting down")
+        if self._lag is not None:
+            self._lag.stop()
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)

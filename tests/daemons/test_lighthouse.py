@@ -221,7 +221,7 @@ def test_kill_of_a_group_that_shows_no_manager_says_so(lighthouse: Lighthouse) -
     with LighthouseClient(lighthouse.address, job="gone") as client:
         client.quorum(Participant("b", address="127.0.0.1:1"), timeout_s=30)
         with pytest.raises(Unreachable, match=r"127\.0\.0\.1:1 does not answer"):
-            client.kill("b", timeout_s=3)
+            client.kill("b", timeout_s=10)
 
 
 # -- restart

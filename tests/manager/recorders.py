@@ -1,7 +1,9 @@
 """The ports of a manager's driver, which keep what they are given."""
 
+from collections.abc import Callable
 from typing import Any
 
+from lighthouse_protocol.messages.progress import GroupView
 from lighthouse_protocol.messages.session import EvidenceRequest, ToLighthouse, ToRank, WatchHello
 from lighthouse_protocol.refusals import LighthouseError
 from manager.group.watches import Watch
@@ -65,7 +67,7 @@ class NoEvidence:
 
     def answered(self, watch: Watch, own: object) -> None: ...
 
-    def give(self, request: EvidenceRequest) -> None:
+    def give(self, request: EvidenceRequest, view: Callable[[], GroupView]) -> None:
         self.wanted.append(request)
 
     def close(self) -> None: ...

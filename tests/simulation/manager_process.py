@@ -1,10 +1,12 @@
 """A manager: the product's GroupDriver on a virtual clock, its link to the lighthouse, and the calls of its ranks."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from lighthouse_protocol.messages.membership import Assignment, Decision, Participant, Quorum
+from lighthouse_protocol.messages.progress import GroupView
 from lighthouse_protocol.messages.session import (
     EvidenceDone,
     EvidenceRequest,
@@ -283,7 +285,7 @@ class Evidence:
     def __init__(self, manager: ManagerProcess) -> None:
         self._manager = manager
 
-    def give(self, request: EvidenceRequest) -> None:
+    def give(self, request: EvidenceRequest, view: Callable[[], GroupView]) -> None:
         done = EvidenceDone(request.number)
         self._manager.after(EVIDENCE_TAKES_S, self._manager.tell_lighthouse, done)
 

@@ -5,6 +5,8 @@ clock. A manager judges its own ranks; only here is it seen which rank is behind
 
 Ranks of runs, whose functions a Wrapper runs again, say where they are on their own streams. A process that is a rank
 of both is one rank: that of its replica group if the group is in the quorum, else that of its run.
+
+A lighthouse that was held up judges nobody for that time.
 """
 
 from collections.abc import Collection, Container, Iterable, Sequence
@@ -22,6 +24,7 @@ from lighthouse_protocol.messages.progress import (
     RankView,
 )
 from lighthouse_protocol.messages.status import RankPlace, RankState
+from lighthouse_protocol.rules.held_up import HeldUp
 from lighthouse_protocol.rules.stall import FLOOR_S, StallVerdict, judge, time_left_s
 
 MAX_KNOWN = 4 * MAX_NAMES
@@ -67,6 +70,7 @@ class JobProgress:
         self._kept = kept or RanksKept()
         self._floor_s = floor_s
         self._told: dict[str, _Told] = {}
+        self._held_up = HeldUp()
         self._past_s: dict[str, float] = {}  # of groups and managers that are gone
         self._known: set[str] = set()  # names of phases, MAX_KNOWN at most
 
@@ -81,6 +85,10 @@ class JobProgress:
         self._told[view.replica_id] = _Told(view, now)
         unknown = [name for name, _ in view.seconds if name not in self._known]
         self._known.update(unknown[: MAX_KNOWN - len(self._known)])
+
+    def was_late(self, by_s: float, now: float) -> None:
+        """The lighthouse itself was held up until now."""
+        self._held_up.was_late(by_s, now)
 
     def drop(self, replica_id: str) -> None:
         """The group is lost, or has left."""
@@ -130,7 +138,11 @@ class JobProgress:
             judged = [each.view for each in run if each.is_judged]
             own = [view for view in judged if view.process not in known]
             parties.append(_Party(own, len(own) == len(judged)))
-        return [party for party in parties if party.ranks]
+        return [
+            _Party([self._held_up.without(rank, now) for rank in party.ranks], party.is_complete)
+            for party in parties
+            if party.ranks
+        ]
 
     def places(
         self, members: Collection[str], alive: Container[str], now: float, runs: Runs = ()

@@ -1476,13 +1476,20 @@ class EvidenceDone(google.protobuf.message.Message):
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     NUMBER_FIELD_NUMBER: builtins.int
+    PROGRESS_FIELD_NUMBER: builtins.int
     number: builtins.int
     """of the request"""
+    @property
+    def progress(self) -> lighthouse_protocol.pb.extensions.progress_pb2.GroupView:
+        """where the group's ranks are by then"""
+
     def __init__(
         self,
         *,
         number: builtins.int = ...,
+        progress: lighthouse_protocol.pb.extensions.progress_pb2.GroupView | None = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["number", b"number"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["progress", b"progress"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["number", b"number", "progress", b"progress"]) -> None: ...
 
 global___EvidenceDone = EvidenceDone

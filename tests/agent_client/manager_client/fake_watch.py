@@ -4,6 +4,7 @@ import queue
 import threading
 from collections.abc import Callable, Iterator
 
+from lighthouse_protocol.messages.evidence import SelfReport
 from lighthouse_protocol.messages.progress import ProgressSample
 from lighthouse_protocol.messages.session import FromRank, Leaving, Released, ToRank, Vote, WatchOpened
 from lighthouse_protocol.refusals import LighthouseError, Unreachable
@@ -11,19 +12,23 @@ from tests.processes import PATIENCE_S
 
 
 class FakeWatch:
-    """Says what the test puts into `says`; an error ends it. `repeated` has what is to be sent, and how often."""
+    """Says what the test puts into `says`; an error ends it. `repeated` has what is to be sent, and how often;
+    `reports` what was said of the rank."""
 
     def __init__(self, *tells: ToRank) -> None:
         self.says: queue.SimpleQueue[ToRank | LighthouseError] = queue.SimpleQueue()
         for told in (WatchOpened(), *tells):
             self.says.put(told)
         self.heard: queue.SimpleQueue[Vote] = queue.SimpleQueue()
+        self.reports: queue.SimpleQueue[ProgressSample | SelfReport] = queue.SimpleQueue()
         self.is_cancelled = threading.Event()
         self.repeated: list[tuple[Callable[[], ProgressSample | None], float]] = []
 
     def send(self, message: FromRank) -> None:
         if isinstance(message, Vote):
             self.heard.put(message)
+        elif isinstance(message, ProgressSample | SelfReport):
+            self.reports.put(message)
         else:
             assert isinstance(message, Leaving)
             self.says.put(Released())

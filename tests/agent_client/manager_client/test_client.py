@@ -8,6 +8,7 @@ from agent_client.errors import GroupDrained
 from agent_client.manager_client.client import ManagerConnection
 from agent_client.manager_client.watch import SAMPLED_EVERY_S, RankWatch
 from agent_client.progress.progress import Progress
+from lighthouse_protocol.messages.evidence import EvidenceAsked, SelfReport
 from lighthouse_protocol.messages.membership import Assignment
 from lighthouse_protocol.messages.progress import STEP, ProgressSample
 from lighthouse_protocol.refusals import Drained, LighthouseError, Unreachable
@@ -64,6 +65,18 @@ def test_the_end_of_a_manager_that_has_left_with_its_group_is_no_loss(
     watch.cancel()  # the manager ends
     eventually(lambda: caplog.records, "a line on its end")
     assert [(record.levelname, record.message) for record in caplog.records] == [said]
+    link.close()
+
+
+@pytest.mark.parametrize("progress", [Progress(), None])
+def test_a_rank_that_is_asked_what_it_does_says_first_where_it_is(
+    monkeypatch: pytest.MonkeyPatch, progress: Progress | None
+) -> None:
+    """What is done about it is decided by that, and a sample is due twice a second only."""
+    link, watch = watched(monkeypatch, Unreachable("no quorum here"), Unreachable, progress)
+    watch.says.put(EvidenceAsked(7))
+    reports = [watch.reports.get(timeout=PATIENCE_S) for _ in range(1 if progress is None else 2)]
+    assert [type(report) for report in reports] == [ProgressSample, SelfReport][-len(reports) :]
     link.close()
 
 

@@ -10,7 +10,7 @@ import pytest
 from lighthouse_protocol.messages.incident import IncidentKind
 from lighthouse_runtime.client.lighthouse import LighthouseClient
 from tests.agent_client.restart.fleet import Fleet
-from tests.processes import Lighthouse, eventually
+from tests.processes import PATIENCE_S, Lighthouse, eventually
 
 FOUR = [0, 1, 2, 3]
 LONG = pytest.mark.timeout(600)
@@ -57,6 +57,22 @@ def test_a_rank_that_hangs_is_named_and_an_incident(tmp_path: Path) -> None:
             assert "in <module>" in client.incident(incident.id, timeout_s=5.0).evidence[0].rank.stacks
             fleet.finish()
             fleet.ends_with(0, FOUR)
+
+
+def test_a_lighthouse_that_was_paused_finds_no_stall_by_that(tmp_path: Path) -> None:
+    stalls = ("--stall-timeout", "2s", "--on-stall", "restart-suspects")
+    with Lighthouse(*stalls) as lighthouse, LighthouseClient(lighthouse.address) as client:
+        with Fleet(lighthouse.address, tmp_path, 3) as fleet:
+            fleet.runs(0, [0, 1, 2])
+            time.sleep(2)  # the first steps teach nothing
+            for _ in range(3):
+                with lighthouse.paused():
+                    time.sleep(3)
+                time.sleep(0.5)
+            assert client.incidents("", timeout_s=PATIENCE_S) == ()
+            fleet.finish()
+            fleet.ends_with(0, [0, 1, 2])
+            assert "nothing moves" not in lighthouse.log()
 
 
 def test_a_rank_that_hangs_is_interrupted_with_all_and_runs_again_within_the_budget(tmp_path: Path) -> None:

@@ -344,8 +344,10 @@ def test_says_where_it_is_and_what_it_does(inside: RunInside) -> None:
         eventually(lambda: inside.progress()[0].step == 1, "one ping of this generation is told")
         call_wrapper.ping(41)
         eventually(lambda: inside.progress()[0].step == 41, "the step is told")
+        call_wrapper.ping(42)
         told = inside.look()
         eventually(lambda: len(told) == 2, "the evidence is told")
+        assert inside.progress()[0].step == 42, "where it is comes before that"
         return told
 
     evidence, done = train() or []

@@ -56,11 +56,12 @@ def late(name: str) -> GroupView:
 
 @dataclass
 class Manager:
-    """The manager of one group. `answers`: when asked for evidence."""
+    """The manager of one group. `answers`: when asked for evidence; `moves_when_asked`: its ranks do by then."""
 
     job: "Job"
     name: str
     answers: bool = True
+    moves_when_asked: bool = False
     heard: list[ToManager] = field(default_factory=list)
     session: int = 0
     joins: int = 0
@@ -78,7 +79,8 @@ class Manager:
     def give(self, number: int, group_ranks: tuple[int, ...]) -> None:
         for group_rank in group_ranks or (0, 1):
             self.job.driver.receive(self.session, Evidence(number, evidence_of(group_rank)))
-        self.job.driver.receive(self.session, EvidenceDone(number))
+        place = waiting(self.name) if self.moves_when_asked else None
+        self.job.driver.receive(self.session, EvidenceDone(number, place))
 
     def end(self, error: LighthouseError | None) -> None:
         pass
@@ -204,6 +206,42 @@ class TestAStall:
         [kill] = killed.told(KillRequest)
         assert kill == KillRequest(f"incident {job.newest.id}: b, whose ranks are behind", frozenset({1}))
         assert not [m for m in job.managers.values() if m is not killed and m.told(KillRequest)]
+
+    def test_who_moves_before_the_evidence_is_there_is_not_killed(self, make: Make):
+        """Its manager says so with the end of the evidence; a look for it is not due yet."""
+        job = make(OnStall.RESTART_SUSPECTS)
+        job.managers["b"].moves_when_asked = True
+        job.start()
+        job.stall()
+        [summary] = job.incidents
+        assert summary.action == "something moves again: nothing was done"
+        assert job.managers["b"].told(KillRequest) == []
+
+    def test_a_lighthouse_that_was_held_up_reads_what_has_come_before_it_acts(self, make: Make):
+        job = make(OnStall.RESTART_SUSPECTS)
+        job.managers["b"].answers = False
+        job.start()
+        job.stall()
+        [asked] = job.managers["b"].told(EvidenceRequest)
+        assert isinstance(asked, EvidenceRequest)
+        job.loop.now += 300
+        job.driver.was_late(300)
+        job.loop.go(0)
+        assert job.newest.missing == ()
+        job.managers["b"].moves_when_asked = True
+        job.managers["b"].give(asked.number, ())
+        assert job.incidents[0].action == "something moves again: nothing was done"
+        assert job.managers["b"].told(KillRequest) == []
+
+    def test_nor_does_it_find_a_stall_by_that(self, make: Make):
+        job = make(OnStall.RESTART_SUSPECTS)
+        job.start()
+        for name, manager in job.managers.items():
+            manager.beat(0, late(name) if name == "b" else waiting(name))
+        job.loop.now += 300
+        job.driver.was_late(300)
+        job.loop.go(1)
+        assert job.incidents == ()
 
     def test_what_a_wrapper_runs_is_not_killed(self, make: Make):
         asked: list[Any] = []

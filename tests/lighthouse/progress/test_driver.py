@@ -1,6 +1,7 @@
 """A job's ranks on the lighthouse's loop: whose view counts, who is judged, what the log says."""
 
 import logging
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import pytest
@@ -37,9 +38,9 @@ class Roster:
 class Job:
     """Rank b/1 has not come into the collective in which all others wait."""
 
-    def __init__(self, loop: VirtualLoop) -> None:
+    def __init__(self, loop: VirtualLoop, check_lag: Callable[[], object] = lambda: None) -> None:
         self.loop, self.roster = loop, Roster()
-        self.places = ProgressDriver("j", self.roster, loop)  # pyright: ignore[reportArgumentType]
+        self.places = ProgressDriver("j", self.roster, loop, check_lag=check_lag)  # pyright: ignore[reportArgumentType]
         inside = all_reduce(9)
         self.a = GroupView("a", "i", tuple(rank(n, inside=inside, group="a", still_s=0) for n in range(2)))
         late = rank(1, "loader", left=after(all_reduce(8)), group="b", still_s=0)
@@ -68,6 +69,32 @@ def test_the_log_says_who_is_behind_over_groups(job: Job, caplog: pytest.LogCapt
     job.places.take("b", job.b)
     job.loop.go(2)
     assert caplog.messages[1:] == ["something moves again"]
+
+
+def test_a_lighthouse_that_was_held_up_judges_nobody_for_that_time(job: Job, caplog: pytest.LogCaptureFixture):
+    """What the ranks have said meanwhile is read after the timer has fired."""
+    job.places.take("a", job.a)
+    job.places.take("b", job.b)
+    job.loop.go(30)
+    job.loop.now += 1000
+    job.places.was_late(1000)
+    job.loop.go(0)
+    assert (caplog.messages, job.places.verdict()) == ([], None)
+    job.loop.go(29)
+    assert caplog.messages == []
+    job.loop.go(3)
+    assert ": b/1 behind in loader" in caplog.text, "it hangs all the same"
+
+
+def test_it_asks_whether_it_was_before_it_judges(loop: VirtualLoop, caplog: pytest.LogCaptureFixture):
+    job = Job(loop, lambda: job.places.was_late(1000) if loop.now > 2000 and not late.append(1) else None)
+    late: list[int] = []
+    job.places.take("a", job.a)
+    job.places.take("b", job.b)
+    job.loop.now += 1010
+    job.loop.go(0)
+    assert late
+    assert "nothing moves" not in caplog.text
 
 
 def test_a_session_speaks_for_its_own_group(job: Job):

@@ -8,10 +8,12 @@ import pytest
 
 from lighthouse_protocol.messages import session
 from lighthouse_protocol.messages.evidence import EvidenceAsked, ProcessSnapshot, RankEvidence, SelfReport
+from lighthouse_protocol.messages.progress import GroupView
 from manager.evidence import collector
 from manager.evidence.collector import EvidenceCollector
 from manager.evidence.process_probe import ELSEWHERE, NO_OUTPUT, look_alone
 from manager.group.watches import Watch
+from tests.lighthouse_protocol.views import rank as view_of
 from tests.processes import PATIENCE_S
 
 SEEN = ProcessSnapshot("from outside", "pid 71: S (sleeping)", ("its last line",))
@@ -47,12 +49,13 @@ class Rank:
 
 class Group:
     """Of three ranks. `sent` is what the lighthouse is told; `outside`: what those of this host look like; `signalled`:
-    the pids of those that were sent the signal."""
+    the pids of those that were sent the signal; `place`: where the ranks are."""
 
     def __init__(self) -> None:
         self.sent: asyncio.Queue[session.ToLighthouse] = asyncio.Queue()
         self.outside = SEEN
         self.signalled: list[int] = []
+        self.place = GroupView("a", "i", ())
         self.desk = EvidenceCollector(3, self.sent.put_nowait, self.look)
 
     async def look(self, request: session.WatchHello, is_here: bool) -> ProcessSnapshot:
@@ -70,12 +73,15 @@ class Group:
             while isinstance(message := await self.sent.get(), session.Evidence):
                 assert message.number == number
                 found[message.rank.group_rank] = message.rank
-        assert message == session.EvidenceDone(number)
+        assert message == session.EvidenceDone(number, self.place if self.place.ranks else None)
         return found
+
+    def view(self) -> GroupView:
+        return self.place
 
     def request(self, number: int = 1) -> "asyncio.Task[RankEvidence]":
         """That of rank 1."""
-        self.desk.give(session.EvidenceRequest(number, (1,)))
+        self.desk.give(session.EvidenceRequest(number, (1,)), self.view)
 
         async def given() -> RankEvidence:
             return (await self.given(number))[1]
@@ -98,8 +104,17 @@ NONE = "all of it: it has opened no watch"
     [((), {0: NONE, 1: NONE, 2: NONE}), ((2, 2, 7), {2: NONE, 7: "all of it: the group is smaller"})],
 )
 async def test_all_ranks_or_those_that_were_named(group: Group, named: tuple[int, ...], missing: dict[int, str]):
-    group.desk.give(session.EvidenceRequest(1, named))
+    group.desk.give(session.EvidenceRequest(1, named), group.view)
     assert {n: rank.missing for n, rank in (await group.given()).items()} == {n: (why,) for n, why in missing.items()}
+
+
+async def test_the_end_says_where_the_ranks_are_by_then(group: Group):
+    rank_1 = Rank(group.desk)
+    asked = group.request()
+    await asyncio.sleep(0)
+    group.place = GroupView("a", "i", (view_of(1, "loader", group="a"),))
+    await rank_1.answer()
+    await asked
 
 
 async def test_a_rank_elsewhere_says_it_itself(group: Group):
@@ -138,7 +153,7 @@ async def test_a_rank_that_runs_no_python(group: Group, monkeypatch: pytest.Monk
     monkeypatch.setattr(collector, "ANSWERED_WITHIN_S", 0.05)
     silent = Rank(group.desk, is_local=True)
     Rank(group.desk, 2)
-    group.desk.give(session.EvidenceRequest(1, (1, 2)))
+    group.desk.give(session.EvidenceRequest(1, (1, 2)), group.view)
     silent.says_something()
     found = await group.given()
     why = "no answer within 0.05 s; something keeps it from running Python"
@@ -192,7 +207,7 @@ async def test_the_answer_of_another_process_or_to_another_question_is_none(grou
 async def test_who_asks_twice_at_a_time_is_told_the_same(group: Group):
     rank_1 = Rank(group.desk)
     for _ in range(2):
-        group.desk.give(session.EvidenceRequest(1, (1,)))
+        group.desk.give(session.EvidenceRequest(1, (1,)), group.view)
     await rank_1.answer("once")
     assert [(await group.given())[1].stacks for _ in range(2)] == ["once", "once"]
     assert rank_1.asked.empty()
@@ -214,7 +229,7 @@ async def test_a_look_that_fails_or_takes_too_long_is_named(
     group.desk = EvidenceCollector(3, group.sent.put_nowait, look)
     for number in (1, 2):
         Rank(group.desk, number, old=True)
-    group.desk.give(session.EvidenceRequest(1, (1, 2)))
+    group.desk.give(session.EvidenceRequest(1, (1, 2)), group.view)
     missing = {n: rank.missing for n, rank in (await group.given()).items()}
     assert missing == {1: ("all of it: ZeroDivisionError('1 False')",), 2: ("all of it: not found within 0.05 s",)}
     assert "what rank 1 does cannot be found out" in caplog.text

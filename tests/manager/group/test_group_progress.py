@@ -56,6 +56,16 @@ def test_a_lost_rank_is_gone_and_an_old_watch_says_nothing_of_a_new_one(group: G
     assert group.shown() == []
 
 
+def test_a_manager_that_was_held_up_takes_no_rank_for_older(group: Group, caplog: pytest.LogCaptureFixture):
+    group.places.take(group.rank_0, REDUCES)
+    group.places.take(group.rank_1, VALIDATES)
+    group.loop.now += 300
+    group.places.was_late(300)
+    group.loop.go(0)
+    assert caplog.messages == []
+    assert [rank.beat_age_s for rank in group.places.view(group.loop.now).ranks] == [0, 0]
+
+
 def test_the_log_says_who_is_behind(group: Group, caplog: pytest.LogCaptureFixture):
     group.places.take(group.rank_0, REDUCES)
     group.places.take(group.rank_1, VALIDATES)
