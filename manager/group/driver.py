@@ -112,6 +112,7 @@ class GroupDriver:
         self._end = end
         self._on_given_up = on_given_up
         self._on_killed = on_killed or (lambda _: end(1))
+        self._check_lag = check_lag
         self._numbers = itertools.count(1)
         self._calls: dict[int, _Call] = {}
         self._watches = WatchTable()
@@ -134,8 +135,9 @@ class GroupDriver:
         return self.machine.status()
 
     def was_late(self, by_s: float) -> None:
-        """The whole process was held up; to be told before anything that has waited meanwhile."""
+        """The whole process was held up; feed that before anything that has waited meanwhile."""
         self._progress.was_late(by_s)
+        self._feed(events.WasLate(by_s))
 
     # -- calls of ranks. Each has a number, by which it is ended.
 
@@ -315,10 +317,12 @@ class GroupDriver:
     # -- feed and perform
 
     def _feed(self, event: events.Event) -> None:
+        self._check_lag()
         if self._closed is None:
             self._perform(self.machine.handle(event, self._clock()))
 
     def _tick(self) -> None:
+        self._check_lag()
         self._perform(self.machine.tick(self._clock()))
 
     def _perform(self, effects: Sequence[events.Effect]) -> None:

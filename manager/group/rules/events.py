@@ -79,6 +79,13 @@ class RanksStarted:
 
 
 @dataclass(frozen=True, slots=True)
+class WasLate:
+    """The manager itself was held up: it acts now on what should have been seen `by_s` ago."""
+
+    by_s: float
+
+
+@dataclass(frozen=True, slots=True)
 class SessionOpened:
     pass
 
@@ -237,7 +244,7 @@ RankEvent = (
     | RankFailed
     | RanksStarted
 )
-Event = RankEvent | SessionOpened | SessionClosed | Received | DrainAsked
+Event = RankEvent | WasLate | SessionOpened | SessionClosed | Received | DrainAsked
 Effect = (
     QuorumAnswered
     | Decided

@@ -138,6 +138,9 @@ class GroupMachine:
                 return self._leave_if_idle(now) if self.ranks.drains else []
             case events.Received(message):
                 return self._receive(message, now)
+            case events.WasLate(by_s):
+                self.ranks.watches.shift(by_s)
+                return []
             case events.DrainAsked(reason):
                 self._draining, self.ranks.drains = self._draining or reason, True
                 return self._leave_if_idle(now)

@@ -185,6 +185,13 @@ class RankPresence:
         """Silence is counted."""
         return self._rank_timeout_s is not None
 
+    def shift(self, by_s: float) -> None:
+        """The manager was paused: no rank could come back, or be heard, for that long."""
+        self._heard_at = {rank: heard_at + by_s for rank, heard_at in self._heard_at.items()}
+        self._absent = {
+            rank: replace(absence, lost_at=absence.lost_at + by_s) for rank, absence in self._absent.items()
+        }
+
     def heard(self, group_ranks: Iterable[int], now: float) -> None:
         """They have calls under way."""
         if self.times_out:

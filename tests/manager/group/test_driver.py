@@ -16,7 +16,7 @@ from tests.virtual_loop import VirtualLoop
 
 
 class Group:
-    """Of two ranks. `ended`: the statuses that the daemon was told to end with."""
+    """Of two ranks. `ended`: the statuses that the daemon was told to end with. `late_s`: by how much it was late."""
 
     def __init__(self) -> None:
         self.loop, self.link, self.evidence = VirtualLoop(), Link(), NoEvidence()
@@ -24,7 +24,14 @@ class Group:
         me = Participant("a", group_world_size=2)
         self.killed: list[events.Killed] = []
         end, killed = self.ended.append, self.killed.append
-        self.driver = GroupDriver(me, "L", self.loop, self.link, self.evidence, end, on_killed=killed)
+        self.late_s = 0.0
+        options: dict[str, Any] = {"on_killed": killed, "check_lag": self.check_lag}
+        self.driver = GroupDriver(me, "L", self.loop, self.link, self.evidence, end, **options)
+
+    def check_lag(self) -> None:
+        by_s, self.late_s = self.late_s, 0.0
+        if by_s:
+            self.driver.was_late(by_s)
 
     def open_session(self) -> None:
         """With a valid lease."""
@@ -175,6 +182,20 @@ class TestWatches:
         assert [(record.levelname, record.getMessage()) for record in caplog.records] == [
             ("INFO", "rank 0 has ended, and is not back")
         ]
+
+    def test_one_that_could_not_be_heard_since_the_manager_was_held_up_is_waited_for(
+        self, group: Group, caplog: pytest.LogCaptureFixture
+    ):
+        number, _ = group.watch(0)
+        group.driver.end_watch(number)
+        caplog.clear()
+        group.loop.go(5)
+        group.loop.now += 3600
+        group.late_s = 3600
+        group.loop.go(4.9)
+        assert caplog.messages == []
+        group.loop.go(0.2)
+        assert caplog.messages == ["rank 0 is given up: rank 0 has ended, and is not back"]
 
     def test_an_observed_rank_is_no_rank_of_the_quorum(self, group: Group):
         group.ask(0), group.ask(1)

@@ -135,6 +135,19 @@ class TestRankTimeout:
             assert (watches.deadline(), watches.expire(99)) == (None, [])
 
 
+def test_a_manager_that_was_paused_gives_its_ranks_that_time():
+    watches = RankPresence(2, rank_timeout_s=10)
+    watches.opened(1, 1, "w1")
+    watches.ended(1, 4.0)
+    watches.asked(0)
+    watches.heard([0], 5.0)
+    watches.shift(3600.0)
+    assert watches.deadline() == 3614.0
+    assert (watches.given_up(3613.9), watches.expire(3614.9)) == ([], [])
+    assert [absence.group_rank for absence in watches.given_up(3614.0)] == [1]
+    assert watches.expire(3615.0) == [0]
+
+
 class TestWhoIsNotBack:
     def test_is_given_up_once_with_its_mates_of_then(self):
         watches = watched(3)
