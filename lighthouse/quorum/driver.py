@@ -131,7 +131,7 @@ class JobDriver:
             runs,
             lambda: self.progress.observed,
             lambda: self.progress.look(),
-            check_lag,
+            self._check_lag_alone,
         )
         self.progress = ProgressDriver(
             job,
@@ -141,7 +141,7 @@ class JobDriver:
             self._stalled,
             lambda: [run.ranks() for run in runs()],
             ranks_kept,
-            check_lag,
+            self._check_lag_alone,
         )
         self._worlds = WorldBroadcast(job, machine, self._sessions, timers)
         self._waiting = WaitingJoins(self._clock, self._account.waits.add, refused)
@@ -335,6 +335,11 @@ class JobDriver:
                 self.incidents.held(beat.levels.held)
             case _:
                 pass
+
+    def _check_lag_alone(self) -> None:
+        """Where a look has no caller to tell, either."""
+        with _FROM_TIMER:
+            self._check_lag()
 
     def _tick(self) -> None:
         with _FROM_TIMER:

@@ -18,6 +18,7 @@ from lighthouse_protocol.messages.session import (
     WatchHello,
 )
 from lighthouse_protocol.refusals import LighthouseError
+from lighthouse_runtime.timing.loop_lag import LoopLag
 from manager.group.driver import GroupDriver
 from manager.group.rules.machine import GroupMachine
 from tests.simulation.manager_checks import ManagerChecks
@@ -64,7 +65,12 @@ class ManagerProcess(Process):
         self._has_ended = False
         self._link = ManagerLink(self)
         self.secret = f"known to {life} of {site.name} alone"
-        self.driver = GroupDriver(me, life, Timers(self), self._link, Evidence(self), self._end, secret=self.secret)
+        timers, evidence = Timers(self), Evidence(self)
+        lag = LoopLag(timers)
+        options: dict[str, Any] = {"secret": self.secret, "check_lag": lag.check}
+        self.driver = GroupDriver(me, life, timers, self._link, evidence, self._end, **options)
+        lag.listen(self.driver.was_late)
+        lag.watch()
         observe(self.machine, ManagerChecks(self))
         self.on_death.append(self._die)
         self._link.connect()
