@@ -175,11 +175,6 @@ class RankWatch:
             log.exception("where this rank is cannot be told")
             return None
 
-    def _tell_place(self, stream: Watch) -> None:
-        sample = self._sample() if self._progress is not None else None
-        if sample is not None:
-            stream.send(sample)
-
     def _note(self, revoked: Revoked) -> None:
         """What names the group that was lost may come after the news itself."""
         with self._is_told:
@@ -215,7 +210,7 @@ class RankWatch:
                     self._is_released = True
                     self._is_told.notify_all()
             case EvidenceAsked(number):
-                self._tell_place(stream)  # what is done about it is decided by where it is now
+                stream.repeat_now()  # what is done about it is decided by where it is now
                 self._looks.answer(number, stream.send)
             case Killed(reason):
                 log.error("killed by the manager: %s", reason)

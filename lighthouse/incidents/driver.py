@@ -29,7 +29,8 @@ from lighthouse_protocol.messages.status import TimelineKind
 from lighthouse_protocol.refusals import LimitReached
 from lighthouse_protocol.rules.stall import Kind, StallVerdict
 from lighthouse_runtime.log_event import event
-from lighthouse_runtime.ports import Reply, Timer, Timers
+from lighthouse_runtime.ports import Reply, Timers
+from lighthouse_runtime.timing.deadline_timer import DeadlineTimer
 
 log = logging.getLogger(__name__)
 
@@ -60,7 +61,7 @@ class _OpenRound:
     round: EvidenceRound
     told: Callable[[Gathered], None]
     due_at: float
-    limit: Timer
+    limit: DeadlineTimer
 
 
 class IncidentDriver:
@@ -105,10 +106,9 @@ class IncidentDriver:
 
     def was_late(self, by_s: float) -> None:
         """The whole process was held up: what was asked for may have come, and was not read."""
-        for number, round_ in self._rounds.items():
+        for round_ in self._rounds.values():
             round_.due_at += by_s
-            round_.limit.cancel()
-            round_.limit = self._timers.call_at(round_.due_at, self._tick, number)
+            round_.limit.set(round_.due_at)
 
     def session_ended(self, session: int) -> None:
         for number in list(self._rounds):
@@ -204,8 +204,8 @@ class IncidentDriver:
 
     def _begin(self, evidence_round: EvidenceRound, told: Callable[[Gathered], None]) -> None:
         number = next(self._numbers)
-        due_at = self._clock() + WITHIN_S
-        limit = self._timers.call_at(due_at, self._tick, number)
+        due_at, limit = self._clock() + WITHIN_S, DeadlineTimer(functools.partial(self._tick, number), self._timers)
+        limit.set(due_at)
         self._rounds[number] = _OpenRound(evidence_round, told, due_at, limit)
         runs = {run.run_id: run for run in self._all_runs()}
         for question in evidence_round.questions:
@@ -219,7 +219,10 @@ class IncidentDriver:
 
     def _tick(self, number: int) -> None:
         self._check_lag()
-        if self._clock() >= self._rounds[number].due_at:
+        round_ = self._rounds.get(number)
+        if round_ is not None and self._clock() < round_.due_at:
+            round_.limit.set(round_.due_at)
+        elif round_ is not None:
             self._finish(number)
 
     def _finish_if_complete(self, number: int) -> None:

@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 M = TypeVar("M")
 S = TypeVar("S")
 
+_REPEATED = b""  # in the outbox: no message is empty
+
 
 Meaning = Callable[[grpc.RpcError, str, float], LighthouseError]
 
@@ -218,26 +220,29 @@ class SyncStream(Generic[S, M]):
         """Send what `say` gives, now and every so often, from gRPC's own thread; None: nothing this time. It must not
         raise: that would end the stream."""
         self._repeated = (say, every_s)
-        self._outbox.put(b"")  # wakes the thread
+        self.repeat_now()
+
+    def repeat_now(self) -> None:
+        """What is repeated is sent before all that is sent after this; nothing, if nothing is repeated."""
+        self._outbox.put(_REPEATED)
 
     def _messages(self) -> Iterator[bytes]:
         """What is to be sent, until the end."""
         due_at = 0.0
         while True:
-            repeated = self._repeated
             try:
-                body = self._outbox.get(timeout=repeated and max(0.0, due_at - time.monotonic()))
+                body = self._outbox.get(timeout=self._repeated and max(0.0, due_at - time.monotonic()))
             except queue.Empty:
-                assert repeated is not None
-                say, every_s = repeated
+                body = _REPEATED
+            if body is None:
+                return
+            if body != _REPEATED:
+                yield body
+            elif self._repeated is not None:
+                say, every_s = self._repeated
                 due_at = time.monotonic() + every_s
                 if (message := say()) is not None:
                     yield self._kind.write(message)
-                continue
-            if body is None:
-                return
-            if body:
-                yield body
 
     def __enter__(self) -> Self:
         return self

@@ -59,6 +59,7 @@ class LoopLag:
 
     def stop(self) -> None:
         self._is_stopped = True
+        self._due_at = None
         if self._timer is not None:
             self._timer.cancel()
 

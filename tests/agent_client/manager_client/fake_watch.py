@@ -36,6 +36,11 @@ class FakeWatch:
     def repeat(self, say: Callable[[], ProgressSample | None], every_s: float) -> None:
         self.repeated.append((say, every_s))
 
+    def repeat_now(self) -> None:
+        for say, _ in self.repeated:
+            if (sample := say()) is not None:
+                self.reports.put(sample)
+
     def ballot(self) -> Vote:
         return self.heard.get(timeout=PATIENCE_S)
 

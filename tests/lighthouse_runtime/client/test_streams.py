@@ -23,6 +23,7 @@ from lighthouse_protocol.messages.session import (
     HeartbeatAck,
     Hello,
     Leave,
+    Leaving,
     Revoked,
     ToRank,
     Vote,
@@ -356,6 +357,21 @@ class TestWatch:
         ballot = Vote(5, 3, True, 7, False, 1.0)
         watch.send(ballot)
         assert ballot in itertools.islice(words, 100)
+
+    def test_what_is_repeated_can_be_said_before_the_rest_and_always_by_one_thread(self):
+        taken: list[Iterator[bytes]] = []
+        steps = itertools.count()
+        watch = Watch(lambda messages: taken.append(messages) or mock.Mock(), "m", WATCH)
+        words = (WATCH_REQUESTS.read(manager_pb2.WatchRequest.FromString(body)) for body in taken[0])
+        watch.repeat_now()  # nothing is repeated yet
+        watch.send(Leaving(1))
+        assert next(words) == Leaving(1)
+        watch.repeat(lambda: ProgressSample(next(steps)), 600)
+        assert next(words) == ProgressSample(0)
+        watch.repeat_now()
+        watch.send(Leaving(2))
+        assert next(steps) == 1, "not by whoever asks for it"
+        assert [next(words) for _ in range(2)] == [ProgressSample(2), Leaving(2)]
 
     def test_one_that_has_ended_leaves_no_thread(self, remote: RemoteStreamServer):
         """Whoever has ended it, and whether or not anybody has read that."""
