@@ -111,7 +111,11 @@ class Groups:
             together = [[step for step in steps if step["participants"] == [*names]] for steps in committed.values()]
             return all(len(steps) >= SOME_STEPS for steps in together)
 
-        eventually(have_trained, f"{names} train")
+        try:
+            eventually(have_trained, f"{names} train")
+        except AssertionError as e:
+            logs = "\n".join(f"--- {name}\n{supervisor.log()[-3000:]}" for name, supervisor in self.supervisors.items())
+            raise AssertionError(f"{e}\n{logs}\n--- lighthouse\n{self.lighthouse.log()[-3000:]}") from None
 
     def check_lost(self, since: float, at_most: int) -> None:
         lost = {name: len(self.events(name, "discards", since)) for name in "ab"}

@@ -1,7 +1,9 @@
 """What is done to a function that is over: its groups, its thread, and at last its process."""
 
+import os
 import threading
 import time
+from pathlib import Path
 
 import pytest
 
@@ -9,7 +11,7 @@ from agent_client.collectives import open_groups
 from agent_client.restart.async_exception import InterruptibleSection, Interruption
 from agent_client.restart.interrupter import KILLED_STATUS, Interrupter
 from lighthouse_runtime.client.lighthouse import LighthouseClient
-from tests.processes import Lighthouse, Process
+from tests.processes import Lighthouse, Process, eventually
 
 STUCK = """
 import hashlib
@@ -22,6 +24,12 @@ def train():
 
 train()
 """
+
+
+def cpu_s(pid: int) -> float:
+    """Of its main thread."""
+    fields = Path(f"/proc/{pid}/task/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 class Group:
@@ -97,6 +105,8 @@ def test_what_stays_in_c_code_ends_with_its_process_and_shows_where() -> None:
     with Lighthouse() as lighthouse:
         with Process(STUCK, env={"LIGHTHOUSE_ADDRESS": lighthouse.address}) as rank:
             rank.wait_for_log("is stuck")
+            began_s = cpu_s(rank.pid)
+            eventually(lambda: cpu_s(rank.pid) > began_s + 0.2, "it computes: it says that it is stuck just before")
             with LighthouseClient(lighthouse.address) as client:
                 client.stop_run("enough")
             assert rank.wait() == KILLED_STATUS
