@@ -87,7 +87,7 @@ class RankThread:
 
     def _hear(self, message: ToRunRank, stream: Stream) -> None:
         if isinstance(message, EvidenceAsked):
-            stream.send(RankHeartbeat(progress=self._progress.sample()))  # by where it is now it is judged
+            stream.send(RankHeartbeat(progress=self._progress.sample()))  # it is judged by where it is now
             self._reporter.answer(message.number, stream.send)
 
     # -- for the driver: the function

@@ -68,8 +68,8 @@ class IncidentDriver:
     """`tell` says something to a member, and whether it could; `note` writes a line of the timeline; `is_asked`:
     whether any group waits for a quorum; `wall`: seconds since the epoch; `observed`: groups without Agents; `runs`:
     those that have ranks; `look_again`: whether anything moves, now; `check_lag` calls `was_late` if the process itself
-    was held up. Where there is a quorum, its members are followed and asked, not the runs of which they are
-    ranks, too."""
+    was held up. Where there is a quorum, its members are followed and asked, not the runs of which they are ranks,
+    too."""
 
     def __init__(
         self,
@@ -105,7 +105,7 @@ class IncidentDriver:
     # -- what happens
 
     def was_late(self, by_s: float) -> None:
-        """The whole process was held up: what was asked for may have come, and was not read."""
+        """The whole process was held up: what was asked for may have come without being read."""
         for round_ in self._rounds.values():
             round_.due_at += by_s
             round_.limit.set(round_.due_at)

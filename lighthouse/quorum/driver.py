@@ -131,7 +131,7 @@ class JobDriver:
             runs,
             lambda: self.progress.observed,
             lambda: self.progress.look(),
-            self._check_lag_alone,
+            self._check_lag_for_looks,
         )
         self.progress = ProgressDriver(
             job,
@@ -141,7 +141,7 @@ class JobDriver:
             self._stalled,
             lambda: [run.ranks() for run in runs()],
             ranks_kept,
-            self._check_lag_alone,
+            self._check_lag_for_looks,
         )
         self._worlds = WorldBroadcast(job, machine, self._sessions, timers)
         self._waiting = WaitingJoins(self._clock, self._account.waits.add, refused)
@@ -217,10 +217,9 @@ class JobDriver:
                     self.withdraw(session.join)
             case Leave():
                 self._feed(Left(number))
-            case EvidenceDone(_, progress) if progress is not None:
-                self.progress.take(session.replica_id, progress)
-                self.incidents.received(number, message)
             case Evidence() | EvidenceDone():
+                if isinstance(message, EvidenceDone) and message.progress is not None:
+                    self.progress.take(session.replica_id, message.progress)
                 self.incidents.received(number, message)
             case Hello():
                 self._sessions.end(number, None, "a session has one hello")
@@ -336,8 +335,8 @@ class JobDriver:
             case _:
                 pass
 
-    def _check_lag_alone(self) -> None:
-        """Where a look has no caller to tell, either."""
+    def _check_lag_for_looks(self) -> None:
+        """Looks at progress and evidence have no caller to tell, as a timer has none."""
         with _FROM_TIMER:
             self._check_lag()
 

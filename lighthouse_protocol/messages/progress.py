@@ -201,7 +201,7 @@ class RankView:
         return not self.sample.is_inside and not self.sample.waits_for
 
     def aged(self, by_s: float, still_by_s: float = 0.0) -> "RankView":
-        """Its last beat, and where that was told by it its last mark, are longer ago by so much."""
+        """`by_s` longer since its last beat, and `still_by_s` longer from its last mark to that beat."""
         beat_age_s = self.beat_age_s + by_s  # not by replace: thousands are aged at a time
         sample = replace(self.sample, still_s=self.sample.still_s + still_by_s) if still_by_s else self.sample
         return RankView(self.name, sample, self.limit_s, beat_age_s, self.rank_incarnation, self.host, self.pid)

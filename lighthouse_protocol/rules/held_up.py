@@ -1,8 +1,7 @@
 """When whoever judges others by time was held up itself. No I/O.
 
 A process that was paused, swapped out or moved with its machine has read nothing meanwhile: those that it judges may
-have moved, and where they share the machine they could not. So that time is nobody's: the ages of others are counted
-without it.
+have moved, and where they share the machine they could not. So that time counts against nobody.
 """
 
 from lighthouse_protocol.messages.progress import RankView
@@ -15,7 +14,7 @@ class HeldUp:
         self._times: list[tuple[float, float]] = []  # when each ended, and how long it was; the newest last
 
     def was_late(self, by_s: float, now: float) -> None:
-        """It has just ended, after so long. Of more than MAX_TIMES, the two oldest count as one."""
+        """It was held up for `by_s` until now. Of more than MAX_TIMES times, the two oldest count as one."""
         self._times.append((now, by_s))
         if len(self._times) > MAX_TIMES:
             (_, first_s), (ended_at, second_s), *newer = self._times
@@ -31,7 +30,7 @@ class HeldUp:
         return min(total_s, age_s)
 
     def without(self, rank: RankView, now: float) -> RankView:
-        """The rank, not older by what was nobody's time."""
+        """The rank, by that time younger."""
         if not self._times:
             return rank
         of_beat_s = self.within(rank.beat_age_s, now)

@@ -93,7 +93,7 @@ class ManagerDaemon:
         self._link = LighthouseLink(self._client, str(config.coordinator), self._search)
         me = Participant(config.replica_id, group_world_size=config.group_world_size)
         timers = SuspensionTimers(asyncio.get_running_loop())
-        self._lag = LoopLag(timers, "no rank stalls for that time")
+        self._lag = LoopLag(timers, "no rank counts as lost or stalled for that time")
         driver = GroupDriver(
             me,
             secrets.token_hex(6),

@@ -61,4 +61,4 @@ def test_of_many_times_the_newest_are_known_exactly_and_of_all_no_more_than_they
     assert 0 <= within <= min(age_s, sum(length_s for _, length_s in times)) + 1e-6
     if len(times) <= MAX_TIMES or now - age_s >= spans[-MAX_TIMES + 1][0]:
         assert within == pytest.approx(exact, abs=1e-6)
-    assert within >= exact - 1e-6, "nobody counts as older than by the clock without them"
+    assert within >= exact - 1e-6, "nobody looks older than they are"
