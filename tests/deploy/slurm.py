@@ -45,7 +45,7 @@ PartitionName=all Nodes={nodes[0]},{nodes[1]} Default=YES
 
 class Slurm:
     def __init__(self, folder: Path) -> None:
-        self._folder = folder
+        self.folder = folder
         self._configuration = folder / "slurm.conf"
         self._environment = clean_environment(
             SLURM_CONF=str(self._configuration),
@@ -63,7 +63,7 @@ class Slurm:
         controller, *nodes = free_ports(3)
         self._configuration.write_text(
             _CONFIGURATION.format(
-                folder=self._folder,
+                folder=self.folder,
                 host=socket.gethostname(),
                 address=LOCALHOST,
                 nodes=NODES,
@@ -83,7 +83,7 @@ class Slurm:
         """The job's id; its output lies in the folder."""
         port, _ = free_ports(2)
         more = {"PORT": str(port), **environment}
-        result = run([tool("sbatch"), "--parsable", SCRIPT, *arguments], cwd=self._folder, env=self._environment | more)
+        result = run([tool("sbatch"), "--parsable", SCRIPT, *arguments], cwd=self.folder, env=self._environment | more)
         assert result.returncode == 0, result.stderr
         return result.stdout.strip()
 
@@ -104,7 +104,7 @@ class Slurm:
         return state, status, restarts, said
 
     def output(self, job: str) -> str:
-        return (self._folder / f"lighthouse-{job}.out").read_text()
+        return (self.folder / f"lighthouse-{job}.out").read_text()
 
 
 def free_ports(count: int) -> range:

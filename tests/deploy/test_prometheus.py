@@ -5,6 +5,7 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
@@ -122,9 +123,15 @@ def test_each_alert_has_its_section_of_the_runbook_and_each_section_its_alert() 
     names = [rule["alert"] for rule in rules()]
     assert [heading for heading in headings() if heading.startswith("Lighthouse")] == names
     for rule in rules():
-        assert rule["annotations"]["runbook_url"] == f"docs/runbook.md#{rule['alert'].lower()}"
+        section = f"/runbook.md#{rule['alert'].lower()}"
+        assert rule["annotations"]["runbook_url"] == "{{ $externalLabels.lighthouse_docs }}" + section
         assert rule["labels"]["severity"] in ("critical", "warning")
         assert {"summary", "description"} < rule["annotations"].keys()
+
+
+def test_a_pager_can_open_the_link_to_the_runbook() -> None:
+    (document,) = yaml_documents((PROMETHEUS / "prometheus.yaml").read_text())
+    assert urlsplit(document["global"]["external_labels"]["lighthouse_docs"]).scheme == "https"
 
 
 def test_a_metric_that_is_not_there_is_found(exported: set[str]) -> None:

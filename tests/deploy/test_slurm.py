@@ -58,6 +58,23 @@ def test_a_lost_node_has_not_finished(cluster: Slurm, training: Training) -> Non
     assert cluster.has_ended(job) == ("FAILED", "1:0", "0", "0 of 2 replica groups finished")
 
 
+def test_a_usage_error_is_not_retried(cluster: Slurm, training: Training) -> None:
+    job = cluster.submit(training.script, LIGHTHOUSE_MANAGER_MAX_RESTARTS="many")
+    assert cluster.has_ended(job) == ("FAILED", "2:0", "0", "0 of 2 replica groups finished")
+    for group in "01":
+        assert cluster.output(f"{job}-group-{group}").count("Usage:") == 1
+
+
+def test_the_records_of_a_failed_job_outlive_it_and_its_tokens_do_not(cluster: Slurm, training: Training) -> None:
+    job = cluster.submit(training.script, MAX_RESTARTS="0")
+    training.started("0", "0")
+    training.tell("0", 130)
+    assert cluster.has_ended(job)[1] == "130:0"
+    records = cluster.folder / f"lighthouse-{job}"
+    assert {"journal.sqlite", "journal.incidents", "audit.jsonl"} <= {path.name for path in records.iterdir()}
+    assert not list(records.rglob("*token*"))
+
+
 @pytest.mark.parametrize(("options", "state"), [(["--signal=TERM"], "FAILED"), ([], "CANCELLED")])
 def test_slurm_s_sigterm_ends_the_groups_first(
     cluster: Slurm, training: Training, options: list[str], state: str

@@ -17,12 +17,14 @@ from lighthouse_protocol.limits import MANAGER_SECRET_VARIABLE
 from tests.docs.pages import REPOSITORY, code_spans, command_lines, pages, prose
 from tests.docs.tables import PROGRAMS, verbs
 
-# Of torchrun, of pip, of the example, of lighthouse_protocol.generate, of pytest, of the simulator, of etcd.
+# Of torchrun, of pip, of the example, of lighthouse_protocol.generate, of pytest, of the simulator, of etcd, of protoc,
+# of torchft, of click.
 OTHERS = {
     "--nproc-per-node", "--master-port", "--max-restarts", "--extra-index-url", "--steps", "--pace", "--check",
     "--random-order", "--random-order-seed", "--standalone", "--rdzv-backend", "--rdzv-endpoint", "--scenario",
     "--enable-grpc-gateway", "--election-timeout", "--auto-compaction-mode", "--auto-compaction-retention",
     "--max-request-bytes", "--rdzv-id", "--rdzv-conf", "--monitor-interval", "--local-addr", "--strict",
+    "--help", "--plugin", "--fault",
 }  # fmt: skip
 TORCHFTS = {"TORCHFT_LIGHTHOUSE", "TORCHFT_QUORUM_TIMEOUT_SEC"}
 
@@ -123,3 +125,27 @@ def imported(source: str) -> set[str]:
     """The names that are taken from our library."""
     imports = [node for node in ast.parse(source).body if isinstance(node, ast.ImportFrom)]
     return {alias.name for node in imports if node.module == "agent_client" for alias in node.names}
+
+
+def texts_of(module: Path) -> Iterator[str]:
+    """Every text of a module that is not a docstring."""
+    tree = ast.parse(module.read_text())
+    docstrings = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in docstrings:
+            yield node.value
+
+
+@pytest.mark.parametrize(
+    "package", ["lighthouse", "manager", "agent_client", "lighthouse_runtime", "lighthouse_protocol"]
+)
+def test_every_option_that_a_message_names_is_there(package: str) -> None:
+    """An error, a log line or a help text that says `--x`."""
+    unknown = {
+        f"{module.relative_to(REPOSITORY)}: {option}"
+        for module in (REPOSITORY / package).rglob("*.py")
+        for text in texts_of(module)
+        for option in re.findall(r"(?<![\w-])--[a-z][a-z-]*[a-z]", text)
+        if option not in OPTIONS | OTHERS
+    }
+    assert not unknown

@@ -108,9 +108,9 @@ class Supervisors:
         known = self._names.get(entry.name)
         if known is not None and self._keeps(known, entry, now):
             return DuplicateReplica(
-                f"supervisor {entry.name} on {known.entry.host or 'an unnamed host'} is there; the one on "
-                f"{entry.host or 'an unnamed host'} is another: end one of them, or give each a --replica-group-id of "
-                "its own. If the first one is gone, the name is free as soon as the lighthouse has noticed it"
+                f"supervisor {entry.name} is already running on {known.entry.host or 'an unnamed host'}; the one on "
+                f"{entry.host or 'an unnamed host'} has the same name: end one of them, or give each its own "
+                "--replica-id. If the first one has ended, the name is free as soon as the lighthouse has noticed it"
             )
         if known is not None and entry.incarnation in known.former:
             return _superseded(entry, known.entry)
@@ -260,5 +260,5 @@ class Supervisors:
 def _superseded(older: SupervisorHello, newer: SupervisorHello) -> Superseded:
     return Superseded(
         f"supervisor {older.name} on {older.host or 'an unnamed host'} has a successor of that name on "
-        f"{newer.host or 'an unnamed host'}; end this one, or give each a --replica-group-id of its own"
+        f"{newer.host or 'an unnamed host'}; end this one, or give each its own --replica-id"
     )
