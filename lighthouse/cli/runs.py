@@ -1,9 +1,13 @@
 """`lighthouse runs`: what each run is at, and whether it is over."""
 
+from collections.abc import Iterator
+
 import click
 from rich.text import Text
 
 from lighthouse.cli.options import ClientOptions, run_options
+from lighthouse.cli.view.layout import table
+from lighthouse.cli.view.tables import SUPERVISOR_COLUMNS, counted, supervised
 from lighthouse_protocol.messages.run_status import RunStatus
 from lighthouse_runtime.cli.terminal import printable
 
@@ -11,20 +15,28 @@ from lighthouse_runtime.cli.terminal import printable
 @click.command()
 @run_options(default=None)
 def runs(given: ClientOptions) -> None:
-    """List the runs with their generation, ranks and restarts.
+    """List the runs with their generation, ranks and restarts, and the groups under a supervisor.
 
-    A run that waits says for what, and one that was stopped, by whom. `lighthouse incidents` lists why generations
-    ended.
+    A run that waits shows what it waits for; a stopped one, who stopped it. LEFT is the number of restarts that the
+    budget of a supervisor still allows. `lighthouse incidents` lists why generations and processes ended.
     """
     with given.connect() as client:
         found = client.runs(given.run, timeout_s=given.timeout)
-    given.show(found, lambda width: [_line(run) for run in found] or [Text("no runs")])
+    given.show(found, lambda width: [line for run in found for line in _lines(run, width)] or [Text("no runs")])
+
+
+def _lines(run: RunStatus, width: int) -> Iterator[Text]:
+    yield _line(run)
+    if run.supervisors:
+        yield from (Text.assemble("  ", row) for row in table(SUPERVISOR_COLUMNS, run.supervisors, width - 2))
 
 
 def _line(run: RunStatus) -> Text:
     number, counters = run.counters.number, run.counters
     at = f"generation {number}, {len(run.slots)} ranks" if number >= 0 else "no generation yet"
-    said = f"  {at}, {counters.job_restarts} restarts, {run.verdict}"
+    said = f"  {at}, {counted(counters.job_restarts, 'restart')}, {run.verdict}"
+    if number < 0 and run.supervisors and run.stop is None:
+        said = f"  {supervised(run)}"
     stop = run.stop
     by = "" if stop is None else f": {stop.text}"
     return Text.assemble((printable(f"{run.job}/{run.run}"), "bold"), printable(said), (printable(by), "red"))

@@ -20,7 +20,7 @@ def status(given: ClientOptions) -> None:
 def _lines(given: ClientOptions, answer: LighthouseStatus, width: int) -> list[Text]:
     jobs = sorted({given.job_name, *(shown.job for shown in answer.jobs)})
     stopped = [line for job in jobs for line in _stopped(given, job)]
-    return [Text(greeting(answer, given.address)), *status_lines(answer, width), *stopped]
+    return [*status_lines(answer, width), *stopped, Text(greeting(answer, given.address), style="dim")]
 
 
 def _stopped(given: ClientOptions, job: str) -> list[Text]:

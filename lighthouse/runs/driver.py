@@ -121,8 +121,8 @@ class RunDriver:
         if entry is None:
             return
         match message:
-            case supervisor.SupervisorHeartbeat(budget_used):
-                self.machine.supervisors.hear(session, budget_used)
+            case supervisor.SupervisorHeartbeat():
+                self.machine.supervisors.hear(session, message)
             case supervisor.ProcessLost(rank, reason, output):
                 self._feed(events.RankLost(rank, reason, output, entry.name))
             case supervisor.StopAsked() | supervisor.HostExcluded():

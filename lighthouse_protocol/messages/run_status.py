@@ -5,6 +5,7 @@ from enum import StrEnum
 
 from lighthouse_protocol.constraints import Count, Offset
 from lighthouse_protocol.messages.run import RunCounters, RunStopped, RunTerms
+from lighthouse_protocol.messages.supervisor import SupervisorHeartbeat
 
 
 class RankState(StrEnum):
@@ -40,6 +41,7 @@ class SupervisorStatus:
     host: str
     slots: tuple[int, ...]
     is_connected: bool
+    last: SupervisorHeartbeat = SupervisorHeartbeat()
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,7 @@ Not only runs of wrapped functions have supervisors: the stop of a run holds for
 from dataclasses import dataclass, field
 from typing import Annotated
 
-from lighthouse_protocol.constraints import Age, Entries, Name, Output, Reason, Seconds, Secret, Slot, Text
+from lighthouse_protocol.constraints import Age, Count, Entries, Name, Output, Reason, Seconds, Secret, Slot, Text
 from lighthouse_protocol.limits import MAX_RANKS_PER_HOST
 from lighthouse_protocol.messages.run import HelloRejected, RankId, RunCompleted, RunStopped
 
@@ -25,10 +25,19 @@ class SupervisorHello:
 
 @dataclass(frozen=True, slots=True)
 class SupervisorHeartbeat:
-    """It lives; for a connection that has died without a word. `budget_used`: how much of its restarts within the
-    window, from 0 for none to 1 for all."""
+    """Sent while the supervisor runs, so that a connection that has died without a close is noticed.
+
+    Attributes:
+        budget_used: Share of the restart budget that is used up, from 0 to 1.
+        restarts: Restarts since the supervisor was started.
+        restarts_left: Restarts that the budget still allows now, of the ranks that have the fewest.
+        running: Processes of ranks that are running.
+    """
 
     budget_used: Age = 0.0
+    restarts: Count = 0
+    restarts_left: Count = 0
+    running: Count = 0
 
 
 @dataclass(frozen=True, slots=True)

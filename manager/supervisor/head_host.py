@@ -126,7 +126,7 @@ class HeadHost:
                          "(LIGHTHOUSE_STORE_PORT), not on MASTER_PORT + 2; it is there without these options",
                          settings.chosen_store_port, extra=event("store_port"))  # fmt: skip
         plan = self._plan(daemon)
-        self._link = self._launch.run_link(plan, self._driver.hear, self._driver.machine.budget_used)
+        self._link = self._launch.run_link(plan, self._driver.hear, self._driver.machine.heartbeat)
         self._local = self._launch.local_host(plan, self._guard, self._feed, self._link.lose)
         self._link.open()
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from lighthouse_protocol.identity import Address
 from lighthouse_protocol.limits import SECRET_BYTES, STORE_PORT_OFFSET
-from lighthouse_protocol.messages.supervisor import ProcessLost, SupervisorHello, ToSupervisor
+from lighthouse_protocol.messages.supervisor import ProcessLost, SupervisorHeartbeat, SupervisorHello, ToSupervisor
 from lighthouse_protocol.rules.leader_search import LeaderSearch
 from lighthouse_runtime.client.lighthouse import AsyncLighthouseClient
 from lighthouse_runtime.net.own_address import resolves_to_loopback
@@ -106,7 +106,7 @@ class Launch:
         self,
         plan: LaunchPlan,
         hear: Callable[[ToSupervisor], None],
-        budget_used: Callable[[float], float] = lambda now: 0.0,
+        heartbeat: Callable[[float], SupervisorHeartbeat],
     ) -> SupervisorLink:
         config, settings = self.config, self.settings
 
@@ -117,4 +117,4 @@ class Launch:
             return AsyncLighthouseClient(coordinator, job=config.job, run=settings.run_id)
 
         entry = SupervisorHello(plan.name, self.incarnation, socket.gethostname(), plan.own_slots, self.run_secret)
-        return SupervisorLink(connect, str(config.coordinator), entry, hear, budget_used, search)
+        return SupervisorLink(connect, str(config.coordinator), entry, hear, heartbeat, search)

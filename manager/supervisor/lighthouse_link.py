@@ -29,7 +29,7 @@ CLOSE_TIMEOUT_S = 1.0
 
 class SupervisorLink:
     """`hear` is called with each message, a Refusal for whatever else ends the stream for good.
-    `budget_used`: what heartbeats say, at a moment of the loop's clock."""
+    `heartbeat` makes the next one, at a moment of the loop's clock."""
 
     def __init__(
         self,
@@ -37,7 +37,7 @@ class SupervisorLink:
         address: str,
         entry: supervisor.SupervisorHello,
         hear: Callable[[supervisor.ToSupervisor], None],
-        budget_used: Callable[[float], float] = lambda now: 0.0,
+        heartbeat: Callable[[float], supervisor.SupervisorHeartbeat] = lambda now: supervisor.SupervisorHeartbeat(),
         search: LeaderSearch | None = None,
     ) -> None:
         """`search`: which lighthouse `connect` asks, where there are several."""
@@ -45,7 +45,7 @@ class SupervisorLink:
         self._address = address
         self._entry = entry
         self._hear = hear
-        self._budget_used = budget_used
+        self._heartbeat = heartbeat
         self._search = search
         self._stream: SupervisorStream | None = None
         self._report = Report(self._send)
@@ -130,7 +130,7 @@ class SupervisorLink:
 
     def _receive(self, stream: SupervisorStream, message: supervisor.ToSupervisor) -> None:
         if isinstance(message, run.HelloRejected) and not self._report.is_final(message.error, self._clock()):
-            return self._note(str(message.error))
+            return self._note(str(message.error), "the lighthouse refuses")
         self._note("")
         match message:
             case supervisor.SupervisorWelcome(beat_interval_s):
@@ -148,17 +148,17 @@ class SupervisorLink:
 
     def _beat(self, stream: SupervisorStream, interval_s: float) -> None:
         if self._stream is stream:
-            stream.send(supervisor.SupervisorHeartbeat(self._budget_used(self._clock())))
+            stream.send(self._heartbeat(self._clock()))
             asyncio.get_running_loop().call_later(interval_s, self._beat, stream, interval_s)
 
     def _send(self, message: supervisor.StopAsked | supervisor.HostExcluded | supervisor.ProcessLost) -> None:
         if self._stream is not None:
             self._stream.send(message)
 
-    def _note(self, error: str) -> None:
+    def _note(self, error: str, what: str = "lighthouse lost") -> None:
         if error:
             if text := self._absence.noted(error, self._clock()):
-                log.warning("lighthouse lost: %s; %s", text, self._consequence(), extra=event("lighthouse_lost"))
+                log.warning("%s: %s; %s", what, text, self._consequence(), extra=event("lighthouse_lost"))
         else:
             if self._is_away:
                 log.info("lighthouse back", extra=event("lighthouse_answers"))

@@ -2,13 +2,14 @@
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from rich.console import Console
 from rich.text import Text
 
 from lighthouse.cli.view.layout import Column, table
 from lighthouse.quorum.rules.verdict import Verdict
-from lighthouse_protocol.messages.run_status import RankState, RankStatus, RunStatus
+from lighthouse_protocol.messages.run_status import RankState, RankStatus, RunStatus, SupervisorStatus
 from lighthouse_protocol.messages.status import JobStatus, LighthouseStatus, MemberState, MemberStatus
 from lighthouse_runtime.cli.durations import format_duration
 from lighthouse_runtime.cli.terminal import printable
@@ -70,30 +71,50 @@ def greeting(status: LighthouseStatus, address: str) -> str:
     return printable(f"lighthouse {status.version} at {address}, up {format_duration(status.uptime_s)}")
 
 
-def job_lines(jobs: Sequence[JobStatus], width: int) -> list[Text]:
-    """A row per job, and below it the explanation."""
-    titles, *rows = table(_JOB_COLUMNS, jobs, width)
-    lines = [titles]
-    for job, row in zip(jobs, rows, strict=True):
-        lines += [row, *_explanation(job, width)]
-    return lines
-
-
 def status_lines(status: LighthouseStatus, width: int) -> list[Text]:
-    """The quorums, then the runs."""
-    runs = [run for run in status.runs if run.ranks]
+    """A line for each job that says whether it makes progress; below these, tables of the quorums and the runs."""
+    stalled = {job.job for job in status.jobs if job.stall}
+    runs = [replace(run, verdict="stalled") if run.job in stalled else run for run in status.runs if run.ranks]
     with_quorum = [job for job in status.jobs if has_quorum(job, runs)]
-    lines = job_lines(with_quorum, width) if with_quorum else []
+    lines = [line for job in status.jobs if job.stall or job in with_quorum for line in _headline(job, width)]
+    lines += [Text(printable(_starting(run)), style="cyan") for run in _starting_runs(status)]
+    if with_quorum:
+        lines += table(_JOB_COLUMNS, with_quorum, width)
     if runs:
-        lines += [*([Text("")] if lines else []), *table(_RUN_COLUMNS, runs, width)]
-        stalls = [stall(job) for job in status.jobs if job.stall and not has_quorum(job, runs)]
-        lines += [Text.assemble("  ", line) for text in stalls for line in wrapped(text, width - 2)]
+        lines += [*([Text("")] if with_quorum else []), *table(_RUN_COLUMNS, runs, width)]
     return lines or [Text("no jobs: no replica group has joined, and no rank of a run")]
+
+
+def _headline(job: JobStatus, width: int) -> list[Text]:
+    name = printable(job.job)
+    if job.stall:
+        first = Text.assemble(f"{name}: ", stall(job))
+    else:
+        step = f"step {max_step(job)}: " if job.verdict == Verdict.FORMED else ""
+        first = Text(f"{name}: {step}{printable(job.explanation)}", style=_verdict_style(job))
+    texts = (first, *(Text.assemble("  ", heal) for heal in heals(job)))
+    return [line for text in texts for line in wrapped(text, width)]
+
+
+def _starting_runs(status: LighthouseStatus) -> list[RunStatus]:
+    """Runs of which processes are running, and no rank has reached the lighthouse."""
+    with_ranks = {job.job for job in status.jobs if job.members}
+    return [run for run in status.runs if run.supervisors and not run.ranks and run.job not in with_ranks]
+
+
+def _starting(run: RunStatus) -> str:
+    return f"{run.job}: starting: {supervised(run)}; none has joined yet"
 
 
 def has_quorum(job: JobStatus, runs: Sequence[RunStatus]) -> bool:
     """It has more to show than its `runs`."""
     return bool(job.members) or all(run.job != job.job for run in runs)
+
+
+def supervisor_state(supervisor: SupervisorStatus) -> str:
+    if not supervisor.is_connected:
+        return "gone"
+    return "running" if supervisor.last.running else "starting"
 
 
 def run_summary(run: RunStatus) -> list[Text]:
@@ -108,6 +129,15 @@ def run_summary(run: RunStatus) -> list[Text]:
         ),
         Text.assemble((printable(run.verdict), _run_style(run)), f": {states}"),
     ]
+
+
+def supervised(run: RunStatus) -> str:
+    """Summarise the groups under a supervisor: how many ranks run, and how often they were restarted."""
+    running, every = sum(s.last.running for s in run.supervisors), sum(len(s.slots) for s in run.supervisors)
+    return (
+        f"{counted(len(run.supervisors), 'supervisor')}, {running} of {counted(every, 'rank')} running, "
+        f"{counted(sum(s.last.restarts for s in run.supervisors), 'restart')}"
+    )
 
 
 def run_rank_lines(ranks: Sequence[RankStatus], width: int) -> list[Text]:
@@ -139,7 +169,7 @@ def job_summary(job: JobStatus) -> list[Text]:
             f"  {quorum}, {counted(participants(job), 'participant')}, step {max_step(job)}",
         ),
         Text.assemble(
-            (printable(job.verdict), _verdict_style(job)),
+            (printable(_verdict(job)), _verdict_style(job)),
             *((", ", (printable(job.phase), _phase_style(job))) if job.phase not in ("", "none") else ()),
             f": {printable(job.explanation)}",
         ),
@@ -184,12 +214,6 @@ def counted(count: int, noun: str) -> str:
     return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
 
 
-def _explanation(job: JobStatus, width: int) -> list[Text]:
-    texts = [Text(printable(job.explanation), style="dim" if job.verdict == Verdict.FORMED else "")]
-    texts += [*heals(job), *([stall(job)] if job.stall else [])]
-    return [Text.assemble("  ", line) for text in texts for line in wrapped(text, width - 2)]
-
-
 def wrapped(text: Text, width: int) -> list[Text]:
     return [*text.wrap(Console(width=max(20, width)), max(18, width))]
 
@@ -211,8 +235,18 @@ def _urgency(member: MemberStatus) -> tuple[int, bool, str]:
     return place, member.commit_failures == 0, member.replica_id
 
 
+def _verdict(job: JobStatus) -> str:
+    """What a person reads: a quorum that has formed does not train if nothing moves, or no member is alive."""
+    if job.verdict != Verdict.FORMED:
+        return job.verdict
+    if job.stall:
+        return "stalled"
+    is_lost = job.members and all(member.state is MemberState.EXPIRED for member in job.members)
+    return "all_lost" if is_lost else job.verdict
+
+
 def _verdict_style(job: JobStatus) -> str:
-    return _VERDICT_STYLES.get(job.verdict, "")
+    return _VERDICT_STYLES.get(_verdict(job), "red")
 
 
 def _phase_style(job: JobStatus) -> str:
@@ -231,7 +265,7 @@ _JOB_COLUMNS: Sequence[Column[JobStatus]] = (
     Column("MEMBERS", lambda job: str(len(job.members)), is_number=True, keep=1),
     Column("STEP", lambda job: str(max_step(job)), is_number=True, keep=2),
     Column("PHASE", lambda job: job.phase or "-", _phase_style, keep=5),
-    Column("VERDICT", lambda job: job.verdict, _verdict_style),
+    Column("VERDICT", _verdict, _verdict_style),
 )
 
 _RUN_COLUMNS: Sequence[Column[RunStatus]] = (
@@ -243,6 +277,15 @@ _RUN_COLUMNS: Sequence[Column[RunStatus]] = (
     Column("RESTARTS", lambda run: str(run.counters.job_restarts), is_number=True, keep=2),
     Column("STEP", lambda run: str(_run_step(run)), is_number=True, keep=1),
     Column("VERDICT", lambda run: run.verdict, _run_style),
+)
+
+SUPERVISOR_COLUMNS: Sequence[Column[SupervisorStatus]] = (
+    Column("GROUP", lambda s: s.name, comfort=20),
+    Column("STATE", lambda s: supervisor_state(s), lambda s: "green" if s.last.running and s.is_connected else "red"),
+    Column("RANKS", lambda s: f"{s.last.running}/{len(s.slots)}", is_number=True, keep=2),
+    Column("RESTARTS", lambda s: str(s.last.restarts), is_number=True),
+    Column("LEFT", lambda s: str(s.last.restarts_left), is_number=True, keep=3),
+    Column("HOST", lambda s: s.host or "-", keep=1, comfort=12),
 )
 
 _RUN_RANK_COLUMNS: Sequence[Column[RankStatus]] = (

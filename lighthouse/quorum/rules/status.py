@@ -114,6 +114,8 @@ def _explain(machine: QuorumMachine, now: float) -> str:
             return f"no replica group asks for a quorum; {healthy} alive"
         case Verdict.FORMED:
             training = len(machine.quorum.participants) if machine.quorum else 0
+            if not healthy:
+                return f"{training} {'group' if training == 1 else 'groups'} took part; none is alive"
             return f"{training} {'participant trains' if training == 1 else 'participants train'}; {healthy} alive"
         case Verdict.TOO_FEW_PARTICIPANTS:
             return f"{joined} of at least {config.min_replicas} joined (--min-replicas)"

@@ -35,7 +35,7 @@ def run_status(name: RunName, machine: RunMachine, now: float) -> RunStatus:
             for rank in sorted(generations.ranks, key=lambda rank: rank.rank)
         ),
         supervisors=tuple(
-            SupervisorStatus(each.entry.name, each.entry.host, each.entry.slots, each.session is not None)
+            SupervisorStatus(each.entry.name, each.entry.host, each.entry.slots, each.session is not None, each.last)
             for each in sorted(machine.supervisors, key=lambda each: each.entry.name)
         ),
         excluded=machine.supervisors.excluded,

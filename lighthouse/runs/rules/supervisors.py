@@ -13,13 +13,13 @@
 
 import math
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from lighthouse.runs.rules.record import SupervisorRecord
 from lighthouse_protocol.identity import group_of_supervisor
 from lighthouse_protocol.limits import MAX_GROUP_WORLD_SIZE
 from lighthouse_protocol.messages.run_status import ExcludedHost
-from lighthouse_protocol.messages.supervisor import SupervisorHello
+from lighthouse_protocol.messages.supervisor import SupervisorHeartbeat, SupervisorHello
 from lighthouse_protocol.refusals import DuplicateReplica, LighthouseError, LimitReached, Superseded, WrongState
 from lighthouse_protocol.rules.proof import digest_of, is_shown
 
@@ -37,7 +37,7 @@ class Supervisor:
     entry: SupervisorHello
     session: int | None = None
     former: tuple[str, ...] = ()
-    budget_used: float = 0.0
+    last: SupervisorHeartbeat = field(default_factory=SupervisorHeartbeat)
     secret: str = ""
     is_awaited: bool = False
     refused: tuple[str, ...] = ()
@@ -180,14 +180,14 @@ class Supervisors:
         """None: it was not taken in, or has another stream by now."""
         return self._sessions.get(session)
 
-    def hear(self, session: int, budget_used: float) -> None:
+    def hear(self, session: int, heartbeat: SupervisorHeartbeat) -> None:
         if (known := self._sessions.get(session)) is not None:
-            known.budget_used = budget_used
+            known.last = heartbeat
 
     @property
     def budget_used(self) -> float:
         """Of the one that is connected, and has used up most of its restarts."""
-        return max((known.budget_used for known in self._sessions.values()), default=0.0)
+        return max((known.last.budget_used for known in self._sessions.values()), default=0.0)
 
     def end(self, session: int) -> None:
         known = self._sessions.pop(session, None)

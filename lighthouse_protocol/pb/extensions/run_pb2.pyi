@@ -603,14 +603,26 @@ class SupervisorHeartbeat(google.protobuf.message.Message):
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     BUDGET_USED_FIELD_NUMBER: builtins.int
+    RESTARTS_FIELD_NUMBER: builtins.int
+    RESTARTS_LEFT_FIELD_NUMBER: builtins.int
+    RUNNING_FIELD_NUMBER: builtins.int
     budget_used: builtins.float
     """how much of its restarts within the window: 0 none, 1 all"""
+    restarts: builtins.int
+    """since it was started"""
+    restarts_left: builtins.int
+    """within the window, of the ranks that have the fewest"""
+    running: builtins.int
+    """processes of ranks"""
     def __init__(
         self,
         *,
         budget_used: builtins.float = ...,
+        restarts: builtins.int = ...,
+        restarts_left: builtins.int = ...,
+        running: builtins.int = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["budget_used", b"budget_used"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["budget_used", b"budget_used", "restarts", b"restarts", "restarts_left", b"restarts_left", "running", b"running"]) -> None: ...
 
 global___SupervisorHeartbeat = SupervisorHeartbeat
 
@@ -1009,11 +1021,14 @@ class SupervisorStatus(google.protobuf.message.Message):
     HOST_FIELD_NUMBER: builtins.int
     SLOTS_FIELD_NUMBER: builtins.int
     IS_CONNECTED_FIELD_NUMBER: builtins.int
+    LAST_FIELD_NUMBER: builtins.int
     name: builtins.str
     host: builtins.str
     is_connected: builtins.bool
     @property
     def slots(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]: ...
+    @property
+    def last(self) -> global___SupervisorHeartbeat: ...
     def __init__(
         self,
         *,
@@ -1021,8 +1036,10 @@ class SupervisorStatus(google.protobuf.message.Message):
         host: builtins.str = ...,
         slots: collections.abc.Iterable[builtins.int] | None = ...,
         is_connected: builtins.bool = ...,
+        last: global___SupervisorHeartbeat | None = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["host", b"host", "is_connected", b"is_connected", "name", b"name", "slots", b"slots"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["last", b"last"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["host", b"host", "is_connected", b"is_connected", "last", b"last", "name", b"name", "slots", b"slots"]) -> None: ...
 
 global___SupervisorStatus = SupervisorStatus
 

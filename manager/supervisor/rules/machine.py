@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
+from lighthouse_protocol.messages.supervisor import SupervisorHeartbeat
 from manager.guard.rules.exit_status import described
 from manager.supervisor.rules import events
 from manager.supervisor.rules.restart_policy import (
@@ -116,9 +117,14 @@ class SupervisorMachine:
         self._completed = ""
         self.is_over = False
 
-    def budget_used(self, now: float) -> float:
-        """Of the budget that is used up the most: 0 none, 1 all."""
-        return max(unit.budget.used(now) for unit in self.units)
+    def heartbeat(self, now: float) -> SupervisorHeartbeat:
+        """Report the restarts so far, and the budget of the unit that has used up most of its own."""
+        return SupervisorHeartbeat(
+            budget_used=max(unit.budget.used(now) for unit in self.units),
+            restarts=sum(max(0, unit.attempt) for unit in self.units),
+            restarts_left=min(unit.budget.left(now) for unit in self.units),
+            running=len(self.running),
+        )
 
     @property
     def running(self) -> tuple[int, ...]:

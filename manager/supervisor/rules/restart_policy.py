@@ -104,8 +104,14 @@ class RestartBudget:
 
     def used(self, now: float) -> float:
         """How much of its restarts: 0 none, 1 all."""
-        recent = sum(now - loss.at < self.policy.window_s for loss in self._losses)
-        return share_used(recent, self.policy.max_restarts)
+        return share_used(self._recent(now), self.policy.max_restarts)
+
+    def left(self, now: float) -> int:
+        """Restarts that are left within the window."""
+        return max(0, self.policy.max_restarts - self._recent(now))
+
+    def _recent(self, now: float) -> int:
+        return sum(now - loss.at < self.policy.window_s for loss in self._losses)
 
     def _refusal(self, losses: Sequence[_Loss]) -> Exclude | GiveUp | None:
         policy = self.policy

@@ -7,7 +7,8 @@ from lighthouse.cli.keys import keys
 from lighthouse.cli.runs import runs
 from lighthouse.cli.stop import resume, stop
 from lighthouse_protocol.messages.run import KeyKind, RunCounters, RunStopped, RunTerms
-from lighthouse_protocol.messages.run_status import RunStatus
+from lighthouse_protocol.messages.run_status import RunStatus, SupervisorStatus
+from lighthouse_protocol.messages.supervisor import SupervisorHeartbeat
 
 RUN = RunStatus("default", "r1", "stands", RunCounters(1, 0, 1, 1), RunTerms(3), (0, 2), False, None, (), (), ())
 
@@ -18,13 +19,25 @@ def test_a_line_for_each_run(fake, run):
     )
     fake.runs = [RUN, stopped]
     assert run(runs).output == (
-        "default/r1  generation 1, 2 ranks, 1 restarts, stands\n"
+        "default/r1  generation 1, 2 ranks, 1 restart, stands\n"
         "default/r2  no generation yet, 0 restarts, stopped: exit code 130 (by g0)\n"
     )
-    assert run(runs, "--run", "r1").output == "default/r1  generation 1, 2 ranks, 1 restarts, stands\n"
+    assert run(runs, "--run", "r1").output == "default/r1  generation 1, 2 ranks, 1 restart, stands\n"
     assert fake.calls == [{"verb": "runs", "run": ""}, {"verb": "runs", "run": "r1"}]
     fake.runs = []
     assert run(runs).output == "no runs\n"
+
+
+def test_a_run_of_supervised_groups_shows_each_with_its_restarts(fake, run):
+    a = SupervisorStatus("a", "n0", (0, 1), True, SupervisorHeartbeat(0.25, 1, 3, 2))
+    b = SupervisorStatus("b", "n1", (0, 1), False, SupervisorHeartbeat(1.0, 4, 0, 0))
+    fake.runs = [replace(RUN, counters=RunCounters(), verdict="nobody_ready", supervisors=(a, b))]
+    assert run(runs).output.splitlines() == [
+        "default/r1  2 supervisors, 2 of 4 ranks running, 5 restarts",
+        "  GROUP  STATE    RANKS  RESTARTS  LEFT  HOST",
+        "  a      running    2/2         1     3  n0",
+        "  b      gone       0/2         4     0  n1",
+    ]
 
 
 def test_json(fake, run):

@@ -8,9 +8,10 @@ from lighthouse.cli.ranks import ranks
 from lighthouse.cli.status import status as command
 from lighthouse.cli.view import tables
 from lighthouse_protocol.messages.run import RunCounters, RunStopped, RunTerms
-from lighthouse_protocol.messages.run_status import RunStatus
+from lighthouse_protocol.messages.run_status import RunStatus, SupervisorStatus
 from lighthouse_protocol.messages.session import QuorumPhase
 from lighthouse_protocol.messages.status import MemberState
+from lighthouse_protocol.messages.supervisor import SupervisorHeartbeat
 from lighthouse_protocol.refusals import Unreachable
 from tests.lighthouse.statuses import healing, job, member, run_of, status
 
@@ -26,22 +27,22 @@ TWO_JOBS = status(
 )
 
 
-def test_shows_a_row_and_the_explanation_of_each_job(fake, run):
+def test_says_of_each_job_whether_it_makes_progress_and_shows_a_row(fake, run):
     fake.answers = [TWO_JOBS]
     assert run(command).output == (
-        "lighthouse 0.1.0 at localhost:29510, up 1h06m\n"
+        "default: step 7: all train\n"
+        "other: 1 of 2 joined; waiting for d\n"
         "JOB      QUORUM    AGE  PARTICIPANTS  MEMBERS  STEP  PHASE     VERDICT\n"
         "default      42  3m13s             1        2     7  standing  formed\n"
-        "  all train\n"
         "other        42  3m13s             1        1     7  none      waiting_for_stragglers\n"
-        "  1 of 2 joined; waiting for d\n"
+        "lighthouse 0.1.0 at localhost:29510, up 1h06m\n"
     )
 
 
 def test_shows_how_far_a_group_has_healed(fake, run):
     fake.answers = [status(job(member("a"), healing("b"), healing("c", source="d", seconds=20.0)))]
-    assert run(command).output.splitlines()[3:] == [
-        "  all train",
+    assert run(command).output.splitlines()[:3] == [
+        "default: step 7: all train",
         "  c is healing from d: 1.2 of 4.0 GiB, 98 MiB/s, 29 s left",
         "  b is healing from a: 1.2 of 4.0 GiB, 98 MiB/s, 29 s left",
     ]
@@ -49,7 +50,7 @@ def test_shows_how_far_a_group_has_healed(fake, run):
 
 def test_of_many_groups_that_heal_the_longest_heals_are_shown(fake, run):
     fake.answers = [status(job(*(healing(f"g{n}", seconds=n) for n in range(tables.HEALS_SHOWN + 2))))]
-    lines = run(command).output.splitlines()[4:]
+    lines = run(command).output.splitlines()[1:6]
     assert [line.split()[0] for line in lines] == ["g5", "g4", "g3", "g2", "2"]
     assert lines[-1] == "  2 more groups healing"
 
@@ -67,10 +68,10 @@ RUN = run_of("active", "active", "active", "spare")
 
 def test_runs_stand_below_the_quorums(fake, run):
     fake.answers = [status(job(member("a"), name="other"), runs=(RUN,))]
-    assert run(command).output.splitlines()[1:] == [
+    assert run(command).output.splitlines()[:-1] == [
+        "other: step 7: all train",
         "JOB    QUORUM    AGE  PARTICIPANTS  MEMBERS  STEP  PHASE     VERDICT",
         "other      42  3m13s             1        1     7  standing  formed",
-        "  all train",
         "",
         "RUN  GENERATION  ACTIVE  SPARES  RESTARTS  STEP  VERDICT",
         "r             3       3       1         2     7  stands",
@@ -80,10 +81,10 @@ def test_runs_stand_below_the_quorums(fake, run):
 def test_a_job_that_is_only_a_run_shows_no_quorum(fake, run):
     alone = dataclasses.replace(job(quorum_id=0), stall="r/1 behind in step 6, r/0, r/2 in step 7", stall_s=63)
     fake.answers = [status(alone, runs=(RUN,))]
-    assert run(command).output.splitlines()[1:] == [
+    assert run(command).output.splitlines()[:-1] == [
+        "default: nothing moves for 1m03s: r/1 behind in step 6, r/0, r/2 in step 7",
         "RUN  GENERATION  ACTIVE  SPARES  RESTARTS  STEP  VERDICT",
-        "r             3       3       1         2     7  stands",
-        "  nothing moves for 1m03s: r/1 behind in step 6, r/0, r/2 in step 7",
+        "r             3       3       1         2     7  stalled",
     ]
 
 
@@ -93,7 +94,7 @@ def test_a_job_without_a_quorum_has_no_id_and_no_age(fake, run):
 
 
 def test_says_that_nobody_has_joined(fake, run):
-    assert run(command).output.splitlines()[1] == "no jobs: no replica group has joined, and no rank of a run"
+    assert run(command).output.splitlines()[0] == "no jobs: no replica group has joined, and no rank of a run"
 
 
 def test_an_unknown_job_is_an_error(fake, run):
@@ -155,12 +156,32 @@ def test_a_bad_value_names_the_option_and_shows_an_example(run, option, values, 
 
 
 @pytest.mark.parametrize("width", [40, 200])
-def test_who_is_behind_stands_below_the_quorum(fake, run, width):
+def test_in_a_stall_the_first_line_says_so_and_nothing_says_the_contrary(fake, run, width):
     verdict = "b/1 behind in validation 3/25, a/0-1, b/0 waiting in all_reduce"
     fake.answers = [status(dataclasses.replace(job(member("a")), stall=verdict, stall_s=63.0))]
     lines = run(command, env={"COLUMNS": str(width)}).output.splitlines()
-    assert max(map(len, lines[1:])) <= width
-    assert f"nothing moves for 1m03s: {verdict}" in " ".join(line.strip() for line in lines)
+    assert max(map(len, lines[:-1])) <= width
+    assert " ".join(line.strip() for line in lines).startswith(f"default: nothing moves for 1m03s: {verdict}")
+    assert [word for line in lines for word in line.split() if word in ("formed", "stalled")] == ["stalled"]
+
+
+def test_a_job_without_a_living_group_does_not_pass_for_one_that_trains(fake, run):
+    gone = job(member("a", MemberState.EXPIRED), explanation="1 group took part; none is alive")
+    fake.answers = [status(gone)]
+    first, _, row, _ = run(command).output.splitlines()
+    assert first == "default: step 7: 1 group took part; none is alive"
+    assert row.split()[-1] == "all_lost"
+
+
+def test_groups_that_import_torch_are_starting(fake, run):
+    def supervisor(name, running):
+        return SupervisorStatus(name, "vm", (0, 1), True, SupervisorHeartbeat(0.2, 1, 4, running))
+
+    starting = dataclasses.replace(run_of(), job="j", supervisors=(supervisor("a", 2), supervisor("b", 1)))
+    fake.answers = [status(runs=(starting,))]
+    assert run(command).output.splitlines()[0] == (
+        "j: starting: 2 supervisors, 3 of 4 ranks running, 2 restarts; none has joined yet"
+    )
 
 
 def test_says_which_run_is_stopped_and_by_what(fake, run):
@@ -168,7 +189,7 @@ def test_says_which_run_is_stopped_and_by_what(fake, run):
     stop = RunStopped("no\x1b money", "ada", 1)
     stopped = RunStatus("default", "r1", "stopped", RunCounters(), RunTerms(3), (), False, stop, (), (), ())
     fake.runs = [stopped, dataclasses.replace(stopped, run="r2", stop=None)]
-    *_, last = run(command).output.splitlines()
+    *_, last, _ = run(command).output.splitlines()
     assert last == "run r1 of job default is stopped: no? money (by ada); `lighthouse resume --run r1` lifts it"
 
 

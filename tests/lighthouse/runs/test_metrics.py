@@ -7,7 +7,7 @@ from lighthouse.runs.metrics import RunCollector
 from lighthouse.runs.rules.supervisors import Supervisors
 from lighthouse_protocol.messages.run import RunCounters, RunStopped, RunTerms
 from lighthouse_protocol.messages.run_status import RunStatus
-from lighthouse_protocol.messages.supervisor import SupervisorHello
+from lighthouse_protocol.messages.supervisor import SupervisorHeartbeat, SupervisorHello
 from tests.lighthouse.quorum.test_metrics import samples
 
 
@@ -24,7 +24,7 @@ def test_the_budget_that_is_used_up_the_most():
     stage = Supervisors()
     for number, (name, used) in enumerate({"a": 0.25, "b": 0.75}.items()):
         stage.enter(SupervisorHello(name, f"{name}1"), number)
-        stage.hear(number, used)
+        stage.hear(number, SupervisorHeartbeat(used))
     assert stage.budget_used == 0.75
     stage.end(1)
     assert stage.budget_used == 0.25
