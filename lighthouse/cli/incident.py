@@ -60,5 +60,6 @@ def _story(summary: IncidentSummary) -> list[tuple[float, str]]:
         (summary.quorum_s, f"{formed} {summary.quorum_id} formed"),
         (summary.over_s, "progress resumed"),
         (summary.step_s, "first step committed"),
+        (summary.back_s, f"back in the quorum: {', '.join(summary.suspects)}"),
     ]
     return sorted(((at, what) for at, what in happened if at is not None), key=lambda line: line[0])

@@ -18,7 +18,8 @@ from lighthouse_runtime.cli.durations import format_duration
 def incidents(given: ClientOptions, kind: str | None) -> None:
     """List the newest incidents, the newest first.
 
-    NOTICED and RECOVERED are times since the fault; RECOVERED is that of the first committed step.
+    Times count from the fault: NOTICED by the lighthouse, RECOVERED when the others committed their next step, BACK
+    when the lost groups were in the quorum again.
     """
     with given.connect() as client:
         found = [each for each in client.incidents(given.job, timeout_s=given.timeout) if kind in (None, each.kind)]
@@ -48,8 +49,9 @@ _COLUMNS: Sequence[Column[IncidentSummary]] = (
     Column("ID", lambda i: i.id),
     Column("JOB", lambda i: i.job, keep=4, comfort=12, tells_apart=True),
     Column("NOTICED AT", lambda i: clock(i.opened_unix_s), keep=0),
-    Column("KIND", lambda i: i.kind.value, lambda i: "yellow" if i.kind is IncidentKind.STALL else "red", keep=3),
-    Column("NOTICED", lambda i: _after(i.noticed_s), is_number=True, keep=1),
-    Column("RECOVERED", lambda i: _after(i.step_s), _style, is_number=True, keep=2),
-    Column("WHAT", lambda i: i.text, comfort=12),
+    Column("KIND", lambda i: i.kind.value, lambda i: "yellow" if i.kind is IncidentKind.STALL else "red", keep=1),
+    Column("NOTICED", lambda i: _after(i.noticed_s), is_number=True, keep=0),
+    Column("RECOVERED", lambda i: _after(i.step_s), _style, is_number=True, keep=3),
+    Column("BACK", lambda i: _after(i.back_s), is_number=True, keep=2),
+    Column("WHAT", lambda i: i.text, comfort=36),
 )

@@ -6,6 +6,7 @@ const OFFSETS = [
   ['noticed', incident => incident.noticed_s], ['evidence', incident => incident.evidence_s],
   ['acted', incident => incident.acted_s], ['quorum', incident => incident.quorum_s],
   ['first step', incident => incident.step_s], ['over', incident => incident.over_s],
+  ['back', incident => incident.back_s ?? null],
 ];
 
 function named(entry) {
@@ -100,10 +101,9 @@ function showIncident(line, incident) {
 
 // -- runs
 
-// Supervisors of groups that train by quorums open a run, which has neither generations nor ranks of its own.
 function showRuns(known) {
   const list = find('runs').querySelector('ul');
-  const runs = known.filter(run => run.counters.number >= 0 || run.ranks.length || run.counters.job_restarts || run.stop || run.excluded.length);
+  const runs = known.filter(run => run.counters.number >= 0 || run.ranks.length || run.counters.job_restarts || run.stop || run.excluded.length || run.supervisors.length);
   setHidden(find('runs'), !runs.length);
   trim(list, runs.length);
   runs.forEach((run, place) => {
@@ -117,10 +117,19 @@ function showRuns(known) {
   });
 }
 
+// Groups that train by quorums have supervisors, and neither generations nor ranks of the run.
 function describeRun(run) {
+  if (run.supervisors.length && run.counters.number < 0 && !run.ranks.length && !run.stop) {
+    return `${run.job}/${run.run}: ${run.supervisors.map(describeSupervisor).join('; ')}`;
+  }
   const at = run.counters.number < 0 ? 'no generation yet' : `generation ${run.counters.number}`;
   const spares = plural(count(run.ranks, rank => rank.state === 'spare'), 'spare');
   const stop = run.stop ? `, stopped: ${run.stop.reason}` : '';
   return `${run.job}/${run.run}: ${at}, ${plural(run.slots.length, 'rank')}, ${spares}, `
     + `${plural(run.counters.job_restarts, 'restart')}, ${run.verdict}${stop}`;
+}
+
+function describeSupervisor({name, slots, is_connected, last}) {
+  if (!is_connected) return `${name} is gone`;
+  return `${name}: ${last.running} of ${plural(slots.length, 'rank')} running, ${plural(last.restarts, 'restart')}, ${last.restarts_left} left`;
 }

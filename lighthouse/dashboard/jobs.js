@@ -95,13 +95,14 @@ function showJob(card, job, runs, now_s, pace) {
   joinRanks(card, job, runs);
   const isRun = card.groups.length > 0 && !job.members.length;
   card.maxStep = card.groups.reduce((most, m) => m.is_participant || isRun ? Math.max(most, m.step) : most, 0);
-  const verdict = isRun ? card.groups[0].state : job.verdict;
+  const isLost = job.members.length > 0 && job.members.every(member => member.state === 'expired');
+  const verdict = job.stall ? 'stalled' : isRun ? card.groups[0].state : isLost ? 'all_lost' : job.verdict;
   const {section} = card;
   setText(section.querySelector('h2'), job.job);
-  setPill(section.querySelector('.verdict'), `verdict pill ${VERDICT_TONES[verdict] || STATE_TONES[verdict] || 'idle'}`, verdict.replaceAll('_', ' '));
+  setPill(section.querySelector('.verdict'), `verdict pill ${VERDICT_TONES[verdict] || STATE_TONES[verdict] || (job.stall || isLost ? 'bad' : 'idle')}`, verdict.replaceAll('_', ' '));
   const phase = section.querySelector('.name .phase');
   setPill(phase, `phase pill ${PHASE_TONES[job.phase] || 'idle'}`, job.phase, PHASE_HINTS[job.phase] || '');
-  setHidden(phase, !job.phase || job.phase === 'none');
+  setHidden(phase, !job.phase || job.phase === 'none' || Boolean(job.stall) || isLost);
   section.classList.toggle('has-runs', job.ranks.some(rank => rank.generation !== null || rank.state === 'spare'));
   showLead(card, job, pace, isRun);
   showActs(card);

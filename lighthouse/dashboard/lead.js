@@ -47,7 +47,7 @@ function showLead(card, job, pace, isRun) {
   const {section} = card, stall = section.querySelector('.stall'), lead = section.querySelector('.lead');
   setText(stall, job.stall && `Nothing moves for ${duration(job.stall_s)}: ${job.stall}`);
   setHidden(stall, !job.stall);
-  const [training, alive] = sizes(card, pace, isRun), goesOn = training > 0 && VERDICT_TONES[job.verdict] !== 'bad';
+  const [training, alive] = sizes(card, pace, isRun), goesOn = training > 0 && alive > 0 && VERDICT_TONES[job.verdict] !== 'bad';
   const stopped = card.runs.find(run => run.stop), why = stopped ? `run ${stopped.run} is stopped: ${stopped.stop.reason}` : isRun ? STATE_HINTS[card.groups[0].state] : job.explanation;
   const awaited = goesOn ? holdingUp(job) : [];
   setText(lead, !goesOn ? `Not training: ${why}.` : awaited.length ? `Waiting for ${listed(awaited)} to heal, at step ${card.maxStep}.`

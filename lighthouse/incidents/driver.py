@@ -3,6 +3,7 @@
 import functools
 import itertools
 import logging
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -10,11 +11,12 @@ from typing import Protocol
 from lighthouse.incidents.registry import IncidentRegistry
 from lighthouse.incidents.rules import machine as incidents
 from lighthouse.incidents.rules.evidence_round import WITHIN_S, Asked, EvidenceRound, EvidenceTarget
-from lighthouse.incidents.rules.machine import IncidentMachine
+from lighthouse.incidents.rules.machine import EXIT_KEPT_S, IncidentMachine
 from lighthouse.incidents.rules.policy import Decision
 from lighthouse.members.rules.events import MemberLost
 from lighthouse.members.rules.roster import Member, Roster
 from lighthouse_protocol.limits import cut_reason
+from lighthouse_protocol.messages.evidence import RankEvidence
 from lighthouse_protocol.messages.incident import Gathered, Incident
 from lighthouse_protocol.messages.membership import Participant, Quorum
 from lighthouse_protocol.messages.session import (
@@ -138,9 +140,26 @@ class IncidentDriver:
         self._perform(self._incidents.lost(loss, self._clock(), self._wall(), is_asked=self._is_asked()))
 
     def formed(self, quorum: Quorum, *, is_new: bool) -> None:
-        if self._incidents.is_followed:
-            step = max(member.asks_for for member in quorum.participants)
-            self._perform(self._incidents.formed(quorum.quorum_id, step, self._clock(), is_new=is_new))
+        if self._incidents.awaits_quorum:
+            step, names = (
+                max(member.asks_for for member in quorum.participants),
+                {m.replica_id for m in quorum.participants},
+            )
+            self._perform(self._incidents.formed(quorum.quorum_id, step, self._clock(), is_new=is_new, members=names))
+
+    def exited(self, replica_id: str, reason: str, evidence: RankEvidence) -> bool:
+        """A supervisor reports the end of a process. Whether that belongs, or may belong, to a loss of its group."""
+        now, is_member = self._clock(), any(m.replica_id == replica_id for m in self._roster.participants())
+        effects = self._incidents.exited(replica_id, reason, evidence, now, self._wall(), is_member=is_member)
+        if effects is None:
+            return False
+        self._perform(effects)
+        self._timers.call_later(EXIT_KEPT_S, self._expire)
+        return True
+
+    def _expire(self) -> None:
+        if not self._is_closed:
+            self._perform(self._incidents.expire(self._clock()))
 
     def said(self, verdict: StallVerdict | None) -> None:
         """A verdict that is new; None: something moves again. That all wait for a quorum is no incident: it is the
@@ -332,6 +351,7 @@ class IncidentDriver:
     def close(self, reason: str) -> None:
         """What stands still is the next lighthouse's to kill."""
         self._is_closed = True
+        self._perform(self._incidents.expire(math.inf))
         for number in list(self._rounds):
             log.info("evidence round %d ends: %s", number, reason, extra=event("evidence_ended", job=self._job))
             self._finish(number)

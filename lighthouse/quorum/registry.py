@@ -19,6 +19,7 @@ from lighthouse.quorum.store import JobStore, NoJobStore
 from lighthouse.runs.driver import RunDriver
 from lighthouse_protocol.identity import check_name
 from lighthouse_protocol.limits import SECRET_BYTES
+from lighthouse_protocol.messages.evidence import RankEvidence
 from lighthouse_protocol.refusals import LighthouseError, LimitReached, UnknownName, Unreachable
 from lighthouse_protocol.rules.stall import FLOOR_S
 from lighthouse_runtime.log_event import event
@@ -129,6 +130,11 @@ class JobRegistry:
         """Of that group in the quorum of that job, by the digest of its secret."""
         driver = self._add(job) if job in self._records and not self._closed else self._drivers.get(job)
         return Membership.OPEN if driver is None else driver.machine.presence.membership(replica_id, digest)
+
+    def exited(self, job: str, replica_id: str, reason: str, evidence: RankEvidence) -> bool:
+        """As IncidentDriver.exited, of that job."""
+        driver = self._drivers.get(job)
+        return driver is not None and driver.incidents.exited(replica_id, reason, evidence)
 
     def peek(self, job: str) -> JobDriver | None:
         """None: no job of that name is here."""

@@ -21,7 +21,7 @@ from lighthouse.runs.store import RunStore
 from lighthouse.runs.streams import RankStreams, Stream, Streams
 from lighthouse_protocol.identity import group_of_supervisor
 from lighthouse_protocol.messages import run, supervisor
-from lighthouse_protocol.messages.evidence import SelfReport
+from lighthouse_protocol.messages.evidence import RankEvidence, SelfReport
 from lighthouse_protocol.messages.incident import Incident
 from lighthouse_protocol.messages.run_status import RunStatus
 from lighthouse_protocol.messages.session import EvidenceRequest
@@ -40,7 +40,8 @@ KEY_WRITES_AT_ONCE = 1000
 class RunDriver:
     """`check_lateness` says by how much the loop itself was late; `report` gets each incident that changes;
     `guarded` is around each write; `moved` is called when a rank has said more than its hello; `members` says whether a
-    replica group is in the job's quorum, by the digest of its secret."""
+    replica group is in the job's quorum, by the digest of its secret; `exited` takes the end of a process of a replica
+    group if that belongs to a loss."""
 
     def __init__(
         self,
@@ -53,6 +54,7 @@ class RunDriver:
         guarded: Callable[[], AbstractContextManager[None]] = nullcontext,
         moved: Callable[[], None] = lambda: None,
         members: Callable[[str, str], Membership] = lambda replica_id, digest: Membership.OPEN,
+        exited: Callable[[str, str, RankEvidence], bool] = lambda replica_id, reason, evidence: False,
     ) -> None:
         self.name = name
         self.machine = machine
@@ -62,6 +64,7 @@ class RunDriver:
         self._guarded = guarded
         self._moved = moved
         self._members = members
+        self._exited = exited
         self._clock = timers.time
         self._timer = DeadlineTimer(self._tick, timers)
         self._note_timer = DeadlineTimer(self._write_due_notes, timers)
@@ -124,7 +127,8 @@ class RunDriver:
             case supervisor.SupervisorHeartbeat():
                 self.machine.supervisors.hear(session, message)
             case supervisor.ProcessLost(rank, reason, output):
-                self._feed(events.RankLost(rank, reason, output, entry.name))
+                if self.machine.generations.ranks.knows(rank) or not self._explains_loss(entry, message):
+                    self._feed(events.RankLost(rank, reason, output, entry.name))
             case supervisor.StopAsked() | supervisor.HostExcluded():
                 self._feed(events.SupervisorAsked(session, message, self._membership(entry)))
             case supervisor.SupervisorHello():
@@ -134,6 +138,16 @@ class RunDriver:
         """Whether what that supervisor asks for counts for the others (rules/supervisors.py, rule 4)."""
         entry = self._supervisors.who(session)
         return entry is not None and self.machine.has_say(session, self._membership(entry))
+
+    def _explains_loss(self, entry: supervisor.SupervisorHello, lost: supervisor.ProcessLost) -> bool:
+        """Whether the process was one of a replica group that is, or was, in the quorum."""
+        group, slot = group_of_supervisor(entry.name), lost.rank.slot
+        slots = self.machine.supervisors.slots_of(group)
+        group_rank = slots.index(slot) if slot in slots else slot
+        evidence = RankEvidence(
+            group_rank, lost.rank.incarnation, host=entry.host, process=f"ended: {lost.reason}", output=lost.output
+        )
+        return self._exited(group, lost.reason, evidence)
 
     def _membership(self, entry: supervisor.SupervisorHello) -> Membership:
         return self._members(group_of_supervisor(entry.name), digest_of(entry.secret))

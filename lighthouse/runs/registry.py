@@ -14,6 +14,7 @@ from lighthouse.runs.rules.record import RunName, RunRecord, SavedRun
 from lighthouse.runs.rules.status import saved_run_status
 from lighthouse.runs.store import RunStore
 from lighthouse_protocol.identity import check_name
+from lighthouse_protocol.messages.evidence import RankEvidence
 from lighthouse_protocol.messages.incident import Incident
 from lighthouse_protocol.messages.run_status import RunStatus
 from lighthouse_protocol.refusals import LimitReached, UnknownName, Unreachable
@@ -33,7 +34,7 @@ class RunRegistry:
 
     `make_id` makes an id for each incident, `report` gets each one that changes; `moved` is called with the job of a
     rank that has said more than its hello; `limits` say when ranks stall; `membership` says of a job's replica group,
-    and the digest of its secret, whether it is in the quorum.
+    and the digest of its secret, whether it is in the quorum; `exited`: as RunDriver's, of a job.
     """
 
     def __init__(
@@ -47,6 +48,7 @@ class RunRegistry:
         moved: Callable[[str], None] = lambda job: None,
         limits: Limits | None = None,
         membership: Callable[[str, str, str], Membership] = lambda job, replica_id, digest: Membership.OPEN,
+        exited: Callable[[str, str, str, RankEvidence], bool] = lambda job, replica_id, reason, evidence: False,
     ) -> None:
         self._store = store
         self._guarded = guarded
@@ -56,6 +58,7 @@ class RunRegistry:
         self._moved = moved
         self._limits = limits or Limits()
         self._membership = membership
+        self._exited = exited
         self._lateness = lateness
         self._lateness.listen(self._was_late)
         self._drivers: dict[RunName, RunDriver] = {}
@@ -183,6 +186,7 @@ class RunRegistry:
             self._guarded,
             lambda: self._moved(name[0]),
             lambda replica_id, digest: self._membership(name[0], replica_id, digest),
+            lambda replica_id, reason, evidence: self._exited(name[0], replica_id, reason, evidence),
         )
 
     def _names(self) -> list[RunName]:

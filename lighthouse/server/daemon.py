@@ -97,6 +97,7 @@ class LighthouseDaemon:
             lambda job: self._jobs.get(job).run_moved(),
             Limits(config.stall_timeout_s),
             self._jobs.membership,
+            self._jobs.exited,
         )
         peers, self._doors = Peers(PeerLimits.of_managers(config.max_open_per_peer)), Doors(config)
         doors = self._doors

@@ -29,7 +29,7 @@ class IncidentSummary:
     was noticed.
 
     `quorum_s` and `quorum_id`: the next quorum that formed, or the next generation of a run; `step_s`: the first step
-    that was committed after the fault; `over_s`: something moved again.
+    that was committed after the fault; `over_s`: something moved again; `back_s`: every lost group was in a quorum again.
     """
 
     id: str
@@ -46,6 +46,7 @@ class IncidentSummary:
     quorum_id: int = 0
     step_s: Offset | None = None
     over_s: Offset | None = None
+    back_s: Offset | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,19 +10,30 @@
    that incident.
 4. A group that joins and says that it holds no state any more (a commit was not applied, or its state differs from that
    of its peers) is an incident, once for each such state: it says so in every join until it has healed.
-5. An incident is followed until a step is committed after it, which is read from what is told anyway: the steps that
-   managers have let their ranks into, and those that groups join with.
+5. A supervisor says why a process of a member has ended. That explains the loss of the member, before or after it, and
+   is part of its incident. If no loss comes within EXIT_KEPT_S, it is an incident by itself.
+6. An incident is followed until a step is committed after it, which is read from what is told anyway: the steps that
+   managers have let their ranks into, and those that groups join with. A loss is also followed until all lost groups
+   have been in a quorum again.
 
 No I/O; time is an argument.
 """
 
 import itertools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
 
 from lighthouse.incidents.rules.policy import Decision, OnStall, decide
 from lighthouse.members.rules.events import MemberLost
-from lighthouse_protocol.messages.incident import Gathered, Incident, IncidentKind, IncidentSummary, suspects_first
+from lighthouse_protocol.messages.evidence import RankEvidence
+from lighthouse_protocol.messages.incident import (
+    Gathered,
+    Incident,
+    IncidentKind,
+    IncidentSummary,
+    MemberEvidence,
+    suspects_first,
+)
 from lighthouse_protocol.messages.membership import Distrust, Participant
 from lighthouse_protocol.rules.stall import StallVerdict
 
@@ -32,6 +43,9 @@ UNCONFIRMED_S = 60.0
 MAX_TOLD = 16  # losses by their reasons
 MAX_DISTRUSTED = 256  # groups of which the last report is remembered
 MAX_SUSPECTS = 64  # by their names
+EXIT_KEPT_S = 10.0  # how much earlier than the loss that it explains the end of a process may be reported
+MAX_EXITS = 256
+MAX_EVIDENCE = 8  # processes of one loss
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +96,8 @@ class _Case:
     is_looking: bool = False
     is_final: bool = False
     killed: frozenset[str] = frozenset()
+    losses: "_Lost | None" = None
+    away: set[str] = field(default_factory=set[str])
 
     def note(self, **changes: object) -> Incident:
         summary = replace(self.incident.summary, **changes)  # pyright: ignore[reportArgumentType]
@@ -96,7 +112,7 @@ class _Case:
     def is_over(self) -> bool:
         summary = self.incident.summary
         is_still = summary.kind is IncidentKind.STALL and summary.over_s is None
-        return summary.step_s is not None and not is_still and not self.is_looking
+        return summary.step_s is not None and not is_still and not self.is_looking and not self.away
 
 
 @dataclass(slots=True)
@@ -107,9 +123,18 @@ class _Lost:
     noticed_at: float
     noticed_unix_s: float
     by_name: dict[str, MemberLost] = field(init=False)
+    _explained: set[str] = field(default_factory=set[str])
 
     def __post_init__(self) -> None:
         self.by_name = {self.first.replica_id: self.first}
+
+    def explain(self, replica_id: str, exit_: "_Exit") -> None:
+        """Add why a process of that group has ended; the first one counts, since the others end because of it."""
+        loss, rank = self.by_name[replica_id], f"rank {exit_.evidence.group_rank}"
+        if replica_id not in self._explained:
+            self._explained.add(replica_id)
+            cause = exit_.reason if rank in loss.reason else f"{rank}: {exit_.reason}"
+            self.by_name[replica_id] = replace(loss, reason=f"{loss.reason}: {cause}")
 
     @property
     def text(self) -> str:
@@ -120,6 +145,16 @@ class _Lost:
     @property
     def suspects(self) -> tuple[str, ...]:
         return tuple(itertools.islice(self.by_name, MAX_SUSPECTS))
+
+
+@dataclass(frozen=True, slots=True)
+class _Exit:
+    """A process of a member that has ended, and whose loss has not been noticed yet."""
+
+    reason: str
+    evidence: RankEvidence
+    at: float
+    unix_s: float
 
 
 class IncidentMachine:
@@ -134,11 +169,17 @@ class IncidentMachine:
         self._lost: _Lost | None = None
         self._loss: _Case | None = None  # that of the losses
         self._distrusted: dict[str, Distrust] = {}  # by replica_id, what was said last
+        self._exits: dict[str, list[_Exit]] = {}  # by replica_id
 
     @property
     def is_followed(self) -> bool:
-        """Something of what is told may matter."""
-        return bool(self._cases) or self._lost is not None
+        """Whether the next committed step matters."""
+        return self._lost is not None or any(case.incident.summary.step_s is None for case in self._cases.values())
+
+    @property
+    def awaits_quorum(self) -> bool:
+        """Whether the next quorum matters."""
+        return self._lost is not None or bool(self._cases)
 
     # -- a stall
 
@@ -201,8 +242,17 @@ class IncidentMachine:
             return []
         else:
             before.by_name[loss.replica_id] = loss
-        if self._loss is not None and self._lost is not None:
-            return [Changed(self._loss.note(text=self._lost.text, suspects=self._lost.suspects))]
+        lost = self._lost
+        assert lost is not None
+        exits = self._exits.pop(loss.replica_id, [])
+        for each in exits:
+            lost.explain(loss.replica_id, each)
+        if self._loss is not None:
+            self._loss.away.add(loss.replica_id)
+            self._attach(self._loss, loss.replica_id, exits)
+            return [Changed(self._loss.note(text=lost.text, suspects=lost.suspects))]
+        if exits:
+            self._exits[loss.replica_id] = exits  # their evidence belongs to the incident, if there will be one
         return self.asked(now) if is_asked else []
 
     def killed(self, replica_id: str, quorum_id: int, why: str, now: float, unix_s: float) -> list[Effect]:
@@ -220,8 +270,59 @@ class IncidentMachine:
         seen_at = lost.first.last_seen_at
         fault_at = lost.noticed_at if seen_at is None else min(seen_at, lost.noticed_at)
         noticed_s = lost.noticed_at - fault_at
-        self._loss = self._begin(IncidentKind.LOSS, lost.text, lost.suspects, fault_at, noticed_s, lost.noticed_unix_s)
-        return [Opened(self._loss.incident)]
+        case = self._begin(IncidentKind.LOSS, lost.text, lost.suspects, fault_at, noticed_s, lost.noticed_unix_s)
+        case.losses, case.away, self._loss = lost, set(lost.by_name), case
+        for name in lost.by_name:
+            self._attach(case, name, self._exits.pop(name, []))
+        return [Opened(case.incident)]
+
+    # -- processes that have ended
+
+    def exited(
+        self, replica_id: str, reason: str, evidence: RankEvidence, now: float, unix_s: float, *, is_member: bool
+    ) -> list[Effect] | None:
+        """A supervisor reports that a process of a replica group has ended. `is_member`: of the present quorum.
+
+        Returns:
+            None if that is not for this machine: the group is no member, and no loss of it is followed.
+        """
+        exit_ = _Exit(reason, evidence, now, unix_s)
+        for case in reversed(self._cases.values()):
+            if case.losses is not None and replica_id in case.away:
+                case.losses.explain(replica_id, exit_)
+                self._attach(case, replica_id, [exit_])
+                return [Changed(case.note(text=case.losses.text))]
+        is_lost = self._lost is not None and replica_id in self._lost.by_name
+        if is_lost and self._lost is not None:
+            self._lost.explain(replica_id, exit_)
+        if not (is_member or is_lost) or len(self._exits) >= MAX_EXITS:
+            return None
+        self._exits.setdefault(replica_id, []).append(exit_)
+        return []
+
+    def expire(self, now: float) -> list[Effect]:
+        """File the exits that no loss has come for."""
+        old = {name: exits for name, exits in self._exits.items() if now >= exits[0].at + EXIT_KEPT_S}
+        effects: list[Effect] = []
+        for name, exits in old.items():
+            del self._exits[name]
+            first = exits[0]
+            summary = IncidentSummary(
+                self._make_id(first.unix_s),
+                self._job,
+                IncidentKind.EXIT,
+                f"{name}: rank {first.evidence.group_rank}: {first.reason}",
+                (name,),
+                first.unix_s,
+                0.0,
+                over_s=0.0,
+            )
+            effects.append(Opened(Incident(summary, tuple(MemberEvidence(name, each.evidence) for each in exits))))
+        return effects
+
+    def _attach(self, case: _Case, replica_id: str, exits: list[_Exit]) -> None:
+        evidence = (*case.incident.evidence, *(MemberEvidence(replica_id, each.evidence) for each in exits))
+        case.incident = replace(case.incident, evidence=evidence[:MAX_EVIDENCE])
 
     # -- a state that is none
 
@@ -245,8 +346,10 @@ class IncidentMachine:
 
     # -- training goes on
 
-    def formed(self, quorum_id: int, step: int, now: float, *, is_new: bool) -> list[Effect]:
-        """A quorum was formed for `step`."""
+    def formed(
+        self, quorum_id: int, step: int, now: float, *, is_new: bool, members: Collection[str] = ()
+    ) -> list[Effect]:
+        """A quorum was formed for `step`, of `members`."""
         effects = self.asked(now)
         self._lost = self._loss = None
         effects += self.reached(step, quorum_id, now)
@@ -255,7 +358,16 @@ class IncidentMachine:
                 effects.append(Changed(case.note(quorum_s=now - case.fault_at, quorum_id=quorum_id)))
             if is_new or case.base is None:
                 case.base = step
+            effects += self._came_back(case, members, now)
+        for id in [id for id, case in self._cases.items() if case.is_over]:
+            del self._cases[id]
         return effects
+
+    def _came_back(self, case: _Case, members: Collection[str], now: float) -> list[Effect]:
+        if not case.away or not case.away.intersection(members):
+            return []
+        case.away.difference_update(members)
+        return [] if case.away else [Changed(case.note(back_s=now - case.fault_at))]
 
     def reached(self, step: int, quorum_id: int, now: float) -> list[Effect]:
         """A rank was let into `step` under that quorum, or joins with it: all steps before it are committed."""

@@ -63,7 +63,12 @@ def explain(machine: QuorumMachine, now: float) -> str:
     silent = machine.presence.silent(now)
     overdue = f"no heartbeat in time from {_shown(silent)}" if silent else ""
     grid = grid_of(machine.roster)
-    return "; ".join(filter(None, (_explain(machine, now), held, overdue, _starting(machine, grid), grid.explain())))
+    starting = _starting(machine, grid)
+    are_all_starting = machine.verdict() is Verdict.NO_JOINS and all(
+        member.is_starting for member in machine.roster if member.is_alive
+    )
+    why = "" if starting and are_all_starting else _explain(machine, now)
+    return "; ".join(filter(None, (why, held, overdue, starting, grid.explain())))
 
 
 def awaited(machine: QuorumMachine) -> str:

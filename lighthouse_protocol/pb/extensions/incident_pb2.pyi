@@ -33,6 +33,7 @@ class IncidentSummary(google.protobuf.message.Message):
     QUORUM_ID_FIELD_NUMBER: builtins.int
     STEP_S_FIELD_NUMBER: builtins.int
     OVER_S_FIELD_NUMBER: builtins.int
+    BACK_S_FIELD_NUMBER: builtins.int
     id: builtins.str
     """as a person types it"""
     job: builtins.str
@@ -56,6 +57,8 @@ class IncidentSummary(google.protobuf.message.Message):
     """the first step that was committed after it"""
     over_s: builtins.float
     """of a stall: something moves again"""
+    back_s: builtins.float
+    """of a loss: all lost groups have been in a quorum again"""
     @property
     def suspects(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
         """ranks that are behind (b/1), or replica groups that are lost or heal (b)"""
@@ -77,11 +80,14 @@ class IncidentSummary(google.protobuf.message.Message):
         quorum_id: builtins.int = ...,
         step_s: builtins.float | None = ...,
         over_s: builtins.float | None = ...,
+        back_s: builtins.float | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["_acted_s", b"_acted_s", "_evidence_s", b"_evidence_s", "_over_s", b"_over_s", "_quorum_s", b"_quorum_s", "_step_s", b"_step_s", "acted_s", b"acted_s", "evidence_s", b"evidence_s", "over_s", b"over_s", "quorum_s", b"quorum_s", "step_s", b"step_s"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["_acted_s", b"_acted_s", "_evidence_s", b"_evidence_s", "_over_s", b"_over_s", "_quorum_s", b"_quorum_s", "_step_s", b"_step_s", "acted_s", b"acted_s", "action", b"action", "evidence_s", b"evidence_s", "id", b"id", "job", b"job", "kind", b"kind", "noticed_s", b"noticed_s", "opened_unix_s", b"opened_unix_s", "over_s", b"over_s", "quorum_id", b"quorum_id", "quorum_s", b"quorum_s", "step_s", b"step_s", "suspects", b"suspects", "text", b"text"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["_acted_s", b"_acted_s", "_back_s", b"_back_s", "_evidence_s", b"_evidence_s", "_over_s", b"_over_s", "_quorum_s", b"_quorum_s", "_step_s", b"_step_s", "acted_s", b"acted_s", "back_s", b"back_s", "evidence_s", b"evidence_s", "over_s", b"over_s", "quorum_s", b"quorum_s", "step_s", b"step_s"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["_acted_s", b"_acted_s", "_back_s", b"_back_s", "_evidence_s", b"_evidence_s", "_over_s", b"_over_s", "_quorum_s", b"_quorum_s", "_step_s", b"_step_s", "acted_s", b"acted_s", "action", b"action", "back_s", b"back_s", "evidence_s", b"evidence_s", "id", b"id", "job", b"job", "kind", b"kind", "noticed_s", b"noticed_s", "opened_unix_s", b"opened_unix_s", "over_s", b"over_s", "quorum_id", b"quorum_id", "quorum_s", b"quorum_s", "step_s", b"step_s", "suspects", b"suspects", "text", b"text"]) -> None: ...
     @typing.overload
     def WhichOneof(self, oneof_group: typing.Literal["_acted_s", b"_acted_s"]) -> typing.Literal["acted_s"] | None: ...
+    @typing.overload
+    def WhichOneof(self, oneof_group: typing.Literal["_back_s", b"_back_s"]) -> typing.Literal["back_s"] | None: ...
     @typing.overload
     def WhichOneof(self, oneof_group: typing.Literal["_evidence_s", b"_evidence_s"]) -> typing.Literal["evidence_s"] | None: ...
     @typing.overload

@@ -42,10 +42,10 @@ def test_a_row_per_incident(fake, run):
     fake.incidents = [STALL, LOSS]
     at = clock(STALL.summary.opened_unix_s)
     assert run(incidents_command).output == (
-        "ID               NOTICED AT           KIND   NOTICED  RECOVERED  WHAT\n"
-        f"20251122-101501  {at}  stall    1m03s      1m08s"
+        "ID               NOTICED AT           KIND   NOTICED  RECOVERED  BACK  WHAT\n"
+        f"20251122-101501  {at}  stall    1m03s      1m08s     -"
         "  b/1 behind in validation 3/25, a/0, b/0 waiting in all_reduce\n"
-        f"20251122-111501  {at}  loss      5.0s          -  b: it is silent\n"
+        f"20251122-111501  {at}  loss      5.0s          -     -  b: it is silent\n"
     )
 
 

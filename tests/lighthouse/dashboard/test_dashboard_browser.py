@@ -16,7 +16,9 @@ from lighthouse.runs.rules.record import RunRecord
 from lighthouse.runs.rules.status import run_status
 from lighthouse_protocol.messages.incident import IncidentKind, IncidentSummary
 from lighthouse_protocol.messages.run import RunStopped
+from lighthouse_protocol.messages.run_status import SupervisorStatus
 from lighthouse_protocol.messages.status import JobStatus, MemberState, RankState, TimelineEntry, TimelineKind
+from lighthouse_protocol.messages.supervisor import SupervisorHeartbeat
 from lighthouse_protocol.refusals import Unreachable
 from lighthouse_protocol.rules.access import Role
 from lighthouse_runtime.security import access
@@ -137,7 +139,7 @@ async def test_shows_the_quorum_groups_ranks_incidents_and_what_happened(browser
     async with browser.page(lighthouse.url) as page:
         seen = await shown(page)
         assert "0.1.0 · up 1 h 06 m live" in seen
-        assert f"{MARKUP} waiting for stragglers standing Take stacks Nothing moves for" in seen
+        assert f"{MARKUP} stalled Take stacks Nothing moves for" in seen
         assert re.search(
             r"Lost: c 3\d s ago, which cost 1\.7 s\. Behind b/1; straggler b; expired c\. waiting <b>for</b>", seen
         )
@@ -520,6 +522,22 @@ async def test_shows_the_runs_in_a_line_each(browser: Chromium, lighthouse: Fake
         assert lighthouse.acted == [("POST /resume", Order("default", run="r<1>"))]
     told = "default/r<1>: no generation yet, 0 ranks, 0 spares, 0 restarts, stopped, stopped: <b>enough</b>"
     assert f"Runs {told}" in seen
+
+
+@pytest.mark.slow
+async def test_shows_the_restarts_of_supervised_groups_and_no_green_word_in_a_stall(
+    browser: Chromium, lighthouse: FakeLighthouse
+):
+    a = SupervisorStatus("a", "n0", (0, 1), True, SupervisorHeartbeat(0.25, 1, 3, 2))
+    b = SupervisorStatus("b", "n1", (0, 1), False)
+    run = dataclasses.replace(run_status(("default", "default"), RunMachine(), 0.0), supervisors=(a, b))
+    stalled = dataclasses.replace(job(member("a")), stall="a/1 behind in step 6", stall_s=63.0)
+    lighthouse.shown = status(stalled, runs=(run,))
+    async with browser.page(lighthouse.url) as page:
+        seen = await shown(page)
+        assert "default/default: a: 2 of 2 ranks running, 1 restart, 3 left; b is gone" in seen
+        pills = "[...document.querySelectorAll('.name .pill:not([hidden])')].map(pill => pill.textContent)"
+        assert await page.run(pills) == ["stalled"]
 
 
 def crowd(count: int, moved: int = 0) -> JobStatus:

@@ -80,6 +80,14 @@ class Stage:
     def formed(self, quorum_id: int = 8, step: int = 10, *, is_new: bool = True) -> list[machine.Effect]:
         return self.told(self.machine.formed(quorum_id, step, self.now, is_new=is_new))
 
+    def exited(self, name: str, reason: str = "SIGKILL", *, is_member: bool = True) -> list[machine.Effect] | None:
+        evidence = RankEvidence(1, process="ended: SIGKILL", output=("last line",))
+        effects = self.machine.exited(name, reason, evidence, self.now, UNIX_S, is_member=is_member)
+        return None if effects is None else self.told(effects)
+
+    def back(self, *names: str, quorum_id: int = 9) -> list[machine.Effect]:
+        return self.told(self.machine.formed(quorum_id, 12, self.now, is_new=True, members=names))
+
     def reached(self, step: int, quorum_id: int = 8) -> list[machine.Effect]:
         return self.told(self.machine.reached(step, quorum_id, self.now))
 
@@ -363,3 +371,54 @@ class TestNoState:
         for number in range(2 * MAX_DISTRUSTED):
             stage.machine.told(f"g{number}", self.TORN, stage.now, UNIX_S)
         assert len(stage.machine._distrusted) == MAX_DISTRUSTED
+
+
+class TestOneFaultIsOneIncident:
+    def test_the_end_of_a_process_before_its_loss_explains_it(self, stage: Stage):
+        assert stage.exited("b") == []
+        stage.lost("b", is_asked=True)
+        [opened] = stage.opened
+        assert (opened.kind, opened.text) == (IncidentKind.LOSS, "b: its connection has ended: rank 1: SIGKILL")
+
+    def test_and_so_does_one_after_it(self, stage: Stage):
+        stage.lost("b", is_asked=True)
+        stage.exited("b", is_member=False)
+        assert stage.last.text == "b: its connection has ended: rank 1: SIGKILL"
+        [effect] = [effect for effect in stage.all if isinstance(effect, Changed)]
+        [evidence] = effect.incident.evidence
+        assert (evidence.name, evidence.rank.output) == ("b/1", ("last line",))
+        assert len(stage.opened) == 1
+
+    def test_also_after_the_next_quorum_and_before_any_group_has_asked(self, stage: Stage):
+        stage.lost("b")
+        stage.exited("b", is_member=False)
+        stage.formed(8)
+        stage.exited("b", "SIGTERM", is_member=False)
+        [opened] = stage.opened
+        assert opened.text == "b: its connection has ended: rank 1: SIGKILL"
+        assert stage.last.text == opened.text, "the first end is the cause; the others follow from it"
+
+    def test_one_that_no_loss_follows_is_an_incident_by_itself(self, stage: Stage):
+        stage.exited("b")
+        assert stage.machine.expire(stage.now + machine.EXIT_KEPT_S - 0.1) == []
+        [effect] = stage.machine.expire(stage.now + machine.EXIT_KEPT_S)
+        assert isinstance(effect, Opened)
+        assert (effect.incident.summary.kind, effect.incident.summary.text) == (IncidentKind.EXIT, "b: rank 1: SIGKILL")
+        assert stage.machine.expire(stage.now + 1000) == []
+
+    def test_that_of_a_group_outside_the_quorum_belongs_elsewhere(self, stage: Stage):
+        assert stage.exited("x", is_member=False) is None
+
+    def test_it_is_followed_until_the_lost_group_is_back(self, stage: Stage):
+        stage.lost("b", "c", is_asked=True)
+        stage.formed(8, 10)
+        stage.now += 0.1
+        stage.reached(11)
+        assert not stage.machine.is_followed
+        stage.now += 5
+        assert stage.back("a", "b") == []
+        stage.now += 5
+        [changed] = stage.back("a", "b", "c", quorum_id=10)
+        assert isinstance(changed, Changed)
+        assert changed.incident.summary.back_s == pytest.approx(10.1)
+        assert not stage.machine.awaits_quorum
