@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import functools
 import http.client
 import io
 import itertools
@@ -13,6 +14,7 @@ import socket
 import ssl
 import sys
 import tarfile
+import tempfile
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -20,16 +22,23 @@ from pathlib import Path
 from typing import Any
 
 import click
+from rich.text import Text
 
+from lighthouse.cli.doctor.gather import gather
+from lighthouse.cli.doctor.rules.checkup import Level, check
+from lighthouse.cli.doctor.verb import finding_line
+from lighthouse.cli.incidents import incident_lines
 from lighthouse.cli.options import EVERY_JOB, ClientOptions, client_options
+from lighthouse.cli.runs import run_lines
+from lighthouse.cli.view.tables import status_lines
 from lighthouse.journal.journal import default_path
 from lighthouse.journal.summary import journal_summary
 from lighthouse_protocol import VERSION
 from lighthouse_protocol.coordinator import Coordinator
 from lighthouse_protocol.identity import Address, parse_address
 from lighthouse_protocol.limits import LIGHTHOUSE_HTTP_PORT, TOKEN_SCHEME
-from lighthouse_protocol.messages.incident import to_document
-from lighthouse_protocol.refusals import DeadlinePassed, InvalidRequest, NotServed
+from lighthouse_protocol.messages.incident import IncidentSummary, to_document
+from lighthouse_protocol.refusals import DeadlinePassed, InvalidRequest, LighthouseError, NotServed
 from lighthouse_protocol.rules.access import Role
 from lighthouse_runtime.process.children import command_lines
 from lighthouse_runtime.process.logs import REMOVED, without_credentials
@@ -70,7 +79,7 @@ def debug() -> None:
     "--http",
     "http_side",
     metavar="HOST:PORT",
-    help=f"The lighthouse's HTTP side.  [default: its host, port {LIGHTHOUSE_HTTP_PORT}]",
+    help=f"The lighthouse's HTTP side.  [default: its host, and the port that it reports, else {LIGHTHOUSE_HTTP_PORT}]",
 )
 @click.option(
     "--journal",
@@ -80,20 +89,22 @@ def debug() -> None:
 )
 @client_options(job_help=EVERY_JOB, timeout="10s")
 def bundle(given: ClientOptions, out: Path | None, http_side: str | None, journal: Path | None) -> None:
-    """Write status, incidents, metrics, journal and versions to one file.
+    """Write a summary, status, incidents, log, metrics, journal, checks and versions to one file.
 
     What does not answer within --timeout, or refuses, is a text file that says why. The file holds the output and
     stacks of ranks, and no token, key or password.
     """
     path = out or Path(time.strftime("lighthouse-debug-%Y%m%dT%H%M%SZ.tar.gz", time.gmtime()))
-    target = _http_address(given.address, http_side)
+    target = functools.cache(lambda: _http_address(given, http_side))
     parts = [
-        Part("about.json", lambda: _json(_about(given.address, target))),
+        Part("summary.txt", lambda: _summary(given)),
+        Part("about.json", lambda: _json(_about(given.address))),
         Part("config.json", lambda: _json(_config())),
+        Part("doctor.txt", lambda: _text(_doctor(given))),
         Part("status.json", lambda: _json(given.status(ranks=True))),
         Part("runs.json", lambda: _json(_runs(given))),
         Part("incidents.json", lambda: _json(_incidents(given))),
-        *(Part(f"http/{name}", lambda name=name: _get(given, target, name)) for name in _PAGES),
+        *(Part(f"http/{name}", lambda name=name: _get(given, target(), name)) for name in _PAGES),
         Part("journal.json", lambda: _json(journal_summary(journal or _journal_of(given.address)))),
     ]
     failed = write_bundle(path, parts, given.timeout + _SLACK_S)
@@ -101,7 +112,8 @@ def bundle(given: ClientOptions, out: Path | None, http_side: str | None, journa
     click.echo(f"wrote {path}: {len(parts)} parts{missing}")
 
 
-_PAGES = ("livez", "readyz", "metrics")
+_PAGES = ("livez", "readyz", "metrics", "log")
+_WIDTH = 120  # of the summary
 
 
 def write_bundle(path: Path, parts: Iterable[Part], limit_s: float) -> list[str]:
@@ -112,12 +124,13 @@ def write_bundle(path: Path, parts: Iterable[Part], limit_s: float) -> list[str]
     """
     reading = [(part, Reading(part.name, part.read, limit_s)) for part in parts]
     failed: list[str] = []
-    temporary = path.with_name(path.name + ".new")
+    temporary: Path | None = None
     try:
         with (
-            open(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file,
+            tempfile.NamedTemporaryFile(dir=path.parent, prefix=f".{path.name}.", delete=False) as file,
             tarfile.open(fileobj=file, mode="w:gz") as tar,
         ):
+            temporary = Path(file.name)
             for part, answer in reading:
                 name, body = part.name, _outcome(answer)
                 if isinstance(body, str):
@@ -128,7 +141,8 @@ def write_bundle(path: Path, parts: Iterable[Part], limit_s: float) -> list[str]
                 tar.addfile(entry, io.BytesIO(body))
         temporary.replace(path)
     except OSError as e:
-        temporary.unlink(missing_ok=True)
+        if temporary is not None:
+            temporary.unlink(missing_ok=True)
         raise InvalidRequest(f"cannot write {path}: {e.strerror or e}; name another file", field="--out") from e
     return failed
 
@@ -154,11 +168,36 @@ def _plain(value: Any) -> Any:
     return dataclasses.asdict(value) if dataclasses.is_dataclass(value) and not isinstance(value, type) else str(value)
 
 
-def _about(address: str, http_side: str) -> dict[str, Any]:
+def _text(lines: Iterable[Text]) -> bytes:
+    return "".join(f"{line.plain}\n" for line in lines).encode()
+
+
+def _summary(given: ClientOptions) -> bytes:
+    """What the verbs show: status, runs, incidents, and the checks that did not pass."""
+    sections: list[bytes] = []
+    for title, lines in (
+        ("status", lambda: status_lines(given.status(), _WIDTH)),
+        ("runs", lambda: [line for run in _runs(given) for line in run_lines(run, _WIDTH)]),
+        ("incidents", lambda: incident_lines(_summaries(given)[:INCIDENTS_KEPT], _WIDTH)),
+        ("doctor", lambda: _doctor(given, Level.WARN, Level.FAIL)),
+    ):
+        try:
+            text = _text(lines())
+        except LighthouseError as e:
+            text = f"{e}\n".encode()
+        sections.append(f"== {title}\n".encode() + text)
+    return b"\n".join(sections)
+
+
+def _doctor(given: ClientOptions, *levels: Level) -> list[Text]:
+    findings = check(gather(given.coordinator, given.status, given.timeout))
+    return [finding_line(finding) for finding in findings if finding.level in (levels or Level)]
+
+
+def _about(address: str) -> dict[str, Any]:
     return {
         "made_at": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         "lighthouse": address,
-        "http": http_side,
         "host": socket.gethostname(),
         "system": platform.platform(),
         "python": sys.version,
@@ -204,11 +243,16 @@ def _runs(given: ClientOptions) -> Any:
         return client.runs(timeout_s=given.timeout)
 
 
+def _summaries(given: ClientOptions) -> Sequence[IncidentSummary]:
+    with given.connect() as client:
+        return client.incidents(given.job, timeout_s=given.timeout)
+
+
 def _incidents(given: ClientOptions) -> list[Any]:
     """The newest, each with its evidence as far as this caller may see it."""
     with given.connect() as client:
         found: list[Any] = []
-        for summary in client.incidents(given.job, timeout_s=given.timeout)[:INCIDENTS_KEPT]:
+        for summary in _summaries(given)[:INCIDENTS_KEPT]:
             try:
                 found.append(to_document(client.incident(summary.id, timeout_s=given.timeout)))
             except Exception as e:  # noqa: BLE001  one that is refused is no reason to leave out the others
@@ -249,9 +293,13 @@ def _tls(tls: ClientTls, coordinator: Coordinator) -> ssl.SSLContext:
     return context
 
 
-def _http_address(grpc: str, http_side: str | None) -> str:
+def _http_address(given: ClientOptions, http_side: str | None) -> str:
     if http_side is None:
-        return str(Address(parse_address(grpc, "--lighthouse").host, LIGHTHOUSE_HTTP_PORT))
+        try:
+            port = given.status().http_port
+        except LighthouseError:
+            port = 0
+        return str(Address(parse_address(given.address, "--lighthouse").host, port or LIGHTHOUSE_HTTP_PORT))
     parsed = parse_address(http_side, "--http")
     return str(Address(parsed.host, parsed.port or LIGHTHOUSE_HTTP_PORT))
 

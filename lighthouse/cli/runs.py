@@ -22,10 +22,10 @@ def runs(given: ClientOptions) -> None:
     """
     with given.connect() as client:
         found = client.runs(given.run, timeout_s=given.timeout)
-    given.show(found, lambda width: [line for run in found for line in _lines(run, width)] or [Text("no runs")])
+    given.show(found, lambda width: [line for run in found for line in run_lines(run, width)] or [Text("no runs")])
 
 
-def _lines(run: RunStatus, width: int) -> Iterator[Text]:
+def run_lines(run: RunStatus, width: int) -> Iterator[Text]:
     yield _line(run)
     if run.supervisors:
         yield from (Text.assemble("  ", row) for row in table(SUPERVISOR_COLUMNS, run.supervisors, width - 2))

@@ -42,6 +42,7 @@ from lighthouse_protocol.rules.stall import Limits
 from lighthouse_runtime.log_event import event
 from lighthouse_runtime.net.bind import grpc_bind, split_bind
 from lighthouse_runtime.net.own_address import served_host
+from lighthouse_runtime.process.logs import recent_lines
 from lighthouse_runtime.process.loop import StopRequest, announce
 from lighthouse_runtime.process.service_manager import ServiceManager
 from lighthouse_runtime.server.grpc_server import GrpcServer
@@ -108,6 +109,7 @@ class LighthouseDaemon:
             peers=peers,
             is_insecure=doors.is_insecure,
             store=self._store_status,
+            http_port=lambda: self.http_port,
         )
         registry = CollectorRegistry()
         registry.register(LighthouseCollector(service.status, counters, lambda: self._jobs.lag.late_s))
@@ -141,6 +143,7 @@ class LighthouseDaemon:
                 guard=guard,
                 control=HttpControl(guard, PageActs(service, runs, incidents, doors.audit).by_route()),
                 incident=lambda name, call: to_document(incidents.find(name, call)),
+                log=recent_lines,
                 elsewhere=self._elsewhere,
             )
         )

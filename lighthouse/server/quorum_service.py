@@ -59,11 +59,13 @@ class LighthouseService:
         *,
         is_insecure: bool = False,
         store: Callable[[], StoreStatus] = StoreStatus,
+        http_port: Callable[[], int] = int,
     ) -> None:
         """`runs`: those of a job that have processes; of all jobs, if it is empty. `is_insecure` and `store`: for the
         status."""
         self._is_insecure = is_insecure
         self._store = store
+        self._http_port = http_port
         self._jobs = jobs
         self._peers = peers or Peers()
         self._runs = runs
@@ -168,7 +170,7 @@ class LighthouseService:
         uptime_s = time.monotonic() - self._started_at
         status = tuple(driver.status(has_ranks=has_ranks) for driver in drivers)
         return LighthouseStatus(
-            VERSION, uptime_s, status, self._runs(job), self._is_insecure, time.time(), self._store()
+            VERSION, uptime_s, status, self._runs(job), self._is_insecure, time.time(), self._store(), self._http_port()
         )
 
     def _status_bytes(self, asked: tuple[str, bool]) -> bytes:

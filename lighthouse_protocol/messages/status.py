@@ -164,6 +164,7 @@ class LighthouseStatus:
     insecure: bool = False
     now_unix_s: Offset = 0.0
     store: StoreStatus = StoreStatus()
+    http_port: Count = 0
 
 
 @dataclass(frozen=True, slots=True)

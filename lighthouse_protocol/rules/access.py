@@ -101,6 +101,7 @@ _ROUTES: Mapping[str, Needed] = {
     "GET /status": _VIEW,
     "GET /events": _VIEW,
     "GET /incidents/{id}": _OPERATE,
+    "GET /log": _OPERATE,  # it names hosts, and quotes what callers have sent
     "POST /kill": _OPERATE,
     "POST /drain": _OPERATE,
     "POST /stop": _OPERATE,

@@ -8,12 +8,14 @@ import json
 import logging
 import re
 import sys
+from collections import deque
 from collections.abc import Mapping
 from datetime import UTC, datetime
 
 LEVELS = ("debug", "info", "warning", "error")
 FORMATS = ("text", "json")
 
+LINES_KEPT = 2000
 REMOVED = "(removed)"
 _CREDENTIAL = re.compile(r"(lighthouse://)[^\s/@]+@")
 
@@ -21,11 +23,27 @@ _CREDENTIAL = re.compile(r"(lighthouse://)[^\s/@]+@")
 def set_up_logging(level: str, form: str, *, job: str = "", replica_group: str = "") -> None:
     """`level` of LEVELS, `form` of FORMATS. Replaces what was set up before. `job` and `replica_group` are those of the
     whole process: fields of every line."""
-    handler = logging.StreamHandler(sys.stderr)
+    handlers = [logging.StreamHandler(sys.stderr), _RecentLines()]
     own = {key: value for key, value in (("job", job), ("replica_group", replica_group)) if value}
-    handler.setFormatter(_JsonFormatter(own) if form == "json" else _TextFormatter())
-    logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
+    for handler in handlers:
+        handler.setFormatter(_JsonFormatter(own) if form == "json" else _TextFormatter())
+    logging.basicConfig(level=level.upper(), handlers=handlers, force=True)
     logging.getLogger("aiohttp.access").setLevel(logging.WARNING)
+
+
+def recent_lines() -> str:
+    """Return the newest LINES_KEPT entries of this process's log, as they were written to standard error."""
+    kept = (handler for handler in logging.getLogger().handlers if isinstance(handler, _RecentLines))
+    return "".join(f"{line}\n" for handler in kept for line in tuple(handler.lines))
+
+
+class _RecentLines(logging.Handler):
+    def __init__(self) -> None:
+        super().__init__()
+        self.lines: deque[str] = deque(maxlen=LINES_KEPT)
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.lines.append(self.format(record))
 
 
 def without_credentials(text: str) -> str:

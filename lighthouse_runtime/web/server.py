@@ -28,7 +28,7 @@ COMPRESSED_ABOVE_BYTES = 4 * 1024
 HEADERS_WITHIN_S = 5.0
 MAX_CONNECTIONS = 256
 # What every daemon answers for itself, also one that shows nothing.
-OWN_PATHS = frozenset({"/livez", "/readyz", "/metrics"})
+OWN_PATHS = frozenset({"/livez", "/readyz", "/metrics", "/log"})
 
 log = logging.getLogger(__name__)
 
@@ -63,8 +63,8 @@ class HttpSide:
     """What the HTTP side shows; every function is called on the loop, at the moment of the request.
 
     With `page` comes the status as events. `guard` admits callers; `control`: acting through the page; `incident`: by
-    its id, with the output of ranks. `elsewhere`: None, or why this daemon shows nothing at this moment, while it lives
-    and is not ready.
+    its id, with the output of ranks; `log`: this process's newest lines. `elsewhere`: None, or why this daemon shows
+    nothing at this moment, while it lives and is not ready.
     """
 
     is_ready: Callable[[], bool]
@@ -74,6 +74,7 @@ class HttpSide:
     page: Document | None = None
     control: HttpControl | None = None
     incident: Callable[[str, Call], object] | None = None
+    log: Callable[[], str] | None = None
     elsewhere: Callable[[], Elsewhere | None] = lambda: None
 
 
@@ -115,6 +116,8 @@ class HttpServer:
             }
         if side.incident is not None:
             routes["GET /incidents/{id}"] = self._incident
+        if (lines := side.log) is not None:
+            routes["GET /log"] = lambda _: _text(lines())
         return routes
 
     async def start(self, bind: str, tls: ssl.SSLContext | None = None) -> int:
@@ -236,3 +239,7 @@ def _json(value: object) -> web.Response:
     if len(body) > COMPRESSED_ABOVE_BYTES:
         response.enable_compression()  # as far as the client takes it
     return response
+
+
+async def _text(text: str) -> web.Response:
+    return web.Response(text=text)

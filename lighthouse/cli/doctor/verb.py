@@ -24,10 +24,10 @@ def doctor(ctx: click.Context, given: ClientOptions) -> None:
     """
     findings = check(gather(given.coordinator, given.status, given.timeout))
     document = {"is_healthy": is_healthy(findings), "findings": list(map(dataclasses.asdict, findings))}
-    given.show(document, lambda width: list(map(_line, findings)))
+    given.show(document, lambda width: list(map(finding_line, findings)))
     ctx.exit(0 if is_healthy(findings) else 1)
 
 
-def _line(finding: Finding) -> Text:
+def finding_line(finding: Finding) -> Text:
     style = _STYLES[finding.level]
     return Text.assemble((f"{finding.level:<4}", style), f"  {finding.check:<10}  {printable(finding.text)}")

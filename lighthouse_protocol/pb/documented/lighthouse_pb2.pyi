@@ -353,12 +353,15 @@ class LighthouseStatusResponse(google.protobuf.message.Message):
     INSECURE_FIELD_NUMBER: builtins.int
     NOW_UNIX_S_FIELD_NUMBER: builtins.int
     STORE_FIELD_NUMBER: builtins.int
+    HTTP_PORT_FIELD_NUMBER: builtins.int
     version: builtins.str
     uptime_s: builtins.float
     insecure: builtins.bool
     """other hosts reach it, and it has no TLS: anyone may join and look"""
     now_unix_s: builtins.float
     """the clock of the lighthouse's host"""
+    http_port: builtins.int
+    """0: unknown"""
     @property
     def jobs(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___JobStatus]: ...
     @property
@@ -377,9 +380,10 @@ class LighthouseStatusResponse(google.protobuf.message.Message):
         insecure: builtins.bool = ...,
         now_unix_s: builtins.float = ...,
         store: global___StoreStatus | None = ...,
+        http_port: builtins.int = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["store", b"store"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["insecure", b"insecure", "jobs", b"jobs", "now_unix_s", b"now_unix_s", "runs", b"runs", "store", b"store", "uptime_s", b"uptime_s", "version", b"version"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["http_port", b"http_port", "insecure", b"insecure", "jobs", b"jobs", "now_unix_s", b"now_unix_s", "runs", b"runs", "store", b"store", "uptime_s", b"uptime_s", "version", b"version"]) -> None: ...
 
 global___LighthouseStatusResponse = LighthouseStatusResponse
 

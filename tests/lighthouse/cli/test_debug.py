@@ -3,6 +3,7 @@
 import io
 import json
 import os
+import re
 import socket
 import stat
 import tarfile
@@ -47,14 +48,19 @@ def test_all_that_a_lighthouse_knows(tmp_path: Path) -> None:
             quorum_id = client.quorum(Participant("a", step=3), timeout_s=PATIENCE_S).quorum_id
         said = bundle(
             out,
-            *("--lighthouse", lighthouse.address, "--http", lighthouse.http.removeprefix("http://")),
-            *("--journal", str(journal), "--timeout", "60s"),
+            *("--lighthouse", lighthouse.address, "--journal", str(journal), "--timeout", "60s"),
             env={"LIGHTHOUSE_CONTROL_TOKEN": "s3cret"},
         )
     files = contents(out)
-    assert said == f"wrote {out}: 9 parts\n"
+    assert said == f"wrote {out}: 12 parts\n"
     names = ("about", "config", "incidents", "journal", "runs", "status")
-    assert sorted(files) == sorted([*(f"{name}.json" for name in names), "http/livez", "http/metrics", "http/readyz"])
+    pages = ("http/livez", "http/metrics", "http/readyz", "http/log")
+    assert sorted(files) == sorted([*(f"{name}.json" for name in names), *pages, "summary.txt", "doctor.txt"])
+    assert b"serves gRPC on port" in files["http/log"]
+    assert files["doctor.txt"].startswith(b"ok    address")
+    summary = files["summary.txt"].decode()
+    assert re.findall(r"^== (\w+)$", summary, re.MULTILINE) == ["status", "runs", "incidents", "doctor"]
+    assert summary.startswith("== status\nj: step 3: 1 participant trains")
     assert [job["quorum_id"] for job in json.loads(files["status.json"])["jobs"]] == [quorum_id]
     assert b"lighthouse_up 1.0" in files["http/metrics"]
     jobs = json.loads(files["journal.json"])["jobs"]
@@ -96,9 +102,11 @@ def test_one_that_is_gone_leaves_a_file_that_says_so_for_each_part(tmp_path: Pat
             out, "--lighthouse", address, "--http", address, "--journal", str(tmp_path / "none"), "--timeout", "1s"
         )
     files = contents(out)
-    lost = ["status.json", "runs.json", "incidents.json", "http/livez", "http/readyz", "http/metrics", "journal.json"]
-    assert sorted(files) == sorted(["about.json", "config.json", *(f"{name}.error.txt" for name in lost)])
-    assert said == f"wrote {out}: 9 parts; not had: {', '.join(lost)} (NAME.error.txt says why)\n"
+    pages = ["http/livez", "http/readyz", "http/metrics", "http/log"]
+    lost = ["status.json", "runs.json", "incidents.json", *pages, "journal.json"]
+    whole = ["about.json", "config.json", "summary.txt", "doctor.txt"]
+    assert sorted(files) == sorted([*whole, *(f"{name}.error.txt" for name in lost)])
+    assert said == f"wrote {out}: 12 parts; not had: {', '.join(lost)} (NAME.error.txt says why)\n"
     assert address.encode() in files["status.json.error.txt"]
     assert b"refused" in files["http/metrics.error.txt"]
 
