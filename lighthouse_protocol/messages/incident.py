@@ -29,7 +29,8 @@ class IncidentSummary:
     was noticed.
 
     `quorum_s` and `quorum_id`: the next quorum that formed, or the next generation of a run; `step_s`: the first step
-    that was committed after the fault; `over_s`: something moved again; `back_s`: every lost group was in a quorum again.
+    that was committed after the fault; `over_s`: something moved again; `back_s`: every lost group was in a quorum
+    again.
     """
 
     id: str

@@ -1,6 +1,6 @@
 """What the lighthouse says of a run, for people and programs. Moments are wall-clock seconds. No protobuf."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 
 from lighthouse_protocol.constraints import Count, Offset
@@ -41,7 +41,7 @@ class SupervisorStatus:
     host: str
     slots: tuple[int, ...]
     is_connected: bool
-    last: SupervisorHeartbeat = SupervisorHeartbeat()
+    last: SupervisorHeartbeat = field(default_factory=SupervisorHeartbeat)
 
 
 @dataclass(frozen=True, slots=True)
