@@ -13,15 +13,18 @@ from agent_client.agent.environment import Environment
 from agent_client.agent.parts import GroupPlace
 from agent_client.collectives.gloo import GlooGroup
 from agent_client.errors import AgentError
+from lighthouse_protocol.coordinator import parse_coordinator
 from lighthouse_protocol.identity import parse_address
 from lighthouse_protocol.limits import MANAGER_SECRET_VARIABLE, SECRET_BYTES
 from lighthouse_protocol.refusals import LighthouseError
+from lighthouse_protocol.rules.proof import prove
 from lighthouse_runtime.client.manager import ManagerClient, manager_at
 from lighthouse_runtime.net.own_address import advertised_host
 from lighthouse_runtime.process.commands import START_MANAGER
 from lighthouse_runtime.process.daemon_child import START_TIMEOUT_S, ServerProcess
 
 MANAGER_KEY = "manager_address"
+GROUP_WORD = "group"  # what the secret of a group is derived for; then a nonce and the replica id
 STORE_RETRY_S = 0.1
 
 
@@ -39,9 +42,11 @@ def rendezvous(env: Environment, config: AgentConfig) -> tuple[str, GroupPlace]:
     store = PrefixStore(f"lighthouse/{env.attempt}", shared)
     process = None
     if not env.manager and rank == 0:
-        process, address = start_manager(env)
-        store.set(MANAGER_KEY, address)
-    address = env.manager or store.get(MANAGER_KEY).decode()
+        nonce = secrets.token_hex(SECRET_BYTES)
+        process, address = start_manager(env, _group_secret(env, nonce))
+        store.set(MANAGER_KEY, f"{manager_at(address)} {'token' if _join_token(env) else 'open'} {nonce}")
+    else:
+        address = env.manager or _read_manager(env, store.get(MANAGER_KEY).decode())
     group = GlooGroup(
         PrefixStore("group", store),
         rank,
@@ -54,10 +59,42 @@ def rendezvous(env: Environment, config: AgentConfig) -> tuple[str, GroupPlace]:
     return address, GroupPlace(rank, size, group, process)
 
 
-def start_manager(env: Environment) -> tuple[ServerProcess, str]:
-    """For a group that was given only a lighthouse: a child process of rank 0, which ends with it. And its address,
-    with a secret that rank 0 makes and tells its mates."""
-    secret = os.environ.get(MANAGER_SECRET_VARIABLE) or secrets.token_hex(SECRET_BYTES)
+def _group_secret(env: Environment, nonce: str) -> str:
+    """Derive the group's secret from the join token, which all ranks have: torchrun's store is open to anyone.
+
+    Without a token (a lighthouse on a loopback, or --insecure) the nonce is the secret.
+    """
+    token = _join_token(env)
+    return prove(token, GROUP_WORD, nonce, env.replica_id) if token else nonce
+
+
+def _join_token(env: Environment) -> str:
+    return parse_coordinator(env.lighthouse).token if env.lighthouse else ""
+
+
+def _read_manager(env: Environment, announced: str) -> str:
+    """The manager's address with the group's secret, from what rank 0 has put into the store."""
+    address, kind, nonce = announced.split()
+    if kind == "token" and not _join_token(env):
+        raise AgentError(
+            "rank 0 has the lighthouse's join token and this rank has none: set LIGHTHOUSE_ADDRESS to the same join "
+            "string for all ranks of the group"
+        )
+    secret = os.environ.get(MANAGER_SECRET_VARIABLE) or _group_secret(env, nonce)
+    return manager_at(address, secret).join_string()
+
+
+def start_manager(env: Environment, secret: str = "") -> tuple[ServerProcess, str]:
+    """Start the manager of a group that was given only a lighthouse: a child process of rank 0, which ends with it.
+
+    Args:
+        env: The rank's environment.
+        secret: The group's, unless the environment has one. By default a random one.
+
+    Returns:
+        The process, and the manager's address with the secret.
+    """
+    secret = os.environ.get(MANAGER_SECRET_VARIABLE) or secret or secrets.token_hex(SECRET_BYTES)
     options = {
         "--replica-id": env.replica_id,
         "--group-world-size": str(env.group_world_size),

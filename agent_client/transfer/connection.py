@@ -12,6 +12,10 @@ class DeadlineSocket(socket.socket):
 
     deadline: float = 0.0
     silence_s: float = 0.0
+    is_proven: bool = False
+    """Its other end has shown that it is a member of the quorum. For a server."""
+    is_cut: bool = False
+    """The server has ended it, to make room."""
 
     def begin(self, within_s: float, silence_s: float = math.inf) -> None:
         """All that follows is to be over within that time, and each operation within `silence_s`."""

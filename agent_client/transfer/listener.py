@@ -6,6 +6,8 @@ import socket
 import threading
 import time
 import weakref
+from collections import Counter
+from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 from socketserver import TCPServer
@@ -29,8 +31,10 @@ class Listener(TCPServer):
     allow_reuse_address = True
     request_queue_size = 128
 
-    def __init__(self, host: str, port: int, handler: Any) -> None:
-        self._connections: dict[socket.socket, threading.Thread] = {}
+    def __init__(self, host: str, port: int, handler: Any, on_cut: Callable[[], None] = lambda: None) -> None:
+        """`on_cut` is called after a connection was marked as cut: whatever serves it should look at that."""
+        self._on_cut = on_cut
+        self._connections: dict[DeadlineSocket, threading.Thread] = {}
         self._lock = threading.Lock()
         self._is_closed = False
         self.address_family = _family(host)
@@ -59,7 +63,7 @@ class Listener(TCPServer):
             raise
 
     def process_request(self, request: Any, client_address: Any) -> None:
-        if self._is_full(client_address):
+        if self._is_full(client_address) and not self._makes_room(client_address):
             with suppress(OSError):
                 request.begin(REFUSAL_TIMEOUT_S)
                 request.sendall(REFUSAL)
@@ -83,6 +87,26 @@ class Listener(TCPServer):
         if len(hosts) < MAX_CONNECTIONS and hosts.count(client_address[0]) < MAX_CONNECTIONS_OF_A_HOST:
             return False
         logger.warning("too many connections for the state: %d, %s opens another", len(hosts), client_address[0])
+        return True
+
+    def _makes_room(self, client_address: Any) -> bool:
+        """Cut the oldest connection without a proof, of the host that has most of these, for one of another host.
+
+        Strangers can open many connections and let each wait; they must not keep a reader away.
+        """
+        with self._lock:
+            hosts = [_peer(connection) for connection in self._connections]
+            waiting = [each for each in self._connections if not each.is_proven and not each.is_cut]
+        if not waiting or hosts.count(client_address[0]) >= MAX_CONNECTIONS_OF_A_HOST:
+            return False
+        [(most, count)] = Counter(map(_peer, waiting)).most_common(1)
+        if most == client_address[0] or count <= hosts.count(client_address[0]) + 1:
+            return False
+        victim = next(each for each in waiting if _peer(each) == most)
+        victim.is_cut = True
+        with suppress(OSError):
+            victim.shutdown(socket.SHUT_RDWR)
+        self._on_cut()
         return True
 
     def close(self) -> None:

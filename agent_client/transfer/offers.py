@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 from agent_client.state.decoding import Encoding
 from agent_client.transfer.arriving import Arriving
+from agent_client.transfer.connection import DeadlineSocket
 
 ABORT_TIMEOUT_S = 10.0
 
@@ -146,13 +147,18 @@ class StateOffers:
         self, key: StateKey, wait_s: float, reader: socket.socket, may_read: Callable[[str], bool]
     ) -> StateOffer:
         with self._changed:
-            self._wait(lambda: self._closed or self._find(key) or key[:2] <= self._settled, wait_s)
+            self._wait(lambda: self._closed or self._find(key) or key[:2] <= self._settled or _is_cut(reader), wait_s)
             if (held := self._find(key)) is None:
                 raise NotHeldError(self._key())
             if held.secret and not may_read(held.secret):
                 raise StrangerError
             held.readers.add(reader)
             return held
+
+    def wake(self) -> None:
+        """Have those who wait look at their connections again."""
+        with self._changed:
+            self._changed.notify_all()
 
     def _find(self, key: StateKey) -> StateOffer | None:
         return self._held if self._key() == key else self._kept.get(key)
@@ -162,6 +168,10 @@ class StateOffers:
 
     def _wait(self, is_done: Callable[[], object], timeout_s: float) -> bool:
         return bool(self._changed.wait_for(is_done, timeout_s))
+
+
+def _is_cut(reader: socket.socket) -> bool:
+    return isinstance(reader, DeadlineSocket) and reader.is_cut
 
 
 def _cut_off(readers: set[socket.socket]) -> None:

@@ -81,7 +81,7 @@ class StateServer:
         self._offers = StateOffers()
         self._chunk_bytes = chunk_bytes
         handler = partial(_Handler, self._offers, lambda: self.address, stall_timeout_s, max_wait_s)
-        self._listener = Listener(bind_host, port, handler)
+        self._listener = Listener(bind_host, port, handler, self._offers.wake)
         self.address = f"http://{host_in_url(advertise)}:{self._listener.server_address[1]}"
 
     def publish(self, key: tuple[int, int, int], state: State, secret: str = "") -> None:
@@ -183,6 +183,7 @@ class _Handler(BaseHTTPRequestHandler):
         return None
 
     def _answer(self, held: StateOffer, nonces: tuple[str, str], asked: re.Match[str]) -> None:
+        self.connection.is_proven = True
         proof = prove(held.secret, SOURCE_WORD, self._address(), *held.key, *nonces, held.tag)
         headers = {"ETag": held.tag} | ({PROOF_HEADER: proof} if proof else {})
         if asked["layout"]:

@@ -28,7 +28,10 @@ _VERBS = {
     ),
     "drain": Lazy("lighthouse.cli.drain:drain", "Ask a replica group to leave after its current step."),
     "kill": Lazy("lighthouse.cli.kill:kill", "End the replica group REPLICA_ID through its manager."),
-    "runs": Lazy("lighthouse.cli.runs:runs", "List the runs with their generation, ranks and restarts."),
+    "runs": Lazy(
+        "lighthouse.cli.runs:runs",
+        "List the runs with their generation, ranks and restarts, and the groups under a supervisor.",
+    ),
     "stop": Lazy("lighthouse.cli.stop:stop", "Stop a run until it is resumed."),
     "resume": Lazy("lighthouse.cli.stop:resume", "Lift the stop of a run and let excluded hosts in again."),
     "keys": Lazy(

@@ -5,7 +5,7 @@ import itertools
 import logging
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 from lighthouse.incidents.registry import IncidentRegistry
@@ -32,11 +32,22 @@ from lighthouse_protocol.refusals import LimitReached
 from lighthouse_protocol.rules.stall import Kind, StallVerdict
 from lighthouse_runtime.log_event import event
 from lighthouse_runtime.ports import Reply, Timers
+from lighthouse_runtime.process.logs import without_credentials
 from lighthouse_runtime.timing.deadline_timer import DeadlineTimer
 
 log = logging.getLogger(__name__)
 
 MAX_ROUNDS = 8
+
+
+def without_secrets(evidence: RankEvidence) -> RankEvidence:
+    """What ranks print may hold credentials; incidents are kept in files and go into bug reports."""
+    return replace(
+        evidence,
+        stacks=without_credentials(evidence.stacks),
+        process=without_credentials(evidence.process),
+        output=tuple(map(without_credentials, evidence.output)),
+    )
 
 
 class Run(Protocol):
@@ -189,7 +200,7 @@ class IncidentDriver:
         if round_ is None:
             return
         if isinstance(message, Evidence):
-            round_.round.took(session, message.rank)
+            round_.round.took(session, without_secrets(message.rank))
         else:
             round_.round.done(session)
             self._finish_if_complete(message.number)

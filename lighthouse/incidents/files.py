@@ -12,9 +12,10 @@ from concurrent.futures import ThreadPoolExecutor
 from concurrent.futures import wait as wait_for
 from pathlib import Path
 
-from lighthouse.incidents.rules.archive import LIMIT
+from lighthouse.incidents.rules.archive import LIMIT, surplus
 from lighthouse_protocol.messages.incident import Incident, from_document, to_document
 from lighthouse_runtime.log_event import event
+from lighthouse_runtime.process.state_folder import make_private
 
 log = logging.getLogger(__name__)
 
@@ -30,6 +31,7 @@ class IncidentFiles:
         self._writer = ThreadPoolExecutor(1, "incidents")
         self._lock = threading.Lock()
         self._pending: dict[str, Incident] = {}
+        self._jobs: dict[str, str] = {}  # by id; of those that are in the folder
         self._has_failed = False
 
     def load(self) -> list[Incident]:
@@ -40,6 +42,7 @@ class IncidentFiles:
                 if path.stat().st_size > MAX_FILE_BYTES:
                     raise ValueError(f"it has more than {MAX_FILE_BYTES >> 20} MiB")
                 found.append(from_document(json.loads(path.read_bytes())))
+                self._jobs[found[-1].id] = found[-1].summary.job
             except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError) as e:
                 log.warning(
                     "%s is not read: it is no incident of ours (%s: %s)",
@@ -79,8 +82,9 @@ class IncidentFiles:
         with self._lock:
             incident = self._pending.pop(id)
         try:
-            self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            make_private(self.folder)
             self._replace(self.folder / f"{id}.json", json.dumps(to_document(incident), indent=1).encode())
+            self._jobs[id] = incident.summary.job
             self._prune()
             self._has_failed = False
         except (OSError, ValueError) as e:
@@ -94,12 +98,11 @@ class IncidentFiles:
             self._has_failed = True
 
     def _prune(self) -> None:
-        """The newest stay, LIMIT at most, and MAX_FOLDER_BYTES."""
-        kept_bytes = 0
-        for age, path in enumerate(reversed(self._paths())):
-            kept_bytes += path.stat().st_size
-            if age >= LIMIT or (age and kept_bytes > MAX_FOLDER_BYTES):
-                path.unlink(missing_ok=True)
+        """Keep LIMIT incidents at most, and MAX_FOLDER_BYTES, with an equal share for each job."""
+        kept = [(path.stem, self._jobs.get(path.stem, ""), path.stat().st_size) for path in self._paths()]
+        for id in surplus(kept, LIMIT, MAX_FOLDER_BYTES):
+            (self.folder / f"{id}.json").unlink(missing_ok=True)
+            self._jobs.pop(id, None)
 
     def _replace(self, path: Path, body: bytes) -> None:
         """Readable by its owner only: evidence shows what a job prints."""

@@ -26,7 +26,7 @@ from lighthouse.runs.rules.key_space import Row
 from lighthouse.runs.rules.record import RunName, RunRecord, SavedRun
 from lighthouse_protocol.refusals import WrongState
 from lighthouse_runtime.log_event import event
-from lighthouse_runtime.process.state_folder import state_folder
+from lighthouse_runtime.process.state_folder import make_private, state_folder
 
 log = logging.getLogger(__name__)
 
@@ -57,7 +57,7 @@ class Journal:
         """
         with explained(self.path):
             database.check_kind(self.path)
-            self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            make_private(self.path.parent)
             self._lock.take()
             try:
                 database.create_if_empty(self.path)

@@ -28,6 +28,7 @@ from lighthouse_protocol.messages.session import EvidenceRequest
 from lighthouse_protocol.refusals import InvalidRequest, LighthouseError, NotPermitted, Unreachable
 from lighthouse_protocol.rules.proof import digest_of
 from lighthouse_runtime.ports import Peer, Timers
+from lighthouse_runtime.process.logs import without_credentials
 from lighthouse_runtime.timing.deadline_timer import DeadlineTimer
 
 NOTED_WITHIN_S = 0.2
@@ -127,6 +128,8 @@ class RunDriver:
             case supervisor.SupervisorHeartbeat():
                 self.machine.supervisors.hear(session, message)
             case supervisor.ProcessLost(rank, reason, output):
+                output = tuple(map(without_credentials, output))  # it is kept in files, and goes into bug reports
+                message = supervisor.ProcessLost(rank, reason, output)
                 if self.machine.generations.ranks.knows(rank) or not self._explains_loss(entry, message):
                     self._feed(events.RankLost(rank, reason, output, entry.name))
             case supervisor.StopAsked() | supervisor.HostExcluded():
@@ -138,6 +141,17 @@ class RunDriver:
         """Whether what that supervisor asks for counts for the others (rules/supervisors.py, rule 4)."""
         entry = self._supervisors.who(session)
         return entry is not None and self.machine.has_say(session, self._membership(entry))
+
+    def is_changed_by(
+        self, entry: supervisor.SupervisorHello, asked: supervisor.StopAsked | supervisor.HostExcluded
+    ) -> bool:
+        """Whether what that supervisor asks for is not so already."""
+        if self.machine.stop is not None or self.machine.completed is not None:
+            return False
+        if isinstance(asked, supervisor.StopAsked):
+            return True
+        host = entry.host or entry.name
+        return all((excluded.host, excluded.supervisor) != (host, "") for excluded in self.machine.supervisors.excluded)
 
     def _explains_loss(self, entry: supervisor.SupervisorHello, lost: supervisor.ProcessLost) -> bool:
         """Whether the process was one of a replica group that is, or was, in the quorum."""

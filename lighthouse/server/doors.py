@@ -122,13 +122,13 @@ class Doors:
             token = self._tokens.value.newest(Role.JOIN)
             join = Coordinator((where,), self.ca_pin, token, has_own_pki=not self.ca_pin)
             log.info(
-                "made credentials in %s; other hosts join by the string below, which %s prints again",
+                "made credentials in %s; other hosts join by the string that %s prints",
                 self._credentials.folder,
-                token_command(port),
+                token_command(port, Role.JOIN),
                 extra=event("credentials_made", folder=str(self._credentials.folder)),
             )
-            # Not by the log, which may go to many readers, and takes tokens out.
-            print(f"LIGHTHOUSE_ADDRESS={join.join_string()}", file=sys.stderr, flush=True)
+            if sys.stderr.isatty():  # what else collects standard error keeps the token, for whoever reads that
+                print(f"LIGHTHOUSE_ADDRESS={join.join_string()}", file=sys.stderr, flush=True)
 
     def renew(self) -> None:
         """To be called now and then: certificates are made anew before they expire, or read again. What cannot be read

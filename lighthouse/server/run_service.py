@@ -24,7 +24,8 @@ from lighthouse_runtime.timing.snapshots import Snapshots
 
 TO_RANKS = Frames(RANK_RESPONSES.write)
 TO_SUPERVISORS = Frames(SUPERVISOR_RESPONSES.write)
-NO_PART = "refused: that supervisor has no part in the run; it counts for itself alone"
+NO_PART = "that supervisor has no part in the run; it counts for itself alone"
+ALREADY = "the run is over, or the host is excluded, already"
 
 
 class RunService:
@@ -79,12 +80,21 @@ class RunService:
                 if message is None:
                     continue
                 if isinstance(message, StopAsked | HostExcluded):
-                    target = f"job={driver.name[0]}, run={driver.name[1]}, by={entry.name}, reason={message.reason}"
-                    result = "done" if driver.has_say(session) else NO_PART
-                    self._audit.act(call.principal, call.caller, type(message).__name__, target, result)
+                    self._note(call, driver, entry, message, has_say=driver.has_say(session))
                 driver.receive_from_supervisor(session, message)
         finally:
             driver.end_supervisor(session)
+
+    def _note(
+        self, call: Call, driver: RunDriver, entry: SupervisorHello, asked: StopAsked | HostExcluded, *, has_say: bool
+    ) -> None:
+        """Write what a supervisor asks for to the audit: as an act if it changes the run, else as a refusal."""
+        what = type(asked).__name__
+        target = f"job={driver.name[0]}, run={driver.name[1]}, by={entry.name}, reason={asked.reason}"
+        if has_say and driver.is_changed_by(entry, asked):
+            self._audit.act(call.principal, call.caller, what, target)
+        else:
+            self._audit.refuse(call.principal, call.caller, what, f"{ALREADY if has_say else NO_PART}; {target}")
 
     def _get(self, call: Call) -> RunDriver:
         """One more process of a run; it counts for the caller, and so does a run that is new here. Raises a refusal."""

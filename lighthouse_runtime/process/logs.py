@@ -18,6 +18,11 @@ FORMATS = ("text", "json")
 LINES_KEPT = 2000
 REMOVED = "(removed)"
 _CREDENTIAL = re.compile(r"(lighthouse://)[^\s/@]+@")
+_TOKEN = re.compile(r"\blh[jov]_[\w-]{8,}")
+_SECRET_VARIABLE = re.compile(
+    r"\b([A-Z][A-Z0-9_]*(?:SECRET|TOKEN|PASSWORD|PASSWD|CREDENTIAL|PRIVATE|API_KEY|ACCESS_KEY)[A-Z0-9_]*"
+    r"['\"]?\s*[=:]\s*['\"]?)[^\s'\",;]+"
+)
 
 
 def set_up_logging(level: str, form: str, *, job: str = "", replica_group: str = "") -> None:
@@ -47,8 +52,9 @@ class _RecentLines(logging.Handler):
 
 
 def without_credentials(text: str) -> str:
-    """Join strings carry a token in front of the host."""
-    return _CREDENTIAL.sub(rf"\1{REMOVED}@", text)
+    """Remove the tokens of join strings, bare tokens, and the values of environment variables with a secret's name."""
+    text = _CREDENTIAL.sub(rf"\1{REMOVED}@", text)
+    return _SECRET_VARIABLE.sub(rf"\1{REMOVED}", _TOKEN.sub(REMOVED, text))
 
 
 def _fields(record: logging.LogRecord) -> dict[str, object]:

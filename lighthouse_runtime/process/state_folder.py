@@ -19,6 +19,12 @@ def state_folder(option: str) -> Path:
     return folder / "lighthouse"
 
 
+def make_private(folder: Path) -> None:
+    """Make `folder` and its missing parents, readable by this user alone whatever the umask is. Raises OSError."""
+    for missing in reversed([each for each in (folder, *folder.parents) if not each.exists()]):
+        missing.mkdir(mode=0o700, exist_ok=True)
+
+
 def write_private(path: Path, content: bytes) -> None:
     """Replace `path` in one step, readable by this user alone. Raises OSError."""
     new = path.with_name(f".{path.name}.{os.getpid()}")

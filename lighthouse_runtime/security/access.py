@@ -51,6 +51,10 @@ class Access(Protocol):
         """Raises NotPermitted for a credential that is shown and not good."""
         ...
 
+    def has_good_token(self, caller: Caller) -> bool:
+        """Whether the caller shows a token of this server's. A server that reads no tokens knows no good one."""
+        ...
+
     @property
     def audit(self) -> Audit: ...
 
@@ -85,6 +89,9 @@ class HostOnly:
     def principal(self, caller: Caller) -> Principal:
         return REMOTE if caller.peer == PROXIED else LOCAL
 
+    def has_good_token(self, caller: Caller) -> bool:
+        return False
+
 
 class LocalOperates:
     """Callers of this host may do all; those of others may train and look."""
@@ -96,6 +103,9 @@ class LocalOperates:
 
     def principal(self, caller: Caller) -> Principal:
         return LOCAL if caller.is_local else REMOTE
+
+    def has_good_token(self, caller: Caller) -> bool:
+        return False
 
 
 class ByCredential:
@@ -122,6 +132,12 @@ class ByCredential:
         of_certificate = None if self._identities is None else self._identities.value.principal(caller.names())
         return of_certificate or self._without
 
+    def has_good_token(self, caller: Caller) -> bool:
+        try:
+            return bool(caller.token) and self._tokens.value.principal(caller.token, self.port) is not access.NOBODY
+        except NotPermitted:
+            return False
+
 
 class OpenTo:
     """All callers are `principal`: of a port that serves those that cannot show a token."""
@@ -134,6 +150,9 @@ class OpenTo:
 
     def principal(self, caller: Caller) -> Principal:
         return self._principal
+
+    def has_good_token(self, caller: Caller) -> bool:
+        return False
 
 
 def names_in_certificate(spiffe: Iterable[str], dns: Iterable[str]) -> tuple[str, ...]:

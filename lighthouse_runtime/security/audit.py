@@ -1,9 +1,14 @@
-"""The audit: one line for each act of an operator, and for each that was refused, in the log and in a file."""
+"""The audit: one line for each act of an operator, and for each that was refused, in the log and in a file.
+
+Refusals, and what supervisors ask for in vain, cost a caller nothing. They are written at a bounded rate and to their
+own file, so that no number of them removes an act.
+"""
 
 import json
 import logging
 import os
 import time
+from contextlib import suppress
 from pathlib import Path
 
 from lighthouse_protocol.limits import cut_reason
@@ -13,15 +18,14 @@ from lighthouse_runtime.log_event import event
 log = logging.getLogger(__name__)
 
 MAX_FILE_BYTES = 8 * 1024 * 1024
+GENERATIONS = 4
 REFUSALS_PER_S = 2.0
 REFUSALS_AT_ONCE = 50.0
 
 
 class Audit:
-    """`path`: a file of JSON lines that its user alone reads; the one before it is kept as `<path>.1`. None: no file.
-
-    Refusals cost an attacker nothing, so they are written at a bounded rate; what was left out is counted.
-    """
+    """`path`: a file of JSON lines for acts, readable by its user alone, or None for no file. Refusals go to a file
+    beside it, `audit.refused.jsonl` for `audit.jsonl`. The GENERATIONS files before each are kept as `<path>.1`, ..."""
 
     def __init__(self, path: Path | None) -> None:
         self._path = path
@@ -32,7 +36,7 @@ class Audit:
 
     def act(self, principal: Principal, peer: str, what: str, target: str, result: str = "done") -> None:
         """An act, and how it ended."""
-        self._write(principal, peer, what, target, result)
+        self._write(self._path, principal, peer, what, target, result)
 
     def refuse(self, principal: Principal, peer: str, what: str, reason: str) -> None:
         now = time.monotonic()
@@ -44,9 +48,10 @@ class Audit:
         self._allowance -= 1
         more = f" ({self._left_out} more refusals were not noted)" if self._left_out else ""
         self._left_out = 0
-        self._write(principal, peer, what, "", f"refused: {reason}{more}")
+        path = None if self._path is None else self._path.with_suffix(".refused" + self._path.suffix)
+        self._write(path, principal, peer, what, "", f"refused: {reason}{more}")
 
-    def _write(self, principal: Principal, peer: str, what: str, target: str, result: str) -> None:
+    def _write(self, path: Path | None, principal: Principal, peer: str, what: str, target: str, result: str) -> None:
         target, result = cut_reason(target), cut_reason(result)
         roles = "+".join(sorted(principal.roles)) or "none"
         act = f"{what} {target}".strip()
@@ -61,7 +66,7 @@ class Audit:
                 "audit", what=what, target=target, credential=principal.name, role=roles, peer=peer, result=result
             ),
         )
-        if self._path is None:
+        if path is None:
             return
         entry = {
             "time": round(time.time(), 3),
@@ -73,12 +78,12 @@ class Audit:
             "result": result,
         }
         try:
-            self._append((json.dumps(entry, ensure_ascii=False) + "\n").encode(errors="backslashreplace"))
+            _append(path, (json.dumps(entry, ensure_ascii=False) + "\n").encode(errors="backslashreplace"))
         except OSError as e:
             if not self._has_failed:
                 log.error(
                     "the audit cannot be written to %s: %s; it goes on in the log",
-                    self._path,
+                    path,
                     e,
                     extra=event("audit_not_written"),
                 )
@@ -86,15 +91,18 @@ class Audit:
         else:
             self._has_failed = False
 
-    def _append(self, line: bytes) -> None:
-        assert self._path is not None
-        flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
-        descriptor = os.open(self._path, flags, 0o600)
-        try:
-            if os.fstat(descriptor).st_size > MAX_FILE_BYTES:
-                os.replace(self._path, self._path.with_name(self._path.name + ".1"))
-                os.close(descriptor)
-                descriptor = os.open(self._path, flags, 0o600)
-            os.write(descriptor, line)
-        finally:
+
+def _append(path: Path, line: bytes) -> None:
+    flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+    descriptor = os.open(path, flags, 0o600)
+    try:
+        if os.fstat(descriptor).st_size > MAX_FILE_BYTES:
+            older = [path, *(path.with_name(f"{path.name}.{number}") for number in range(1, GENERATIONS + 1))]
+            for target, source in zip(reversed(older[1:]), reversed(older[:-1]), strict=True):
+                with suppress(FileNotFoundError):
+                    os.replace(source, target)
             os.close(descriptor)
+            descriptor = os.open(path, flags, 0o600)
+        os.write(descriptor, line)
+    finally:
+        os.close(descriptor)

@@ -7,8 +7,10 @@
 `cryptography` (certificates.py) is imported only where a certificate is made or its end is read.
 """
 
+import contextlib
 import datetime
 import hashlib
+import logging
 import os
 import ssl
 import threading
@@ -20,10 +22,13 @@ from typing import Any
 import grpc
 
 from lighthouse_protocol.refusals import InvalidRequest
-from lighthouse_runtime.process.state_folder import write_private
+from lighthouse_runtime.log_event import event
+from lighthouse_runtime.process.state_folder import make_private, write_private
 from lighthouse_runtime.security.pinned import SERVER_NAME
 from lighthouse_runtime.security.tokens import FILE, Tokens
 from lighthouse_runtime.security.watched_file import stamp_of
+
+log = logging.getLogger(__name__)
 
 RENEWED_BEFORE = datetime.timedelta(days=30)
 _OPTION = "--credentials"
@@ -63,6 +68,7 @@ def load_or_make(folder: Path, names: Iterable[str]) -> Credentials:
             write_private(folder / "ca.pem", pem)  # last: by it a folder counts as complete
         credentials = Credentials(folder, pin_of((folder / "ca.pem").read_bytes()), is_new)
         renew_if_due(credentials, names)
+        _warn_of_readers(folder)
     except (OSError, ValueError) as e:
         raise InvalidRequest(f"cannot use {folder}: {e}", field=_OPTION) from None
     return credentials
@@ -74,14 +80,29 @@ def load_or_make_tokens(folder: Path) -> Credentials:
         is_new = not (folder / FILE).exists()
         if is_new:
             _make_tokens(folder)
+        _warn_of_readers(folder)
     except OSError as e:
         raise InvalidRequest(f"cannot use {folder}: {e}", field=_OPTION) from None
     return Credentials(folder, "", is_new)
 
 
+def _warn_of_readers(folder: Path) -> None:
+    """Log the files of secrets that others may read."""
+    for name in (FILE, "ca.key", "server.key"):
+        with contextlib.suppress(FileNotFoundError):
+            mode = (folder / name).stat().st_mode & 0o777
+            if mode & 0o077:
+                log.warning(
+                    "%s is readable by others (mode %o): chmod 600 it, and rotate what it holds (`lighthouse token`)",
+                    folder / name,
+                    mode,
+                    extra=event("credentials_readable", file=str(folder / name)),
+                )
+
+
 def _make_tokens(folder: Path) -> None:
     """Where there are none yet. Raises OSError, InvalidRequest."""
-    folder.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    make_private(folder.parent)
     folder.mkdir(mode=0o700, exist_ok=True)
     if any(path.name != FILE for path in folder.iterdir()):
         raise InvalidRequest(f"{folder} has files and no ca.pem; name an empty folder", field=_OPTION)

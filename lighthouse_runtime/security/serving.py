@@ -16,7 +16,7 @@ from lighthouse_protocol.coordinator import Coordinator
 from lighthouse_protocol.identity import Address
 from lighthouse_protocol.refusals import InvalidRequest, Unreachable
 from lighthouse_protocol.rules.access import Role
-from lighthouse_runtime.process.state_folder import state_folder, write_private
+from lighthouse_runtime.process.state_folder import make_private, state_folder, write_private
 from lighthouse_runtime.security.pinned import RETRY_S
 from lighthouse_runtime.security.tokens import Tokens
 
@@ -42,7 +42,7 @@ def note_serving(port: int, serving: Serving | None) -> None:
     if serving is None:
         path.unlink(missing_ok=True)
         return
-    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    make_private(path.parent)
     content = {
         "ca_pin": serving.ca_pin,
         "credentials": str(serving.credentials),

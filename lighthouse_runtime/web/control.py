@@ -3,8 +3,9 @@
 A browser acts with its user's reach, on behalf of any site that is open in it. So, in this order:
 
 1. Host names this daemon: an IP address, a loopback name, or a name that it knows to be its own. Else a foreign name
-   that is made to resolve here (DNS rebinding) would count as the daemon's own page. A caller that shows a token is no
-   foreign page, and may use any name.
+   that is made to resolve here (DNS rebinding) would count as the daemon's own page. A caller with a token of this
+   daemon's is not a foreign page, and may use any name. Any other Authorization header changes nothing: a foreign page
+   can send one.
 2. The caller has the role that the route needs (lighthouse_protocol/rules/access.py).
 
 And to act:
@@ -37,15 +38,15 @@ from lighthouse_protocol.coordinator import SCHEME, parse_coordinator
 from lighthouse_protocol.identity import parse_address
 from lighthouse_protocol.limits import TOKEN_METADATA_KEY, TOKEN_SCHEME
 from lighthouse_protocol.refusals import InvalidRequest, LighthouseError, NotPermitted
-from lighthouse_protocol.rules.access import Role, check, needed
+from lighthouse_protocol.rules.access import NOBODY, Role, check, needed
 from lighthouse_protocol.wire.status_codes import status_of
-from lighthouse_runtime.security.access import PROXIED, Access, Caller, admit, names_in_certificate
+from lighthouse_runtime.security.access import PROXIED, Access, Caller, admit, as_written, names_in_certificate
 from lighthouse_runtime.server.rpc_handler import Call
 
 CSRF_HEADER = "X-CSRF-Token"
 COOKIE = "lighthouse_login"
 LOGIN_LASTS_S = 12 * 3600.0
-MAX_LOGINS = 1000
+MAX_LOGINS_OF_A_TOKEN = 200
 ACTS_WITHIN_S = 10.0
 JSON_HEADERS = {
     "Cache-Control": "no-store",
@@ -88,9 +89,14 @@ class _Logins:
         self._tokens: dict[str, tuple[str, float]] = {}
 
     def add(self, token: str) -> str:
-        """The cookie's value."""
-        if len(self._tokens) >= MAX_LOGINS:
-            del self._tokens[next(iter(self._tokens))]
+        """Remember a login. Too many of one token replace the oldest of that token, never those of another.
+
+        Returns:
+            The cookie's value.
+        """
+        own = [name for name, (other, _) in self._tokens.items() if other == token]
+        if len(own) >= MAX_LOGINS_OF_A_TOKEN:
+            del self._tokens[own[0]]
         name = secrets.token_urlsafe(32)
         self._tokens[name] = (token, time.monotonic() + LOGIN_LASTS_S)
         return name
@@ -116,8 +122,8 @@ class HttpGuard:
         async def guarded(request: web.Request) -> web.StreamResponse:
             caller = self.caller_of(request)
             try:
-                if has_data and not _shown(request):
-                    self.check_host(request)
+                if has_data:
+                    self._check_host_unless_token(request)
                 admit(self._access, route, caller)
             except NotPermitted as e:
                 return refused(e)
@@ -144,6 +150,8 @@ class HttpGuard:
             caller = _caller(self.caller_of(request), token.strip())
             principal = self._access.principal(caller)
         except LighthouseError as e:
+            if isinstance(e, NotPermitted):
+                self._access.audit.refuse(NOBODY, as_written(self.caller_of(request).peer), "POST /login", str(e))
             return refused(e)
         answer = _answer({"name": principal.name, "roles": sorted(principal.roles)})
         answer.set_cookie(
@@ -175,12 +183,17 @@ class HttpGuard:
     def why_not(self, route: str, request: web.Request) -> str:
         """Why the caller may not use `route`; empty: it may."""
         try:
-            if not _shown(request):
-                self.check_host(request)
+            self._check_host_unless_token(request)
             check(route, self._access.principal(self.caller_of(request)), self._access.port)
         except NotPermitted as e:
             return str(e)
         return ""
+
+    def _check_host_unless_token(self, request: web.Request) -> None:
+        """Raises NotPermitted."""
+        shown = Caller("", {TOKEN_METADATA_KEY: _shown(request)})
+        if not self._access.has_good_token(_caller(shown, shown.token) if shown.token else shown):
+            self.check_host(request)
 
     def check_host(self, request: web.Request) -> None:
         """Raises NotPermitted."""

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO
 
+from lighthouse_runtime.process.state_folder import make_private
 from manager.guard.preload import MARK_VARIABLE, die_with
 from manager.guard.rules.output import Lines
 
@@ -103,7 +104,7 @@ def open_log(path: str | None) -> IO[bytes] | None:
     there is refused. Raises OSError."""
     if path is None:
         return None
-    Path(path).parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    make_private(Path(path).parent)
     how = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
     not_plain = OSError(errno.EPERM, "is no plain file of this user alone; remove it, or name another --log-dir", path)
     try:

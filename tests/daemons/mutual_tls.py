@@ -60,8 +60,9 @@ class Site:
     @property
     def audit(self) -> list[dict[str, Any]]:
         """Its file is there from the first entry on."""
-        path = self.folder.parent / "audit.jsonl"
-        return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+        paths = (self.folder.parent / name for name in ("audit.jsonl", "audit.refused.jsonl"))
+        lines = (line for path in paths if path.exists() for line in path.read_text().splitlines())
+        return sorted(map(json.loads, lines), key=lambda entry: entry["time"])
 
     def get(self, path: str, client: Pair | None = None) -> tuple[int, str]:
         return self._ask(urllib.request.Request(self._url(path)), client)

@@ -43,8 +43,9 @@ class Secured:
 
     @property
     def audit(self) -> list[dict[str, Any]]:
-        path = self.folder.parent / "audit.jsonl"
-        return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+        paths = (self.folder.parent / name for name in ("audit.jsonl", "audit.refused.jsonl"))
+        lines = (line for path in paths if path.exists() for line in path.read_text().splitlines())
+        return sorted(map(json.loads, lines), key=lambda entry: entry["time"])
 
     def get(self, path: str, token: str = "", **headers: str) -> tuple[int, str]:
         return self.ask(urllib.request.Request(self._url(path), headers=headers | _bearer(token)))

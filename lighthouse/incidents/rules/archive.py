@@ -4,7 +4,7 @@ An id is the second at which the incident was noticed, and a number where that s
 memory: that of the newest incidents is kept, MAX_BYTES together.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 
@@ -16,6 +16,32 @@ LIMIT = 200
 SHOWN = 50
 MAX_BYTES = 64 * 1024 * 1024
 DROPPED = "the evidence of an incident as old as this is not kept in memory"
+
+
+def surplus(kept: Sequence[tuple[str, str, int]], limit: int, max_bytes: int) -> list[str]:
+    """Choose the incidents to drop so that at most `limit` are left, of at most `max_bytes` together.
+
+    Each job has an equal share: the oldest goes of the job that has most, so no job pushes out those of others.
+
+    Args:
+        kept: (id, job, bytes) of each, the oldest first.
+        limit: How many are kept.
+        max_bytes: How many bytes are kept. The newest incident stays, however large it is.
+    """
+    by_job: dict[str, list[tuple[str, int]]] = {}
+    for id, job, size in kept:
+        by_job.setdefault(job, []).append((id, size))
+    counts = {job: len(entries) for job, entries in by_job.items()}
+    sizes = {job: sum(size for _, size in entries) for job, entries in by_job.items()}
+    dropped: list[str] = []
+    while (is_over := sum(counts.values()) > limit) or (sum(sizes.values()) > max_bytes and sum(counts.values()) > 1):
+        measure = counts if is_over else sizes
+        job = max(measure, key=lambda name: measure[name])
+        id, size = by_job[job].pop(0)
+        counts[job] -= 1
+        sizes[job] -= size
+        dropped.append(id)
+    return dropped
 
 
 class IncidentArchive:
@@ -38,10 +64,11 @@ class IncidentArchive:
         """It is new, or has changed."""
         self._by_id[incident.id] = incident
         self._taken.add(incident.id)
-        while len(self._by_id) > LIMIT:
-            oldest = next(iter(self._by_id))
-            del self._by_id[oldest]
-            self._taken.discard(oldest)
+        if len(self._by_id) > LIMIT:
+            every = [(each.id, each.summary.job, 0) for each in self._by_id.values()]
+            for id in surplus(every, LIMIT, 0):
+                del self._by_id[id]
+                self._taken.discard(id)
         if incident.evidence:
             self._save_memory()
 

@@ -71,7 +71,9 @@ class LaunchPlan:
         return f"{self.replica_id}/{rank}"
 
     def log_name(self, rank: int, attempt: int) -> str:
-        return f"{urllib.parse.quote(self.replica_id, safe='@+=')}/attempt_{attempt}/rank_{rank}.log"
+        folder = urllib.parse.quote(self.replica_id, safe="@+=")
+        folder = folder.replace(".", "%2E") if set(folder) == {"."} else folder  # `..` would leave the log folder
+        return f"{folder}/attempt_{attempt}/rank_{rank}.log"
 
     def environment(self, rank: int, attempt: int, incarnation: str) -> dict[str, str]:
         """torchrun gives its ranks theirs."""

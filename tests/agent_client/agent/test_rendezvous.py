@@ -11,11 +11,14 @@ import pytest
 from torch.distributed import HashStore, distributed_c10d
 
 from agent_client import Agent, AgentConfig
+from agent_client.agent import rendezvous as module
 from agent_client.agent.environment import Environment
 from agent_client.agent.parts import GroupPlace
 from agent_client.agent.rendezvous import rendezvous, wait_for_store
 from agent_client.errors import AgentError
 from examples.ports import free_port
+from lighthouse_protocol.coordinator import Coordinator
+from lighthouse_protocol.identity import Address
 from tests.processes import LOCALHOST, Lighthouse, Manager
 
 
@@ -94,3 +97,40 @@ def test_the_option_wins_over_the_variable(monkeypatch: pytest.MonkeyPatch, opti
     with pytest.raises(AgentError, match="enough"):
         Agent.from_env(state=None, advertise=option)  # type: ignore[arg-type]
     assert [config.advertise for config in found] == [used]
+
+
+# -- the secret of a group that starts its own manager
+
+
+class FakeProcess:
+    announced = "localhost:4711"
+
+
+@pytest.mark.parametrize("token", ["lhj_a-token-of-some-length", ""])
+def test_torchruns_open_store_does_not_hold_the_secret(monkeypatch: pytest.MonkeyPatch, token: str) -> None:
+    """Anyone can read the store. Each rank derives the secret from the join token that it has anyway."""
+    store, given = HashStore(), dict[str, str]()
+
+    def start(code: str, options: dict[str, str], *, name: str, variables: dict[str, str]) -> FakeProcess:
+        given.update(variables)
+        return FakeProcess()
+
+    monkeypatch.setattr(distributed_c10d, "rendezvous", lambda _, rank, size: iter([(store, rank, size)]))
+    monkeypatch.setattr(module, "ServerProcess", start)
+    monkeypatch.setattr(module, "wait_for_store", lambda address, timeout_s: None)
+    monkeypatch.setattr(module, "GlooGroup", lambda *place, **options: object())
+    monkeypatch.setenv("MASTER_ADDR", LOCALHOST)
+    lighthouse = Coordinator((Address(LOCALHOST, 1),), "ab" * 32 if token else "", token).join_string()
+    of_rank_0 = dataclasses.replace(GROUP_OF_TWO, manager="", lighthouse=lighthouse, replica_id="g")
+    first, _ = rendezvous(of_rank_0, AgentConfig())
+    second, _ = rendezvous(dataclasses.replace(of_rank_0, group_rank=1), AgentConfig())
+    secret = given["LIGHTHOUSE_MANAGER_SECRET"]
+    assert first == second
+    assert secret in first
+    stored = store.get(f"lighthouse/0/{module.MANAGER_KEY}").decode()
+    assert (secret in stored) == (not token), "without a token all that reach the lighthouse may do all"
+    assert not token or token not in stored
+    if token:
+        bare = dataclasses.replace(of_rank_0, group_rank=1, lighthouse="")
+        with pytest.raises(AgentError, match="set LIGHTHOUSE_ADDRESS to the same join string for all ranks"):
+            rendezvous(bare, AgentConfig())

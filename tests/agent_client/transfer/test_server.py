@@ -20,6 +20,7 @@ import torch
 from agent_client.state.decoding import CorruptState, Encoding, decode, encode
 from agent_client.transfer.connection import split_address
 from agent_client.transfer.fetch import Fetch
+from agent_client.transfer.listener import MAX_CONNECTIONS, MAX_CONNECTIONS_OF_A_HOST
 from agent_client.transfer.offers import StateKey
 from agent_client.transfer.response import StateUnavailable
 from agent_client.transfer.server import StateServer
@@ -527,3 +528,30 @@ def get(server: StateServer, what: str) -> tuple[int, bytes]:
         connection.request("GET", f"/{what}/{KEY.quorum_id}/{KEY.step}/{KEY.group_rank}")
         response = connection.getresponse()
         return response.status, response.read()
+
+
+def test_strangers_that_wait_make_room_for_a_reader_of_another_host(caplog: pytest.LogCaptureFixture) -> None:
+    """Each may ask for a state that never comes, and hold its connection meanwhile."""
+    server, strangers = StateServer("0.0.0.0", advertise="127.0.0.1"), list[socket.socket]()
+    try:
+        port = int(server.address.rpartition(":")[2])
+        server.publish((7, 3, 0), {"a": torch.zeros(4)})
+
+        def ask(source: str, path: str) -> socket.socket:
+            connection = socket.create_connection(("127.0.0.1", port), 20, (source, 0))
+            connection.sendall(f"GET {path} HTTP/1.1\r\nHost: x\r\n\r\n".encode())
+            return connection
+
+        for source in ("127.0.0.2", "127.0.0.3"):
+            strangers += [ask(source, "/checkpoint/9/9/0?wait_s=60") for _ in range(MAX_CONNECTIONS_OF_A_HOST)]
+        eventually(lambda: len(server._listener._connections) == MAX_CONNECTIONS, "all connections are taken")
+        with ask("127.0.0.4", "/checkpoint/7/3/0") as reader:
+            assert reader.recv(12) == b"HTTP/1.1 200"
+        with ask("127.0.0.2", "/checkpoint/7/3/0") as another_stranger:
+            assert another_stranger.recv(12) == b"HTTP/1.1 503"
+        assert {record.getMessage()[:23] for record in caplog.records} == {"too many connections fo"}
+        caplog.clear()
+    finally:
+        server.close()
+        for each in strangers:
+            each.close()

@@ -6,12 +6,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from lighthouse.incidents import files as incident_files
 from lighthouse.incidents.files import IncidentFiles
 from lighthouse.incidents.registry import IncidentRegistry
 from lighthouse.incidents.rules import archive
-from lighthouse.incidents.rules.archive import DROPPED, LIMIT, IncidentArchive
+from lighthouse.incidents.rules.archive import DROPPED, LIMIT, IncidentArchive, surplus
 from lighthouse.server.config import LighthouseConfig
 from lighthouse_protocol.refusals import UnknownName
 from tests.lighthouse.evidence import incident, member
@@ -46,6 +48,46 @@ class TestArchive:
             kept.put(incident(name, member("b/1", stacks="x" * 400, flight_recorder="", process="")))
         assert [bool(kept.get(name).evidence) for name in ("i1", "i2", "i3")] == [False, True, True]
         assert kept.get("i1").missing == (DROPPED,)
+
+
+@given(
+    jobs=st.lists(st.sampled_from("abcd"), max_size=40),
+    sizes=st.lists(st.integers(0, 50), min_size=40, max_size=40),
+    limit=st.integers(1, 20),
+    max_bytes=st.integers(0, 400),
+)
+def test_what_is_dropped_is_the_oldest_of_the_job_that_has_most(
+    jobs: list[str], sizes: list[int], limit: int, max_bytes: int
+):
+    kept = [(str(number), job, size) for number, (job, size) in enumerate(zip(jobs, sizes, strict=False))]
+    dropped = set(surplus(kept, limit, max_bytes))
+    left = [each for each in kept if each[0] not in dropped]
+    assert len(left) <= limit
+    assert sum(size for *_, size in left) <= max_bytes or len(left) == 1
+    for job in set(jobs):
+        own = [id in dropped for id, of, _ in kept if of == job]
+        assert own == sorted(own, reverse=True), "the oldest go first"
+
+
+def test_a_flood_of_one_job_pushes_out_no_incident_of_another():
+    kept = IncidentArchive([incident("i000", job="mine")])
+    for number in range(1, 3 * LIMIT):
+        kept.put(incident(f"i{number:03}", job=f"flood{number % 3}"))
+    assert len(kept.summaries()) == LIMIT
+    assert [summary.id for summary in kept.summaries("mine")] == ["i000"]
+
+
+def test_nor_its_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(incident_files, "LIMIT", 5)
+    files = IncidentFiles(tmp_path)
+    for number in range(20):
+        files.save(incident(f"i{number:03}", job="flood" if number else "mine"))
+    files.close()
+    again = IncidentFiles(tmp_path)
+    assert sorted({each.summary.job for each in again.load()}) == ["flood", "mine"]
+    again.save(incident("i100", job="flood"))
+    again.close()
+    assert sorted(path.stem for path in tmp_path.iterdir()) == ["i000", "i017", "i018", "i019", "i100"]
 
 
 @pytest.mark.parametrize(

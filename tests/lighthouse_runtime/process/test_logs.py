@@ -8,7 +8,7 @@ from datetime import datetime, timedelta
 import pytest
 
 from lighthouse_runtime.log_event import event
-from lighthouse_runtime.process.logs import FORMATS, set_up_logging
+from lighthouse_runtime.process.logs import FORMATS, set_up_logging, without_credentials
 from tests.processes import ROOT
 
 LEVEL_METHODS = ("debug", "info", "warning", "error", "critical", "exception")
@@ -125,3 +125,19 @@ def is_logging(function: ast.expr) -> bool:
         return False
     owner = function.value
     return ast.unparse(owner) in ("log", "self._log")
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("at lighthouse://ab12.lhj_SECRETsecret@h:1", "at lighthouse://(removed)@h:1"),
+        ("token lho_abcdefghij-_K rotated", "token (removed) rotated"),
+        ("AWS_SECRET_ACCESS_KEY=swordfish", "AWS_SECRET_ACCESS_KEY=(removed)"),
+        ("{'LIGHTHOUSE_MANAGER_SECRET': 'ab', 'X': '1'}", "{'LIGHTHOUSE_MANAGER_SECRET': '(removed)', 'X': '1'}"),
+        ("HF_TOKEN: hf_abc, next", "HF_TOKEN: (removed), next"),
+        ("tokens=123456 loss=2.1 tokens_per_s: 9000", "tokens=123456 loss=2.1 tokens_per_s: 9000"),
+        ("the token is not one of this lighthouse's", "the token is not one of this lighthouse's"),
+    ],
+)
+def test_credentials_are_removed_and_what_looks_like_them_is_kept(text: str, shown: str) -> None:
+    assert without_credentials(text) == shown

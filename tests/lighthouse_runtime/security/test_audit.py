@@ -2,6 +2,7 @@
 
 import json
 import logging
+import math
 import stat
 from pathlib import Path
 
@@ -9,7 +10,7 @@ import pytest
 
 from lighthouse_protocol.rules.access import NOBODY, Principal, Role
 from lighthouse_runtime.security import audit as module
-from lighthouse_runtime.security.audit import REFUSALS_AT_ONCE, Audit
+from lighthouse_runtime.security.audit import GENERATIONS, REFUSALS_AT_ONCE, Audit
 
 OPERATOR = Principal("operate-1", frozenset({Role.OPERATE}))
 
@@ -47,7 +48,31 @@ def test_refusals_cannot_fill_it(tmp_path: Path) -> None:
     audit = Audit(path)
     for _ in range(1000):
         audit.refuse(NOBODY, "there", "Kill", "no credential")
-    assert len(entries(path)) <= REFUSALS_AT_ONCE + 5
+    assert len(entries(path.with_name("audit.refused.jsonl"))) <= REFUSALS_AT_ONCE + 5
+
+
+def test_no_number_of_refusals_removes_an_act(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "MAX_FILE_BYTES", 1000)
+    monkeypatch.setattr(module, "REFUSALS_AT_ONCE", math.inf)
+    path = tmp_path / "audit.jsonl"
+    audit = Audit(path)
+    audit.act(OPERATOR, "here", "Kill", "b")
+    for _ in range(100):
+        audit.refuse(NOBODY, "there", "StopAsked", "no part")
+    assert [entry["target"] for entry in entries(path)] == ["b"]
+    assert len(list(tmp_path.iterdir())) <= 2 + GENERATIONS
+
+
+def test_as_many_older_files_are_kept_as_it_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "MAX_FILE_BYTES", 1000)
+    path = tmp_path / "audit.jsonl"
+    audit = Audit(path)
+    for number in range(200):
+        audit.act(OPERATOR, "here", "Kill", str(number))
+    older = [path.with_name(f"audit.jsonl.{number}") for number in range(GENERATIONS, 0, -1)]
+    assert sorted(tmp_path.iterdir()) == sorted([path, *older])
+    kept = [int(entry["target"]) for file in (*older, path) for entry in entries(file)]
+    assert kept == list(range(kept[0], 200)), "in order, and none between is missing"
 
 
 def test_a_file_that_cannot_be_written_is_said_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -14,11 +14,12 @@ from lighthouse_protocol.identity import Address
 from lighthouse_protocol.refusals import UnknownName, Unreachable
 from lighthouse_protocol.rules.access import Role
 from lighthouse_runtime.security import access
-from lighthouse_runtime.security.access import Access, ByCredential, LocalOperates
+from lighthouse_runtime.security.access import ANONYMOUS, Access, ByCredential, LocalOperates
 from lighthouse_runtime.security.audit import Audit
 from lighthouse_runtime.security.credentials import load_or_make
 from lighthouse_runtime.security.tokens import TokenFile
 from lighthouse_runtime.server.rpc_handler import Call
+from lighthouse_runtime.web import control
 from lighthouse_runtime.web.control import CSRF_HEADER, Act, HttpControl, HttpGuard, Order
 from lighthouse_runtime.web.server import Document, HttpServer, HttpSide
 
@@ -226,3 +227,34 @@ async def test_an_incident_is_shown_to_whoever_may_act(daemon: Daemon, monkeypat
     assert (await daemon.get("/incidents/i1", Host="evil.example"))[0] == 403
     monkeypatch.setattr(access, "is_local", lambda peer: False)
     assert (await daemon.get("/incidents/i1"))[0] == 403
+
+
+FOREIGN = ["Bearer x", "Basic eDp4", "Digest y", "bearer"]
+
+
+@pytest.mark.parametrize("shown", FOREIGN)
+@pytest.mark.parametrize("path", ["/status", "/metrics", "/incidents/i1"])
+async def test_a_foreign_name_reads_nothing_by_a_header_that_any_page_can_send(daemon: Daemon, path: str, shown: str):
+    status, body = await daemon.get(path, Host="evil.example", Authorization=shown)
+    assert status == 403
+    assert "does not know itself as 'evil.example'" in body["error"]
+
+
+async def test_only_a_good_token_opens_it_under_any_name(daemon: Daemon, tmp_path: Path):
+    tokens = TokenFile(load_or_make(tmp_path / "made", ()).folder)
+    daemon.access = ByCredential(tokens, Audit(None), without=ANONYMOUS)
+    await daemon.http.stop()
+    await daemon.start(daemon.client)
+    for shown in FOREIGN:
+        assert (await daemon.get("/status", Host="evil.example", Authorization=shown))[0] == 403, shown
+    good = f"Bearer {tokens.value.newest(Role.VIEW)}"
+    assert (await daemon.get("/status", Host="any.example", Authorization=good))[0] == 200
+
+
+async def test_logins_by_one_token_end_none_of_another(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(control, "MAX_LOGINS_OF_A_TOKEN", 3)
+    logins = control._Logins()
+    operator = logins.add("operate")
+    viewers = [logins.add("view") for _ in range(10)]
+    assert logins.token(operator) == "operate"
+    assert [logins.token(name) for name in viewers] == [""] * 7 + ["view"] * 3

@@ -100,3 +100,6 @@ def test_names_and_slots_of_a_group_among_others() -> None:
     assert dataclasses.replace(PLAN, layout=Layout(1, 4), host=0).name == "team/a"
     assert PLAN.label(6) == "team/a/6"
     assert PLAN.log_name(6, 2) == "team%2Fa/attempt_2/rank_6.log"
+    assert dataclasses.replace(PLAN, replica_id="..").log_name(6, 2) == "%2E%2E/attempt_2/rank_6.log", (
+        "within the folder"
+    )
