@@ -23,8 +23,10 @@ class GroupSpec:
 
 
 def meeting_name(name: str, secret: str) -> str:
-    """`name`, and what only those who know `secret` can put after it: who else reaches the store finds no key of
-    theirs. Without a secret: `name`."""
+    """Name under which the members of a quorum meet in a store: `name`, and a digest that only they can compute.
+
+    It keeps quorums apart. It hides nothing: torch's store lists its keys to any caller. Without a secret: `name`.
+    """
     return f"{name}/{prove(secret, STORE_WORD, name)}" if secret else name
 
 

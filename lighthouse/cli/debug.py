@@ -91,8 +91,9 @@ def debug() -> None:
 def bundle(given: ClientOptions, out: Path | None, http_side: str | None, journal: Path | None) -> None:
     """Write a summary, status, incidents, log, metrics, journal, checks and versions to one file.
 
-    What does not answer within --timeout, or refuses, is a text file that says why. The file holds the output and
-    stacks of ranks, and no token, key or password.
+    A part that does not answer within --timeout, or is refused, is a text file that says why. Join strings, tokens and
+    the values of variables with a secret's name are removed. The output and stacks of ranks are in it: read it before
+    you share it.
     """
     path = out or Path(time.strftime("lighthouse-debug-%Y%m%dT%H%M%SZ.tar.gz", time.gmtime()))
     target = functools.cache(lambda: _http_address(given, http_side))

@@ -20,8 +20,9 @@ REMOVED = "(removed)"
 _CREDENTIAL = re.compile(r"(lighthouse://)[^\s/@]+@")
 _TOKEN = re.compile(r"\blh[jov]_[\w-]{8,}")
 _SECRET_VARIABLE = re.compile(
-    r"\b([A-Z][A-Z0-9_]*(?:SECRET|TOKEN|PASSWORD|PASSWD|CREDENTIAL|PRIVATE|API_KEY|ACCESS_KEY)[A-Z0-9_]*"
-    r"['\"]?\s*[=:]\s*['\"]?)[^\s'\",;]+"
+    r"\b((?=[A-Z0-9]*_|\w+['\"]?\s*[=:])"  # NAME=value, 'NAME': 'value', or NAME value if the name has an underscore
+    r"[A-Z0-9_]*(?:SECRET|TOKEN|PASSWORD|PASSWD|CREDENTIAL|PRIVATE|API_KEY|ACCESS_KEY)[A-Z0-9_]*"
+    r"['\"]?(?:\s*[=:]\s*|\s+)['\"]?)[^\s'\",;]+"
 )
 
 
