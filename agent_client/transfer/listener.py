@@ -133,7 +133,7 @@ class Listener(TCPServer):
         while not self._is_closed:
             self.handle_request()
 
-    def _serve(self, request: socket.socket, client_address: Any) -> None:
+    def _serve(self, request: DeadlineSocket, client_address: Any) -> None:
         try:
             self.finish_request(request, client_address)
         except OSError as error:
