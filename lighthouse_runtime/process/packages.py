@@ -5,6 +5,8 @@ from importlib import metadata
 
 PACKAGES = ("lighthouse-ft", "grpcio", "protobuf", "aiohttp", "prometheus-client", "uvloop", "torch")
 NOT_INSTALLED = "not installed"
+OLDEST_TORCH = "2.8"
+"""As in pyproject.toml: an older TCPStore does not take a socket that already listens."""
 
 
 def installed_versions() -> Mapping[str, str]:

@@ -18,7 +18,7 @@ from lighthouse_protocol.messages.status import LighthouseStatus, MemberState
 from lighthouse_protocol.refusals import LighthouseError, NotPermitted, NotServed
 from lighthouse_protocol.rules.access import Role
 from lighthouse_runtime.client.manager import ManagerClient
-from lighthouse_runtime.process.packages import installed_versions
+from lighthouse_runtime.process.packages import OLDEST_TORCH, installed_versions
 from lighthouse_runtime.security import certificates
 from lighthouse_runtime.security.pinned import connected, shown_certificates
 from lighthouse_runtime.security.serving import with_local_credentials
@@ -56,6 +56,7 @@ def gather(given: Coordinator, ask: AskStatus, timeout_s: float) -> Facts:
         version=VERSION,
         packages={"python": platform.python_version(), **installed_versions()},
         managers=() if status is None else _managers(status, timeout_s),
+        oldest_torch=OLDEST_TORCH,
     )
 
 

@@ -1,6 +1,7 @@
 """What facts mean. The facts of a good host are changed one at a time."""
 
 import dataclasses
+import tomllib
 
 import pytest
 
@@ -9,7 +10,9 @@ from lighthouse.cli.doctor.rules.facts import Asked, Certificate, Credential, Fa
 from lighthouse_protocol.messages.status import LighthouseStatus, MemberState, StoreKind, StoreStatus
 from lighthouse_protocol.refusals import LighthouseError, NotPermitted, Unreachable, Untrusted, WrongProtocol
 from lighthouse_protocol.rules.access import Role
+from lighthouse_runtime.process.packages import OLDEST_TORCH
 from tests.lighthouse.statuses import job, member, status
+from tests.processes import ROOT
 
 NOW = 1_800_000_000.0
 DAY_S = 86400.0
@@ -157,6 +160,27 @@ def test_two_versions_are_a_warning() -> None:
     [found] = not_good(answered(version="0.2.0"))
     assert (found.check, found.level) == ("versions", Level.WARN)
     assert "version 0.2.0, and this host of 0.1.0" in found.text
+
+
+@pytest.mark.parametrize(
+    ("torch", "level"),
+    [
+        ("2.7.1", Level.FAIL),
+        ("2.8.0", Level.OK),
+        ("2.13.0+cpu", Level.OK),
+        ("3.0.0a0", Level.OK),
+        ("1.13", Level.FAIL),
+        ("not installed", Level.OK),
+    ],
+)
+def test_a_torch_that_cannot_train_fails(torch: str, level: Level) -> None:
+    given = changed(packages={"torch": torch}, oldest_torch="2.8")
+    assert [found.level for found in check(given) if found.check == "versions"] == [level]
+
+
+def test_the_oldest_torch_is_that_of_the_package() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    assert f"torch>={OLDEST_TORCH}" in project["optional-dependencies"]["torch"]
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@
 - A fact that is missing because of an earlier failure makes no finding of its own.
 """
 
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
@@ -151,6 +152,14 @@ def _clock(asked: Asked, status: LighthouseStatus) -> Finding:
 def _versions(facts: Facts) -> Finding:
     status = None if facts.asked is None else facts.asked.status
     packages = ", ".join(f"{name} {version}" for name, version in facts.packages.items())
+    torch, oldest = _release(facts.packages.get("torch", "")), _release(facts.oldest_torch)
+    if torch and torch < oldest:
+        return Finding(
+            "versions",
+            Level.FAIL,
+            f"torch {facts.packages['torch']} is too old: training needs {facts.oldest_torch} or newer, because the store "
+            f"of a replica group does not start with an older one; here: {packages}",
+        )
     if status is None or status.version == facts.version:
         return Finding("versions", Level.OK, packages)
     return Finding(
@@ -159,6 +168,12 @@ def _versions(facts: Facts) -> Finding:
         f"the lighthouse is of version {status.version}, and this host of {facts.version}: install one version "
         f"everywhere; here: {packages}",
     )
+
+
+def _release(version: str) -> tuple[int, ...]:
+    """(2, 13) of 2.13.0+cpu; empty if it is no version."""
+    found = re.match(r"(\d+)\.(\d+)", version)
+    return (int(found[1]), int(found[2])) if found else ()
 
 
 def _store(store: StoreStatus) -> Finding:

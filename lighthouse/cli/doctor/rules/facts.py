@@ -81,3 +81,4 @@ class Facts:
     version: str
     packages: Mapping[str, str]
     managers: tuple[ManagerSeen, ...] = ()
+    oldest_torch: str = ""
