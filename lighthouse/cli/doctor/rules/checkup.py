@@ -157,8 +157,8 @@ def _versions(facts: Facts) -> Finding:
         return Finding(
             "versions",
             Level.FAIL,
-            f"torch {facts.packages['torch']} is too old: training needs {facts.oldest_torch} or newer, because the store "
-            f"of a replica group does not start with an older one; here: {packages}",
+            f"torch {facts.packages['torch']} is too old: training needs {facts.oldest_torch} or newer, because the "
+            f"store of a replica group does not start with an older one; here: {packages}",
         )
     if status is None or status.version == facts.version:
         return Finding("versions", Level.OK, packages)
