@@ -210,28 +210,31 @@ class CheckpointFolder:
         nonce = self._sum([secrets.randbits(48) if self._rank == 0 else 0])[0]
         self._nonce = f"{nonce:012x}"
         probe = self._folder / f".probe-{self._nonce}-{self._rank}"
-        error = None
+        disk: list[int] = [self._rank]
+        error: OSError | None = None
         try:
-            if self._ranks > 1:
-                probe.touch()
+            probe.touch()
         except OSError as e:
             error = e
+        self._sum([0])  # all have made theirs
+        try:
+            disk = [each for each in range(self._ranks) if (self._folder / f".probe-{self._nonce}-{each}").exists()]
+            if self._rank == min(disk):
+                self._complete(every=True)
+                for path in self._folder.iterdir():
+                    if _UNFINISHED.fullmatch(path.name) or _REMOVED.fullmatch(path.name):
+                        log.info("removed %s, which was not finished", path)
+                        shutil.rmtree(path, ignore_errors=True)
+                    elif path.name.startswith(".probe-") and not path.name.startswith(f".probe-{self._nonce}"):
+                        path.unlink(missing_ok=True)
+        except OSError as e:
+            error = error or e
         failed = self._sum([int(error is not None and rank == self._rank) for rank in range(self._ranks)])
-        disk = [rank for rank in range(self._ranks) if self._folder.joinpath(f".probe-{self._nonce}-{rank}").exists()]
-        self._sum([0])  # all have looked
         probe.unlink(missing_ok=True)
         if error is not None:
             raise error
         if any(failed):
-            raise AgentError(f"rank {failed.index(1)} cannot write into its folder of checkpoints; see its log")
-        disk = disk or [0]
-        if self._rank == disk[0]:
-            self._complete(every=True)
-            for path in self._folder.iterdir():
-                if _UNFINISHED.fullmatch(path.name) or _REMOVED.fullmatch(path.name):
-                    log.info("removed %s, which was not finished", path)
-                    shutil.rmtree(path, ignore_errors=True)
-        self._sum([0])
+            raise AgentError(f"rank {failed.index(1)} cannot use its folder of checkpoints; see its log")
         self._disk = disk
 
     def _usable(self, held: dict[Tag, Path], reasons: list[str]) -> dict[Tag, dict[int, Part]]:

@@ -234,6 +234,7 @@ class TestOneRank:
         save(checkpoints, at(agent, 3, 1))
         assert names(tmp_path) == ["step-000000000001-quorum-1", "step-000000000003-quorum-1"]
 
+    @pytest.mark.slow
     def test_what_a_killed_save_has_left_is_removed(self, tmp_path: Path, agent: Agent) -> None:
         save(CheckpointFolder(tmp_path, at(agent, 7, 1)))
         command = [sys.executable, "-c", KILLED, str(tmp_path)]
@@ -501,6 +502,20 @@ class TestGroup:
         group.save(10)
         assert [len(names(folder)) for folder in folders] == [2, 2], "that of the first life is gone"
         assert Group(folders).holds(10)
+
+    def test_a_folder_that_one_rank_cannot_use_stops_all(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        group = Group([tmp_path, tmp_path])
+        group.save(5)
+        with monkeypatch.context() as patch:
+            patch.setattr(checkpoint_folder.CheckpointFolder, "_complete", raising(OSError(errno.EIO, "bad disk")))
+            own, other = Group([tmp_path, tmp_path]).errors
+        assert isinstance(own, OSError)
+        assert isinstance(other, AgentError)
+        assert "rank 0 cannot use its folder of checkpoints" in str(other)
+        (tmp_path / ".probe-12ab-1").touch()
+        (tmp_path / ".removed-step-000000000001-quorum-1-ab").mkdir()
+        assert Group([tmp_path, tmp_path]).holds(5)
+        assert len(names(tmp_path)) == 1
 
     def test_a_disk_that_was_lost_is_named(self, tmp_path: Path) -> None:
         folders = folders_of(tmp_path, 2, is_shared=False)
