@@ -1,23 +1,20 @@
 """Ranks of one group that shard a model (FSDP2), take some steps from the newest checkpoint, and save.
 
-    python -m tests.agent_client.sharded_checkpoint FOLDER STEPS LAYOUT    # with RANK, WORLD_SIZE and MASTER_*
-
-LAYOUT is "sharded", or "plain" for one rank without fully_shard. Prints the step that was resumed and a hash of the
-whole model and optimizer, before and after the steps. No lighthouse is needed: a stand-in counts the steps.
+No lighthouse is needed: a stand-in counts the steps.
 """
 
-import json
-import sys
 from typing import Any, cast
 
 import torch
 from torch import distributed
+from torch.distributed import PrefixStore
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
+from agent_client.collectives.gloo import connect_store
 from agent_client.state.train_state import TrainState
 from agent_client.training.checkpoint_folder import CheckpointFolder
-from tests.agent_client.actors import digest
+from tests.agent_client.actors import MEETS_WITHIN_S, digest
 from tests.agent_client.sharded_training import adam_of, loss_of, model_of
 
 
@@ -48,10 +45,24 @@ def whole(tensor: Any) -> torch.Tensor:
     return torch.cat(shards)
 
 
-def main(folder: str, steps: int, layout: str) -> None:
-    """Run one rank."""
-    torch.set_num_threads(1)
-    distributed.init_process_group("gloo")
+class ShardedCheckpointActor:
+    """One rank of a group that meets at the store `meeting` under `key`."""
+
+    def run(self, meeting: str, key: str, rank: int, ranks: int, folder: str, steps: int, layout: str) -> list[Any]:
+        """Return the step that was resumed and the last one, each with a hash of the whole model and optimizer.
+
+        `layout`: "sharded", or "plain" for one rank without fully_shard.
+        """
+        torch.set_num_threads(1)
+        store = PrefixStore(key, connect_store(meeting, MEETS_WITHIN_S))
+        distributed.init_process_group("gloo", store=store, rank=rank, world_size=ranks)
+        try:
+            return train(folder, steps, layout)
+        finally:
+            distributed.destroy_process_group()
+
+
+def train(folder: str, steps: int, layout: str) -> list[Any]:
     model = model_of(distributed.get_rank())
     if layout != "plain":
         mesh = init_device_mesh("cpu", (distributed.get_world_size(),))
@@ -76,9 +87,4 @@ def main(folder: str, steps: int, layout: str) -> None:
     if steps:
         checkpoints.save()
         checkpoints.wait()
-    print(json.dumps([*begun, rank.step, told()]), flush=True)
-    distributed.destroy_process_group()
-
-
-if __name__ == "__main__":
-    main(sys.argv[1], int(sys.argv[2]), sys.argv[3])
+    return [*begun, rank.step, told()]

@@ -2,7 +2,6 @@
 
 import errno
 import itertools
-import json
 import logging
 import os
 import random
@@ -331,38 +330,30 @@ def test_all_groups_are_killed_at_different_steps_and_go_on(
     assert logs["b/0"][0]["participated"]
 
 
-def run_sharded(store: str, folder: Path, ranks: int, steps: int, layout: str = "sharded") -> list[Any]:
-    """[step resumed, hash then, step at the end, hash then], which all ranks must agree on."""
-    host, port = store.rsplit(":", 1)
-    command = [sys.executable, "-m", "tests.agent_client.sharded_checkpoint", str(folder), str(steps), layout]
-    environment = {
-        **os.environ,
-        "WORLD_SIZE": str(ranks),
-        "MASTER_ADDR": host,
-        "MASTER_PORT": port,
-        "OMP_NUM_THREADS": "1",
-        "TORCHELASTIC_USE_AGENT_STORE": "True",
-        "TORCHELASTIC_RESTART_COUNT": f"{next(Group.lives)}",
-    }
-    processes = [
-        subprocess.Popen(command, env={**environment, "RANK": str(rank)}, stdout=subprocess.PIPE, text=True)
-        for rank in range(ranks)
-    ]
-    told = [json.loads(process.communicate(timeout=300)[0]) for process in processes]
-    assert all(each == told[0] for each in told)
-    return told[0]
-
-
 @pytest.mark.slow
-def test_sharded_models_are_resumed_by_any_number_of_ranks(store: str, tmp_path: Path) -> None:
-    step, _, end, first = run_sharded(store, tmp_path, 2, 3)
+def test_sharded_models_are_resumed_by_any_number_of_ranks(store: str, rank_server: RankServer, tmp_path: Path) -> None:
+    def run(ranks: int, steps: int, layout: str = "sharded") -> list[Any]:
+        """[step resumed, hash then, last step, hash then], the same in all ranks."""
+        key = f"{tmp_path}/{next(Group.lives)}"
+        with ExitStack() as stack:
+            pending = [
+                stack.enter_context(
+                    rank_server.start("tests.agent_client.sharded_checkpoint:ShardedCheckpointActor", tmp_path / "log")
+                ).begin("run", store, key, rank, ranks, str(tmp_path / "kept"), steps, layout)
+                for rank in range(ranks)
+            ]
+            told = [each.result() for each in pending]
+        assert all(each == told[0] for each in told)
+        return told[0]
+
+    step, _, end, first = run(2, 3)
     assert (step, end) == (0, 3)
-    step, begun, end, second = run_sharded(store, tmp_path, 4, 2)
+    step, begun, end, second = run(4, 2)
     assert (step, begun, end) == (3, first, 5)
-    step, begun, end, third = run_sharded(store, tmp_path, 1, 1)
+    step, begun, end, third = run(1, 1)
     assert (step, begun, end) == (5, second, 6)
-    assert run_sharded(store, tmp_path, 1, 0, "plain") == [6, third, 6, third]
-    assert run_sharded(store, tmp_path, 2, 0) == [6, third, 6, third]
+    assert run(1, 0, "plain") == [6, third, 6, third]
+    assert run(2, 0) == [6, third, 6, third]
 
 
 class Weights:
