@@ -14,7 +14,7 @@ from typing import Any, Self, TypeVar, Unpack
 
 import torch
 
-from agent_client.agent.at_exit import close_at_end, was_closed
+from agent_client.agent.at_exit import close_at_end, close_attached, was_closed
 from agent_client.agent.config import DEFAULTS, AgentConfig, AgentOptions, config_of
 from agent_client.agent.environment import Environment
 from agent_client.agent.equality import check_equal
@@ -152,6 +152,7 @@ class Agent:
             self._place.group.abort()
         if self._place.manager_process is not None:
             self._place.manager_process.stop()
+        close_attached(self)
 
     # -- what a script may read at any moment: nothing here waits, and no step changes by it
 

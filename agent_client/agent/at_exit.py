@@ -21,6 +21,9 @@ _open: "weakref.WeakSet[Closable]" = weakref.WeakSet()
 _of_process: "weakref.WeakSet[Closable]" = weakref.WeakSet()
 
 
+_attached: "weakref.WeakKeyDictionary[object, weakref.WeakSet[Closable]]" = weakref.WeakKeyDictionary()
+
+
 def close_at_end(closable: Closable, *, is_of_process: bool = False) -> None:
     """`is_of_process`: it goes on when a wrapped function that has opened it runs again."""
     (_of_process if is_of_process else _open).add(closable)
@@ -30,6 +33,15 @@ def was_closed(closed: Closable) -> None:
     """Forget it."""
     _open.discard(closed)
     _of_process.discard(closed)
+
+
+def close_with(owner: object, closable: Closable) -> None:
+    """Have `close_attached(owner)` close `closable`, too."""
+    _attached.setdefault(owner, weakref.WeakSet()).add(closable)
+
+
+def close_attached(owner: object) -> None:
+    close_each(_attached.pop(owner, ()))
 
 
 def opened() -> list[Closable]:

@@ -3,7 +3,7 @@
 import itertools
 from collections.abc import Callable
 
-from torch.distributed import HashStore
+from torch.distributed import HashStore, Store
 from torch.optim import Optimizer
 
 from agent_client.agent.parts import AgentParts, GroupPlace
@@ -64,6 +64,11 @@ class Internals:
         """Return (place, number of places) of this rank among all ranks of the last quorum; wait for the first one."""
         self._wait_first_quorum()
         return slot_among_all(self._parts.runner.last, self._place.group_rank, self._place.group_world_size)
+
+    @property
+    def group_store(self) -> Store | None:
+        """Store that the ranks of this replica group share; None in a group of one."""
+        return self._place.group.store if self._place.group else None
 
     def group_for_torch(self) -> ObservedGroup:
         """Return the ranks of this replica group, for a module of torch's that replicates inside it."""

@@ -21,7 +21,7 @@ class GlooGroup:
         """Meets all peers of the same `store`. Raises RuntimeError if one does not come within `connect_timeout_s`."""
         self.rank = rank
         self.size = size
-        self._store = store
+        self.store = store
         self._host = host
         self._connect_timeout_s = connect_timeout_s
         self._timeout_s = timeout_s
@@ -45,7 +45,7 @@ class GlooGroup:
     def for_torch(self, name: str) -> ProcessGroup:
         """A second group of the same ranks, for torch's own modules: they run collectives from threads of theirs, and
         one group's must be the same in all ranks. Lives as long as this one."""
-        store = PrefixStore(name, self._store)
+        store = PrefixStore(name, self.store)
         ranks = GlooGroup(
             store,
             self.rank,

@@ -1,47 +1,386 @@
-"""A state in a file: whole or not at all, checksummed, without pickle (encoding.py)."""
+"""One rank's part of a checkpoint in a folder, written and read by torch.distributed.checkpoint.
 
+    step-000000000100-quorum-7/
+        .metadata          for other readers (`torch.distributed.checkpoint.load`, `dcp_to_torch_save`); never read here
+        rank-0/__0_0.distcp   the tensors of rank 0, in DCP's format
+        rank-0/part.json      everything else of rank 0: plain values, the layout of each tensor, a checksum of the file
+        rank-1/...
+
+DCP's own metadata is a pickle, so `part.json` holds what DCP needs to find a tensor. Nothing that is unpickled here can
+name code: DCP loads tensors with `weights_only`. A sharded tensor has one name in all parts, and each part holds one
+chunk of it, so any number of ranks can read it. Other tensors of rank 1 and above have the rank in their name.
+"""
+
+import hashlib
+import json
 import os
-from contextlib import suppress
+import re
+import shutil
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-from agent_client.state.decoding import CorruptState, decode, encode
-from agent_client.state.tree import State
+import torch
+
+from agent_client.state.host_memory import copy_of
+from agent_client.state.shards import Shards, is_description, without_descriptions
+from agent_client.state.tree import DTYPES, CorruptState, Json, State, assemble, disassemble
+
+if TYPE_CHECKING:
+    from torch.distributed.checkpoint.metadata import Metadata
+
+FORMAT = "lighthouse-checkpoint/1"
+PART, TENSORS = "part.json", "__0_0.distcp"
+_RANK = re.compile(r"rank-(\d+)")
 
 
-def write_state(path: Path, state: State) -> None:
-    """Write `state` so that at any moment, and after a crash, `path` holds what it held before or all of this.
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """Where one tensor of a part lies: in its file, and in the whole tensor if it is sharded."""
 
-    TypeError or ValueError, with the path inside the state, for what cannot be kept; OSError.
+    name: str
+    """Path of the tensor in the state, joined by dots; with the rank in front unless all ranks share the tensor."""
+    dtype: str
+    whole: list[int]
+    """Shape of the whole tensor."""
+    offset: list[int]
+    size: list[int]
+    """Shape of this chunk."""
+    stride: list[int]
+    layout: Json
+    """Description of a sharded tensor (shards.py) without its shard, or None."""
+    start: int = 0
+    """First byte in the file."""
+    length: int = 0
+    """Bytes in the file; 0 for an empty shard, which is not stored."""
+
+    @property
+    def is_stored(self) -> bool:
+        return 0 not in self.size or 0 in self.whole
+
+
+@dataclass(frozen=True, slots=True)
+class FrozenState:
+    """A copy of a state on the CPU, which training no longer changes."""
+
+    skeleton: Json
+    chunks: list[Chunk]
+    tensors: list[torch.Tensor]
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """What `part.json` says."""
+
+    step: int
+    quorum_id: int
+    rank: int
+    ranks: int
+    """Number of ranks in the group that has saved."""
+    disk: list[int]
+    """Ranks whose parts are in the same folder."""
+    skeleton: Json
+    chunks: list[Chunk]
+    file_bytes: int
+    sha256: str
+    """Checksum of the file of tensors."""
+
+
+def freeze(state: State, rank: int, find_shards: Callable[[], Shards]) -> FrozenState:
+    """Copy a state to the CPU.
+
+    Args:
+        state: Sharded tensors in it are descriptions (shards.py).
+        rank: This rank in its group.
+        find_shards: Called only if something in `state` is sharded.
+
+    Raises:
+        TypeError: Something in the state cannot be kept; the message names its path.
+        ValueError: The state is nested too deep.
     """
-    encoding = encode(state)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    skeleton, tensors = disassemble(state)
+    chunks: list[Chunk] = []
+    shards: Shards | None = None
+    names: set[str] = set()
+    for (path, layout), tensor in zip(_leaves(state, ()), tensors, strict=True):
+        name = ".".join(map(str, path[1:] if path[0] == "train" else path))
+        while name in names:
+            name += "'"
+        names.add(name)
+        whole, offset = list(tensor.shape), [0] * tensor.dim()
+        if layout is not None:
+            shards = shards or find_shards()
+            whole, offset = list(layout["shape"]), list(shards.place(layout)[1])
+            layout = {key: value for key, value in layout.items() if key != "shard"}
+        elif rank:
+            name = f"rank-{rank}/{name}"
+        dtype = str(tensor.dtype).removeprefix("torch.")
+        chunks.append(Chunk(name, dtype, whole, offset, list(tensor.shape), list(tensor.stride()), layout))
+    return FrozenState(skeleton, chunks, [copy_of(tensor.detach()) for tensor in tensors])
+
+
+def write_part(
+    folder: Path, state: FrozenState, *, step: int, quorum_id: int, rank: int, ranks: int, disk: list[int]
+) -> None:
+    """Write the part of one rank, which is complete once `folder` exists. OSError or RuntimeError if that fails."""
+    temporary = folder.with_name(f"{folder.name}.saving")
+    shutil.rmtree(temporary, ignore_errors=True)
     try:
-        with temporary.open("wb") as file:
-            for chunk in encoding:
-                file.write(chunk)
+        temporary.mkdir(parents=True)
+        chunks = _write_tensors(temporary, state)
+        tensors = temporary / TENSORS
+        part = Part(
+            step, quorum_id, rank, ranks, disk, state.skeleton, chunks, tensors.stat().st_size, _checksum(tensors)
+        )
+        text = json.dumps(asdict(part))
+        with (temporary / PART).open("w") as file:
+            json.dump({"format": FORMAT, "sha256": hashlib.sha256(text.encode()).hexdigest(), "part": text}, file)
             file.flush()
             os.fsync(file.fileno())
-        temporary.replace(path)
+        sync_folder(temporary)
+        temporary.rename(folder)
+        sync_folder(folder.parent)
     except BaseException:
-        with suppress(OSError):
-            temporary.unlink(missing_ok=True)
+        shutil.rmtree(temporary, ignore_errors=True)
         raise
-    _sync_folder(path.parent)
 
 
-def read_state(path: Path) -> State:
-    """Its tensors on the CPU. CorruptState, naming the file, if it is damaged or something else; OSError."""
-    with path.open("rb", buffering=0) as file:
-        try:
-            return decode(file, os.fstat(file.fileno()).st_size)
-        except CorruptState as error:
-            raise CorruptState(f"{path} cannot be used: {error}") from error
+def read_parts(folder: Path) -> dict[int, Part]:
+    """Read all that a checkpoint holds but its tensors.
+
+    Returns:
+        The parts by rank: those of all ranks that have saved into this folder.
+
+    Raises:
+        CorruptState: It is damaged, incomplete or of another version; the message names the file.
+        OSError: It cannot be read.
+    """
+    parts = {
+        part.rank: part for part in map(_read_part, (path for path in folder.iterdir() if _RANK.fullmatch(path.name)))
+    }
+    if not parts:
+        raise CorruptState(f"{folder} holds no part of any rank")
+    if missing := set(next(iter(parts.values())).disk) - parts.keys():
+        raise CorruptState(f"{folder} lacks the part of rank {min(missing)}")
+    return parts
 
 
-def _sync_folder(folder: Path) -> None:
-    """Or else a crash may forget the new name."""
+def read_state(folder: Path, parts: Mapping[int, Part], rank: int, find_shards: Callable[[], Shards]) -> State:
+    """Read the state that one rank takes over; its tensors are on the CPU.
+
+    Args:
+        folder: A checkpoint.
+        parts: What `read_parts` has returned for it.
+        rank: The part whose plain values and unsharded tensors are taken.
+        find_shards: How tensors are sharded now; called only if they were when the state was saved.
+
+    Raises:
+        CorruptState: It is damaged, or does not hold all chunks of a tensor; the message names the file.
+        OSError: It cannot be read.
+    """
+    part = parts[rank]
+    shards = find_shards() if any(chunk.layout for chunk in part.chunks) else None
+    targets, offsets = list[torch.Tensor](), list[list[int]]()
+    for chunk in part.chunks:
+        size, offset = chunk.size, chunk.offset
+        if chunk.layout is not None and shards:
+            size, offset = map(list, shards.place(chunk.layout))
+        elif chunk.layout is not None:
+            size, offset = chunk.whole, [0] * len(chunk.whole)
+        targets.append(_empty(size, chunk))
+        offsets.append(offset)
+    try:
+        _read_tensors(folder, parts, part.chunks, targets, offsets)
+    except OSError:
+        raise
+    except Exception as error:  # what torch raises for bytes that it cannot read has no class in common
+        raise CorruptState(f"{folder} cannot be used: {error}") from error
+    state = assemble(part.skeleton, targets)
+    return state if shards or shards is None else without_descriptions(state)
+
+
+def write_metadata(folder: Path, parts: Mapping[int, Part]) -> None:
+    """Write DCP's own index of a checkpoint, for readers other than this one."""
+    from torch.distributed.checkpoint import FileSystemWriter
+    from torch.distributed.checkpoint.storage import WriteResult
+
+    metadata = _metadata(parts)
+    written = [WriteResult(index, place.length, place) for index, place in metadata.storage_data.items()]
+    FileSystemWriter(folder).finish(metadata, [written])
+
+
+def sync_folder(folder: Path) -> None:
+    """Have the names in a folder survive a crash."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def _leaves(node: State, path: tuple[Any, ...]) -> Iterator[tuple[tuple[Any, ...], dict[str, Any] | None]]:
+    """Yield the path of each tensor in the order of `disassemble`, and its description if it is a shard."""
+    if isinstance(node, torch.Tensor | bytes):
+        yield path, None
+    elif is_description(node):
+        yield path, node
+    elif isinstance(node, dict):
+        for key, child in node.items():
+            yield from _leaves(child, (*path, key))
+        if isinstance(node, OrderedDict):
+            yield from _leaves(getattr(node, "_metadata", None), (*path, "_metadata"))
+    elif isinstance(node, list | tuple):
+        for index, child in enumerate(node):
+            yield from _leaves(child, (*path, index))
+
+
+def _empty(size: list[int], chunk: Chunk) -> torch.Tensor:
+    """Make a tensor whose dimensions lie in memory in the same order as those of `chunk`."""
+    dtype = DTYPES[chunk.dtype]
+    if size == chunk.size and 0 not in size:
+        elements = 1 + sum((length - 1) * stride for length, stride in zip(size, chunk.stride, strict=True))
+        if elements == torch.Size(size).numel() and 0 not in chunk.stride:  # dense
+            return torch.empty_strided(size, chunk.stride, dtype=dtype)
+    strides = chunk.layout["stride"] if chunk.layout else chunk.stride
+    order = sorted(range(len(size)), key=lambda dimension: -strides[dimension])
+    return torch.empty([size[dimension] for dimension in order], dtype=dtype).permute(
+        [order.index(dimension) for dimension in range(len(size))]
+    )
+
+
+def _write_tensors(folder: Path, state: FrozenState) -> list[Chunk]:
+    from torch.distributed.checkpoint import DefaultSavePlanner, FileSystemWriter
+    from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, MetadataIndex, TensorProperties
+    from torch.distributed.checkpoint.planner import SavePlan, TensorWriteData, WriteItem, WriteItemType
+
+    tensors = {chunk.name: tensor for chunk, tensor in zip(state.chunks, state.tensors, strict=True)}
+
+    class Planner(DefaultSavePlanner):
+        def lookup_object(self, index: MetadataIndex) -> torch.Tensor:
+            return tensors[index.fqn].resolve_conj().resolve_neg()
+
+    items = [
+        WriteItem(
+            index=MetadataIndex(chunk.name, chunk.offset),
+            type=WriteItemType.SHARD,
+            tensor_data=TensorWriteData(
+                chunk=ChunkStorageMetadata(torch.Size(chunk.offset), torch.Size(chunk.size)),
+                properties=TensorProperties(dtype=tensor.dtype),
+                size=torch.Size(chunk.whole),
+            ),
+        )
+        for chunk, tensor in zip(state.chunks, state.tensors, strict=True)
+        if chunk.is_stored
+    ]
+    writer = FileSystemWriter(folder, per_thread_copy_ahead=0)
+    writer.set_up_storage_writer(True)
+    [plan] = writer.prepare_global_plan([writer.prepare_local_plan(SavePlan(items))])
+    written = writer.write_data(plan, Planner()).wait()
+    places: dict[str, Any] = {result.index.fqn: result.storage_data for result in written}
+    empty: Any = None
+    return [
+        Chunk(**{**asdict(chunk), "start": place.offset, "length": place.length}) if place else chunk
+        for chunk in state.chunks
+        for place in [places.get(chunk.name, empty)]
+    ]
+
+
+def _read_tensors(
+    folder: Path,
+    parts: Mapping[int, Part],
+    chunks: list[Chunk],
+    targets: list[torch.Tensor],
+    offsets: list[list[int]],
+) -> None:
+    from torch.distributed.checkpoint import DefaultLoadPlanner, FileSystemReader
+    from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, MetadataIndex
+    from torch.distributed.checkpoint.planner import LoadPlan, ReadItem
+    from torch.distributed.checkpoint.planner_helpers import create_read_items_for_chunk_list
+
+    by_name = {chunk.name: target for chunk, target in zip(chunks, targets, strict=True)}
+
+    class Planner(DefaultLoadPlanner):
+        def lookup_tensor(self, index: MetadataIndex) -> torch.Tensor:
+            return by_name[index.fqn]
+
+        def commit_tensor(self, read_item: ReadItem, tensor: torch.Tensor) -> None:
+            """`tensor` is a view of the target."""
+
+    metadata = _metadata(parts)
+    items: list[ReadItem] = []
+    for chunk, target, offset in zip(chunks, targets, offsets, strict=True):
+        if not target.numel():
+            continue
+        stored: Any = metadata.state_dict_metadata.get(chunk.name)
+        wanted = ChunkStorageMetadata(torch.Size(offset), target.shape)
+        found = create_read_items_for_chunk_list(chunk.name, stored, [wanted]) if stored else []
+        if sum(torch.Size(item.lengths).numel() for item in found) != target.numel():
+            raise ValueError(
+                f"a part of {chunk.name} is missing. It was saved by {parts[min(parts)].ranks} ranks, and this folder "
+                f"holds the parts of ranks {', '.join(map(str, sorted(parts)))}. Start as many ranks, each with its "
+                "own folder, or copy the parts of all ranks into one folder"
+            )
+        items += found
+    for rank in sorted(
+        {int(metadata.storage_data[item.storage_index].relative_path.split("/")[0][5:]) for item in items}
+    ):
+        _check_file(folder / f"rank-{rank}" / TENSORS, parts[rank])
+    reader = FileSystemReader(folder)
+    reader.set_up_storage_reader(metadata, True)
+    reader.read_data(LoadPlan(items), Planner()).wait()
+
+
+def _metadata(parts: Mapping[int, Part]) -> "Metadata":
+    from torch.distributed.checkpoint.filesystem import _StorageInfo  # pyright: ignore[reportPrivateUsage]
+    from torch.distributed.checkpoint.metadata import (
+        ChunkStorageMetadata,
+        Metadata,
+        MetadataIndex,
+        TensorProperties,
+        TensorStorageMetadata,
+    )
+
+    tensors: dict[str, Any] = {}
+    files: dict[MetadataIndex, Any] = {}
+    for rank, part in parts.items():
+        for chunk in filter(lambda chunk: chunk.is_stored, part.chunks):
+            properties = TensorProperties(dtype=DTYPES[chunk.dtype])
+            tensor = tensors.setdefault(chunk.name, TensorStorageMetadata(properties, torch.Size(chunk.whole), []))
+            index = MetadataIndex(chunk.name, chunk.offset, len(tensor.chunks))
+            if index not in files:  # else a replica of that chunk
+                tensor.chunks.append(ChunkStorageMetadata(torch.Size(chunk.offset), torch.Size(chunk.size)))
+                files[index] = _StorageInfo(f"rank-{rank}/{TENSORS}", chunk.start, chunk.length)
+    paths = {name: tuple(name.split(".")) for name in tensors}
+    return Metadata(tensors, planner_data=paths, storage_data=files)
+
+
+def _read_part(folder: Path) -> Part:
+    path = folder / PART
+    try:
+        outer = json.loads(path.read_text())
+        if outer["format"] != FORMAT:
+            raise CorruptState(
+                f"{path} cannot be used: its format is {outer['format']}, and this version reads {FORMAT}"
+            )
+        if hashlib.sha256(outer["part"].encode()).hexdigest() != outer["sha256"]:
+            raise CorruptState(f"{path} cannot be used: it is damaged, its checksum differs")
+        inner: dict[str, Any] = json.loads(outer["part"])
+        inner["chunks"] = [Chunk(**chunk) for chunk in inner["chunks"]]
+        return Part(**inner)
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise CorruptState(f"{path} cannot be used: it is damaged: {error}") from error
+
+
+def _check_file(path: Path, part: Part) -> None:
+    size = path.stat().st_size
+    if size != part.file_bytes:
+        raise ValueError(f"{path} is damaged: it has {size} bytes instead of {part.file_bytes}")
+    if _checksum(path) != part.sha256:
+        raise ValueError(f"{path} is damaged: its checksum differs")
+
+
+def _checksum(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -8,7 +8,7 @@ Without sharded parameters everything passes through as it is.
 
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeGuard
 
 import torch
 from torch.distributed.device_mesh import DeviceMesh
@@ -38,7 +38,20 @@ class Shards:
 
     def put_back(self, state: State) -> State:
         """The inverse. CorruptState if a description fits nothing here."""
-        return _map(state, _is_description, self._rebuild)
+        return _map(state, is_description, self._rebuild)
+
+    def place(self, description: dict[str, Any]) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """Return shape and offset of this rank's shard of a tensor. CorruptState if the description fits no mesh."""
+        from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
+
+        try:
+            mesh = self._meshes[description["mesh"]]
+            placements = [_placement(*words) for words in description["placements"]]
+            if len(placements) != mesh.ndim:
+                raise ValueError(f"it is laid out over {len(placements)} dimensions of a mesh that has {mesh.ndim}")
+            return compute_local_shape_and_global_offset(torch.Size(description["shape"]), mesh, placements)
+        except (IndexError, KeyError, RuntimeError, TypeError, ValueError) as e:
+            raise CorruptState(f"the state holds a shard that has no place here: {e}") from e
 
     def _describe(self, tensor: "DTensor") -> State:
         if tensor.device_mesh not in self._meshes:
@@ -73,8 +86,13 @@ def is_sharded(node: object) -> bool:
     return isinstance(node, DTensor)
 
 
-def _is_description(node: object) -> bool:
+def is_description(node: object) -> TypeGuard[dict[str, Any]]:
     return isinstance(node, dict) and node.keys() == _KEYS
+
+
+def without_descriptions(state: State) -> State:
+    """Return `state` with the tensor itself for each description, whose shard is the whole tensor."""
+    return _map(state, is_description, lambda description: description["shard"])
 
 
 def _words(placement: Any) -> tuple[str | int, ...]:

@@ -32,7 +32,7 @@ class TrainState:
         """False: parameters move between a step's quorum and its vote, so no peer may read them in place."""
         self._moving: dict[str, State] = {}
         self._sharded: dict[str, State] = {}
-        self._shards = self._find_shards()
+        self._shards = self.find_shards()
 
     @property
     def has_shards(self) -> bool:
@@ -60,7 +60,7 @@ class TrainState:
         named = self.model.named_buffers(remove_duplicate=False)
         buffers = {name: buffer.detach().clone() for name, buffer in named}
         if not self._moving:  # the script has built its model by now
-            self._shards = self._find_shards()
+            self._shards = self.find_shards()
         shards = self._shards
         others = {name: snapshot(shards.take_out(other.state_dict())) for name, other in self.others.items()}
         self._moving = {"buffers": buffers, "others": others}
@@ -109,7 +109,7 @@ class TrainState:
 
     def install(self, received: dict[str, Any]) -> None:
         """Take over a peer's state. Check it first."""
-        received = self._find_shards().put_back(received)
+        received = self.find_shards().put_back(received)
         self.model.load_state_dict(received["model"])
         self.optimizer.load_state_dict(received["optimizer"])
         for name, other in self.others.items():
@@ -128,7 +128,7 @@ class TrainState:
         self.check(state_dict)
         self.install(state_dict)
 
-    def _find_shards(self) -> Shards:
+    def find_shards(self) -> Shards:
         return Shards([*self._optimized(), *self.model.parameters()])
 
     def _optimized(self) -> Iterator[torch.Tensor]:

@@ -1,4 +1,4 @@
-"""Checkpoints on disk of one rank, and how a job goes on from them when all of its replica groups have died.
+"""Checkpoints of one replica group, and how a job continues from them after all of its replica groups have died.
 
     checkpoints = CheckpointFolder(folder, agent)
     checkpoints.resume()                                   # before the first step
@@ -6,107 +6,491 @@
     if optimizer.step() and agent.current_step % 100 == 0:
         checkpoints.save()
 
-Each rank has files of its own, on a disk of its host's or on a shared one. The ranks of a group go on from the newest
-one that all of them hold whole. The groups need not have the same: each begins at the step and tag of its own, and the
-first quorum sees to the rest: those at the highest step are the source, the others heal.
+Each replica group has a folder of its own and writes its own checkpoints; the groups need not hold the same steps. Each
+begins at the step and tag of its own checkpoint, and the first quorum makes those at the highest step the source: the
+others heal. The ranks of a group may share the folder, or have one each, on disks of their own.
+
+A checkpoint is one folder per step, in the format of torch.distributed.checkpoint (state/files.py). Ranks write their
+parts into a hidden folder, without waiting for each other, and the last one renames it into place. No collective runs
+while training does, so a rank that dies in its save disturbs no other rank.
 """
 
+import contextlib
+import errno
+import json
 import logging
+import os
+import random
 import re
-from collections.abc import Collection, Sequence
+import secrets
+import shutil
+import sys
+import threading
+from collections.abc import Callable, Collection, Sequence
+from concurrent.futures import Future
+from concurrent.futures import wait as wait_for
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from agent_client.agent.agent import Agent
-from agent_client.state.files import read_state, write_state
+from agent_client.agent.at_exit import close_with
+from agent_client.errors import AgentError, first_line
+from agent_client.state.files import (
+    FrozenState,
+    Part,
+    freeze,
+    read_parts,
+    read_state,
+    sync_folder,
+    write_metadata,
+    write_part,
+)
 from agent_client.state.snapshot import StateMismatch
 from agent_client.state.tree import CorruptState, State
 from lighthouse_protocol.messages.membership import Tag
 
 log = logging.getLogger(__name__)
 
+BUSY_WAIT_S = 30.0
+"""How long `save` waits for the save before. Less than the Agent's default timeout for a collective."""
+CLOSE_WAIT_S = 600.0
+MOST_TAGS = 32
+"""Newest checkpoints of a rank that `resume` looks at."""
+COMMON = "held-by-all"
+"""File in a checkpoint on a rank's own disk: the other ranks of the group held that step, too."""
+
+_STEP = r"step-(\d+)-quorum-(\d+)"
+_COMPLETE = re.compile(_STEP)
+_UNFINISHED = re.compile(rf"\.{_STEP}\.[0-9a-f]+(\.\d+)?")
+_REMOVED = re.compile(r"\.removed-.*")
+_OLD_FORMAT = re.compile(rf"{_STEP}-rank-\d+\.state")
+
+_running: "dict[tuple[Path, int], Future[None]]" = {}
+"""The save under way of each (folder, rank) of this process: a wrapped function may open a folder again meanwhile."""
+
+os.register_at_fork(after_in_child=_running.clear)
+
 
 class CheckpointFolder:
-    """Keeps the newest `keep` of this rank; at least two, since its peers in the group may die before they have
-    written theirs. Groups that share a disk need a folder each."""
+    """The newest checkpoints of one replica group. The groups of a job need a folder each."""
 
     def __init__(self, folder: Path | str, agent: Agent, *, keep: int = 2) -> None:
-        """Raises ValueError for fewer than two."""
+        """Create the folder.
+
+        Args:
+            folder: Shared by the ranks of the group, or on a disk of each rank's own.
+            agent: The Agent of this rank. Its `close()` waits for a save that is under way.
+            keep: How many checkpoints to keep. The disk needs room for one more.
+
+        Raises:
+            ValueError: `keep` is less than two.
+            OSError: The folder cannot be created.
+        """
         if keep < 2:
-            raise ValueError(f"keep: {keep}; at least two, since the ranks of a group do not write at the same moment")
-        self._folder = Path(folder)
+            raise ValueError(f"keep: {keep}; at least two, since the newest one may be damaged")
+        self._folder = Path(folder).absolute()
         self._agent = agent
         self._keep = keep
-        self._name = re.compile(rf"step-(\d+)-quorum-(\d+)-rank-{agent.group_rank}\.state")
+        self._rank, self._ranks = agent.group_rank, agent.group_world_size
+        self._disk: list[int] = []
+        """Ranks that share this folder; empty until the ranks have found out."""
+        self._nonce = ""
+        self._given_up: set[Tag] = set()
+        """Checkpoints of a future that the group does not continue."""
+        self._foreign: set[Tag] = set()
+        """Checkpoints that were in the folder of a script that has not resumed: never touched."""
+        self._own: list[Path] = []
+        self._warned: set[str] = set()
         self._folder.mkdir(parents=True, exist_ok=True)
+        close_with(agent, self)
 
     def save(self) -> Path | None:
-        """Between two steps, in every rank of the group at the same one. The files of older steps are removed. A rank
-        that catches up holds nothing new, and writes nothing."""
+        """Copy the state, and write it in the background.
+
+        Between two steps, in every rank of the group at the same one.
+        Waits up to 30 s for a save that is still running, and leaves this one out after that. A save that fails logs a
+        warning, and the next one tries again. A rank that catches up holds no new state, and writes nothing.
+
+        Returns:
+            The folder that will be there when all ranks have written their parts; None if this save was left out.
+
+        Raises:
+            AgentError: The state is torn.
+            TypeError: Something in the state cannot be kept; the message names its path.
+        """
         if self._agent.catches_up:
             return None
         agent = self._agent.state_dict()
         tag = Tag(agent["step"], agent["tag_quorum_id"])
-        path = self._path(tag)
-        write_state(path, {"agent": agent, "train": self._agent.state.state_dict()})
-        older = sorted(other for other in self._held() if other != tag)
-        for other in older[: max(0, len(older) + 1 - self._keep)]:
-            self._path(other).unlink(missing_ok=True)
+        if tag.quorum_id is None:  # a state that only a heal can name
+            return None
+        try:
+            if not self._disk:
+                self._begin()
+                self._foreign = set(self._held())
+                if self._foreign:
+                    log.warning(
+                        "%s holds checkpoints up to step %d, which this run has not resumed: they stay, and a later "
+                        "resume() takes the newest. Call resume() before the first step, or use an empty folder",
+                        self._folder,
+                        max(self._foreign).step,
+                    )
+        except (OSError, RuntimeError) as error:
+            self._warn(tag, error)
+            return None
+        if not self.wait(BUSY_WAIT_S):
+            self._warn(tag, TimeoutError(f"the save before is still running after {BUSY_WAIT_S:g} s"))
+            return None
+        path = self._folder / _name(tag)
+        state = {"agent": agent, "train": self._agent.state.state_dict(), "random": _random_state()}
+        frozen = freeze(state, self._rank, lambda: self._agent.state.find_shards())
+        self._given_up.discard(tag)
+        done: Future[None] = Future()
+        _running[self._folder, self._rank] = done
+        arguments = (tag, frozen, done)
+        threading.Thread(target=self._write, args=arguments, name="lighthouse checkpoint", daemon=True).start()
         return path
 
-    def resume(self) -> bool:
-        """Take over the newest state that all ranks of the group hold whole. False: there is none.
+    def wait(self, timeout_s: float = CLOSE_WAIT_S) -> bool:
+        """Wait until this rank writes no checkpoint any more.
 
-        In every rank of the group, before the first step. StateMismatch where it is that of another model.
+        Args:
+            timeout_s: Maximum seconds.
+
+        Returns:
+            Whether that is so.
         """
-        held = self._held()
-        while (tag := newest_common(self._of_all_ranks(held))) is not None:
-            state = self._load(tag)  # None: it is damaged
-            if self._agent.sum_over_group(torch.tensor([int(state is None)])).item() == 0:
-                self._take_over(self._path(tag), state)
+        running = _running.get((self._folder, self._rank))
+        return running is None or not wait_for([running], timeout_s).not_done
+
+    def close(self) -> None:
+        """Wait up to 10 minutes for a save that is under way. The Agent calls it when it is closed."""
+        if not self.wait():
+            log.warning("%s: a save is still running after %g s; it may not be complete", self._folder, CLOSE_WAIT_S)
+
+    def resume(self) -> bool:
+        """Take over the newest checkpoint that all ranks of the group hold. In every rank, before the first step.
+
+        The number of ranks may be another one than at the save. The random numbers of Python, NumPy and torch continue
+        in each rank that has saved them.
+
+        Returns:
+            False if there is no checkpoint yet.
+
+        Raises:
+            AgentError: There are files, and no checkpoint of them can be used; the message says why.
+            StateMismatch: It is that of another model.
+            OSError: The folder cannot be read or written.
+        """
+        self._begin()
+        held, reasons = self._held(), list[str]()
+        usable = self._usable(held, reasons)
+        while True:
+            of_ranks = self._of_all_ranks(usable)
+            tag = newest_common(of_ranks)
+            if tag is None:
+                break
+            state = self._load(tag, usable[tag], reasons)
+            if self._sum([int(state is None)]) == [0]:
+                self._given_up = {other for other in held if other > tag}
+                self._take_over(held[tag], state, usable[tag])
                 return True
-            held.discard(tag)
+            del usable[tag]
+        self._refuse(held, of_ranks, reasons)
+        self._given_up = set(held)
         return False
 
-    def _take_over(self, path: Path, state: State) -> None:
-        try:
-            self._agent.state.load_state_dict(state["train"])
-        except StateMismatch as error:
-            raise StateMismatch(f"{path}: {error}") from error
-        self._agent.load_state_dict(state["agent"])
-        log.info("resumed from %s", path)
+    # -- when the ranks meet: before the first step, or at the first save
 
-    def _load(self, tag: Tag) -> State | None:
-        path = self._path(tag)
+    def _begin(self) -> None:
+        """Find out which ranks share the folder, and clear what earlier saves have left. All ranks together."""
+        self.wait()
+        nonce = self._sum([secrets.randbits(48) if self._rank == 0 else 0])[0]
+        self._nonce = f"{nonce:012x}"
+        probe = self._folder / f".probe-{self._nonce}-{self._rank}"
+        disk: list[int] = [self._rank]
+        error: OSError | None = None
         try:
-            match state := read_state(path):
+            probe.touch()
+        except OSError as e:
+            error = e
+        self._sum([0])  # all have made theirs
+        try:
+            disk = [each for each in range(self._ranks) if (self._folder / f".probe-{self._nonce}-{each}").exists()]
+            if self._rank == min(disk):
+                self._complete(every=True)
+                for path in self._folder.iterdir():
+                    if _UNFINISHED.fullmatch(path.name) or _REMOVED.fullmatch(path.name):
+                        log.info("removed %s, which was not finished", path)
+                        shutil.rmtree(path, ignore_errors=True)
+                    elif path.name.startswith(".probe-") and not path.name.startswith(f".probe-{self._nonce}"):
+                        path.unlink(missing_ok=True)
+        except OSError as e:
+            error = error or e
+        failed = self._sum([int(error is not None and rank == self._rank) for rank in range(self._ranks)])
+        probe.unlink(missing_ok=True)
+        if error is not None:
+            raise error
+        if any(failed):
+            raise AgentError(f"rank {failed.index(1)} cannot use its folder of checkpoints; see its log")
+        self._disk = disk
+
+    def _usable(self, held: dict[Tag, Path], reasons: list[str]) -> dict[Tag, dict[int, Part]]:
+        """The checkpoints from which this rank can take its state, as far as their descriptions show."""
+        usable: dict[Tag, dict[int, Part]] = {}
+        for tag in sorted(held, reverse=True)[:MOST_TAGS]:
+            try:
+                parts = read_parts(held[tag])
+                part = next(iter(parts.values()))
+                if (part.step, part.quorum_id) != (tag.step, tag.quorum_id):
+                    raise CorruptState(f"{held[tag]} holds step {part.step}, not what its name says")
+                if part.ranks == self._ranks and self._rank not in parts:
+                    raise CorruptState(
+                        f"{held[tag]} holds the parts of ranks {', '.join(map(str, sorted(parts)))}, not that of rank "
+                        f"{self._rank}: start each rank on the host on which it was"
+                    )
+                usable[tag] = parts
+            except (CorruptState, OSError) as error:
+                self._pass_over(error, reasons)
+        return usable
+
+    def _load(self, tag: Tag, parts: dict[int, Part], reasons: list[str]) -> State | None:
+        rank = self._rank if self._rank in parts else min(parts)
+        try:
+            match state := read_state(self._folder / _name(tag), parts, rank, lambda: self._agent.state.find_shards()):
                 case {"train": dict(), "agent": {"step": tag.step, "tag_quorum_id": tag.quorum_id}}:
                     return state
                 case _:
-                    raise CorruptState(f"{path} does not hold what its name says")
+                    raise CorruptState(f"{self._folder / _name(tag)} does not hold what its name says")
         except (CorruptState, OSError) as error:
-            log.warning("a checkpoint is passed over: %s", error)
+            self._pass_over(error, reasons)
             return None
 
-    def _of_all_ranks(self, held: Collection[Tag]) -> list[set[Tag]]:
-        """What each rank of the group holds."""
-        agent = self._agent
-        rows = torch.zeros(agent.group_world_size, self._keep, 2, dtype=torch.int64)
-        for place, tag in enumerate(sorted(held, reverse=True)[: self._keep]):
-            rows[agent.group_rank, place] = torch.tensor([tag.step + 1, tag.quorum_id])  # 0 is an empty place
-        summed: list[list[list[int]]] = agent.sum_over_group(rows).tolist()
+    def _pass_over(self, error: Exception, reasons: list[str]) -> None:
+        log.warning("a checkpoint is passed over: %s", error)
+        reasons.append(str(error))
+
+    def _take_over(self, path: Path, state: State, parts: dict[int, Part]) -> None:
+        try:
+            self._agent.state.load_state_dict(state["train"])
+        except StateMismatch as error:
+            raise StateMismatch(f"{path}: {error}", error.difference) from error
+        self._agent.load_state_dict(state["agent"])
+        saved_by = next(iter(parts.values())).ranks
+        if self._rank in parts:
+            _restore_random(state["random"])
+        else:
+            log.info(
+                "%s was saved by %d ranks: rank %d takes what rank %d has saved, and keeps the random numbers that the "
+                "script has seeded",
+                path,
+                saved_by,
+                self._rank,
+                min(parts),
+            )
+        log.info("resumed from %s", path)
+
+    def _refuse(self, held: dict[Tag, Path], of_ranks: Sequence[Collection[Tag]], reasons: list[str]) -> None:
+        """Raise AgentError unless the group has never had a checkpoint."""
+        old = [path for path in self._folder.iterdir() if _OLD_FORMAT.fullmatch(path.name)]
+        had = [tag for tag, path in held.items() if self._disk == list(range(self._ranks)) or _was_common(path)]
+        files, lost = self._sum([len(held) + len(old), len(old) + len(had)])
+        if not files:
+            return
+        steps = "; ".join(
+            f"rank {rank}: {', '.join(str(tag.step) for tag in sorted(tags)) or 'none'}"
+            for rank, tags in enumerate(of_ranks)
+        )
+        text = f"{self._folder}: no checkpoint can be used by all ranks (usable steps of {steps})"
+        if not lost:
+            log.warning("%s: none was ever complete, so training begins at step 0. %s", text, "; ".join(reasons))
+            return
+        if old:
+            reasons.append(f"{old[0].name} is of an older format: resume it with the version that wrote it")
+        raise AgentError(
+            f"{text}. {'; '.join(reasons) or 'See the logs of the other ranks'}. Repair that, or remove the files to "
+            "begin at step 0"
+        )
+
+    def _of_all_ranks(self, usable: Collection[Tag]) -> list[set[Tag]]:
+        rows = torch.zeros(self._ranks, MOST_TAGS, 2, dtype=torch.int64)
+        for place, tag in enumerate(sorted(usable, reverse=True)[:MOST_TAGS]):
+            rows[self._rank, place] = torch.tensor([tag.step + 1, tag.quorum_id])  # 0 is an empty place
+        summed: list[list[list[int]]] = self._agent.sum_over_group(rows).tolist()
         return [{Tag(step - 1, quorum_id) for step, quorum_id in row if step} for row in summed]
 
-    def _held(self) -> set[Tag]:
-        matches = map(self._name.fullmatch, (path.name for path in self._folder.iterdir()))
-        return {Tag(int(match[1]), int(match[2])) for match in matches if match}
+    def _sum(self, numbers: list[int]) -> list[int]:
+        return self._agent.sum_over_group(torch.tensor(numbers, dtype=torch.int64)).tolist()
 
-    def _path(self, tag: Tag) -> Path:
-        return self._folder / f"step-{tag.step:012}-quorum-{tag.quorum_id}-rank-{self._agent.group_rank}.state"
+    # -- while training goes on: all of this runs on the thread of a save
+
+    def _write(self, tag: Tag, state: FrozenState, done: "Future[None]") -> None:
+        try:
+            is_written = self._try(tag, lambda: self._write_part(tag, state))
+            if self._try(tag, lambda: self._settle(tag)) and is_written and self._warned:
+                log.info("%s: the part of rank %d of step %d was written", self._folder, self._rank, tag.step)
+                self._warned.clear()
+        finally:
+            done.set_result(None)
+
+    def _try(self, tag: Tag, task: Callable[[], None]) -> bool:
+        try:
+            task()
+        except Exception as error:  # noqa: BLE001  whatever a disk or a library raises must not end training
+            self._warn(tag, error)
+            return False
+        return True
+
+    def _write_part(self, tag: Tag, state: FrozenState) -> None:
+        self._drop_unfinished()
+        staging = self._folder / f".{_name(tag)}.{self._nonce}"
+        part = staging / f"rank-{self._rank}"
+        if part.exists() or (self._folder / _name(tag)).exists():
+            return
+        self._own.append(staging)
+        write_part(
+            part,
+            state,
+            step=tag.step,
+            quorum_id=tag.quorum_id or 0,
+            rank=self._rank,
+            ranks=self._ranks,
+            disk=self._disk,
+        )
+
+    def _settle(self, tag: Tag) -> None:
+        self._complete()
+        self._rotate(tag)
+
+    def _drop_unfinished(self) -> None:
+        """Remove the saves that another rank has not finished. The last one may still be under way there."""
+        while len(self._own) > 1:
+            shutil.rmtree(self._own.pop(0), ignore_errors=True)
+
+    def _complete(self, *, every: bool = False) -> None:
+        """Rename into place what has the parts of all ranks that share the folder. `every`: also what others left."""
+        ending = re.compile(rf".*\.{self._nonce}(\.{self._rank})?")
+        for path in list(self._folder.iterdir()):
+            found = _UNFINISHED.fullmatch(path.name)
+            if not found or not (every or ending.fullmatch(path.name)):
+                continue
+            try:
+                parts = read_parts(path)
+                claimed = path
+                if found[3] is None:  # of several ranks that come to this at the same moment, one goes on
+                    claimed = path.rename(path.with_name(f"{path.name}.{self._rank}"))
+            except (CorruptState, FileNotFoundError):
+                continue
+            write_metadata(claimed, parts)
+            sync_folder(claimed)
+            try:
+                claimed.rename(self._folder / _name(Tag(int(found[1]), int(found[2]))))
+            except OSError as error:
+                if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
+                    raise
+                shutil.rmtree(claimed, ignore_errors=True)  # that state is there already
+            sync_folder(self._folder)
+
+    def _rotate(self, saved: Tag) -> None:
+        """Remove all but the newest checkpoints and the newest one that all ranks are known to hold."""
+        held = {tag: path for tag, path in self._held().items() if tag not in self._foreign}
+        self._given_up |= {tag for tag in held if tag > saved}
+        counted = held.keys() - self._given_up
+        of_ranks = self._held_by_ranks(counted)
+        if of_ranks is None:
+            return
+        common = newest_common(of_ranks)
+        if common is not None and len(self._disk) < self._ranks:
+            (held[common] / COMMON).touch()
+        kept = {common, *sorted(counted, reverse=True)[: self._keep]}
+        for tag in held.keys() - kept:
+            with contextlib.suppress(FileNotFoundError):  # another rank removes it
+                removed = held[tag].rename(self._folder / f".removed-{_name(tag)}-{secrets.token_hex(4)}")
+                shutil.rmtree(removed, ignore_errors=True)
+
+    def _held_by_ranks(self, own: Collection[Tag]) -> Sequence[Collection[Tag]] | None:
+        """Return what each rank held after its last save, or None if that is not known.
+
+        Ranks with disks of their own tell each other through the group's store.
+        """
+        if len(self._disk) == self._ranks:
+            return [own]
+        store = self._agent.internals.group_store
+        if store is None:
+            return None
+        key = f"checkpoints/{self._nonce}/"
+        store.set(f"{key}{self._rank}", json.dumps(sorted(own)))
+        keys = [f"{key}{rank}" for rank in range(self._ranks)]
+        if not store.check(keys):
+            return None
+        return [{Tag(*each) for each in json.loads(store.get(other))} for other in keys]
+
+    def _warn(self, tag: Tag, error: Exception) -> None:
+        kind = f"{type(error).__name__} {getattr(error, 'errno', None)}"
+        if kind in self._warned:
+            return
+        self._warned.add(kind)
+        is_full = getattr(error, "errno", None) in (errno.ENOSPC, errno.EDQUOT)
+        log.warning(
+            "%s: the checkpoint of step %d was not written: %s: %s. Training continues; the next save tries again. %s",
+            self._folder,
+            tag.step,
+            type(error).__name__,
+            first_line(error),
+            f"Make room on that disk: it has to hold {self._keep + 1} checkpoints"
+            if is_full
+            else "Look at that disk, or save less often",
+        )
+
+    def _held(self) -> dict[Tag, Path]:
+        found = ((_COMPLETE.fullmatch(path.name), path) for path in self._folder.iterdir())
+        return {Tag(int(match[1]), int(match[2])): path for match, path in found if match}
 
 
 def newest_common(held: Sequence[Collection[Tag]]) -> Tag | None:
-    """The newest that every rank holds."""
+    """Return the newest that every rank holds, or None."""
     common = set(held[0]).intersection(*held[1:])
     return max(common, default=None)
+
+
+def _name(tag: Tag) -> str:
+    return f"step-{tag.step:012}-quorum-{tag.quorum_id}"
+
+
+def _was_common(path: Path) -> bool:
+    """Whether all ranks have held that checkpoint: they share the folder, or have told each other."""
+    try:
+        part = next(iter(read_parts(path).values()))
+    except (CorruptState, OSError):
+        return True  # it is not known, so nothing may be lost in silence
+    return len(part.disk) == part.ranks or (path / COMMON).exists()
+
+
+def _random_state() -> dict[str, State]:
+    """Copy the state of the random number generators that Python, NumPy and torch use by default."""
+    numpy: Any = sys.modules.get("numpy")
+    of_numpy: Any = numpy.random.get_state() if numpy else ("", b"")
+    name, keys, *rest = of_numpy
+    is_cuda = torch.cuda.is_available() and torch.cuda.is_initialized()
+    return {
+        "python": random.getstate(),
+        "numpy": (keys.tobytes(), *map(float, rest)) if name == "MT19937" else None,
+        "torch": torch.get_rng_state(),
+        "cuda": torch.cuda.get_rng_state_all() if is_cuda else [],
+    }
+
+
+def _restore_random(state: dict[str, Any]) -> None:
+    random.setstate(state["python"])
+    numpy: Any = sys.modules.get("numpy")
+    if numpy and state["numpy"] is not None:
+        keys, position, has_gauss, gauss = state["numpy"]
+        numpy.random.set_state(
+            ("MT19937", numpy.frombuffer(keys, dtype=numpy.uint32), int(position), int(has_gauss), gauss)
+        )
+    torch.set_rng_state(state["torch"])
+    if state["cuda"] and torch.cuda.is_available():
+        for device, of_device in enumerate(state["cuda"][: torch.cuda.device_count()]):
+            torch.cuda.set_rng_state(of_device, device)

@@ -19,4 +19,5 @@ class KeepingActor(AgentActor):
         told = super().step(**options)
         if told["committed"]:
             self.checkpoints.save()
+            self.checkpoints.wait()
         return told

@@ -172,3 +172,13 @@ def test_a_snapshot_between_forward_and_backward_is_of_the_steps_begin_and_distu
         adam.step()
     assert are_equal(wholes(models[0], adams[0]), wholes(models[1], adams[1]))
     assert are_equal([described["shard"] for described in taken["model"].values()], before)
+
+
+def test_the_place_of_a_shard_in_its_whole(mesh: DeviceMesh) -> None:
+    model = sharded_model(mesh)
+    shards = Shards(model.parameters())
+    described = shards.take_out(dict(model.state_dict()))["0.weight"]
+    assert shards.place(described) == ((5, 6), (0, 0))
+    for wrong in ({"mesh": 3}, {"placements": ()}, {"placements": (("shard", 0), ("replicate",))}, {"shape": None}):
+        with pytest.raises(CorruptState, match="a shard that has no place here"):
+            shards.place(described | wrong)

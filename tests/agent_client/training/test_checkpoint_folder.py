@@ -1,22 +1,39 @@
 """Which checkpoint a rank goes on from; and a job of which every process has died goes on, bit by bit."""
 
+import errno
+import itertools
 import logging
-from collections.abc import Iterator
+import os
+import random
+import re
+import shutil
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Collection, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from torch.distributed import HashStore
 
 from agent_client.agent.agent import Agent
-from agent_client.state.files import write_state
+from agent_client.errors import AgentError
+from agent_client.state import files
+from agent_client.state.files import write_part
 from agent_client.state.snapshot import StateMismatch
 from agent_client.state.train_state import TrainState
+from agent_client.training import checkpoint_folder
 from agent_client.training.checkpoint_folder import CheckpointFolder, Tag, newest_common
 from tests.agent_client.jobs import Job
 from tests.agent_client.ranks import Rank, RankServer, together
-from tests.processes import Lighthouse
+from tests.processes import Lighthouse, eventually
 
 ACTOR = "tests.agent_client.keeping_actor:KeepingActor"
 
@@ -54,8 +71,8 @@ def weights(agent: Agent) -> list[Any]:
 
 class TestOneRank:
     def test_there_and_back(self, agent: Agent, tmp_path: Path) -> None:
-        path = CheckpointFolder(tmp_path, at(agent, 12, 77)).save()
-        assert path.name == "step-000000000012-quorum-77-rank-0.state"
+        path = save(CheckpointFolder(tmp_path, at(agent, 12, 77)))
+        assert path == tmp_path / "step-000000000012-quorum-77"
         with make_agent(2) as other:
             assert weights(other) != weights(agent)
             assert CheckpointFolder(tmp_path, other).resume()
@@ -69,44 +86,78 @@ class TestOneRank:
         assert (weights(agent), agent.current_step) == (before, 0)
 
     def test_the_newest_are_kept(self, agent: Agent, tmp_path: Path) -> None:
-        (tmp_path / "step-000000000001-quorum-1-rank-1.state").write_text("of another rank")
         (tmp_path / "notes.txt").write_text("not ours")
         checkpoints = CheckpointFolder(tmp_path, agent, keep=3)
         for step in range(1, 7):
             at(agent, step, 100 + step)
-            checkpoints.save()
-        own = [f"step-{step:012}-quorum-{100 + step}-rank-0.state" for step in (4, 5, 6)]
-        others = ["notes.txt", "step-000000000001-quorum-1-rank-1.state"]
-        assert sorted(path.name for path in tmp_path.iterdir()) == sorted(own + others)
+            save(checkpoints)
+        own = [f"step-{step:012}-quorum-{100 + step}" for step in (4, 5, 6)]
+        assert names(tmp_path) == ["notes.txt", *own]
 
     def test_one_written_after_a_step_back_is_kept_too(self, agent: Agent, tmp_path: Path) -> None:
-        """A group that resumed and healed may write a lower step than the files that it left."""
+        """A group that resumed and healed may write a lower step than the files that it left: those go."""
         checkpoints = CheckpointFolder(tmp_path, agent)
-        for step in (8, 9, 3):
-            path = (at(agent, step, step), checkpoints.save())[1]
-        assert path.exists()
+        for step in (2, 8, 9, 3):
+            path = (at(agent, step, step), save(checkpoints))[1]
+        assert [path.name] == names(tmp_path)
+
+    def test_a_future_that_was_given_up_does_not_count(self, agent: Agent, tmp_path: Path) -> None:
+        checkpoints = CheckpointFolder(tmp_path, agent, keep=3)
+        for step in (1, 2, 3):
+            path = (at(agent, step, 7), save(checkpoints))[1]
+        damage(path)
+        checkpoints = CheckpointFolder(tmp_path, agent)
+        assert checkpoints.resume()
+        assert agent.current_step == 2
+        at(agent, 3, 8)
+        save(checkpoints)
+        assert names(tmp_path) == ["step-000000000002-quorum-7", "step-000000000003-quorum-8"]
+
+    def test_a_run_that_does_not_resume_leaves_those_of_others(
+        self, agent: Agent, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        save(CheckpointFolder(tmp_path, at(agent, 50, 5)))
+        with make_agent(2) as other:
+            checkpoints = CheckpointFolder(tmp_path, other)
+            for step in (1, 2, 3):
+                at(other, step, 9)
+                save(checkpoints)
+        steps = [name[:17] for name in names(tmp_path)]
+        assert steps == ["step-000000000002", "step-000000000003", "step-000000000050"]
+        assert "holds checkpoints up to step 50, which this run has not resumed" in caplog.text
 
     def test_a_damaged_one_is_passed_over_by_name(
         self, agent: Agent, tmp_path: Path, caplog: pytest.LogCaptureFixture
     ) -> None:
         checkpoints = CheckpointFolder(tmp_path, agent)
         for step in (1, 2):
-            path = (at(agent, step, step), checkpoints.save())[1]
-        path.write_bytes(path.read_bytes()[:-3])
-        with make_agent(2) as other, caplog.at_level(logging.WARNING):
+            path = (at(agent, step, step), save(checkpoints))[1]
+        damage(path)
+        with make_agent(2) as other:
             assert CheckpointFolder(tmp_path, other).resume()
             assert other.current_step == 1
-        assert f"passed over: {path} cannot be used" in caplog.text
+        assert (
+            f"a checkpoint is passed over: {path} cannot be used: {path}/rank-0/__0_0.distcp is damaged" in caplog.text
+        )
 
-    def test_one_under_a_wrong_name_is_passed_over(self, agent: Agent, tmp_path: Path) -> None:
-        path = CheckpointFolder(tmp_path, at(agent, 1, 1)).save()
-        path.rename(tmp_path / "step-000000000009-quorum-1-rank-0.state")
-        write_state(tmp_path / "step-000000000008-quorum-1-rank-0.state", [1, 2, 3])
+    def test_files_that_cannot_be_used_are_an_error(self, agent: Agent, tmp_path: Path) -> None:
+        path = save(CheckpointFolder(tmp_path, at(agent, 1, 1)))
         with make_agent(2) as other:
-            assert not CheckpointFolder(tmp_path, other).resume()
+            path.rename(tmp_path / "step-000000000009-quorum-1")
+            with pytest.raises(AgentError, match="holds step 1, not what its name says.* or remove the files"):
+                CheckpointFolder(tmp_path, other).resume()
+            path = path.with_name("step-000000000009-quorum-1").rename(path)
+            damage(path)
+            with pytest.raises(AgentError, match=r"no checkpoint can be used by all ranks .*rank 0: none.*is damaged"):
+                CheckpointFolder(tmp_path, other).resume()
+            shutil.rmtree(path)
+            (tmp_path / "step-000000000012-quorum-77-rank-0.state").touch()
+            with pytest.raises(AgentError, match=r"rank-0.state is of an older format: resume it with the version"):
+                CheckpointFolder(tmp_path, other).resume()
+            assert other.current_step == 0
 
     def test_one_of_another_model_ends_it_by_name(self, agent: Agent, tmp_path: Path) -> None:
-        path = CheckpointFolder(tmp_path, at(agent, 1, 1)).save()
+        path = save(CheckpointFolder(tmp_path, at(agent, 1, 1)))
         with make_agent(2, features=4) as other:
             before = weights(other)
             with pytest.raises(StateMismatch, match=rf"{path}.*\n.*\['weight'\]: shape \(2, 4\) here"):
@@ -116,6 +167,121 @@ class TestOneRank:
     def test_fewer_than_two_are_refused(self, agent: Agent, tmp_path: Path) -> None:
         with pytest.raises(ValueError, match="at least two"):
             CheckpointFolder(tmp_path, agent, keep=1)
+
+    def test_random_numbers_continue(self, agent: Agent, tmp_path: Path) -> None:
+        def draw() -> tuple[Any, ...]:
+            values = random.random(), random.gauss(), np.random.rand(), np.random.randn()
+            return *values, torch.rand(3).tolist(), torch.randn(1).item()
+
+        draw()  # a second Gaussian is at hand in Python and NumPy
+        save(CheckpointFolder(tmp_path, at(agent, 1, 1)))
+        expected = draw()
+        with make_agent(2) as other:
+            assert CheckpointFolder(tmp_path, other).resume()
+            assert draw() == expected
+
+    def test_what_is_saved_is_the_state_at_the_call(
+        self, agent: Agent, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        may_write = threading.Event()
+
+        def write_later(*arguments: Any, **options: Any) -> None:
+            assert may_write.wait(60)
+            write_part(*arguments, **options)
+
+        monkeypatch.setattr(checkpoint_folder, "write_part", write_later)
+        checkpoints = CheckpointFolder(tmp_path, at(agent, 1, 1))
+        before = weights(agent)
+        assert checkpoints.save()
+        assert not checkpoints.wait(0.0), "the step is not blocked while the disk writes"
+        with torch.no_grad():
+            next(agent.state.model.parameters()).zero_()
+        may_write.set()
+        agent.close()  # waits for it
+        with make_agent(2) as other:
+            assert CheckpointFolder(tmp_path, other).resume()
+            assert weights(other) == before
+
+    def test_a_save_that_is_due_too_early_is_left_out(
+        self, agent: Agent, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        may_write = threading.Event()
+        monkeypatch.setattr(checkpoint_folder, "BUSY_WAIT_S", 0.01)
+        monkeypatch.setattr(checkpoint_folder, "write_part", lambda *_, **__: may_write.wait(60))
+        checkpoints = CheckpointFolder(tmp_path, at(agent, 1, 1))
+        try:
+            assert checkpoints.save()
+            assert checkpoints.save() is None
+        finally:
+            may_write.set()
+        assert "the save before is still running after 0.01 s. Training continues" in caplog.text
+
+    def test_a_failure_costs_a_warning_once_per_kind(
+        self, agent: Agent, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        checkpoints = CheckpointFolder(tmp_path, at(agent, 1, 1))
+        save(checkpoints)
+        for number in (errno.ENOSPC, errno.ENOSPC, errno.EIO):
+            with monkeypatch.context() as patch:
+                patch.setattr(files, "sync_folder", raising(OSError(number, os.strerror(number))))
+                save(checkpoints, at(agent, 2, 1))
+        warned = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
+        assert len(warned) == 2
+        assert "step 2 was not written: OSError: [Errno 28] No space left on device. Training continues" in warned[0]
+        assert "it has to hold 3 checkpoints" in warned[0]
+        assert "[Errno 5]" in warned[1]
+        save(checkpoints, at(agent, 3, 1))
+        assert names(tmp_path) == ["step-000000000001-quorum-1", "step-000000000003-quorum-1"]
+
+    @pytest.mark.slow
+    def test_what_a_killed_save_has_left_is_removed(self, tmp_path: Path, agent: Agent) -> None:
+        save(CheckpointFolder(tmp_path, at(agent, 7, 1)))
+        command = [sys.executable, "-c", KILLED, str(tmp_path)]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+            assert process.stdout
+            assert process.stdout.readline() == "begun\n"
+            eventually(lambda: any(tmp_path.glob(".step-*/rank-0.saving/*")), "a save is under way")
+            process.kill()
+        assert len(names(tmp_path)) == 2
+        checkpoints = CheckpointFolder(tmp_path, agent)
+        assert checkpoints.resume()
+        assert names(tmp_path) == ["step-000000000007-quorum-1"]
+
+
+KILLED = """
+import sys, torch
+from agent_client import Agent, CheckpointFolder, TrainState
+model = torch.nn.Linear(4000, 10000)
+agent = Agent("127.0.0.1:1", state=TrainState(model, torch.optim.SGD(model.parameters(), lr=0.1)))
+agent.load_state_dict({"step": 8, "tag_quorum_id": 1, "batches_committed": 8})
+checkpoints = CheckpointFolder(sys.argv[1], agent)
+checkpoints.save()
+print("begun", flush=True)
+sys.stdin.read()
+"""
+
+
+def save(checkpoints: CheckpointFolder, _: object = None) -> Path:
+    path = checkpoints.save()
+    assert path
+    assert checkpoints.wait(60)
+    return path
+
+
+def names(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
+
+
+def damage(checkpoint: Path) -> None:
+    path = checkpoint / "rank-0" / "__0_0.distcp"
+    path.write_bytes(path.read_bytes()[:-3])
+
+
+def raising(error: Exception) -> Callable[..., None]:
+    def fail(*_: Any, **__: Any) -> None:
+        raise error
+
+    return fail
 
 
 PLACES = ["a/0", "a/1", "b/0", "b/1"]
@@ -146,8 +312,8 @@ def test_all_groups_are_killed_at_different_steps_and_go_on(
         for process in (*ranks.values(), job.managers["b"]):
             process.kill()
     hash_at_5 = {place: next(step["hash"] for step in log if step["step"] == 5) for place, log in of_b.items()}
-    [last_of_rank_1] = (tmp_path / "files-b").glob("step-000000000006-*-rank-1.state")
-    last_of_rank_1.unlink()  # it was killed before it had written that one
+    for last in (tmp_path / "files-b").glob("step-000000000006-*"):
+        shutil.rmtree(last)  # they were killed before both had written that one
 
     with ExitStack() as stack:
         _, ranks = start(store, rank_server, tmp_path, stack)
@@ -162,3 +328,268 @@ def test_all_groups_are_killed_at_different_steps_and_go_on(
     healed = next(step for step in logs["a/0"] if step["committed"])
     assert (healed["step"], healed["participated"]) == (6, True), "the older group healed from the newer one"
     assert logs["b/0"][0]["participated"]
+
+
+@pytest.mark.slow
+def test_sharded_models_are_resumed_by_any_number_of_ranks(store: str, rank_server: RankServer, tmp_path: Path) -> None:
+    def run(ranks: int, steps: int, layout: str = "sharded") -> list[Any]:
+        """[step resumed, hash then, last step, hash then], the same in all ranks."""
+        key = f"{tmp_path}/{next(Group.lives)}"
+        with ExitStack() as stack:
+            pending = [
+                stack.enter_context(
+                    rank_server.start("tests.agent_client.sharded_checkpoint:ShardedCheckpointActor", tmp_path / "log")
+                ).begin("run", store, key, rank, ranks, str(tmp_path / "kept"), steps, layout)
+                for rank in range(ranks)
+            ]
+            told = [each.result() for each in pending]
+        assert all(each == told[0] for each in told)
+        return told[0]
+
+    step, _, end, first = run(2, 3)
+    assert (step, end) == (0, 3)
+    step, begun, end, second = run(4, 2)
+    assert (step, begun, end) == (3, first, 5)
+    step, begun, end, third = run(1, 1)
+    assert (step, begun, end) == (5, second, 6)
+    assert run(1, 0, "plain") == [6, third, 6, third]
+    assert run(2, 0) == [6, third, 6, third]
+
+
+class Weights:
+    def __init__(self) -> None:
+        self.tensor = torch.zeros(3)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"w": self.tensor}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.tensor = state["w"]
+
+
+class Place:
+    """Stands for the Agents of the ranks of one group, which are threads: each life has a barrier and a store."""
+
+    def __init__(self, ranks: int) -> None:
+        self.barrier = threading.Barrier(ranks, timeout=60)
+        self.group_store = HashStore()
+        self.brought: list[torch.Tensor] = [torch.empty(0)] * ranks
+
+
+class GroupRank:
+    catches_up = False
+
+    def __init__(self, rank: int, ranks: int, place: Place) -> None:
+        self.group_rank, self.group_world_size, self.internals = rank, ranks, place
+        self.state, self.step, self.quorum_id = Weights(), 0, 0
+
+    def state_dict(self) -> dict[str, int]:
+        return {"step": self.step, "tag_quorum_id": self.quorum_id, "batches_committed": self.step}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.step, self.quorum_id = state["step"], state["tag_quorum_id"]
+
+    def sum_over_group(self, tensor: torch.Tensor) -> torch.Tensor:
+        place = self.internals
+        place.brought[self.group_rank] = tensor
+        place.barrier.wait()
+        total = torch.stack(place.brought).sum(0)
+        place.barrier.wait()
+        return total
+
+
+class Group:
+    """One life of a replica group whose ranks keep checkpoints in `folders`."""
+
+    lives = itertools.count(1)
+
+    def __init__(self, folders: Sequence[Path]) -> None:
+        place, ranks = Place(len(folders)), range(len(folders))
+        self.ranks: list[Any] = [GroupRank(rank, len(folders), place) for rank in ranks]
+        self.checkpoints = [CheckpointFolder(folders[rank], self.ranks[rank]) for rank in ranks]
+        with ThreadPoolExecutor(len(folders)) as pool:
+            pending = [pool.submit(each.resume) for each in self.checkpoints]
+            self.errors = [done.exception() for done in pending]
+            self.resumed = [done.result() for done in pending if not done.exception()]
+        quorum_id = next(self.lives)
+        self.step = self.ranks[0].step
+        for rank in self.ranks:
+            assert rank.step == self.step
+            rank.quorum_id = quorum_id
+
+    def save(self, step: int, ranks: Collection[int] | None = None) -> None:
+        """`ranks`: the others die before they have saved."""
+        self.step = step
+        for rank, (agent, checkpoints) in enumerate(zip(self.ranks, self.checkpoints, strict=True)):
+            agent.step = step
+            agent.state.tensor = torch.full((3,), float(10 * step + rank))
+            if ranks is None or rank in ranks:
+                assert checkpoints.save()
+        for checkpoints in self.checkpoints:
+            assert checkpoints.wait(60)
+
+    def holds(self, step: int) -> bool:
+        return self.step == step and all(
+            agent.state.tensor.tolist() == [float(10 * step + rank)] * 3 for rank, agent in enumerate(self.ranks)
+        )
+
+
+def folders_of(folder: Path, ranks: int, *, is_shared: bool) -> list[Path]:
+    return [folder if is_shared else folder / str(rank) for rank in range(ranks)]
+
+
+class TestGroup:
+    @pytest.mark.parametrize("is_shared", [True, False])
+    def test_a_step_counts_if_all_ranks_hold_it(self, tmp_path: Path, *, is_shared: bool) -> None:
+        folders = folders_of(tmp_path, 2, is_shared=is_shared)
+        group = Group(folders)
+        assert group.resumed == [False, False]
+        for step in (5, 10):
+            group.save(step)
+        for _ in range(3):
+            group.save(15, ranks=[0])
+            group = Group(folders)
+            assert group.resumed == [True, True]
+            assert group.holds(10)
+        assert not list(tmp_path.rglob(".step-*"))
+
+    def test_parts_that_a_killed_group_has_finished_make_a_checkpoint(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        group = Group([tmp_path, tmp_path])
+        group.save(5)
+        with monkeypatch.context() as patch:
+            patch.setattr(CheckpointFolder, "_settle", lambda *_: None)
+            group.save(10)
+        assert names(tmp_path)[1:] == ["step-000000000005-quorum-" + names(tmp_path)[1].split("-")[-1]]
+        assert Group([tmp_path, tmp_path]).holds(10)
+
+    def test_a_disk_that_is_full_neither_costs_the_others_theirs_nor_fills_their_disks(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        folders = folders_of(tmp_path, 2, is_shared=False)
+        group = Group(folders)
+        for step in (5, 10):
+            group.save(step)
+
+        def write(part: Path, *arguments: Any, **options: Any) -> None:
+            if options["rank"] == 1:
+                raise OSError(errno.ENOSPC, "No space left on device")
+            write_part(part, *arguments, **options)
+
+        monkeypatch.setattr(checkpoint_folder, "write_part", write)
+        for step in range(15, 60, 5):
+            group.save(step)
+        assert [int(name[5:17]) for name in names(folders[0])] == [10, 50, 55]
+        assert Group(folders).holds(10)
+
+    def test_a_killed_first_save_is_no_reason_to_stop(self, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+        folders = folders_of(tmp_path, 2, is_shared=False)
+        Group(folders).save(5, ranks=[0])
+        group = Group(folders)
+        assert group.resumed == [False, False]
+        assert "none was ever complete, so training begins at step 0" in caplog.text
+        group.save(5)
+        group.save(10)
+        assert [len(names(folder)) for folder in folders] == [2, 2], "that of the first life is gone"
+        assert Group(folders).holds(10)
+
+    def test_a_folder_that_one_rank_cannot_use_stops_all(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        group = Group([tmp_path, tmp_path])
+        group.save(5)
+        with monkeypatch.context() as patch:
+            patch.setattr(checkpoint_folder.CheckpointFolder, "_complete", raising(OSError(errno.EIO, "bad disk")))
+            own, other = Group([tmp_path, tmp_path]).errors
+        assert isinstance(own, OSError)
+        assert isinstance(other, AgentError)
+        assert "rank 0 cannot use its folder of checkpoints" in str(other)
+        (tmp_path / ".probe-12ab-1").touch()
+        (tmp_path / ".removed-step-000000000001-quorum-1-ab").mkdir()
+        assert Group([tmp_path, tmp_path]).holds(5)
+        assert len(names(tmp_path)) == 1
+
+    def test_a_disk_that_was_lost_is_named(self, tmp_path: Path) -> None:
+        folders = folders_of(tmp_path, 2, is_shared=False)
+        group = Group(folders)
+        for step in (5, 10):
+            group.save(step)
+        shutil.rmtree(folders[1])
+        for error in Group(folders).errors:
+            assert isinstance(error, AgentError)
+            assert re.search(r"usable steps of rank 0: 5, 10; rank 1: none\)", str(error))
+
+    def test_disks_that_were_swapped_are_named(self, tmp_path: Path) -> None:
+        folders = folders_of(tmp_path, 2, is_shared=False)
+        group = Group(folders)
+        for step in (5, 10):
+            group.save(step)
+        for error in Group(folders[::-1]).errors:
+            assert isinstance(error, AgentError)
+            assert "start each rank on the host on which it was" in str(error)
+
+    @pytest.mark.parametrize("is_shared", [True, False])
+    def test_fewer_ranks(self, tmp_path: Path, *, is_shared: bool) -> None:
+        folders = folders_of(tmp_path, 3, is_shared=is_shared)
+        group = Group(folders)
+        for step in (5, 10):
+            group.save(step)
+        assert Group(folders[:1]).holds(10)
+        assert Group(folders[:2]).holds(10)
+
+    def test_more_ranks(self, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+        Group([tmp_path]).save(5)
+        drawn = torch.get_rng_state()
+        with caplog.at_level(logging.INFO):
+            group = Group([tmp_path] * 3)
+        assert group.resumed == [True] * 3
+        assert [agent.state.tensor.tolist() for agent in group.ranks] == [[50.0] * 3] * 3
+        assert "was saved by 1 ranks: rank 2 takes what rank 0 has saved, and keeps the random numbers" in caplog.text
+        assert torch.equal(torch.get_rng_state(), drawn)
+        group.save(10)
+        assert Group([tmp_path] * 3).holds(10)
+
+    @settings(max_examples=12, suppress_health_check=[HealthCheck.function_scoped_fixture])
+    @given(
+        is_shared=st.booleans(),
+        lives=st.lists(
+            st.lists(st.sampled_from(["save", "fail 0", "fail 1", "dies 0", "dies 1"]), max_size=5), max_size=4
+        ),
+    )
+    def test_saves_failures_and_kills_in_any_order(
+        self,
+        tmp_path_factory: pytest.TempPathFactory,
+        monkeypatch: pytest.MonkeyPatch,
+        *,
+        is_shared: bool,
+        lives: list[list[str]],
+    ) -> None:
+        """The newest step that both ranks have saved is resumed, whatever happened since."""
+        folder = tmp_path_factory.mktemp("lives")
+        folders = folders_of(folder, 2, is_shared=is_shared)
+        common = 0
+        for events in lives:
+            group = Group(folders)
+            assert not any(group.errors)
+            assert group.step == common
+            assert group.holds(common) or common == 0
+            for number, event in enumerate(events, 1):
+                kind, *victim = event.split()
+                survivors = [1 - int(victim[0])] if victim else [0, 1]
+                step = group.step + number
+                if kind == "dies":
+                    group.save(step, survivors)
+                    (folders[1 - survivors[0]] / f".step-{step:012}-quorum-9.ab/rank-0.saving").mkdir(parents=True)
+                    break
+
+                def write(part: Path, *arguments: Any, survivors: list[int] = survivors, **options: Any) -> None:
+                    if options["rank"] not in survivors:
+                        raise OSError(errno.EIO, "Input/output error")
+                    write_part(part, *arguments, **options)
+
+                monkeypatch.setattr(checkpoint_folder, "write_part", write)
+                group.save(step)
+                monkeypatch.undo()
+                if not victim:
+                    common = step
+        assert Group(folders).step == common
+        shutil.rmtree(folder)
