@@ -128,6 +128,7 @@ class ManagerConnection:
                 )
         except Drained as e:
             self._watch.is_drained = True
+            log.warning("this rank trains no more: %s", e)
             self._watch.wait_ended(STAYS_AFTER_DRAIN_S)
             raise GroupDrained(str(e)) from None
         self._has_answered, self._gone_since = True, None

@@ -25,8 +25,9 @@ def on_signals(
     for number in STOP_SIGNALS:
         if number not in _NOHUP or signal.getsignal(number) is not signal.SIG_IGN:
             loop.add_signal_handler(number, stop, number)
-    for number in WARNING_SIGNALS if warn is not None else ():
-        loop.add_signal_handler(number, warn, number)
+    if warn is not None:
+        for number in WARNING_SIGNALS:
+            loop.add_signal_handler(number, warn, number)
 
 
 class StopRequest:

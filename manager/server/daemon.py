@@ -91,7 +91,7 @@ class ManagerDaemon:
         self._store_address = config.store if config.store != "auto" else await self._start_store()
         # Only now: gRPC and the fork that starts the store do not go together.
         self._link = LighthouseLink(self._client, str(config.coordinator), self._search)
-        me = Participant(config.replica_id, group_world_size=config.group_world_size)
+        me = Participant(config.replica_id, group_world_size=config.group_world_size, continues=config.continue_)
         timers = SuspensionTimers(asyncio.get_running_loop())
         self._lag = LoopLag(timers, "no rank counts as lost or stalled for that time")
         driver = GroupDriver(
