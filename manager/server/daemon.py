@@ -43,6 +43,8 @@ from manager.store.process import StoreProcess
 log = logging.getLogger(__name__)
 
 MISCONFIGURED = 2
+NOT_WAITED_S = 0.01
+"""A --drain-timeout below this asks for no wait, so its end is no news."""
 
 
 class ManagerDaemon:
@@ -159,11 +161,12 @@ class ManagerDaemon:
             async with asyncio.timeout(timeout_s):
                 await self._left.wait()
         except TimeoutError:
-            log.warning(
-                "the ranks have not finished their step within %g s; leaving all the same",
-                timeout_s,
-                extra=event("drain_timeout"),
-            )
+            if timeout_s >= NOT_WAITED_S:  # torchft's managers end with their rank: none of its steps is left
+                log.warning(
+                    "the ranks have not finished their step within --drain-timeout (%g s); leaving all the same",
+                    timeout_s,
+                    extra=event("drain_timeout"),
+                )
 
     def _ended(self, status: int) -> None:
         if status == 0:
