@@ -11,8 +11,11 @@ class ConfigurationError(AgentError):
     """The environment, or a call, does not fit; nothing was started."""
 
 
-class GroupDrained(AgentError):
-    """The group was asked to leave, has done the last step that the others count on, and trains no more."""
+class GroupDrained(AgentError, SystemExit):
+    """The group was asked to leave, or its job has ended; it has done the last step that the others count on.
+
+    It is no failure: a script that does not catch it ends with status 0.
+    """
 
 
 class RankMismatch(AgentError):

@@ -30,6 +30,7 @@ from agent_client.agent.rules.loop_order import StepPart
 from agent_client.agent.rules.step import Phase
 from agent_client.agent.rules.world_size import WorldSizeMode
 from agent_client.agent.step_runner import StepDigest
+from agent_client.agent.stop_signals import StopSignals
 from agent_client.agent.uninterrupted import uninterrupted
 from agent_client.collectives.compiling import never_compiled
 from agent_client.collectives.cuda_streams import in_stream_order
@@ -84,6 +85,7 @@ class Agent:
         self._catch_up, self._progress = parts.catch_up, parts.progress
         self._exit_report = ExitReport(self._manager.report)
         self._exit_report.install()
+        self._stop_signals = StopSignals(self._manager.drain, lambda: self._manager.is_watched, self.group_rank)
         self._quorum: Future[None] | None = None
         """Done when the quorum of the step is known, its process group made and a peer's state received."""
         self._parts: list[StepPart] = []
@@ -105,7 +107,9 @@ class Agent:
         """Make the Agent of this rank from its environment, as under torchrun.
 
         The manager, the replica group and the rank's place in it come from environment variables (docs/reference.md).
-        Given only LIGHTHOUSE_ADDRESS and REPLICA_GROUP_ID, rank 0 starts the group's manager.
+        Given only LIGHTHOUSE_ADDRESS and REPLICA_GROUP_ID, rank 0 starts the group's manager. Where no
+        `lighthouse-manager run` supervises the rank, SIGTERM, SIGHUP and SIGQUIT drain the group (GroupDrained), unless
+        the script handles them itself.
 
         Args:
             state: What a peer that heals takes over.
@@ -122,7 +126,10 @@ class Agent:
         env = Environment.read()
         config = replace(config, advertise=config.advertise or env.advertise)
         address, place = rendezvous(env, config)
-        return cls(address, state=state, config=config, place=place)
+        agent = cls(address, state=state, config=config, place=place)
+        if not env.is_supervised:
+            agent._stop_signals.install()
+        return agent
 
     def __enter__(self) -> Self:
         return self
@@ -141,6 +148,7 @@ class Agent:
         was_closed(self)
         self._optimizers.close()
         self._exit_report.uninstall()
+        self._stop_signals.uninstall()
         self._manager.close(self._machine.next_step)
         self._peers.drop()
         if self._catch_up is not None:

@@ -48,6 +48,8 @@ class Environment:
     """The number of this start of the group, so that its ranks do not meet those of an earlier one."""
     advertise: str | None
     """Address of this host that the peers can reach."""
+    is_supervised: bool = False
+    """`lighthouse-manager run` has started this rank, or its torchrun; it drains the group before it ends the rank."""
 
     @classmethod
     def read(cls, variables: Mapping[str, str] = os.environ) -> "Environment":
@@ -65,6 +67,7 @@ class Environment:
             replica_id=reader.text("LIGHTHOUSE_MANAGER_REPLICA_ID", "REPLICA_GROUP_ID"),
             attempt=reader.text("TORCHELASTIC_RESTART_COUNT") or "0",
             advertise=reader.text("LIGHTHOUSE_MANAGER_ADVERTISE") or None,
+            is_supervised=bool(reader.text("LIGHTHOUSE_INCARNATION")),
         )
         if not found.manager and not found.lighthouse:
             raise ConfigurationError(

@@ -27,6 +27,7 @@ MAX_BACKOFF_S = 1.0
 # After a drain the group's peers may still read what this rank has sent them.
 STAYS_AFTER_DRAIN_S = 10.0
 COUNTED_BEFORE_CLOSE_S = 1.0
+DRAIN_TIMEOUT_S = 5.0
 
 
 class ManagerConnection:
@@ -128,6 +129,7 @@ class ManagerConnection:
                 )
         except Drained as e:
             self._watch.is_drained = True
+            log.warning("this rank trains no more: %s", e)
             self._watch.wait_ended(STAYS_AFTER_DRAIN_S)
             raise GroupDrained(str(e)) from None
         self._has_answered, self._gone_since = True, None
@@ -187,6 +189,15 @@ class ManagerConnection:
             self._client.report(self.group_rank, self._rank_incarnation, reason, ends_group=ends_group)
         except LighthouseError as e:
             log.info("the manager was not told why this rank ends: %s", e)
+
+    def drain(self, reason: str) -> None:
+        """Ask the manager to have this group leave after its step. Raises LighthouseError."""
+        self._client.report(self.group_rank, self._rank_incarnation, reason, drains=True, timeout_s=DRAIN_TIMEOUT_S)
+
+    @property
+    def is_watched(self) -> bool:
+        """The manager knows this rank."""
+        return self._watch.is_open
 
     def check_alive(self, error: LighthouseError) -> bool:
         """Whether the manager answers, and has only had no quorum. Raises AgentError if it is gone for good."""

@@ -39,6 +39,7 @@ _TABLES = (
 _WRITABLE = "the lighthouse's user must be able to write the file and its folder"
 _SPACE = "free space on its disk"
 _DISK = "look at its disk"
+_DESCRIPTORS = "raise the limit of open files (ulimit -n)"
 # Not "restore a copy": a quorum that is older than what members hold would be taken for the last one.
 _MOVE = (
     "move it away and keep it, and a new one is begun (a job then waits one lease); or name another file by --journal"
@@ -60,6 +61,8 @@ _OS_REMEDIES = {
     errno.ENOSPC: _SPACE,
     errno.EDQUOT: _SPACE,
     errno.EIO: _DISK,
+    errno.EMFILE: _DESCRIPTORS,
+    errno.ENFILE: _DESCRIPTORS,
 }
 
 
@@ -83,12 +86,24 @@ def explained(path: Path) -> Generator[None, None, None]:
         yield
     except sqlite3.Error as e:
         code = getattr(e, "sqlite_errorcode", sqlite3.SQLITE_CORRUPT) & 0xFF  # text that is not UTF-8 has none
-        raise WrongState(f"--journal: {path}: {e}; {_REMEDIES.get(code, _DISK)}") from e
+        what, remedy = str(e), _REMEDIES.get(code, _DISK)
+        if code == sqlite3.SQLITE_CANTOPEN and (why := _no_descriptor()):  # SQLite does not say why it cannot
+            what, remedy = f"{e}: {why}", _DESCRIPTORS
+        raise WrongState(f"--journal: {path}: {what}; {remedy}") from e
     except UnicodeDecodeError as e:  # of the text of an error
         raise Damaged(path, "a text in it cannot be read") from e
     except OSError as e:
         remedy = _OS_REMEDIES.get(e.errno or 0, "name another file by --journal")
         raise WrongState(f"--journal: {path}: {e.strerror or e}; {remedy}") from e
+
+
+def _no_descriptor() -> str:
+    """Return why this process can open no file at all, or an empty text."""
+    try:
+        os.close(os.open("/", os.O_RDONLY | os.O_CLOEXEC))
+    except OSError as e:
+        return os.strerror(e.errno or 0)
+    return ""
 
 
 def connect(path: Path, mode: str) -> sqlite3.Connection:

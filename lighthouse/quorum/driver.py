@@ -23,12 +23,13 @@ from lighthouse.progress.account import JobAccount
 from lighthouse.progress.driver import ProgressDriver
 from lighthouse.progress.rules.job_progress import RanksKept
 from lighthouse.progress.rules.samples import Levels, Pace, Samples, levels_of
-from lighthouse.quorum.log import VerdictLog, log_journal_outdated, log_order, log_quorum
+from lighthouse.quorum.log import VerdictLog, log_end, log_journal_outdated, log_order, log_quorum
 from lighthouse.quorum.rules.events import (
     Effect,
     Event,
     HeartbeatAnswered,
     HeartbeatReceived,
+    JobEnded,
     Joined,
     JoinRefused,
     JournalOutdated,
@@ -291,6 +292,10 @@ class JobDriver:
         return self.machine.roster.get(wire_id) or self.machine.roster.get(split_replica_id(wire_id)[0])
 
     @property
+    def remembers_end(self) -> bool:
+        return self.machine.remembers_end(self._clock())
+
+    @property
     def is_quiet(self) -> bool:
         has_ranks = any(run.has_ranks for run in self._runs())
         return self.machine.is_quiet(self._clock()) and not self._waiting and not self._sessions and not has_ranks
@@ -379,6 +384,9 @@ class JobDriver:
                 log_quorum(self.job, quorum, is_new=is_new)
             case QuorumResent(quorum, call):
                 self._waiting.answer([call], Answer(quorum, stands=True, secret=self._secret))
+            case JobEnded(_, _, record):
+                self._remember(replace(record, secret=self._secret))
+                log_end(self.job, effect)
             case JoinRefused(call, error):
                 self._waiting.refuse(call, error)
             case HeartbeatAnswered(session, number, order):

@@ -3,7 +3,7 @@
 import logging
 from collections.abc import Callable
 
-from lighthouse.quorum.rules.events import JournalOutdated
+from lighthouse.quorum.rules.events import JobEnded, JournalOutdated
 from lighthouse.quorum.rules.machine import QuorumMachine
 from lighthouse.quorum.rules.status import awaited, explain
 from lighthouse.quorum.rules.verdict import Verdict
@@ -36,6 +36,12 @@ def log_order(job: str, order: QuorumOrder) -> None:
         reason = f": {order.reason}" if order.reason else ""
         told = event(f"quorum_{order.phase}", job=job, quorum_id=order.quorum_id, lost=order.lost or None)
         log.info("quorum %d %s%s", order.quorum_id, order.phase, reason, extra=told)
+
+
+def log_end(job: str, end: JobEnded) -> None:
+    late = f"; away, and too late for it: {', '.join(end.absent[:NAMES_LOGGED])}" if end.absent else ""
+    told = event("job_ended", job=job, step=end.step)
+    log.info("the job has ended at step %d: all groups that were left have finished%s", end.step, late, extra=told)
 
 
 def log_journal_outdated(job: str, found: JournalOutdated) -> None:

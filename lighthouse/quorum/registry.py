@@ -119,7 +119,7 @@ class JobRegistry:
         now = self._timers.time()
         if count() >= limit and now - self._looked_at >= QUIET_LOOKED_FOR_EVERY_S:
             self._looked_at = now
-            self.forget_quiet()
+            self.forget_quiet(is_full=True)
         return count() >= limit
 
     def _add(self, job: str) -> JobDriver:
@@ -148,9 +148,12 @@ class JobRegistry:
             raise UnknownName(f"job: no replica group has asked for a quorum of {job!r}; known jobs: {known}")
         return driver
 
-    def forget_quiet(self) -> None:
-        """What the memory has of one stays where it cannot be written: nothing is told because of that."""
-        for driver in [driver for driver in self._drivers.values() if driver.is_quiet]:
+    def forget_quiet(self, *, is_full: bool = False) -> None:
+        """What the memory has of one stays where it cannot be written: nothing is told because of that.
+
+        Jobs that have ended are kept for groups that come late, unless the registry `is_full`.
+        """
+        for driver in [d for d in self._drivers.values() if d.is_quiet and (is_full or not d.remembers_end)]:
             driver.close("this job has gone quiet")
             del self._drivers[driver.job]
             self._reported.discard(driver.job)

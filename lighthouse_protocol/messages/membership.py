@@ -59,6 +59,7 @@ class Participant:
     `resolves_to_loopback`: a host name in its addresses does so on its own host.
     `compares`: its ranks compare their collectives with their peers' in the first step under a quorum.
     `distrust`: one of its ranks holds no complete state, which is told until it has healed.
+    `continues`: it trains on, also after the end of the job.
     `wire` is the member as it came, opaque: fields that we do not know are relayed in it. `extras`: these alone.
     """
 
@@ -83,6 +84,7 @@ class Participant:
     resolves_to_loopback: bool = False
     compares: bool = False
     distrust: Distrust | None = None
+    continues: bool = False
     extras: bytes = field(default=b"", compare=False, repr=False)
     wire: bytes = field(default=b"", compare=False, repr=False)
 

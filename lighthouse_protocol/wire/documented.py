@@ -94,6 +94,7 @@ def _ours(member: lighthouse_pb2.QuorumMember) -> dict[str, Any]:
         "heals_first": member.heals_first if member.HasField("heals_first") else None,
         "resolves_to_loopback": member.resolves_to_loopback,
         "compares": member.compares,
+        "continues": member.continues,
         "distrust": distrust_from_native(member),
     }
 
@@ -178,6 +179,7 @@ def _fill_native(member: lighthouse_pb2.QuorumMember, participant: Participant) 
     member.catch_up, member.has_source = participant.catch_up, participant.has_source
     member.resolves_to_loopback = participant.resolves_to_loopback
     member.compares = participant.compares
+    member.continues = participant.continues
     member.ClearField("distrust")
     if (distrust := distrust_to_native(participant.distrust)) is not None:
         member.distrust.CopyFrom(distrust)

@@ -47,12 +47,17 @@ def setting(
 
 
 def option_name(field: dataclasses.Field[Any]) -> str:
-    return "--" + field.name.removesuffix("_s").replace("_", "-")
+    return "--" + _name(field).replace("_", "-")
 
 
 def variables(field: dataclasses.Field[Any], prefix: str) -> list[str]:
     """The environment variables of a setting, the first one found counts."""
-    return [f"{prefix}_{field.name.removesuffix('_s').upper()}", *field.metadata["env"]]
+    return [f"{prefix}_{_name(field).upper()}", *field.metadata["env"]]
+
+
+def _name(field: dataclasses.Field[Any]) -> str:
+    """`_s` says that it is in seconds; another `_` at the end, that Python has a keyword of that name."""
+    return field.name.removesuffix("_s").removesuffix("_")
 
 
 def options(config: type[Any], prefix: str) -> Callable[[F], F]:

@@ -284,11 +284,20 @@ def should_commit(
 
 
 def report(
-    group_rank: int, rank_incarnation: str, reason: str, *, ends_group: bool = False, timeout_s: float = 1.0
+    group_rank: int,
+    rank_incarnation: str,
+    reason: str,
+    *,
+    ends_group: bool = False,
+    drains: bool = False,
+    timeout_s: float = 1.0,
 ) -> Rpc[None]:
-    """Say why this rank is about to end, with `ends_group` its whole group. `rank_incarnation` is that of its watch."""
+    """Say why this rank is about to end, with `ends_group` its whole group. `rank_incarnation` is that of its watch.
+
+    With `drains` nothing has failed: the group is asked to leave after its step.
+    """
     request = manager_pb2.ReportRequest(
-        rank=group_rank, rank_incarnation=rank_incarnation, reason=reason, ends_group=ends_group
+        rank=group_rank, rank_incarnation=rank_incarnation, reason=reason, ends_group=ends_group, drains=drains
     )
     return Rpc(MANAGER + "Report", request, manager_pb2.ReportResponse, _nothing, timeout_s)
 

@@ -9,6 +9,8 @@ import atexit
 import gc
 import importlib
 import importlib.util
+import os
+import signal
 import sys
 from pathlib import Path
 
@@ -33,11 +35,30 @@ def torchft_lighthouse() -> None:
 
 
 def _run(module: str, name: str) -> None:
+    _mend_inheritance()
     # Imports allocate much and free nothing, and what ends needs no collection: a fifth of what `status` takes.
     gc.set_threshold(_GC_THRESHOLD)  # daemons set their own
     atexit.register(gc.freeze)
     _load(module.partition(".")[0])
     importlib.import_module(module).main(prog_name=name)
+
+
+def _mend_inheritance() -> None:
+    """Undo what a parent can leave behind that a daemon cannot live with.
+
+    A closed standard stream would give its number to the next socket. A blocked signal would stop no daemon. SIGUSR1
+    and SIGUSR2 (Slurm's --signal=USR1@120) would end it; a supervisor passes them on to its ranks.
+    """
+    for descriptor, name, mode in ((0, "stdin", "r"), (1, "stdout", "w"), (2, "stderr", "w")):
+        try:
+            os.fstat(descriptor)
+        except OSError:
+            os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)  # the lowest free number, so this one
+        if getattr(sys, name) is None:
+            setattr(sys, name, os.fdopen(descriptor, mode, closefd=False))
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())
+    for number in (signal.SIGUSR1, signal.SIGUSR2):
+        signal.signal(number, signal.SIG_IGN)
 
 
 def _load(package: str) -> None:

@@ -111,6 +111,7 @@ class _Child:
                 command + [text for pair in options.items() for text in pair],
                 pass_fds=(sending,),
                 stdin=subprocess.DEVNULL,
+                start_new_session=True,  # torchrun signals its rank's process group, and the rank drains by this daemon
                 env={**os.environ, **self._variables},
             )
         except OSError:

@@ -12,7 +12,22 @@ import uvloop
 
 MAX_OPEN_FILES = 65_536
 NICE = -10
-STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
+STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
+WARNING_SIGNALS = (signal.SIGUSR1, signal.SIGUSR2)
+"""What a scheduler announces its end by (Slurm's --signal=USR1@120); their default would end a process."""
+_NOHUP = (signal.SIGHUP, signal.SIGQUIT)  # nohup(1) and shells start a process that is to ignore these
+
+
+def on_signals(
+    loop: asyncio.AbstractEventLoop, stop: Callable[[int], object], warn: Callable[[int], object] | None = None
+) -> None:
+    """Call `stop` with the number of each stop signal, and `warn` with that of each warning signal."""
+    for number in STOP_SIGNALS:
+        if number not in _NOHUP or signal.getsignal(number) is not signal.SIG_IGN:
+            loop.add_signal_handler(number, stop, number)
+    if warn is not None:
+        for number in WARNING_SIGNALS:
+            loop.add_signal_handler(number, warn, number)
 
 
 class StopRequest:
@@ -38,7 +53,7 @@ class StopRequest:
 
 
 def run_daemon(main: Callable[[StopRequest], Coroutine[None, None, None]]) -> int:
-    """Run `main` until it returns; the exit status. SIGTERM and SIGINT set its StopRequest."""
+    """Run `main` until it returns; the exit status. A stop signal sets its StopRequest."""
 
     _raise_open_files()
     _go_first()
@@ -48,8 +63,7 @@ def run_daemon(main: Callable[[StopRequest], Coroutine[None, None, None]]) -> in
 
     async def supervised() -> int:
         stop = StopRequest()
-        for number in STOP_SIGNALS:
-            asyncio.get_running_loop().add_signal_handler(number, stop.on_signal, number)
+        on_signals(asyncio.get_running_loop(), stop.on_signal)
         await main(stop)
         return stop.status
 

@@ -40,7 +40,7 @@ def run(module: bool, parent_pid: int | None, command: tuple[str, ...], **values
     """Run the ranks of a replica group, and restart them when they die.
 
     It serves as the group's manager, as `serve` does, and starts CMD for each rank. Ends with 0 when all ranks are
-    done, with 130 when the run was stopped, with 143 after SIGTERM.
+    done, with 130 when the run was stopped, with 128 and its number after a signal (143 after SIGTERM).
     """
     words = _words(command, module)
     torchrun = read_torchrun(words, os.environ)
@@ -68,9 +68,13 @@ async def _supervise(launch: Launch, guard: GuardClient, stop: StopRequest) -> N
 
 
 def _words(command: tuple[str, ...], is_module: bool) -> tuple[str, ...]:
-    """A script is run by this interpreter, as torchrun would."""
+    """A script is run by this interpreter, and so is -m and a module behind `--`, as torchrun would."""
     if is_module:
         return (sys.executable, "-u", "-m", *command)
+    if command[0] == "-m":
+        if len(command) == 1:
+            raise click.UsageError("-m: the name of the module is missing")
+        return (sys.executable, "-u", *command)
     return (sys.executable, "-u", *command) if command[0].endswith(".py") else command
 
 

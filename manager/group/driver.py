@@ -34,6 +34,7 @@ from lighthouse_protocol.refusals import (
     NotPermitted,
     Unreachable,
     Unrecoverable,
+    WrongState,
 )
 from lighthouse_protocol.rules.proof import ADDRESS_WORD, is_proven
 from lighthouse_protocol.rules.stall import Limits
@@ -163,6 +164,14 @@ class GroupDriver:
         Raises InvalidRequest for one that the group does not have."""
         check_rank(group_rank, self.machine.me.group_world_size)
         self._feed(events.RankFailed(group_rank, rank_incarnation, reason, ends_group))
+
+    def drain_for(self, group_rank: int, rank_incarnation: str, reason: str) -> None:
+        """Drain, as a rank asks. Raises WrongState for a process that this manager does not watch."""
+        check_rank(group_rank, self.machine.me.group_world_size)
+        if not self.machine.ranks.watches.is_watched(group_rank, rank_incarnation):
+            raise WrongState(f"rank {group_rank}: this process is not watched here, so it drains no group")
+        log.info("%s: the group drains", reason, extra=event("drain_asked", reason=reason))
+        self.drain(reason)
 
     def checkpoint_address(self, group_rank: int, step: int | None) -> str:
         """Where that rank serves its state. Raises a refusal for one that never asked, or is at another step."""

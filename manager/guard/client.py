@@ -130,6 +130,10 @@ class GuardClient:
         self._say(halt=number, grace_s=grace_s)
         asyncio.get_running_loop().call_later(grace_s + END_TIMEOUT_S, self._check_end, number)
 
+    def pass_on(self, number: int, signal_number: int) -> None:
+        """Send a signal to those processes of it that handle it."""
+        self._say(**{"signal": number, "pass": signal_number})
+
     async def tail(self, number: int) -> tuple[str, ...]:
         """The last lines that it has written so far; it may have ended. None where the guard has."""
         if self._has_ended:

@@ -7,6 +7,7 @@ takes orders as lines of JSON from a socket, and says there what has happened:
     {"start": 1, "argv": [...], "env": {...}, "label": "a/0", "log": "...", "is_shown": true, "has_input": false,
      "is_forked": false}
     {"halt": 1, "grace_s": 10}
+    {"signal": 1, "pass": 10}             to the processes of 1 that handle it
     {"tail": 1}
     -> {"tail": 1, "output": [...]}                                   the last lines so far
     -> {"ended": 1, "status": -9, "output": [...], "error": "...", "why": "..."}   when the whole tree is gone
@@ -33,7 +34,7 @@ from pathlib import Path
 from typing import Any
 
 from manager.guard import process_tree
-from manager.guard.child import Child, open_log
+from manager.guard.child import PASSING_ERRORS, Child
 from manager.guard.preloader import NUMBER as PRELOADER
 from manager.guard.preloader import Hooks, Preloader
 from manager.guard.rules.output import Outlet
@@ -107,6 +108,8 @@ class Guard:
                 self._start(order)
             elif "preload" in order:
                 self._preload(order)
+            elif "pass" in order:
+                self._pass_on(order["signal"], order["pass"])
             elif "tail" in order:
                 child = self._children.get(order["tail"])
                 self._say({"tail": order["tail"], "output": child.lines.so_far if child is not None else []})
@@ -116,8 +119,10 @@ class Guard:
     def _start(self, order: dict[str, Any]) -> None:
         number, label = order["start"], order["label"]
         try:
-            log, error_file = open_log(order["log"]), self._folder / f"{number}.json"
-            child = Child(number, label, order["is_shown"], log, error_file, is_users=not order["has_input"])
+            error_file = self._folder / f"{number}.json"
+            child = Child(number, label, order["is_shown"], order["log"], error_file, is_users=not order["has_input"])
+            if said := child.open_log():
+                self._note(label, said)
             if order["is_forked"] and self._preloader is not None:
                 self._preloader.want(child, order["env"])
                 return
@@ -145,6 +150,12 @@ class Guard:
             self._halt(child, grace_s)
         elif self._preloader is not None and self._preloader.drop(number):
             self._say({"ended": number, "status": -signal.SIGTERM, "output": [], "error": "", "why": ""})
+
+    def _pass_on(self, number: int, signal_number: int) -> None:
+        if (child := self._children.get(number)) is not None and child.status is None:
+            reached = process_tree.pass_on(child.pid, signal_number)
+            name = signal.Signals(signal_number).name
+            self._note(child.label, f"{name} is passed on" if reached else f"{name} is not passed on: it would end it")
 
     def _halt(self, child: Child, grace_s: float) -> None:
         if child.status is None and child.kill_at is None and grace_s > 0:
@@ -243,8 +254,8 @@ class Guard:
             self._pause(child)
             child.is_read = True
             return False
-        if child.log is not None:
-            child.log.write(data)
+        if said := child.write_log(data):
+            self._note(child.label, said)
         self._show(child, child.lines.feed(data))
         return True
 
@@ -281,8 +292,8 @@ class Guard:
             self._outlet.taken(os.write(sys.stdout.fileno(), piece))
         except BlockingIOError:
             return
-        except OSError:  # it is not read any more
-            self._is_muted = True
+        except OSError as e:
+            self._is_muted = e.errno not in PASSING_ERRORS  # else it is not read any more
             while piece := self._outlet.piece():
                 self._outlet.taken(len(piece))
 
@@ -309,7 +320,8 @@ def _is_due(child: Child, now: float) -> bool:
 def main() -> None:
     """Arguments: the descriptor of the control socket, the pid of the supervisor."""
     control = socket.socket(fileno=int(sys.argv[1]))
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGPIPE):
+    decided = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
+    for number in (*decided, signal.SIGPIPE):
         signal.signal(number, signal.SIG_IGN)  # the supervisor decides
     process_tree.become_subreaper()
     if os.getppid() == int(sys.argv[2]):

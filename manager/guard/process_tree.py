@@ -87,6 +87,31 @@ def is_stopped(pid: int) -> bool:
     return _stat(pid)[:1] == ["T"]
 
 
+def pass_on(root: int, number: int) -> bool:
+    """Send a signal to `root` if it handles it, else to the nearest processes below it that do; whether any does.
+
+    What a process forks has its handlers: a rank's data loaders are not reached. A process without a handler would end.
+    """
+    children: defaultdict[int, list[int]] = defaultdict(list)
+    for pid, parent in _parents():
+        children[parent].append(pid)
+    reached, below = False, [root]
+    while below:
+        pid = below.pop()
+        if not _handles(pid, number):
+            below += children.get(pid, ())
+            continue
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.kill(pid, number)
+            reached = True
+    return reached
+
+
+def _handles(pid: int, number: int) -> bool:
+    caught = next((line for line in _read(pid, "status").splitlines() if line.startswith(b"SigCgt:")), b"SigCgt: 0")
+    return bool(int(caught.split()[1], 16) >> (number - 1) & 1)
+
+
 def kill(pids: list[int]) -> None:
     for pid in pids:
         with contextlib.suppress(ProcessLookupError, PermissionError):  # one that has become another user's stays

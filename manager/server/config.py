@@ -60,6 +60,9 @@ class ManagerConfig:
     job: str = setting(
         DEFAULT_JOB, "The job of this group, if several jobs share a lighthouse.", env=("LIGHTHOUSE_JOB",)
     )
+    continue_: bool = setting(
+        False, "Train on although the job has ended without this group; else the group then ends with 0."
+    )
     tls_ca: str | None = setting(
         None,
         "The CA of the lighthouse's certificate, where that is of your own PKI and no join string pins it.",

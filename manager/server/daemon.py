@@ -43,6 +43,8 @@ from manager.store.process import StoreProcess
 log = logging.getLogger(__name__)
 
 MISCONFIGURED = 2
+NOT_WAITED_S = 0.01
+"""A --drain-timeout below this asks for no wait, so its end is no news."""
 
 
 class ManagerDaemon:
@@ -91,7 +93,7 @@ class ManagerDaemon:
         self._store_address = config.store if config.store != "auto" else await self._start_store()
         # Only now: gRPC and the fork that starts the store do not go together.
         self._link = LighthouseLink(self._client, str(config.coordinator), self._search)
-        me = Participant(config.replica_id, group_world_size=config.group_world_size)
+        me = Participant(config.replica_id, group_world_size=config.group_world_size, continues=config.continue_)
         timers = SuspensionTimers(asyncio.get_running_loop())
         self._lag = LoopLag(timers, "no rank counts as lost or stalled for that time")
         driver = GroupDriver(
@@ -159,11 +161,12 @@ class ManagerDaemon:
             async with asyncio.timeout(timeout_s):
                 await self._left.wait()
         except TimeoutError:
-            log.warning(
-                "the ranks have not finished their step within %g s; leaving all the same",
-                timeout_s,
-                extra=event("drain_timeout"),
-            )
+            if timeout_s >= NOT_WAITED_S:  # torchft's managers end with their rank: none of its steps is left
+                log.warning(
+                    "the ranks have not finished their step within --drain-timeout (%g s); leaving all the same",
+                    timeout_s,
+                    extra=event("drain_timeout"),
+                )
 
     def _ended(self, status: int) -> None:
         if status == 0:

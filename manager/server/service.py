@@ -178,7 +178,11 @@ class ManagerService:
     async def report(self, request: manager_pb2.ReportRequest, _: Call) -> manager_pb2.ReportResponse:
         reason = cut_reason(request.reason)
         rank_incarnation = _checked(request.rank_incarnation, "rank_incarnation")
-        self._driver.report(request.rank, rank_incarnation, reason or "no reason given", ends_group=request.ends_group)
+        reason = reason or "no reason given"
+        if request.drains:
+            self._driver.drain_for(request.rank, rank_incarnation, reason)
+        else:
+            self._driver.report(request.rank, rank_incarnation, reason, ends_group=request.ends_group)
         return manager_pb2.ReportResponse()
 
     async def watch(self, requests: Requests[FromRank], call: Call, sender: Sender) -> None:

@@ -36,7 +36,13 @@ class StoreProcess:
         check_torch(python)
         try:
             process = await asyncio.create_subprocess_exec(
-                python, str(SCRIPT), str(port), host, stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE
+                python,
+                str(SCRIPT),
+                str(port),
+                host,
+                stdin=asyncio.subprocess.PIPE,
+                stdout=asyncio.subprocess.PIPE,
+                start_new_session=True,
             )
         except OSError as e:
             raise InvalidRequest(f"cannot run {python}: {e.strerror or e}; {_REMEDY}", field="--store-python") from e

@@ -14,6 +14,9 @@ import sys
 
 def main() -> None:
     ctypes.CDLL(None).prctl(1, signal.SIGKILL, 0, 0, 0)  # PR_SET_PDEATHSIG
+    # A scheduler may signal every process of a job at once, and a group that drains needs its store to the end.
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2):
+        signal.signal(number, signal.SIG_IGN)
     try:
         from torch.distributed import TCPStore
     except ImportError as e:

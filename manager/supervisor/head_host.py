@@ -14,7 +14,7 @@ from lighthouse_protocol.messages.session import WatchHello
 from lighthouse_protocol.refusals import Unreachable
 from lighthouse_runtime.log_event import event
 from lighthouse_runtime.net.own_address import resolves_to_loopback
-from lighthouse_runtime.process.loop import STOP_SIGNALS
+from lighthouse_runtime.process.loop import on_signals
 from lighthouse_runtime.process.service_manager import ServiceManager
 from manager.evidence.process_probe import look_alone
 from manager.group.rules.events import GroupGivenUp, Killed, RankGivenUp
@@ -67,8 +67,7 @@ class HeadHost:
 
     async def run(self) -> int:
         """Raises InvalidRequest, naming the option, if an address, a port or the store cannot be had."""
-        for number in STOP_SIGNALS:
-            self._loop.add_signal_handler(number, self._signalled, 128 + number)
+        on_signals(self._loop, lambda number: self._signalled(128 + number), self._pass_on)
         self._guard.on_failure = lambda why: self._feed(events.EndAsked(1, why))
         guarding = asyncio.create_task(self._watch_guard(), name="guard")
         try:
@@ -188,6 +187,10 @@ class HeadHost:
         elif self._signals[host] > 1:
             self._leaving.cancel()
             self._feed(events.EndAsked(status, why, is_urgent=True))
+
+    def _pass_on(self, number: int) -> None:
+        if self._local is not None:
+            self._local.pass_on(number)
 
     async def _leave(self, then: events.EndAsked) -> None:
         if self._daemon is not None and not self._driver.machine.is_over:

@@ -101,6 +101,12 @@ class LocalHost:
             if all(self._live[rank].is_halted for rank in examined):
                 self._guard.halt(check, 0.0)
 
+    def pass_on(self, number: int) -> None:
+        """Send a signal that the supervisor has received to the ranks that handle it."""
+        for live in self._live.values():
+            if live.process is not None and not live.is_halted:
+                self._guard.pass_on(live.process, number)
+
     async def look(self, request: WatchHello) -> ProcessSnapshot:
         """At a rank's process on this host, and at what it has written last."""
         return await look_with_output(request, self.last_lines(request.group_rank))

@@ -11,7 +11,7 @@ from lighthouse_protocol.messages.run import HelloRejected, RunCompleted, RunSto
 from lighthouse_protocol.messages.supervisor import SupervisorWelcome, ToSupervisor
 from lighthouse_runtime.client.manager import AsyncManagerClient
 from lighthouse_runtime.log_event import event
-from lighthouse_runtime.process.loop import STOP_SIGNALS
+from lighthouse_runtime.process.loop import on_signals
 from lighthouse_runtime.process.service_manager import ServiceManager
 from manager.guard.client import GuardClient
 from manager.supervisor.head_link import HeadLink
@@ -56,8 +56,7 @@ class WorkerHost:
         self._signals = 0
 
     async def run(self) -> int:
-        for number in STOP_SIGNALS:
-            self._loop.add_signal_handler(number, self._signalled, 128 + number)
+        on_signals(self._loop, lambda number: self._signalled(128 + number), self._pass_on)
         self._guard.on_failure = lambda why: self._over(GroupEnded(1, why))
         guarding = asyncio.create_task(self._watch_guard(), name="guard")
         self._link.open()
@@ -111,6 +110,10 @@ class WorkerHost:
             self._loop.call_later(patience_s, self._over, over)
             return
         self._end(over, settings.termination_grace_s if self._signals < 3 else 0.0)
+
+    def _pass_on(self, number: int) -> None:
+        if self._head.host is not None:
+            self._head.host.pass_on(number)
 
     def _over(self, over: GroupEnded) -> None:
         self._end(over, self._launch.settings.termination_grace_s)

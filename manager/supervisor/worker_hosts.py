@@ -137,7 +137,9 @@ class WorkerHosts:
                 self._tell(CheckFailed(host, reason))
             case hosts.HostEndAsked(status):
                 if status - 128 not in STOP_SIGNALS:
-                    raise InvalidRequest(f"{status} is not the status of a stop signal (143, 130)", field="status")
+                    raise InvalidRequest(
+                        f"{status} is not the status of a stop signal (143, 130, 129, 131)", field="status"
+                    )
                 self._end(status, host)
             case hosts.ProbeResult(number, outside):
                 if (look := self._looks.get(number)) is not None and not look.done():

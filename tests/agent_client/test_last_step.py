@@ -3,9 +3,11 @@
 import time
 from collections.abc import Sequence
 
+import pytest
+
 from agent_client.manager_client.watch import RELEASED_WITHIN_S
 from tests.agent_client.jobs import Job
-from tests.agent_client.ranks import Rank, together
+from tests.agent_client.ranks import Rank, RankError, together
 
 TIMES = ("--join-timeout", "2s", "--heartbeat-timeout", "3s")
 ACTOR = "tests.agent_client.scripted_actor:ScriptedActor"
@@ -76,3 +78,19 @@ def test_it_stays_for_no_mate_that_has_ended(job: Job):
     began_at = time.monotonic()
     closing.result()
     assert time.monotonic() < began_at + RELEASED_WITHIN_S / 2
+
+
+def test_a_group_that_was_away_at_the_end_of_the_job_trains_it_no_second_time(job: Job):
+    ranks = trained(job, "a", "b")
+    together(ranks, "vote")
+    first, lost = ranks
+    lost.kill()
+    job.managers["b"].kill()
+    first.call("steps", 6, SUM)
+    first.call("close")
+    [again] = job.groups("b", actor=ACTOR)
+    with pytest.raises(RankError, match="the job has ended at step 6: .* b was away at the end and brings step 0") as e:
+        again.call("step", SUM)
+    assert e.value.kind == "GroupDrained"
+    job.start_managers("b", continue_=True)
+    assert job.rank("b", actor=ACTOR).call("step", SUM)["participants"] == ["b"]

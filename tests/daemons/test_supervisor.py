@@ -2,8 +2,10 @@
 
 import functools
 import os
+import re
 import secrets
 import signal
+import subprocess
 import sys
 from pathlib import Path
 
@@ -55,7 +57,13 @@ class TestEnds:
             assert "cannot run no-such-program" in supervisor.log()
 
     @pytest.mark.parametrize(
-        ("number", "status"), [(signal.SIGTERM, 143), pytest.param(signal.SIGINT, 130, marks=pytest.mark.slow)]
+        ("number", "status"),
+        [
+            (signal.SIGTERM, 143),
+            pytest.param(signal.SIGINT, 130, marks=pytest.mark.slow),
+            (signal.SIGHUP, 129),
+            pytest.param(signal.SIGQUIT, 131, marks=pytest.mark.slow),
+        ],
     )
     def test_a_signal_to_the_supervisor(self, lighthouse: Lighthouse, number: int, status: int) -> None:
         with Supervisor(lighthouse.address, "--nproc-per-node", "2", command=f"{STRAY} {SLEEP}") as supervisor:
@@ -63,6 +71,62 @@ class TestEnds:
             supervisor.signal(number)
             assert supervisor.wait() == status
             assert supervisor.gone()
+
+    def test_a_warning_is_for_the_ranks_that_handle_it(self, lighthouse: Lighthouse) -> None:
+        handles = "signal.signal(signal.SIGUSR1, lambda *_: sys.exit(3 if os.getpid() != rank else 0))"
+        code = f"import os, signal, sys, time; rank = os.getpid(); {handles}; os.fork(); print('works', flush=True)"
+        options = ("--nproc-per-node", "2", "--stop-exit-code", "0")
+        shell = f'test "$RANK" = 0 || exec sleep 600; {sys.executable} -c "{code}; time.sleep(600)"; exit 0'
+        with Supervisor(lighthouse.address, *options, command=shell) as supervisor:
+            supervisor.wait_for_log(r"(?s)\[a/0\] works.*\[a/0\] works")
+            supervisor.signal(signal.SIGUSR2)
+            supervisor.wait_for_log(r"\[a/0\] SIGUSR2 is not passed on")
+            supervisor.signal(signal.SIGUSR1)
+            supervisor.wait_for_log(r"\[a/0\] SIGUSR1 is passed on")
+            supervisor.wait_for_log(r"\[a/1\] SIGUSR1 is not passed on")
+            eventually(lambda: len(supervisor.below) == 1, "rank 0 has ended, and its child; rank 1 sleeps on")
+            assert supervisor.stop() == 143
+            assert "has ended by" not in supervisor.log()
+
+    @pytest.mark.parametrize("closed", ["1", pytest.param("0,1,2", marks=pytest.mark.slow)])
+    def test_closed_streams_and_blocked_signals_are_inherited(
+        self, lighthouse: Lighthouse, tmp_path: Path, closed: str
+    ) -> None:
+        """What a daemoniser or an init script leaves behind."""
+        begun, script = tmp_path / "begun", tmp_path / "script.sh"
+        script.write_text(f"echo $$ >{begun}.new; mv {begun}.new {begun}; echo written; exec sleep 600")
+        blocked = f"signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals()); os.closerange({closed[0]}, 3)"
+        if closed == "1":
+            blocked = blocked.replace("os.closerange(1, 3)", "os.close(1)")
+        starts = [sys.executable, "-c", f"import os, signal, sys; {blocked}; os.execv(sys.executable, sys.argv[1:])"]
+        with Supervisor(lighthouse.address, command=["sh", str(script)], prefix=starts) as supervisor:
+            eventually(begun.exists, "the rank runs")
+            assert supervisor.stop() == 143
+            assert supervisor.gone()
+
+    def test_a_module_as_the_command(self, lighthouse: Lighthouse) -> None:
+        with Supervisor(lighthouse.address, command=["-m", "json.tool", "--help"]) as supervisor:
+            assert supervisor.wait() == 0
+            assert re.search(r"\[a/0\] usage: .*json.tool", supervisor.log())
+
+    @pytest.mark.skipif(os.geteuid() != 0, reason="mounts a small file system")
+    def test_a_full_log_disk_costs_nothing_but_the_log(self, lighthouse: Lighthouse, tmp_path: Path) -> None:
+        disk, go = tmp_path / "disk", tmp_path / "go"
+        disk.mkdir()
+        subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", str(disk)], check=True)
+        try:
+            (disk / "filler").write_bytes(bytes(40_000))
+            script = f"seq 20000; while ! test -e {go}; do sleep 0.02; done; echo last; exit 0"
+            with Supervisor(lighthouse.address, "--log-dir", str(disk / "logs"), command=script) as supervisor:
+                supervisor.wait_for_log(r"\[a/0\] cannot write .*rank_0.log: No space left on device; the rank")
+                (disk / "filler").unlink()
+                go.touch()
+                assert supervisor.wait() == 0
+                assert re.search(r"rank_0.log is written again; \d+ bytes are missing", supervisor.log())
+                assert len(re.findall("cannot write", supervisor.log())) == 1
+            assert (disk / "logs/a/attempt_0/rank_0.log").read_text().endswith("last\n")
+        finally:
+            subprocess.run(["umount", str(disk)], check=True)
 
     def test_a_save_at_the_end_has_its_grace(self, lighthouse: Lighthouse) -> None:
         # It waits for the signal itself: a handler may run inside the first print(), and a print() in it then fails.

@@ -32,7 +32,8 @@ native_participants = st.builds(
     works_at=st.none() | counts,
     heals_first=st.none() | st.booleans(),
     **dict.fromkeys(
-        ("ranks_disagree", "watched", "catch_up", "has_source", "resolves_to_loopback", "compares"), st.booleans()
+        ("ranks_disagree", "watched", "catch_up", "has_source", "resolves_to_loopback", "compares", "continues"),
+        st.booleans(),
     ),
     distrust=st.none() | st.builds(Distrust, st.sampled_from(DistrustKind), st.text(max_size=20).map(cut_reason)),
     **shared,

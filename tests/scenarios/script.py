@@ -22,6 +22,7 @@ from lighthouse.quorum.rules.config import QuorumConfig
 from lighthouse.quorum.rules.events import (
     Effect,
     Event,
+    JobEnded,
     Joined,
     JoinRefused,
     Left,
@@ -39,7 +40,7 @@ from lighthouse.quorum.rules.record import QuorumRecord
 from lighthouse.quorum.rules.status import explain
 from lighthouse.quorum.rules.verdict import Verdict
 from lighthouse_protocol.messages.membership import Participant, Quorum
-from lighthouse_protocol.messages.session import GroupReport, HeldQuorum, Hello, HoldState, QuorumOrder
+from lighthouse_protocol.messages.session import LEFT, GroupReport, HeldQuorum, Hello, HoldState, QuorumOrder
 from tests.lighthouse.builders import FAR, AnswersOnly, beat, group
 from tests.lighthouse.sessions import native, pulse, secret_of
 
@@ -194,6 +195,9 @@ class Script:
                     self._tell(f"quorum {_shown(quorum)}{how}")
                     self._record = record or self._record
                     self._hand(quorum, calls, stands)
+                case JobEnded(step, absent, record):
+                    self._tell(f"the job has ended at step {step}; absent: {' '.join(absent) or '-'}")
+                    self._record = record
                 case JoinRefused(call, error):
                     self._tell(f"{self._names[call]} refused: {type(error).__name__}: {error}")
                 case QuorumResent(quorum, call):
@@ -229,6 +233,8 @@ FLAGS = {
     "ranks_disagree": {"ranks_disagree": True},
     "loopback": LOOPBACK,
     "drains": {"drains": True},
+    "continues": {"continues": True},
+    "left": {"mode": HoldState.LEAVING, "down": LEFT},
     **{mode.value: {"mode": mode} for mode in HoldState},
 }
 

@@ -162,7 +162,7 @@ class LighthouseProcess(Process):
 
     def commit(self, job: str, record: QuorumRecord) -> None:
         """Durable when it returns."""
-        is_formed = not self._is_making  # else the lease of what was there is longer
+        is_formed = not self._is_making and record.ended is None  # else its lease is longer, or its job has ended
         if is_formed:
             self._fire_crash()
         self.may_die()

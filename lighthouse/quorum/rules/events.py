@@ -82,6 +82,15 @@ class QuorumFormed:
 
 
 @dataclass(frozen=True, slots=True)
+class JobEnded:
+    """The job has ended at `step` (job_end.py). `record` is written down before any group is told."""
+
+    step: int
+    absent: tuple[str, ...]
+    record: QuorumRecord = field(compare=False, repr=False)
+
+
+@dataclass(frozen=True, slots=True)
 class QuorumResent:
     """`call` is of a member of the standing quorum that has not heard of it."""
 
@@ -151,6 +160,7 @@ Event = (
 Effect = (
     QuorumFormed
     | QuorumResent
+    | JobEnded
     | JoinRefused
     | JournalOutdated
     | Welcomed

@@ -29,6 +29,7 @@ from lighthouse.members.rules.roster import LastQuorumTold, Member
 from lighthouse.quorum.rules import events
 from lighthouse.quorum.rules.config import QuorumConfig
 from lighthouse.quorum.rules.current import CurrentQuorum
+from lighthouse.quorum.rules.job_end import JobEnd
 from lighthouse.quorum.rules.lineage import EARLIER_COUNTS_FOR_S, Claim, History, assign_steps, foreign, tag_of
 from lighthouse.quorum.rules.numbering import Numbering
 from lighthouse.quorum.rules.presence import Presence
@@ -38,6 +39,9 @@ from lighthouse.quorum.rules.standing import Standing, entry_of
 from lighthouse.quorum.rules.verdict import Verdict
 from lighthouse_protocol.messages.membership import Participant, Quorum, Tag
 from lighthouse_protocol.messages.session import QuorumPhase
+
+END_KEPT_S = 7 * 86400.0
+"""How long the end of a job is remembered, for groups that their scheduler starts late."""
 
 
 class QuorumMachine:
@@ -55,10 +59,14 @@ class QuorumMachine:
         self.standing = Standing(self.current)
         self._numbering = Numbering(config.first_quorum_id, record, self.current)
         may_be_older = None if record is None else holders_until
-        self.presence = Presence(config, self.current, self.standing, self._numbering, self._emit, may_be_older)
+        self.job_end = JobEnd() if record is None else JobEnd(record.ended, record.absent)
+        self.presence = Presence(
+            config, self.current, self.standing, self._numbering, self._emit, may_be_older, self.job_end
+        )
         self.roster = self.presence.roster
         self.joins = self.presence.joins
         self._history = History(record.named if record is not None else ())
+        self._ended_at: float | None = None
         self._now, self._working = 0.0, 0
         self._first_formed_at: float | None = None  # by this lighthouse
         self._lost_at: float | None = None  # when the last loss of a member of the present quorum was
@@ -67,6 +75,11 @@ class QuorumMachine:
             self._history.add(record.quorum.quorum_id)
         if holders_until is not None:
             self.standing.restore(record, holders_until, holders_until + config.lease_s)
+
+    def remembers_end(self, now: float) -> bool:
+        """Groups are away that would come too late."""
+        is_recent = self._ended_at is None or now < self._ended_at + END_KEPT_S
+        return self.job_end.step is not None and bool(self.job_end.absent) and is_recent
 
     def is_quiet(self, now: float) -> bool:
         """No member is alive or remembered, and no lease of one that was here can still run."""
@@ -178,6 +191,10 @@ class QuorumMachine:
     def _pass_time(self, now: float) -> None:
         self.current.pass_time(now)
         self._now = now
+        if self.job_end.step is None:
+            self._ended_at = None
+        elif self._ended_at is None:
+            self._ended_at = now
         self.presence.pass_time(now)
         self.presence.standing_time(now)
 
@@ -245,11 +262,23 @@ class QuorumMachine:
         if len(self.roster.working) < self._working:
             self._lost_at = now
         self._review()
+        self._end_job(now)
         has_formed = self._form(now)
         self._working = len(self.roster.working)
         if has_formed:
             self._review()
         self.presence.dismiss()
+
+    def _end_job(self, now: float) -> None:
+        if not self.presence.has_ended():
+            return
+        members = self.current.replica_ids
+        others = [m.replica_id for m in self.roster if m.is_alive and not m.is_reported and m.replica_id not in members]
+        self.job_end.reach(sorted(members), others)
+        assert self.job_end.step is not None
+        record = self._record(stands=self.standing.phase is not QuorumPhase.NONE)
+        self._emit(events.JobEnded(self.job_end.step, self.job_end.absent, record))
+        self.presence.refuse_late(now)
 
     # -- a standing quorum
 
@@ -293,6 +322,7 @@ class QuorumMachine:
         for quorum_id in (lineage.tag_quorum_id, quorum.quorum_id):
             if quorum_id:
                 self._history.add(quorum_id)
+        self.job_end.formed(self.current.replica_ids, frozenset(p.replica_id for p in participants))
         self.current.form(quorum, chosen, now, is_new=is_new, remembered=self.roster.names)
         self._stand(participants, chosen, stands)
         self._lost_at = None
@@ -335,7 +365,8 @@ class QuorumMachine:
         quorum = self.current.quorum
         assert quorum is not None
         entries, lease_s = self.standing.entries, self.config.lease_s
-        return QuorumRecord(quorum.quorum_id, quorum, stands, entries, lease_s, self._history.ranges)
+        ended, absent = self.job_end.step, self.job_end.absent
+        return QuorumRecord(quorum.quorum_id, quorum, stands, entries, lease_s, self._history.ranges, ended, absent)
 
     def _choose(self) -> list[Member]:
         candidates = self.joins.list_candidates()

@@ -10,7 +10,7 @@
 4. A participant is (replica_id, incarnation): a join or a hello of another incarnation is the loss of the old one.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 from lighthouse.members.rules.admission import refusal, sent_away
 from lighthouse.members.rules.events import MemberDraining, MemberLeft, MemberLost
@@ -20,6 +20,7 @@ from lighthouse.members.rules.silence import MassSilence
 from lighthouse.quorum.rules import events
 from lighthouse.quorum.rules.config import QuorumConfig
 from lighthouse.quorum.rules.current import CurrentQuorum
+from lighthouse.quorum.rules.job_end import JobEnd
 from lighthouse.quorum.rules.joins import JoinQueue
 from lighthouse.quorum.rules.numbering import Numbering
 from lighthouse.quorum.rules.standing import ResendQuorum, Standing
@@ -29,6 +30,7 @@ from lighthouse_protocol.messages.session import (
     RESTARTING,
     STARTING,
     GroupReport,
+    HoldState,
     QuorumOrder,
     QuorumPhase,
     Welcome,
@@ -55,11 +57,13 @@ class Presence:
         numbering: Numbering,
         emit: Callable[[events.Effect], None],
         holders_until: float | None = None,
+        end: JobEnd | None = None,
     ) -> None:
         """`holders_until`: until then quorums of an earlier lighthouse may be held that are not in its record."""
         self._config = config
         self._current = current
         self._emit = emit
+        self.job_end = end or JobEnd()
         self.standing = standing
         self.roster = Roster(config.heartbeat_timeout_s, emit, current)
         self.silence = MassSilence(self.roster, config.heartbeat_timeout_s)
@@ -121,7 +125,31 @@ class Presence:
         error = self._refusal(event.participant, now, session=event.session)
         if error is None and event.session is not None and event.participant.replica_id in self._draining:
             return _drains(event.participant.replica_id)
-        return error
+        return error or self.job_end.refusal(event.participant, self._others(event.participant.replica_id))
+
+    def _others(self, replica_id: str) -> Iterator[str]:
+        """The groups that train, or are about to."""
+        for member in self.roster:
+            if member.replica_id != replica_id and member.is_alive and not member.is_reported and member.down != LEFT:
+                yield member.replica_id
+
+    def refuse_late(self, now: float) -> None:
+        """The job has ended: joins that have waited for its next quorum are refused."""
+        for member in list(self.joins):
+            assert member.participant is not None
+            late = self.job_end.refusal(member.participant, self._others(member.replica_id))
+            if late is not None and member.call is not None:
+                self._emit(events.JoinRefused(member.call, late))
+                self.joins.withdraw(member.call, now)
+
+    def has_ended(self) -> bool:
+        """A member of the last quorum has finished, and none of the others is present."""
+        if not self.job_end.is_near or self.roster.working or self.standing.phase is QuorumPhase.RETURNING:
+            return False
+        return not any(
+            member.is_alive and not member.down and not self.job_end.has_finished(member.replica_id)
+            for member in self.roster.participants()
+        )
 
     def _admit(self, participant: Participant, session: int | None, now: float) -> Member:
         """Its manager may come with another incarnation on the same session, and with the lease that it holds."""
@@ -366,6 +394,8 @@ class Presence:
         if levels.held is not None:
             self._learn(member, levels.held.quorum_id, now)
             member.step = max(member.step, levels.held.granted)
+            if levels.held.mode is HoldState.LEAVING and self.standing.holds(name, incarnation, levels.held.quorum_id):
+                self.job_end.finish(name, levels.held.granted + 1)
         if levels.drains and name not in self._draining:
             self._emit(MemberDraining(name))
         (self._draining.add if levels.drains else self._draining.discard)(name)

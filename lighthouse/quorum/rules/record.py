@@ -32,6 +32,7 @@ class QuorumRecord:
 
     `quorum_id` is the highest ever named, `quorum` the last one formed (None: there is none to go on with).
     `named`: ranges of the ids by which states of this job are named (lineage.py).
+    `ended`, `absent`: the job's end, and the groups that come too late for it (job_end.py).
     `entries` by replica_id: what `quorum` was formed from. `lease_s` is the lease it was made under. `secret`: of the
     members of `quorum`, so that a lighthouse that has restarted tells the same.
     """
@@ -42,6 +43,8 @@ class QuorumRecord:
     entries: Mapping[str, JoinState] = field(default_factory=dict[str, JoinState])
     lease_s: float = 0.0
     named: tuple[tuple[int, int], ...] = ()
+    ended: int | None = None
+    absent: tuple[str, ...] = ()
     secret: str = field(default="", repr=False)
 
 
@@ -60,6 +63,8 @@ def dump(record: QuorumRecord) -> bytes:
         "stands": record.stands,
         "lease_s": record.lease_s,
         "named": record.named,
+        "ended": record.ended,
+        "absent": record.absent,
         "secret": record.secret,
         "entry": ("replica_id", *_ENTRY),
         "entries": [(replica_id, *_get_entry(entry)) for replica_id, entry in record.entries.items()],
@@ -84,6 +89,8 @@ def parse(raw: bytes) -> QuorumRecord:
         entries={row.pop("replica_id"): JoinState(**_known(row, _ENTRY)) for row in entries},
         lease_s=document["lease_s"],
         named=tuple((first, last) for first, last in document["named"]),
+        ended=document.get("ended"),
+        absent=tuple(document.get("absent", ())),
         secret=document["secret"],
     )
 

@@ -133,6 +133,11 @@ class Standing:
     def is_holder(self, replica_id: str, incarnation: str) -> bool:
         return self._holder(replica_id, incarnation) is not None
 
+    def holds(self, replica_id: str, incarnation: str, quorum_id: int) -> bool:
+        """That member was told this quorum, and it is the present one."""
+        is_present = self.quorum is not None and self.quorum.quorum_id == quorum_id
+        return is_present and self.is_holder(replica_id, incarnation)
+
     def ends_without(self, replica_id: str, incarnation: str) -> int | None:
         """The id of the quorum, if it ends with the loss of that member."""
         return self.quorum.quorum_id if self.quorum is not None and self._misses(replica_id, incarnation) else None

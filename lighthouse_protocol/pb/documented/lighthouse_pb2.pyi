@@ -123,6 +123,7 @@ class QuorumMember(google.protobuf.message.Message):
     RESOLVES_TO_LOOPBACK_FIELD_NUMBER: builtins.int
     COMPARES_FIELD_NUMBER: builtins.int
     DISTRUST_FIELD_NUMBER: builtins.int
+    CONTINUES_FIELD_NUMBER: builtins.int
     replica_id: builtins.str
     """1 to 128 of A-Z a-z 0-9 . _ : / @ + = -"""
     address: builtins.str
@@ -163,6 +164,8 @@ class QuorumMember(google.protobuf.message.Message):
     """a host name in its addresses does so on its own host: peers elsewhere may miss it"""
     compares: builtins.bool
     """all its ranks compare their collectives with their peers', where all participants do"""
+    continues: builtins.bool
+    """it trains on, also after the end of the job"""
     @property
     def distrust(self) -> global___Distrust:
         """a rank of the group holds no complete state; absent: all do"""
@@ -190,9 +193,10 @@ class QuorumMember(google.protobuf.message.Message):
         resolves_to_loopback: builtins.bool = ...,
         compares: builtins.bool = ...,
         distrust: global___Distrust | None = ...,
+        continues: builtins.bool = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["_heals_first", b"_heals_first", "_tag_quorum_id", b"_tag_quorum_id", "_works_at", b"_works_at", "distrust", b"distrust", "heals_first", b"heals_first", "tag_quorum_id", b"tag_quorum_id", "works_at", b"works_at"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["_heals_first", b"_heals_first", "_tag_quorum_id", b"_tag_quorum_id", "_works_at", b"_works_at", "address", b"address", "catch_up", b"catch_up", "commit_failures", b"commit_failures", "compares", b"compares", "data", b"data", "distrust", b"distrust", "has_source", b"has_source", "heals_first", b"heals_first", "incarnation", b"incarnation", "ranks_disagree", b"ranks_disagree", "replica_id", b"replica_id", "resolves_to_loopback", b"resolves_to_loopback", "seen_quorum_id", b"seen_quorum_id", "shrink_only", b"shrink_only", "step", b"step", "store_address", b"store_address", "tag_quorum_id", b"tag_quorum_id", "watched", b"watched", "works_at", b"works_at", "world_size", b"world_size"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["_heals_first", b"_heals_first", "_tag_quorum_id", b"_tag_quorum_id", "_works_at", b"_works_at", "address", b"address", "catch_up", b"catch_up", "commit_failures", b"commit_failures", "compares", b"compares", "continues", b"continues", "data", b"data", "distrust", b"distrust", "has_source", b"has_source", "heals_first", b"heals_first", "incarnation", b"incarnation", "ranks_disagree", b"ranks_disagree", "replica_id", b"replica_id", "resolves_to_loopback", b"resolves_to_loopback", "seen_quorum_id", b"seen_quorum_id", "shrink_only", b"shrink_only", "step", b"step", "store_address", b"store_address", "tag_quorum_id", b"tag_quorum_id", "watched", b"watched", "works_at", b"works_at", "world_size", b"world_size"]) -> None: ...
     @typing.overload
     def WhichOneof(self, oneof_group: typing.Literal["_heals_first", b"_heals_first"]) -> typing.Literal["heals_first"] | None: ...
     @typing.overload

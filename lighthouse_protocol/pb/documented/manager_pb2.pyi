@@ -756,12 +756,15 @@ class ReportRequest(google.protobuf.message.Message):
     RANK_INCARNATION_FIELD_NUMBER: builtins.int
     REASON_FIELD_NUMBER: builtins.int
     ENDS_GROUP_FIELD_NUMBER: builtins.int
+    DRAINS_FIELD_NUMBER: builtins.int
     rank: builtins.int
     rank_incarnation: builtins.str
     """as in WatchHello"""
     reason: builtins.str
     ends_group: builtins.bool
     """no rank of the group can go on: its mates need not wait for it"""
+    drains: builtins.bool
+    """the rank was asked to end: the group is to leave in good order, and nothing has failed"""
     def __init__(
         self,
         *,
@@ -769,8 +772,9 @@ class ReportRequest(google.protobuf.message.Message):
         rank_incarnation: builtins.str = ...,
         reason: builtins.str = ...,
         ends_group: builtins.bool = ...,
+        drains: builtins.bool = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["ends_group", b"ends_group", "rank", b"rank", "rank_incarnation", b"rank_incarnation", "reason", b"reason"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["drains", b"drains", "ends_group", b"ends_group", "rank", b"rank", "rank_incarnation", b"rank_incarnation", "reason", b"reason"]) -> None: ...
 
 global___ReportRequest = ReportRequest
 

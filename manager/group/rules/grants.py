@@ -60,6 +60,7 @@ class GrantMachine:
         self._catching_up: dict[int, CatchUp] = {}
         self._wants_next = False
         self._knows_lost = False
+        self._is_revoked_by_order = False
         self._is_late = False
         self._voted: set[int] = set()
         self.mode = HoldState.REVOKED
@@ -96,6 +97,7 @@ class GrantMachine:
         self._committed, self._upto = -1, step
         self._assigned = {}
         self._catching_up, self._wants_next, self._knows_lost = {}, False, False
+        self._is_revoked_by_order = False
         mine, self._voted = self._assign(0, init_sync), set()
         self._is_late = mine.place is None and not (mine.heals or mine.catches_up)
         self.mode = HoldState.RESUMED if self._is_for_one_step(init_sync) else HoldState.STANDING
@@ -155,6 +157,7 @@ class GrantMachine:
         is_over = self.grants or self.is_leaving
         is_news = is_over or (bool(lost) and not self._knows_lost)
         self._knows_lost |= bool(lost)
+        self._is_revoked_by_order |= self.grants
         if is_over:
             self.mode = HoldState.REVOKED
         return is_news
@@ -167,8 +170,14 @@ class GrantMachine:
         return changes
 
     def leave(self, step: int | None) -> None:
-        """A rank ends in good order, and would have asked for `step` next; None: it is in the middle of one."""
-        may_leave = self.grants or (self._quorum is not None and self.mode is HoldState.JOINING)
+        """A rank ends in good order, and would have asked for `step` next; None: it is in the middle of one.
+
+        It also does so after the loss of a peer, if it had nothing to do any more: the lighthouse then knows that its
+        script has ended.
+        """
+        has_done_all = self._is_revoked_by_order and self._committed == self.granted
+        may_leave = self._quorum is not None and (self.grants or self.mode is HoldState.JOINING or has_done_all)
+        self._is_revoked_by_order = False
         if may_leave and self._committed >= self._formed_for and step == self._committed + 1:
             self.mode, self.granted = HoldState.LEAVING, self._committed
 

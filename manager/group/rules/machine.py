@@ -49,6 +49,7 @@ class GroupMachine:
         self._unopened: session.JoinAccepted | None = None
         self._secrets: dict[int, str] = {}  # of the last quorums, by id
         self._draining = ""
+        self._why_over = ""  # by the lighthouse's word
         self._has_left = self._has_ended = False
         self._let_go = ""
         self._awaited = ""  # by the lighthouse's words
@@ -182,6 +183,8 @@ class GroupMachine:
                 return self._open(now) if self._unopened is not None else self._send(self.session.ask_whole(now))
             case session.JoinRejected(join, error):
                 is_ours = self.session.answered(join) if join else self.ranks.gather.is_joined
+                if is_ours and isinstance(error, Drained) and not self.ranks.drains:  # no further step is left for it
+                    self._draining, self._why_over, self.ranks.drains = str(error), str(error), True
                 effects = self._refuse_join(error, now) if is_ours else []
                 if not join and isinstance(error, WrongState):  # it has no place there, whatever it holds
                     effects += self._perform(self.ranks.give_up(str(error), now), now)
@@ -315,7 +318,7 @@ class GroupMachine:
         if self._has_ended or not self._let_go or self.ranks.unaware:
             return []
         self._has_ended = True
-        return [events.HasLeft(self._let_go)]
+        return [events.HasLeft(self._why_over or self._let_go)]
 
     def _send(self, messages: Sequence[session.ToLighthouse]) -> list[events.Effect]:
         return [events.Sent(message) for message in messages]

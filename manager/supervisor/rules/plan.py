@@ -9,6 +9,9 @@ from lighthouse_protocol.limits import DEFAULT_STRIDE, STORE_PORT_OFFSET
 from manager.supervisor.rules.machine import Layout
 from manager.supervisor.rules.torchrun import Torchrun
 
+_RANK_COUNTS = {"LIGHTHOUSE_GROUP_RANK": "", "LIGHTHOUSE_GROUP_WORLD_SIZE": ""}
+"""An Agent reads these before RANK and WORLD_SIZE: those of another group may be inherited."""
+
 
 @dataclass(frozen=True, slots=True)
 class LaunchPlan:
@@ -112,21 +115,25 @@ class LaunchPlan:
         elsewhere it may draw a port for its ranks, as two of one host must."""
         master = {f"PET_{name}": value for name, value in self._master().items()}
         is_known = self.store_port == self.master[1] + STORE_PORT_OFFSET
-        return {"LIGHTHOUSE_SLOT_OFFSET": str(self.slot_offset)} | (master if is_known else {})
+        return {"LIGHTHOUSE_SLOT_OFFSET": str(self.slot_offset)} | _RANK_COUNTS | (master if is_known else {})
 
     def _rank(self, rank: int, attempt: int) -> dict[str, str]:
         """As torchrun does."""
-        return self._master() | {
-            "RANK": str(rank),
-            "WORLD_SIZE": str(self.layout.world_size),
-            "LOCAL_RANK": str(rank % self.layout.nproc),
-            "LOCAL_WORLD_SIZE": str(self.layout.nproc),
-            "GROUP_RANK": str(self.host),
-            "GROUP_WORLD_SIZE": str(self.layout.hosts),
-            "TORCHELASTIC_RESTART_COUNT": str(attempt),
-            "TORCHELASTIC_MAX_RESTARTS": str(self.max_restarts),
-            "TORCHELASTIC_RUN_ID": self.run,
-        }
+        return (
+            self._master()
+            | _RANK_COUNTS
+            | {
+                "RANK": str(rank),
+                "WORLD_SIZE": str(self.layout.world_size),
+                "LOCAL_RANK": str(rank % self.layout.nproc),
+                "LOCAL_WORLD_SIZE": str(self.layout.nproc),
+                "GROUP_RANK": str(self.host),
+                "GROUP_WORLD_SIZE": str(self.layout.hosts),
+                "TORCHELASTIC_RESTART_COUNT": str(attempt),
+                "TORCHELASTIC_MAX_RESTARTS": str(self.max_restarts),
+                "TORCHELASTIC_RUN_ID": self.run,
+            }
+        )
 
     def _run(self, incarnation: str) -> dict[str, str]:
         spares = {} if self.active is None else {

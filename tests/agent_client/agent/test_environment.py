@@ -73,3 +73,9 @@ REFUSED: list[tuple[dict[str, str], list[str]]] = [
 def test_what_is_missing_or_wrong_is_named(variables: dict[str, str], words: list[str]) -> None:
     message = refused(variables)
     assert [word for word in words if word not in message] == []
+
+
+def test_cleared_by_a_supervisor_rank_and_world_size_count():
+    cleared = {"LIGHTHOUSE_GROUP_RANK": "", "LIGHTHOUSE_GROUP_WORLD_SIZE": "", "MASTER_ADDR": "h", "MASTER_PORT": "1"}
+    found = Environment.read({"LIGHTHOUSE_MANAGER_ADDRESS": "h:1", "RANK": "2", "WORLD_SIZE": "4", **cleared})
+    assert (found.group_rank, found.group_world_size) == (2, 4)

@@ -2,6 +2,7 @@
 
 import os
 import random
+import resource
 import signal
 import sqlite3
 import stat
@@ -473,6 +474,19 @@ def test_permissions(folder_mode: int, file_mode: int, works: bool) -> None:
             assert said.startswith(f"WrongState --journal: {path}: Permission denied; ")
             assert "must be able to write the file and its folder" in said
             assert path.read_bytes() == before
+
+
+def test_a_lack_of_descriptors_is_no_lack_of_permission(path: Path) -> None:
+    written(path)
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    opened = os.open("/", os.O_RDONLY)
+    os.close(opened)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (opened, hard))
+    try:
+        with pytest.raises(WrongState, match="Too many open files; raise the limit of open files"):
+            Journal(path).claim()
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
 def test_a_full_disk_refuses_the_commit_and_the_next_one_works_again(path: Path) -> None:

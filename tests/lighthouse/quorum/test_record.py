@@ -21,6 +21,8 @@ RECORDS = st.builds(
     st.booleans(),
     ENTRIES,
     st.floats(0, allow_nan=False, allow_infinity=False),
+    ended=st.none() | st.integers(0, 2**53 - 1),
+    absent=st.lists(st.text(), max_size=3).map(tuple),
 )
 
 

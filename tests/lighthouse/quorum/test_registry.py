@@ -147,7 +147,7 @@ class TestReportedJobs:
         life = Life(loop, None)
         life.jobs.get_reported("r0").beat("a", "i1")
         looked: list[float] = []
-        monkeypatch.setattr(life.jobs, "forget_quiet", lambda: looked.append(loop.now))
+        monkeypatch.setattr(life.jobs, "forget_quiet", lambda *, is_full: looked.append(loop.now))
         for _ in range(10):
             with pytest.raises(LimitReached):
                 life.jobs.get_reported("r1")

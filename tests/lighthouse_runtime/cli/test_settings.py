@@ -39,8 +39,9 @@ def test_every_field_is_an_option_with_its_variables_and_default(
     given = options_by_name(command)
     for field in dataclasses.fields(config):
         option = given.pop(field.name)
-        assert option.opts == ["--" + field.name.removesuffix("_s").replace("_", "-")]
-        assert option.envvar == [prefix + "_" + field.name.removesuffix("_s").upper(), *field.metadata["env"]]
+        name = field.name.removesuffix("_s").removesuffix("_")
+        assert option.opts == ["--" + name.replace("_", "-")]
+        assert option.envvar == [prefix + "_" + name.upper(), *field.metadata["env"]]
         assert field.metadata["text"].endswith(".")
         assert field.metadata["text"] in (option.help or "")
         assert all(variable in (option.help or "") for variable in option.envvar)

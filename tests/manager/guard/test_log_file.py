@@ -1,25 +1,25 @@
 """The log file of a rank: its name can be guessed, and what waits under that name is not trusted."""
 
+import errno
 import os
+import resource
 import stat
 from pathlib import Path
 
 import pytest
 
-from manager.guard.child import open_log
+from manager.guard.child import Child, open_log
 
 
 def test_it_and_its_folder_are_for_this_user_alone_and_it_is_appended_to(tmp_path: Path):
     path = tmp_path / "logs" / "a" / "rank0.log"
     for text in (b"first\n", b"second\n"):
         log = open_log(str(path))
-        assert log is not None
         with log:
             log.write(text)
     assert path.read_bytes() == b"first\nsecond\n"
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
     assert stat.S_IMODE(path.parent.stat().st_mode) == 0o700
-    assert open_log(None) is None
 
 
 @pytest.mark.parametrize("kind", ["link", "dangling link", "pipe", "second name", "folder"])
@@ -52,3 +52,38 @@ def test_a_pipe_that_is_read_is_refused_too(tmp_path: Path):
             open_log(str(path))
     finally:
         os.close(reader)
+
+
+def test_a_file_that_cannot_grow_is_said_once_and_written_again(tmp_path: Path):
+    path = tmp_path / "rank0.log"
+    child = Child(1, "a/0", True, str(path), tmp_path / "error.json")
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, hard))
+    try:
+        assert child.open_log() == ""
+        assert child.write_log(b"a" * 600) == ""
+        said = child.write_log(b"b" * 600)  # 400 of them fit
+        assert child.write_log(b"c" * 600) == "", "the first failure was said"
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert said == f"cannot write {path}: File too large; the rank continues, and is logged again later"
+    assert child.write_log(b"d") == f"{path} is written again; 800 bytes are missing before this"
+    assert child.write_log(b"e") == ""
+    child.close()
+    assert path.read_bytes() == b"a" * 600 + b"b" * 400 + b"de"
+
+
+def test_a_folder_that_cannot_be_made_yet_does_not_keep_a_rank_from_its_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    def full(*_: object, **__: object) -> None:
+        raise OSError(errno.EDQUOT, os.strerror(errno.EDQUOT))
+
+    child = Child(1, "a/0", True, str(tmp_path / "logs" / "rank0.log"), tmp_path / "error.json")
+    with monkeypatch.context() as patched:
+        patched.setattr(Path, "mkdir", full)
+        assert "Disk quota exceeded; the rank continues" in child.open_log()
+    assert child.write_log(b"") == ""
+    child.write_log(b"text")
+    child.close()
+    assert (tmp_path / "logs" / "rank0.log").read_bytes() == b"text"

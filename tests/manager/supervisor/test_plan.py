@@ -28,6 +28,8 @@ def test_a_rank_gets_what_torchrun_would_give_it_and_ours() -> None:
     assert PLAN.environment(6, attempt=2, incarnation="i") == {
         "RANK": "6",
         "WORLD_SIZE": "8",
+        "LIGHTHOUSE_GROUP_RANK": "",  # an inherited one would count before RANK
+        "LIGHTHOUSE_GROUP_WORLD_SIZE": "",
         "LOCAL_RANK": "2",
         "LOCAL_WORLD_SIZE": "4",
         "GROUP_RANK": "1",
@@ -83,6 +85,7 @@ def test_torchrun_meets_where_the_store_is_two_above() -> None:
     below = told(4, torchrun=Torchrun("0", 4), store_port=29502)
     met = [below[name] for name in ("PET_MASTER_ADDR", "PET_MASTER_PORT", "LIGHTHOUSE_STORE_PORT")]
     assert met == ["h0", "29500", "29502"]
+    assert below["LIGHTHOUSE_GROUP_RANK"] == below["LIGHTHOUSE_GROUP_WORLD_SIZE"] == "", "its workers have RANK"
     assert "PET_MASTER_PORT" not in told(4, torchrun=Torchrun("0", 4), store_port=31000)
 
 

@@ -1,0 +1,94 @@
+"""SIGTERM to a rank that no supervisor drains."""
+
+import signal
+import subprocess
+import sys
+
+import pytest
+
+from tests.processes import PATIENCE_S, ROOT, clean_environment
+
+SCRIPT = """
+import logging, os, signal, sys, threading, time
+from agent_client.agent import stop_signals
+from lighthouse_protocol.refusals import Unreachable
+
+case, drained = sys.argv[1], threading.Event()
+
+def drain(reason):
+    if case == "unreachable":
+        raise Unreachable("the manager is gone")
+    print(reason, flush=True)
+    drained.set()
+
+signals = stop_signals.StopSignals(drain, lambda: case != "unknown", 3)
+if case == "own handler":
+    signal.signal(signal.SIGTERM, lambda *_: print("own", flush=True) or sys.exit(0))
+if case == "nohup":
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+signals.install()
+me = os.getpid()
+if case == "nohup":
+    os.kill(me, signal.SIGHUP)
+    sys.exit(7)
+if case == "closed":
+    signals.uninstall()
+os.kill(me, signal.SIGTERM)
+os.kill(me, signal.SIGTERM)  # torchrun's, beside its scheduler's
+assert drained.wait(60)
+if case == "again":
+    stop_signals.SAME_WITHIN_S = 0.0
+    os.kill(me, signal.SIGTERM)
+    time.sleep(60)
+sys.exit(5)
+"""
+
+
+@pytest.mark.parametrize(
+    ("case", "status", "said"),
+    [
+        ("drains", 5, "SIGTERM to rank 3\n"),
+        ("again", -signal.SIGTERM, "SIGTERM to rank 3\n"),
+        ("own handler", 0, "own\n"),
+        ("nohup", 7, ""),
+        ("unknown", -signal.SIGTERM, ""),
+        ("unreachable", -signal.SIGTERM, ""),
+        ("closed", -signal.SIGTERM, ""),
+    ],
+)
+def test_what_a_stop_signal_does(case: str, status: int, said: str) -> None:
+    ended = subprocess.run(
+        [sys.executable, "-c", SCRIPT, case],
+        cwd=ROOT,
+        env=clean_environment(),
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_S,
+        check=False,
+    )
+    assert (ended.returncode, ended.stdout) == (status, said), ended.stderr
+
+
+WORKER = """
+import os, signal, time
+from agent_client.agent.stop_signals import StopSignals
+
+signals = StopSignals(lambda reason: None, lambda: True, 0)
+signals.install()
+reading, writing = os.pipe()
+worker = os.fork()
+if worker == 0:
+    os.write(writing, b"r")
+    time.sleep(600)
+os.read(reading, 1)
+os.kill(worker, signal.SIGTERM)
+print(os.waitstatus_to_exitcode(os.waitpid(worker, 0)[1]), signal.getsignal(signal.SIGTERM) is signal.SIG_DFL)
+"""
+
+
+def test_a_worker_that_is_forked_ends_by_the_signal() -> None:
+    command = [sys.executable, "-c", WORKER]
+    ended = subprocess.run(
+        command, cwd=ROOT, env=clean_environment(), capture_output=True, text=True, timeout=PATIENCE_S, check=False
+    )
+    assert ended.stdout == f"{-signal.SIGTERM} False\n", ended.stderr
