@@ -76,8 +76,8 @@ class Checkers:
             self._members.append(frozenset((p.replica_id, p.incarnation) for p in quorum.participants))
 
     def _check_kept(self, quorum: Quorum) -> None:
-        """A committed step whose holder is in the quorum is not below it, unless others have committed without the
-        holder meanwhile. Two lighthouses cannot know of each other's commits."""
+        """A quorum does not go on from below a committed step that a group in it holds, if that group has been in each
+        quorum since, and none of those has committed a step. Two lighthouses cannot know of each other's commits."""
         if len(set(self._authors.values())) > 1:
             return
         max_step = max(member.step for member in quorum.participants)
@@ -87,15 +87,16 @@ class Checkers:
             if held is None or held.quorum_id is None or held.quorum_id != member.tag_quorum_id:
                 continue
             was_committed = held.step - 1 in self._committed.get(held.quorum_id, ())
-            if max_step < held.step and was_committed and not self._went_on_without(member.wire_id, held.quorum_id):
+            if max_step < held.step and was_committed and self._has_taken_part(member.wire_id, held.quorum_id):
                 raise Violation(
                     f"S14 {member.replica_id} holds step {held.step} of quorum {held.quorum_id}, which was committed, "
                     f"and quorum {quorum.quorum_id} goes on from step {max_step}"
                 )
 
-    def _went_on_without(self, wire_id: str, since_id: int) -> bool:
-        """A step was committed under a later quorum that the group was not in."""
-        return any(later > since_id and wire_id not in self._names[later] for later in self._committed)
+    def _has_taken_part(self, wire_id: str, since_id: int) -> bool:
+        """In each quorum that was told after that one, and none of those has committed a step."""
+        later = [quorum_id for quorum_id in self._told if quorum_id > since_id]
+        return all(wire_id in self._names[quorum_id] and quorum_id not in self._committed for quorum_id in later)
 
     def _name(self, quorum: Quorum) -> None:
         named = self._lists.setdefault(quorum.quorum_id, identities(quorum))
