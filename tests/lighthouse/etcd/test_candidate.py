@@ -76,6 +76,23 @@ def test_a_claim_without_an_answer_is_given_up_with_its_lease() -> None:
     assert candidate.status(1.1).role is Role.FOLLOWING
 
 
+def test_a_campaign_ends_where_a_request_is_never_answered() -> None:
+    candidate = Candidate(CandidateConfig("me"), 0.0)
+    candidate.tick(0.0)
+    candidate.handle(events.LeaderRead(1, None), 0.0)
+    candidate.handle(events.LeaseGranted(2, 99, 3.0), 0.0)
+    candidate.handle(events.ClaimWon(3, 41, 5), 0.2)
+    for number in range(6):  # all renewals are answered
+        now = candidate.deadline()
+        assert now is not None
+        assert candidate.tick(now) == (events.RenewLease(5 + number, 99),)
+        candidate.handle(events.LeaseRenewed(5 + number, 3.0), now)
+    assert candidate.tick(3.5) == (events.RevokeLease(99),)
+    assert "no answer from the store within 3 s" in str(candidate.refusal(3.5))
+    assert candidate.deadline() == 6.5, "the records could not be read, so another lighthouse is to try first"
+    assert candidate.handle(events.RecordsLoaded(4), 3.6) == (), "the late answer is of a campaign that is given up"
+
+
 def test_a_follower_names_the_leader_and_the_store_that_does_not_answer() -> None:
     candidate = Candidate(CandidateConfig("me"), 0.0)
     candidate.tick(0.0)
