@@ -115,7 +115,7 @@ def foreign(claims: Sequence[Claim], history: History, formed_at: int = 0) -> li
     reached = max(formed_at, furthest, *(claim.works_at or 0 for claim in members))
 
     def is_beyond(claim: Claim) -> bool:
-        if claim.is_member or claim.may_be_ahead is None:
+        if claim.may_be_ahead is None:
             return False
         return claim.step > (reached + claim.may_be_ahead if claim.may_be_ahead else furthest)
 
