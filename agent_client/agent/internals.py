@@ -7,7 +7,7 @@ from torch.distributed import HashStore, Store
 from torch.optim import Optimizer
 
 from agent_client.agent.parts import AgentParts, GroupPlace
-from agent_client.agent.rules.world_size import WorldSizeMode, slot_among_all
+from agent_client.agent.rules.world_size import slot_among_all
 from agent_client.collectives.compiling import never_compiled
 from agent_client.collectives.gloo import GlooGroup
 from agent_client.collectives.observed import ObservedGroup
@@ -53,10 +53,15 @@ class Internals:
     def salvage_by(self, reduce_again: Callable[[], None]) -> None:
         """Retry a step that has lost a peer under the next quorum, with what is computed already.
 
-        `reduce_again` reduces that anew. Raises ConfigurationError if the batches of a step depend on its quorum.
+        `reduce_again` reduces that again. Raises ConfigurationError if the microbatches of a step depend on its quorum.
         """
-        if self._parts.machine.world_size.mode is WorldSizeMode.CONSTANT_BATCH:
-            raise ConfigurationError("salvage: in constant_batch mode another quorum means other microbatches")
+        world_size = self._parts.machine.world_size
+        if world_size.is_dealt_by_quorum:
+            raise ConfigurationError(
+                f"salvage: in {world_size.mode} mode the next quorum may assign other microbatches to this group than "
+                "those that it has computed, so that one would count twice and another not at all; leave salvage out, "
+                "or use world_size_mode='dynamic'"
+            )
         self.reduce_again = reduce_again
 
     @never_compiled

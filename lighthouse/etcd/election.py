@@ -76,10 +76,10 @@ class Election:
         answer: events.Event | None
         try:
             answer = await self._answer(request)
-        except LighthouseError as e:
+        except Exception as e:  # noqa: BLE001  no answer at all would leave the candidate waiting
             if isinstance(request, events.RevokeLease):
                 return  # it ends by its time
-            answer = events.RequestFailed(request.number, str(e))
+            answer = events.RequestFailed(request.number, _reason(e))
         if answer is not None and self.driver is not None:
             self.driver.feed(answer)
 
@@ -133,6 +133,14 @@ class Election:
     # -- records
 
     async def _write(self) -> None:
+        while True:
+            try:
+                await self._write_all()
+            except Exception as e:  # noqa: BLE001  a leader that cannot write holds back all that it says
+                self._refuse(f"its records cannot be written: {_reason(e)}")
+                await asyncio.sleep(RETRY_S)
+
+    async def _write_all(self) -> None:
         began_at: float | None = None
         clock = asyncio.get_running_loop().time
         while True:
@@ -146,11 +154,11 @@ class Election:
             began_at = clock() if began_at is None else began_at
             try:
                 is_written = await self._write_batch(batch)
-            except LighthouseError as e:
+            except Exception:
                 if self._records.next_batch() is not batch:
                     continue
                 if clock() - began_at >= FENCE_SHARE * self._config.ttl_s:
-                    self._refuse(f"its records cannot be written: {e}")
+                    raise
                 await asyncio.sleep(RETRY_S)
                 continue
             if self._records.next_batch() is not batch:
@@ -174,6 +182,14 @@ class Election:
     def _refuse(self, reason: str) -> None:
         if self.driver is not None:
             self.driver.feed(events.WriteRefused(reason))
+
+
+def _reason(error: Exception) -> str:
+    """The text of a failed request. One that no refusal describes is a defect: its traceback goes to the log."""
+    if isinstance(error, LighthouseError):
+        return str(error)
+    log.error("store: a request failed unexpectedly", exc_info=error, extra=event("store_request_failed"))
+    return f"{type(error).__name__}: {error}"
 
 
 def _leader(found: tuple[KeyValue, ...]) -> Leader | None:

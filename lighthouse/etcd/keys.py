@@ -7,11 +7,15 @@
     job/JOB                                 its record, or, if it was forgotten, its last id
     run/JOB/RUN                             its record
     key/JOB/RUN/GENERATION/KIND/NAME        one key of a run
+    job/JOB/part/SET/N                      part N of a record that does not fit in one request; so of a run's, too
 
-Names are percent-encoded. Records are compressed: etcd takes 1.5 MiB in one request.
+Names are percent-encoded. Records are compressed: etcd takes 1.5 MiB in one request. A record that is larger than
+RECORD_BYTES is written in parts, and its own key names the set of them.
 """
 
+import hashlib
 import zlib
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from urllib.parse import quote, unquote
 
@@ -24,7 +28,9 @@ from lighthouse_protocol.messages.run import KeyKind
 from lighthouse_protocol.refusals import WrongState
 
 FORMAT = 1
+RECORD_BYTES = 512 * 1024
 _GENERATION_DIGITS = 16
+_IN_PARTS = b"parts "  # compressed records begin with another byte
 
 
 class Damaged(WrongState):
@@ -82,8 +88,9 @@ class Keys:
         return "/".join((self.prefix, *(quote(part, safe="") for part in parts))).encode()
 
     def parts(self, key: bytes) -> list[str]:
-        """What `key` was made of, without the prefix."""
-        return [unquote(part) for part in key.decode().removeprefix(f"{self.prefix}/").split("/")]
+        """Return what `key` was made of, without the prefix; empty for a key that no lighthouse has made."""
+        parts = [unquote(part) for part in key.decode(errors="replace").removeprefix(f"{self.prefix}/").split("/")]
+        return parts if self._of(*parts) == key else []
 
 
 def _number(generation: int) -> str:
@@ -100,6 +107,30 @@ def parse_run_key(key: bytes, parts: list[str], value: bytes) -> tuple[RunName, 
 
 
 # -- values
+
+
+def parts_of(record: bytes, name: str = "") -> bytes:
+    """Return the beginning of the keys of the parts of the record at that key: of one set of them, or of all."""
+    return record + b"/part/" + (f"{name}/".encode() if name else b"")
+
+
+def split(record: bytes, raw: bytes) -> tuple[str, list[tuple[bytes, bytes]]]:
+    """Return the name of a set of parts, and the keys and values to write, the record's own key last."""
+    name = hashlib.sha256(raw).hexdigest()[:16]
+    pieces = [raw[start : start + RECORD_BYTES] for start in range(0, len(raw), RECORD_BYTES)]
+    rows = [(parts_of(record, name) + _number(n).encode(), piece) for n, piece in enumerate(pieces)]
+    return name, [*rows, (record, _IN_PARTS + name.encode())]
+
+
+def join(record: bytes, raw: bytes, sets: Mapping[str, Sequence[bytes]]) -> bytes:
+    """Return the record at that key, from the parts that its value names. Raises Damaged if one is missing."""
+    if not raw.startswith(_IN_PARTS):
+        return raw
+    name = raw.removeprefix(_IN_PARTS).decode(errors="replace")
+    whole = b"".join(sets.get(name, ()))
+    if hashlib.sha256(whole).hexdigest()[:16] != name:
+        raise Damaged(record, f"is not read: its parts {name!r} are not all there")
+    return whole
 
 
 def dump_job(record: QuorumRecord) -> bytes:

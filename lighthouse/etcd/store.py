@@ -6,9 +6,12 @@
 - Changes go in batches, one batch at a time, the same one until it is known to be written. A batch is one transaction,
   guarded by the leader's key: by the revision that made it, and by its version, which each batch counts up. So a
   deposed leader writes nothing, and a batch that was sent twice is written once.
+- A record that does not fit in one request is written in parts, under new keys, before its own key names them; only
+  then are the parts before them deleted. So the record that was told last can always be read.
 """
 
-from collections import deque
+import logging
+from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -23,6 +26,9 @@ from lighthouse.runs.rules.record import RunName, RunRecord, SavedRun
 from lighthouse.runs.store import FINISHED_RUNS_KEPT, RUNS_KEPT
 from lighthouse_protocol.limits import MAX_QUORUM_ID
 from lighthouse_protocol.refusals import NotLeader
+from lighthouse_runtime.log_event import event
+
+log = logging.getLogger(__name__)
 
 # etcd takes 128 operations and 1.5 MiB in one transaction, unless told otherwise; a record alone may need all of that.
 BATCH_OPERATIONS = 100
@@ -68,6 +74,7 @@ class EtcdStore:
         self._version = 0
         self._jobs: dict[str, QuorumRecord] = {}
         self._forgotten_id = 0
+        self._sets: dict[bytes, set[str]] = {}  # names of the sets of parts that are in etcd, by the record's key
         self._runs: dict[RunName, SavedRun] = {}
         self._changes: deque[tuple[Change, Callable[[], None]]] = deque()
         self._batch: Batch | None = None
@@ -79,25 +86,48 @@ class EtcdStore:
         """All that is in etcd. Raises WrongState that names what cannot be read."""
         self._jobs, self._runs, self._forgotten_id = {}, {}, 0
         rows: dict[RunName, list[Row]] = {}
-        for kv in sorted(found, key=lambda kv: kv.mod_revision):
-            match self.keys.parts(kv.key):
+        records: list[tuple[KeyValue, list[str]]] = []
+        sets: defaultdict[bytes, defaultdict[str, list[bytes]]] = defaultdict(lambda: defaultdict(list))
+        strangers: list[bytes] = []
+        for kv in sorted(found, key=lambda kv: kv.key):
+            match parts := self.keys.parts(kv.key):
                 case ["forgotten"]:
                     self._forgotten_id = keys.parse_number(kv.key, kv.value)
+                case ["job", _] | ["run", _, _]:
+                    records.append((kv, parts))
+                case ["job", _, "part", name, _] | ["run", _, _, "part", name, _]:
+                    sets[kv.key.rpartition(b"/part/")[0]][name].append(kv.value)
+                case ["key", _, _, _, _, _]:
+                    run, row = keys.parse_run_key(kv.key, parts, kv.value)
+                    rows.setdefault(run, []).append(row)
+                case ["leader"] | ["term"] | ["format"]:
+                    pass
+                case _:
+                    strangers.append(kv.key)
+        for kv, parts in sorted(records, key=lambda record: record[0].mod_revision):
+            raw = keys.join(kv.key, kv.value, sets[kv.key])
+            match parts:
                 case ["job", job]:
-                    record = keys.parse_job(kv.key, kv.value)
+                    record = keys.parse_job(kv.key, raw)
                     if record.quorum_id >= MAX_QUORUM_ID:
                         raise keys.Damaged(kv.key, f"has no id left after {record.quorum_id}")
                     self._jobs[job] = record
-                case ["run", job, run]:
-                    self._runs[job, run] = SavedRun(keys.parse_run(kv.key, kv.value))
-                case ["key", *_] as parts:
-                    name, row = keys.parse_run_key(kv.key, parts, kv.value)
-                    rows.setdefault(name, []).append(row)
+                case [_, job, run]:
+                    self._runs[job, run] = SavedRun(keys.parse_run(kv.key, raw))
                 case _:
-                    pass  # the leader's key, the term, the format, and what a newer lighthouse adds
+                    raise AssertionError(parts)
         for name, found_rows in rows.items():
             if name in self._runs:
                 self._runs[name] = replace(self._runs[name], keys=tuple(found_rows))
+        self._sets = {key: set(names) for key, names in sets.items() if names}
+        if strangers:
+            log.warning(
+                "--store: no lighthouse of this version has written %r, and %d other keys below %s/; they are ignored",
+                strangers[0],
+                len(strangers) - 1,
+                self.keys.prefix,
+                extra=event("store_foreign_keys", keys=len(strangers)),
+            )
 
     def begin(self, term: int, revision: int) -> None:
         """This process leads. `revision`: at which it has made the leader's key."""
@@ -139,7 +169,7 @@ class EtcdStore:
     def _put_job(self, job: str, record: QuorumRecord) -> None:
         self._jobs.pop(job, None)  # they are in the order of the last change
         self._jobs[job] = record
-        self._change(Put(self.keys.job(job), keys.dump_job(record)))
+        self._put(self.keys.job(job), keys.dump_job(record))
 
     def _thin_out_jobs(self) -> None:
         forgotten = [job for job, record in self._jobs.items() if record.quorum is None]
@@ -149,7 +179,7 @@ class EtcdStore:
             self._change(Put(self.keys.forgotten, str(self._forgotten_id).encode()))  # before they are deleted
         for job in old:
             del self._jobs[job]
-            self._change(Delete(self.keys.job(job)))
+            self._delete(self.keys.job(job))
 
     # -- runs
 
@@ -164,7 +194,7 @@ class EtcdStore:
         old = self._runs.pop(name, None)
         kept = old.keys if old is not None else ()
         self._runs[name] = SavedRun(record, tuple(row for row in kept if row[0] >= keys_from))
-        self._change(Put(self.keys.run(name), keys.dump_run(record)))
+        self._put(self.keys.run(name), keys.dump_run(record))
         if len(self._runs[name].keys) < len(kept):
             self._change(Delete(self.keys.run_keys(name), self.keys.run_keys_from(name, keys_from)))
         if old is None:
@@ -184,7 +214,7 @@ class EtcdStore:
         rest = [name for name in self._runs if name not in old]
         for name in (*old, *rest[: max(0, len(rest) - RUNS_KEPT)]):
             del self._runs[name]
-            self._change(Delete(self.keys.run(name)))
+            self._delete(self.keys.run(name))
             keys_of_run = self.keys.run_keys(name)
             self._change(Delete(keys_of_run, etcd.after_prefix(keys_of_run)))
 
@@ -223,6 +253,25 @@ class EtcdStore:
             if is_range:
                 return
             seen.add(change.key)
+
+    def _put(self, key: bytes, raw: bytes) -> None:
+        old = self._sets.pop(key, set())
+        rows = [(key, raw)]
+        if len(raw) > keys.RECORD_BYTES:
+            name, rows = keys.split(key, raw)
+            self._sets[key] = {name}
+        for row in rows:
+            self._change(Put(*row))
+        self._delete_parts(key, old - self._sets.get(key, set()))
+
+    def _delete(self, key: bytes) -> None:
+        self._change(Delete(key))
+        self._delete_parts(key, self._sets.pop(key, set()))
+
+    def _delete_parts(self, key: bytes, names: Iterable[str]) -> None:
+        for name in sorted(names):
+            parts = keys.parts_of(key, name)
+            self._change(Delete(parts, etcd.after_prefix(parts)))
 
     def _change(self, change: Change) -> None:
         self._changes.append((change, self._hold()))

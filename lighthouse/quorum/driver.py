@@ -209,10 +209,12 @@ class JobDriver:
                 if message.progress is not None:
                     self.progress.take(session.replica_id, message.progress)
             case JoinRequest(join, participant, time_left_s, holds):
-                self._waiting.drop(session.join)  # the newer one takes its place
+                older = session.join if self._waiting.drop(session.join) else None  # the newer one takes its place
                 session.join, session.reply = next(self._numbers), SessionReply(session.peer, join, holds)
                 joined = Joined(session.join, participant, self._clock() + time_left_s, number)
                 self._ask(joined, time_left_s, session.reply)
+                if older is not None:
+                    self._feed(Withdrawn(older))  # where the newer one is refused, the older one has no answer, either
             case WithdrawRequest(join):
                 if session.join is not None and session.reply == SessionReply(session.peer, join):
                     self.withdraw(session.join)

@@ -1,4 +1,4 @@
-"""S1 to S4 and S11 of quorum.md, section 1, watched from outside: nothing here looks into a machine.
+"""S1 to S4, S11 and S14 of docs/protocol.md, watched from outside: nothing here looks into a machine.
 
 What the lighthouse forms and tells, what managers are handed and grant, and what ranks commit is noted here, and every
 rule that can be broken in a moment is checked in that moment. S5 and S12 are in simulation.py; S6 to S9 are about a
@@ -15,6 +15,7 @@ from tests.simulation.world import Violation, World
 
 if TYPE_CHECKING:
     from tests.simulation.collectives import Collectives
+    from tests.simulation.group_process import Group
     from tests.simulation.manager_process import ManagerProcess
     from tests.simulation.rank import Rank
     from tests.simulation.torchft_manager import TorchftManager
@@ -41,6 +42,8 @@ class Checkers:
         self._decisions: dict[tuple[int, int, str], dict[Rank, bool]] = {}
         self._contributed: dict[Start, Tag] = {}
         self._serving: dict[tuple[int, int, int], dict[str, int]] = {}
+        self._committed: dict[int, set[int]] = {}  # the steps that some rank has committed, by quorum_id
+        self.find_group: Callable[[str], Group | None] = lambda address: None
         self.on_discard: Callable[[Rank, int, int], None] = lambda rank, quorum_id, step: None
         self.last_commit_at: dict[str, float] = {}
         self.longest_gap_s: dict[str, float] = {}
@@ -65,11 +68,35 @@ class Checkers:
         if author == LIGHTHOUSE_HOST:
             self.newest_id = quorum.quorum_id
         self._authors[quorum.quorum_id] = author
+        self._check_kept(quorum)
         if quorum.quorum_id not in self._told:
             self._world.counts["quorums"] += 1
             self._told[quorum.quorum_id] = len(self._members)
             self.told_at[quorum.quorum_id] = self._world.now
             self._members.append(frozenset((p.replica_id, p.incarnation) for p in quorum.participants))
+
+    def _check_kept(self, quorum: Quorum) -> None:
+        """A quorum does not go on from below a committed step that a group in it holds, if that group has been in each
+        quorum since, and none of those has committed a step. Two lighthouses cannot know of each other's commits."""
+        if len(set(self._authors.values())) > 1:
+            return
+        max_step = max(member.step for member in quorum.participants)
+        for member in quorum.participants:
+            group = self.find_group(member.address)
+            held = group.whole_state if group is not None and not group.has_lied else None
+            if held is None or held.quorum_id is None or held.quorum_id != member.tag_quorum_id:
+                continue
+            was_committed = held.step - 1 in self._committed.get(held.quorum_id, ())
+            if max_step < held.step and was_committed and self._has_taken_part(member.wire_id, held.quorum_id):
+                raise Violation(
+                    f"S14 {member.replica_id} holds step {held.step} of quorum {held.quorum_id}, which was committed, "
+                    f"and quorum {quorum.quorum_id} goes on from step {max_step}"
+                )
+
+    def _has_taken_part(self, wire_id: str, since_id: int) -> bool:
+        """In each quorum that was told after that one, and none of those has committed a step."""
+        later = [quorum_id for quorum_id in self._told if quorum_id > since_id]
+        return all(wire_id in self._names[quorum_id] and quorum_id not in self._committed for quorum_id in later)
 
     def _name(self, quorum: Quorum) -> None:
         named = self._lists.setdefault(quorum.quorum_id, identities(quorum))
@@ -152,6 +179,7 @@ class Checkers:
         if took_part != self._names[quorum_id]:
             raise Violation(f"S4 {rank.name} commits {where} of {self._names[quorum_id]}; took part: {took_part}")
         self._decide(rank, assignment, commit=True)
+        self._committed.setdefault(quorum_id, set()).add(step)
         now = self._world.now
         gap_s = now - self.last_commit_at.get(rank.name, now)
         self.longest_gap_s[rank.name] = max(gap_s, self.longest_gap_s.get(rank.name, 0.0))

@@ -10,7 +10,7 @@ from typing import Any
 
 from lighthouse.quorum.rules.config import QuorumConfig
 from tests.simulation.faults import KINDS, draw_mix
-from tests.simulation.faults.lighthouse import LEASES_S
+from tests.simulation.faults.lighthouse import LEASES_S, SIZES
 from tests.simulation.faults.misfits import NEED_NO_ROOM, NEED_ROOM
 
 # The rest of a run is for settling.
@@ -19,6 +19,7 @@ MAX_LEASE_S = max(LEASES_S)
 # torchft's members do not say which state they hold: two lighthouses leave them with two that look alike.
 NEED_NATIVES = ("second_lighthouse", "restart_manager", "answer_goes_back")
 NEED_RANKS = ("lie",)  # several in a group
+CHANGES_SIZES_SHARE = 0.1
 NAMES = "abcdefghijklmnopqrstuvwxyz"
 
 
@@ -87,7 +88,9 @@ def draw_plan(
     skips = random.Random(f"skips {seed}").choice((0.0, 0.0, 0.02)) if scenario == "storm" else 0.0
     pause = random.Random(f"pause {seed}").choice((0.0, 0.05, 0.3))
     catch_up = random.Random(f"catch up {seed}").choice((0.0, 0.0, 0.5, 1.0))
-    return replace(plan, catch_up=catch_up, skips=skips, pause=pause)
+    changes_sizes = scenario == "storm" and random.Random(f"sizes {seed}").random() < CHANGES_SIZES_SHARE
+    mix = (*plan.mix, "change_sizes") if changes_sizes else plan.mix
+    return replace(plan, mix=mix, catch_up=catch_up, skips=skips, pause=pause)
 
 
 def _draw_storm(r: random.Random, seed: int, seconds: float, groups: int, min_step_s: float) -> Plan:
@@ -131,7 +134,7 @@ def _leave_out(mix: tuple[str, ...], what: tuple[str, ...]) -> tuple[str, ...]:
 def _draw_config(r: random.Random, groups: int) -> QuorumConfig:
     heartbeat_timeout_s = r.choice((1.5, 2.0, 5.0))
     active = max(1, groups - 1) if r.random() < 0.12 else None
-    sizes = frozenset(r.choice(((1, 2), (2, 4), (1, 3), (2, 3)))) if r.random() < 0.12 else frozenset[int]()
+    sizes = frozenset(r.choice(SIZES)) if r.random() < 0.12 else frozenset[int]()
     most = max((size for size in sizes or range(groups + 1) if size <= (active or groups)), default=0)
     if not most:
         active, most = None, max(size for size in sizes if size <= groups)

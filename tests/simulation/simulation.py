@@ -44,6 +44,7 @@ class Simulation(System):
         self.network = Network(self.world, plan.delay_s)
         self.collectives = Collectives(self.world, self.network)
         self.checkers = Checkers(self.world, self.collectives)
+        self.checkers.find_group = self.find_group
         place = TwoLighthouses if plan.has_two_lighthouses else Lighthouse
         self.lighthouse = place(self.world, self.network, plan.config, self.checkers)
         self._numbers = 0

@@ -7,7 +7,7 @@ from tests.simulation.museum.exhibit import Exhibit
 
 pytestmark = pytest.mark.timeout(600)
 
-RULES = {f"S{number}" for number in (*range(1, 10), 11, 12, 13)}
+RULES = {f"S{number}" for number in (*range(1, 10), 11, 12, 13, 14)}
 
 each = pytest.mark.parametrize("exhibit", EXHIBITS, ids=lambda exhibit: exhibit.name)
 

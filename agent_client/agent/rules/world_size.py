@@ -48,6 +48,11 @@ class WorldSize:
     mode: WorldSizeMode = WorldSizeMode.DYNAMIC
     size: int = 0
 
+    @property
+    def is_dealt_by_quorum(self) -> bool:
+        """Whether the quorum of a step says which microbatches a group computes."""
+        return self.mode is not WorldSizeMode.DYNAMIC
+
     def share(self, assignment: Assignment | None) -> Share:
         """Without a quorum nothing counts."""
         if assignment is None:

@@ -8,6 +8,8 @@
 - Every write is guarded by the key, so nothing here rests on clocks but what is *said*.
 - What the store did not answer may have been done: a claim without an answer is given up with its lease, which removes
   the key, whether it was written or not.
+- A campaign does not outlive a request that is never answered: after the lease's time it is given up, and another
+  lighthouse may lead.
 """
 
 from collections.abc import Sequence
@@ -143,6 +145,8 @@ class Candidate:
         if ended or now < self._next_at:
             return ended
         if self._lease is not None:
+            if self._asked is not None and now - self._asked_at >= self._config.ttl_s:
+                return self._failed(self._asked, f"no answer from the store within {self._config.ttl_s:g} s", now)
             return self._renew(self._lease, now)
         self._next_at = now + self._config.ttl_s / LOOKS_PER_LEASE
         if self._asked is not None and now - self._asked_at < self._config.ttl_s:

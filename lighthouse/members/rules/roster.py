@@ -33,6 +33,7 @@ class LastQuorumTold:
     `was_at`: it came with that step, which is higher, and was to heal. `held`: the state that it came with; `lowest`:
     the lowest max_step that it was told since it first came with that one. A group that catches up may come to hold it,
     and where its ranks hold different states, which no tag names, any one of them may, whatever the others have done.
+    `formed_from`: the quorum under which the state was committed that its members at max_step held.
     """
 
     quorum_id: int
@@ -41,6 +42,7 @@ class LastQuorumTold:
     was_at: int | None = None
     held: Tag | None = None
     lowest: int | None = None
+    formed_from: int | None = None
 
     def lowest_with(self, held: Tag, max_step: int) -> int:
         """With the quorum that it is told now."""

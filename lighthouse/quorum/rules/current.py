@@ -16,18 +16,20 @@ class CurrentQuorum:
     def __init__(self) -> None:
         self.quorum: Quorum | None = None
         self.replica_ids: frozenset[str] = frozenset()
+        self.max_step = 0  # at which it was formed
         self.formed_at: float | None = None
         self.rounds = 0
         self.changes = 0  # of the quorum_id
+        self._tags: set[int | None] = set()  # of the states that it was formed from, and that it makes
         self._births: dict[str, int] = {}
         self._before: dict[tuple[str, str], LastQuorumTold] = {}  # by replica_id and incarnation
         self._secrets: dict[str, str] = {}  # digests, by replica_id; of former members that are remembered, too
 
     def restore(self, quorum: Quorum) -> None:
         """It was the last one before a restart of the lighthouse: each member of it that comes was told it."""
-        told = LastQuorumTold(quorum.quorum_id, max(member.step for member in quorum.participants), None, lowest=0)
-        self._before = {(member.replica_id, member.incarnation): told for member in quorum.participants}
         self._set(quorum)
+        told = LastQuorumTold(quorum.quorum_id, self.max_step, None, lowest=0)
+        self._before = {(member.replica_id, member.incarnation): told for member in quorum.participants}
 
     def form(
         self,
@@ -57,6 +59,14 @@ class CurrentQuorum:
     def _set(self, quorum: Quorum) -> None:
         self.quorum = quorum
         self.replica_ids = frozenset(member.replica_id for member in quorum.participants)
+        self.max_step = max(member.step for member in quorum.participants)
+        sources = (member for member in quorum.participants if member.step == self.max_step)
+        self._tags = {quorum.quorum_id, *(source.tag_quorum_id for source in sources)}
+
+    def may_hold(self, replica_id: str, tag: int) -> bool:
+        """Whether the ranks of that group may hold a state of that tag by this quorum, also under another manager: they
+        have committed it under the quorum, or the quorum was formed from it."""
+        return tag in self._tags and replica_id in self.replica_ids
 
     def secret_of(self, replica_id: str) -> str:
         """The digest that the manager of that group was known by when it was told a quorum last; empty: never."""

@@ -8,9 +8,13 @@ assignment from steps alone.
 A running job's history wins: while a member of the last quorum is a candidate and holds a state of this job's lineage
 (its tag is a quorum that was formed here, or what the members of one held), candidates of a foreign or unknown lineage
 heal, however high their step. A quorum id can be read by everybody who may view the status, so a tag alone proves
-nothing: members of one quorum are at most one step apart, hence a candidate from outside that is further ahead of them,
-or ahead under a quorum that it was not told of, is foreign, too. Only where no such member is (a cold start) does the
-highest step win.
+nothing: a candidate from outside that is ahead of the members is foreign, too, unless its group was told of the quorum
+that its tag names, or of one that was formed from that state. Then it may be one step ahead of what the last quorum has
+come to, as members are at most one step apart. Only where no such member is (a cold start) does the highest step win.
+
+A manager that was started again below its ranks is such a candidate: they hold what they committed before. So the name
+counts here, and not the incarnation. What the quorum has come to includes the step that it was formed at: its sources
+held that one, while a member that was to heal may still hold an older state.
 
 What a manager was told by an earlier lighthouse of this job, whose journal is lost or older, is of its lineage, too,
 and may be ahead by any number: a group that happens to come first to a lighthouse that knows no group does not win over
@@ -79,32 +83,41 @@ def tag_of(participant: Participant, told: LastQuorumTold | None) -> int | None:
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """What the lighthouse knows of a candidate that says it is at `step`, in the state that `tag` names.
-
-    `may_be_ahead`: by how many steps, of the members of the last quorum; None: by any number. `is_member`: it is one.
-    """
+    """What the lighthouse knows of a candidate that says it is at `step`, in the state that `tag` names."""
 
     step: int
     tag: int | None
     is_member: bool
     may_be_ahead: int | None = None
+    """Steps by which it may be ahead of the last quorum; None for any number; 0: not even of the members that ask."""
     ranks_disagree: bool = False
+    works_at: int | None = None
+    """The step that a member catching up takes part in."""
 
 
-def foreign(claims: Sequence[Claim], history: History) -> list[bool]:
-    """Which candidates are not of the running job's lineage, and heal; none where no job is running."""
+def foreign(claims: Sequence[Claim], history: History, formed_at: int = 0) -> list[bool]:
+    """Find the candidates that are not of the running job's lineage, and heal; none where no job is running.
+
+    Args:
+        claims: One for each candidate.
+        history: The quorums by which states of this job are named.
+        formed_at: The step that the last quorum was formed at.
+    """
     is_named = [claim.tag is not None and claim.tag in history for claim in claims]
-    held = [
-        claim.step
+    members = [
+        claim
         for claim, named in zip(claims, is_named, strict=True)
         if named and claim.is_member and claim.step and not claim.ranks_disagree
     ]
-    if not held:
+    if not members:
         return [False] * len(claims)
-    furthest = max(held)
+    furthest = max(claim.step for claim in members)
+    reached = max(formed_at, furthest, *(claim.works_at or 0 for claim in members))
 
     def is_beyond(claim: Claim) -> bool:
-        return not claim.is_member and claim.may_be_ahead is not None and claim.step > furthest + claim.may_be_ahead
+        if claim.may_be_ahead is None:
+            return False
+        return claim.step > (reached + claim.may_be_ahead if claim.may_be_ahead else furthest)
 
     return [not named or is_beyond(claim) for claim, named in zip(claims, is_named, strict=True)]
 

@@ -316,7 +316,9 @@ class QuorumMachine:
             was_at = joined.step if joined.step > lineage.max_step else None
             max_step, held = lineage.max_step, Tag(joined.step, joined.tag_quorum_id)
             lowest = max_step if member.last_told is None else member.last_told.lowest_with(held, max_step)
-            member.last_told = LastQuorumTold(self._numbering.quorum_id, max_step, tag_quorum_id, was_at, held, lowest)
+            member.last_told = LastQuorumTold(
+                self._numbering.quorum_id, max_step, tag_quorum_id, was_at, held, lowest, lineage.tag_quorum_id
+            )
             self.roster.see(member, now)
         quorum = Quorum(self._numbering.quorum_id, lineage.participants)
         for quorum_id in (lineage.tag_quorum_id, quorum.quorum_id):
@@ -339,7 +341,7 @@ class QuorumMachine:
                 if member.participant and self._numbering.is_unknown(member.participant.seen_quorum_id):
                     self._history.add(member.participant.seen_quorum_id)
         claims = [self._claim(member, member.participant) for member in candidates if member.participant]
-        return foreign(claims, self._history)
+        return foreign(claims, self._history, self.current.max_step)
 
     def _does_earlier_count(self) -> bool:
         """Whether a manager's word counts that an earlier lighthouse has told it of a quorum (lineage.py)."""
@@ -348,11 +350,15 @@ class QuorumMachine:
     def _claim(self, member: Member, participant: Participant) -> Claim:
         told, tag = member.last_told, tag_of(participant, member.last_told)
         is_member = self.current.has(member) and not (told is not None and told.has_not_healed(participant))
+        was_told = tag is not None and (
+            (told is not None and tag in (told.quorum_id, told.formed_from))
+            or self.current.may_hold(member.replica_id, tag)
+        )
         # A step of a quorum takes all its members: they are one step apart at most.
-        may_be_ahead: int | None = int(told is not None and told.quorum_id == tag)
+        may_be_ahead: int | None = int(was_told)
         if tag is not None and self._numbering.is_unknown(tag):
             may_be_ahead = None
-        return Claim(participant.step, tag, is_member, may_be_ahead, participant.ranks_disagree)
+        return Claim(participant.step, tag, is_member, may_be_ahead, participant.ranks_disagree, participant.works_at)
 
     def _stand(self, participants: list[Participant], chosen: list[Member], stands: bool) -> None:
         if not stands:

@@ -106,6 +106,15 @@ def test_where_a_rank_may_have_several_microbatches_none_is_given_alone(train_st
             next(iter(StepSampler(10, 2, agent)))
 
 
+@pytest.mark.parametrize("mode", ["constant_batch", "fixed_with_spares"])
+def test_what_another_group_is_to_do_next_is_not_reduced_again(train_state: TrainState, mode: Any) -> None:
+    """Three groups and a spare that computes what the first does: without the second their places move, and the first
+    microbatch would count twice."""
+    with Agent("127.0.0.1:1", state=train_state, config=AgentConfig(world_size_mode=mode, world_size=3)) as agent:
+        with pytest.raises(ConfigurationError, match=f"^salvage: in {mode} mode .* leave salvage out"):
+            agent.internals.salvage_by(lambda: None)
+
+
 @pytest.mark.parametrize(("mode", "size"), [("constant_batch", 0), ("fixed_with_spares", -1), ("constant", 3)])
 def test_an_agent_refuses_a_mode_without_its_size(mode: Any, size: int) -> None:
     with pytest.raises(ConfigurationError, match="^world_size(_mode)?: "):

@@ -45,6 +45,42 @@ def test_without_a_renewal_it_stops_at_two_thirds_of_the_lease_whoever_asks_firs
     )
 
 
+def test_the_first_lease_counts_from_its_request_too() -> None:
+    candidate = Candidate(CandidateConfig("me"), 0.0)
+    candidate.tick(0.0)
+    candidate.handle(events.LeaderRead(1, None), 0.0)
+    candidate.handle(events.LeaseGranted(2, 99, 3.0), 1.0)
+    candidate.handle(events.ClaimWon(3, 41, 5), 1.1)
+    assert candidate.handle(events.RecordsLoaded(4), 1.2) == (events.LeadershipBegan(5, 41),)
+    assert candidate.may_act(1.99)
+    assert not candidate.may_act(2.0), "the store counts its time from a moment before the answer came"
+
+
+def test_a_renewal_that_is_answered_late_takes_nothing_back() -> None:
+    candidate = leading()
+    candidate.tick(0.5)
+    candidate.tick(1.0)
+    candidate.handle(events.LeaseRenewed(6, 3.0), 1.1)
+    candidate.handle(events.LeaseRenewed(5, 3.0), 1.2)
+    assert candidate.may_act(2.99)
+    assert not candidate.may_act(3.0)
+
+
+def test_the_end_of_an_earlier_lease_is_not_that_of_the_present_one() -> None:
+    candidate = leading()
+    candidate.tick(0.5)
+    candidate.handle(events.WriteRefused("another leads"), 0.6)
+    candidate.tick(0.85)
+    candidate.handle(events.LeaderRead(6, None), 0.9)
+    candidate.handle(events.LeaseGranted(7, 100, 3.0), 0.9)
+    candidate.handle(events.ClaimWon(8, 43, 6), 0.9)
+    candidate.handle(events.RecordsLoaded(9), 0.9)
+    assert candidate.handle(events.LeaseEnded(5), 1.0) == ()
+    candidate.handle(events.LeaseRenewed(5, 3.0), 1.1)
+    assert candidate.may_act(2.8)
+    assert not candidate.may_act(2.91), "nor does a renewal of it count"
+
+
 def test_after_a_pause_the_first_event_finds_it_fenced_whatever_it_says() -> None:
     candidate = leading()
     candidate.tick(0.5)
@@ -74,6 +110,23 @@ def test_a_claim_without_an_answer_is_given_up_with_its_lease() -> None:
     assert candidate.handle(events.RequestFailed(3, "no answer"), 1.0) == (events.RevokeLease(99),)
     assert candidate.handle(events.ClaimWon(3, 41, 5), 1.1) == (), "the late answer is of a claim that is given up"
     assert candidate.status(1.1).role is Role.FOLLOWING
+
+
+def test_a_campaign_ends_where_a_request_is_never_answered() -> None:
+    candidate = Candidate(CandidateConfig("me"), 0.0)
+    candidate.tick(0.0)
+    candidate.handle(events.LeaderRead(1, None), 0.0)
+    candidate.handle(events.LeaseGranted(2, 99, 3.0), 0.0)
+    candidate.handle(events.ClaimWon(3, 41, 5), 0.2)
+    for number in range(6):  # all renewals are answered
+        now = candidate.deadline()
+        assert now is not None
+        assert candidate.tick(now) == (events.RenewLease(5 + number, 99),)
+        candidate.handle(events.LeaseRenewed(5 + number, 3.0), now)
+    assert candidate.tick(3.5) == (events.RevokeLease(99),)
+    assert "no answer from the store within 3 s" in str(candidate.refusal(3.5))
+    assert candidate.deadline() == 6.5, "the records could not be read, so another lighthouse is to try first"
+    assert candidate.handle(events.RecordsLoaded(4), 3.6) == (), "the late answer is of a campaign that is given up"
 
 
 def test_a_follower_names_the_leader_and_the_store_that_does_not_answer() -> None:

@@ -1,20 +1,24 @@
 """What is written of the leader's records, and what never can be. The suite of the interface: journal/test_store.py."""
 
+import random
 from collections.abc import Callable, Sequence
 
 import pytest
 
+import lighthouse.etcd.keys
 import lighthouse.etcd.store
 from lighthouse.etcd import store as module
 from lighthouse.etcd.client import KeyValue
-from lighthouse.etcd.keys import Keys
+from lighthouse.etcd.keys import Keys, dump_job
 from lighthouse.etcd.store import Batch, Delete, EtcdStore, Put
-from lighthouse.quorum.rules.record import QuorumRecord
+from lighthouse.quorum.rules.record import JoinState, QuorumRecord
 from lighthouse.runs.rules.record import RunRecord
+from lighthouse_protocol.messages.membership import Quorum
 from lighthouse_protocol.messages.run import KeyKind
 from lighthouse_protocol.refusals import NotLeader, WrongState
 from lighthouse_runtime.server.output_gate import OutputGate
 from tests.etcd_cluster import EtcdCluster, needs_etcd
+from tests.lighthouse.builders import group
 from tests.lighthouse.held_stores import Etcds
 
 REVISION = 41
@@ -141,6 +145,115 @@ def test_what_a_newer_lighthouse_adds_is_skipped() -> None:
     written = Written()
     written.store.take([kv("/l/leader", b"?"), kv("/l/of/tomorrow", b"?")])
     assert written.store.load() == {}
+
+
+def test_keys_of_other_programs_are_ignored_and_logged_once(caplog: pytest.LogCaptureFixture) -> None:
+    foreign = [
+        KeyValue(b"/l/\xff\xfe", b"?", 1, 1, 1, 0),
+        kv("/l/job/a/b", b"?"),
+        kv("/l/job/%6a", b"a name as no lighthouse writes it"),
+        kv("/l/key/mine", b"?"),
+        kv("/l/", b"?"),
+    ]
+    written = Written()
+    written.store.take([kv("/l/leader", b"?"), *foreign, kv("/l/job/j", dump_job(QuorumRecord(7)))])
+    assert written.store.load() == {"j": QuorumRecord(7)}
+    assert [r.getMessage() for r in caplog.records] == [
+        "--store: no lighthouse of this version has written b'/l/', and 4 other keys below /l/; they are ignored"
+    ]
+
+
+# -- records that do not fit in one request
+
+
+@pytest.fixture
+def small(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lighthouse.etcd.keys, "RECORD_BYTES", 300)
+
+
+def large(quorum_id: int) -> QuorumRecord:
+    data = random.Random(quorum_id).randbytes(500).hex()
+    return QuorumRecord(quorum_id, Quorum(quorum_id, (group("a", data=data),)), entries={"a": JoinState(0, 0, 0)})
+
+
+class Disk:
+    """What is in etcd after each of the batches of a store."""
+
+    def __init__(self) -> None:
+        self.rows: dict[bytes, bytes] = {}
+
+    def write(self, batch: Batch) -> None:
+        for change in batch.changes:
+            match change:
+                case Put(key, value):
+                    assert len(value) <= lighthouse.etcd.keys.RECORD_BYTES
+                    self.rows[key] = value
+                case Delete(key, end):
+                    gone = [row for row in self.rows if row == key or (end is not None and key <= row < end)]
+                    for row in gone:
+                        del self.rows[row]
+
+    def read(self) -> EtcdStore:
+        store = Written().store
+        store.take(KeyValue(key, value, 1, 1, 1, 0) for key, value in self.rows.items())
+        store.begin(4, REVISION)
+        return store
+
+
+@pytest.mark.usefixtures("small")
+def test_a_large_record_is_written_in_parts_and_whole_at_any_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A lighthouse may end after each of its transactions: then the record that was told last is read."""
+    monkeypatch.setattr(lighthouse.etcd.store, "BATCH_BYTES", 1)
+    disk, store = Disk(), Written().store
+    before: list[QuorumRecord] = []
+    for record in (large(1), large(2), QuorumRecord(3), large(4)):
+        store.commit("j", record)
+        batches = 0
+        while (batch := store.next_batch()) is not None:
+            disk.write(batch)
+            store.written()
+            batches += 1
+            assert list(disk.read().load().values()) in ([record], before)
+        assert batches > 3 or record.quorum is None
+        assert disk.read().load() == {"j": record}
+        before = [record]
+        store = disk.read()  # another lighthouse leads, and knows the parts that are there
+    parts = [key for key in disk.rows if b"/part/" in key]
+    assert parts == sorted(parts)
+    assert {key.rsplit(b"/", 1)[0] for key in parts} == {b"/l/job/j/part/" + disk.rows[b"/l/job/j"].split()[1]}
+    store.forget("j")
+    while (batch := store.next_batch()) is not None:
+        disk.write(batch)
+        store.written()
+    assert list(disk.rows) == [b"/l/job/j"], "none is left behind"
+
+
+@pytest.mark.usefixtures("small")
+def test_a_record_of_which_a_part_is_missing_is_named() -> None:
+    disk, store = Disk(), Written().store
+    store.commit("j", large(1))
+    while (batch := store.next_batch()) is not None:
+        disk.write(batch)
+        store.written()
+    del disk.rows[min(key for key in disk.rows if b"/part/" in key)]
+    with pytest.raises(WrongState, match=r"--store: '/l/job/j' in etcd is not read: its parts '\w+' are not all there"):
+        disk.read()
+
+
+@needs_etcd
+def test_etcd_takes_a_record_of_several_megabytes(etcd: EtcdCluster) -> None:
+    """As of a thousand groups with all the data that a group may have."""
+    stores = Etcds(etcd.store("large"))
+    holder = stores.claim()
+    data = [random.Random(i).randbytes(2048).hex() for i in range(1000)]
+    members = tuple(group(f"g{i}", data=text, wire=text.encode()) for i, text in enumerate(data))
+    record = QuorumRecord(5, Quorum(5, members), entries={m.replica_id: JoinState(0, 0, 0) for m in members})
+    assert len(dump_job(record)) > 3 * lighthouse.etcd.keys.RECORD_BYTES
+    holder.store.commit("j", record)
+    holder.settle()
+    holder.release()
+    assert stores.claim().store.load() == {"j": record}
+    stores.close()
 
 
 def test_names_are_kept_apart() -> None:

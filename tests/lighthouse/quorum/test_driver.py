@@ -16,6 +16,7 @@ from lighthouse_protocol.messages.session import (
     Hello,
     HoldState,
     JoinAccepted,
+    JoinRejected,
     JoinRequest,
     QuorumChanged,
 )
@@ -85,6 +86,22 @@ class TestSessions:
         assert (driver.account.waits.count, driver.account.waits.total, refused) == (2, 3.0, [])
         driver.receive(sessions[0], JoinRequest(2, native("a", group_world_size=2), 60.0))
         assert [type(error) for error in refused] == [WrongState]
+
+    def test_a_newer_join_that_is_refused_leaves_no_older_one_without_an_answer(self):
+        """A quorum with it would be told to nobody."""
+        loop = VirtualLoop()
+        config = QuorumConfig(join_timeout_s=5.0, heartbeat_timeout_s=60.0)
+        driver = JobDriver("j", QuorumMachine(config), loop, loop.time)
+        a, b = Listener(), Listener()
+        session, other = (driver.open_session(Hello(native(name)), peer) for name, peer in (("a", a), ("b", b)))
+        driver.receive(session, JoinRequest(1, native("a"), 60.0))
+        driver.receive(session, JoinRequest(2, native("b"), 60.0))
+        assert [message.join for message in a.messages if isinstance(message, JoinRejected)] == [2]
+        driver.receive(other, JoinRequest(1, native("b"), 60.0))
+        loop.go(6.0)
+        quorum = driver.machine.quorum
+        assert quorum is not None
+        assert [member.replica_id for member in quorum.participants] == ["b"], "a asks for nothing any more"
 
     def test_a_hello_that_is_refused(self):
         loop, refused = VirtualLoop(), list[LighthouseError]()

@@ -96,25 +96,33 @@ class TestHistory:
 
 
 drawn_claims = st.builds(
-    Claim, st.integers(0, 4), st.none() | st.integers(1, 4), st.booleans(), st.none() | st.integers(0, 1), st.booleans()
+    Claim,
+    st.integers(0, 4),
+    st.none() | st.integers(1, 4),
+    st.booleans(),
+    st.none() | st.integers(0, 1),
+    st.booleans(),
+    st.none() | st.integers(0, 4),
 )
 
 
 @settings(max_examples=400)
-@given(st.lists(drawn_claims, min_size=1, max_size=7), st.sets(st.integers(1, 4)))
-def test_a_running_history_wins_against_a_dumb_version(drawn: list[Claim], named: set[int]):
+@given(st.lists(drawn_claims, min_size=1, max_size=7), st.sets(st.integers(1, 4)), st.integers(0, 4))
+def test_a_running_history_wins_against_a_dumb_version(drawn: list[Claim], named: set[int], formed_at: int):
     claims = [claim if claim.step else replace(claim, tag=0) for claim in drawn]
     candidates = [group(f"g{i}", c.step, ranks_disagree=c.ranks_disagree) for i, c in enumerate(claims)]
     tags = [claim.tag for claim in claims]
-    lineage = assign_steps(candidates, tags, foreign(claims, History((i, i) for i in named)))
+    lineage = assign_steps(candidates, tags, foreign(claims, History((i, i) for i in named), formed_at))
     top = max(p.step for p in lineage.participants)
     up_to_date = [i for i, p in enumerate(lineage.participants) if p.step == top]
     kin = [i for i, claim in enumerate(claims) if claim.step and claim.tag in named]
-    holders = [claims[i].step for i in kin if claims[i].is_member and not claims[i].ranks_disagree]
+    members = [claims[i] for i in kin if claims[i].is_member and not claims[i].ranks_disagree]
+    holders = [claim.step for claim in members]
     if not holders:
         assert up_to_date == plainly_up_to_date(candidates, tags)
         return
-    may_be = {None: 99, 0: max(holders), 1: max(holders) + 1}
+    reached = max([*holders, formed_at, *(claim.works_at for claim in members if claim.works_at is not None)])
+    may_be = {None: 99, 0: max(holders), 1: reached + 1}
     kin = [i for i in kin if claims[i].is_member or claims[i].step <= may_be[claims[i].may_be_ahead]]
     expected = plainly_up_to_date([candidates[i] for i in kin], [tags[i] for i in kin])
     assert up_to_date == [kin[i] for i in expected]
@@ -136,6 +144,15 @@ class TestAheadOfTheMembers:
         for step in (6, 7, 8, 9, 10**6):
             claim = Claim(step, 3, is_member=False, may_be_ahead=may_be_ahead)
             assert self.heals(claim) == (step > furthest)
+
+    @pytest.mark.parametrize("may_be_ahead", [0, 1])
+    def test_the_quorum_has_come_further_than_members_that_were_to_heal(self, may_be_ahead: int):
+        """Only they ask: one at step 2, and one that catches up at step 8."""
+        members = [Claim(2, 3, is_member=True), Claim(1, 3, is_member=True, works_at=8)]
+        outside = [Claim(step, 3, is_member=False, may_be_ahead=may_be_ahead) for step in (2, 3, 9, 10)]
+        expected = [False, True, True, True] if may_be_ahead == 0 else [False, False, False, True]
+        assert foreign([*members, *outside], History([(1, 3)]), formed_at=7)[2:] == expected
+        assert foreign([members[0], outside[3]], History([(1, 3)]), formed_at=9)[1] == (may_be_ahead == 0)
 
     def test_a_member_that_is_ahead_by_more_stays_one(self):
         """It may hold a state that the others have lost."""

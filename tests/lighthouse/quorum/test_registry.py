@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from lighthouse.journal.journal import Journal
 from lighthouse.quorum import registry
+from lighthouse_protocol.messages.session import QuorumPhase, Welcome
 from lighthouse_protocol.refusals import LimitReached
 from tests.lighthouse.builders import ticked
 from tests.lighthouse.lives import JOB, Life, Manager, beat_for, formed
@@ -46,6 +47,23 @@ def test_two_quorums_never_commit_side_by_side_under_a_long_lease(loop: VirtualL
     beat_for(loop, [c], 2)
     assert c.quorum_id > a.quorum_id
     life.die()
+
+
+def test_the_first_that_comes_back_too_late_is_told_what_became_of_its_quorum(
+    loop: VirtualLoop, tmp_path: Path
+) -> None:
+    path = tmp_path / "journal.sqlite"
+    life = Life(loop, path)
+    [a, _] = formed(life, "ab")
+    life.die()
+    again = Life(loop, path)
+    loop.go(12)
+    a.connect(again)
+    [welcome] = [message for message in a.heard if isinstance(message, Welcome)][1:]
+    assert welcome.order is not None
+    assert (welcome.order.quorum_id, welcome.order.phase) == (a.quorum_id, QuorumPhase.REVOKED)
+    assert welcome.order.reason == "not back within the lease: a, b"
+    again.die()
 
 
 def test_a_job_that_has_gone_quiet_is_forgotten_but_for_its_last_id(loop: VirtualLoop, tmp_path: Path) -> None:

@@ -70,6 +70,11 @@ def test_decisions_are_kept_for_the_last_sixteen():
     assert m.handle(yes(100, 0, step=1, of=1)) == [commit.Decided(100, True)]
     assert len(m._decided) == commit.DECISIONS_KEPT
     assert not m.is_voting
+    newest = commit.DECISIONS_KEPT
+    m.handle(commit.Opened(2, newest + 1))
+    assert m.handle(yes(101, 0, step=newest, of=1)) == [commit.Decided(101, True)], "the oldest are forgotten first"
+    [refused] = m.handle(yes(102, 0, step=0, of=1))
+    assert isinstance(refused, commit.VoteRefused)
 
 
 # -- drawn events

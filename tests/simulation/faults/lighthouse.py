@@ -1,5 +1,6 @@
 """Faults of the lighthouse and of its host."""
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from tests.simulation.faults.kinds import Fault, fault
@@ -11,6 +12,7 @@ if TYPE_CHECKING:
 # Back within the lease, less a beat and the time to connect again: nobody is to notice.
 SHORTLY_S = 1.2
 LEASES_S = (1.5, 3.0, 5.0)
+SIZES = ((1, 2), (2, 4), (1, 3), (2, 3))
 
 
 def find_lighthouse(simulation: "Simulation", fault: Fault) -> "LighthouseProcess | None":
@@ -64,6 +66,28 @@ def change_lease(simulation: "Simulation", process: "LighthouseProcess", fault: 
     """it is started again with another lease"""
     simulation.lighthouse.change_lease(simulation.world.random.choice(LEASES_S))
     simulation.lighthouse.kill(fault.for_s)
+
+
+@fault(find_only_lighthouse, weight=0)
+def change_sizes(simulation: "Simulation", process: "LighthouseProcess", fault: Fault) -> None:
+    """it is started again with other sizes that a quorum may have (--min-replicas, --allowed-replicas,
+    --active-replicas), and later with those that it had"""
+    site, r = simulation.lighthouse, simulation.world.random
+    usual, groups = simulation.plan.config, simulation.plan.groups
+    sizes = frozenset(r.choice(SIZES)) if r.random() < 0.5 else frozenset[int]()
+    active = r.randint(1, groups) if not sizes and r.random() < 0.3 else None
+    site.config = replace(site.config, min_replicas=r.randint(1, groups), allowed_sizes=sizes, active=active)
+    site.kill(r.choice((0.05, SHORTLY_S)))
+    simulation.begin()
+
+    def end() -> None:
+        site.config = replace(
+            site.config, min_replicas=usual.min_replicas, allowed_sizes=usual.allowed_sizes, active=usual.active
+        )
+        site.kill(SHORTLY_S)
+        simulation.end()
+
+    simulation.world.after(2.0 + fault.for_s, end)
 
 
 @fault(find_only_lighthouse, weight=0.5)

@@ -147,6 +147,11 @@ def _tag_alone_counts(self: QuorumMachine, member: Member, participant: Particip
     return replace(_claim(self, member, participant), may_be_ahead=None)
 
 
+def _no_other_is_ahead(self: QuorumMachine, member: Member, participant: Participant) -> Claim:
+    claim = _claim(self, member, participant)
+    return replace(claim, may_be_ahead=claim.may_be_ahead and 0)
+
+
 def _tell_then_write(self: JobDriver, effect: Effect) -> None:
     if isinstance(effect, QuorumFormed) and effect.record is not None:
         _perform_one(self, replace(effect, record=None))
@@ -195,5 +200,6 @@ RECALL_FOR_NOTHING = (Replaced(QuorumMachine, "_review", _recall_for_anybody),)
 NEWCOMERS_CLOCK = (Replaced(QuorumMachine, "missed_at", _missed_by_anyones_clock),)
 NOBODY_FORGOTTEN = (Replaced(Roster, "expire", _expire_and_remember),)
 TAG_ALONE_COUNTS = (Replaced(QuorumMachine, "_claim", _tag_alone_counts),)
+NO_OTHER_IS_AHEAD = (Replaced(QuorumMachine, "_claim", _no_other_is_ahead),)
 ANYBODY_IS_ADMITTED = (Replaced(Presence, "_refusal", _no_refusal),)
 IMPOSTOR_IS_TAKEN = (Replaced(Presence, "_impostor", _by_incarnation),)
