@@ -11,6 +11,7 @@ from dataclasses import replace
 from lighthouse.incidents.driver import IncidentDriver
 from lighthouse.incidents.registry import IncidentRegistry
 from lighthouse.members.rules.events import (
+    ConnectionsCut,
     GridChanged,
     MemberBack,
     MemberDraining,
@@ -23,7 +24,7 @@ from lighthouse.progress.account import JobAccount
 from lighthouse.progress.driver import ProgressDriver
 from lighthouse.progress.rules.job_progress import RanksKept
 from lighthouse.progress.rules.samples import Levels, Pace, Samples, levels_of
-from lighthouse.quorum.log import VerdictLog, log_journal_outdated, log_order, log_quorum
+from lighthouse.quorum.log import VerdictLog, log_cut, log_journal_outdated, log_order, log_quorum
 from lighthouse.quorum.rules.events import (
     Effect,
     Event,
@@ -390,6 +391,8 @@ class JobDriver:
                 log_order(self.job, order)
             case JournalOutdated():
                 log_journal_outdated(self.job, effect)
+            case ConnectionsCut():
+                log_cut(self.job, effect)
             case SessionRefused(session, error, reason):
                 if session == self._opening and error is not None:
                     self._opening = 0

@@ -1,6 +1,7 @@
 """Which groups are present: sessions, calls, joins, withdrawals, losses, and what each means for the standing quorum.
 
-1. A session's end without a leave is a loss at once: that is how a killed process shows. The end of an old session
+1. A session's end without a leave is a loss within 10 ms: that is how a killed process shows. Where the sessions of
+   more than half of a quorum end together, it is rather the network (silence.py). The end of an old session
    never touches a newer one of the same group. The same manager's new session takes the old one's place; that it is
    the same manager, its secret shows (identity.py).
 2. A group that falls silent (a lapse, or a connection that keepalive closed) is lost too, unless the fault is more
@@ -62,7 +63,7 @@ class Presence:
         self._emit = emit
         self.standing = standing
         self.roster = Roster(config.heartbeat_timeout_s, emit, current)
-        self.silence = MassSilence(self.roster, config.heartbeat_timeout_s)
+        self.silence = MassSilence(self.roster, config.heartbeat_timeout_s, config.lease_s, emit)
         self.joins = JoinQueue(config.heartbeat_timeout_s, emit, current)
         self.seen_id = 0
         self._numbering = numbering
@@ -100,6 +101,8 @@ class Presence:
         member = self._admit(participant, event.session, now)
         self._learn(participant, participant.seen_quorum_id, now)
         self.seen_id = max(self.seen_id, participant.tag_quorum_id or 0)
+        if participant.commit_failures > 0 and self._current.has(member):
+            self.silence.step_failed(now)
         outcome = self.standing.joined(participant, now)
         if isinstance(outcome, ResendQuorum):
             self._resend(member, event.call)
@@ -394,7 +397,8 @@ class Presence:
         if self.silence.excuse(member, self.beat_interval_s, now):
             return
         session = member.session if member.closes_at is None else None
-        self._lose(member, "it is silent", now, member.seen_at)
+        reason = "it is silent" if member.closes_at is None else "its connection has ended"
+        self._lose(member, reason, now, member.seen_at)
         if session is not None:
             timeout_s = self._config.heartbeat_timeout_s
             gone = Unreachable(f"the lighthouse has heard nothing of {member.replica_id} for {timeout_s:g} s")
