@@ -12,6 +12,7 @@ from socketserver import TCPServer
 from typing import Any
 
 from agent_client.transfer.connection import DeadlineSocket
+from lighthouse_protocol.identity import Address
 
 logger = logging.getLogger(__name__)
 
@@ -37,7 +38,7 @@ class Listener(TCPServer):
         try:
             super().__init__((host, port), handler)
         except OSError as error:
-            error.add_note(f"while listening for readers of the state on {host or '*'}:{port}")
+            error.add_note(f"while listening for readers of the state on {Address(host or '*', port)}")
             raise
         _listeners.add(self)
         self._acceptor = threading.Thread(target=self._accept, name="checkpoint-accept", daemon=True)
