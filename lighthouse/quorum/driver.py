@@ -99,15 +99,17 @@ class JobDriver:
         ranks_kept: RanksKept | None = None,
         draw_secret: Callable[[], str] = str,
         secret: str = "",
+        is_busy: Callable[[], bool] = lambda: False,
     ) -> None:
         """`draw_secret`: another one for each quorum, which only its members are told. `secret`: that of the quorum
-        that an earlier lighthouse has formed."""
+        that an earlier lighthouse has formed. `is_busy`: whether this host has more to do than it can."""
         self.job = job
         self._account = JobAccount()
         self._samples = Samples()
         self._refused = refused
         self._opening = 0  # the session whose hello is being read
         self._draw_secret, self._secret = draw_secret, secret
+        self._is_busy = is_busy
         self._runs = runs
         self.machine = machine
         self._remember = remember
@@ -229,7 +231,7 @@ class JobDriver:
         session = self._sessions.pop(number, None)
         if session is not None:
             self._waiting.drop(session.join)
-            self._feed(SessionEnded(number))
+            self._feed(SessionEnded(number, self._is_busy()))
 
     def tell(self, member: Member, message: ToManager) -> bool:
         """Whether `member` has a session to be told by."""

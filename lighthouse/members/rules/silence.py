@@ -5,7 +5,7 @@
 2. A lighthouse that was itself paused moves every lapse by its lateness, and holds the closings that it reads then for
    the lateness and CLOSINGS_HELD_S: their managers come back.
 3. A closed connection is not a dead process: a load balancer, a sidecar or a firewall that restarts closes them all.
-   So the end of a member's connection is judged JUDGED_AFTER_S later. If the connections of more than half of the
+   So the end of a member's connection is judged some milliseconds later. If the connections of more than half of the
    quorum's members have ended by then, their members are held for a lease, as after a restart of the lighthouse. A
    member that reports a failed step meanwhile shows that more than connections to the lighthouse has broken: those
    that are still away then have CLOSINGS_HELD_S more.
@@ -20,8 +20,11 @@ BEAT_SLACK_S = 0.25
 CLOSINGS_HELD_S = 2.0
 SAME_MOMENT_S = 0.1
 """What was found to be shared is, for all who are lost within this: ten thousand are counted once, not for each."""
-JUDGED_AFTER_S = 0.01
-"""How long after the last closing of a burst its closings are judged."""
+JUDGED_AFTER_S = 0.007
+"""How long after the last closing of a burst its closings are judged. A manager that is killed alone is to be noticed
+within 20 ms, of which the kernel, gRPC and the way to the other ranks take 11 (benchmarks/recovery.py)."""
+JUDGED_AFTER_BUSY_S = 0.05
+"""The same on a host with more to do than it can: connections that are cut in one moment end there in several."""
 JUDGED_WITHIN_S = 0.1
 """After the first closing of a burst, however long the burst is."""
 LATE_S = 0.005
@@ -51,9 +54,11 @@ class MassSilence:
         self._roster.shift(by_s)
         self._closings_held_until = now + by_s + CLOSINGS_HELD_S
 
-    def closing_held_until(self, member: Member, beat_interval_s: float, now: float) -> float | None:
+    def closing_held_until(
+        self, member: Member, beat_interval_s: float, now: float, *, is_busy: bool = False
+    ) -> float | None:
         """Its stream has ended without a leave: until when it may come back, or when that is judged; None if it is
-        lost at once."""
+        lost at once. `is_busy`: this host has more to do than it can."""
         if now < self._closings_held_until:
             return self._closings_held_until
         is_silent = _is_silent(member, beat_interval_s, now)
@@ -64,7 +69,7 @@ class MassSilence:
         if not self._burst or now > self._judge_by:
             self._burst, self._judge_by, self._was_late = set(), now + JUDGED_WITHIN_S, False
         self._burst.add(member)
-        self._judge_at = min(now + JUDGED_AFTER_S, self._judge_by)
+        self._judge_at = min(now + (JUDGED_AFTER_BUSY_S if is_busy else JUDGED_AFTER_S), self._judge_by)
         if not is_silent:
             member.seen_at = now
         return self._judge_at
@@ -79,6 +84,10 @@ class MassSilence:
             return False
         self._roster.excuse(member, self._brake(now + self._timeout_s, SILENT_TOGETHER), now)
         return True
+
+    def is_cut(self, member: Member, now: float) -> bool:
+        """It is held since its connection was cut together with most others, and no step has failed since."""
+        return member.closes_at is not None and now < self._cut_until
 
     def step_failed(self, now: float) -> None:
         """A member of the quorum reports it. O(n), once a burst."""

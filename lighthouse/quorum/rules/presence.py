@@ -1,6 +1,6 @@
 """Which groups are present: sessions, calls, joins, withdrawals, losses, and what each means for the standing quorum.
 
-1. A session's end without a leave is a loss within 10 ms: that is how a killed process shows. Where the sessions of
+1. A session's end without a leave is a loss 7 ms later: that is how a killed process shows. Where the sessions of
    more than half of a quorum end together, it is rather the network (silence.py). The end of an old session
    never touches a newer one of the same group. The same manager's new session takes the old one's place; that it is
    the same manager, its secret shows (identity.py).
@@ -147,7 +147,7 @@ class Presence:
         """Of an unknown group nothing comes of it where there are too many of its kind: when it joins, it is let in.
         One that does not speak for the group (identity.py) shows nothing of it."""
         old = self.roster.get(replica_id)
-        if self._impostor(Participant(replica_id, incarnation), None, "") is not None:
+        if self._impostor(Participant(replica_id, incarnation), None, "", now) is not None:
             return
         if old is not None or len(self.roster.reported) < min(MAX_REPORTED, self._config.max_replicas):
             self.roster.beat(replica_id, incarnation, now)
@@ -187,7 +187,7 @@ class Presence:
             self._leaving.remove(event.session)
         if member is None or member.session != event.session:
             return
-        until = self.silence.closing_held_until(member, self.beat_interval_s, now)
+        until = self.silence.closing_held_until(member, self.beat_interval_s, now, is_busy=event.is_busy)
         if until is None:
             self._lose(member, "its connection has ended", now)
         else:
@@ -250,7 +250,7 @@ class Presence:
     ) -> LighthouseError | None:
         return (
             self._unheard_of(participant, levels, now)
-            or self._impostor(participant, session, secret)
+            or self._impostor(participant, session, secret, now)
             or refusal(
                 participant,
                 self.roster,
@@ -261,12 +261,16 @@ class Presence:
             )
         )
 
-    def _impostor(self, participant: Participant, session: int | None, secret: str) -> LighthouseError | None:
+    def _impostor(
+        self, participant: Participant, session: int | None, secret: str, now: float
+    ) -> LighthouseError | None:
         """A session that is open has shown its secret."""
         if session in self._sessions:
             return None
         name = participant.replica_id
-        return why_impostor(participant, secret, self.roster.get(name), self.standing.remembered(name))
+        old = self.roster.get(name)
+        is_cut = old is not None and self.silence.is_cut(old, now)
+        return why_impostor(participant, secret, old, self.standing.remembered(name), is_cut=is_cut)
 
     def _unheard_of(
         self, participant: Participant | None, levels: GroupReport | None, now: float

@@ -327,7 +327,7 @@ class TestALoss:
             ("b",),
             "b: its connection has ended",
         )
-        assert (summary.noticed_s, summary.quorum_s, summary.step_s) == pytest.approx((0.01, 3.01, 4.02), abs=0.011)
+        assert (summary.noticed_s, summary.quorum_s, summary.step_s) == pytest.approx((0.007, 3.007, 4.014), abs=0.011)
         assert summary.quorum_id == job.quorum_id
 
     def test_who_leaves_in_good_order_is_none(self, make: Make):

@@ -37,7 +37,7 @@ def test_a_loss_names_the_quorum_that_ends_and_comes_before_its_end():
 
 def test_that_connections_were_cut_is_said_once():
     machine = at_work("abc")
-    effects = [e for session in (1, 3) for e in machine.handle(ended(session), 1)] + list(machine.tick(1.011))
+    effects = [e for session in (1, 3) for e in machine.handle(ended(session), 1)] + list(machine.tick(1.008))
     assert effects == [ConnectionsCut(("a", "c"), 5.0)]
 
 
