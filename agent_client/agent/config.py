@@ -67,7 +67,8 @@ class AgentConfig:
     groups differ, the largest number applies; if one of them has 0, no group compares."""
     advertise: str | None = None
     """Address of this host that the peers can reach. Default: the variable LIGHTHOUSE_MANAGER_ADVERTISE; without it,
-    the address that routes to the manager."""
+    the interface that GLOO_SOCKET_IFNAME or NCCL_SOCKET_IFNAME names; without these, the address that routes to the
+    manager."""
 
     def __post_init__(self) -> None:
         for name in ("timeout_s", "connect_timeout_s", "quorum_timeout_s", "heal_timeout_s"):

@@ -1,5 +1,6 @@
 """The environment variables of a rank: ours, torchrun's and torchft's."""
 
+import logging
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -8,8 +9,13 @@ from agent_client.errors import ConfigurationError
 from lighthouse_protocol.coordinator import parse_coordinator
 from lighthouse_protocol.limits import MANAGER_SECRET_VARIABLE
 from lighthouse_protocol.refusals import InvalidRequest
+from lighthouse_runtime.net.own_address import advertised_host, interface_host
+
+log = logging.getLogger(__name__)
 
 _MEETING_PLACE = ("MASTER_ADDR", "MASTER_PORT")
+_INTERFACES = (("GLOO_SOCKET_IFNAME", False), ("NCCL_SOCKET_IFNAME", True))
+"""Each with whether it lists beginnings of names."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +89,23 @@ class Environment:
                 f"torchrun, by {' and '.join(_MEETING_PLACE)}"
             )
         return found
+
+
+def own_host(peer: str, advertise: str | None, variables: Mapping[str, str] = os.environ) -> str:
+    """The address of this host at which the peers reach its gradients (gloo) and its state: `advertise`, or one of the
+    interface that gloo's or NCCL's variable names, or the one that routes to `peer` (host:port).
+
+    Raises ConfigurationError, which names the variable.
+    """
+    try:
+        for variable, by_prefix in _INTERFACES:
+            if not advertise and (wanted := Variables(variables).text(variable)):
+                host = interface_host(wanted, variable, peer, by_prefix=by_prefix)
+                log.info("gradients and heals use %s (%s=%s)", host, variable, wanted)
+                return host
+        return advertised_host(peer, advertise)
+    except InvalidRequest as e:
+        raise ConfigurationError(str(e)) from None
 
 
 def _manager(address: str, secret: str) -> str:

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from agent_client.agent.background_thread import BackgroundThread
 from agent_client.agent.config import AgentConfig
+from agent_client.agent.environment import own_host
 from agent_client.agent.rules.step import StepMachine
 from agent_client.agent.step_runner import StepRunner
 from agent_client.collectives.gloo import GlooGroup
@@ -18,7 +19,6 @@ from agent_client.progress.progress import Progress
 from agent_client.progress.trace_file import make_progress
 from agent_client.state.train_state import TrainState
 from lighthouse_runtime.client.manager import manager_at
-from lighthouse_runtime.net.own_address import advertised_host
 from lighthouse_runtime.process.daemon_child import ServerProcess
 
 
@@ -62,7 +62,7 @@ def make_parts(manager_address: str, state: TrainState, config: AgentConfig, pla
     catch_up = None
     if config.heal_mode == HealMode.CATCH_UP:
         catch_up = CatchUpDriver(state, machine, lambda assignment: healing.fetch_beside(assignment))
-    host = advertised_host(str(manager_at(manager_address)), config.advertise)
+    host = own_host(str(manager_at(manager_address)), config.advertise)
     peers = Peers(
         place.group_rank,
         host,

@@ -9,17 +9,16 @@ import time
 from torch.distributed import PrefixStore, distributed_c10d
 
 from agent_client.agent.config import AgentConfig
-from agent_client.agent.environment import Environment
+from agent_client.agent.environment import Environment, own_host
 from agent_client.agent.parts import GroupPlace
 from agent_client.collectives.gloo import GlooGroup
 from agent_client.errors import AgentError
 from lighthouse_protocol.coordinator import parse_coordinator
-from lighthouse_protocol.identity import parse_address
+from lighthouse_protocol.identity import Address, parse_address
 from lighthouse_protocol.limits import MANAGER_SECRET_VARIABLE, SECRET_BYTES
 from lighthouse_protocol.refusals import LighthouseError
 from lighthouse_protocol.rules.proof import prove
 from lighthouse_runtime.client.manager import ManagerClient, manager_at
-from lighthouse_runtime.net.own_address import advertised_host
 from lighthouse_runtime.process.commands import START_MANAGER
 from lighthouse_runtime.process.daemon_child import START_TIMEOUT_S, ServerProcess
 
@@ -38,6 +37,7 @@ def rendezvous(env: Environment, config: AgentConfig) -> tuple[str, GroupPlace]:
         process, address = (None, env.manager) if env.manager else start_manager(env)
         wait_for_store(address, START_TIMEOUT_S)
         return address, GroupPlace(manager_process=process)
+    os.environ["MASTER_ADDR"] = os.environ["MASTER_ADDR"].strip("[]")  # torch takes no brackets
     shared, _, _ = next(distributed_c10d.rendezvous("env://", rank, size))  # a wrapped function's own, in one
     store = PrefixStore(f"lighthouse/{env.attempt}", shared)
     process = None
@@ -51,7 +51,7 @@ def rendezvous(env: Environment, config: AgentConfig) -> tuple[str, GroupPlace]:
         PrefixStore("group", store),
         rank,
         size,
-        advertised_host(f"{os.environ['MASTER_ADDR']}:1", config.advertise),
+        own_host(_meeting_place(), config.advertise),
         connect_timeout_s=START_TIMEOUT_S,
         timeout_s=config.timeout_s,
     )
@@ -82,6 +82,11 @@ def _read_manager(env: Environment, announced: str) -> str:
         )
     secret = os.environ.get(MANAGER_SECRET_VARIABLE) or _group_secret(env, nonce)
     return manager_at(address, secret).join_string()
+
+
+def _meeting_place() -> str:
+    """Host and port of rank 0. The zone of an address of this link leads nowhere but there."""
+    return str(Address(os.environ["MASTER_ADDR"].partition("%")[0], 1))
 
 
 def start_manager(env: Environment, secret: str = "") -> tuple[ServerProcess, str]:

@@ -8,6 +8,7 @@ from agent_client.agent.environment import Variables
 from agent_client.errors import ConfigurationError
 from agent_client.restart.launch import Launch
 from agent_client.restart.options import Options
+from lighthouse_protocol.identity import Address
 from lighthouse_protocol.limits import MASTER_PORT, STORE_PORT_OFFSET
 from lighthouse_runtime.process.children import who_listens
 
@@ -21,7 +22,7 @@ def serve_store(options: Options, launch: Launch) -> None:
         return
     given: dict[str, Any] = {"wait_for_workers": False, **options.store_kwargs}
     variables = Variables(os.environ)
-    given.setdefault("host_name", variables.text("MASTER_ADDR") or "127.0.0.1")
+    given.setdefault("host_name", variables.text("MASTER_ADDR").strip("[]") or "127.0.0.1")
     given.setdefault("port", (variables.number("MASTER_PORT") or MASTER_PORT) + STORE_PORT_OFFSET)
     port = given["port"]
     if port == launch.store_port or port in _served or not given.setdefault("is_master", launch.slot == 0):
@@ -38,5 +39,6 @@ def serve_store(options: Options, launch: Launch) -> None:
     except (RuntimeError, TypeError, ValueError) as e:
         why = f"{who_listens(port)} listens there" if "EADDRINUSE" in str(e) else str(e).partition("\n")[0]
         raise ConfigurationError(
-            f"store_kwargs: cannot serve a TCPStore on {given['host_name']}:{port}: {why}; give another port; {remedy}"
+            f"store_kwargs: cannot serve a TCPStore on {Address(given['host_name'], port)}: {why}; give another port; "
+            f"{remedy}"
         ) from None

@@ -14,6 +14,7 @@ from socketserver import TCPServer
 from typing import Any
 
 from agent_client.transfer.connection import DeadlineSocket
+from lighthouse_protocol.identity import Address
 
 logger = logging.getLogger(__name__)
 
@@ -41,7 +42,7 @@ class Listener(TCPServer):
         try:
             super().__init__((host, port), handler)
         except OSError as error:
-            error.add_note(f"while listening for readers of the state on {host or '*'}:{port}")
+            error.add_note(f"while listening for readers of the state on {Address(host or '*', port)}")
             raise
         _listeners.add(self)
         self._acceptor = threading.Thread(target=self._accept, name="checkpoint-accept", daemon=True)

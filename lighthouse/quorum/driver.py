@@ -11,6 +11,7 @@ from dataclasses import replace
 from lighthouse.incidents.driver import IncidentDriver
 from lighthouse.incidents.registry import IncidentRegistry
 from lighthouse.members.rules.events import (
+    ConnectionsCut,
     GridChanged,
     MemberBack,
     MemberDraining,
@@ -23,7 +24,7 @@ from lighthouse.progress.account import JobAccount
 from lighthouse.progress.driver import ProgressDriver
 from lighthouse.progress.rules.job_progress import RanksKept
 from lighthouse.progress.rules.samples import Levels, Pace, Samples, levels_of
-from lighthouse.quorum.log import VerdictLog, log_end, log_journal_outdated, log_order, log_quorum
+from lighthouse.quorum.log import VerdictLog, log_cut, log_end, log_journal_outdated, log_order, log_quorum
 from lighthouse.quorum.rules.events import (
     Effect,
     Event,
@@ -99,15 +100,17 @@ class JobDriver:
         ranks_kept: RanksKept | None = None,
         draw_secret: Callable[[], str] = str,
         secret: str = "",
+        is_busy: Callable[[], bool] = lambda: False,
     ) -> None:
         """`draw_secret`: another one for each quorum, which only its members are told. `secret`: that of the quorum
-        that an earlier lighthouse has formed."""
+        that an earlier lighthouse has formed. `is_busy`: whether this host has more to do than it can."""
         self.job = job
         self._account = JobAccount()
         self._samples = Samples()
         self._refused = refused
         self._opening = 0  # the session whose hello is being read
         self._draw_secret, self._secret = draw_secret, secret
+        self._is_busy = is_busy
         self._runs = runs
         self.machine = machine
         self._remember = remember
@@ -231,7 +234,7 @@ class JobDriver:
         session = self._sessions.pop(number, None)
         if session is not None:
             self._waiting.drop(session.join)
-            self._feed(SessionEnded(number))
+            self._feed(SessionEnded(number, self._is_busy()))
 
     def tell(self, member: Member, message: ToManager) -> bool:
         """Whether `member` has a session to be told by."""
@@ -400,6 +403,8 @@ class JobDriver:
                 log_order(self.job, order)
             case JournalOutdated():
                 log_journal_outdated(self.job, effect)
+            case ConnectionsCut():
+                log_cut(self.job, effect)
             case SessionRefused(session, error, reason):
                 if session == self._opening and error is not None:
                     self._opening = 0

@@ -3,6 +3,7 @@
 import logging
 from collections.abc import Callable
 
+from lighthouse.members.rules.events import ConnectionsCut
 from lighthouse.quorum.rules.events import JobEnded, JournalOutdated
 from lighthouse.quorum.rules.machine import QuorumMachine
 from lighthouse.quorum.rules.status import awaited, explain
@@ -55,6 +56,19 @@ def log_journal_outdated(job: str, found: JournalOutdated) -> None:
         found.last_id,
         found.wait_s,
         extra=event("journal_outdated", job=job, replica_group=found.replica_id, quorum_id=found.seen_id),
+    )
+
+
+def log_cut(job: str, cut: ConnectionsCut) -> None:
+    names = ", ".join(cut.replica_ids[:NAMES_LOGGED])
+    more = f" and {len(cut.replica_ids) - NAMES_LOGGED} more" if len(cut.replica_ids) > NAMES_LOGGED else ""
+    log.warning(
+        "the connections of %s%s ended in one moment: rather the network between (a load balancer, a sidecar, a "
+        "firewall) than their processes. They have %g s to come back before they count as lost",
+        names,
+        more,
+        cut.hold_s,
+        extra=event("connections_cut", job=job, participants=len(cut.replica_ids)),
     )
 
 

@@ -51,7 +51,9 @@ class JobRegistry:
         runs: Callable[[str], Sequence[RunDriver]] = lambda job: (),
         refused: Callable[[LighthouseError], None] = lambda error: None,
         draw_secret: Callable[[], str] = lambda: secrets.token_hex(SECRET_BYTES),
+        is_busy: Callable[[], bool] = lambda: False,
     ) -> None:
+        self._is_busy = is_busy
         self._draw_secret = draw_secret
         self._config = config
         self._memory = memory or NoJobStore()
@@ -206,6 +208,7 @@ class JobRegistry:
             self._ranks_kept,
             self._draw_secret,
             record.secret if record is not None else "",
+            self._is_busy,
         )
 
     def _commit(self, job: str, record: QuorumRecord) -> None:

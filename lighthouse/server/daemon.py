@@ -3,6 +3,7 @@
 import asyncio
 import itertools
 import logging
+import os
 from collections.abc import Callable
 from typing import Any
 
@@ -85,6 +86,7 @@ class LighthouseDaemon:
             self._incidents,
             runs=lambda job: self._runs.of_job(job),
             refused=counters.refused,
+            is_busy=_is_busy,
         )
         runs_kept = self._memory if isinstance(self._memory, Journal) else RunStoreInProcess()
         runs_kept = runs_kept if self._shared is None else self._shared.records
@@ -364,3 +366,8 @@ async def serve(config: LighthouseConfig, announce_fd: int | None, stop: StopReq
     finally:
         await daemon.stop()
         systemd.close()
+
+
+def _is_busy() -> bool:
+    """More than two tasks have wanted each CPU of this host in the last minute."""
+    return os.getloadavg()[0] > 2 * (os.cpu_count() or 1)

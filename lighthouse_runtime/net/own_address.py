@@ -1,7 +1,9 @@
 """Which address of this host its peers can reach."""
 
 import fcntl
+import functools
 import ipaddress
+import logging
 import socket
 import struct
 from collections.abc import Iterator
@@ -10,6 +12,10 @@ from pathlib import Path
 from lighthouse_protocol.identity import Address, parse_address
 from lighthouse_protocol.refusals import InvalidRequest
 
+log = logging.getLogger(__name__)
+
+_SOMEWHERE = ("8.8.8.8", "2001:4860:4860::8888")
+"""Packets to these would take the default route. None is sent."""
 _SIOCGIFFLAGS = 0x8913
 _SIOCGIFADDR = 0x8915
 _IFF_UP = 1
@@ -22,8 +28,9 @@ def advertised_host(peer: str, wanted: str | None = None, bind: str = "::") -> s
     """The host by which others reach a server that listens on the host `bind`.
 
     `wanted`; or `bind` itself, where that is one address; or the address of this host that routes to `peer`
-    (host:port). Where that is a loopback (the peer was given as localhost), the host's first global address, if it has
-    one: other hosts could not reach the loopback. Raises InvalidRequest for a `wanted` that `bind` does not serve.
+    (host:port). Where that is a loopback (the peer was given as localhost), the host's address on its default route, or
+    its first global one: other hosts could not reach the loopback. Raises InvalidRequest for a `wanted` that `bind`
+    does not serve.
     """
     listens = Address(bind, None)
     if wanted:
@@ -40,7 +47,40 @@ def advertised_host(peer: str, wanted: str | None = None, bind: str = "::") -> s
     routed = _source_address(parse_address(peer, "lighthouse").host)
     if routed is not None and not Address(routed, None).is_loopback:
         return routed
-    return _first_global_address() or routed or "127.0.0.1"
+    return _global_address() or routed or "127.0.0.1"
+
+
+def interface_host(wanted: str, variable: str, peer: str, *, by_prefix: bool = False) -> str:
+    """An address of this host on an interface that `wanted`, the value of `variable`, names.
+
+    `wanted` lists names, separated by commas, as gloo takes them. With `by_prefix` they are beginnings of names, as
+    NCCL takes them; `=` before the list makes them whole names, and `^` (or `^=`) excludes them. Of several interfaces,
+    the one that routes to `peer` (host:port) is taken, else the first. An address of the same IP version as the route
+    to `peer` comes first. Raises InvalidRequest, which names the variable and the interfaces of this host.
+    """
+    excludes = by_prefix and wanted.startswith("^")
+    rest = wanted.removeprefix("^") if by_prefix else wanted
+    is_whole = not by_prefix or rest.startswith("=")
+    names = [name for name in rest.removeprefix("=").replace(" ", "").split(",") if name]
+
+    def is_named(interface: str, name: str) -> bool:
+        return interface == name if is_whole else interface.startswith(name)
+
+    found = [(name, ip) for name, ip in (*_ipv4_addresses(), *_ipv6_addresses()) if not _is_of_link(ip)]
+    if excludes:
+        chosen = [ip for there, ip in found if _is_global(ip) and not any(is_named(there, name) for name in names)]
+    else:
+        chosen = [ip for name in names for there, ip in found if is_named(there, name)]
+    unknown = [name for name in names if not any(is_named(there, name) for _, there in socket.if_nameindex())]
+    if not chosen or (unknown and not excludes):
+        why = f"no interface {unknown[0]!r}" if unknown and not excludes else "no address on such an interface"
+        there = ", ".join(f"{name} ({ip})" for name, ip in found) or "none with an address"
+        raise InvalidRequest(f"{wanted!r}: this host has {why}; it has {there}", field=variable)
+    routed = _source_address(parse_address(peer, "peer").host)
+    if routed in chosen:
+        return routed
+    version = ipaddress.ip_address(routed).version if routed else 4
+    return next((ip for ip in chosen if ipaddress.ip_address(ip).version == version), chosen[0])
 
 
 def listening_host(advertised: str) -> str:
@@ -64,10 +104,20 @@ def served_host(bind: str) -> str:
 
 
 def own_name() -> str:
-    """What other hosts may call this one: its name, or where that is a loopback at home, as on Debian, its first
-    global address."""
+    """What other hosts may call this one: its name, or its global address where that name is a loopback at home, as on
+    Debian, or does not resolve."""
     name = socket.gethostname()
-    return (_first_global_address() or name) if resolves_to_loopback(name) else name
+    if resolves_to_loopback(name):
+        return _global_address() or name
+    if not resolves(name) and (address := _global_address()) is not None:
+        _log_replaced(name, address)
+        return address
+    return name
+
+
+@functools.cache
+def _log_replaced(name: str, address: str) -> None:
+    log.warning("the name of this host, %s, does not resolve; other hosts are given its address %s", name, address)
 
 
 def resolves_to_loopback(host: str) -> bool:
@@ -114,16 +164,25 @@ def _source_address(host: str) -> str | None:
     return None
 
 
-def _first_global_address() -> str | None:
-    """Of an interface that is up; of IPv6 where there is none of IPv4."""
-    return next((ip for ip in (*_ipv4_addresses(), *_ipv6_addresses()) if _is_global(ip)), None)
+def _global_address() -> str | None:
+    """The source address of the default route. Where there is none, the first one of an interface that is up. Of IPv6
+    where there is none of IPv4. A bridge of containers has an address on every host; the default route leads past it.
+    """
+    by_route = (_source_address(where) for where in _SOMEWHERE)
+    by_interface = (ip for _, ip in (*_ipv4_addresses(), *_ipv6_addresses()))
+    return next((ip for found in (by_route, by_interface) for ip in found if ip and _is_global(ip)), None)
 
 
 def _is_global(ip: str) -> bool:
-    return not Address(ip, None).is_loopback and not ipaddress.ip_address(ip).is_link_local
+    return not Address(ip, None).is_loopback and not _is_of_link(ip)
 
 
-def _ipv4_addresses() -> Iterator[str]:
+def _is_of_link(ip: str) -> bool:
+    return ipaddress.ip_address(ip).is_link_local
+
+
+def _ipv4_addresses() -> Iterator[tuple[str, str]]:
+    """Interfaces that are up, and their addresses."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         for _, name in socket.if_nameindex():
             request = struct.pack("256s", name.encode()[:15])
@@ -133,15 +192,15 @@ def _ipv4_addresses() -> Iterator[str]:
             except OSError:
                 continue
             if flags & _IFF_UP:
-                yield found
+                yield name, found
 
 
-def _ipv6_addresses() -> Iterator[str]:
+def _ipv6_addresses() -> Iterator[tuple[str, str]]:
     """The kernel lists them for this network namespace: address, index, prefix, scope, flags, interface."""
     try:
         lines = _IPV6_ADDRESSES.read_text().splitlines()
     except OSError:
         return
-    for digits, _, _, scope, flags, _ in map(str.split, lines):
+    for digits, _, _, scope, flags, name in map(str.split, lines):
         if scope == _IPV6_GLOBAL_SCOPE and not int(flags, 16) & _IPV6_NOT_YET_OR_NO_MORE:
-            yield str(ipaddress.IPv6Address(int(digits, 16)))
+            yield name, str(ipaddress.IPv6Address(int(digits, 16)))

@@ -1,5 +1,8 @@
-"""Connections that stay open and carry nothing: a lighthouse's host that vanishes and is back, and one group's way."""
+"""Connections that stay open and carry nothing: a lighthouse's host that vanishes and is back, and one group's way. And
+those that a load balancer, a sidecar or a firewall cuts, all at once."""
 
+import json
+import random
 import time
 from pathlib import Path
 from types import SimpleNamespace
@@ -8,12 +11,14 @@ import pytest
 
 from tests.daemons.groups import Group, training
 from tests.deaf_proxy import DeafProxy
-from tests.processes import Lighthouse, eventually
+from tests.processes import LIGHTHOUSE_CODE, Lighthouse, eventually, run_cli
 
 BACK_AFTER_S = 1.5
 WATCHED_S = 3.5
 ENOUGH_SHARE = 0.15  # of the lease; a manager that waits for its end makes its ranks wait a fifth of it
 PAUSED_S = 4.0
+_DRAWN = random.Random(7)
+THREE_MINUTES = tuple(_DRAWN.uniform(0.2, 3.0) for _ in range(38))  # 3 s and a connection after each
 WITHIN_S = 5.0  # two and a half beats, a new connection, a change of the quorum
 
 
@@ -68,6 +73,51 @@ def test_a_group_whose_connection_falls_silent_is_back_within_seconds() -> None:
             assert sum(group.discards for group in groups) <= discards + len(groups)
             assert len({group.commits[-1][1] for group in groups}) == 1
             assert sum("beside this connection" in group.manager.log() for group in groups) == 1
+
+
+def incidents_of(lighthouse: Lighthouse) -> list[str]:
+    said = run_cli(LIGHTHOUSE_CODE, "incidents", "--lighthouse", lighthouse.address, "--format", "json").stdout
+    return [incident["text"] for incident in json.loads(said)]
+
+
+def cut_for(proxy: DeafProxy, for_s: float) -> None:
+    proxy.cut()
+    time.sleep(for_s)
+    proxy.mend()
+
+
+@pytest.mark.timeout(400)
+@pytest.mark.parametrize(
+    ("names", "cuts_s"),
+    [("ab", (0.2, 3.0)), ("abc", (0.2, 0.2)), pytest.param("abc", THREE_MINUTES, marks=pytest.mark.slow)],
+    ids=["two", "three", "three-minutes"],
+)
+def test_a_network_that_cuts_all_connections_costs_nothing(names: str, cuts_s: tuple[float, ...]) -> None:
+    with Lighthouse() as lighthouse, DeafProxy(lighthouse.port) as proxy:
+        seen = SimpleNamespace(address=proxy.address)
+        with training(seen, "default", names) as groups:  # pyright: ignore[reportArgumentType]
+            quorum_id = groups[0].commits[-1][1]
+            for cut_s in cuts_s:
+                connections = proxy.connections
+                cut_for(proxy, cut_s)
+                eventually(lambda before=connections: proxy.connections >= before + len(names), "they are back")
+                commits = [len(group.commits) for group in groups]
+                time.sleep(3.0 if cuts_s is THREE_MINUTES else 0.5)
+                assert all(len(g.commits) > count for g, count in zip(groups, commits, strict=True))
+            assert [group.discards for group in groups] == [0] * len(names)
+            assert {group.commits[-1][1] for group in groups} == {quorum_id}
+            assert incidents_of(lighthouse) == []
+            assert lighthouse.log().count("ended in one moment: rather the network") == len(cuts_s)
+
+
+def test_one_that_is_killed_alone_is_noticed_at_once(lighthouse: Lighthouse) -> None:
+    with training(lighthouse, "killed-alone", "abc") as groups:
+        *others, victim = groups
+        quorum_id = others[0].commits[-1][1]
+        killed_at = time.monotonic()
+        victim.manager.kill()
+        eventually(lambda: all(group.commits[-1][1] > quorum_id for group in others), "they train without it")
+        assert time.monotonic() - killed_at < 2.0
 
 
 @pytest.mark.parametrize(("options", "is_lost"), [((), True), (("--heartbeat-timeout", "20s"), False)])

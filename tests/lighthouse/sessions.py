@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
+from lighthouse.members.rules.silence import JUDGED_AFTER_S
 from lighthouse.quorum.rules.config import QuorumConfig
 from lighthouse.quorum.rules.events import (
     HeartbeatAnswered,
@@ -69,6 +70,12 @@ def asks(call: int, session: int | None, who: Participant | str, **fields: objec
 
 def ended(session: int) -> SessionEnded:
     return SessionEnded(session)
+
+
+def lose(machine: QuorumMachine, session: int, now: float) -> list[object]:
+    """The connection of that session alone has ended, which is judged at `now`."""
+    effects = machine.handle(ended(session), now - 1.2 * JUDGED_AFTER_S)
+    return [*effects, *machine.tick(now)]
 
 
 def left(session: int) -> Left:

@@ -95,7 +95,7 @@ class Group:
         lighthouse, connected, failed = (self.finds or self.lighthouse).find(self, connected, failed)
         self.network.connect(
             manager,
-            lighthouse.process,
+            lighthouse.process if self.world.now >= lighthouse.refuses_until else None,
             lambda end: lighthouse.process.accept(end) if lighthouse.process else None,
             connected,
             failed,

@@ -59,6 +59,7 @@ class Lighthouse:
         self.ledger = Ledger()
         self.process: LighthouseProcess | None = None
         self.starts = 0
+        self.refuses_until = 0.0
 
     @property
     def is_up(self) -> bool:
@@ -96,6 +97,12 @@ class Lighthouse:
         if self.process is not None and self.process.is_up:
             self.process.kill()
         self.world.after(back_after_s, self.start)
+
+    def close_connections(self, for_s: float) -> None:
+        """By what lies between it and the groups, and refuses new ones: the process notices no more than that."""
+        assert self.process is not None
+        self.refuses_until = max(self.refuses_until, self.world.now + for_s)
+        self.network.close_all(self.process)
 
     def vanish(self, back_after_s: float) -> None:
         """Its host loses its power: nobody is told."""

@@ -14,6 +14,7 @@ from tests.simulation.world import Process, World
 LIGHTHOUSE_HOST = "lighthouse"
 LOCAL_DELAY_S = 0.0003
 CONNECT_TIMEOUT_S = 5.0
+RESET_WITHIN_S = 0.003
 LATE_SHARE, LATE_FACTOR = 0.02, 20
 _END = object()
 
@@ -93,12 +94,12 @@ class End:
         world = network.world
         leaves_at = max(world.now, self.process.held_until)  # it may have been held up since this moment began
         if to in network.rebooted:
-            return world.at(leaves_at + 2 * network.delay_s(), self.process, self._was_reset)
+            return world.at(leaves_at + 2 * network.delay_s(), self.process, self.reset)
         self._arrives_at = max(self._arrives_at, leaves_at + network.delay_s())
         return world.at(self._arrives_at, to, self._arrive, item, self._losses)
 
-    def _was_reset(self) -> None:
-        """Its peer's host has been started again, and knows nothing of this connection."""
+    def reset(self) -> None:
+        """Its peer's host has been started again and knows nothing of this connection, or a proxy has ended it."""
         if self.is_open:
             self.is_open = False
             self._network.forget(self)
@@ -207,6 +208,13 @@ class Network:
         """Both sides learn that the connection is gone; what is under way is lost."""
         end.lose()
         end.peer.lose()
+
+    def close_all(self, process: Process) -> None:
+        """A proxy beside that process, which itself goes on, resets all its connections in one moment."""
+        for end in list(self._ends_of.get(process, ())):
+            end.lose()
+            end.peer.cease()
+            self.world.at(self.world.now + self.world.random.uniform(0, RESET_WITHIN_S), process, end.reset)
 
     def linger(self, end: End, for_s: float) -> None:
         """It has ended at this side; at the other one, what was sent and the end arrive after that time."""

@@ -188,7 +188,7 @@ def _losses(plan: Plan, r: random.Random) -> Plan:
 
 
 def _restarts(plan: Plan, r: random.Random) -> Plan:
-    calm = _one_at_a_time(plan, ("restart_lighthouse", "pause_lighthouse"), scenario="restarts")
+    calm = _one_at_a_time(plan, ("restart_lighthouse", "pause_lighthouse", "close_shortly"), scenario="restarts")
     return replace(calm, config=replace(calm.config, heartbeat_timeout_s=5.0, lease_s=5.0))
 
 

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 # A quorum that has lost a participant by one of these is followed by another one.
 CHANGES = ("kill_group", "kill_rank", "kill_manager", "vanish_group", "drain")
+AWAY_SHORTLY = ("restart_lighthouse", "close_shortly")
 NOTICED_AT_ONCE = ("kill_group", "kill_rank", "kill_manager", "break_session")
 STEPS_AFTER_LOSS = 2
 LOOKS_AFTER_RESTART_S = 4.0
@@ -108,7 +109,7 @@ class Losses(Promise):
 
 
 class Restarts(Promise):
-    """S9: the lighthouse is away for a while, killed or paused; nothing else happens."""
+    """S9: the lighthouse is away for a while, killed, paused or cut off; nothing else happens."""
 
     def __init__(self, simulation: "Simulation") -> None:
         super().__init__(simulation)
@@ -117,7 +118,7 @@ class Restarts(Promise):
     def fired(self, fault: Fault, group: "Group | None") -> None:
         super().fired(fault, group)
         self._quorum_id = self._quorum_id or self.simulation.checkers.newest_id
-        if fault.what == "restart_lighthouse":
+        if fault.what in AWAY_SHORTLY:
             self.simulation.checkers.longest_gap_s.clear()
             self.simulation.begin()
             self.world.after(LOOKS_AFTER_RESTART_S, self._look, fault)

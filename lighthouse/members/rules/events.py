@@ -48,4 +48,12 @@ class GridChanged:
     """The grid of ranks (rank_grid.py) may have changed. At most one in the effects of one call."""
 
 
-MemberEffect = MemberJoined | MemberBack | MemberLost | MemberLeft | MemberDraining | GridChanged
+@dataclass(frozen=True, slots=True)
+class ConnectionsCut:
+    """The connections of these members ended together. They are held for `hold_s`."""
+
+    replica_ids: tuple[str, ...]
+    hold_s: float
+
+
+MemberEffect = MemberJoined | MemberBack | MemberLost | MemberLeft | MemberDraining | GridChanged | ConnectionsCut

@@ -1,10 +1,10 @@
 """May this caller speak for that replica group? A session is bound to the manager that has opened it.
 
 1. A manager makes a secret when it starts, and shows it in each of its hellos. What is kept of it is its digest.
-2. While a session of a group is open, only a hello with its secret takes its place, whatever incarnation it shows, and
-   joins and heartbeats without a session are refused. The name is free when the session has ended, by a leave, by its
-   connection's end, or by silence: the manager of a group that is started anew knows no secret, and need not wait for
-   more than that.
+2. While a session of a group is open, or its connection was cut together with those of most others (silence.py),
+   only a hello with its secret takes its place, whatever incarnation it shows, and joins and heartbeats without a
+   session are refused. Otherwise the name is free when the session has ended, by a leave, by its connection's end, or
+   by silence: the manager of a group that is started anew knows no secret, and need not wait for more than that.
 3. An incarnation belongs to the manager that came with it first, for as long as the group is remembered, also after its
    session has ended: another manager takes an incarnation of its own, and by that it has promised nothing.
 4. While a quorum of an earlier lighthouse returns (standing.py), its members are going on, and come back: their names
@@ -49,13 +49,18 @@ def membership_of(digest: str, known: str, remembered: Remembered | None, *, is_
 
 
 def why_impostor(
-    participant: Participant, secret: str, old: Member | None, remembered: Remembered | None
+    participant: Participant, secret: str, old: Member | None, remembered: Remembered | None, *, is_cut: bool = False
 ) -> LighthouseError | None:
     """Why the caller does not speak for the group that it names; None: it may. `secret`: empty for a call that has no
-    session. `old`, `remembered`: what is known of the group of that name."""
+    session. `old`, `remembered`: what is known of the group of that name; `is_cut`: it is held, as MassSilence says."""
     name, kept = participant.replica_id, old.secret if old is not None else ""
     if old is not None and old.is_connected:
         return None if is_shown(secret, kept) else _in_use(participant, old)
+    if is_cut and not is_shown(secret, kept):
+        return Unreachable(
+            f"replica_id: the connection of {name} was cut together with most others, and its manager may come back; "
+            "another manager of that name is taken when it counts as lost: ask again"
+        )
     awaited = remembered.secret if remembered is not None and remembered.is_awaited else ""
     if awaited and not is_shown(secret, awaited):
         return Unreachable(

@@ -152,6 +152,10 @@ class Roster:
         """The members of the present quorum that are known here. O(n)."""
         return [member for member in self if self._current.has(member)]
 
+    def has_peers(self, member: Member) -> bool:
+        """It is a member of the present quorum, and not the only one."""
+        return len(self._current.replica_ids) > 1 and self._current.has(member)
+
     def beat(self, replica_id: str, incarnation: str, now: float) -> Member | None:
         """A heartbeat without a session. None, and no effect, if another incarnation of that id is alive."""
         member = self._members.get(replica_id)

@@ -1,50 +1,130 @@
-"""Which silent members are lost, and which silence is more likely the lighthouse's own fault.
+"""Which members are lost by their silence or the end of their connections, and where the network is the likelier cause.
 
 1. If more than half of the members of a quorum fall silent in one moment, that is rather the lighthouse's own network:
    they are held for alive for one timeout more.
 2. A lighthouse that was itself paused moves every lapse by its lateness, and holds the closings that it reads then for
    the lateness and CLOSINGS_HELD_S: their managers come back.
+3. A closed connection is not a dead process: a load balancer, a sidecar or a firewall that restarts closes them all.
+   So the end of a member's connection is judged some milliseconds later. If the connections of more than half of the
+   quorum's members have ended by then, their members are held for a lease, as after a restart of the lighthouse. A
+   member that reports a failed step meanwhile shows that more than connections to the lighthouse has broken: those
+   that are still away then have CLOSINGS_HELD_S more.
 """
 
+from collections.abc import Callable
+
+from lighthouse.members.rules.events import ConnectionsCut
 from lighthouse.members.rules.roster import Member, Roster
 
 BEAT_SLACK_S = 0.25
 CLOSINGS_HELD_S = 2.0
 SAME_MOMENT_S = 0.1
 """What was found to be shared is, for all who are lost within this: ten thousand are counted once, not for each."""
+JUDGED_AFTER_S = 0.007
+"""How long after the last closing of a burst its closings are judged. A manager that is killed alone is to be noticed
+within 20 ms, of which the kernel, gRPC and the way to the other ranks take 11 (benchmarks/recovery.py)."""
+JUDGED_AFTER_BUSY_S = 0.05
+"""The same on a host with more to do than it can: connections that are cut in one moment end there in several."""
+JUDGED_WITHIN_S = 0.1
+"""After the first closing of a burst, however long the burst is."""
+LATE_S = 0.005
+"""A lighthouse that judges a burst so late was held up, and judges it JUDGED_AFTER_S later, once."""
+SILENT_TOGETHER = "most members fell silent together: held for one more timeout"
+CLOSED_TOGETHER = "the connections of most members ended together: held for a lease"
 
 
 class MassSilence:
-    def __init__(self, roster: Roster, heartbeat_timeout_s: float) -> None:
+    def __init__(
+        self, roster: Roster, heartbeat_timeout_s: float, lease_s: float, emit: Callable[[ConnectionsCut], None]
+    ) -> None:
+        self._emit = emit
         self._roster = roster
         self._timeout_s = heartbeat_timeout_s
+        self._lease_s = lease_s
         self._closings_held_until = 0.0
         self._is_shared_until = 0.0
         self.braked_until = 0.0
+        self._burst: set[Member] = set()  # those whose connections have ended, and are not judged yet
+        self._judge_at = self._judge_by = 0.0
+        self._was_late = False
+        self._cut_until = 0.0  # members of a burst are held
+        self.braked_for = ""
 
     def was_late(self, by_s: float, now: float) -> None:
         self._roster.shift(by_s)
         self._closings_held_until = now + by_s + CLOSINGS_HELD_S
 
-    def closing_held_until(self, member: Member, beat_interval_s: float, now: float) -> float | None:
-        """Its stream has ended without a leave: until when it may come back; None if it is lost at once."""
+    def closing_held_until(
+        self, member: Member, beat_interval_s: float, now: float, *, is_busy: bool = False
+    ) -> float | None:
+        """Its stream has ended without a leave: until when it may come back, or when that is judged; None if it is
+        lost at once. `is_busy`: this host has more to do than it can."""
         if now < self._closings_held_until:
             return self._closings_held_until
-        if not _is_silent(member, beat_interval_s, now) or not self._is_shared(beat_interval_s, now):
+        is_silent = _is_silent(member, beat_interval_s, now)
+        if is_silent and self._is_shared(beat_interval_s, now):
+            return self._brake(now + self._timeout_s, SILENT_TOGETHER)
+        if not self._roster.has_peers(member):
             return None
-        return self._brake(now)
+        if not self._burst or now > self._judge_by:
+            self._burst, self._judge_by, self._was_late = set(), now + JUDGED_WITHIN_S, False
+        self._burst.add(member)
+        self._judge_at = min(now + (JUDGED_AFTER_BUSY_S if is_busy else JUDGED_AFTER_S), self._judge_by)
+        if not is_silent:
+            member.seen_at = now
+        return self._judge_at
 
     def excuse(self, member: Member, beat_interval_s: float, now: float) -> bool:
-        """It has not been heard of for the timeout: whether it gets one more, as it does once."""
+        """Its connection has ended, or it has not been heard of for the timeout: whether it gets more time. A silent
+        member does once."""
+        if member.closes_at is not None:
+            return self._excuse_closing(member, now)
         was_excused = member.excused_until > member.seen_at + self._timeout_s
-        if member.closes_at is not None or was_excused or not self._is_shared(beat_interval_s, now):
+        if was_excused or not self._is_shared(beat_interval_s, now):
             return False
-        self._roster.excuse(member, self._brake(now), now)
+        self._roster.excuse(member, self._brake(now + self._timeout_s, SILENT_TOGETHER), now)
         return True
 
-    def _brake(self, now: float) -> float:
-        self.braked_until = now + self._timeout_s
-        return self.braked_until
+    def is_cut(self, member: Member, now: float) -> bool:
+        """It is held since its connection was cut together with most others, and no step has failed since."""
+        return member.closes_at is not None and now < self._cut_until
+
+    def step_failed(self, now: float) -> None:
+        """A member of the quorum reports it. O(n), once a burst."""
+        if now >= self._cut_until:
+            return
+        self._cut_until, until = now, now + CLOSINGS_HELD_S
+        for member in self._roster.participants():
+            if member.closes_at is not None and member.closes_at > until:
+                self._roster.close(member, until, now)
+
+    def _excuse_closing(self, member: Member, now: float) -> bool:
+        if member in self._burst:
+            if now > self._judge_at + LATE_S and not self._was_late:
+                self._was_late = True  # other ends may wait unread
+                self._judge_at = self._judge_by = now + JUDGED_AFTER_S
+            if now < self._judge_at:
+                self._roster.close(member, self._judge_at, now)
+            else:
+                self._judge(now)
+        return member.closes_at is None or now < member.closes_at
+
+    def _judge(self, now: float) -> None:
+        """Hold those that are still away, if the burst is one of the network. O(n), once a burst."""
+        burst, self._burst = self._burst, set()
+        members = [m for m in self._roster.participants() if m.session is not None and m.is_alive]
+        ended = sum(m.closes_at is not None or m in burst for m in members)
+        if 2 * ended <= len(members) or len(members) < 2:
+            return
+        until = self._cut_until = self._brake(now + self._lease_s, CLOSED_TOGETHER)
+        held = [m for m in members if m in burst and m.closes_at is not None]
+        for member in held:
+            self._roster.close(member, until, now)
+        self._emit(ConnectionsCut(tuple(sorted(m.replica_id for m in held)), self._lease_s))
+
+    def _brake(self, until: float, why: str) -> float:
+        self.braked_until, self.braked_for = until, why
+        return until
 
     def _is_shared(self, beat_interval_s: float, now: float) -> bool:
         """Whether more than half of the quorum's members with a session are silent. O(n), when one is lost."""

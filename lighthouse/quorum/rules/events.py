@@ -51,9 +51,11 @@ class SessionHeartbeatReceived:
 
 @dataclass(frozen=True, slots=True)
 class SessionEnded:
-    """The stream is over. An end without a leave is a crash."""
+    """The stream is over. An end without a leave is a crash. `is_busy`: the lighthouse's host has more to do than it
+    can, so that what happens in one moment is read in several."""
 
     session: int
+    is_busy: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -91,7 +91,7 @@ class QuorumMachine:
 
     @property
     def braked_until(self) -> float:
-        """Until then members that fell silent together are held for alive."""
+        """Until then members that fell silent, or whose connections ended, together are held for alive."""
         return self.presence.silence.braked_until
 
     @property

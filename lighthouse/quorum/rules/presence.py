@@ -1,6 +1,7 @@
 """Which groups are present: sessions, calls, joins, withdrawals, losses, and what each means for the standing quorum.
 
-1. A session's end without a leave is a loss at once: that is how a killed process shows. The end of an old session
+1. A session's end without a leave is a loss 7 ms later: that is how a killed process shows. Where the sessions of
+   more than half of a quorum end together, it is rather the network (silence.py). The end of an old session
    never touches a newer one of the same group. The same manager's new session takes the old one's place; that it is
    the same manager, its secret shows (identity.py).
 2. A group that falls silent (a lapse, or a connection that keepalive closed) is lost too, unless the fault is more
@@ -66,7 +67,7 @@ class Presence:
         self.job_end = end or JobEnd()
         self.standing = standing
         self.roster = Roster(config.heartbeat_timeout_s, emit, current)
-        self.silence = MassSilence(self.roster, config.heartbeat_timeout_s)
+        self.silence = MassSilence(self.roster, config.heartbeat_timeout_s, config.lease_s, emit)
         self.joins = JoinQueue(config.heartbeat_timeout_s, emit, current)
         self.seen_id = 0
         self._numbering = numbering
@@ -104,6 +105,8 @@ class Presence:
         member = self._admit(participant, event.session, now)
         self._learn(participant, participant.seen_quorum_id, now)
         self.seen_id = max(self.seen_id, participant.tag_quorum_id or 0)
+        if participant.commit_failures > 0 and self._current.has(member):
+            self.silence.step_failed(now)
         outcome = self.standing.joined(participant, now)
         if isinstance(outcome, ResendQuorum):
             self._resend(member, event.call)
@@ -172,7 +175,7 @@ class Presence:
         """Of an unknown group nothing comes of it where there are too many of its kind: when it joins, it is let in.
         One that does not speak for the group (identity.py) shows nothing of it."""
         old = self.roster.get(replica_id)
-        if self._impostor(Participant(replica_id, incarnation), None, "") is not None:
+        if self._impostor(Participant(replica_id, incarnation), None, "", now) is not None:
             return
         if old is not None or len(self.roster.reported) < min(MAX_REPORTED, self._config.max_replicas):
             self.roster.beat(replica_id, incarnation, now)
@@ -212,7 +215,7 @@ class Presence:
             self._leaving.remove(event.session)
         if member is None or member.session != event.session:
             return
-        until = self.silence.closing_held_until(member, self.beat_interval_s, now)
+        until = self.silence.closing_held_until(member, self.beat_interval_s, now, is_busy=event.is_busy)
         if until is None:
             self._lose(member, "its connection has ended", now)
         else:
@@ -275,7 +278,7 @@ class Presence:
     ) -> LighthouseError | None:
         return (
             self._unheard_of(participant, levels, now)
-            or self._impostor(participant, session, secret)
+            or self._impostor(participant, session, secret, now)
             or refusal(
                 participant,
                 self.roster,
@@ -286,12 +289,16 @@ class Presence:
             )
         )
 
-    def _impostor(self, participant: Participant, session: int | None, secret: str) -> LighthouseError | None:
+    def _impostor(
+        self, participant: Participant, session: int | None, secret: str, now: float
+    ) -> LighthouseError | None:
         """A session that is open has shown its secret."""
         if session in self._sessions:
             return None
         name = participant.replica_id
-        return why_impostor(participant, secret, self.roster.get(name), self.standing.remembered(name))
+        old = self.roster.get(name)
+        is_cut = old is not None and self.silence.is_cut(old, now)
+        return why_impostor(participant, secret, old, self.standing.remembered(name), is_cut=is_cut)
 
     def _unheard_of(
         self, participant: Participant | None, levels: GroupReport | None, now: float
@@ -424,7 +431,8 @@ class Presence:
         if self.silence.excuse(member, self.beat_interval_s, now):
             return
         session = member.session if member.closes_at is None else None
-        self._lose(member, "it is silent", now, member.seen_at)
+        reason = "it is silent" if member.closes_at is None else "its connection has ended"
+        self._lose(member, reason, now, member.seen_at)
         if session is not None:
             timeout_s = self._config.heartbeat_timeout_s
             gone = Unreachable(f"the lighthouse has heard nothing of {member.replica_id} for {timeout_s:g} s")

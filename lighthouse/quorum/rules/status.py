@@ -59,7 +59,7 @@ def job_status(
 
 def explain(machine: QuorumMachine, now: float) -> str:
     """The verdict with its numbers, in words."""
-    held = "most members fell silent together: held for one more timeout" if now < machine.braked_until else ""
+    held = machine.presence.silence.braked_for if now < machine.braked_until else ""
     silent = machine.presence.silent(now)
     overdue = f"no heartbeat in time from {_shown(silent)}" if silent else ""
     grid = grid_of(machine.roster)

@@ -4,7 +4,7 @@ import os
 
 import pytest
 
-from agent_client.agent.environment import Environment
+from agent_client.agent.environment import Environment, own_host
 from agent_client.errors import AgentError, ConfigurationError
 
 MANAGED = {"LIGHTHOUSE_MANAGER_ADDRESS": "here:29512"}
@@ -79,3 +79,27 @@ def test_cleared_by_a_supervisor_rank_and_world_size_count():
     cleared = {"LIGHTHOUSE_GROUP_RANK": "", "LIGHTHOUSE_GROUP_WORLD_SIZE": "", "MASTER_ADDR": "h", "MASTER_PORT": "1"}
     found = Environment.read({"LIGHTHOUSE_MANAGER_ADDRESS": "h:1", "RANK": "2", "WORLD_SIZE": "4", **cleared})
     assert (found.group_rank, found.group_world_size) == (2, 4)
+
+
+class TestOwnHost:
+    def host(self, advertise: str | None = None, **variables: str) -> str:
+        return own_host("127.0.0.1:1", advertise, variables)
+
+    def test_an_interface_is_chosen_by_gloos_variable_or_by_nccls(self) -> None:
+        assert self.host(GLOO_SOCKET_IFNAME="lo") == "127.0.0.1"
+        assert self.host(GLOO_SOCKET_IFNAME="lo", NCCL_SOCKET_IFNAME="nosuch") == "127.0.0.1"
+        assert self.host(NCCL_SOCKET_IFNAME="=lo") == "127.0.0.1"
+        assert self.host(GLOO_SOCKET_IFNAME="", NCCL_SOCKET_IFNAME="l") == "127.0.0.1"
+
+    def test_an_address_that_was_asked_for_wins(self) -> None:
+        assert self.host("10.0.0.7", GLOO_SOCKET_IFNAME="nosuch") == "10.0.0.7"
+
+    @pytest.mark.parametrize("name", ["GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"])
+    def test_an_interface_that_is_not_there_is_an_error(self, name: str) -> None:
+        said = rf"^{name}: 'nosuch': this host has no interface 'nosuch'; it has .*lo \(127.0.0.1\)"
+        with pytest.raises(ConfigurationError, match=said):
+            self.host(**{name: "nosuch"})
+
+    def test_an_address_that_is_none_is_an_error(self) -> None:
+        with pytest.raises(ConfigurationError, match="--advertise: 'a b' is not an address"):
+            self.host("a b")

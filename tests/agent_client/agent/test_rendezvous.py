@@ -1,11 +1,13 @@
 """How the ranks of a group find each other, and that they wait for their group's store, and only for that."""
 
 import dataclasses
+import os
 import socket
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from typing import NoReturn
+from unittest import mock
 
 import pytest
 from torch.distributed import HashStore, distributed_c10d
@@ -18,7 +20,7 @@ from agent_client.agent.rendezvous import rendezvous, wait_for_store
 from agent_client.errors import AgentError
 from examples.ports import free_port
 from lighthouse_protocol.coordinator import Coordinator
-from lighthouse_protocol.identity import Address
+from lighthouse_protocol.identity import Address, parse_address
 from tests.processes import LOCALHOST, Lighthouse, Manager
 
 
@@ -134,3 +136,18 @@ def test_torchruns_open_store_does_not_hold_the_secret(monkeypatch: pytest.Monke
         bare = dataclasses.replace(of_rank_0, group_rank=1, lighthouse="")
         with pytest.raises(AgentError, match="set LIGHTHOUSE_ADDRESS to the same join string for all ranks"):
             rendezvous(bare, AgentConfig())
+
+
+@pytest.mark.parametrize("written", ["2600:1f18:4a3:6902:9df1:2d68:68e8:d613", "fd00::5", "::1", "fe80::1%eth0"])
+@pytest.mark.parametrize("brackets", [False, True])
+def test_the_master_may_have_any_address_of_ipv6(monkeypatch: pytest.MonkeyPatch, written: str, brackets: bool) -> None:
+    asked: list[object] = []
+    monkeypatch.setattr(distributed_c10d, "rendezvous", lambda *_: iter([(HashStore(), 0, 2)]))
+    monkeypatch.setattr("agent_client.agent.rendezvous.own_host", lambda peer, _: asked.append(peer) or LOCALHOST)
+    monkeypatch.setattr("agent_client.agent.rendezvous.GlooGroup", mock.Mock())
+    monkeypatch.setattr("agent_client.agent.rendezvous.wait_for_store", lambda *_: None)
+    monkeypatch.setenv("MASTER_ADDR", f"[{written}]" if brackets else written)
+    rendezvous(GROUP_OF_TWO, AgentConfig())
+    assert asked == [f"[{written.removesuffix('%eth0')}]:1"]
+    assert parse_address(str(asked[0]), "master").host == written.removesuffix("%eth0")
+    assert os.environ["MASTER_ADDR"] == written, "as torch takes it"

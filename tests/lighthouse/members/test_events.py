@@ -1,6 +1,7 @@
 """What happens to members is among the effects of the machine, in the order in which it happens."""
 
 from lighthouse.members.rules.events import (
+    ConnectionsCut,
     GridChanged,
     MemberBack,
     MemberDraining,
@@ -8,6 +9,7 @@ from lighthouse.members.rules.events import (
     MemberLeft,
     MemberLost,
 )
+from lighthouse.members.rules.silence import JUDGED_AFTER_S
 from lighthouse.quorum.rules.config import QuorumConfig
 from lighthouse.quorum.rules.events import Effect, Ordered
 from lighthouse.quorum.rules.machine import QuorumMachine
@@ -26,10 +28,17 @@ def told(effects: list[Effect]) -> list[Effect]:
 
 def test_a_loss_names_the_quorum_that_ends_and_comes_before_its_end():
     machine = at_work()
-    effects = machine.handle(ended(2), 1)
-    assert effects[:2] == [MemberLost("b", 1, "its connection has ended"), GridChanged()]
+    assert machine.handle(ended(2), 1) == []
+    effects = machine.tick(1 + JUDGED_AFTER_S)
+    assert effects[:2] == [MemberLost("b", 1, "its connection has ended", last_seen_at=1), GridChanged()]
     assert [type(effect) for effect in effects[2:]] == [Ordered]
-    assert machine.tick(1) == [], "what was told once is not told again"
+    assert machine.tick(2) == [], "what was told once is not told again"
+
+
+def test_that_connections_were_cut_is_said_once():
+    machine = at_work("abc")
+    effects = [e for session in (1, 3) for e in machine.handle(ended(session), 1)] + list(machine.tick(1.008))
+    assert effects == [ConnectionsCut(("a", "c"), 5.0)]
 
 
 def test_a_silent_member_is_lost_with_the_moment_when_it_was_last_heard_of():

@@ -1,17 +1,23 @@
 """Who falls silent, alone and with many; and a lighthouse that was itself paused."""
 
+from collections.abc import Iterable
+from dataclasses import replace
+
 import pytest
 
 from lighthouse.quorum.rules.events import HeartbeatReceived, WasLate
 from lighthouse.quorum.rules.machine import QuorumMachine
+from lighthouse.quorum.rules.status import explain
 from lighthouse_protocol.messages.session import QuorumOrder, QuorumPhase
 from lighthouse_protocol.refusals import Unreachable
-from tests.lighthouse.builders import ticked
+from tests.lighthouse.builders import refused, ticked
 from tests.lighthouse.sessions import (
+    ANOTHER,
     asks,
     closed,
     ended,
     held,
+    lose,
     native,
     opened,
     pulse,
@@ -97,7 +103,7 @@ class TestMassSilence:
         assert [m.handle(ended(n), 2) for n in (1, 2, 3)] == [[], [], []]
         assert m.braked_until == 7
         assert ticked(m, 2, 6.99) == []
-        assert ticked(m, 6.99, 7)[0] == told("revoked", (), "silent")
+        assert ticked(m, 6.99, 7)[0] == told("revoked", (), "connection")
 
     @pytest.mark.parametrize(("ends_at", "is_held"), [(2.05, True), (2.2, False)])
     def test_what_is_found_holds_for_all_who_end_in_that_moment(self, ends_at: float, is_held: bool):
@@ -105,7 +111,8 @@ class TestMassSilence:
         assert beating(m, (4, 5), 0, 2) == []
         assert m.handle(ended(1), 2) == []
         m.handle(pulse(2, **HOLDS), 2.01)
-        effects = m.handle(ended(3), ends_at)
+        assert m.handle(ended(3), ends_at) == []
+        effects = ticked(m, ends_at, ends_at + 0.1)
         assert effects == ([] if is_held else [told("revoked", (2, 4, 5), "c", "connection")])
 
     def test_whose_new_sessions_take_their_places_without_a_change(self):
@@ -116,11 +123,137 @@ class TestMassSilence:
             assert m.handle(opened(n, name, **HOLDS), 6.5) == [welcomed(n, STANDING)]
         assert beating(m, (4, 5, 6), 6.5, 20) == []
 
-    def test_a_burst_of_ends_of_those_who_were_just_heard_of_is_deaths(self):
-        """A process that is killed was heard of within an interval."""
-        m = standing("abcd")
-        assert beating(m, range(1, 5), 0, 2) == []
-        assert m.handle(ended(1), 2.2) == [told("revoked", (2, 3, 4), "a", "connection")]
+
+def alive(machine: QuorumMachine) -> str:
+    return "".join(sorted(m.replica_id for m in machine.roster if m.is_alive))
+
+
+def cut(machine: QuorumMachine, sessions: Iterable[int], now: float, apart_s: float = 0.0) -> list[object]:
+    """The connections of `sessions` end, one after the other, and are judged."""
+    effects: list[object] = []
+    for session in sessions:
+        effects += machine.handle(ended(session), now)
+        effects += ticked(machine, now, now + apart_s)
+        now += apart_s
+    return effects + ticked(machine, now, now + 0.2)
+
+
+class TestClosedTogether:
+    """More than half of the members' connections end at once: more likely the network than the processes."""
+
+    @pytest.mark.parametrize(("names", "closed"), [("ab", 1), ("abc", 1), ("abcd", 2), ("abcdef", 3)])
+    def test_half_of_them_are_lost_seven_milliseconds_later(self, names: str, closed: int):
+        m = standing(names)
+        for session in range(1, closed + 1):
+            assert m.handle(ended(session), 0.5) == []
+        assert ticked(m, 0.5, 0.506) == []
+        rest = tuple(range(closed + 1, len(names) + 1))
+        assert ticked(m, 0.506, 0.508)[0] == told("revoked", rest, "a", "connection")
+        assert (alive(m), m.braked_until) == (names[closed:], 0)
+
+    @pytest.mark.parametrize(("names", "closed"), [("ab", 2), ("abc", 2), ("abcd", 3), ("abcdef", 4)])
+    def test_more_than_half_are_held_for_a_lease(self, names: str, closed: int):
+        m = standing(names, lease_s=3)
+        assert cut(m, range(1, closed + 1), 0.5) == []
+        assert m.braked_until == pytest.approx(3.507)
+        assert "the connections of most members ended together" in explain(m, 3)
+        rest = range(closed + 1, len(names) + 1)
+        assert beating(m, rest, 1, 3.5) == []
+        assert beating(m, rest, 3.5, 3.6)[0] == told("revoked", tuple(rest), "connection")
+
+    @pytest.mark.parametrize("names", ["ab", "abcde"])
+    def test_whose_new_sessions_take_their_places_without_a_change(self, names: str):
+        m = standing(names)
+        sessions = len(names)
+        for round_ in range(1, 4):  # cut again and again
+            first = sessions * (round_ - 1) + 1
+            assert cut(m, range(first, first + sessions), 4.0 * round_ - 3) == []
+            for session, name in enumerate(names, start=first + sessions):
+                assert m.handle(opened(session, name, **HOLDS), 4.0 * round_ - 0.1) == [welcomed(session, STANDING)]
+            assert beating(m, range(first + sessions, first + 2 * sessions), 4.0 * round_ - 0.1, 4.0 * round_) == []
+        assert alive(m) == names
+
+    def test_one_that_is_back_at_once_shows_the_cut_too(self):
+        m = standing("ab")
+        assert m.handle(ended(1), 0.5) == []
+        assert m.handle(opened(3, "a", **HOLDS), 0.503) == [welcomed(3, STANDING)]
+        assert cut(m, [2], 0.506) == []
+        assert alive(m) == "ab"
+
+    def test_and_no_later_one(self):
+        """Both connections of a's break alone, and a second lies between."""
+        m = standing("ab")
+        m.handle(ended(1), 0.5)
+        m.handle(opened(3, "a", **HOLDS), 0.503)
+        assert cut(m, [2], 1.5) == [told("revoked", (3,), "b", "connection")]
+
+    def test_a_burst_may_last_a_tenth_of_a_second(self):
+        assert cut(standing("abcdefgh"), range(1, 9), 0.5, apart_s=0.006) == []
+        drip = [*range(1, 23)]  # of 40; the seventeenth is the last one within that time
+        first = cut(standing([f"g{n:02}" for n in range(40)]), drip, 0.5, apart_s=0.006)[0]
+        assert (first.order.phase, len(first.sessions)) == (QuorumPhase.REVOKED, 40 - 17)
+
+    def test_a_busy_host_has_longer(self):
+        m = standing("abc")
+        for session, now in ((1, 0.5), (2, 0.54)):
+            assert ticked(m, 0.5, now) == []
+            m.handle(replace(ended(session), is_busy=True), now)
+        assert ticked(m, 0.54, 2) == []
+        m = standing("abc")
+        m.handle(replace(ended(1), is_busy=True), 0.5)
+        assert ticked(m, 0.5, 0.56)[0] == told("revoked", (2, 3), "a", "connection")
+
+    def test_one_that_comes_a_little_later_finds_the_others_held(self):
+        m = standing("abc")
+        assert cut(m, (1, 2), 0.5) == []
+        assert cut(m, [3], 1.5) == []
+        assert alive(m) == "abc"
+
+    def test_a_lighthouse_that_was_held_up_reads_the_rest_first(self):
+        m = standing("abc")
+        m.handle(ended(1), 0.5)
+        assert m.tick(0.53) == []
+        m.handle(ended(2), 0.534)
+        assert ticked(m, 0.535, 2) == []
+        m = standing("abc")
+        m.handle(ended(1), 0.5)
+        assert m.tick(0.53) == []
+        assert m.tick(0.56)[0] == told("revoked", (2, 3), "a", "connection")
+
+    def test_a_failed_step_shortens_the_wait_for_the_others(self):
+        """Two processes of three have died together: the third one's collectives have broken as well."""
+        m = standing("abc")
+        assert cut(m, (1, 2), 0.5) == []
+        [order] = m.handle(asks(9, 3, native("c", 5, seen_quorum_id=1, commit_failures=1)), 1)
+        assert order == told("revoked", (3,), "c has discarded")
+        assert pulsing(m, {3: {}}, 1, 2.9) == []
+        *_, formed = pulsing(m, {3: {}}, 2.9, 3.1)
+        assert [p.replica_id for p in formed.quorum.participants] == ["c"]
+
+    def test_a_sole_member_and_strangers_are_lost_at_once(self):
+        m = standing("a")
+        for session in range(2, 5):
+            m.handle(opened(session, f"x{session}"), 0)
+        assert m.handle(ended(1), 0.5) == [told("revoked", (), "a", "connection")]
+        m.handle(ended(2), 0.5)
+        assert alive(m) == "x3x4"
+
+    def test_its_name_waits_for_the_manager_that_has_it(self):
+        """Until it counts as lost, or a failed step shows that processes have died."""
+        m = standing("abc")
+        assert cut(m, (1, 2), 0.5) == []
+        another = opened(4, native("a", incarnation="i2"), ANOTHER)
+        assert m.handle(another, 1) == [closed(4, Unreachable, "connection of a was cut")]
+        assert m.handle(HeartbeatReceived("a", "i2"), 1) == []
+        assert m.handle(asks(8, None, "b", incarnation="i2"), 1) == [refused(8, Unreachable, "connection of b was cut")]
+        assert m.handle(opened(5, "b", **HOLDS), 1) == [welcomed(5, STANDING)]
+        m.handle(asks(9, 3, native("c", 5, seen_quorum_id=1, commit_failures=1)), 2)
+        assert m.handle(another, 2)[-1] == welcomed(4)
+
+    def test_another_incarnation_is_the_loss_of_the_old_one_at_once(self):
+        m = standing("abc")
+        assert cut(m, (1, 2), 0.5) == []
+        assert m.handle(opened(4, native("a", incarnation="i2")), 1)[0] == told("revoked", (3,), "a", "restarted")
 
 
 class TestLateness:
@@ -144,7 +277,7 @@ class TestLateness:
         m = standing("abc")
         m.handle(WasLate(1), 1)
         assert beating(m, (1, 2, 3), 1, 4.5) == []
-        assert m.handle(ended(1), 4.5) == [told("revoked", (2, 3), "a")]
+        assert lose(m, 1, 4.5) == [told("revoked", (2, 3), "a")]
 
     def test_another_incarnation_is_the_loss_of_the_old_one_at_once(self):
         m = standing("ab")

@@ -7,7 +7,7 @@ from lighthouse.quorum.rules.timeline import History
 from lighthouse_protocol.messages.progress import RankName
 from lighthouse_protocol.messages.session import STARTING
 from lighthouse_protocol.rules.stall import Kind, StallVerdict
-from tests.lighthouse.sessions import asks, ended, held, left, native, opened, pulse
+from tests.lighthouse.sessions import asks, held, left, lose, native, opened, pulse
 
 WALL = 1000.0
 
@@ -22,6 +22,9 @@ class Job:
 
     def handle(self, event: Event, now: float) -> None:
         self.history.read(self.machine.handle(event, now), WALL + now)
+
+    def lose(self, session: int, now: float) -> None:
+        self.history.read(lose(self.machine, session, now), WALL + now)
 
     def beat(self, session: int, name: str, now: float, **levels: object) -> None:
         self.handle(pulse(session, **levels), now)
@@ -48,7 +51,7 @@ def at_work(steps: dict[str, int], **fields: object) -> Job:
 def test_who_comes_is_lost_comes_back_drains_and_leaves():
     job = at_work({"a": 0, "b": 0})
     assert job.new() == ["0 joined ab", "0 quorum ab quorum 1: 2 participants at step 0"]
-    job.handle(ended(2), 1)
+    job.lose(2, 1)
     job.handle(opened(3, "b"), 2)
     job.handle(asks(9, 3, native("b", incarnation="i2")), 3)
     for now in (3.5, 4):
@@ -98,7 +101,7 @@ def test_who_catches_up_beside_its_steps_has_healed_when_it_joins_at_the_step():
 def test_who_dies_while_it_heals_has_not_healed():
     job = at_work({"a": 7, "b": 3})
     job.new()
-    job.handle(ended(2), 1)
+    job.lose(2, 1)
     job.handle(opened(3, native("b", 0, "i2")), 2)
     job.handle(asks(3, 3, native("b", 0, "i2")), 2)
     job.handle(asks(4, 1, native("a", 8, seen_quorum_id=1)), 3)

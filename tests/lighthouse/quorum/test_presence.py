@@ -25,6 +25,7 @@ from tests.lighthouse.sessions import (
     ended,
     held,
     left,
+    lose,
     native,
     opened,
     pulse,
@@ -88,7 +89,7 @@ class TestSessions:
         assert m.handle(ended(1), 1) == []
         assert m.handle(left(1), 1) == []
         assert m.handle(pulse(7, **HOLDS), 1) == [echoed(7, order=order)]
-        assert m.handle(ended(7), 1) == [told("revoked", (2,), "a", "connection")]
+        assert lose(m, 7, 1) == [told("revoked", (2,), "a", "connection")]
 
     def test_its_waiting_join_goes_with_the_old_session(self):
         m = connected("ab", min_replicas=2)
@@ -158,7 +159,7 @@ class TestDuplicates:
         for incarnation in ("i1", "i2", ""):
             assert m.handle(HeartbeatReceived("a", incarnation), 1) == []
         assert m.roster.get("a").seen_at == 0
-        m.handle(ended(1), 1)
+        lose(m, 1, 1)
         assert m.handle(HeartbeatReceived("a", "i1"), 1) == []
         assert alive(m) == "b"
 

@@ -13,6 +13,7 @@ from tests.lighthouse.sessions import (
     ended,
     held,
     left,
+    lose,
     native,
     opened,
     pulse,
@@ -74,14 +75,14 @@ class TestNewcomer:
 
 
 class TestLeasesOfTheLost:
-    """Quorum 1 of a and b, whose connections have ended together; they may go on by their leases."""
+    """Quorum 1 of a and b, whose connections have ended, one after the other; they may go on by their leases."""
 
     def test_a_call_that_would_end_is_not_answered_before_they_are_over(self):
         m = standing("ab")
         for session, name in ((3, "x"), (4, "y"), (5, "z")):
             m.handle(opened(session, name), 0)
         for session in (1, 2):
-            m.handle(ended(session), 1)
+            lose(m, session, 1)
         for session, name in ((3, "x"), (4, "y")):
             assert m.handle(replace(asks(session, session, name), deadline_at=3), 1) == []
         assert ticked(m, 1, 2.5) == []
@@ -118,7 +119,7 @@ class TestWhenItMayForm:
             m.handle(asks(n, n, name), 2.5)
         m.handle(opened(3, "x"), 2.6)
         for n in (1, 2):
-            m.handle(ended(n), 2.6)
+            lose(m, n, 2.6)
         assert m.standing.free_at() == 7
         m.handle(asks(3, 3, "x"), 2.6)
         assert pulsing(m, {3: {}}, 2.6, 6.9) == []

@@ -16,8 +16,8 @@ from tests.lighthouse.sessions import (
     ANOTHER,
     asks,
     closed,
-    ended,
     held,
+    lose,
     native,
     opened,
     pulse,
@@ -167,7 +167,7 @@ class TestMachine:
         assert ticked(m, 4.5, 5.49) == []
         assert ticked(m, 5.49, 5.5) == [told("revoked", (2,), "not back", "b")]
         m.handle(pulse(1), 5.5)
-        m.handle(ended(2), 5.5)
+        lose(m, 2, 5.5)
         assert m.verdict() is Verdict.WAITING_FOR_LEASES
         assert ticked(m, 5.5, 9.49) == []
         assert ticked(m, 9.49, 9.5) == [stands(2, (1,), native("x"))]
@@ -195,7 +195,7 @@ class TestMachine:
         m = restarted(RECORD, until=5)
         m.handle(opened(2, "b", held=held(1)), 1)
         m.handle(opened(1, "a", held=held(1, "revoked")), 1)
-        m.handle(ended(2), 1)
+        lose(m, 2, 1)
         a = native("a", seen_quorum_id=1, commit_failures=1)
         assert m.handle(asks(1, 1, a), 1) == [stands(2, (1,), a)]
 
@@ -277,7 +277,7 @@ class TestMembersAreKnown:
             m.handle(asks(n, n, name), 1)
         for n, name in enumerate("ab", start=1):
             m.handle(opened(n, name, held=held(1, granted=12)), 1)
-        m.handle(ended(2), 2)
+        lose(m, 2, 2)
         effects = m.handle(asks(7, 1, native("a", 12, seen_quorum_id=1, tag_quorum_id=1)), 2)
         effects += pulsing(m, {1: {}, 3: {}, 4: {}}, 2, 12)
         assert [p.replica_id for p in effects[0].quorum.participants] == ["a", "c"]

@@ -1,6 +1,7 @@
 """Which address of this host is advertised."""
 
 import socket
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ from lighthouse_protocol.refusals import InvalidRequest
 from lighthouse_runtime.net import own_address
 from lighthouse_runtime.net.own_address import (
     advertised_host,
+    interface_host,
     listening_host,
     own_name,
     resolves_to_loopback,
@@ -33,7 +35,7 @@ def test_a_server_that_listens_on_one_address_advertises_that_one(
     monkeypatch: pytest.MonkeyPatch, bind: str, peer: str
 ) -> None:
     monkeypatch.setattr(own_address, "_source_address", lambda _: "10.0.0.7")
-    monkeypatch.setattr(own_address, "_first_global_address", lambda: "10.0.0.7")
+    monkeypatch.setattr(own_address, "_global_address", lambda: "10.0.0.7")
     assert (advertised_host(peer, None, bind), served_host(bind)) == (bind, bind)
     for everywhere in ("::", "0.0.0.0"):
         assert advertised_host(peer, None, everywhere) == "10.0.0.7"
@@ -56,9 +58,9 @@ def test_the_source_of_the_route_to_the_peer_is_advertised(monkeypatch: pytest.M
 def test_beside_the_peer_a_global_address_is_advertised_if_there_is_one(
     monkeypatch: pytest.MonkeyPatch, peer: str
 ) -> None:
-    monkeypatch.setattr(own_address, "_first_global_address", lambda: "10.0.0.7")
+    monkeypatch.setattr(own_address, "_global_address", lambda: "10.0.0.7")
     assert advertised_host(peer) == "10.0.0.7"
-    monkeypatch.setattr(own_address, "_first_global_address", lambda: None)
+    monkeypatch.setattr(own_address, "_global_address", lambda: None)
     assert Address(advertised_host(peer), None).is_loopback
 
 
@@ -66,9 +68,9 @@ def test_where_no_route_is_known_a_global_address_or_the_loopback_is_advertised(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(own_address, "_source_address", lambda _: None)
-    monkeypatch.setattr(own_address, "_first_global_address", lambda: "10.0.0.7")
+    monkeypatch.setattr(own_address, "_global_address", lambda: "10.0.0.7")
     assert advertised_host("nowhere.invalid:1") == "10.0.0.7"
-    monkeypatch.setattr(own_address, "_first_global_address", lambda: None)
+    monkeypatch.setattr(own_address, "_global_address", lambda: None)
     assert advertised_host("nowhere.invalid:1") == "127.0.0.1"
 
 
@@ -77,12 +79,12 @@ def test_the_routing_table_is_asked_without_a_packet() -> None:
     assert own_address._source_address("nowhere.invalid") is None
 
 
-def test_the_first_global_address_is_one_of_this_host() -> None:
-    found = own_address._first_global_address()
+def test_the_global_address_is_one_of_this_host() -> None:
+    found = own_address._global_address()
     if found is None:
         pytest.skip("this host has a loopback only")
     assert not Address(found, None).is_loopback
-    with socket.create_server((found, 0)):
+    with socket.create_server((found, 0), family=socket.AF_INET6 if ":" in found else socket.AF_INET):
         pass
 
 
@@ -94,16 +96,99 @@ fd000000000000000000000000000002 04 40 00 82     eth0
 """
 
 
+def have(monkeypatch: pytest.MonkeyPatch, *addresses: str, routes: Mapping[str, str] | None = None) -> None:
+    """This host has these addresses of IPv4 (name=address), and such routes to others."""
+    names = list(dict.fromkeys(text.partition("=")[0] for text in addresses))
+    found = [(name, ip) for name, _, ip in (text.partition("=") for text in addresses) if ip]
+    monkeypatch.setattr(own_address, "_ipv4_addresses", lambda: found)
+    monkeypatch.setattr(own_address, "_ipv6_addresses", lambda: [("ib0", "fd00::5")] if "ib0" in names else [])
+    monkeypatch.setattr(own_address.socket, "if_nameindex", lambda: list(enumerate(names, start=1)))
+    monkeypatch.setattr(own_address, "_source_address", lambda host: (routes or {}).get(host))
+
+
+def test_the_default_route_leads_past_the_bridge_of_containers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It has a lower index, and its address on every host."""
+    bridged = ("lo=127.0.0.1", "docker0=172.17.0.1", "eth0=10.1.0.5")
+    somewhere, of_ipv6 = own_address._SOMEWHERE
+    have(monkeypatch, *bridged, routes={somewhere: "10.1.0.5", "localhost": "127.0.0.1"})
+    assert advertised_host("localhost:29510") == "10.1.0.5"
+    have(monkeypatch, *bridged, routes={somewhere: "169.254.3.3", of_ipv6: "fd00::7"})
+    assert advertised_host("localhost:29510") == "fd00::7"
+    have(monkeypatch, *bridged)
+    assert advertised_host("localhost:29510") == "172.17.0.1"
+
+
 def test_where_there_is_none_of_ipv4_one_of_ipv6_is_the_first(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Not one of this link alone, the loopback, or one that is still being checked (0x40)."""
     addresses = tmp_path / "if_inet6"
     addresses.write_text(IF_INET6)
     monkeypatch.setattr(own_address, "_IPV6_ADDRESSES", addresses)
-    monkeypatch.setattr(own_address, "_ipv4_addresses", lambda: ["127.0.0.1", "169.254.1.1"])
-    assert own_address._first_global_address() == "fd00::2"
+    monkeypatch.setattr(own_address, "_source_address", lambda _: None)
+    monkeypatch.setattr(own_address, "_ipv4_addresses", lambda: [("lo", "127.0.0.1"), ("eth0", "169.254.1.1")])
+    assert own_address._global_address() == "fd00::2"
     assert advertised_host("[::1]:29510") == "fd00::2"
-    monkeypatch.setattr(own_address, "_ipv4_addresses", lambda: ["127.0.0.1", "10.0.0.7"])
-    assert own_address._first_global_address() == "10.0.0.7"
+    monkeypatch.setattr(own_address, "_ipv4_addresses", lambda: [("lo", "127.0.0.1"), ("eth0", "10.0.0.7")])
+    assert own_address._global_address() == "10.0.0.7"
+
+
+class TestInterfaces:
+    """eth0 routes to the lighthouse; ib0 has addresses of both versions."""
+
+    @pytest.fixture(autouse=True)
+    def _host(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        there = ("lo=127.0.0.1", "eth0=10.1.0.1", "eth1=10.3.0.1", "ib0=10.2.0.1", "ib0=169.254.1.1", "wlan0")
+        have(monkeypatch, *there, routes={"coordinator": "10.1.0.1", "six": "fd00::1"})
+
+    @pytest.mark.parametrize(
+        ("wanted", "expected"),
+        [
+            ("ib0", "10.2.0.1"),
+            ("eth1", "10.3.0.1"),
+            ("lo", "127.0.0.1"),
+            ("ib0,eth1", "10.2.0.1"),
+            ("eth1, eth0", "10.1.0.1"),
+        ],
+    )
+    def test_by_name(self, wanted: str, expected: str) -> None:
+        assert interface_host(wanted, "GLOO_SOCKET_IFNAME", "coordinator:1") == expected
+        assert interface_host(f"={wanted}", "NCCL_SOCKET_IFNAME", "coordinator:1", by_prefix=True) == expected
+
+    @pytest.mark.parametrize(
+        ("wanted", "expected"),
+        [
+            ("ib", "10.2.0.1"),
+            ("eth", "10.1.0.1"),
+            ("^eth", "10.2.0.1"),
+            ("^=eth0,ib", "10.3.0.1"),
+            ("^=eth0,ib0", "10.3.0.1"),
+            ("^docker,lo", "10.1.0.1"),
+        ],
+    )
+    def test_as_nccl_takes_it(self, wanted: str, expected: str) -> None:
+        assert interface_host(wanted, "NCCL_SOCKET_IFNAME", "coordinator:1", by_prefix=True) == expected
+
+    def test_of_the_same_version_as_the_route_to_the_peer(self) -> None:
+        assert interface_host("ib0", "GLOO_SOCKET_IFNAME", "six:1") == "fd00::5"
+        assert interface_host("eth1", "GLOO_SOCKET_IFNAME", "six:1") == "10.3.0.1"
+
+    @pytest.mark.parametrize(
+        ("wanted", "by_prefix", "why"),
+        [
+            ("nosuch", False, "no interface 'nosuch'"),
+            ("ib0,nosuch", False, "no interface 'nosuch'"),
+            ("ib", False, "no interface 'ib'"),
+            ("^ib0", False, "no interface '^ib0'"),
+            ("=ib", True, "no interface 'ib'"),
+            ("wlan0", False, "no address on such an interface"),
+            ("^eth,ib", True, "no address on such an interface"),
+            (",", False, "no address on such an interface"),
+        ],
+    )
+    def test_what_is_wrong_is_said_with_what_there_is(self, wanted: str, by_prefix: bool, why: str) -> None:
+        there = "it has lo (127.0.0.1), eth0 (10.1.0.1), eth1 (10.3.0.1), ib0 (10.2.0.1), ib0 (fd00::5)"
+        with pytest.raises(InvalidRequest) as refused:
+            interface_host(wanted, "NAME", "coordinator:1", by_prefix=by_prefix)
+        assert str(refused.value) == f"NAME: {wanted!r}: this host has {why}; {there}"
 
 
 def test_a_host_without_ipv6_has_none_of_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -113,13 +198,26 @@ def test_a_host_without_ipv6_has_none_of_it(monkeypatch: pytest.MonkeyPatch, tmp
 
 def test_a_name_that_is_a_loopback_at_home_is_not_given_to_others(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(own_address.socket, "gethostname", lambda: "debian")
-    monkeypatch.setattr(own_address, "_first_global_address", lambda: "10.0.0.7")
+    monkeypatch.setattr(own_address, "_global_address", lambda: "10.0.0.7")
     monkeypatch.setattr(own_address, "resolves_to_loopback", lambda host: host == "debian")
     assert own_name() == "10.0.0.7"
-    monkeypatch.setattr(own_address, "_first_global_address", lambda: None)
+    monkeypatch.setattr(own_address, "_global_address", lambda: None)
     assert own_name() == "debian"
     monkeypatch.setattr(own_address, "resolves_to_loopback", lambda _: False)
+    monkeypatch.setattr(own_address, "resolves", lambda _: True)
     assert own_name() == "debian"
+
+
+def test_a_name_that_does_not_resolve_is_not_given_to_others(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(own_address.socket, "gethostname", lambda: "nowhere-1.invalid")
+    monkeypatch.setattr(own_address, "_global_address", lambda: "10.0.0.7")
+    assert (own_name(), own_name(), served_host("::")) == ("10.0.0.7",) * 3
+    told = "the name of this host, nowhere-1.invalid, does not resolve; other hosts are given its address 10.0.0.7"
+    assert caplog.messages == [told]
+    monkeypatch.setattr(own_address, "_global_address", lambda: None)
+    assert own_name() == "nowhere-1.invalid"
 
 
 @pytest.mark.parametrize(

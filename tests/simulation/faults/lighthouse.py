@@ -38,6 +38,19 @@ def restart_lighthouse(simulation: "Simulation", process: "LighthouseProcess", f
 
 
 @fault(find_lighthouse)
+def close_connections(simulation: "Simulation", process: "LighthouseProcess", fault: Fault) -> None:
+    """what lies before it (a load balancer, a firewall) closes all connections at once, and refuses new ones for a
+    while"""
+    simulation.lighthouse.close_connections(fault.for_s)
+
+
+@fault(find_lighthouse, weight=0)
+def close_shortly(simulation: "Simulation", process: "LighthouseProcess", fault: Fault) -> None:
+    """the same, for at most 1.2 s"""
+    simulation.lighthouse.close_connections(min(fault.for_s, SHORTLY_S))
+
+
+@fault(find_lighthouse)
 def reboot_lighthouse(simulation: "Simulation", process: "LighthouseProcess", fault: Fault) -> None:
     """its host loses its power: nobody is told; once it is back it answers old connections with a reset"""
     simulation.lighthouse.vanish(fault.for_s)

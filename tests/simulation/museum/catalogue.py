@@ -281,6 +281,13 @@ EXHIBITS: tuple[Exhibit, ...] = (
         lighthouse.END_IS_A_LEAVE,
     ),
     Exhibit(
+        "closings-judged-alone",
+        "connections that something on the way has cut all at once count as so many deaths",
+        "S9",
+        Recipe("restarts", {"mix": ("close_shortly",)}),
+        lighthouse.CLOSINGS_ALONE,
+    ),
+    Exhibit(
         "old-end-ends-newer",
         "the end of a group's old session ends its newer one",
         "S9",

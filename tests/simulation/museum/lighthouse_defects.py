@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from lighthouse.members.rules.roster import Member, Roster
+from lighthouse.members.rules.silence import MassSilence
 from lighthouse.quorum.driver import JobDriver
 from lighthouse.quorum.registry import JobRegistry
 from lighthouse.quorum.rules.events import Effect, Left, QuorumFormed, SessionEnded
@@ -58,6 +59,10 @@ def _end_any_session(self: Presence, event: SessionEnded, now: float) -> None:
     member = self._sessions.pop(event.session, None)
     if member is not None:
         self._lose(member, "its connection has ended", now)
+
+
+def _judge_each_alone(self: MassSilence, now: float) -> None:
+    self._burst = set()
 
 
 def _end_unnoticed(self: Presence, event: SessionEnded, now: float) -> None:
@@ -172,6 +177,7 @@ def _wall_set_back(self: Lighthouse) -> float:
     return FIRST_WALL_S - 1000 * self.starts
 
 
+CLOSINGS_ALONE = (Replaced(MassSilence, "_judge", _judge_each_alone),)
 END_IS_A_LEAVE = (Replaced(Presence, "end", _end_as_leave),)
 OLD_SESSION_ENDS_NEWER = (
     Replaced(Presence, "_take_place", _keep_old_session),
