@@ -631,7 +631,7 @@ class Agent:
         """
         self._discard_if_left_out(part, accumulates=accumulates)
         self.start_quorum()
-        part.order.sync(ended=self._machine.ended, was_committed=self._machine.was_committed)
+        self._sync_order(part)
         if not accumulates:
             part.order.forward()
         self._machine.computes(accumulates=accumulates)
@@ -749,19 +749,23 @@ class Agent:
 
     def _discard_if_left_out(self, part: StepPart, *, accumulates: bool) -> None:
         machine, order = self._machine, part.order
-        order.sync(ended=machine.ended, was_committed=machine.was_committed)
+        self._sync_order(part)
         if machine.phase is Phase.IDLE or machine.is_in_backward or _is_in_backward():
             return
         if order.has_reduced:
             if self._starts_over() and order.starts_over():
                 self._discard_left_out(UNVOTED)
-        elif not accumulates and order.repeats():
+        elif not accumulates and part.has_abandoned and order.repeats():
             self._discard_left_out(LEFT_OUT)
+
+    def _sync_order(self, part: StepPart) -> None:
+        machine = self._machine
+        part.order.sync(step=machine.step, ended=machine.ended, was_committed=machine.was_committed)
 
     def _discard_redrawn(self) -> bool:
         """The batch of the step under way is drawn again: whether that step was left out."""
         for part in self._parts:
-            part.order.sync(ended=self._machine.ended, was_committed=self._machine.was_committed)
+            self._sync_order(part)
         if not any(part.order.has_reduced for part in self._parts):
             is_left_out, reason = bool(self._parts), LEFT_OUT
         else:
@@ -771,7 +775,7 @@ class Agent:
         return is_left_out
 
     def _discard_left_out(self, reason: str) -> None:
-        if reason is LEFT_OUT and self._contribute_nothing():
+        if reason is UNVOTED or self._contribute_nothing():
             self._finish_with_peers()
         self.report_error(f"{reason}{self._runner.samples_text()}. {SKIP_HINT}")
         self.should_commit()

@@ -23,6 +23,7 @@ from torch import Tensor
 from torch._C import _distributed_c10d as c10d
 from torch.distributed import GradBucket
 from torch.nn import parallel
+from torch.nn.parallel.distributed import _find_tensors  # pyright: ignore[reportPrivateUsage]
 
 from agent_client.agent.agent import Agent
 from agent_client.agent.rules.loop_order import PassOrder
@@ -68,7 +69,10 @@ class DistributedDataParallel(parallel.DistributedDataParallel):
         """As torch's; in training mode, with gradients, it begins a step where none is under way."""
         if torch.is_grad_enabled():
             self._begin_pass()
-        return super().forward(*inputs, **kwargs)
+        outputs = super().forward(*inputs, **kwargs)
+        if self.training and torch.is_grad_enabled():
+            self._follow(outputs)
+        return outputs
 
     @never_compiled
     def _begin_pass(self) -> None:
@@ -79,6 +83,16 @@ class DistributedDataParallel(parallel.DistributedDataParallel):
             if self._reduction.is_expected and not self.require_backward_grad_sync:
                 self._reset_reducer()  # else torch would reduce this pass in place of the one that never came
         self._reduction.is_expected |= self.require_backward_grad_sync
+
+    @never_compiled
+    def _follow(self, outputs: Any) -> None:
+        """Note when the graph of these outputs is freed."""
+        found = (each.grad_fn for each in _find_tensors(outputs))
+        node = next((node for node in found if node is not None), None)
+        if node is not None and self.require_backward_grad_sync:
+            metadata: Any = node.metadata
+            metadata["lighthouse"] = mark = _Mark()
+            self._reduction.passes.append(weakref.ref(mark))
 
     # -- a part of each step
 
@@ -91,11 +105,16 @@ class DistributedDataParallel(parallel.DistributedDataParallel):
         return self._reduction.order
 
     @property
+    def has_abandoned(self) -> bool:
+        return any(mark() is None for mark in self._reduction.passes)
+
+    @property
     def parameters_reduced(self) -> list[torch.nn.Parameter]:
         return self._group.parameters
 
     @torch.no_grad()
     def pass_over(self) -> bool:
+        self._forget_untold_pass()
         if self._reduction.buckets is not None:
             return False
         self._shared.restore()  # what this batch has made of them
@@ -212,6 +231,10 @@ def _name_in(model: torch.nn.Module, module: torch.nn.Module) -> str:
     return found or type(module).__name__
 
 
+class _Mark:
+    """Lives as long as the autograd node that holds it."""
+
+
 @dataclass(slots=True)
 class _Reduction:
     """What the hook works with. `buckets`: so many of the pass under way are reduced; None: all, or no pass is.
@@ -225,6 +248,8 @@ class _Reduction:
     buckets: int | None = None
     is_expected: bool = False
     order: PassOrder = field(default_factory=PassOrder)
+    passes: "list[weakref.ref[_Mark]]" = field(default_factory=list)
+    """Of the forward passes whose backward pass is still to come: they live as long as the graphs."""
     _names: dict[int, str] = field(default_factory=dict[int, str])
 
     def name(self, bucket: int) -> str:
@@ -241,6 +266,7 @@ class _Reduction:
     def ended(self) -> None:
         """The pass under way, or that which was expected."""
         self.buckets, self.is_expected = None, False
+        self.passes.clear()
 
 
 @never_compiled

@@ -77,6 +77,8 @@ class _ShardedPart:
     def begins_steps(self) -> bool:
         return self._module.training
 
+    has_abandoned = False
+
     @property
     def parameters_reduced(self) -> list[nn.Parameter]:
         return list(self._module.parameters())

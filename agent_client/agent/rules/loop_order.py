@@ -29,6 +29,11 @@ class StepPart(Protocol):
     def order(self) -> "PassOrder": ...
 
     @property
+    def has_abandoned(self) -> bool:
+        """Whether what a forward pass of this step has computed is freed, and no backward pass went through it."""
+        ...
+
+    @property
     def parameters_reduced(self) -> Sequence[Any]:
         """The parameters whose gradients it reduces."""
         ...
@@ -75,7 +80,8 @@ class PassOrder:
     """Of one module: which of its forward passes shows that the script has left out the vote on the step under way.
 
     Nothing is concluded before the first committed step. A conclusion that was wrong costs one attempt: in the next one
-    the script may do twice as much, and what it does in a step that is committed is usual from then on.
+    of the same step the script may start over, or make twice as many forward passes; and what it does in a step that is
+    committed is usual from then on.
     """
 
     counts: bool = True
@@ -89,15 +95,19 @@ class PassOrder:
     _usual_most: int = 0
     _usually_starts_over: bool = False
     _patience: int = 1
+    _step: int = -1
+    _gave_up_at: int | None = None
 
-    def sync(self, *, ended: int, was_committed: bool) -> None:
-        """`ended`: the number of steps that have ended. `was_committed`: how the last one did."""
+    def sync(self, *, step: int, ended: int, was_committed: bool) -> None:
+        """`step` is under way, or begins. `ended`: the number of attempts that have ended. `was_committed`: how the
+        last one did."""
+        self._step = step
         if ended == self._ended:
             return
         if was_committed:
             self._usual_most = max(self._usual_most, self._most, 1)
             self._usually_starts_over |= self._starts_over
-            self._patience = 1
+            self._patience, self._gave_up_at = 1, None
         self._ended = ended
         self._forwards, self._most, self.has_reduced, self._starts_over = 0, 0, False, False
 
@@ -113,13 +123,15 @@ class PassOrder:
         """A forward pass will begin, and nothing is left of the gradients reduced in this step. Whether that shows that
         the step was left out."""
         self._starts_over = True
-        return bool(self._usual_most) and not self._usually_starts_over and self._patience == 1
+        is_unusual = bool(self._usual_most) and not self._usually_starts_over
+        return is_unusual and self._gave_up_at != self._step
 
     def repeats(self) -> bool:
-        """A forward pass that reduces will begin, and none since the last reduction was followed by a backward pass.
-        Whether that shows that the step was left out."""
+        """A forward pass that reduces will begin, an earlier one was abandoned, and none since the last reduction was
+        followed by a backward pass. Whether that shows that the step was left out."""
         return self.counts and bool(self._usual_most) and self._forwards >= self._usual_most * self._patience
 
     def gave_up(self) -> None:
         """The step was discarded, since it seemed to be left out."""
         self._patience *= 2
+        self._gave_up_at = self._step
