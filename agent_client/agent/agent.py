@@ -425,8 +425,8 @@ class Agent:
             tensor: Any shape; a floating-point dtype and a device that the process group reduces. The same number of
                 elements and dtype at all participants.
             within_group: Average over the ranks of the replica group, too. False for what is sharded among them.
-            name: Which part of the script's this is. In the first step under a quorum all participants must do the
-                same, or `should_commit` raises.
+            name: Which part of the script's this is. All participants must reduce the same in the same order, or
+                `should_commit` raises.
 
         Returns:
             A future of `tensor`.
