@@ -43,7 +43,7 @@ def discards(voted: Voted) -> list[int]:
     return [each["step"] for each in voted if not each.get("committed")]
 
 
-@pytest.mark.parametrize("kind", ["after_backward", "after_backward_zeroed"])
+@pytest.mark.parametrize("kind", ["after_backward", pytest.param("after_backward_zeroed", marks=pytest.mark.slow)])
 def test_a_step_without_a_vote_after_a_backward_pass_is_discarded_at_once(job: Job, kind: str) -> None:
     of_a, of_b, _, b = train(job, kind)
     check_equal(of_a, of_b)
@@ -83,7 +83,7 @@ def test_a_batch_that_is_passed_over_costs_nobody_a_step(job: Job) -> None:
     assert f"step {AT}: a test has no use for it; this batch is passed over; samples here: " in job.log("b")
 
 
-@pytest.mark.parametrize("size", [1, 64, 10_000])
+@pytest.mark.parametrize("size", [pytest.param(1, marks=pytest.mark.slow), 64, 10_000])
 def test_one_sum_more_ends_the_group_that_differs(job: Job, size: int) -> None:
     """Whatever its size: gloo would sum it silently, or end the healthy process by SIGABRT. 64 is that of a bucket."""
     a, b = begin(job, norm=False)
@@ -153,6 +153,7 @@ def test_a_loop_that_does_more_in_a_step_loses_none(job: Job, kind: str) -> None
     assert discards(a.call("train", 5, kind)) == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["accumulated", "sam", "sums_of_tasks", "two_views", "evaluated", "looked_at"])
 def test_a_loop_that_does_more_in_some_steps_loses_at_most_a_few_attempts(job: Job, kind: str) -> None:
     """Both groups do the same; what a script has once done in a committed step is never held against it."""
