@@ -39,6 +39,7 @@ from agent_client.manager_client.exit_report import ExitReport
 from agent_client.progress.progress import Block
 from agent_client.state.digest import Digests
 from agent_client.state.scalers import Scalers
+from agent_client.state.shards import is_sharded
 from agent_client.state.train_state import TrainState
 from lighthouse_protocol.messages.membership import DistrustKind, Tag, World
 
@@ -49,6 +50,13 @@ T = TypeVar("T")
 APPLY_HINT = (
     "this rank's state is torn: it heals before its gradients count again. A script that catches errors of "
     "optimizer.step() may go on; one that skips a committed step must not: vote no before (agent.report_error)"
+)
+
+LEFT_OUT = "the script has left it out: a forward pass was followed by no backward pass"
+UNVOTED = "the script has not voted on it: a forward pass follows, and the averaged gradients are gone"
+SKIP_HINT = (
+    "A script that leaves out a batch calls agent.skip_batch(reason) in place of the backward pass, and steps its "
+    "optimizer as always: then its peers lose nothing but that batch"
 )
 
 
@@ -93,9 +101,12 @@ class Agent:
         self._untold: int | None = None
         """A committed step of which the callbacks are still to be told."""
         self._began_late = False
+        self._begun_version = 0
+        self._drawn: tuple[int, set[tuple[int, int, int]]] = (-1, set())
         self._state_digests, self._gradient_digests = Digests(), Digests()
         self._applying, self._scalers = Applying(), Scalers(state)
         self._optimizers = OptimizerWatch(state, self._applying)
+        self._runner.leaves_to_scaler = lambda: self._scalers.may_skip or may_skip()
         self._rounds = RankRounds(self._runner, self._thread, self._peers, place.group, place.group_rank)
         self._evaluation = Evaluation(self._rounds, state, self._machine, self._progress, lambda: self.holds_state)
         self.internals = Internals(parts, place, config.timeout_s, self._wait_first_quorum)
@@ -423,8 +434,8 @@ class Agent:
             tensor: Any shape; a floating-point dtype and a device that the process group reduces. The same number of
                 elements and dtype at all participants.
             within_group: Average over the ranks of the replica group, too. False for what is sharded among them.
-            name: Which part of the script's this is. In the first step under a quorum all participants must do the
-                same, or `should_commit` raises.
+            name: Which part of the script's this is. All participants must reduce the same in the same order, or
+                `should_commit` raises.
 
         Returns:
             A future of `tensor`.
@@ -451,6 +462,23 @@ class Agent:
             entry = self._progress.numbers.inside()
             self._thread.submit(lambda: self._runner.sum_over_group(tensor, entry)).result()
         return tensor
+
+    @never_compiled
+    def skip_batch(self, reason: str) -> None:
+        """Pass over this rank's batch: call it in place of the backward pass, and step the optimizer as always.
+
+        The step then has the mean of the other groups' gradients, and the other groups lose nothing but this batch. In
+        a group of several ranks it counts as zeros in the mean of its group. If a part of the gradients is reduced
+        already, or several modules go through the Agent, the step is discarded instead.
+
+        Args:
+            reason: Why, for the log, which has the indices of the samples as well if they come from a StepSampler.
+        """
+        self.start_quorum()
+        self.wait_quorum()
+        log.warning("step %d: %s; this batch is passed over%s", self.current_step, reason, self._runner.samples_text())
+        if not self._contribute_nothing():
+            self.report_error(f"a batch was passed over: {reason}")
 
     @never_compiled
     def report_error(self, error: BaseException | str) -> None:
@@ -578,16 +606,43 @@ class Agent:
         """
         check_equal(self._rounds, what, value, within_s, self._wait_first_quorum)
 
-    # -- for modules and optimizers
+    # -- for modules, optimizers and samplers
+
+    @never_compiled
+    def drew(self, at: tuple[int, int, int], batch: Callable[[], torch.Tensor]) -> bool:
+        """Note which samples this rank trains on next.
+
+        Args:
+            at: Names the batch.
+            batch: Returns the indices of its samples.
+
+        Returns:
+            Whether it is the right one. False: the step of this batch had been left out, and was discarded now.
+        """
+        machine = self._machine
+        if self._drawn[0] != machine.ended:
+            self._drawn = machine.ended, set()
+        is_again, is_begun = at in self._drawn[1], machine.phase is not Phase.IDLE and machine.has_computed
+        self._drawn[1].add(at)
+        left_out = is_again and is_begun and not machine.is_in_backward and self._discard_redrawn()
+        self._runner.samples = batch
+        return not left_out
 
     def add_part(self, part: StepPart) -> None:
         """Make `part` belong to every step from now on."""
         self._parts.append(part)
 
     @never_compiled
-    def computes(self, *, accumulates: bool = False) -> None:
-        """Note that something of a step is computed; begin the step if none is under way."""
+    def computes(self, part: StepPart, *, accumulates: bool = False) -> None:
+        """Note that a forward pass of `part` begins; begin the step if none is under way.
+
+        If the pass shows that the script has left out the step under way, that one is discarded first.
+        """
+        self._discard_if_left_out(part, accumulates=accumulates)
         self.start_quorum()
+        self._sync_order(part)
+        if not accumulates:
+            part.order.forward()
         self._machine.computes(accumulates=accumulates)
 
     @never_compiled
@@ -664,6 +719,12 @@ class Agent:
         self._runner.digest = self._digest_state()
         self._progress.step(self._machine.step)
         self._machine.begin()
+        self._begun_version = self._state_version()
+
+    def _state_version(self) -> int:
+        """It changes when the script moves the parameters."""
+        first = next(iter(self.state.model.parameters()), None)
+        return 0 if first is None else first._version
 
     def _heal_first(self) -> None:
         try:
@@ -686,7 +747,7 @@ class Agent:
         self.wait_quorum()
         for part in self._parts:
             part.agree()
-        if self._runner.compares or not (self._machine.has_reduced and self._thread.is_idle):
+        if self._runner.compares_end or not (self._machine.has_reduced and self._thread.is_idle):
             self._await("peers", self._thread.submit(self._runner.reach_all))
         if self._runner.compares_gradients:
             self._compare_gradients()
@@ -694,6 +755,71 @@ class Agent:
         if is_committed:
             self._applying.committed(self._machine.step - 1)
         return is_committed
+
+    def _discard_if_left_out(self, part: StepPart, *, accumulates: bool) -> None:
+        machine, order = self._machine, part.order
+        self._sync_order(part)
+        if machine.phase is Phase.IDLE or machine.is_in_backward or _is_in_backward():
+            return
+        if order.has_reduced:
+            if self._starts_over() and order.starts_over():
+                self._discard_left_out(UNVOTED)
+        elif not accumulates and part.has_abandoned and order.repeats():
+            self._discard_left_out(LEFT_OUT)
+
+    def _sync_order(self, part: StepPart) -> None:
+        machine = self._machine
+        part.order.sync(step=machine.step, ended=machine.ended, was_committed=machine.was_committed)
+
+    def _discard_redrawn(self) -> bool:
+        """The batch of the step under way is drawn again: whether that step was left out."""
+        for part in self._parts:
+            self._sync_order(part)
+        if not any(part.order.has_reduced for part in self._parts):
+            is_left_out, reason = bool(self._parts), LEFT_OUT
+        else:
+            is_left_out, reason = self._starts_over(), UNVOTED
+        if is_left_out:
+            self._discard_left_out(reason)
+        return is_left_out
+
+    def _discard_left_out(self, reason: str) -> None:
+        if reason is UNVOTED or self._contribute_nothing():
+            self._finish_with_peers()
+        self.report_error(f"{reason}{self._runner.samples_text()}. {SKIP_HINT}")
+        self.should_commit()
+        for part in self._parts:
+            part.order.gave_up()
+
+    def _finish_with_peers(self) -> None:
+        """Do what the peers wait for in this step: they may commit it."""
+        for part in self._parts:
+            part.agree()
+        if self._runner.compares_end:
+            self._await("peers", self._thread.submit(self._runner.reach_all))
+            self._runner.compares_end = False
+
+    def _starts_over(self) -> bool:
+        """Whether nothing is left of the gradients that were reduced in this step, and no GradScaler has skipped it.
+        The gradients of a loop that accumulates are there, and SAM has moved the parameters."""
+        reduced = [part for part in self._parts if part.order.has_reduced]
+        gradients = (parameter.grad for part in reduced for parameter in part.parameters_reduced)
+        if any(gradient is not None and (is_sharded(gradient) or bool(gradient.any())) for gradient in gradients):
+            return False
+        if self._state_version() != self._begun_version:
+            return False
+        return not (self._scalers.have_moved if self._scalers.may_skip else may_skip())
+
+    def _contribute_nothing(self) -> bool:
+        """Reduce zeros in place of this rank's gradients. Whether that could be done; if not, the peers are let go."""
+        self.wait_quorum()
+        if len(self._parts) == 1 and not self._machine.has_reduced and self._machine.failure is None:
+            self._machine.passes_over = self.group_world_size == 1
+            if self._parts[0].pass_over():
+                return True
+            self._machine.passes_over = False
+        self._peers.drop()
+        return False
 
     def _give_up(self) -> None:
         """The peers learn it at once: they wait for what this rank will not reduce."""

@@ -9,7 +9,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from enum import StrEnum
-from typing import Any, Literal, TypedDict
+from typing import Any, Literal, TypedDict, get_args
 
 from agent_client.agent.rules.world_size import WorldSize, WorldSizeMode
 from agent_client.collectives.connectors import PROCESS_GROUPS, ProcessGroupName
@@ -21,6 +21,7 @@ StateServingName = Literal["auto", "snapshot", "hold"]
 HealTransportName = Literal["http", "process_group"]
 HealModeName = Literal["blocking", "catch_up"]
 WorldSizeModeName = Literal["dynamic", "fixed_with_spares", "constant_batch"]
+OnNonfiniteName = Literal["commit", "discard", "raise"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -65,6 +66,10 @@ class AgentConfig:
     check_state_every: int = 16
     """Number of steps from one comparison of a part of the parameters with those of the peers to the next; 0: none. If
     groups differ, the largest number applies; if one of them has 0, no group compares."""
+    on_nonfinite: OnNonfiniteName = "discard"
+    """What becomes of a step in which a gradient is infinite or not a number: `discard` repeats it, in all groups, and
+    `raise` ends the rank with AgentError as well; `commit` does not look. A step that a GradScaler skips is left to it.
+    If groups differ, none of them looks less than the strictest."""
     advertise: str | None = None
     """Address of this host that the peers can reach. Default: the variable LIGHTHOUSE_MANAGER_ADVERTISE; without it,
     the interface that GLOO_SOCKET_IFNAME or NCCL_SOCKET_IFNAME names; without these, the address that routes to the
@@ -102,6 +107,7 @@ _CHOICES = {
     "heal_transport": _values(HealTransport),
     "heal_mode": _values(HealMode),
     "world_size_mode": _values(WorldSizeMode),
+    "on_nonfinite": get_args(OnNonfiniteName),
 }
 
 DEFAULTS = AgentConfig()
@@ -134,4 +140,5 @@ class AgentOptions(TypedDict, total=False):
     world_size_mode: WorldSizeModeName | WorldSizeMode
     world_size: int
     check_state_every: int
+    on_nonfinite: OnNonfiniteName
     advertise: str | None

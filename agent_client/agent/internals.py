@@ -1,6 +1,7 @@
 """What the modules and optimizers of agent_client.training need of an Agent, and a training script does not."""
 
 import itertools
+import weakref
 from collections.abc import Callable
 
 from torch.distributed import HashStore, Store
@@ -28,6 +29,8 @@ class Internals:
         self._torch_groups = itertools.count()
         self.asks_late = False
         """A step's quorum is requested when the step begins, and not with the vote of the step before."""
+        self.last_vote: tuple[weakref.ref[Optimizer], int] | None = None
+        """Which FaultTolerantOptimizer has voted last, and the Agent's `moves` then."""
         self.reduce_again: Callable[[], None] | None = None
 
     def ask_late(self) -> None:

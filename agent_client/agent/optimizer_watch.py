@@ -34,4 +34,4 @@ class OptimizerWatch:
 
 def may_skip() -> bool:
     """Whether a step may be left out: a GradScaler skips one whose gradients overflow, in all ranks alike."""
-    return any(issubclass(type(thing), torch.amp.GradScaler) for thing in gc.get_objects())
+    return any(issubclass(type(thing), torch.amp.GradScaler) and thing.is_enabled() for thing in gc.get_objects())

@@ -87,7 +87,7 @@ class RankRound:
                 raise EvaluationInterrupted(f"{self._what}: {e}") from e
 
     def _gather(self, own: bytes, operation: str) -> list[list[bytes]]:
-        """In the first step under a quorum the other participants may be about to reduce something."""
+        """The other participants may be about to reduce something."""
         runner = self._rounds.runner
         has_others = self.assignment.replica_world_size > 1
         announced = Announced(Kind.GATHER, name=operation)

@@ -3,7 +3,7 @@
 `begin`, `reduce` and `reach_all` run on the background thread, in the order in which they were submitted. `install` and
 `finish` run on the script's thread: `install` after `begin`, `finish` after all others.
 
-In the first step under a quorum the participants compare each collective before they run it (rules/agreement.py).
+The participants compare each collective before they run it (rules/agreement.py).
 """
 
 import functools
@@ -18,7 +18,7 @@ import torch
 from agent_client.agent.config import AgentConfig
 from agent_client.agent.quorum_log import log_quorum
 from agent_client.agent.rules import agreement
-from agent_client.agent.rules.agreement import Announced, Kind, standing_of
+from agent_client.agent.rules.agreement import Announced, Flag, Kind, Row, standing_of
 from agent_client.agent.rules.patience import Patience
 from agent_client.agent.rules.step import StepMachine
 from agent_client.agent.rules.step_news import Loss, StepNews
@@ -47,6 +47,7 @@ REMEDY = (
 )
 PARTS_WITHIN_S = 2.0
 RESTART = "restart the job from its last checkpoint"
+SAMPLES_TOLD = 64
 NAMED_WITHIN_S = 0.25
 """How long a discarded step waits for the name of a lost group: the lighthouse and the peers see a loss at about the
 same time."""
@@ -81,15 +82,21 @@ class StepRunner:
         self.progress = progress or Progress()
         self.last: Assignment | None = None
         """The last quorum, as it was assigned."""
-        self.compares = False
-        """Whether this is the first step under a quorum whose participants all compare."""
+        self.compares_end = False
+        """Whether this is the first step under a quorum, whose end the participants compare, too."""
         self._number = 0
-        self._has_trained = False
         self._mismatch: ScriptMismatch | None = None
         self.check_every = 0
         """Steps between two comparisons of the state under the present quorum."""
         self.digest: StepDigest | None = None
         """Of the state that the step begins with, if it is compared."""
+        self.leaves_to_scaler: Callable[[], bool] = lambda: False
+        """Whether a GradScaler skips steps whose gradients are not finite."""
+        self.samples: Callable[[], torch.Tensor] | None = None
+        """The indices of this rank's last batch, if a StepSampler has drawn it."""
+        self.nonfinite = ""
+        """Whose gradient was not finite in this step; empty: none."""
+        self._checks_finite = False
         self.counts_at_once = True
         """Whether a group that heals counts in the same step."""
         self._manager = manager
@@ -109,8 +116,8 @@ class StepRunner:
     def begin(self, asked_for: int) -> None:
         """Get the quorum, connect, serve and heal. `asked_for`: the number of reductions before this step."""
         machine = self.machine
-        self.compares = False
-        self._failed_at = None
+        self.compares_end = False
+        self._failed_at, self.nonfinite = None, ""
         with self.progress.asking("quorum"):
             assignment = self._ask_patiently()
         self._warn(self._news.late(time.monotonic()))
@@ -120,9 +127,10 @@ class StepRunner:
         self.progress.numbers.begin(assignment.quorum_id, asked_for)
         log_quorum(self.last, assignment)
         is_first = self.last is None or self.last.quorum_id != assignment.quorum_id
-        self.compares, self._number = is_first and assignment.compares and assignment.replica_world_size > 1, 0
         self.check_every = 0 if is_first else self.check_every
-        self.last = assignment
+        self._checks_finite = self._config.on_nonfinite != "commit" if is_first else self._checks_finite
+        self.last, self._number = assignment, 0
+        self.compares_end = is_first and self.compares
         self._patience.answered()
         if self._catch_up is not None:
             self._catch_up.answered(assignment)
@@ -140,7 +148,7 @@ class StepRunner:
             return None
         with self.progress.asking("peers"):
             self._guarded("making the process group", lambda: self._peers.configure(assignment, why_revoked))
-            if assignment.compares and assignment.replica_world_size > 1 and machine.failure is None:
+            if self.compares and machine.failure is None:
                 self._guarded("comparing", lambda: self._agree() if is_first else self._compare_state(assignment))
         if assignment.has_healing and not assignment.heals and machine.failure is None:
             healing = [assignment.replica_ids[place] for place in assignment.healing]
@@ -151,10 +159,14 @@ class StepRunner:
         return None
 
     def _agree(self) -> None:
-        """In the first step under a quorum: agree how often to compare. A group with another option must not leave out
-        a collective."""
-        told = [every for (every,) in self._peers.exchange([self._config.check_state_every], self._limit_s())]
+        """In the first step under a quorum: agree how often to compare, and whether gradients must be finite. A group
+        with another option must not leave out a collective, nor apply a step that the others discard."""
+        rows = self.agree(Announced(Kind.OPTIONS), payload=(self._config.check_state_every, self._checks_finite))
+        if rows is None:
+            return
+        told = [row.payload[0] for row in rows]
         self.check_every = common_interval(told)
+        self._checks_finite = any(row.payload[1] for row in rows)
         if len(set(told)) > 1:
             log.warning("check_state_every differs among the groups (%s): %d counts", told, self.check_every)
 
@@ -165,13 +177,15 @@ class StepRunner:
         digest, self.digest = self.digest, None
         is_up_to_date = not (self.machine.must_install or assignment.catches_up)
         own = digest.digest.read() if is_up_to_date and digest and digest.tag == self.machine.tag else None
-        if wrong := outliers(self._exchange_digests(own)):
+        if wrong := outliers(self._exchange_digests(Kind.STATE, own)):
             self._differ(assignment, wrong)
 
-    def _exchange_digests(self, own: Digest | None) -> list[Digest | None]:
-        """By replica_rank; None: this one is not judged."""
-        told = self._peers.exchange([own is not None, *(own or (0, 0))], self._limit_s())
-        return [(first, second) if is_told else None for is_told, first, second in told]
+    def _exchange_digests(self, kind: Kind, own: Digest | None) -> list[Digest | None]:
+        """By replica_rank; None: this one is not judged. Raises RuntimeError if the step has failed."""
+        rows = self.agree(self._announced(kind), payload=(own is not None, *(own or (0, 0))))
+        if rows is None:
+            raise RuntimeError(self.machine.failure or "the digests were not compared")
+        return [(first, second) if is_told else None for is_told, first, second in (row.payload for row in rows)]
 
     def _differ(self, assignment: Assignment, wrong: Sequence[int]) -> None:
         """Discard the step: its gradients are of different states. The `wrong` ones, a minority, no longer hold a
@@ -201,7 +215,7 @@ class StepRunner:
 
         def compare() -> None:
             own = digest.read()
-            contributors = self._exchange_digests(own if self.machine.contributes else None)
+            contributors = self._exchange_digests(Kind.GRADIENTS, own if self.machine.contributes else None)
             if assignment.catches_up and differs(own, contributors):
                 reasons.append(f"step {self.machine.step}: the gradients here are not those that the others apply")
 
@@ -277,10 +291,19 @@ class StepRunner:
             with self.inside(entry, "all_reduce", tensor.shape, within_group=True):
                 self._guarded("reducing inside the group", lambda: group.all_reduce(tensor, self._limit_s()))
             tensor /= self._group_world_size
-        if not self.machine.contributes:
+        flags = self._flags(tensor)
+        if not self.machine.contributes or self.machine.passes_over:
             tensor.zero_()
-        self._reduce_over_peers(tensor, entry, name)
+        self._reduce_over_peers(tensor, entry, name, flags)
         return tensor
+
+    def _flags(self, tensor: torch.Tensor) -> Flag:
+        """Of this group's part of a sum."""
+        if not self.machine.contributes:
+            return Flag.NONE
+        if self.machine.passes_over:
+            return Flag.PASSES_OVER
+        return Flag.NONE if not self._checks_finite or is_finite(tensor) else Flag.NOT_FINITE
 
     def take_from_first(self, packed: torch.Tensor, entry: Entry) -> torch.Tensor:
         """Receive the bytes of the first participant that counts, in place. Byte 0 is 1 there, and must be 1 in the
@@ -288,7 +311,7 @@ class StepRunner:
         machine = self.machine
         if not (machine.contributes and machine.share.is_first):
             packed.zero_()
-        self._reduce_over_peers(packed, entry, is_mean=False)
+        self._reduce_over_peers(packed, entry, "buffers", is_mean=False)
         if machine.failure is None and int(packed[0]) != 1:
             machine.failed(f"{int(packed[0])} participants spoke as the first")
         return packed
@@ -303,26 +326,81 @@ class StepRunner:
         quorum_id, number, inner = self.progress.numbers.told(entry, within_group=within_group)
         return self.progress.collective(quorum_id, number, operation, shape, within_group=within_group, inner=inner)
 
-    def _reduce_over_peers(self, tensor: torch.Tensor, entry: Entry, name: str = "", *, is_mean: bool = True) -> None:
-        assignment = self.machine.assignment
-        if assignment is None or self.machine.failure is not None:
+    @property
+    def compares(self) -> bool:
+        """Whether the participants of the last quorum compare what they do together: there are several Agents."""
+        return self.last is not None and self.last.compares and self.last.replica_world_size > 1
+
+    def _reduce_over_peers(
+        self, tensor: torch.Tensor, entry: Entry, name: str = "", flags: Flag = Flag.NONE, *, is_mean: bool = True
+    ) -> None:
+        machine = self.machine
+        if machine.assignment is None or machine.failure is not None:
             return
         with self.inside(entry, "all_reduce", tensor.shape, within_group=False):
-            is_reduced = (not self.compares or self._agree_on(tensor, name)) and self._guarded(
-                "reducing", lambda: self._peers.all_reduce(tensor, self._limit_s())
-            )
-        if is_reduced:
-            self.machine.reduced()
-            if is_mean:
-                tensor /= self.machine.share.divisor
+            if not self._agree_on(tensor, name, flags):
+                return
+            if not self._guarded("reducing", lambda: self._peers.all_reduce(tensor, self._limit_s())):
+                return
+        machine.reduced()
+        if is_mean:
+            tensor /= max(1, machine.divisor)
+            if self._checks_finite and not self.compares and not is_finite(tensor):
+                self._reject("the mean", name)  # whose gradients it was cannot be told
 
-    def _agree_on(self, tensor: torch.Tensor, name: str) -> bool:
+    def _agree_on(self, tensor: torch.Tensor, name: str, flags: Flag) -> bool:
+        """Whether the participants are about to reduce the same, and its sum is of use."""
         self._number += 1
-        dtype = str(tensor.dtype).removeprefix("torch.")
-        return self.agree(Announced(Kind.REDUCE, self._number, tensor.numel() * tensor.itemsize, dtype, name))
+        machine, assignment = self.machine, self.machine.assignment
+        assert assignment is not None
+        flagged = {assignment.replica_ids[assignment.replica_rank]: (flags, machine.share.weight)}
+        if self.compares:
+            dtype = str(tensor.dtype).removeprefix("torch.")
+            announced = self._announced(Kind.REDUCE, tensor.numel() * tensor.itemsize, dtype, name)
+            rows = self.agree(announced, flags=flags, payload=(machine.share.weight,))
+            if rows is None:
+                return False
+            flagged = {
+                replica_id: (row.flags, row.payload[0])
+                for replica_id, row in zip(assignment.replica_ids, rows, strict=True)
+            }
+        if any(told is not Flag.NONE for told, _ in flagged.values()):
+            passed = sum(weight for told, weight in flagged.values() if told & Flag.PASSES_OVER)
+            machine.passed_weight = max(machine.passed_weight, passed)
+            if wrong := [replica_id for replica_id, (told, _) in flagged.items() if told & Flag.NOT_FINITE]:
+                return self._reject(f"the gradient of {' and '.join(wrong)}", name)
+        return True
 
-    def agree(self, announced: Announced, within_s: float | None = None) -> bool:
-        """Whether all participants are about to do what is `announced`. If not, the step has failed at all of them.
+    def _reject(self, what: str, name: str) -> bool:
+        """Discard the step for gradients that are not finite; whether it is left to a GradScaler, which skips it."""
+        if self.leaves_to_scaler():
+            return True
+        self.nonfinite = f"{what} is not finite" + (f" ({name})" if name else "") + self.samples_text()
+        self.machine.erred(self.nonfinite)
+        return False
+
+    def samples_text(self) -> str:
+        """For a log."""
+        if self.samples is None:
+            return ""
+        told = self.samples().tolist()
+        more = f" and {len(told) - SAMPLES_TOLD} more" if len(told) > SAMPLES_TOLD else ""
+        return f"; samples here: {', '.join(map(str, told[:SAMPLES_TOLD]))}{more}"
+
+    def _announced(self, kind: Kind, size: int = 0, dtype: str = "", name: str = "") -> Announced:
+        assignment = self.machine.assignment
+        return Announced(kind, self._number, size, dtype, name, assignment.max_step if assignment else 0)
+
+    def agree(
+        self,
+        announced: Announced,
+        within_s: float | None = None,
+        *,
+        flags: Flag = Flag.NONE,
+        payload: Sequence[int] = (),
+    ) -> list[Row] | None:
+        """What all participants say, by replica_rank, if all are about to do what is `announced`. If not, None: the
+        step has failed at all of them.
 
         `within_s`: how long they may take to arrive.
         """
@@ -330,22 +408,24 @@ class StepRunner:
         assert assignment is not None
         said: list[tuple[int, ...]] = []
         heals = assignment.heals or assignment.catches_up
-        standing = standing_of(heals=heals, max_step=assignment.max_step, has_trained=self._has_trained)
-        words = agreement.to_words(announced, standing)
+        commits = self.machine.commits
+        standing = standing_of(heals=heals, max_step=assignment.max_step, has_trained=commits > 0)
+        words = agreement.to_words(announced, standing, commits, flags, payload)
         if not self._guarded("comparing", lambda: said.extend(self._peers.exchange(words, limit_s))):
-            return False
+            return None
         rows = [agreement.from_words(each) for each in said]
         if faulty := agreement.find_faulty(rows):
             place = assignment.replica_rank
             text = agreement.explain(rows, faulty, assignment.replica_ids, place)
             self._disagree(f"step {assignment.max_step}: {text}", is_ours=place in faulty)
-        return not faulty
+            return None
+        return rows
 
     def _disagree(self, what: str, *, is_ours: bool) -> None:
         """The group at fault ends: a retry would not help. The others go on without it."""
         log.error("%s", what)
         with suppress(RuntimeError):  # no group leaves before all have received all announcements
-            self._peers.exchange([0], PARTS_WITHIN_S)
+            self._peers.exchange((0,), PARTS_WITHIN_S)
         if is_ours:
             self._mismatch = ScriptMismatch(f"{what}: {REMEDY}")
         self.machine.failed(what, is_blamed=not is_ours)
@@ -361,8 +441,8 @@ class StepRunner:
 
     def reach_all(self) -> None:
         """Check that every participant is in the step, if nothing was reduced; in the first step under a quorum, that
-        no participant reduces anything more."""
-        if self.compares:
+        no participant reduces anything more. In later ones its next announcement says so."""
+        if self.compares_end:
             self._end_comparing()
         elif not self.machine.has_reduced:
             self._reduce_over_peers(torch.zeros(1), self.progress.numbers.over())  # the script waits for this
@@ -372,7 +452,7 @@ class StepRunner:
             return self._peers.drop()  # the others wait in an exchange
         entry = self.progress.numbers.over()  # the script waits for this
         with self.inside(entry, "all_reduce", within_group=False):
-            if self.agree(Announced(Kind.END, self._number)):
+            if self.agree(self._announced(Kind.END)) is not None:
                 self.machine.reduced()
         return None
 
@@ -409,12 +489,13 @@ class StepRunner:
         self._healing.release(is_committed=commit)
         failure = machine.failure
         machine.decided(commit)
-        self.compares = False
-        self._has_trained |= commit
+        self.compares_end = False
         if machine.is_installing:
             raise AgentError(f"a peer's state was installed in part: {failure}; restart the group")
         if not commit:
             self._note_discard(failure or "another rank of the group voted no")
+            if self.nonfinite and self._config.on_nonfinite == "raise":
+                raise AgentError(f"step {machine.step}: {self.nonfinite} (on_nonfinite is 'raise')")
         elif machine.assignment is not None:
             step, participants = machine.assignment.max_step, machine.assignment.replica_ids
             for line in self._news.committed(step, participants, time.monotonic()):
@@ -495,6 +576,16 @@ class StepRunner:
     def _waits_for_healing(self, assignment: Assignment) -> bool:
         """Whether another group heals in this step, and this one does not: what failed is its transfer."""
         return assignment.has_healing and assignment.replica_rank not in assignment.healing
+
+
+def is_finite(tensor: torch.Tensor) -> bool:
+    """Whether no element is infinite or not a number. One pass: whatever is not finite leaves a sum that is not."""
+    values = tensor._values() if tensor.is_sparse else tensor
+    if not (values.is_floating_point() or values.is_complex()):
+        return True
+    is_half = values.is_floating_point() and values.itemsize < torch.float32.itemsize
+    total = values.sum(dtype=torch.float32 if is_half else None)
+    return bool(torch.isfinite(total)) or bool(torch.isfinite(values).all())  # a sum of large ones may overflow
 
 
 def _refuse_to_count() -> None:

@@ -24,6 +24,16 @@ class Scalers:
         others, begun = self.state.others, self.state.others_begun
         self._begun = {name: begun[name] for name, other in others.items() if isinstance(other, torch.amp.GradScaler)}
 
+    @property
+    def may_skip(self) -> bool:
+        """Whether one of them leaves out steps whose gradients are not finite."""
+        return any(isinstance(each, torch.amp.GradScaler) and each.is_enabled() for each in self.state.others.values())
+
+    @property
+    def have_moved(self) -> bool:
+        """Whether one of them has other values than at the beginning of the step, as after a step that it skips."""
+        return any(self.state.others[name].state_dict() != begun for name, begun in self._begun.items())
+
     def take_back(self) -> None:
         """The last step was discarded."""
         for name, begun in self._begun.items():

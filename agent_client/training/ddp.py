@@ -23,8 +23,10 @@ from torch import Tensor
 from torch._C import _distributed_c10d as c10d
 from torch.distributed import GradBucket
 from torch.nn import parallel
+from torch.nn.parallel.distributed import _find_tensors  # pyright: ignore[reportPrivateUsage]
 
 from agent_client.agent.agent import Agent
+from agent_client.agent.rules.loop_order import PassOrder
 from agent_client.collectives.compiling import never_compiled, not_itself_compiled
 from agent_client.collectives.observed import ObservedGroup
 from agent_client.errors import AgentError
@@ -48,6 +50,7 @@ class DistributedDataParallel(parallel.DistributedDataParallel):
         held: Agent = weakref.proxy(agent)  # by torch's C++ code, where nothing finds what is not needed any more
         group = _GroupAmongGroups(held)
         super().__init__(module, process_group=group, **options)
+        self._group = group
         group.parameters, _ = self._build_params_for_reducer()
         group.label = name = _name_in(agent.state.model, module)
         self._lay_out_buckets()
@@ -66,23 +69,65 @@ class DistributedDataParallel(parallel.DistributedDataParallel):
         """As torch's; in training mode, with gradients, it begins a step where none is under way."""
         if torch.is_grad_enabled():
             self._begin_pass()
-        return super().forward(*inputs, **kwargs)
+        outputs = super().forward(*inputs, **kwargs)
+        if self.training and torch.is_grad_enabled():
+            self._follow(outputs)
+        return outputs
 
     @never_compiled
     def _begin_pass(self) -> None:
         if self.training:
-            self._agent.computes(accumulates=not self.require_backward_grad_sync)
+            self._agent.computes(self, accumulates=not self.require_backward_grad_sync)
             self._shared.begin_step()
             self._forget_untold_pass()
             if self._reduction.is_expected and not self.require_backward_grad_sync:
                 self._reset_reducer()  # else torch would reduce this pass in place of the one that never came
         self._reduction.is_expected |= self.require_backward_grad_sync
 
+    @never_compiled
+    def _follow(self, outputs: Any) -> None:
+        """Note when the graph of these outputs is freed."""
+        found = (each.grad_fn for each in _find_tensors(outputs))
+        node = next((node for node in found if node is not None), None)
+        if node is not None and self.require_backward_grad_sync:
+            metadata: Any = node.metadata
+            metadata["lighthouse"] = mark = _Mark()
+            self._reduction.passes.append(weakref.ref(mark))
+
     # -- a part of each step
 
     @property
     def begins_steps(self) -> bool:
         return self.training
+
+    @property
+    def order(self) -> PassOrder:
+        return self._reduction.order
+
+    @property
+    def has_abandoned(self) -> bool:
+        return any(mark() is None for mark in self._reduction.passes)
+
+    @property
+    def parameters_reduced(self) -> list[torch.nn.Parameter]:
+        return self._group.parameters
+
+    @torch.no_grad()
+    def pass_over(self) -> bool:
+        self._forget_untold_pass()
+        if self._reduction.buckets is not None:
+            return False
+        self._shared.restore()  # what this batch has made of them
+        for bucket in self.reducer._get_zeros_like_grad_buckets():
+            mean = self._agent.all_reduce(bucket.buffer(), name=self._reduction.name(bucket.index())).result()
+            parameters = bucket.parameters()
+            pieces = mean.split([parameter.numel() for parameter in parameters])
+            for parameter, piece in zip(parameters, pieces, strict=True):
+                parameter.grad = piece.view_as(parameter).clone(memory_format=torch.preserve_format)
+        if self.find_unused_parameters:
+            self._group.pass_over()
+        self._reduction.ended()
+        return True
 
     def give_up(self) -> None:
         """Raises AgentError in a group of several ranks: the others wait for this one in sums of the group's own."""
@@ -160,6 +205,11 @@ class _GroupAmongGroups(ObservedGroup):
         marked = _reduce(self.agent, used.float(), self._map).then(lambda mean: [used.copy_(mean.value() > 0)])
         return c10d._create_work_from_future(marked)  # pyright: ignore[reportAttributeAccessIssue]
 
+    def pass_over(self) -> None:
+        """This rank has used nothing."""
+        here = torch.zeros(len(self.parameters))
+        self._forget(self.agent.all_reduce(here, name=self._map).result() == 0)
+
     @property
     def _map(self) -> str:
         return f"{self.label}, used parameters"
@@ -181,6 +231,10 @@ def _name_in(model: torch.nn.Module, module: torch.nn.Module) -> str:
     return found or type(module).__name__
 
 
+class _Mark:
+    """Lives as long as the autograd node that holds it."""
+
+
 @dataclass(slots=True)
 class _Reduction:
     """What the hook works with. `buckets`: so many of the pass under way are reduced; None: all, or no pass is.
@@ -193,6 +247,9 @@ class _Reduction:
     module: str
     buckets: int | None = None
     is_expected: bool = False
+    order: PassOrder = field(default_factory=PassOrder)
+    passes: "list[weakref.ref[_Mark]]" = field(default_factory=list)
+    """Of the forward passes whose backward pass is still to come: they live as long as the graphs."""
     _names: dict[int, str] = field(default_factory=dict[int, str])
 
     def name(self, bucket: int) -> str:
@@ -201,9 +258,15 @@ class _Reduction:
             self._names[bucket] = f"{self.module}, bucket {bucket}"
         return self._names[bucket]
 
+    def completed(self) -> None:
+        """All buckets of the pass are reduced."""
+        self.order.reduced()
+        self.ended()
+
     def ended(self) -> None:
         """The pass under way, or that which was expected."""
         self.buckets, self.is_expected = None, False
+        self.passes.clear()
 
 
 @never_compiled
@@ -213,7 +276,7 @@ def _reduce_bucket(reduction: _Reduction, bucket: GradBucket) -> torch.futures.F
     _at_the_end(reduction.agent.backward_ended)
     reduction.buckets = bucket.index() + 1
     if bucket.is_last():
-        _at_the_end(reduction.ended)
+        _at_the_end(reduction.completed)
     if reduction.salvage is not None:
         reduction.salvage.keep_bucket(bucket, name)
     return _reduce(reduction.agent, bucket.buffer(), name)

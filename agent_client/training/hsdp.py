@@ -25,6 +25,7 @@ from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
 
 from agent_client.agent.agent import Agent
+from agent_client.agent.rules.loop_order import PassOrder
 from agent_client.collectives.compiling import never_compiled
 from agent_client.errors import AgentError
 from agent_client.state.shards import is_sharded
@@ -43,21 +44,23 @@ def replicate(module: nn.Module, agent: Agent) -> None:
     if plain:
         raise ValueError(f"not sharded, so not averaged: {', '.join(plain)}; call fully_shard on the whole module, too")
 
-    agent.add_part(_ShardedPart(module))
+    sharding = _ShardedPart(module)
+    agent.add_part(sharding)
 
     @never_compiled
     def begin_step(part: nn.Module, _: object) -> None:
         if part.training and torch.is_grad_enabled():
-            agent.computes()
+            agent.computes(sharding)
 
     module.register_forward_pre_hook(begin_step, prepend=True)
     for name, part in sharded.items():
-        part.set_all_reduce_hook(functools.partial(_average, agent, name or type(module).__name__))
+        part.set_all_reduce_hook(functools.partial(_average, agent, sharding, name or type(module).__name__))
 
 
 @never_compiled
-def _average(agent: Agent, name: str, gradients: Tensor) -> None:
+def _average(agent: Agent, sharding: "_ShardedPart", name: str, gradients: Tensor) -> None:
     agent.backward_reduces()
+    sharding.order.reduced()
     engine: Any = torch.autograd.Variable._execution_engine  # pyright: ignore[reportPrivateUsage]
     engine.queue_callback(agent.backward_ended)
     agent.all_reduce(gradients, within_group=False, name=name).result()
@@ -68,10 +71,21 @@ class _ShardedPart:
 
     def __init__(self, module: nn.Module) -> None:
         self._module = module
+        self.order = PassOrder(counts=False)  # the module's microbatches reduce as torch says
 
     @property
     def begins_steps(self) -> bool:
         return self._module.training
+
+    has_abandoned = False
+
+    @property
+    def parameters_reduced(self) -> list[nn.Parameter]:
+        return list(self._module.parameters())
+
+    def pass_over(self) -> bool:
+        """The other ranks of the group wait in torch's own collectives for this one's backward pass."""
+        return False
 
     def give_up(self) -> None:
         """Raises AgentError: the other ranks of the group wait in torch's own collectives."""

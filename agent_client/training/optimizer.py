@@ -1,7 +1,9 @@
 """An optimizer whose step() commits a step, or discards it, whatever begins it."""
 
 import inspect
-from collections.abc import Callable
+import weakref
+from collections import ChainMap, OrderedDict
+from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
 
 import torch
@@ -16,31 +18,29 @@ from agent_client.errors import ConfigurationError
 class FaultTolerantOptimizer(Optimizer):
     """Wraps `optimizer`; schedulers take either of the two. A discarded step leaves everything as it was.
 
+    Of several optimizers that step after one backward pass (Muon for the matrices, AdamW for the rest) give a list:
+    they are voted on once, and step in its order.
+
     `last_loss` is what the closure of the last step() returned; None without one.
     """
 
     votes_each_step: ClassVar[bool] = True
 
-    def __init__(self, optimizer: Optimizer, agent: Agent) -> None:
+    def __init__(self, optimizer: Optimizer | Sequence[Optimizer], agent: Agent) -> None:
         """Raises ConfigurationError for an optimizer that evaluates the model several times in one step (LBFGS), and
         for one whose state would not heal."""
-        if self.votes_each_step and _needs_closure(optimizer):
-            raise ConfigurationError(
-                f"{type(optimizer).__name__} evaluates the model several times in one step, and moves the parameters "
-                "in between; a step is voted on once. Use an optimizer whose step() needs no closure, or LocalSGD"
-            )
-        if self.votes_each_step and not agent.state.holds(optimizer):
-            raise ConfigurationError(
-                f"this {type(optimizer).__name__} is not in the Agent's TrainState: a group that comes back would go "
-                "on with an empty one. Register each optimizer that you wrap: TrainState(model, first, second=second)"
-            )
-        self.wrapped = optimizer
+        optimizers = [optimizer] if isinstance(optimizer, Optimizer) else list(optimizer)
+        for each in optimizers if self.votes_each_step else []:
+            _check(each, agent)
+        if len(optimizers) > 1:
+            agent.internals.refuse_catch_up("several optimizers")
+        [self.wrapped] = optimizers if len(optimizers) == 1 else [_Together(optimizers)]
         self.last_loss: Any = None
         self._order = ZeroGradOrder()
         self._agent = agent
-        self._catch_up = agent.internals.catch_up_for(optimizer)
+        self._catch_up = agent.internals.catch_up_for(self.wrapped) if len(optimizers) == 1 else None
         # Hooks have one home: those registered here run when the wrapped one steps, or saves or loads its state.
-        vars(self).update((name, hooks) for name, hooks in vars(optimizer).items() if name.endswith("_hooks"))
+        vars(self).update((name, hooks) for name, hooks in vars(self.wrapped).items() if name.endswith("_hooks"))
 
     @property
     def param_groups(self) -> list[dict[str, Any]]:  # type: ignore[override]
@@ -74,7 +74,10 @@ class FaultTolerantOptimizer(Optimizer):
         if closure is not None:
             with torch.enable_grad():
                 self.last_loss = closure()
-        if not self._agent.should_commit():
+        self._refuse_second_vote()
+        is_committed = self._agent.should_commit()
+        self._agent.internals.last_vote = weakref.ref(self), self._agent.moves
+        if not is_committed:
             return False
         with self._agent.applying():
             if self._catch_up is not None:
@@ -83,6 +86,16 @@ class FaultTolerantOptimizer(Optimizer):
                 self.wrapped.step()
         self._agent.tell_commit()
         return True
+
+    def _refuse_second_vote(self) -> None:
+        """A group that comes back between the votes of one backward pass would be in another turn than its peers."""
+        last = self._agent.internals.last_vote
+        voter = last[0]() if last is not None else None
+        if last is not None and voter is not None and voter is not self and last[1] == self._agent.moves:
+            raise ConfigurationError(
+                "two optimizers have been stepped after one backward pass, each with a vote of its own. One step is "
+                "voted on once: FaultTolerantOptimizer([first, second], agent) steps both after one vote"
+            )
 
     def state_dict(self) -> dict[str, Any]:  # type: ignore[override]
         return self.wrapped.state_dict()
@@ -95,6 +108,67 @@ class FaultTolerantOptimizer(Optimizer):
 
     def __repr__(self) -> str:
         return f"FaultTolerantOptimizer({self.wrapped!r})"
+
+
+class _Together(Optimizer):
+    """Several optimizers as one. What runs before a step runs before the first one's, what runs after it after the
+    last one's."""
+
+    def __init__(self, optimizers: Sequence[Optimizer]) -> None:
+        if not optimizers:
+            raise ConfigurationError("FaultTolerantOptimizer: the list of optimizers is empty")
+        self.optimizers = list(optimizers)
+        homes = {"_optimizer_step_post_hooks": optimizers[-1], "_optimizer_step_pre_hooks": optimizers[0]}
+        for name in vars(optimizers[0]):
+            if name.endswith("_hooks"):
+                vars(self)[name] = getattr(homes[name], name) if name in homes else OrderedDict()
+
+    @property
+    def param_groups(self) -> list[dict[str, Any]]:  # type: ignore[override]
+        return [group for each in self.optimizers for group in each.param_groups]
+
+    @property
+    def state(self) -> Any:  # type: ignore[override]
+        return ChainMap(*(each.state for each in self.optimizers))
+
+    @property
+    def defaults(self) -> dict[str, Any]:  # type: ignore[override]
+        return {}
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        for each in self.optimizers:
+            each.zero_grad(set_to_none)
+
+    def step(self, closure: Callable[[], Any] | None = None) -> None:  # type: ignore[override]
+        for each in self.optimizers:
+            each.step()
+
+    def state_dict(self) -> dict[str, Any]:  # type: ignore[override]
+        return {"optimizers": [each.state_dict() for each in self.optimizers]}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:  # type: ignore[override]
+        for each, held in zip(self.optimizers, state_dict["optimizers"], strict=True):
+            each.load_state_dict(held)
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        raise ConfigurationError("add_param_group: say which of the optimizers takes it, by calling its own")
+
+    def __repr__(self) -> str:
+        return repr(self.optimizers)
+
+
+def _check(optimizer: Optimizer, agent: Agent) -> None:
+    """Raises ConfigurationError."""
+    if _needs_closure(optimizer):
+        raise ConfigurationError(
+            f"{type(optimizer).__name__} evaluates the model several times in one step, and moves the parameters "
+            "in between; a step is voted on once. Use an optimizer whose step() needs no closure, or LocalSGD"
+        )
+    if not agent.state.holds(optimizer):
+        raise ConfigurationError(
+            f"this {type(optimizer).__name__} is not in the Agent's TrainState: a group that comes back would go "
+            "on with an empty one. Register each optimizer that you wrap: TrainState(model, first, second=second)"
+        )
 
 
 def _needs_closure(optimizer: Optimizer) -> bool:

@@ -1,5 +1,6 @@
 """Which samples a rank trains on. The position is the step itself, so it heals with the step."""
 
+import functools
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -119,12 +120,15 @@ class StepSampler:
         """What `batch` takes, for each batch. The next one's, if no step is discarded and no group comes or goes, has a
         step that is higher by one."""
         position, draws = self._position, Draws(self._accumulate)
+        drew = getattr(position, "drew", None)  # an Agent names them where a batch is of no use
         while position.current_step < self._steps:
             place, places = position.slot()
             if position.current_step >= self._steps:
                 return  # a peer's state was taken over, which has them all
             number = draws.draw(ended=position.steps_ended, moves=position.moves, accumulates=position.accumulates)
-            yield position.current_step * self._accumulate + number, place, places
+            at = position.current_step * self._accumulate + number, place, places
+            if drew is None or drew(at, functools.partial(self.batch, *at)):
+                yield at
 
     def microbatches(self) -> Iterator[list[torch.Tensor]]:
         """Those of each step, at least one: back-propagate the mean loss of each, all but the last under `no_sync()`

@@ -76,10 +76,16 @@ class SharedBuffers:
         if is_committed:
             for found, packed in self._coming:
                 _unpack(packed.result(), found)
-        elif self._before is not None and self._before[0] == self._agent.tag:  # else a peer's state came in between
+        else:
+            self.restore()
+        self._before, self._coming = None, []
+
+    @torch.no_grad()
+    def restore(self) -> None:
+        """Take back what the forward passes of this step have made of them."""
+        if self._before is not None and self._before[0] == self._agent.tag:  # else a peer's state came in between
             for alike, before in zip(self._alike(), self._before[2], strict=True):
                 alike.assign(before)
-        self._before, self._coming = None, []
 
     def _alike(self) -> list[_Alike]:
         """Device by device; the widest dtype first, so that each begins where its numbers may."""

@@ -27,6 +27,7 @@ class LoneAgent:
         self.within_group: list[bool] = []
         self.place = (0, 1)
         self.has_quorum = True
+        self.last_vote: Any = None
 
     @property
     def quorum_step(self) -> int | None:
@@ -35,6 +36,10 @@ class LoneAgent:
     @property
     def internals(self) -> "LoneAgent":
         return self
+
+    @property
+    def moves(self) -> int:
+        return len(self.asked) + len(self.reduced)
 
     def catch_up_for(self, optimizer: torch.optim.Optimizer) -> None:
         """It never catches up."""

@@ -2,26 +2,32 @@
 are at fault. Rules only, no I/O.
 
 A process group does not check it: gloo ends a process that receives more than it expects, and sums whatever is not
-longer. So in the first step under a quorum each collective over the participants is preceded by a sum of numbers that
-announce it, in a row for each participant, of the same size for all. The end of the step is announced, too, with the
-number of its collectives. All participants receive the same rows, so all find the same answer:
+longer. So each collective over the participants is preceded by a sum of numbers that announce it, in a row for each
+participant, of the same size for all. The step is part of the announcement: a participant that has ended a step and
+one that still reduces in it never sum their tensors. The end of the first step under a quorum is announced, too, with
+the number of its collectives. All participants receive the same rows, so all find the same answer:
 
 1. The participants that hold the state of the job and have committed a step of it decide. If there are none, those
    that hold its state do; if there are none either, all do.
-2. Right is what most of the deciding ones announce; then what most of all announce; then what the first deciding one
-   announces.
+2. Right is what most of the deciding ones announce; then what most of all announce; then what the deciding one
+   announces that has committed the most steps since it joined; then the first deciding one.
 3. A participant that announces anything else is at fault.
+
+A row says more that all must know before the first byte, and that need not agree: flags, and the payload of a small
+exchange that needs no other collective.
 """
 
+import functools
 import hashlib
 from collections import Counter
 from collections.abc import Sequence
-from enum import IntEnum
+from enum import IntEnum, IntFlag
 from typing import NamedTuple
 
 WORD_BYTES = 8
 TEXT_WORDS = 8
 NAMES_TOLD = 8
+PAYLOAD_WORDS = 3
 
 
 class Kind(IntEnum):
@@ -31,6 +37,19 @@ class Kind(IntEnum):
     REDUCE = 1
     END = 2
     GATHER = 3
+    STATE = 4
+    GRADIENTS = 5
+    OPTIONS = 6
+
+
+class Flag(IntFlag):
+    """What a participant says of the tensor that it is about to reduce."""
+
+    NONE = 0
+    NOT_FINITE = 1
+    """It has an element that is infinite or not a number."""
+    PASSES_OVER = 2
+    """It is zeros: the participant passes over its batch, so it does not count in this step."""
 
 
 class Standing(IntEnum):
@@ -50,7 +69,8 @@ def standing_of(*, heals: bool, max_step: int, has_trained: bool) -> Standing:
 
 class Announced(NamedTuple):
     """What a participant is about to do. REDUCE: a collective. END: the end of the step. GATHER: the exchange of values
-    between two steps."""
+    between two steps. STATE, GRADIENTS: the comparison of their digests. OPTIONS: that of the options that must agree.
+    """
 
     kind: Kind
     number: int = 0
@@ -60,6 +80,7 @@ class Announced(NamedTuple):
     dtype: str = ""
     name: str = ""
     """The part of the script, if it is known."""
+    step: int = 0
 
     def __str__(self) -> str:
         match self.kind:
@@ -70,6 +91,12 @@ class Announced(NamedTuple):
                 return f"ends the step after {self.number} collectives"
             case Kind.GATHER:
                 return f"gathers values ({self.name})"
+            case Kind.STATE:
+                return "compares its state"
+            case Kind.GRADIENTS:
+                return "compares its gradients"
+            case Kind.OPTIONS:
+                return "compares its options"
             case Kind.NONE:
                 return "says nothing"
 
@@ -78,29 +105,47 @@ class Row(NamedTuple):
     """Of one participant: `words` are its announcement, as they are compared."""
 
     standing: int
+    seniority: int
+    """Steps that this participant has committed since it joined."""
+    flags: Flag
     words: tuple[int, ...]
+    payload: tuple[int, ...]
 
     @property
     def announced(self) -> Announced:
-        kind, number, size, _, *text = self.words
+        kind, step, number, size, _, *text = self.words
         told = b"".join(word.to_bytes(WORD_BYTES, "little", signed=True) for word in text).rstrip(b"\0")
         dtype, _, name = told.decode(errors="replace").partition(" ")
-        return Announced(Kind(kind) if kind in set(Kind) else Kind.NONE, number, size, dtype, name)
+        return Announced(Kind(kind) if kind in set(Kind) else Kind.NONE, number, size, dtype, name, step)
 
 
-def to_words(announced: Announced, standing: Standing) -> tuple[int, ...]:
+def to_words(
+    announced: Announced,
+    standing: Standing,
+    seniority: int = 0,
+    flags: Flag = Flag.NONE,
+    payload: Sequence[int] = (),
+) -> tuple[int, ...]:
     """Always the same number of words. A long text is cut, and compared by its digest."""
-    text = f"{announced.dtype} {announced.name}".encode()
+    head = (standing, seniority, flags, announced.kind, announced.step, announced.number, announced.size)
+    rest = (0,) * (PAYLOAD_WORDS - len(payload))
+    return (*head, *_text_words(announced.dtype, announced.name), *payload, *rest)
+
+
+@functools.lru_cache(1024)
+def _text_words(dtype: str, name: str) -> tuple[int, ...]:
+    text = f"{dtype} {name}".encode()
     digest = hashlib.sha256(text).digest()[:WORD_BYTES]
     padded = text[: TEXT_WORDS * WORD_BYTES].ljust(TEXT_WORDS * WORD_BYTES, b"\0")
     pieces = [digest, *(padded[at : at + WORD_BYTES] for at in range(0, len(padded), WORD_BYTES))]
-    told = [int.from_bytes(piece, "little", signed=True) for piece in pieces]
-    return (standing, announced.kind, announced.number, announced.size, *told)
+    return tuple(int.from_bytes(piece, "little", signed=True) for piece in pieces)
 
 
 def from_words(words: Sequence[int]) -> Row:
-    standing, *announced = words
-    return Row(standing, tuple(announced))
+    standing, seniority, flags, *rest = words
+    announced, payload = rest[:-PAYLOAD_WORDS], rest[-PAYLOAD_WORDS:]
+    known = Flag(flags & (Flag.NOT_FINITE | Flag.PASSES_OVER))
+    return Row(standing, seniority, known, tuple(announced), tuple(payload))
 
 
 def find_faulty(rows: Sequence[Row]) -> frozenset[int]:
@@ -113,24 +158,27 @@ def find_faulty(rows: Sequence[Row]) -> frozenset[int]:
 
 def _find_right(rows: Sequence[Row]) -> tuple[int, ...]:
     best = min(row.standing for row in rows)
-    speaking = [row.words for row in rows if row.standing == best]
-    among_speaking, among_all = Counter(speaking), Counter(row.words for row in rows)
-    return max(speaking, key=lambda words: (among_speaking[words], among_all[words], -speaking.index(words)))
+    deciding = [row for row in rows if row.standing == best]
+    among_deciding, among_all = Counter(row.words for row in deciding), Counter(row.words for row in rows)
+    return max(deciding, key=lambda row: (among_deciding[row.words], among_all[row.words], row.seniority)).words
 
 
 def explain(rows: Sequence[Row], faulty: frozenset[int], names: Sequence[str], place: int) -> str:
     """For the participant at `place`: what it does that the others do not, or which other participants differ."""
     right = [other for other in range(len(rows)) if other not in faulty]
-    where = f"where {_list([names[other] for other in right])} {_plural(rows[right[0]].announced, len(right))}"
+    has_one_step = len({row.announced.step for row in rows}) == 1
+
+    def says(other: int, count: int) -> str:
+        announced = rows[other].announced
+        return _plural(announced, count) + ("" if has_one_step else f" of step {announced.step}")
+
+    where = f"where {_list([names[other] for other in right])} {says(right[0], len(right))}"
     if place in faulty:
-        return f"this group ({names[place]}) {rows[place].announced} {where}"
+        return f"this group ({names[place]}) {says(place, 1)} {where}"
     said: dict[tuple[int, ...], list[int]] = {}
     for other in sorted(faulty):
         said.setdefault(rows[other].words, []).append(other)
-    parties = [
-        f"{_list([names[other] for other in party])} {_plural(rows[party[0]].announced, len(party))}"
-        for party in said.values()
-    ]
+    parties = [f"{_list([names[other] for other in party])} {says(party[0], len(party))}" for party in said.values()]
     return f"{'; '.join(parties)}, {where}"
 
 

@@ -56,10 +56,16 @@ class StepMachine:
     """An all-reduce over all participants has completed in this step."""
     has_computed: bool = False
     """A forward pass or a reduction was begun in this step."""
+    passes_over: bool = False
+    """The script has passed over this rank's batch: it adds zeros, and does not count."""
+    passed_weight: int = 0
+    """Microbatches of the step that groups have passed over."""
     is_in_backward: bool = False
     """A backward pass has begun to reduce, and has not ended."""
     was_committed: bool = False
     """How the last step ended."""
+    commits: int = 0
+    """Steps that this rank has committed since it began."""
     ended: int = 0
     """Steps that were committed or discarded."""
     moves: int = 0
@@ -118,6 +124,8 @@ class StepMachine:
         self.has_reduced = False
         self.has_computed = False
         self.is_in_backward = False
+        self.passes_over = False
+        self.passed_weight = 0
         self.must_install = False
 
     def answered(self, assignment: Assignment) -> None:
@@ -168,6 +176,11 @@ class StepMachine:
     def contributes(self) -> bool:
         """Whether this rank's gradients count: it holds the state of max_step, is no spare, and nothing has failed."""
         return self.share.counts and self.failure is None and not self.must_install
+
+    @property
+    def divisor(self) -> int:
+        """Number of microbatches whose gradients are in the step's sums."""
+        return self.share.divisor - self.passed_weight
 
     def reduced(self) -> None:
         """An all-reduce over all participants has completed in this step."""
@@ -249,7 +262,8 @@ class StepMachine:
         if commit and assignment is not None:
             self.step += 1
             self.tag_quorum_id = assignment.quorum_id
-            self.batches_committed += self.share.divisor
+            self.batches_committed += self.divisor
+            self.commits += 1
             self.discards = self.faults = 0
         elif assignment is not None:
             self.discards += 1

@@ -35,6 +35,11 @@ class Share:
     counts: bool
     is_first: bool = False
 
+    @property
+    def weight(self) -> int:
+        """Number of microbatches of this group in `divisor`."""
+        return len(self.microbatches) if self.counts else 0
+
     def slots(self, group_rank: int, group_world_size: int) -> list[tuple[int, int]]:
         """(place, number of places) among the ranks of all groups, of each of the microbatches."""
         places = self.total * group_world_size

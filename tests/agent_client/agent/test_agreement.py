@@ -5,6 +5,7 @@ from hypothesis import strategies as st
 
 from agent_client.agent.rules.agreement import (
     Announced,
+    Flag,
     Kind,
     Row,
     Standing,
@@ -21,6 +22,8 @@ WIDE = Announced(Kind.REDUCE, 3, 816, "float32", "generator, bucket 0")
 NARROW = Announced(Kind.REDUCE, 3, 580, "float32", "discriminator, bucket 0")
 END = Announced(Kind.END, 2)
 
+FLAGGED = [(Flag.NOT_FINITE, (5, -6)), (Flag.PASSES_OVER, (0, 0))]
+
 announcements = st.builds(
     Announced,
     st.sampled_from(list(Kind)),
@@ -28,6 +31,7 @@ announcements = st.builds(
     st.integers(0, 2**62),
     st.sampled_from(["", "float32", "bfloat16"]),
     st.text("abc. é", max_size=20).map(str.strip),
+    st.integers(0, 2**62),
 )
 
 
@@ -44,6 +48,30 @@ def test_names_count_though_the_size_is_the_same_and_beyond_what_is_told():
     assert faulty((WIDE, TRAINED), (other, HEALS)) == {1}
     one, another = (WIDE._replace(name="x" * 200 + end) for end in "ab")
     assert faulty((one, TRAINED), (another, HEALS)) == {1}
+
+
+def test_of_two_the_one_that_joined_later_is_at_fault():
+    """Both have trained; the one with more committed steps was there before."""
+    said = [from_words(to_words(told, TRAINED, commits)) for told, commits in ((NARROW, 3), (WIDE, 9))]
+    assert find_faulty(said) == {0}
+    said.append(from_words(to_words(NARROW, TRAINED, 1)))
+    assert find_faulty(said) == {1}, "most of those that decide come first"
+
+
+def test_steps_count_and_are_told_where_they_differ():
+    early, late = WIDE._replace(step=7), WIDE._replace(step=8, number=1)
+    said = rows((late, TRAINED), (late, TRAINED), (early, TRAINED))
+    assert find_faulty(said) == {2}
+    assert explain(said, frozenset({2}), "abc", 2) == (
+        "this group (c) reduces 816 bytes of float32 (generator, bucket 0) as collective 3 of step 7 where a and b "
+        "reduce 816 bytes of float32 (generator, bucket 0) as collective 1 of step 8"
+    )
+
+
+def test_flags_and_payload_are_no_part_of_what_is_compared():
+    said = [from_words(to_words(WIDE, TRAINED, 4, flags, payload)) for flags, payload in FLAGGED]
+    assert not find_faulty(said)
+    assert [(row.flags, row.payload[:2]) for row in said] == FLAGGED
 
 
 class TestWords:

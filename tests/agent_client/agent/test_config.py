@@ -22,6 +22,7 @@ REFUSED: list[tuple[str, Any]] = [
     ("manager_restart_timeout_s", -0.1),
     ("world_size_mode", "constant"),
     ("check_state_every", -1),
+    ("on_nonfinite", "ignore"),
 ]
 
 

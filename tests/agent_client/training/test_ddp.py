@@ -74,7 +74,7 @@ class Peers:
     def add_part(self, part: StepPart) -> None:
         self.part = part
 
-    def computes(self, *, accumulates: bool = False) -> None:
+    def computes(self, part: StepPart, *, accumulates: bool = False) -> None:
         """A step is under way."""
 
     def backward_reduces(self) -> None:

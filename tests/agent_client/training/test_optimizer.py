@@ -13,7 +13,7 @@ from agent_client.errors import ConfigurationError
 from agent_client.state.decoding import encode
 from agent_client.state.train_state import TrainState
 from agent_client.training.optimizer import FaultTolerantOptimizer
-from tests.agent_client.lone_agent import LoneAgent, back_propagate, model_of
+from tests.agent_client.lone_agent import LoneAgent, back_propagate, model_of, values
 
 OPTIMIZERS: dict[str, Callable[[torch.nn.Module], torch.optim.Optimizer]] = {
     "SGD": lambda model: torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9),
@@ -171,3 +171,57 @@ def test_hooks_of_torch_run_around_a_committed_step() -> None:
         back_propagate(model, 0)
         optimizer.step()
         assert ran == expected
+
+
+class TestSeveral:
+    def make(self, *decisions: bool) -> tuple[torch.nn.Sequential, list[torch.optim.Optimizer], LoneAgent]:
+        model = model_of()
+        matrices = [parameter for parameter in model.parameters() if parameter.ndim == 2]
+        others = [parameter for parameter in model.parameters() if parameter.ndim != 2]
+        return model, [torch.optim.Muon(matrices, lr=0.1), torch.optim.AdamW(others, lr=0.1)], LoneAgent(*decisions)
+
+    def test_they_are_voted_on_once_and_all_step_or_none(self) -> None:
+        model, optimizers, voter = self.make(False, True)
+        together = FaultTolerantOptimizer(optimizers, voter)  # type: ignore[arg-type]
+        plain, twins, _ = self.make()
+        back_propagate(model, 1)
+        before = values(list(model.parameters()))
+        assert not together.step()
+        assert values(list(model.parameters())) == before
+        assert together.step()
+        back_propagate(plain, 1)
+        for each in twins:
+            each.step()
+        assert values(list(model.parameters())) == values(list(plain.parameters()))
+        assert voter.asked == ["vote", "vote"]
+        together.zero_grad()
+        assert all(parameter.grad is None for parameter in model.parameters())
+
+    def test_they_are_one_for_schedulers_hooks_and_checkpoints(self) -> None:
+        _, optimizers, voter = self.make()
+        together = FaultTolerantOptimizer(optimizers, voter)  # type: ignore[arg-type]
+        called: list[str] = []
+        together.register_step_pre_hook(lambda *_: called.append("before"))
+        together.register_step_post_hook(lambda *_: called.append("after"))
+        scheduler = lr_scheduler.ExponentialLR(together, 0.5)
+        together.step()
+        scheduler.step()
+        assert called == ["before", "after"]
+        assert [group["lr"] for each in optimizers for group in each.param_groups] == [0.05, 0.05]
+        _, twins, _ = self.make()
+        FaultTolerantOptimizer(twins, voter).load_state_dict(together.state_dict())  # type: ignore[arg-type]
+        assert [group["lr"] for each in twins for group in each.param_groups] == [0.05, 0.05]
+        with pytest.raises(ConfigurationError, match="say which of the optimizers"):
+            together.add_param_group({"params": []})
+        with pytest.raises(ConfigurationError, match="the list of optimizers is empty"):
+            FaultTolerantOptimizer([], voter)  # type: ignore[arg-type]
+
+    def test_a_vote_of_each_after_one_backward_pass_is_refused(self) -> None:
+        model, optimizers, voter = self.make()
+        first, second = (FaultTolerantOptimizer(each, voter) for each in optimizers)  # type: ignore[arg-type]
+        back_propagate(model, 1)
+        assert first.step()
+        with pytest.raises(ConfigurationError, match=r"FaultTolerantOptimizer\(\[first, second\], agent\)"):
+            second.step()
+        voter.all_reduce(torch.ones(1))
+        assert second.step(), "it is its turn, as in a GAN"
