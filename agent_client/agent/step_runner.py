@@ -272,15 +272,19 @@ class StepRunner:
     def reduce(self, tensor: torch.Tensor, within_group: bool, entry: Entry, name: str) -> torch.Tensor:
         """Average `tensor` in place. The sum inside the group is taken whatever has failed: the other ranks wait in
         it."""
-        group = self._group
+        group, divides_first = self._group, _is_half(tensor)
+        summed = tensor.float() if divides_first and self._config.reduce_dtype == "float32" else tensor
         if group is not None and within_group:
+            if divides_first:
+                summed /= self._group_world_size
             with self.inside(entry, "all_reduce", tensor.shape, within_group=True):
-                self._guarded("reducing inside the group", lambda: group.all_reduce(tensor, self._limit_s()))
-            tensor /= self._group_world_size
+                self._guarded("reducing inside the group", lambda: group.all_reduce(summed, self._limit_s()))
+            if not divides_first:
+                summed /= self._group_world_size
         if not self.machine.contributes:
-            tensor.zero_()
-        self._reduce_over_peers(tensor, entry, name)
-        return tensor
+            summed.zero_()
+        self._reduce_over_peers(summed, entry, name, divides_first=divides_first)
+        return tensor if summed is tensor else tensor.copy_(summed)
 
     def take_from_first(self, packed: torch.Tensor, entry: Entry) -> torch.Tensor:
         """Receive the bytes of the first participant that counts, in place. Byte 0 is 1 there, and must be 1 in the
@@ -303,17 +307,21 @@ class StepRunner:
         quorum_id, number, inner = self.progress.numbers.told(entry, within_group=within_group)
         return self.progress.collective(quorum_id, number, operation, shape, within_group=within_group, inner=inner)
 
-    def _reduce_over_peers(self, tensor: torch.Tensor, entry: Entry, name: str = "", *, is_mean: bool = True) -> None:
+    def _reduce_over_peers(
+        self, tensor: torch.Tensor, entry: Entry, name: str = "", *, is_mean: bool = True, divides_first: bool = False
+    ) -> None:
         assignment = self.machine.assignment
         if assignment is None or self.machine.failure is not None:
             return
+        if divides_first:
+            tensor /= self.machine.share.divisor
         with self.inside(entry, "all_reduce", tensor.shape, within_group=False):
             is_reduced = (not self.compares or self._agree_on(tensor, name)) and self._guarded(
                 "reducing", lambda: self._peers.all_reduce(tensor, self._limit_s())
             )
         if is_reduced:
             self.machine.reduced()
-            if is_mean:
+            if is_mean and not divides_first:
                 tensor /= self.machine.share.divisor
 
     def _agree_on(self, tensor: torch.Tensor, name: str) -> bool:
@@ -495,6 +503,11 @@ class StepRunner:
     def _waits_for_healing(self, assignment: Assignment) -> bool:
         """Whether another group heals in this step, and this one does not: what failed is its transfer."""
         return assignment.has_healing and assignment.replica_rank not in assignment.healing
+
+
+def _is_half(tensor: torch.Tensor) -> bool:
+    """Check for a dtype whose sum may overflow where its mean does not. Such tensors are divided before the sum."""
+    return tensor.dtype in (torch.float16, torch.bfloat16)
 
 
 def _refuse_to_count() -> None:

@@ -55,6 +55,60 @@ class Training:
         return hash_of(self.state.snapshot())
 
 
+FUSED: dict[str, Callable[..., torch.optim.Optimizer]] = {
+    "adamw": torch.optim.AdamW,
+    "sgd": lambda parameters, **options: torch.optim.SGD(parameters, momentum=0.9, **options),
+    "adagrad": torch.optim.Adagrad,
+}
+
+
+class TestMemoryOrder:
+    """Fused optimizers go by memory order: a parameter, its gradient and its moments must have the same one."""
+
+    def build(self, kind: str) -> tuple[torch.nn.Module, torch.optim.Optimizer]:
+        torch.manual_seed(0)
+        convolutions = torch.nn.Conv2d(3, 8, 3), torch.nn.Conv2d(8, 1, 3), torch.nn.Conv2d(1, 4, 1)
+        model = torch.nn.Sequential(*convolutions, torch.nn.Flatten(), torch.nn.Linear(64, 6))
+        model = model.to(memory_format=torch.channels_last)  # pyright: ignore[reportCallIssue]
+        linear: Any = model[-1]
+        linear.weight = torch.nn.Parameter(torch.randn(64, 6).t())
+        return model, FUSED[kind](model.parameters(), lr=1e-2, fused=True)
+
+    def step(self, model: torch.nn.Module, optimizer: torch.optim.Optimizer, number: int) -> None:
+        images = torch.randn(4, 3, 8, 8, generator=torch.Generator().manual_seed(number))
+        optimizer.zero_grad()
+        model(images.to(memory_format=torch.channels_last)).square().mean().backward()
+        optimizer.step()
+
+    @pytest.mark.parametrize("is_copied", [True, False])
+    @pytest.mark.parametrize("kind", FUSED)
+    def test_a_fused_optimizer_goes_on_with_the_same_bits(self, kind: str, is_copied: bool) -> None:
+        model, optimizer = self.build(kind)
+        for number in range(3):
+            self.step(model, optimizer, number)
+        other, other_optimizer = self.build(kind)
+        served = TrainState(model, optimizer)
+        content = b"".join(encode(served.snapshot() if is_copied else served.in_place()))
+        TrainState(other, other_optimizer).load_state_dict(decode(BytesIO(content)))
+        for parameter, theirs in zip(model.parameters(), other.parameters(), strict=True):
+            kept = zip(optimizer.state[parameter].items(), other_optimizer.state[theirs].values(), strict=True)
+            assert [name for (name, one), two in kept if one.stride() != two.stride()] == []
+        self.step(model, optimizer, 9)
+        self.step(other, other_optimizer, 9)
+        for parameter, theirs in zip(model.parameters(), other.parameters(), strict=True):
+            assert torch.equal(parameter, theirs)
+
+    def test_what_has_gaps_or_overlaps_comes_back_without(self) -> None:
+        state = [
+            torch.arange(12.0).view(3, 4)[:, ::2],
+            torch.arange(3.0).expand(2, 3),
+            torch.arange(8.0).view(4, 2)[::2].t(),
+        ]
+        back = decode(BytesIO(b"".join(encode(state))))
+        assert [tensor.stride() for tensor in back] == [(2, 1), (3, 1), (1, 2)]
+        assert all(map(torch.equal, back, state))
+
+
 def hash_of(state: Any) -> str:
     return hashlib.sha256(b"".join(encode(state))).hexdigest()
 
