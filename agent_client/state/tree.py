@@ -8,7 +8,6 @@
     {"o": [[[key, value], ...], metadata]} OrderedDict, with the `_metadata` that Module.state_dict() hangs on it
     {"q": [[...], maxlen]}                 deque
     {"n": ["float64", 5]}                  NumPy array, sent as tensor number 5
-    {"s": ["float64", "000000000000f83f"]} NumPy scalar: its bytes
     {"b": 3}  {"y": 4}                     tensor number 3; bytes, sent as tensor number 4. Each is named exactly once
 
 A skeleton never names a class or a function to look up: a peer's words become these values or a CorruptState.
@@ -29,7 +28,7 @@ MAX_DIMENSIONS = 64
 MAX_PLAIN_INT = 2**63
 
 State: TypeAlias = Any
-"""A tree of dict, list, tuple, deque, str, int, float, bool, None, bytes, torch.Tensor, NumPy arrays and scalars."""
+"""A tree of dict, list, tuple, deque, str, int, float, bool, None, bytes, torch.Tensor and NumPy arrays."""
 Json: TypeAlias = Any
 
 _WITHOUT_BYTES = re.compile(r"q.*|bits.*|u?int[1-7]")
@@ -93,8 +92,6 @@ class _Disassembly:
             return {"y": self._add(_as_tensor(node))}
         if isinstance(node, torch.Tensor):
             return {"b": self._add(self._sendable(node))}
-        if isinstance(node, np.generic) and node.dtype.isnative and (name := node.dtype.name) in NUMPY_DTYPES:
-            return {"s": [name, node.tobytes().hex()]}
         if type(node) is np.ndarray and node.dtype.isnative and (name := node.dtype.name) in NUMPY_DTYPES:
             return {"n": [name, self._add(torch.from_numpy(np.array(node)))]}
         return self._container(node)
@@ -170,8 +167,6 @@ class _Assembly:
                 return _number(tag, body)
             case "n", [str() as name, int() as index]:
                 return _as_array(name, self._take(index))
-            case "s", [str() as name, str() as digits]:
-                return _numpy_scalar(name, digits)
             case "q", [list() as items, None | int() as maxlen] if (
                 maxlen is None or len(items) <= maxlen < MAX_PLAIN_INT
             ):
@@ -223,14 +218,6 @@ def _as_array(name: str, tensor: torch.Tensor) -> "np.ndarray[Any, Any]":
     if name not in NUMPY_DTYPES or DTYPES.get(name) is not tensor.dtype:
         raise CorruptState(f"{tensor.dtype} cannot be an array of {name[:20]!r}")
     return np.empty(0, name) if tensor.is_meta else tensor.numpy()
-
-
-def _numpy_scalar(name: str, digits: str) -> "np.generic[Any]":
-    try:
-        [number] = np.frombuffer(bytes.fromhex(digits), NUMPY_DTYPES[name])
-    except (KeyError, ValueError) as error:
-        raise CorruptState(f"{digits[:40]!r} is not a number of {name[:20]!r}") from error
-    return number
 
 
 def _ordered(items: dict[Any, Any], metadata: State) -> OrderedDict[Any, Any]:

@@ -9,6 +9,7 @@ from torch.optim import Optimizer
 
 from agent_client.agent.agent import Agent
 from agent_client.agent.rules.loop_order import ZeroGradOrder
+from agent_client.agent.script_check import refuse_optimizer
 from agent_client.collectives.compiling import not_itself_compiled
 from agent_client.errors import ConfigurationError
 
@@ -24,6 +25,7 @@ class FaultTolerantOptimizer(Optimizer):
     def __init__(self, optimizer: Optimizer, agent: Agent) -> None:
         """Raises ConfigurationError for an optimizer that evaluates the model several times in one step (LBFGS), and
         for one whose state would not heal."""
+        refuse_optimizer(optimizer, votes_each_step=self.votes_each_step)
         if self.votes_each_step and _needs_closure(optimizer):
             raise ConfigurationError(
                 f"{type(optimizer).__name__} evaluates the model several times in one step, and moves the parameters "

@@ -141,6 +141,8 @@ class TestRefusalToSend:
         ("value", "words"),
         [
             (print, "builtin_function_or_method"),
+            (np.float64(1), r"numpy.float64.*\.item\(\)"),
+            (np.bool_(1), r"numpy.*\.item\(\)"),
             (np.longdouble(1), r"numpy.longdouble.*\.item\(\)"),
             (np.str_("x"), r"numpy.str_.*\.item\(\)"),
             (np.array([print]), "numpy.ndarray.*from_numpy"),
@@ -225,7 +227,7 @@ class TestDamage:
 FLOATS = [["float32", [2]]]
 HEADERS = st.recursive(
     st.sampled_from([None, True, 0, 1, -1, 1.5, "", "ff", "7ff0000000000000"]),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from("iftdcobxynsq"), inner, max_size=2),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from("iftdcobxynq"), inner, max_size=2),
     max_leaves=10,
 )
 SHAPES = st.lists(st.integers(-1, 2), max_size=3)
@@ -270,8 +272,6 @@ class TestForgery:
             (forged({"tree": {"b": 0}, "tensors": [["uint8", [2, 2], [1]]]}), "strides that"),
             (forged({"tree": {"b": 0}, "tensors": [["uint8", [2], [-1]]]}), "strides that"),
             (forged({"tree": {"b": 0}, "tensors": [["uint8", [2], [1], [1]]]}), "strides that"),
-            (forged({"tree": {"s": ["float64", "00"]}, "tensors": []}), "not a number of 'float64'"),
-            (forged({"tree": {"s": ["object", "00" * 8]}, "tensors": []}), "not a number of 'object'"),
             (forged({"tree": {"n": ["float64", 0]}, "tensors": [["uint8", [0]]]}, checksummed(b"")), "cannot be an"),
             (forged({"tree": {"q": [[1, 2], 1]}, "tensors": []}), "malformed element 'q'"),
             (forged({"tree": 1, "tensors": [["qint8", [2]]]}), "no dtype 'qint8'"),
