@@ -89,6 +89,7 @@ def test_a_group_that_differs_after_each_heal_is_counted_until_all_windows_were_
     assert found.compared(["b"], windows=2) == 1
     assert found.compared([], windows=2) == 0
     assert found.compared(["b"], windows=2) == 2
+    assert found.compared([], windows=2) == 0
     assert found.compared(["c"], windows=2) == 1
     assert found.compared(["b", "c"], windows=2) == MAX_DIVERGENCES
     assert [found.compared([], windows=2) for _ in range(2)] == [0, 0]
