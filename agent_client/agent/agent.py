@@ -29,6 +29,7 @@ from agent_client.agent.rules.applying import Applying
 from agent_client.agent.rules.loop_order import StepPart
 from agent_client.agent.rules.step import Phase
 from agent_client.agent.rules.world_size import WorldSizeMode
+from agent_client.agent.script_check import refuse_live_objects, refuse_optimizer
 from agent_client.agent.step_runner import StepDigest
 from agent_client.agent.stop_signals import StopSignals
 from agent_client.agent.uninterrupted import uninterrupted
@@ -83,7 +84,10 @@ class Agent:
         Raises:
             ConfigurationError: A state or an option that does not fit. Nothing is left open then.
         """
+        for optimizer in (state.optimizer, *state.others.values()):
+            refuse_optimizer(optimizer)
         self.state = state
+        self._is_checked = self._is_sendable = False
         self.group_rank, self.group_world_size = place.group_rank, place.group_world_size
         parts = make_parts(manager_address, state, config, place)
         give_way()
@@ -509,6 +513,7 @@ class Agent:
         if self._machine.is_in_backward:
             self._give_up()
         self._start(has_computed=True)
+        self._check_script()
         reduce_again = self.internals.reduce_again
         while not (is_committed := self._end_attempt()) and reduce_again and self._machine.is_salvageable:
             self._request_quorum()
@@ -703,6 +708,8 @@ class Agent:
         self._request_quorum(heals_first=heals_first)
         if heals_first:
             self._heal_first()
+        elif self.state.moves_in_forward and not has_computed:
+            self.wait_quorum()  # a peer's copy of the state is taken by then
 
     @property
     def _may_heal(self) -> bool:
@@ -715,6 +722,9 @@ class Agent:
         if self._catch_up is not None:
             self._catch_up.begin_step()
         self.state.begin_step()
+        if self._machine.was_committed and not self._is_sendable:
+            self.state.check_sendable()
+            self._is_sendable = True
         self._scalers.begin_step()
         self._runner.digest = self._digest_state()
         self._progress.step(self._machine.step)
@@ -741,6 +751,17 @@ class Agent:
     def _request_quorum(self, *, heals_first: bool = False) -> None:
         self._machine.ask(heals_first=heals_first)
         self._quorum = self._thread.submit(lambda n=self._progress.numbers.over_groups: self._runner.begin(n))
+
+    def _check_script(self) -> None:
+        """Before a vote. Raises ConfigurationError for what would make the groups differ."""
+        if not self._is_checked:
+            refuse_live_objects(self.state, has_reduced=self._progress.numbers.over_groups > 0)
+            self._is_checked = True
+        if not self.internals.asks_late and (moved := self.state.find_moved()):
+            log.info("%s moves in the forward pass: each forward pass waits for its quorum from now on", moved)
+            assignment = self._machine.assignment
+            if assignment is not None and assignment.has_healing and not assignment.heals:
+                self.report_error(f"{moved} has moved in the forward pass, beside a peer that reads it")
 
     def _end_attempt(self) -> bool:
         """Whether the step was committed under the quorum that was requested last."""
@@ -833,7 +854,8 @@ class Agent:
         machine, every = self._machine, self._runner.check_every
         if not every or machine.step % every or machine.is_torn or self.catches_up:
             return None
-        return StepDigest(machine.tag, self._state_digests.take(self.state.compared(), machine.step // every))
+        digest = self._state_digests.take(self.state.compared(), machine.step // every)
+        return StepDigest(machine.tag, digest, self._state_digests.count)
 
     def _compare_gradients(self) -> None:
         """What is about to be applied here, with what the contributors are about to apply."""

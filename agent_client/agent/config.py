@@ -20,6 +20,7 @@ from lighthouse_protocol.limits import QUORUM_TIMEOUT_S
 StateServingName = Literal["auto", "snapshot", "hold"]
 HealTransportName = Literal["http", "process_group"]
 HealModeName = Literal["blocking", "catch_up"]
+ReduceDtypeName = Literal["tensor", "float32"]
 WorldSizeModeName = Literal["dynamic", "fixed_with_spares", "constant_batch"]
 OnNonfiniteName = Literal["commit", "discard", "raise"]
 
@@ -51,6 +52,9 @@ class AgentConfig:
     heal_mode: HealModeName = "blocking"
     """How this group heals: `blocking`, the other groups wait for it in one step; `catch_up`, it heals beside its
     steps, and they do not wait."""
+    reduce_dtype: ReduceDtypeName = "tensor"
+    """How float16 and bfloat16 are averaged: `tensor`, in their own dtype, divided before they are summed, as
+    torch's DDP does; `float32`, as float32, rounded at the end, for twice the bytes. The same in all groups."""
     max_consecutive_discards: int = 30
     """Number of discarded steps in a row after which AgentError is raised. Steps that another group has cost (it ended,
     its healing failed, it runs another script) do not count, nor do steps without a quorum. As many requests for a
@@ -106,6 +110,7 @@ _CHOICES = {
     "state_serving": _values(StateServing),
     "heal_transport": _values(HealTransport),
     "heal_mode": _values(HealMode),
+    "reduce_dtype": get_args(ReduceDtypeName),
     "world_size_mode": _values(WorldSizeMode),
     "on_nonfinite": get_args(OnNonfiniteName),
 }
@@ -135,6 +140,7 @@ class AgentOptions(TypedDict, total=False):
     state_serving: StateServingName
     heal_transport: HealTransportName
     heal_mode: HealModeName
+    reduce_dtype: ReduceDtypeName
     max_consecutive_discards: int
     manager_restart_timeout_s: float
     world_size_mode: WorldSizeModeName | WorldSizeMode

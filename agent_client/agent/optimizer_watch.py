@@ -8,6 +8,7 @@ import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from agent_client.agent.rules.applying import Applying
+from agent_client.agent.script_check import refuse_step_in_backward
 from agent_client.state.train_state import TrainState
 
 
@@ -17,6 +18,7 @@ class OptimizerWatch:
     def __init__(self, state: TrainState, applying: Applying) -> None:
         self._state = state
         self._hooks = [
+            register_optimizer_step_pre_hook(lambda optimizer, *_: refuse_step_in_backward(optimizer, state)),
             register_optimizer_step_pre_hook(self._telling(applying.optimizer_began)),
             register_optimizer_step_post_hook(self._telling(applying.optimizer_ended)),
         ]

@@ -33,7 +33,15 @@ from agent_client.progress.activity import Shape
 from agent_client.progress.progress import Block, Progress
 from agent_client.progress.rules.collective_ids import Entry
 from agent_client.state.digest import PendingDigest
-from agent_client.state.rules.comparison import Digest, common_interval, differs, outliers
+from agent_client.state.rules.comparison import (
+    MAX_DIVERGENCES,
+    Digest,
+    Divergences,
+    common_interval,
+    differs,
+    outliers,
+)
+from agent_client.transfer.response import StateRefused
 from lighthouse_protocol.messages.membership import PLAIN, Assignment, DistrustKind, Tag
 from lighthouse_protocol.messages.progress import HEAL
 from lighthouse_protocol.refusals import LighthouseError
@@ -44,6 +52,11 @@ log = logging.getLogger(__name__)
 REMEDY = (
     "run the same script with the same model and settings in all groups; where turns differ (two optimizers), take the "
     "turn from agent.quorum_step, and not from a counter of the script's own"
+)
+BUFFERS = "the buffers of the model; broadcast_buffers=False leaves them out"
+LIKELY_CAUSES = (
+    "most likely a gradient that does not go through the Agent, a scheduler or GradScaler that is not registered, or "
+    " parameters that the script moves by something of its own (its rank, the time, its own random numbers)"
 )
 PARTS_WITHIN_S = 2.0
 RESTART = "restart the job from its last checkpoint"
@@ -59,6 +72,8 @@ class StepDigest:
 
     tag: Tag
     digest: PendingDigest
+    windows: int
+    """Number of parts that take turns."""
 
 
 class StepRunner:
@@ -110,6 +125,7 @@ class StepRunner:
         self._patience = Patience(config.max_consecutive_discards)
         self._noted = ""
         self._news = StepNews()
+        self._divergences = Divergences()
         self._failed_at: float | None = None
         """When the step that is under way has failed."""
 
@@ -177,8 +193,12 @@ class StepRunner:
         digest, self.digest = self.digest, None
         is_up_to_date = not (self.machine.must_install or assignment.catches_up)
         own = digest.digest.read() if is_up_to_date and digest and digest.tag == self.machine.tag else None
-        if wrong := outliers(self._exchange_digests(Kind.STATE, own)):
-            self._differ(assignment, wrong)
+        wrong = outliers(self._exchange_digests(Kind.STATE, own))
+        if digest is not None and own is not None:
+            names = [assignment.replica_ids[place] for place in wrong]
+            times = self._divergences.compared(names, digest.windows)
+            if wrong:
+                self._differ(assignment, wrong, times)
 
     def _exchange_digests(self, kind: Kind, own: Digest | None) -> list[Digest | None]:
         """By replica_rank; None: this one is not judged. Raises RuntimeError if the step has failed."""
@@ -187,16 +207,21 @@ class StepRunner:
             raise RuntimeError(self.machine.failure or "the digests were not compared")
         return [(first, second) if is_told else None for is_told, first, second in (row.payload for row in rows)]
 
-    def _differ(self, assignment: Assignment, wrong: Sequence[int]) -> None:
+    def _differ(self, assignment: Assignment, wrong: Sequence[int], times: int) -> None:
         """Discard the step: its gradients are of different states. The `wrong` ones, a minority, no longer hold a
-        state."""
+        state. `times`: how often they have differed; each time but the last they have healed since."""
         machine, names = self.machine, assignment.replica_ids
         others = ", ".join(name for place, name in enumerate(names) if place not in wrong)
-        text = f"the state of step {machine.step} in {', '.join(names[place] for place in wrong)} differs from {others}"
-        log.error("%s", text)
+        again = f", again after it has healed ({times} of {MAX_DIVERGENCES})" if times > 1 else ""
+        who = ", ".join(names[place] for place in wrong)
+        text = f"the state of step {machine.step} in {who} differs from {others}{again}"
+        log.error("%s%s", text, again and f": the script is the cause; {LIKELY_CAUSES}")
         if assignment.replica_rank in wrong:
             text = f"rank {self._manager.group_rank}: the state of step {machine.step} differs from that of {others}"
-            machine.tear(DistrustKind.DIVERGENCE, text)
+            machine.tear(DistrustKind.DIVERGENCE, text + again)
+            if times >= MAX_DIVERGENCES:
+                self._mismatch = ScriptMismatch(f"{text}{again}: the script is the cause; {LIKELY_CAUSES}")
+                self._manager.report(f"ScriptMismatch: {text}{again}", ends_group=True)
         else:
             machine.failed(text)
 
@@ -286,16 +311,20 @@ class StepRunner:
     def reduce(self, tensor: torch.Tensor, within_group: bool, entry: Entry, name: str) -> torch.Tensor:
         """Average `tensor` in place. The sum inside the group is taken whatever has failed: the other ranks wait in
         it."""
-        group = self._group
+        group, divides_first = self._group, _is_half(tensor)
+        summed = tensor.float() if divides_first and self._config.reduce_dtype == "float32" else tensor
         if group is not None and within_group:
+            if divides_first:
+                summed /= self._group_world_size
             with self.inside(entry, "all_reduce", tensor.shape, within_group=True):
-                self._guarded("reducing inside the group", lambda: group.all_reduce(tensor, self._limit_s()))
-            tensor /= self._group_world_size
-        flags = self._flags(tensor)
+                self._guarded("reducing inside the group", lambda: group.all_reduce(summed, self._limit_s()))
+            if not divides_first:
+                summed /= self._group_world_size
+        flags = self._flags(summed)
         if not self.machine.contributes or self.machine.passes_over:
-            tensor.zero_()
-        self._reduce_over_peers(tensor, entry, name, flags)
-        return tensor
+            summed.zero_()
+        self._reduce_over_peers(summed, entry, name, flags, divides_first=divides_first)
+        return tensor if summed is tensor else tensor.copy_(summed)
 
     def _flags(self, tensor: torch.Tensor) -> Flag:
         """Of this group's part of a sum."""
@@ -311,7 +340,7 @@ class StepRunner:
         machine = self.machine
         if not (machine.contributes and machine.share.is_first):
             packed.zero_()
-        self._reduce_over_peers(packed, entry, "buffers", is_mean=False)
+        self._reduce_over_peers(packed, entry, BUFFERS, is_mean=False)
         if machine.failure is None and int(packed[0]) != 1:
             machine.failed(f"{int(packed[0])} participants spoke as the first")
         return packed
@@ -332,11 +361,20 @@ class StepRunner:
         return self.last is not None and self.last.compares and self.last.replica_world_size > 1
 
     def _reduce_over_peers(
-        self, tensor: torch.Tensor, entry: Entry, name: str = "", flags: Flag = Flag.NONE, *, is_mean: bool = True
+        self,
+        tensor: torch.Tensor,
+        entry: Entry,
+        name: str = "",
+        flags: Flag = Flag.NONE,
+        *,
+        is_mean: bool = True,
+        divides_first: bool = False,
     ) -> None:
         machine = self.machine
         if machine.assignment is None or machine.failure is not None:
             return
+        if divides_first:
+            tensor /= self.machine.share.divisor
         with self.inside(entry, "all_reduce", tensor.shape, within_group=False):
             if not self._agree_on(tensor, name, flags):
                 return
@@ -344,7 +382,10 @@ class StepRunner:
                 return
         machine.reduced()
         if is_mean:
-            tensor /= max(1, machine.divisor)
+            if not divides_first:
+                tensor /= max(1, machine.divisor)
+            elif machine.divisor != machine.share.divisor:  # batches were passed over, as the peers have said since
+                tensor *= machine.share.divisor / max(1, machine.divisor)
             if self._checks_finite and not self.compares and not is_finite(tensor):
                 self._reject("the mean", name)  # whose gradients it was cannot be told
 
@@ -470,6 +511,10 @@ class StepRunner:
             )
             self._manager.report(f"ModelMismatch: {mismatch}", ends_group=True)
             raise mismatch from None
+        except StateRefused as e:
+            refused = AgentError(f"this group cannot heal: {e}")
+            self._manager.report(f"{refused}", ends_group=True)
+            raise refused from None
         except Exception as e:  # noqa: BLE001  whatever it was, the next quorum repairs it
             log.debug("step %d: %s failed: %s", self.machine.step, what, first_line(e))
             self._failed_at = time.monotonic() if self._failed_at is None else self._failed_at
@@ -590,3 +635,8 @@ def is_finite(tensor: torch.Tensor) -> bool:
 
 def _refuse_to_count() -> None:
     raise RuntimeError("the peers count this group's gradients, and these were computed from another state")
+
+
+def _is_half(tensor: torch.Tensor) -> bool:
+    """Check for a dtype whose sum may overflow where its mean does not. Such tensors are divided before the sum."""
+    return tensor.dtype in (torch.float16, torch.bfloat16)

@@ -91,6 +91,7 @@ class CatchUpDriver:
         """Raises ConfigurationError if no optimizer could apply what is kept."""
         if self._optimizer is None:
             raise ConfigurationError("heal_mode catch_up: wrap the optimizer in a FaultTolerantOptimizer")
+        self._state.register_schedulers()
         if not self.machine.follows:
             self._schedules.save()
         self._schedules.begin()

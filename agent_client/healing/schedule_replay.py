@@ -59,6 +59,8 @@ class ScheduleReplay:
 
     def save(self) -> None:
         """They are now as they belong to the state that is held."""
+        for name in self._others.keys() - self._states.keys():
+            _check(name, self._others[name])
         self._states = {name: copy.deepcopy(other.state_dict()) for name, other in self._others.items()}
         self._settings = [_settings(group) for group in self._groups]
         self._saved = self._counts()

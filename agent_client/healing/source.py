@@ -39,6 +39,9 @@ ROOM_FOR_A_COPY = 2.0
 """Times its size must be free before a state is copied."""
 
 
+MAX_REASON_CHARS = 300
+
+
 def key_of(assignment: Assignment, group_rank: int) -> Key:
     return (assignment.quorum_id, assignment.max_step, group_rank)
 
@@ -89,7 +92,14 @@ class HealSource:
         is_up_to_date = not (assignment.heals or machine.must_install or assignment.catches_up)
         offers = assignment.has_healing and is_up_to_date and (is_source or self._state.stands_still)
         if offers or beside:
-            self._offer(assignment, machine, beside, offers=offers, is_source=is_source)
+            try:
+                self._offer(assignment, machine, beside, offers=offers, is_source=is_source)
+            except (TypeError, ValueError) as error:  # the group that heals ends with this; a retry would not help
+                self._server.withdraw()
+                log.error("the state cannot be sent to the group that heals: %s", error)
+                self._server.refuse(
+                    key_of(assignment, self._group_rank), str(error)[:MAX_REASON_CHARS], assignment.secret
+                )
         if not offers:
             self._server.withdraw()
         if not self.hands_on:

@@ -1,8 +1,8 @@
 """The bytes of a state: streamed, checksummed, without pickle.
 
     magic (8 bytes) · version (u32) · header length (u64) · XXH3 of all that and of the header (u64)   big endian
-    header: JSON {"tree": skeleton, "tensors": [[dtype, shape], ...]}
-    per tensor: its bytes, row-major and in the byte order of the host, in pieces of 4 MiB · XXH3 of each (u64)
+    header: JSON {"tree": skeleton, "tensors": [[dtype, shape], ...]}; [dtype, shape, strides] unless they are row-major
+    per tensor: its bytes, in memory order and in the byte order of the host, in pieces of 4 MiB · XXH3 of each (u64)
 
 The length is known before the first byte is sent, and no tensor is allocated before the header has proved consistent.
 A stream can begin at any byte (encoding.py), so a transfer that breaks off goes on where it broke.
@@ -28,7 +28,7 @@ from agent_client.state.encoding import (
     encode,
     encoded_size,
 )
-from agent_client.state.host_memory import empty_bytes
+from agent_client.state.host_memory import empty_bytes, has_no_gaps, with_layout
 from agent_client.state.tree import DTYPES, MAX_DIMENSIONS, CorruptState, Json, State, assemble
 
 __all__ = [
@@ -147,15 +147,14 @@ def _read_head(reader: _Reader) -> Head:
 
 def allocate(layouts: Sequence[torch.Tensor]) -> list[torch.Tensor]:
     """A tensor for each, on the CPU; the system commits their bytes only as they are filled."""
-    return [
-        _allocate(layout.nbytes, index).view(layout.dtype).reshape(layout.shape) for index, layout in enumerate(layouts)
-    ]
+    return [_shaped(_allocate(layout.nbytes, index), layout) for index, layout in enumerate(layouts)]
 
 
 def piece_views(tensors: Sequence[torch.Tensor]) -> Iterator[memoryview]:
     """The bytes of each piece of what `allocate` has made."""
     for tensor in tensors:
-        view = tensor.view(-1).view(torch.uint8).numpy().data if tensor.nbytes else memoryview(bytearray())
+        flat = tensor.as_strided((tensor.numel(),), (1,))
+        view = flat.view(torch.uint8).numpy().data if tensor.nbytes else memoryview(bytearray())
         for first in range(0, max(len(view), 1), PIECE_BYTES):
             yield view[first : first + PIECE_BYTES]
 
@@ -196,12 +195,20 @@ def _refuse_constant(name: str) -> None:
 
 def _lay_out(entry: Json, index: int) -> torch.Tensor:
     match entry:
-        case [str() as name, [*shape]] if len(shape) <= MAX_DIMENSIONS and all(map(_is_dimension, shape)):
+        case [str() as name, [*shape], *rest] if len(shape) <= MAX_DIMENSIONS and all(map(_is_dimension, shape)):
             dtype = _dtype(name)
         case _:
             raise CorruptState(f"tensor {index} is not described by a dtype and a shape")
     try:
-        return torch.empty(shape, dtype=dtype, device="meta")
+        match rest:
+            case []:
+                return torch.empty(shape, dtype=dtype, device="meta")
+            case [[*strides]] if len(strides) == len(shape) and all(map(_is_dimension, strides)):
+                if has_no_gaps(shape, strides):
+                    return torch.empty_strided(shape, strides, dtype=dtype, device="meta")
+            case _:
+                pass
+        raise CorruptState(f"tensor {index} has strides that leave gaps, overlap, or are none")
     except RuntimeError as error:
         raise CorruptState(f"tensor {index} cannot have the shape {shape}") from error
 
@@ -228,7 +235,11 @@ def _read_tensor(reader: _Reader, layout: torch.Tensor, index: int) -> torch.Ten
         checksum = xxh3_64()
         reader.fill(view[first : first + PIECE_BYTES], checksum)
         reader.check(checksum, f"tensor {index}")
-    return raw.view(layout.dtype).reshape(layout.shape)
+    return _shaped(raw, layout)
+
+
+def _shaped(raw: torch.Tensor, layout: torch.Tensor) -> torch.Tensor:
+    return with_layout(raw, layout.dtype, layout.shape, layout.stride())
 
 
 def _allocate(size: int, index: int) -> torch.Tensor:

@@ -47,6 +47,11 @@ class Digests:
         self._windows: list[list[Piece]] = [[]]
         self._memory: dict[torch.device, _Memory] = {}
 
+    @property
+    def count(self) -> int:
+        """Number of windows."""
+        return len(self._windows)
+
     @torch.no_grad()
     def take(
         self, tensors: Sequence[Tensor], number: int, of: Callable[[Tensor], Tensor | None] = lambda tensor: tensor

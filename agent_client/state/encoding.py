@@ -6,15 +6,16 @@ import sys
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from itertools import accumulate
+from operator import mul
 
 import torch
 from xxhash import xxh3_64, xxh3_128_hexdigest
 
-from agent_client.state.host_memory import is_dense
+from agent_client.state.host_memory import in_memory_order, is_dense, kept_strides
 from agent_client.state.tree import Json, State, disassemble
 
 MAGIC = b"LHSTATE" + (b"<" if sys.byteorder == "little" else b">")
-VERSION = 4
+VERSION = 5
 MAX_HEADER_BYTES = 64 * 2**20
 CHUNK_BYTES = 2**19
 """How much is copied before it goes into the checksum: so much stays in a core's cache meanwhile."""
@@ -33,17 +34,18 @@ class Encoding:
     """
 
     def __init__(self, state: State, chunk_bytes: int = CHUNK_BYTES) -> None:
-        skeleton, self._tensors = disassemble(state)
-        self.head = _encode_head(skeleton, self._tensors)
+        skeleton, tensors = disassemble(state)
+        self.head = _encode_head(skeleton, tensors)
         """All but the tensors."""
         self._chunk_bytes = chunk_bytes
+        self._tensors = [in_memory_order(tensor.detach()) for tensor in tensors]
         self._starts = list(accumulate(map(encoded_size, self._tensors), initial=len(self.head)))
         self.length = self._starts[-1]
         """Bytes in all."""
         self.body_length = self.length - len(self.head)
         """Of what follows the head."""
         self.pieces = sum(map(count_pieces, self._tensors))
-        self.layout = layout_digest(self._tensors)
+        self.layout = layout_digest(tensors)
         self._checksums: dict[int, bytes] = {}
 
     def __iter__(self) -> Iterator[memoryview]:
@@ -118,8 +120,18 @@ def layout_digest(tensors: Sequence[torch.Tensor]) -> str:
     return xxh3_128_hexdigest(json.dumps(_describe(tensors)).encode())
 
 
-def _describe(tensors: Sequence[torch.Tensor]) -> list[tuple[str, Sequence[int]]]:
-    return [(str(tensor.dtype).removeprefix("torch."), tensor.shape) for tensor in tensors]
+def _describe(tensors: Sequence[torch.Tensor]) -> list[tuple[str | Sequence[int], ...]]:
+    return [(str(tensor.dtype).removeprefix("torch."), tensor.shape, *_strides(tensor)) for tensor in tensors]
+
+
+def _strides(tensor: torch.Tensor) -> list[Sequence[int]]:
+    """Those of a copy, unless they are the row-major ones."""
+    strides = kept_strides(tensor)
+    return [strides] if strides != row_major_strides(tensor.shape) and tensor.numel() else []
+
+
+def row_major_strides(shape: Sequence[int]) -> tuple[int, ...]:
+    return tuple(accumulate(reversed([*shape, 1][1:]), mul))[::-1]
 
 
 def _encode_head(skeleton: Json, tensors: Sequence[torch.Tensor]) -> bytes:
@@ -135,7 +147,7 @@ def _encode_head(skeleton: Json, tensors: Sequence[torch.Tensor]) -> bytes:
 
 
 def _raw(tensor: torch.Tensor, first: int, last: int) -> Iterator[memoryview]:
-    """The bytes from `first` to `last`, at most one piece, in row-major order.
+    """The bytes from `first` to `last`, at most one piece, in row-major order (of `in_memory_order`).
 
     Of a tensor that is not contiguous no more than a piece is ever copied.
     """

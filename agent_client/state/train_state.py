@@ -1,13 +1,24 @@
 """What a healing peer takes over: everything that the script registers."""
 
-from collections.abc import Iterator
+import gc
+import logging
+from collections.abc import Iterable, Iterator
 from typing import Any, Protocol
 
 import torch
+from torch import Tensor
+from torch.optim.lr_scheduler import LRScheduler
 
-from agent_client.state.shards import Shards
+from agent_client.errors import ConfigurationError
+from agent_client.state.host_memory import has_no_gaps, in_memory_order
+from agent_client.state.shards import Shards, is_sharded
 from agent_client.state.snapshot import install_matches, snapshot
-from agent_client.state.tree import State
+from agent_client.state.tree import State, disassemble, format_path
+
+log = logging.getLogger(__name__)
+
+SAMPLED_STEPS = 3
+SAMPLE = 8  # elements of each parameter that no optimizer moves
 
 
 class Stateful(Protocol):
@@ -30,6 +41,14 @@ class TrainState:
         self.standing: dict[str, Stateful] = {}
         self.stands_still = True
         """False: parameters move between a step's quorum and its vote, so no peer may read them in place."""
+        self.moves_in_forward = False
+        """The forward pass moves parameters, so it must not begin before this step's state is copied for a peer."""
+        self._marks: list[tuple[Tensor, int, int]] = []
+        """Of each parameter when the step began: what changes when it is moved in place, or given other memory."""
+        self._samples: list[tuple[Tensor, Tensor]] = []
+        """Of the parameters that no optimizer moves, in the first steps: `.data` writes leave no other mark."""
+        self._steps_begun = 0
+        self._looked_for_schedulers = False
         self._moving: dict[str, State] = {}
         self._sharded: dict[str, State] = {}
         self._shards = self.find_shards()
@@ -42,6 +61,14 @@ class TrainState:
         """Whether that optimizer heals: it is registered, or what is registered wraps it."""
         registered = (self.optimizer, *self.others.values())
         return any(optimizer is getattr(each, "wrapped", each) for each in registered)
+
+    def heals(self, part: object) -> bool:
+        """Check whether `part`, say a scheduler, is registered, or held by something that is."""
+        for registered in self.others.values():
+            held = [registered, *getattr(registered, "__dict__", {}).values()]
+            if any(part is each for each in held) or any(part is each for one in held for each in _elements(one)):
+                return True
+        return False
 
     def compared(self) -> list[torch.Tensor]:
         """What is the same bit by bit in all ranks of one tag: the parameters, or where these take local steps, the
@@ -61,9 +88,11 @@ class TrainState:
         buffers = {name: buffer.detach().clone() for name, buffer in named}
         if not self._moving:  # the script has built its model by now
             self._shards = self.find_shards()
+            self.register_schedulers()
         shards = self._shards
-        others = {name: snapshot(shards.take_out(other.state_dict())) for name, other in self.others.items()}
-        self._moving = {"buffers": buffers, "others": others}
+        others = {name: shards.take_out(other.state_dict()) for name, other in self.others.items()}
+        self._moving = {"buffers": buffers, "others": snapshot({"others": others})["others"]}
+        self._mark()
         # While FSDP's forward pass runs, state_dict() would take the gathered parameters away from it.
         self._sharded = shards.take_out(dict(self.model.state_dict())) if shards else {}
 
@@ -97,6 +126,84 @@ class TrainState:
     def snapshot(self) -> dict[str, State]:
         """A copy of the state as it was when the step began."""
         return snapshot(self.in_place())
+
+    def check_sendable(self) -> None:
+        """Raise ConfigurationError, with the path of the entry, if no peer could take this state over."""
+        try:
+            state = self.in_place()
+            disassemble(state)
+        except (TypeError, ValueError, RuntimeError) as error:
+            raise ConfigurationError(f"no group could heal from this state: {error}") from error
+        for name, tensor in [*self.model.named_parameters(), *self.model.named_buffers()]:
+            if not is_sharded(tensor) and any(
+                stride == 0 and size > 1 for stride, size in zip(tensor.stride(), tensor.shape, strict=True)
+            ):
+                raise ConfigurationError(
+                    f"no group could heal to this state: {format_path(['model', name])} is expanded, so several of its "
+                    "elements are one in memory, and nothing can be written to it: register a .contiguous() copy"
+                )
+
+    def register_schedulers(self) -> None:
+        """Register what drives a registered optimizer from outside, before the first step begins.
+
+        Raises ConfigurationError for several of one class: they have no order that is the same in all groups.
+        """
+        if self._looked_for_schedulers:
+            return
+        self._looked_for_schedulers = True
+        found = self.unregistered_schedulers()
+        for scheduler in found:
+            name = type(scheduler).__name__
+            if name in self.others:
+                raise ConfigurationError(
+                    f"several {name} drive the registered optimizer and are not in the Agent's TrainState: register "
+                    "each, as in TrainState(model, optimizer, first=first, second=second)"
+                )
+            self.others[name] = scheduler
+            log.info("a %s drives the registered optimizer: it heals as %r in the TrainState", name, name)
+
+    def unregistered_schedulers(self) -> list[Any]:
+        """Return the outermost live schedulers that drive a registered optimizer and do not heal, by class name."""
+        live = live_objects(LRScheduler)
+        parts = {id(part) for each in live for part in vars(each).get("_schedulers", ())}
+        found: list[Any] = []
+        for scheduler in live:
+            driven = vars(scheduler).get("optimizer")  # FaultTolerantScheduler has none: it wraps another
+            is_own = driven is not None and self.holds(getattr(driven, "wrapped", driven))
+            if is_own and id(scheduler) not in parts and not self.heals(scheduler):
+                found.append(scheduler)
+        return sorted(found, key=lambda scheduler: type(scheduler).__name__)
+
+    def find_moved(self) -> str:
+        """Return the name of a parameter that has moved since the step began, as in a forward pass; empty: none.
+
+        From then on the state does not stand still.
+        """
+        moved = {id(tensor) for tensor, version, place in self._marks if _mark_of(tensor) != (version, place)}
+        moved |= {id(tensor) for tensor, sample in self._samples if not torch.equal(_sample(tensor), sample)}
+        if not moved or not self.stands_still:
+            return ""
+        self.stands_still, self.moves_in_forward = False, True
+        return next((name for name, tensor in self.model.named_parameters() if id(tensor) in moved), "a parameter")
+
+    def _mark(self) -> None:
+        if self.has_shards or not self.stands_still:
+            self._marks, self._samples = [], []
+            return
+        if not self._marks:
+            self._marks = [(tensor, 0, 0) for tensor in self.model.parameters() if type(tensor) is torch.nn.Parameter]
+        self._marks = [(tensor, *_mark_of(tensor)) for tensor, _, _ in self._marks]
+        self._steps_begun += 1
+        self._samples = []
+        if self._steps_begun <= SAMPLED_STEPS:
+            groups = [group for each in self._optimizers() for group in each.param_groups]
+            optimized = {id(tensor) for group in groups for tensor in group["params"]}
+            resting = [tensor for tensor, _, _ in self._marks if id(tensor) not in optimized]
+            resting = [tensor for tensor in resting if has_no_gaps(tensor.shape, tensor.stride())]
+            self._samples = [(tensor, _sample(tensor).clone()) for tensor in resting]
+
+    def _optimizers(self) -> Iterator[Any]:
+        return (each for each in (self.optimizer, *self.others.values()) if hasattr(each, "param_groups"))
 
     def check(self, received: dict[str, State]) -> None:
         """Raises StateMismatch or CorruptState if `received` cannot be installed here. For any thread."""
@@ -133,3 +240,20 @@ class TrainState:
 
     def _optimized(self) -> Iterator[torch.Tensor]:
         return (parameter for group in self.optimizer.param_groups for parameter in group["params"])
+
+
+def _elements(container: object) -> Iterable[object]:
+    return container if isinstance(container, list | tuple) else ()
+
+
+def live_objects(kind: type) -> list[Any]:
+    """Return the objects of this process that are a `kind`. Takes some 50 ms: for once, not for each step."""
+    return [thing for thing in gc.get_objects() if kind in type(thing).__mro__]
+
+
+def _mark_of(tensor: Tensor) -> tuple[int, int]:
+    return tensor._version, tensor.data_ptr()
+
+
+def _sample(tensor: Tensor) -> Tensor:
+    return in_memory_order(tensor.detach()).reshape(-1)[:SAMPLE]

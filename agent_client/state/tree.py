@@ -6,6 +6,8 @@
     [...]  {"t": [...]}                    list, tuple
     {"d": [[key, value], ...]}             dict; {"c": ...} a Counter, as MultiStepLR keeps its milestones in one
     {"o": [[[key, value], ...], metadata]} OrderedDict, with the `_metadata` that Module.state_dict() hangs on it
+    {"q": [[...], maxlen]}                 deque
+    {"n": ["float64", 5]}                  NumPy array, sent as tensor number 5
     {"b": 3}  {"y": 4}                     tensor number 3; bytes, sent as tensor number 4. Each is named exactly once
 
 A skeleton never names a class or a function to look up: a peer's words become these values or a CorruptState.
@@ -14,10 +16,11 @@ A skeleton never names a class or a function to look up: a peer's words become t
 import math
 import re
 import struct
-from collections import Counter, OrderedDict
+from collections import Counter, OrderedDict, deque
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, TypeAlias, TypeGuard
 
+import numpy as np
 import torch
 
 MAX_DEPTH = 64
@@ -25,7 +28,7 @@ MAX_DIMENSIONS = 64
 MAX_PLAIN_INT = 2**63
 
 State: TypeAlias = Any
-"""A tree of dict, list, tuple, str, int, float, bool, None, bytes and torch.Tensor."""
+"""A tree of dict, list, tuple, deque, str, int, float, bool, None, bytes, torch.Tensor and NumPy arrays."""
 Json: TypeAlias = Any
 
 _WITHOUT_BYTES = re.compile(r"q.*|bits.*|u?int[1-7]")
@@ -35,6 +38,11 @@ DTYPES: Mapping[str, torch.dtype] = {
     if isinstance(dtype, torch.dtype) and not _WITHOUT_BYTES.fullmatch(name := str(dtype).removeprefix("torch."))
 }
 """Every dtype of this torch whose elements are whole bytes: no quantized, no bit fields, no sub-byte integers."""
+
+_INTEGERS = [f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64)]
+_OTHER_NUMBERS = ["bool", "float16", "float32", "float64", "complex64", "complex128"]
+NUMPY_DTYPES: Mapping[str, np.dtype[Any]] = {name: np.dtype(name) for name in (*_INTEGERS, *_OTHER_NUMBERS)}
+"""Numbers in the byte order of the host; torch has the same dtypes."""
 
 
 class CorruptState(Exception):
@@ -84,6 +92,8 @@ class _Disassembly:
             return {"y": self._add(_as_tensor(node))}
         if isinstance(node, torch.Tensor):
             return {"b": self._add(self._sendable(node))}
+        if type(node) is np.ndarray and node.dtype.isnative and (name := node.dtype.name) in NUMPY_DTYPES:
+            return {"n": [name, self._add(torch.from_numpy(np.array(node)))]}
         return self._container(node)
 
     def _container(self, node: object) -> Json:
@@ -97,6 +107,8 @@ class _Disassembly:
             return [self._child(index, child) for index, child in enumerate(node)]
         if type(node) is tuple:
             return {"t": [self._child(index, child) for index, child in enumerate(node)]}
+        if type(node) is deque:
+            return {"q": [[self._child(index, child) for index, child in enumerate(node)], node.maxlen]}
         raise TypeError(f"{self._where()} is a {_name(node)}, which cannot be sent to a peer: {_advice(node)}")
 
     def _child(self, key: object, child: object) -> Json:
@@ -153,6 +165,12 @@ class _Assembly:
                 return _as_bytes(self._take(body))
             case "i" | "f", str():
                 return _number(tag, body)
+            case "n", [str() as name, int() as index]:
+                return _as_array(name, self._take(index))
+            case "q", [list() as items, None | int() as maxlen] if (
+                maxlen is None or len(items) <= maxlen < MAX_PLAIN_INT
+            ):
+                return deque((self.build(child, depth) for child in items), maxlen)
             case "t", list():
                 return tuple(self.build(child, depth) for child in body)
             case "d", list():
@@ -194,6 +212,12 @@ def _as_bytes(tensor: torch.Tensor) -> bytes:
     if tensor.dtype is not torch.uint8 or tensor.dim() != 1:
         raise CorruptState(f"{tensor.dtype} of shape {tuple(tensor.shape)} cannot be bytes")
     return b"" if tensor.is_meta else tensor.numpy().tobytes()
+
+
+def _as_array(name: str, tensor: torch.Tensor) -> "np.ndarray[Any, Any]":
+    if name not in NUMPY_DTYPES or DTYPES.get(name) is not tensor.dtype:
+        raise CorruptState(f"{tensor.dtype} cannot be an array of {name[:20]!r}")
+    return np.empty(0, name) if tensor.is_meta else tensor.numpy()
 
 
 def _ordered(items: dict[Any, Any], metadata: State) -> OrderedDict[Any, Any]:
@@ -238,8 +262,10 @@ def _name(node: object) -> str:
 
 
 def _advice(node: object) -> str:
-    if type(node).__module__ == "numpy":
-        return "send torch.from_numpy(array)" if _name(node) == "numpy.ndarray" else "send its .item()"
+    if isinstance(node, np.generic):
+        return "send its .item()"
+    if isinstance(node, np.ndarray):
+        return "send torch.from_numpy(array) of numbers"
     if isinstance(node, dict | list | tuple | str | int | float):
         return "send a plain dict, list, tuple, str, int or float made of it"
     return "leave it out of the state, or send the numbers, strings, lists, dicts and tensors it can be rebuilt from"

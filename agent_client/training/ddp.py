@@ -27,9 +27,10 @@ from torch.nn.parallel.distributed import _find_tensors  # pyright: ignore[repor
 
 from agent_client.agent.agent import Agent
 from agent_client.agent.rules.loop_order import PassOrder
+from agent_client.agent.script_check import BY_HAND, refuse_model
 from agent_client.collectives.compiling import never_compiled, not_itself_compiled
 from agent_client.collectives.observed import ObservedGroup
-from agent_client.errors import AgentError
+from agent_client.errors import AgentError, ConfigurationError, first_line
 from agent_client.training.salvage import Salvage
 from agent_client.training.shared_buffers import SharedBuffers
 
@@ -47,9 +48,18 @@ class DistributedDataParallel(parallel.DistributedDataParallel):
         for name in ("static_graph", "process_group", "skip_all_reduce_unused_params"):
             if options.get(name):
                 raise ValueError(f"{name}: does not go with replica groups that come and go; leave it out")
+        refuse_model(module)
         held: Agent = weakref.proxy(agent)  # by torch's C++ code, where nothing finds what is not needed any more
         group = _GroupAmongGroups(held)
-        super().__init__(module, process_group=group, **options)
+        try:
+            super().__init__(module, process_group=group, **options)
+        except RuntimeError as e:
+            if agent.group_world_size == 1:
+                raise
+            raise ConfigurationError(
+                f"the ranks of this group do not hold the same parameters, or one of them has ended: {first_line(e)}. "
+                f"Where they hold different parts of the model (pipeline stages, shards), {BY_HAND}"
+            ) from e
         self._group = group
         group.parameters, _ = self._build_params_for_reducer()
         group.label = name = _name_in(agent.state.model, module)
@@ -93,6 +103,13 @@ class DistributedDataParallel(parallel.DistributedDataParallel):
             metadata: Any = node.metadata
             metadata["lighthouse"] = mark = _Mark()
             self._reduction.passes.append(weakref.ref(mark))
+
+    def join(self, *_: Any, **__: Any) -> Any:
+        """Raise ConfigurationError: torch's join is for a fixed set of ranks."""
+        raise ConfigurationError(
+            "join(): not with replica groups, which come and go: give each step its batch by StepLoader or "
+            "StepSampler, and end by agent.current_step"
+        )
 
     # -- a part of each step
 

@@ -26,6 +26,7 @@ from torch.distributed.fsdp import FSDPModule
 
 from agent_client.agent.agent import Agent
 from agent_client.agent.rules.loop_order import PassOrder
+from agent_client.agent.script_check import find_fsdp1
 from agent_client.collectives.compiling import never_compiled
 from agent_client.errors import AgentError
 from agent_client.state.shards import is_sharded
@@ -38,6 +39,10 @@ def replicate(module: nn.Module, agent: Agent) -> None:
     """
     agent.internals.refuse_catch_up("a model that is sharded")
     sharded = {name: part for name, part in module.named_modules() if isinstance(part, FSDPModule)}
+    if not sharded and (name := find_fsdp1(module)) is not None:
+        raise ValueError(
+            f"{name} is a FullyShardedDataParallel (FSDP1), which is not supported: use fully_shard (FSDP2)"
+        )
     if not sharded:
         raise ValueError("nothing in the module is sharded: call torch's fully_shard first, or use our DDP")
     plain = [name for name, parameter in module.named_parameters() if not is_sharded(parameter)]

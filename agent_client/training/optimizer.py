@@ -11,6 +11,7 @@ from torch.optim import Optimizer
 
 from agent_client.agent.agent import Agent
 from agent_client.agent.rules.loop_order import ZeroGradOrder
+from agent_client.agent.script_check import refuse_optimizer
 from agent_client.collectives.compiling import not_itself_compiled
 from agent_client.errors import ConfigurationError
 
@@ -30,8 +31,10 @@ class FaultTolerantOptimizer(Optimizer):
         """Raises ConfigurationError for an optimizer that evaluates the model several times in one step (LBFGS), and
         for one whose state would not heal."""
         optimizers = [optimizer] if isinstance(optimizer, Optimizer) else list(optimizer)
-        for each in optimizers if self.votes_each_step else []:
-            _check(each, agent)
+        for each in optimizers:
+            refuse_optimizer(each, votes_each_step=self.votes_each_step)
+            if self.votes_each_step:
+                _check(each, agent)
         if len(optimizers) > 1:
             agent.internals.refuse_catch_up("several optimizers")
         [self.wrapped] = optimizers if len(optimizers) == 1 else [_Together(optimizers)]

@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.distributed import GradBucket
 
 from agent_client.agent.agent import Agent
+from agent_client.state.host_memory import has_no_gaps
 
 log = logging.getLogger(__name__)
 
@@ -61,10 +62,11 @@ class Salvage:
             reduced = self.agent.all_reduce(kept.content.clone(), name=kept.name).result()
             sizes = [parameter.numel() for parameter in kept.parameters]
             for parameter, mean in zip(kept.parameters, reduced.split(sizes), strict=True):
+                mean = _in_bucket(mean, parameter)
                 if parameter.grad is None:
                     missing[id(parameter)] = mean
                 else:
-                    parameter.grad.copy_(mean.view_as(parameter.grad))
+                    parameter.grad.copy_(mean)
         if self._used is not None:
             self._settle_unused(*self._used, missing)
 
@@ -73,6 +75,13 @@ class Salvage:
         by_any = self.agent.all_reduce(used.clone(), name=name).result() > 0
         for parameter, here, anywhere in zip(self.parameters, used.tolist(), by_any.tolist(), strict=True):
             if anywhere and id(parameter) in missing:
-                parameter.grad = missing[id(parameter)].view_as(parameter).clone()
+                parameter.grad = missing[id(parameter)].clone()
             elif here and not anywhere:
                 parameter.grad = None
+
+
+def _in_bucket(part: Tensor, parameter: Tensor) -> Tensor:
+    """View a part of a flat bucket as torch does: in the memory order of the parameter, if that has no gaps."""
+    if has_no_gaps(parameter.shape, parameter.stride()):
+        return part.as_strided(parameter.shape, parameter.stride())
+    return part.view(parameter.shape)

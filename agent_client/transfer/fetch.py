@@ -13,7 +13,7 @@ from agent_client.state.tree import State
 from agent_client.transfer.offers import StateKey
 from agent_client.transfer.priority import Pace
 from agent_client.transfer.requests import WAIT_SHARE, Connection, Requests, key_path
-from agent_client.transfer.response import StateUnavailable, check_begin, check_rest
+from agent_client.transfer.response import StateRefused, StateUnavailable, check_begin, check_rest
 from agent_client.transfer.rules.source_order import Broken, Failed, Read, Refused, SourceOrder
 from agent_client.transfer.striped import FindAddress, OnBytes, OtherTargets, StripedFetch
 from lighthouse_protocol.refusals import LighthouseError
@@ -189,7 +189,8 @@ class Fetch:
         except (OSError, http.client.HTTPException) as error:
             self._tell(Broken(self._received, f"{self._where()}: {error!r}"))
         except (StateUnavailable, LighthouseError) as error:
-            self._refuse(f"is not there: {error}", StateUnavailable)
+            kind = StateRefused if isinstance(error, StateRefused) else StateUnavailable
+            self._refuse(f"is not there: {error}", kind)
         except (StateMismatch, CorruptState, ValueError) as error:
             if isinstance(error, StateMismatch):
                 self._difference = self._difference or error.difference

@@ -34,6 +34,14 @@ class NotHeldError(Exception):
         self.held = held
 
 
+class CannotBeSentError(Exception):
+    """The state asked for holds something that cannot be sent. `secret`: of its quorum."""
+
+    def __init__(self, reason: str, secret: str) -> None:
+        super().__init__(reason)
+        self.secret = secret
+
+
 class StrangerError(Exception):
     """The reader does not prove that it is a member of the quorum that the state was offered in."""
 
@@ -60,6 +68,7 @@ class StateOffers:
         self._held: StateOffer | None = None
         self._cleared: StateOffer | None = None
         self._kept: dict[StateKey, StateOffer] = {}
+        self._refused: tuple[StateKey, str, str] | None = None
         self._settled = (0, -1)
         self._closed = False
 
@@ -102,6 +111,12 @@ class StateOffers:
         """What is not held of that step, or an earlier one, never will be: nobody waits for it."""
         with self._changed:
             self._settled = max(self._settled, (quorum_id, step))
+            self._changed.notify_all()
+
+    def refuse(self, key: StateKey, reason: str, secret: str = "") -> None:
+        """Answer the members of its quorum that ask for this state with the reason why it cannot be sent."""
+        with self._changed:
+            self._refused = key, reason, secret
             self._changed.notify_all()
 
     def was_read(self, held: StateOffer) -> None:
@@ -149,7 +164,12 @@ class StateOffers:
         with self._changed:
             self._wait(lambda: self._closed or self._find(key) or key[:2] <= self._settled or _is_cut(reader), wait_s)
             if (held := self._find(key)) is None:
-                raise NotHeldError(self._key())
+                if self._refused is None or self._refused[0] != key:
+                    raise NotHeldError(self._key())
+                _, reason, secret = self._refused
+                if secret and not may_read(secret):
+                    raise StrangerError
+                raise CannotBeSentError(reason, secret)
             if held.secret and not may_read(held.secret):
                 raise StrangerError
             held.readers.add(reader)

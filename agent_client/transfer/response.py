@@ -6,11 +6,16 @@ from agent_client.state.decoding import CorruptState
 from lighthouse_protocol.rules.proof import is_proven
 
 _MAX_REFUSAL_BYTES = 2000
+CANNOT_BE_SENT = 410
 NONCE_HEADER, PROOF_HEADER = "Lighthouse-Nonce", "Lighthouse-Proof"
 
 
 class StateUnavailable(Exception):
     """No source serves this state: it refused, is gone, or never was there."""
+
+
+class StateRefused(StateUnavailable):
+    """The source has the state, and it holds something that cannot be sent; no other attempt would help."""
 
 
 def check_challenge(response: HTTPResponse) -> str:
@@ -22,7 +27,8 @@ def check_challenge(response: HTTPResponse) -> str:
 
 def check_source(response: HTTPResponse, secret: str, *words: str | int) -> None:
     """Raises unless the answer comes from a member of the quorum, to this very request."""
-    if secret and response.status < 300 and not is_proven(response.getheader(PROOF_HEADER, ""), secret, *words):
+    matters = response.status < 300 or response.status == CANNOT_BE_SENT
+    if secret and matters and not is_proven(response.getheader(PROOF_HEADER, ""), secret, *words):
         raise StateUnavailable("it does not prove that it is a member of the quorum; nothing of what it sends is used")
 
 
@@ -60,4 +66,6 @@ def _check_status(response: HTTPResponse, expected: int) -> None:
     if response.status != expected:
         is_refusal = response.status >= 400
         text = response.read(_MAX_REFUSAL_BYTES).decode(errors="replace") if is_refusal else f"not {expected}"
+        if response.status == CANNOT_BE_SENT:
+            raise StateRefused(f"the source cannot send its state: {text}")
         raise StateUnavailable(f"it answered {response.status}: {text}")

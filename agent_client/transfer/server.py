@@ -16,6 +16,7 @@
          that is still arriving, and sends each piece when it is here
     409  another key, or none, is held: JSON {"asked": key, "held": key or null}; sent after up to `wait_s`, because
          the target may ask before the source has its snapshot, or at once where the source will not have it
+    410  the state holds something that cannot be sent: what, as text; with the source's Lighthouse-Proof
     403  the target does not prove that it is a member of the quorum
     412  the state held under this key is not the one that was begun, or has other tensors
     503  this server has as many connections as it takes
@@ -44,9 +45,16 @@ from agent_client.state.tree import State
 from agent_client.transfer.arriving import Arriving
 from agent_client.transfer.connection import host_in_url
 from agent_client.transfer.listener import Listener
-from agent_client.transfer.offers import NotHeldError, StateKey, StateOffer, StateOffers, StrangerError
+from agent_client.transfer.offers import (
+    CannotBeSentError,
+    NotHeldError,
+    StateKey,
+    StateOffer,
+    StateOffers,
+    StrangerError,
+)
 from agent_client.transfer.priority import Pace
-from agent_client.transfer.response import NONCE_HEADER, PROOF_HEADER
+from agent_client.transfer.response import CANNOT_BE_SENT, NONCE_HEADER, PROOF_HEADER
 from lighthouse_protocol.rules.proof import SOURCE_WORD, TARGET_WORD, is_proven, prove
 
 logger = logging.getLogger(__name__)
@@ -105,6 +113,10 @@ class StateServer:
     def forget(self, key: tuple[int, int, int]) -> None:
         """Offer one that was kept no longer; who reads it is cut off."""
         self._offers.forget(StateKey(*key))
+
+    def refuse(self, key: tuple[int, int, int], reason: str, secret: str = "") -> None:
+        """Answer the readers of that state with the reason why it cannot be sent. It must be settled, too."""
+        self._offers.refuse(StateKey(*key), reason, secret)
 
     def settle(self, quorum_id: int, step: int) -> None:
         """Whoever asks for what is not offered of that step, or an earlier one, is refused at once."""
@@ -177,6 +189,9 @@ class _Handler(BaseHTTPRequestHandler):
                 self._answer(held, nonces, match)
         except NotHeldError as error:
             self._refuse(409, key, error.held)
+        except CannotBeSentError as error:
+            proof = prove(error.secret, SOURCE_WORD, self._address(), *key, *nonces, "") if error.secret else ""
+            self._answer_text(CANNOT_BE_SENT, str(error), {PROOF_HEADER: proof} if proof else {})
         except StrangerError:
             logger.warning("%s asks for the state of %s, and is no member of that quorum", self.client_address[0], key)
             self._refuse(403, key, None)
@@ -243,8 +258,12 @@ class _Handler(BaseHTTPRequestHandler):
         logger.info("sent the state of %s to %s: %d bytes, %.3f s", held.key, self.client_address, sent_bytes, took_s)
 
     def _refuse(self, status: int, asked: StateKey, held: StateKey | None) -> None:
-        body = json.dumps({"asked": asked._asdict(), "held": held and held._asdict()}).encode()
-        self._start(status, {"Content-Type": "application/json", "Content-Length": len(body)})
+        told = {"asked": asked._asdict(), "held": held and held._asdict()}
+        self._answer_text(status, json.dumps(told), {"Content-Type": "application/json"})
+
+    def _answer_text(self, status: int, text: str, headers: dict[str, Any]) -> None:
+        body = text.encode()
+        self._start(status, {"Content-Length": len(body), **headers})
         self.wfile.write(body)
 
     def _start(self, status: int, headers: dict[str, Any]) -> None:

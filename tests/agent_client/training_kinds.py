@@ -453,6 +453,51 @@ class Bfloat16(Ddp):
             return super().loss(microbatch)
 
 
+class ChannelsLast(Ddp):
+    """A fused optimizer goes by memory order, which what heals must keep."""
+
+    def make_module(self) -> nn.Module:
+        layers = nn.Unflatten(1, (2, 2, 2)), nn.Conv2d(2, 3, 2), nn.Flatten(), nn.Linear(3, 1)
+        return nn.Sequential(*layers).to(memory_format=torch.channels_last)  # pyright: ignore[reportCallIssue]
+
+    def make_inner(self) -> torch.optim.Optimizer:
+        return torch.optim.AdamW(self.module.parameters(), lr=0.01, fused=True)
+
+
+class MomentumEncoder(nn.Module):
+    """MoCo's: the forward pass moves it, as a peer may read it just then."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fast, self.slow = nn.Linear(INPUTS, 256), nn.Linear(INPUTS, 256).requires_grad_(False)
+
+    def forward(self, images: Tensor) -> Tensor:
+        with torch.no_grad():
+            for slow, fast in zip(self.slow.parameters(), self.fast.parameters(), strict=True):
+                slow.data = slow.data * 0.9 + fast.data * 0.1
+        return self.fast(images) - self.slow(images)
+
+
+class Moco(Ddp):
+    def make_module(self) -> nn.Module:
+        return MomentumEncoder()
+
+    def make_inner(self) -> torch.optim.Optimizer:
+        return torch.optim.AdamW(self.module.fast.parameters(), lr=0.01)  # type: ignore[union-attr]
+
+
+class UnregisteredScheduler(Ddp):
+    """It registers itself before the first step."""
+
+    def make_inner(self) -> torch.optim.Optimizer:
+        inner = super().make_inner()
+        self.scheduler = ExponentialLR(inner, 0.9)
+        return inner
+
+    def after_commit(self) -> None:
+        self.scheduler.step()
+
+
 class Accumulating(Ddp):
     def compute(self) -> None:
         for microbatch in range(3):
@@ -690,6 +735,9 @@ KINDS: dict[str, type[Ddp]] = {
     "swa": Swa,
     "scheduler": Scheduled,
     "bfloat16": Bfloat16,
+    "channels_last": ChannelsLast,
+    "moco": Moco,
+    "unregistered_scheduler": UnregisteredScheduler,
     "accumulation": Accumulating,
     "salvage": Salvaging,
     "compile_inside": CompiledInside,

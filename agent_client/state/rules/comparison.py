@@ -10,8 +10,10 @@ All participants compare in the same steps, whatever their options say: a collec
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
+MAX_DIVERGENCES = 3
+"""So often a group may differ with no round of equal comparisons in between: it heals each time."""
 WINDOW_BYTES = 2 * 2**20
 LEAST_COST = WINDOW_BYTES // 48  # bytes that a tensor counts for at least
 
@@ -66,3 +68,23 @@ def outliers(told: Sequence[Digest | None]) -> tuple[int, ...]:
         return ()
     right = max(sets.values(), key=lambda places: (len(places), -places[0]))
     return tuple(place for place, digest in enumerate(told) if digest is not None and place not in right)
+
+
+@dataclass(slots=True)
+class Divergences:
+    """Counts how often each participant has differed since all windows were found equal."""
+
+    counts: dict[str, int] = field(default_factory=dict[str, int])
+    _equal: int = 0
+
+    def compared(self, wrong: Sequence[str], windows: int) -> int:
+        """Return how often those that differ now have differed; `windows`: how many there are."""
+        if not wrong:
+            self._equal += 1
+            if self._equal >= windows:
+                self.counts.clear()
+            return 0
+        self._equal = 0
+        for name in wrong:
+            self.counts[name] = self.counts.get(name, 0) + 1
+        return max(self.counts[name] for name in wrong)

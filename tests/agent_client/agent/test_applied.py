@@ -1,5 +1,6 @@
 """A commit that was not applied, and a state that has changed by itself, under real daemons: found, told, healed."""
 
+import re
 from typing import Any
 
 import pytest
@@ -75,6 +76,19 @@ def test_an_element_that_has_changed_is_found_at_the_next_check(job: Job, lighth
     [incident] = incidents(lighthouse, job)
     assert (incident.kind, incident.suspects) == ("divergence", ("a",))
     assert incident.text == "a: rank 0: the state of step 16 differs from that of b, c"
+
+
+@pytest.mark.slow
+def test_a_group_that_differs_after_each_heal_ends_the_third_time(job: Job, lighthouse: Lighthouse) -> None:
+    """Its script is the cause, and says so."""
+    ranks = start(job, "ab")
+    ends = ranks["b/0"].begin("train", 400, flips=tuple(range(EVERY // 2, 400, EVERY)))
+    others = ranks["a/0"].begin("train", 4 * EVERY)
+    with pytest.raises(RankError, match=r"ScriptMismatch.*\(3 of 3\): the script is the cause; most likely"):
+        ends.result(120)
+    ranks["b/0"].kill()
+    assert others.result(120)[-1]["step"] == 4 * EVERY
+    assert re.search(r"in b differs from a, again after it has healed \(2 of 3\): the script is the", job.log("a"))
 
 
 def test_alone_there_is_nothing_to_heal_from(job: Job) -> None:

@@ -18,6 +18,7 @@ REFUSED: list[tuple[str, Any]] = [
     ("state_serving", "share"),
     ("heal_transport", "ftp"),
     ("heal_mode", "stall"),
+    ("reduce_dtype", "float16"),
     ("max_consecutive_discards", 0),
     ("manager_restart_timeout_s", -0.1),
     ("world_size_mode", "constant"),

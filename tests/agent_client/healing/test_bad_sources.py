@@ -4,6 +4,7 @@ test_fetch.py, test_healing.py."""
 import re
 from collections.abc import Callable
 from contextlib import ExitStack
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ from agent_client.agent.rules.step import StepMachine
 from agent_client.healing.target import DoesNotFit
 from agent_client.state.decoding import CorruptState, encode
 from agent_client.state.snapshot import StateMismatch
+from agent_client.transfer.response import StateRefused, StateUnavailable
 from tests.agent_client.healing.pair import TARGETS, Pair
 from tests.agent_client.transfer.sources import answering, ok, sends
 
@@ -109,3 +111,16 @@ def test_a_state_that_does_not_fit_into_memory(pair: Pair, monkeypatch: pytest.M
     monkeypatch.setattr("agent_client.healing.target.available_bytes", lambda: 2**20)
     with pytest.raises(CorruptState, match=r"\d+ bytes, more than 1048576"):
         pair.fetch()
+
+
+def test_a_state_that_cannot_be_sent_is_refused_with_its_reason() -> None:
+    """The source goes on with its step, and the target hears at once what no other attempt would change."""
+    with ExitStack() as stack:
+        pair = Pair(stack)
+        pair.states[0].optimizer.param_groups[0]["seen"] = {1}
+        pair.serve(secret="of the quorum")
+        with pytest.raises(StateRefused, match=r"state\['optimizer'\].*\['seen'\] is a set"):
+            pair.fetch(replace(TARGETS, secret="of the quorum"))
+        with pytest.raises(StateUnavailable, match="it answered 403") as caught:
+            pair.fetch(replace(TARGETS, secret="of a stranger"))
+        assert not isinstance(caught.value, StateRefused)

@@ -8,8 +8,10 @@ from hypothesis import strategies as st
 
 from agent_client.state.rules.comparison import (
     LEAST_COST,
+    MAX_DIVERGENCES,
     WINDOW_BYTES,
     Digest,
+    Divergences,
     common_interval,
     differs,
     outliers,
@@ -80,3 +82,15 @@ def test_one_that_is_not_judged_is_held_against_the_right_one(
     own: Digest, told: list[Digest | None], is_other: bool
 ) -> None:
     assert differs(own, told) is is_other
+
+
+def test_a_group_that_differs_after_each_heal_is_counted_until_all_windows_were_equal() -> None:
+    found = Divergences()
+    assert found.compared(["b"], windows=2) == 1
+    assert found.compared([], windows=2) == 0
+    assert found.compared(["b"], windows=2) == 2
+    assert found.compared([], windows=2) == 0
+    assert found.compared(["c"], windows=2) == 1
+    assert found.compared(["b", "c"], windows=2) == MAX_DIVERGENCES
+    assert [found.compared([], windows=2) for _ in range(2)] == [0, 0]
+    assert found.compared(["b"], windows=2) == 1

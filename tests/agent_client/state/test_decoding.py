@@ -143,7 +143,10 @@ class TestRefusalToSend:
             (print, "builtin_function_or_method"),
             (np.float64(1), r"numpy.float64.*\.item\(\)"),
             (np.bool_(1), r"numpy.*\.item\(\)"),
-            (np.zeros(2), "numpy.ndarray.*from_numpy"),
+            (np.longdouble(1), r"numpy.longdouble.*\.item\(\)"),
+            (np.str_("x"), r"numpy.str_.*\.item\(\)"),
+            (np.array([print]), "numpy.ndarray.*from_numpy"),
+            (np.zeros(2, ">f4" if np.dtype("<f4").isnative else "<f4"), "numpy.ndarray.*from_numpy"),
             (Colour.RED, "Colour.*plain"),
             (namedtuple("Pair", "a b")(1, 2), "Pair.*plain"),
             (torch.Size([1]), "torch.Size.*plain"),
@@ -224,11 +227,12 @@ class TestDamage:
 FLOATS = [["float32", [2]]]
 HEADERS = st.recursive(
     st.sampled_from([None, True, 0, 1, -1, 1.5, "", "ff", "7ff0000000000000"]),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from("iftdcobxy"), inner, max_size=2),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from("iftdcobxynq"), inner, max_size=2),
     max_leaves=10,
 )
 SHAPES = st.lists(st.integers(-1, 2), max_size=3)
 ENTRIES = st.tuples(st.sampled_from(["uint8", "int32", "qint8"]), SHAPES) | HEADERS
+ENTRIES |= st.tuples(st.sampled_from(["uint8", "int16"]), SHAPES, SHAPES)
 
 
 class TestForgery:
@@ -263,6 +267,13 @@ class TestForgery:
             (forged({"tree": {"y": 0}, "tensors": [["uint8", [1, 1]]]}, checksummed(b"x")), "cannot be bytes"),
             (forged({"tree": 1, "tensors": [["float32", [-2]]]}), "not described"),
             (forged({"tree": 1, "tensors": [["float32", [1] * 65]]}), "not described"),
+            (forged({"tree": {"b": 0}, "tensors": [["uint8", [2, 2], [2, 2]]]}), "strides that"),
+            (forged({"tree": {"b": 0}, "tensors": [["uint8", [2, 2], [3, 1]]]}), "strides that"),
+            (forged({"tree": {"b": 0}, "tensors": [["uint8", [2, 2], [1]]]}), "strides that"),
+            (forged({"tree": {"b": 0}, "tensors": [["uint8", [2], [-1]]]}), "strides that"),
+            (forged({"tree": {"b": 0}, "tensors": [["uint8", [2], [1], [1]]]}), "strides that"),
+            (forged({"tree": {"n": ["float64", 0]}, "tensors": [["uint8", [0]]]}, checksummed(b"")), "cannot be an"),
+            (forged({"tree": {"q": [[1, 2], 1]}, "tensors": []}), "malformed element 'q'"),
             (forged({"tree": 1, "tensors": [["qint8", [2]]]}), "no dtype 'qint8'"),
             (forged({"tree": 1, "tensors": [["bool", [2**62, 4, 0]]]}), "cannot have the shape"),
         ],

@@ -9,9 +9,12 @@ import pytest
 import torch
 from torch.optim import lr_scheduler
 
+from agent_client.errors import ConfigurationError
 from agent_client.state.decoding import decode, encode
 from agent_client.state.snapshot import StateMismatch
 from agent_client.state.train_state import TrainState
+from agent_client.training.scheduler import FaultTolerantScheduler
+from tests.agent_client.lone_agent import LoneAgent
 
 
 class Counter:
@@ -53,6 +56,170 @@ class Training:
     def bits(self) -> str:
         self.state.begin_step()
         return hash_of(self.state.snapshot())
+
+
+class TestSchedulers:
+    def test_one_that_drives_the_optimizer_registers_itself(self) -> None:
+        training = Training()
+        state = TrainState(training.model, training.sgd)
+        state.begin_step()
+        assert state.others == {"MultiStepLR": training.scheduler}
+        other = torch.optim.SGD(training.model.parameters(), lr=0.1)
+        kept = lr_scheduler.ExponentialLR(other, 0.9)
+        state = TrainState(training.model, other, mine=kept)
+        state.begin_step()
+        assert state.others == {"mine": kept}
+
+    def test_only_the_outermost_does(self) -> None:
+        model = torch.nn.Linear(1, 1)
+        sgd = torch.optim.SGD(model.parameters(), lr=0.1)
+        parts = [lr_scheduler.LinearLR(sgd), lr_scheduler.ExponentialLR(sgd, 0.9)]
+        outer = lr_scheduler.SequentialLR(sgd, parts, [3])
+        agent: Any = LoneAgent()
+        wrapped = FaultTolerantScheduler(outer, agent)
+        state = TrainState(model, sgd)
+        state.begin_step()
+        assert state.others == {"SequentialLR": wrapped.wrapped}
+
+    def test_two_of_one_class_have_no_order(self) -> None:
+        model = torch.nn.Linear(1, 1)
+        sgd = torch.optim.SGD(model.parameters(), lr=0.1)
+        two = [lr_scheduler.ExponentialLR(sgd, 0.9) for _ in range(2)]
+        with pytest.raises(ConfigurationError, match=r"several ExponentialLR.*first=first, second=second"):
+            TrainState(model, sgd).begin_step()
+        del two
+
+
+class TestParametersThatMove:
+    """A forward pass that writes parameters would be seen by a peer that reads them beside it."""
+
+    def build(self) -> tuple[TrainState, torch.nn.Parameter]:
+        model = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Linear(2, 2))
+        slow: Any = model[1]
+        state = TrainState(model, torch.optim.SGD(model[0].parameters(), lr=0.1))
+        state.begin_step()
+        assert state.find_moved() == ""
+        return state, slow.weight
+
+    @pytest.mark.parametrize("how", ["in place", "new memory", "through .data"])
+    def test_each_way_of_a_momentum_encoder_is_noticed(self, how: str) -> None:
+        state, weight = self.build()
+        with torch.no_grad():
+            match how:
+                case "in place":
+                    weight.mul_(0.5)
+                case "new memory":
+                    weight.data = weight.data * 0.5
+                case _:
+                    weight.data.mul_(0.5)
+        assert state.find_moved() == "1.weight"
+        assert (state.stands_still, state.moves_in_forward) == (False, True)
+        state.begin_step()
+        assert state.find_moved() == ""
+
+    def test_an_embedding_of_bounded_norm_is_noticed(self) -> None:
+        model = torch.nn.Embedding(4, 2, max_norm=0.1)
+        state = TrainState(model, torch.optim.SGD(model.parameters(), lr=0.1))
+        state.begin_step()
+        model(torch.arange(4))
+        assert state.find_moved() == "weight"
+
+    def test_a_forward_pass_and_an_optimizer_between_steps_are_none(self) -> None:
+        training = Training()
+        for step in range(3):
+            training.state.begin_step()
+            training.forward(step).backward()
+            assert training.state.find_moved() == ""
+            training.sgd.step()
+        assert training.state.stands_still
+
+
+class TestSendable:
+    def test_the_path_of_what_cannot_be_sent(self) -> None:
+        training = Training()
+        training.train(1)
+        training.state.check_sendable()
+        training.sgd.state[training.model[0].weight]["seen"] = {1}  # type: ignore[index]
+        with pytest.raises(ConfigurationError, match=r"state\['optimizer'\]\['state'\]\[0\]\['seen'\] is a set"):
+            training.state.check_sendable()
+
+    def test_what_is_registered_beside_has_its_name_in_the_path(self) -> None:
+        training = Training()
+        training.counter.count = {1}  # type: ignore[assignment]
+        with pytest.raises(TypeError, match=r"state\['others'\]\['counter'\]\['count'\] is a set"):
+            training.state.begin_step()
+
+    def test_a_state_dict_that_raises(self) -> None:
+        training = Training()
+        training.train(1)
+
+        def raises() -> Any:
+            raise RuntimeError("Optimizer state has not been consolidated")
+
+        training.sgd.state_dict = raises  # type: ignore[method-assign]
+        with pytest.raises(ConfigurationError, match="could heal from this state: Optimizer state has not been consol"):
+            training.state.check_sendable()
+
+    def test_an_expanded_buffer_cannot_be_written(self) -> None:
+        training = Training()
+        training.model.register_buffer("mask", torch.ones(4).expand(3, 4))
+        training.state.begin_step()
+        with pytest.raises(ConfigurationError, match=r"state\['model'\]\['mask'\] is expanded.*contiguous"):
+            training.state.check_sendable()
+
+
+FUSED: dict[str, Callable[..., torch.optim.Optimizer]] = {
+    "adamw": torch.optim.AdamW,
+    "sgd": lambda parameters, **options: torch.optim.SGD(parameters, momentum=0.9, **options),
+    "adagrad": torch.optim.Adagrad,
+}
+
+
+class TestMemoryOrder:
+    """Fused optimizers go by memory order: a parameter, its gradient and its moments must have the same one."""
+
+    def build(self, kind: str) -> tuple[torch.nn.Module, torch.optim.Optimizer]:
+        torch.manual_seed(0)
+        convolutions = torch.nn.Conv2d(3, 8, 3), torch.nn.Conv2d(8, 1, 3), torch.nn.Conv2d(1, 4, 1)
+        model = torch.nn.Sequential(*convolutions, torch.nn.Flatten(), torch.nn.Linear(64, 6))
+        model = model.to(memory_format=torch.channels_last)  # pyright: ignore[reportCallIssue]
+        linear: Any = model[-1]
+        linear.weight = torch.nn.Parameter(torch.randn(64, 6).t())
+        return model, FUSED[kind](model.parameters(), lr=1e-2, fused=True)
+
+    def step(self, model: torch.nn.Module, optimizer: torch.optim.Optimizer, number: int) -> None:
+        images = torch.randn(4, 3, 8, 8, generator=torch.Generator().manual_seed(number))
+        optimizer.zero_grad()
+        model(images.to(memory_format=torch.channels_last)).square().mean().backward()
+        optimizer.step()
+
+    @pytest.mark.parametrize("is_copied", [True, False])
+    @pytest.mark.parametrize("kind", FUSED)
+    def test_a_fused_optimizer_goes_on_with_the_same_bits(self, kind: str, is_copied: bool) -> None:
+        model, optimizer = self.build(kind)
+        for number in range(3):
+            self.step(model, optimizer, number)
+        other, other_optimizer = self.build(kind)
+        served = TrainState(model, optimizer)
+        content = b"".join(encode(served.snapshot() if is_copied else served.in_place()))
+        TrainState(other, other_optimizer).load_state_dict(decode(BytesIO(content)))
+        for parameter, theirs in zip(model.parameters(), other.parameters(), strict=True):
+            kept = zip(optimizer.state[parameter].items(), other_optimizer.state[theirs].values(), strict=True)
+            assert [name for (name, one), two in kept if one.stride() != two.stride()] == []
+        self.step(model, optimizer, 9)
+        self.step(other, other_optimizer, 9)
+        for parameter, theirs in zip(model.parameters(), other.parameters(), strict=True):
+            assert torch.equal(parameter, theirs)
+
+    def test_what_has_gaps_or_overlaps_comes_back_without(self) -> None:
+        state = [
+            torch.arange(12.0).view(3, 4)[:, ::2],
+            torch.arange(3.0).expand(2, 3),
+            torch.arange(8.0).view(4, 2)[::2].t(),
+        ]
+        back = decode(BytesIO(b"".join(encode(state))))
+        assert [tensor.stride() for tensor in back] == [(2, 1), (3, 1), (1, 2)]
+        assert all(map(torch.equal, back, state))
 
 
 def hash_of(state: Any) -> str:

@@ -2,10 +2,11 @@
 
 import math
 import struct
-from collections import Counter, OrderedDict
+from collections import Counter, OrderedDict, deque
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from hypothesis import strategies as st
 
@@ -23,13 +24,18 @@ def resident_bytes() -> int:
 
 
 def same(one: Any, other: Any) -> bool:
-    """Same types, same order of keys, same bits."""
+    """Same types, same order of keys, same bits, and clones with the same strides."""
     if isinstance(one, torch.Tensor):
         if not isinstance(other, torch.Tensor):
             return False
-        return (one.dtype, one.shape, bits(one)) == (other.dtype, other.shape, bits(other))
+        strides = [torch.empty_like(each, device="meta").stride() for each in (one, other) if each.numel()]
+        return len(set(strides)) < 2 and (one.dtype, one.shape, bits(one)) == (other.dtype, other.shape, bits(other))
     if type(one) is not type(other):
         return False
+    if isinstance(one, np.ndarray):
+        return (one.dtype, one.shape, one.tobytes()) == (other.dtype, other.shape, other.tobytes())
+    if isinstance(one, deque):
+        return one.maxlen == other.maxlen and same(list(one), list(other))
     if isinstance(one, dict):
         metadata = getattr(one, "_metadata", None), getattr(other, "_metadata", None)
         return same(list(one.items()), list(other.items())) and same(*metadata)
@@ -42,7 +48,16 @@ def same(one: Any, other: Any) -> bool:
 
 any_text = st.text(st.characters(exclude_categories=()), max_size=6)
 numbers = st.integers() | st.integers(-(2**70), 2**70) | st.floats()
-scalars = st.none() | st.booleans() | numbers | any_text | st.binary(max_size=6)
+arrays = st.sampled_from(
+    [
+        np.arange(6).reshape(2, 3),
+        np.arange(6.0)[::-2],
+        np.zeros((0, 2), np.float16),
+        np.array(True),
+        np.ones(2, np.uint16),
+    ]
+)
+scalars = arrays | st.none() | st.booleans() | numbers | any_text | st.binary(max_size=6)
 plain_keys = any_text | st.integers() | st.booleans() | st.none() | st.floats(allow_nan=False)
 keys = plain_keys | st.tuples(plain_keys, st.tuples(plain_keys))
 
@@ -79,6 +94,7 @@ def containers(children: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
     return (
         st.lists(children, max_size=4)
         | st.lists(children, max_size=4).map(tuple)
+        | st.builds(deque, st.lists(children, max_size=3), st.none() | st.integers(3, 2**40))
         | dicts
         | st.builds(ordered_with_metadata, dicts, st.none() | dicts)
         | st.dictionaries(keys, st.integers(), max_size=4).map(Counter)

@@ -1,9 +1,14 @@
 """A peer dies in the middle of a backward pass: the very step commits, with the survivors' average, bit for bit."""
 
+from concurrent.futures import Future
 from typing import Any
 
 import torch
+from torch.distributed import GradBucket, HashStore
+from torch.nn import parallel
 
+from agent_client.collectives.gloo import GlooGroup
+from agent_client.training.salvage import Salvage
 from tests.agent_client.jobs import Job
 from tests.agent_client.ranks import Pending, Rank
 
@@ -93,3 +98,42 @@ def test_who_salvages_meets_who_computes_anew(job: Job) -> None:
     anew, salvaged = b.call("step"), of_a.result()
     assert [anew["committed"], salvaged["committed"]] == [True, True]
     assert anew["hash"] == salvaged["hash"]
+
+
+def test_the_memory_order_of_parameters_is_that_of_their_buckets() -> None:
+    """A bucket holds a channels_last or transposed gradient in the order of its parameter's memory."""
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Conv2d(3, 4, 3), torch.nn.Flatten(), torch.nn.Linear(16, 2, bias=False))
+    model = model.to(memory_format=torch.channels_last)  # pyright: ignore[reportCallIssue]
+    linear: Any = model[-1]
+    linear.weight = torch.nn.Parameter(torch.randn(16, 2).t())
+    group = GlooGroup(HashStore(), 0, 1, "127.0.0.1", connect_timeout_s=10.0, timeout_s=10.0)
+    wrapped = parallel.DistributedDataParallel(model, process_group=group.for_torch("salvage"))
+    agent: Any = _Echo()
+    salvage = Salvage(agent)
+
+    def keep(_: object, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
+        salvage.keep_bucket(bucket, "")
+        done: torch.futures.Future[torch.Tensor] = torch.futures.Future()
+        done.set_result(bucket.buffer())
+        return done
+
+    wrapped.register_comm_hook(None, keep)
+    wrapped(torch.randn(2, 3, 4, 4)).square().mean().backward()
+    computed = [parameter.grad.clone() for parameter in model.parameters() if parameter.grad is not None]
+    for parameter in model.parameters():
+        parameter.grad = torch.zeros_like(parameter)
+    salvage.reduce_again()
+    for parameter, gradient in zip(model.parameters(), computed, strict=True):
+        assert parameter.grad is not None
+        assert torch.equal(parameter.grad, gradient)
+    group.abort()
+
+
+class _Echo:
+    """An Agent without peers."""
+
+    def all_reduce(self, tensor: torch.Tensor, *, name: str) -> "Future[torch.Tensor]":
+        done: Future[torch.Tensor] = Future()
+        done.set_result(tensor)
+        return done
