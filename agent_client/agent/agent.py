@@ -26,6 +26,7 @@ from agent_client.agent.parts import ALONE, GroupPlace, make_parts
 from agent_client.agent.rank_round import RankRounds
 from agent_client.agent.rendezvous import rendezvous
 from agent_client.agent.rules.applying import Applying
+from agent_client.agent.rules.data import DataChoice, DataUses
 from agent_client.agent.rules.loop_order import StepPart
 from agent_client.agent.rules.step import Phase
 from agent_client.agent.rules.world_size import WorldSizeMode
@@ -93,6 +94,7 @@ class Agent:
         self._began_late = False
         self._state_digests, self._gradient_digests = Digests(), Digests()
         self._applying, self._scalers = Applying(), Scalers(state)
+        self._data_uses = DataUses()
         self._optimizers = OptimizerWatch(state, self._applying)
         self._rounds = RankRounds(self._runner, self._thread, self._peers, place.group, place.group_rank)
         self._evaluation = Evaluation(self._rounds, state, self._machine, self._progress, lambda: self.holds_state)
@@ -261,6 +263,19 @@ class Agent:
         """Whether a forward pass will begin the next step."""
         return any(part.begins_steps for part in self._parts)
 
+    def data_report(self) -> dict[str, int | bool]:
+        """Return how far the data set is used, and whether each sample was used once an epoch.
+
+        Returns:
+            Empty before the first batch of a StepSampler or StepLoader. Else `length`, `batch_size`, `accumulate` and
+            `seed` of that sampler; `samples`, which the committed steps have used over all groups; `epoch`, how often
+            that is all of the data set, and `position`, the samples of the present epoch; `irregular_steps`, which this
+            rank has committed with batches that it had drawn under another quorum, or not drawn; `is_exact`, whether
+            there are none and the sampler has stayed the same, so that each sample was used `epoch` or `epoch + 1`
+            times.
+        """
+        return self._data_uses.report(self.batches_committed * self.group_world_size)
+
     # -- checkpoints
 
     def state_dict(self) -> dict[str, Any]:
@@ -346,16 +361,12 @@ class Agent:
     def slots(self) -> list[tuple[int, int]]:
         """Return which microbatches of the step under way are this rank's.
 
-        In DYNAMIC mode there is one, by the last quorum; the step is begun only if this rank may have to heal. In the
-        other modes this begins the step and waits for its quorum. A group that does not count has one microbatch, too.
+        This begins the step and waits for its quorum, which is known at once unless a group comes or goes. In
+        CONSTANT_BATCH mode there may be several, else there is one. A group that does not count has one, too.
 
         Returns:
-            (place, number of places) of each microbatch, among those of all ranks of all groups.
+            (place, number of places) of each microbatch, among those that count of all ranks of all groups.
         """
-        if self.world_size_mode is WorldSizeMode.DYNAMIC:
-            if self._may_heal:
-                self.start_quorum()
-            return [self.internals.last_slot()]
         self.start_quorum()
         self.wait_quorum()
         return self._machine.share.slots(self.group_rank, self.group_world_size)
@@ -480,6 +491,8 @@ class Agent:
         for part in self._parts:
             part.settle(is_committed=is_committed)
         self._untold = self._machine.step if is_committed else None
+        if is_committed and self._machine.share.counts:
+            self._data_uses.committed(self._machine.step - 1, self.quorum_id)
         if self._began_late and self._machine.was_told_late:
             self.start_quorum()  # a loop that begins its steps by a reduction would be late in the next one, too
         return is_committed
@@ -603,6 +616,17 @@ class Agent:
         """
         entry = self._progress.numbers.over()
         return self._thread.submit(in_stream_order(packed, lambda: self._runner.take_from_first(packed, entry)))
+
+    def draws_from(self, data: DataChoice, *, is_whole_step: bool = True) -> None:
+        """Note what the batches of the step under way are drawn from. Its quorum is known.
+
+        Args:
+            data: The data set, as the peers must have it, too.
+            is_whole_step: Whether the step has no other batches of this rank.
+        """
+        self._runner.data = data
+        if is_whole_step:
+            self._data_uses.drawn(data, self._machine.step, self.quorum_id)
 
     @never_compiled
     def tell_commit(self) -> None:

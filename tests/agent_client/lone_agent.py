@@ -36,6 +36,15 @@ class LoneAgent:
     def internals(self) -> "LoneAgent":
         return self
 
+    @property
+    def batches_committed(self) -> int:
+        return self.current_step * self.place[1]
+
+    group_world_size = 1
+
+    def draws_from(self, data: object, *, is_whole_step: bool = True) -> None:
+        """No peer compares it."""
+
     def catch_up_for(self, optimizer: torch.optim.Optimizer) -> None:
         """It never catches up."""
 

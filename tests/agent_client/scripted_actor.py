@@ -9,6 +9,7 @@ import torch
 
 from agent_client.errors import EvaluationInterrupted, ScriptMismatch
 from agent_client.state.train_state import TrainState
+from agent_client.training.sampler import StepSampler
 from tests.agent_client.actors import build_agent
 
 
@@ -23,6 +24,11 @@ class ScriptedActor:
         """Sums of so many elements of a dtype, called so."""
         self.reduce(*reduced)
         return self.vote()
+
+    def draw(self, length: int, batch_size: int, seed: int) -> dict[str, Any]:
+        """A step on a batch of a sampler."""
+        next(iter(StepSampler(length, batch_size, self.agent, seed)))
+        return self.step((8, "float32", "weights")) | {"data": self.agent.data_report()}
 
     def take_turn(self) -> dict[str, Any]:
         """Of one of two networks: by the quorum's step, not by a counter of the script's own."""

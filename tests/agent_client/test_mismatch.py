@@ -33,6 +33,29 @@ def test_the_agent_at_fault_is_of_no_further_use(job: Job) -> None:
     assert b.call("step", *RIGHT)["mismatch"] == ended
 
 
+def test_other_data(job: Job) -> None:
+    """Each group would train on samples of the other one, and leave others out."""
+    a, b = job.groups("a", "b", actor=SCRIPTED)
+    assert a.call("draw", 1000, 8, 0)["committed"]
+    of_b = b.begin("draw", 990, 8, 0)
+    job.wait_joined("b")
+    assert not a.call("draw", 1000, 8, 0)["committed"]
+    where = "where a draws from 1000 samples, in batches of 8, in the order of seed 0"
+    told = "990 samples, in batches of 8, in the order of seed 0"
+    assert f"this group (b) draws from {told} {where}" in of_b.result(ENDS_WITHIN_S)["mismatch"]
+    assert a.call("draw", 1000, 8, 0)["data"] == {
+        "length": 1000,
+        "batch_size": 8,
+        "accumulate": 1,
+        "seed": 0,
+        "samples": 16,
+        "epoch": 0,
+        "position": 16,
+        "irregular_steps": 0,
+        "is_exact": True,
+    }
+
+
 def test_a_mismatch_at_one_rank_ends_its_whole_group(job: Job) -> None:
     of_a = list(job.groups_of(2, "a", actor=SCRIPTED).values())
     assert all(step["committed"] for step in together(of_a, "step", *RIGHT))

@@ -4,7 +4,8 @@ are at fault. Rules only, no I/O.
 A process group does not check it: gloo ends a process that receives more than it expects, and sums whatever is not
 longer. So in the first step under a quorum each collective over the participants is preceded by a sum of numbers that
 announce it, in a row for each participant, of the same size for all. The end of the step is announced, too, with the
-number of its collectives. All participants receive the same rows, so all find the same answer:
+number of its collectives, and after it what the batches were drawn from. All participants receive the same rows, so
+all find the same answer:
 
 1. The participants that hold the state of the job and have committed a step of it decide. If there are none, those
    that hold its state do; if there are none either, all do.
@@ -20,7 +21,7 @@ from enum import IntEnum
 from typing import NamedTuple
 
 WORD_BYTES = 8
-TEXT_WORDS = 8
+TEXT_WORDS = 12
 NAMES_TOLD = 8
 
 
@@ -31,6 +32,7 @@ class Kind(IntEnum):
     REDUCE = 1
     END = 2
     GATHER = 3
+    DRAW = 4
 
 
 class Standing(IntEnum):
@@ -50,11 +52,11 @@ def standing_of(*, heals: bool, max_step: int, has_trained: bool) -> Standing:
 
 class Announced(NamedTuple):
     """What a participant is about to do. REDUCE: a collective. END: the end of the step. GATHER: the exchange of values
-    between two steps."""
+    between two steps. DRAW: what it has drawn its batches from."""
 
     kind: Kind
     number: int = 0
-    """REDUCE: which collective of the step. END: how many there were."""
+    """REDUCE: which collective of the step. END: how many there were. DRAW: 1, or 0 if no sampler of ours is used."""
     size: int = 0
     """Bytes."""
     dtype: str = ""
@@ -70,6 +72,8 @@ class Announced(NamedTuple):
                 return f"ends the step after {self.number} collectives"
             case Kind.GATHER:
                 return f"gathers values ({self.name})"
+            case Kind.DRAW:
+                return f"draws from {self.dtype} {self.name}"
             case Kind.NONE:
                 return "says nothing"
 
@@ -79,6 +83,11 @@ class Row(NamedTuple):
 
     standing: int
     words: tuple[int, ...]
+
+    @property
+    def is_silent(self) -> bool:
+        """Whether it fits whatever the others announce: a rank that draws nothing, or not yet."""
+        return self.words[:2] == (Kind.DRAW, 0)
 
     @property
     def announced(self) -> Announced:
@@ -105,10 +114,11 @@ def from_words(words: Sequence[int]) -> Row:
 
 def find_faulty(rows: Sequence[Row]) -> frozenset[int]:
     """The places of the participants at fault."""
-    if all(row.words == rows[0].words for row in rows):
+    speaking = [row for row in rows if not row.is_silent]
+    if all(row.words == speaking[0].words for row in speaking):
         return frozenset()
-    right = _find_right(rows)
-    return frozenset(place for place, row in enumerate(rows) if row.words != right)
+    right = _find_right(speaking)
+    return frozenset(place for place, row in enumerate(rows) if not row.is_silent and row.words != right)
 
 
 def _find_right(rows: Sequence[Row]) -> tuple[int, ...]:
@@ -120,7 +130,7 @@ def _find_right(rows: Sequence[Row]) -> tuple[int, ...]:
 
 def explain(rows: Sequence[Row], faulty: frozenset[int], names: Sequence[str], place: int) -> str:
     """For the participant at `place`: what it does that the others do not, or which other participants differ."""
-    right = [other for other in range(len(rows)) if other not in faulty]
+    right = [other for other, row in enumerate(rows) if other not in faulty and not row.is_silent]
     where = f"where {_list([names[other] for other in right])} {_plural(rows[right[0]].announced, len(right))}"
     if place in faulty:
         return f"this group ({names[place]}) {rows[place].announced} {where}"
