@@ -21,7 +21,7 @@ from agent_client.agent.equality import check_equal
 from agent_client.agent.evaluation import Evaluation
 from agent_client.agent.internals import Internals
 from agent_client.agent.observer import give_way
-from agent_client.agent.optimizer_watch import OptimizerWatch, may_skip
+from agent_client.agent.optimizer_watch import OptimizerWatch, may_skip, warn_of_split_samplers
 from agent_client.agent.parts import ALONE, GroupPlace, make_parts
 from agent_client.agent.rank_round import RankRounds
 from agent_client.agent.rendezvous import rendezvous
@@ -95,6 +95,7 @@ class Agent:
         self._state_digests, self._gradient_digests = Digests(), Digests()
         self._applying, self._scalers = Applying(), Scalers(state)
         self._data_uses = DataUses()
+        self._has_looked_at_samplers = False
         self._optimizers = OptimizerWatch(state, self._applying)
         self._rounds = RankRounds(self._runner, self._thread, self._peers, place.group, place.group_rank)
         self._evaluation = Evaluation(self._rounds, state, self._machine, self._progress, lambda: self.holds_state)
@@ -491,8 +492,8 @@ class Agent:
         for part in self._parts:
             part.settle(is_committed=is_committed)
         self._untold = self._machine.step if is_committed else None
-        if is_committed and self._machine.share.counts:
-            self._data_uses.committed(self._machine.step - 1, self.quorum_id)
+        if is_committed:
+            self._note_data()
         if self._began_late and self._machine.was_told_late:
             self.start_quorum()  # a loop that begins its steps by a reduction would be late in the next one, too
         return is_committed
@@ -732,6 +733,15 @@ class Agent:
         reason = self._await("peers", done)
         if reason and self._catch_up is not None:
             self._catch_up.reject(reason)
+
+    def _note_data(self) -> None:
+        machine, groups = self._machine, self.num_participants
+        if machine.share.counts:
+            self._data_uses.committed(machine.step - 1, self.quorum_id)
+        if not self._has_looked_at_samplers and groups > 1 and machine.ended > 1:
+            self._has_looked_at_samplers = True
+            if self._data_uses.choice is None:
+                warn_of_split_samplers(self.group_world_size, groups)
 
     def _tear(self, text: str) -> None:
         log.error("%s; %s", text, APPLY_HINT)

@@ -87,30 +87,42 @@ class FaultTolerance:
         """Batches of the Trainer's own data set, collation and workers, chosen by the step."""
         plain = super().get_train_dataloader()
         self.create_optimizer()
-        return StepLoader.of(
+        loader = StepLoader.of(
             plain,
             self.agent,
             batch_size=self._train_batch_size,
             accumulate=self.args.gradient_accumulation_steps,
             steps=self.args.max_steps,
-            seed=self.args.data_seed or self.args.seed,
+            seed=self.args.seed if self.args.data_seed is None else self.args.data_seed,
         )
+        return _Microbatches(loader)
 
-    def get_batch_samples(self, epoch_iterator: Iterator[Any], num_batches: int, device: torch.device) -> Any:
+    def _get_num_items_in_batch(self, batch_samples: list[Any], device: torch.device) -> Any:
         """Count the items of all groups, so that the loss is normalised as in one process with all batches."""
-        batches, num_items = super().get_batch_samples(epoch_iterator, num_batches, device)
-        if num_items is not None and self.args.average_tokens_across_devices:
-            mean = torch.as_tensor(num_items, dtype=torch.float64, device=device).reshape(1).clone()
-            mean = self.agent.all_reduce(mean, name="number of items").result()
-            if not self.agent.has_failed:  # else the step is discarded
-                num_items = mean[0]
-        return batches, num_items
+        batches = [batch for microbatches in batch_samples for batch in _as_list(microbatches)]
+        number = super()._get_num_items_in_batch(batches, device)
+        if number is None or not self.args.average_tokens_across_devices:
+            return number
+        mean = torch.as_tensor(number, dtype=torch.float64, device=device).reshape(1).clone()
+        mean = self.agent.all_reduce(mean, name="number of items").result()
+        return number if self.agent.has_failed else mean[0]  # a step that has failed is discarded
 
-    def training_step(self, model: Any, *args: Any, **kwargs: Any) -> torch.Tensor:
-        """Reduces in the last batch of a step."""
-        is_last = self.accelerator.sync_gradients
-        with contextlib.nullcontext() if is_last else model.no_sync():
-            return super().training_step(model, *args, **kwargs)
+    def training_step(self, model: Any, inputs: Any, *args: Any, **kwargs: Any) -> torch.Tensor:
+        """Reduces in the last batch of a step. `inputs`: one for each microbatch of this rank."""
+        losses: list[torch.Tensor] = []
+        microbatches = _as_list(inputs)
+        for number, each in enumerate(microbatches):
+            is_last = self.accelerator.sync_gradients and number == len(microbatches) - 1
+            with contextlib.nullcontext() if is_last else model.no_sync():
+                losses.append(super().training_step(model, each, *args, **kwargs))
+        return torch.stack(losses).mean() if len(losses) > 1 else losses[0]
+
+    def floating_point_ops(self, inputs: Any) -> int:
+        return sum(super(FaultTolerance, self).floating_point_ops(each) for each in _as_list(inputs))
+
+    def _track_num_input_tokens(self, inputs: Any) -> None:
+        for each in _as_list(inputs):
+            super()._track_num_input_tokens(each)
 
     def _wrap_model(self, model: Any, training: bool = True, dataloader: Any = None) -> Any:
         if not training or isinstance(model, DistributedDataParallel):
@@ -139,6 +151,20 @@ class FaultTolerance:
 
 class FaultTolerantTrainer(FaultTolerance, Trainer):
     """The Trainer, fault tolerant."""
+
+
+class _Microbatches:
+    """The training batches, in lists: one for each microbatch of this rank."""
+
+    def __init__(self, loader: StepLoader) -> None:
+        self._loader = loader
+
+    def __iter__(self) -> Iterator[list[Any]]:
+        return self._loader.microbatches()
+
+
+def _as_list(inputs: Any) -> list[Any]:
+    return inputs if isinstance(inputs, list) else [inputs]
 
 
 class _Counts(TrainerCallback):

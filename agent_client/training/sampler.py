@@ -6,14 +6,16 @@ the step, and each number is drawn in exactly one committed step, whichever grou
 """
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 import torch
 
 from agent_client.agent.rules.data import DataChoice
 from agent_client.errors import ConfigurationError
+
+T = TypeVar("T")
 
 
 class Position(Protocol):
@@ -126,6 +128,18 @@ def drawn_in(slots: Sequence[tuple[int, int]], rank_batches: int, accumulate: in
     return Drawn(rank_batches * accumulate, offsets, places * accumulate)
 
 
+def in_microbatches(drawn: Iterable[tuple[Drawn, T]], accumulate: int) -> Iterator[list[T]]:
+    """Put together what is back-propagated in a row: one batch of each microbatch of the rank. Pure."""
+    batches: list[T] = []
+    for each, batch in drawn:
+        several = len(each.offsets) // accumulate
+        if each.index % several == 0:
+            batches = []
+        batches.append(batch)
+        if len(batches) == several:
+            yield batches
+
+
 class StepSampler:
     """Batches of indices below `length`; at every step the ranks of the quorum take disjoint ones.
 
@@ -181,14 +195,10 @@ class StepSampler:
 
     def microbatches(self) -> Iterator[list[torch.Tensor]]:
         """Those of each step, at least one: back-propagate the mean loss of each, undivided, all but the last under
-        `no_sync()` of DistributedDataParallel, and then step. With `accumulate`, each microbatch is so many batches in
-        a row, whose losses are divided by `accumulate`."""
-        batches: list[torch.Tensor] = []
-        for drawn in self.draws(several=True):
-            batches.append(self.batch(drawn.number))
-            if drawn.is_last:
-                yield batches
-                batches = []
+        `no_sync()` of DistributedDataParallel, and then step. With `accumulate`, a step has so many of these lists, and
+        losses are divided by `accumulate` alone."""
+        drawn = ((each, self.batch(each.number)) for each in self.draws(several=True))
+        return in_microbatches(drawn, self.data.accumulate)
 
     def batch(self, number: int) -> torch.Tensor:
         """The indices, int64 of shape (batch_size,), of a batch of the run."""

@@ -7,7 +7,7 @@ from typing import Any, Self
 from torch.utils.data import DataLoader, Dataset, IterableDataset, RandomSampler, SequentialSampler
 
 from agent_client.errors import ConfigurationError
-from agent_client.training.sampler import Drawn, Position, StepSampler
+from agent_client.training.sampler import Drawn, Position, StepSampler, in_microbatches
 
 _CHOOSE_SAMPLES = {"batch_size", "shuffle", "sampler", "batch_sampler", "drop_last"}
 _KEPT = (
@@ -105,12 +105,7 @@ class StepLoader:
 
     def microbatches(self) -> Iterator[list[Any]]:
         """Those of each step; see StepSampler.microbatches."""
-        batches: list[Any] = []
-        for drawn, batch in self.drawn(several=True):
-            batches.append(batch)
-            if drawn.is_last:
-                yield batches
-                batches = []
+        return in_microbatches(self.drawn(several=True), self.sampler.data.accumulate)
 
     def state_dict(self) -> dict[str, Any]:
         """What a StatefulDataLoader keeps, such as the state of a stateful data set; nothing for torch's DataLoader."""
