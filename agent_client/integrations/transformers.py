@@ -97,15 +97,18 @@ class FaultTolerance:
         )
         return _Microbatches(loader)
 
-    def _get_num_items_in_batch(self, batch_samples: list[Any], device: torch.device) -> Any:
+    def get_batch_samples(self, epoch_iterator: Iterator[Any], num_batches: int, device: torch.device) -> Any:
         """Count the items of all groups, so that the loss is normalised as in one process with all batches."""
+        batches, number = super().get_batch_samples(epoch_iterator, num_batches, device)
+        if number is not None and self.args.average_tokens_across_devices:
+            mean = torch.as_tensor(number, dtype=torch.float64, device=device).reshape(1).clone()
+            mean = self.agent.all_reduce(mean, name="number of items").result()
+            number = number if self.agent.has_failed else mean[0]  # a step that has failed is discarded
+        return batches, number
+
+    def _get_num_items_in_batch(self, batch_samples: list[Any], device: torch.device) -> Any:
         batches = [batch for microbatches in batch_samples for batch in _as_list(microbatches)]
-        number = super()._get_num_items_in_batch(batches, device)
-        if number is None or not self.args.average_tokens_across_devices:
-            return number
-        mean = torch.as_tensor(number, dtype=torch.float64, device=device).reshape(1).clone()
-        mean = self.agent.all_reduce(mean, name="number of items").result()
-        return number if self.agent.has_failed else mean[0]  # a step that has failed is discarded
+        return super()._get_num_items_in_batch(batches, device)
 
     def training_step(self, model: Any, inputs: Any, *args: Any, **kwargs: Any) -> torch.Tensor:
         """Reduces in the last batch of a step. `inputs`: one for each microbatch of this rank."""
