@@ -56,6 +56,20 @@ def test_other_data(job: Job) -> None:
     }
 
 
+def test_data_that_each_group_divides_for_itself(job: Job) -> None:
+    """Both have the same samples: said once, when the first step together is done."""
+    a, b = job.groups("a", "b", actor=SCRIPTED)
+    for rank in (a, b):
+        rank.call("divide_data")
+    assert a.call("steps", 2, *RIGHT)
+    of_b = b.begin("steps", 5, *RIGHT)
+    job.wait_joined("b")
+    a.call("steps", 5, *RIGHT)
+    of_b.result()
+    told = "a DistributedSampler divides its 40 samples among 1 ranks, those of this replica group alone"
+    assert [job.log(name).count(told) for name in ("a", "b")] == [1, 1]
+
+
 def test_a_mismatch_at_one_rank_ends_its_whole_group(job: Job) -> None:
     of_a = list(job.groups_of(2, "a", actor=SCRIPTED).values())
     assert all(step["committed"] for step in together(of_a, "step", *RIGHT))
