@@ -21,11 +21,12 @@ from agent_client.agent.equality import check_equal
 from agent_client.agent.evaluation import Evaluation
 from agent_client.agent.internals import Internals
 from agent_client.agent.observer import give_way
-from agent_client.agent.optimizer_watch import OptimizerWatch, may_skip
+from agent_client.agent.optimizer_watch import OptimizerWatch, may_skip, warn_of_split_samplers
 from agent_client.agent.parts import ALONE, GroupPlace, make_parts
 from agent_client.agent.rank_round import RankRounds
 from agent_client.agent.rendezvous import rendezvous
 from agent_client.agent.rules.applying import Applying
+from agent_client.agent.rules.data import DataChoice, DataUses
 from agent_client.agent.rules.loop_order import StepPart
 from agent_client.agent.rules.step import Phase
 from agent_client.agent.rules.world_size import WorldSizeMode
@@ -106,9 +107,11 @@ class Agent:
         """A committed step of which the callbacks are still to be told."""
         self._began_late = False
         self._begun_version = 0
-        self._drawn: tuple[int, set[tuple[int, int, int]]] = (-1, set())
+        self._drawn: tuple[int, set[int]] = (-1, set())
         self._state_digests, self._gradient_digests = Digests(), Digests()
         self._applying, self._scalers = Applying(), Scalers(state)
+        self._data_uses = DataUses()
+        self._has_looked_at_samplers = False
         self._optimizers = OptimizerWatch(state, self._applying)
         self._runner.leaves_to_scaler = lambda: self._scalers.may_skip or may_skip()
         self._rounds = RankRounds(self._runner, self._thread, self._peers, place.group, place.group_rank)
@@ -285,6 +288,19 @@ class Agent:
         """Whether a forward pass will begin the next step."""
         return any(part.begins_steps for part in self._parts)
 
+    def data_report(self) -> dict[str, int | bool]:
+        """Return how far the data set is used, and whether each sample was used once an epoch.
+
+        Returns:
+            Empty before the first batch of a StepSampler or StepLoader. Else `length`, `batch_size`, `accumulate` and
+            `seed` of that sampler; `samples`, which the committed steps have used over all groups; `epoch`, how often
+            that is all of the data set, and `position`, the samples of the present epoch; `irregular_steps`, which this
+            rank has committed with batches that it had drawn under another quorum, or not drawn; `is_exact`, whether
+            there are none and the sampler has stayed the same, so that each sample was used `epoch` or `epoch + 1`
+            times.
+        """
+        return self._data_uses.report(self.batches_committed * self.group_world_size)
+
     # -- checkpoints
 
     def state_dict(self) -> dict[str, Any]:
@@ -370,16 +386,12 @@ class Agent:
     def slots(self) -> list[tuple[int, int]]:
         """Return which microbatches of the step under way are this rank's.
 
-        In DYNAMIC mode there is one, by the last quorum; the step is begun only if this rank may have to heal. In the
-        other modes this begins the step and waits for its quorum. A group that does not count has one microbatch, too.
+        This begins the step and waits for its quorum, which is known at once unless a group comes or goes. In
+        CONSTANT_BATCH mode there may be several, else there is one. A group that does not count has one, too.
 
         Returns:
-            (place, number of places) of each microbatch, among those of all ranks of all groups.
+            (place, number of places) of each microbatch, among those that count of all ranks of all groups.
         """
-        if self.world_size_mode is WorldSizeMode.DYNAMIC:
-            if self._may_heal:
-                self.start_quorum()
-            return [self.internals.last_slot()]
         self.start_quorum()
         self.wait_quorum()
         return self._machine.share.slots(self.group_rank, self.group_world_size)
@@ -522,6 +534,8 @@ class Agent:
         for part in self._parts:
             part.settle(is_committed=is_committed)
         self._untold = self._machine.step if is_committed else None
+        if is_committed:
+            self._note_data()
         if self._began_late and self._machine.was_told_late:
             self.start_quorum()  # a loop that begins its steps by a reduction would be late in the next one, too
         return is_committed
@@ -614,11 +628,11 @@ class Agent:
     # -- for modules, optimizers and samplers
 
     @never_compiled
-    def drew(self, at: tuple[int, int, int], batch: Callable[[], torch.Tensor]) -> bool:
+    def drew(self, at: int, batch: Callable[[], torch.Tensor]) -> bool:
         """Note which samples this rank trains on next.
 
         Args:
-            at: Names the batch.
+            at: Number of the batch.
             batch: Returns the indices of its samples.
 
         Returns:
@@ -672,6 +686,17 @@ class Agent:
         """
         entry = self._progress.numbers.over()
         return self._thread.submit(in_stream_order(packed, lambda: self._runner.take_from_first(packed, entry)))
+
+    def draws_from(self, data: DataChoice, *, is_whole_step: bool = True) -> None:
+        """Note what the batches of the step under way are drawn from. Its quorum is known.
+
+        Args:
+            data: The data set, as the peers must have it, too.
+            is_whole_step: Whether the step has no other batches of this rank.
+        """
+        self._runner.data = data
+        if is_whole_step:
+            self._data_uses.drawn(data, self._machine.step, self.quorum_id)
 
     @never_compiled
     def tell_commit(self) -> None:
@@ -865,6 +890,15 @@ class Agent:
         reason = self._await("peers", done)
         if reason and self._catch_up is not None:
             self._catch_up.reject(reason)
+
+    def _note_data(self) -> None:
+        machine, groups = self._machine, self.num_participants
+        if machine.share.counts:
+            self._data_uses.committed(machine.step - 1, self.quorum_id)
+        if not self._has_looked_at_samplers and groups > 1 and machine.ended > 1:
+            self._has_looked_at_samplers = True
+            if self._data_uses.choice is None:
+                warn_of_split_samplers(self.group_world_size, groups)
 
     def _tear(self, text: str) -> None:
         log.error("%s; %s", text, APPLY_HINT)

@@ -1,15 +1,20 @@
-"""Which optimizers of this process step after a commit, and whether their steps end (rules/applying.py)."""
+"""Which optimizers of this process step after a commit, and whether their steps end (rules/applying.py); and what else
+of a script's objects does not go with replica groups."""
 
 import gc
+import logging
 from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+from torch.utils.data.distributed import DistributedSampler
 
 from agent_client.agent.rules.applying import Applying
 from agent_client.agent.script_check import refuse_step_in_backward
 from agent_client.state.train_state import TrainState
+
+log = logging.getLogger(__name__)
 
 
 class OptimizerWatch:
@@ -37,3 +42,16 @@ class OptimizerWatch:
 def may_skip() -> bool:
     """Whether a step may be left out: a GradScaler skips one whose gradients overflow, in all ranks alike."""
     return any(issubclass(type(thing), torch.amp.GradScaler) and thing.is_enabled() for thing in gc.get_objects())
+
+
+def warn_of_split_samplers(group_world_size: int, groups: int) -> None:
+    """Warn if the training data are divided among the ranks of this group only. Looks at all objects: some 50 ms."""
+    for thing in gc.get_objects():
+        if issubclass(type(thing), DistributedSampler) and thing.shuffle and thing.num_replicas <= group_world_size:
+            log.warning(
+                "a DistributedSampler divides its %d samples among %d ranks, those of this replica group alone: each "
+                "of the %d groups trains on the same samples. Use StepSampler(len(data), batch_size, agent), or "
+                "StepLoader.of(loader, agent), which divide them among the ranks of all groups",
+                *(len(thing.dataset), thing.num_replicas, groups),
+            )
+            return

@@ -19,6 +19,7 @@ from agent_client.agent.config import AgentConfig
 from agent_client.agent.quorum_log import log_quorum
 from agent_client.agent.rules import agreement
 from agent_client.agent.rules.agreement import Announced, Flag, Kind, Row, standing_of
+from agent_client.agent.rules.data import DataChoice, announce_draw
 from agent_client.agent.rules.patience import Patience
 from agent_client.agent.rules.step import StepMachine
 from agent_client.agent.rules.step_news import Loss, StepNews
@@ -114,6 +115,8 @@ class StepRunner:
         self._checks_finite = False
         self.counts_at_once = True
         """Whether a group that heals counts in the same step."""
+        self.data: DataChoice | None = None
+        """What the last batch was drawn from, if a sampler of ours drew it."""
         self._manager = manager
         self._peers = peers
         self._healing = healing
@@ -493,7 +496,8 @@ class StepRunner:
             return self._peers.drop()  # the others wait in an exchange
         entry = self.progress.numbers.over()  # the script waits for this
         with self.inside(entry, "all_reduce", within_group=False):
-            if self.agree(self._announced(Kind.END)) is not None:
+            is_same = self.agree(self._announced(Kind.END)) is not None
+            if is_same and self.agree(announce_draw(self.data)) is not None:
                 self.machine.reduced()
         return None
 

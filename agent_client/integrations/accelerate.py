@@ -19,12 +19,14 @@ from torch.utils.data import DataLoader
 
 from agent_client.agent.agent import Agent
 from agent_client.agent.config import AgentOptions
+from agent_client.agent.rules.world_size import WorldSizeMode
 from agent_client.errors import ConfigurationError
 from agent_client.integrations.library import library
 from agent_client.integrations.steps import healing_beside
 from agent_client.state.train_state import TrainState
 from agent_client.training.ddp import DistributedDataParallel
 from agent_client.training.optimizer import FaultTolerantOptimizer
+from agent_client.training.sampler import Drawn
 from agent_client.training.scheduler import FaultTolerantScheduler
 from agent_client.training.step_loader import StepLoader
 
@@ -53,6 +55,9 @@ class FaultTolerantAccelerator(Accelerator):
         self._agent_options = agent_options or {}
         self._ddp_options = ddp_options or {}
         self._data_seed = data_seed
+        self.drawn: Drawn | None = None
+        """The batch that the loop has, until it is enclosed by `accumulate()`."""
+        self._is_last = True
 
     def prepare(self, *args: Any, device_placement: list[bool] | None = None) -> Any:
         """One model and its optimizer, with their schedulers and loaders: the first loader is that of the training,
@@ -101,17 +106,25 @@ class FaultTolerantAccelerator(Accelerator):
         with model.no_sync() if isinstance(model, DistributedDataParallel) else super().no_sync(model):
             yield
 
+    def _do_sync(self) -> None:
+        """In `accumulate()`: a step ends with the last of this rank's batches."""
+        super()._do_sync()
+        if self.drawn is not None:
+            self._is_last, self.drawn = self.drawn.is_last, None
+        if self.agent is not None:
+            self.gradient_state._set_sync_gradients(self._is_last)
+
     def _by_the_step(self, loader: DataLoader[Any]) -> "_OnDevice":
         accumulate = self.gradient_accumulation_steps
         by_step = StepLoader.of(loader, self.agent, accumulate=accumulate, steps=self._max_steps, seed=self._data_seed)
-        return _OnDevice(by_step, self.device, None if self._max_steps is None else self._max_steps * accumulate)
+        return _OnDevice(by_step, self, None if self._max_steps is None else self._max_steps * accumulate)
 
 
 class _OnDevice:
     """Batches on the device of this rank. Its length is that of a run in which no step is discarded."""
 
-    def __init__(self, loader: StepLoader, device: torch.device, length: int | None) -> None:
-        self._loader, self._device, self._length = loader, device, length
+    def __init__(self, loader: StepLoader, accelerator: FaultTolerantAccelerator, length: int | None) -> None:
+        self._loader, self._accelerator, self._length = loader, accelerator, length
 
     def __len__(self) -> int:
         if self._length is None:
@@ -122,5 +135,13 @@ class _OnDevice:
         return True
 
     def __iter__(self) -> Iterator[Any]:
-        for batch in self._loader:
-            yield send_to_device(batch, self._device)
+        """Raises ConfigurationError if a loop does not enclose a step of several batches by `accumulate()`."""
+        accelerator = self._accelerator
+        for drawn, batch in self._loader.drawn(several=True):
+            accelerator.drawn = drawn
+            yield send_to_device(batch, accelerator.device)
+            if accelerator.drawn is drawn and accelerator.agent.world_size_mode is WorldSizeMode.CONSTANT_BATCH:
+                raise ConfigurationError(
+                    "constant_batch: a step may have several batches; enclose the body of the loop by "
+                    "`with accelerator.accumulate(model):`"
+                )

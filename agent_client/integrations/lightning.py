@@ -5,8 +5,9 @@
     trainer = L.Trainer(strategy=FaultTolerantStrategy(), max_steps=1000)
     trainer.fit(module, loader)
 
-`trainer.global_step` is the number of committed steps, so loggers, checkpoints and the end come at the same step in all
-groups. Batches are chosen by the step (StepLoader). Each group keeps its own checkpoints.
+`trainer.global_step` is the number of committed steps, and an epoch ends when all groups together have trained on each
+sample, so loggers, validations, checkpoints and the end come at the same step in all groups. Batches are chosen by the
+step (StepLoader). Each group keeps its own checkpoints.
 """
 
 import os
@@ -19,7 +20,7 @@ from agent_client.agent.agent import Agent
 from agent_client.agent.config import AgentOptions
 from agent_client.errors import ConfigurationError
 from agent_client.integrations.library import library
-from agent_client.integrations.steps import check_max_steps, healing_beside
+from agent_client.integrations.steps import check_max_steps, epochs_of, healing_beside
 from agent_client.state.train_state import TrainState
 from agent_client.training.ddp import DistributedDataParallel
 from agent_client.training.optimizer import FaultTolerantOptimizer
@@ -58,6 +59,9 @@ class FaultTolerantStrategy(SingleDeviceStrategy):
         self._agent_options = agent_options or {}
         self._ddp_options = ddp_options or {}
         self._data_seed = data_seed
+        self._others: list[Any] = []
+        """The microbatches of this rank beside the one that Lightning has."""
+        self._arguments: tuple[Any, ...] = ()
 
     @property
     def is_global_zero(self) -> bool:
@@ -93,20 +97,53 @@ class FaultTolerantStrategy(SingleDeviceStrategy):
         by_step = StepLoader.of(
             dataloader, self.agent, accumulate=accumulate, steps=trainer.max_steps, seed=self._data_seed
         )
-        return _Batches(by_step, trainer, trainer.max_steps * accumulate)
+        return _Batches(by_step, trainer, self)
+
+    def on_train_start(self) -> None:
+        super().on_train_start()
+        trainer = self.lightning_module.trainer
+        if trainer.val_check_interval == 1.0 and trainer.check_val_every_n_epoch is not None:
+            trainer.val_check_batch = float("inf")  # at the end of an epoch, which optimizer_step() sees
+
+    def take(self, microbatches: list[Any]) -> Any:
+        """Return the first of them, for Lightning's loop; `backward` computes the others."""
+        first, *self._others = microbatches
+        return first
 
     def training_step(self, *args: Any, **kwargs: Any) -> Any:
         """Reduces in the last batch of a step."""
-        self.model.require_backward_grad_sync = not self.lightning_module.trainer.fit_loop._should_accumulate()
+        is_last = not (self._others or self.lightning_module.trainer.fit_loop._should_accumulate())
+        self.model.require_backward_grad_sync = is_last
+        self._arguments = args[1:]
         return super().training_step(*args, **kwargs)
+
+    def backward(self, closure_loss: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+        """Also of the other microbatches of this rank."""
+        loss = super().backward(closure_loss, *args, **kwargs)
+        while self._others:
+            super().backward(self._loss_of(self._others.pop(0)), *args, **kwargs)
+        return loss
+
+    def _loss_of(self, batch: Any) -> torch.Tensor:
+        module, trainer = self.lightning_module, self.lightning_module.trainer
+        batch = module._on_before_batch_transfer(trainer.precision_plugin.convert_input(batch), dataloader_idx=0)
+        named, module._current_fx_name = module._current_fx_name, "training_step"  # which may log
+        result = self.training_step(self.batch_to_device(batch, dataloader_idx=0), *self._arguments)
+        module._current_fx_name = named
+        return (result["loss"] if isinstance(result, Mapping) else result) / trainer.accumulate_grad_batches
 
     def optimizer_step(self, optimizer: Any, closure: Callable[[], Any], model: Any = None, **kwargs: Any) -> Any:
         """A step: the closure, the vote, and the gradients applied. Lightning counts it when this returns."""
+        begun = int(epochs_of(self.agent))
         result = super().optimizer_step(optimizer, closure, model, **kwargs)
-        loop = self.lightning_module.trainer.fit_loop.epoch_loop
-        counted = self.agent.current_step - 1
+        fit_loop = self.lightning_module.trainer.fit_loop
+        loop, counted = fit_loop.epoch_loop, self.agent.current_step - 1
         loop.automatic_optimization.optim_progress.optimizer.step.total.completed = counted
         loop._batches_that_stepped = counted
+        epochs = fit_loop.epoch_progress.current
+        epochs.ready = epochs.started = begun + 1
+        epochs.processed = epochs.completed = begun
+        loop.batch_progress.is_last_batch |= int(epochs_of(self.agent)) > begun
         return result
 
     def save_checkpoint(self, checkpoint: dict[str, Any], *args: Any, **kwargs: Any) -> None:
@@ -127,6 +164,11 @@ def _refuse(trainer: Any, module: Any, optimizers: list[Any], configs: list[Any]
             "FaultTolerantStrategy votes on the step of one optimizer that Lightning calls; with several, or with "
             "automatic_optimization=False, make the Agent in configure_optimizers (docs/trainers.md)"
         )
+    if isinstance(trainer.val_check_interval, float) and trainer.val_check_interval != 1.0:
+        raise ConfigurationError(
+            f"val_check_interval={trainer.val_check_interval}: the number of batches in an epoch changes whenever a "
+            "replica group comes or goes; give a number of batches, or 1.0"
+        )
     for config in configs:
         if config.interval != "step" or config.frequency != 1 or config.reduce_on_plateau:
             raise ConfigurationError(
@@ -137,14 +179,14 @@ def _refuse(trainer: Any, module: Any, optimizers: list[Any], configs: list[Any]
 
 class _Batches:
     """The training batches. Lightning reads one ahead from a loader without a length, so this has one: that of a run in
-    which no step is discarded. Where one is, Lightning begins another epoch."""
+    which no step is discarded. The strategy ends the epochs."""
 
-    def __init__(self, loader: StepLoader, trainer: Any, length: int) -> None:
-        self._loader, self._trainer, self._length = loader, trainer, length
+    def __init__(self, loader: StepLoader, trainer: Any, strategy: FaultTolerantStrategy) -> None:
+        self._loader, self._trainer, self._strategy = loader, trainer, strategy
 
     def __len__(self) -> int:
-        return self._length
+        return self._trainer.max_steps * self._trainer.accumulate_grad_batches
 
     def __iter__(self) -> Iterator[Any]:
-        yield from self._loader
+        yield from map(self._strategy.take, self._loader.microbatches())
         self._trainer.should_stop = True  # also where a peer's state came, which has all steps

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
+from agent_client.agent.agent import Agent
 from agent_client.errors import ConfigurationError
 
 
@@ -13,6 +14,12 @@ def check_max_steps(max_steps: int) -> None:
             "max_steps: give the number of steps to commit; an epoch has another number of steps whenever a replica "
             "group comes or goes"
         )
+
+
+def epochs_of(agent: Agent) -> float:
+    """Return how often all groups together have trained on the whole data set, in the committed steps."""
+    report = agent.data_report()
+    return report["samples"] / report["length"] if report else 0.0
 
 
 def healing_beside(scaler: Any, schedulers: Sequence[Any] = ()) -> dict[str, Any]:

@@ -5,14 +5,16 @@
     trainer = FaultTolerantTrainer(model=model, args=TrainingArguments(max_steps=1000, ...), train_dataset=data)
     trainer.train()
 
-Counts are those of the Agent: `state.global_step` is the number of committed steps, so logs, checkpoints, evaluations
-and the end come at the same step in all groups. Batches are chosen by the step (StepLoader). Each group keeps its own
-checkpoints, in an `output_dir` of its own.
+Counts are those of the Agent: `state.global_step` is the number of committed steps, and an epoch ends when all groups
+together have trained on each sample, so logs, checkpoints, evaluations and the end come at the same step in all groups.
+What the Trainer and its callbacks count besides (the best metric, the patience of early stopping) heals. Batches are
+chosen by the step (StepLoader). Each group keeps its own checkpoints, in an `output_dir` of its own.
 """
 
 import contextlib
 import json
-from collections.abc import Callable
+import logging
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +23,7 @@ import torch
 from agent_client.agent.agent import Agent
 from agent_client.agent.config import AgentOptions
 from agent_client.integrations.library import library
-from agent_client.integrations.steps import check_max_steps, healing_beside
+from agent_client.integrations.steps import check_max_steps, epochs_of, healing_beside
 from agent_client.state.train_state import TrainState
 from agent_client.training.ddp import DistributedDataParallel
 from agent_client.training.optimizer import FaultTolerantOptimizer
@@ -30,9 +32,14 @@ from agent_client.training.step_loader import StepLoader
 
 with library("transformers", "transformers>=5"):
     from transformers import Trainer, TrainerCallback
+    from transformers.trainer_callback import ExportableState, TrainerControl
+
+log = logging.getLogger(__name__)
 
 AGENT_FILE = "lighthouse_agent.json"
 """In each checkpoint: what names the state that it holds."""
+HEALING_FIELDS = ("best_metric", "best_global_step", "num_input_tokens_seen", "total_flos")
+"""Of TrainerState, beside the log and the best checkpoint."""
 
 
 class FaultTolerance:
@@ -62,7 +69,8 @@ class FaultTolerance:
         """Make the Agent, too, at the first call."""
         inner = super().create_optimizer(model)
         if self.agent is None:
-            state = TrainState(self.model, inner, **healing_beside(self.accelerator.scaler))
+            others = healing_beside(self.accelerator.scaler) | {"trainer": _Progress(self)}
+            state = TrainState(self.model, inner, **others)
             self.agent = Agent.from_env(state=state, **self._agent_options)
             self.optimizer = FaultTolerantOptimizer(inner, self.agent)
         return self.optimizer
@@ -79,20 +87,45 @@ class FaultTolerance:
         """Batches of the Trainer's own data set, collation and workers, chosen by the step."""
         plain = super().get_train_dataloader()
         self.create_optimizer()
-        return StepLoader.of(
+        loader = StepLoader.of(
             plain,
             self.agent,
             batch_size=self._train_batch_size,
             accumulate=self.args.gradient_accumulation_steps,
             steps=self.args.max_steps,
-            seed=self.args.data_seed or self.args.seed,
+            seed=self.args.seed if self.args.data_seed is None else self.args.data_seed,
         )
+        return _Microbatches(loader)
 
-    def training_step(self, model: Any, *args: Any, **kwargs: Any) -> torch.Tensor:
-        """Reduces in the last batch of a step."""
-        is_last = self.accelerator.sync_gradients
-        with contextlib.nullcontext() if is_last else model.no_sync():
-            return super().training_step(model, *args, **kwargs)
+    def get_batch_samples(self, epoch_iterator: Iterator[Any], num_batches: int, device: torch.device) -> Any:
+        """Count the items of all groups, so that the loss is normalised as in one process with all batches."""
+        batches, number = super().get_batch_samples(epoch_iterator, num_batches, device)
+        if number is not None and self.args.average_tokens_across_devices:
+            mean = torch.as_tensor(number, dtype=torch.float64, device=device).reshape(1).clone()
+            mean = self.agent.all_reduce(mean, name="number of items").result()
+            number = number if self.agent.has_failed else mean[0]  # a step that has failed is discarded
+        return batches, number
+
+    def _get_num_items_in_batch(self, batch_samples: list[Any], device: torch.device) -> Any:
+        batches = [batch for microbatches in batch_samples for batch in _as_list(microbatches)]
+        return super()._get_num_items_in_batch(batches, device)
+
+    def training_step(self, model: Any, inputs: Any, *args: Any, **kwargs: Any) -> torch.Tensor:
+        """Reduces in the last batch of a step. `inputs`: one for each microbatch of this rank."""
+        losses: list[torch.Tensor] = []
+        microbatches = _as_list(inputs)
+        for number, each in enumerate(microbatches):
+            is_last = self.accelerator.sync_gradients and number == len(microbatches) - 1
+            with contextlib.nullcontext() if is_last else model.no_sync():
+                losses.append(super().training_step(model, each, *args, **kwargs))
+        return torch.stack(losses).mean() if len(losses) > 1 else losses[0]
+
+    def floating_point_ops(self, inputs: Any) -> int:
+        return sum(super(FaultTolerance, self).floating_point_ops(each) for each in _as_list(inputs))
+
+    def _track_num_input_tokens(self, inputs: Any) -> None:
+        for each in _as_list(inputs):
+            super()._track_num_input_tokens(each)
 
     def _wrap_model(self, model: Any, training: bool = True, dataloader: Any = None) -> Any:
         if not training or isinstance(model, DistributedDataParallel):
@@ -123,14 +156,90 @@ class FaultTolerantTrainer(FaultTolerance, Trainer):
     """The Trainer, fault tolerant."""
 
 
+class _Microbatches:
+    """The training batches, in lists: one for each microbatch of this rank."""
+
+    def __init__(self, loader: StepLoader) -> None:
+        self._loader = loader
+
+    def __iter__(self) -> Iterator[list[Any]]:
+        return self._loader.microbatches()
+
+
+def _as_list(inputs: Any) -> list[Any]:
+    return inputs if isinstance(inputs, list) else [inputs]
+
+
 class _Counts(TrainerCallback):
     """First of all callbacks: the others decide by these numbers."""
 
     def __init__(self, trainer: FaultTolerance) -> None:
         self._trainer = trainer
+        self._begun = 0.0
+
+    def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        trainer: Any = self._trainer
+        self._begun = epochs_of(trainer.agent)
+        if state.global_step != trainer.agent.current_step:  # it has healed: the mean loss is of the steps since then
+            state.global_step = trainer._globalstep_last_logged = trainer.agent.current_step
+            trainer._tr_loss.zero_()
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        state.global_step = self._trainer.agent.current_step
-        state.epoch = state.global_step / state.max_steps
+        self.on_epoch_end(args, state, control)
+        control.should_epoch_stop |= int(state.epoch) > int(self._begun)
 
-    on_epoch_end: Callable[..., None] = on_step_end
+    def on_epoch_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        state.global_step, state.epoch = self._trainer.agent.current_step, epochs_of(self._trainer.agent)
+
+
+class _Progress:
+    """What the Trainer and its callbacks count, as one text: it grows with the log, which is written anew only then."""
+
+    def __init__(self, trainer: FaultTolerance) -> None:
+        self._trainer: Any = trainer
+        self._logged = (-1, "[]")
+
+    def state_dict(self) -> dict[str, Any]:
+        state = self._trainer.state
+        if self._logged[0] != len(state.log_history):
+            self._logged = len(state.log_history), json.dumps(state.log_history, default=float)
+        fields = {name: getattr(state, name) for name in HEALING_FIELDS}
+        callbacks = [[type(each).__name__, each.state()] for each in self._callbacks()]
+        rest = json.dumps([fields, state.best_model_checkpoint, callbacks], default=float)
+        return {"log": self._logged[1], "rest": rest}
+
+    def load_state_dict(self, state_dict: Mapping[str, str]) -> None:
+        trainer = self._trainer
+        trainer.state.log_history = json.loads(state_dict["log"])
+        fields, best, callbacks = json.loads(state_dict["rest"])
+        for name, value in fields.items():
+            setattr(trainer.state, name, value)
+        trainer.state.best_model_checkpoint = self._find_checkpoint(best)
+        for callback, (name, state) in zip(self._callbacks(), callbacks, strict=False):
+            if type(callback).__name__ == name:
+                vars(callback).update(state["attributes"])
+        self._logged = len(trainer.state.log_history), state_dict["log"]
+
+    def replay_step(self) -> None:
+        """Each step that is caught up leaves it as it is."""
+
+    def _callbacks(self) -> Iterator[Any]:
+        """Those with a state; not what the Trainer decides in each step by itself."""
+        callbacks = self._trainer.callback_handler.callbacks
+        return (
+            each for each in callbacks if isinstance(each, ExportableState) and not isinstance(each, TrainerControl)
+        )
+
+    def _find_checkpoint(self, best: str | None) -> str | None:
+        """This group's own, or else that of the group that it heals from, if it can be read here."""
+        if best is None:
+            return None
+        places = [Path(self._trainer.args.output_dir, Path(best).name), Path(best)]
+        found = next((str(place) for place in places if place.is_dir()), None)
+        if found is None:
+            log.warning(
+                "the best model so far is in %s of the group that this one has healed from, and not in %s: "
+                "load_best_model_at_end keeps the last model here, unless a better one comes; use a shared file system",
+                *(best, self._trainer.args.output_dir),
+            )
+        return found

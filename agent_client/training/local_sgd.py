@@ -16,6 +16,7 @@ from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
 from agent_client.agent.agent import Agent
+from agent_client.agent.rules.data import DataChoice
 from agent_client.agent.rules.world_size import WorldSizeMode
 from agent_client.training.optimizer import FaultTolerantOptimizer
 
@@ -34,6 +35,8 @@ class OuterState:
         self.tensors = [tensor.clone() for tensor in self.local]
         self.optimizer: Optimizer | None = None
         self.inner_steps = 0
+        self.rank_batches = 0
+        """Number of batches in the committed outer steps, over the ranks of all groups."""
 
     @property
     def local(self) -> list[Tensor]:
@@ -43,14 +46,15 @@ class OuterState:
 
     def state_dict(self) -> dict[str, Any]:
         optimizer = self.optimizer.state_dict() if self.optimizer else {}
-        return {"parameters": self.tensors, "optimizer": optimizer, "inner_steps": self.inner_steps}
+        counts = {"inner_steps": self.inner_steps, "rank_batches": self.rank_batches}
+        return {"parameters": self.tensors, "optimizer": optimizer, **counts}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         for tensor, received in zip(self.tensors, state_dict["parameters"], strict=True):
             tensor.copy_(received)
         if self.optimizer is not None:
             self.optimizer.load_state_dict(state_dict["optimizer"])
-        self.inner_steps = state_dict["inner_steps"]
+        self.inner_steps, self.rank_batches = state_dict["inner_steps"], state_dict["rank_batches"]
 
 
 class OuterSteps(FaultTolerantOptimizer):
@@ -102,6 +106,12 @@ class OuterSteps(FaultTolerantOptimizer):
         return self._agent.current_step * self._interval + self._state.inner_steps
 
     @property
+    def batches_committed(self) -> int:
+        """Batches of ranks before this inner step: as many in each as the last outer step's quorum has ranks."""
+        _, places = self._agent.internals.last_slot()
+        return self._state.rank_batches + self._state.inner_steps * places
+
+    @property
     def steps_ended(self) -> int:
         """Inner steps that this rank has taken."""
         return self._taken
@@ -117,6 +127,10 @@ class OuterSteps(FaultTolerantOptimizer):
 
     def slots(self) -> list[tuple[int, int]]:
         return [self.slot()]
+
+    def draws_from(self, data: DataChoice) -> None:
+        """Note what the batches of the inner steps are drawn from."""
+        self._agent.draws_from(data, is_whole_step=False)
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         self._join()
@@ -145,12 +159,18 @@ class OuterSteps(FaultTolerantOptimizer):
 
     @torch.no_grad()
     def _end(self) -> bool:
+        before = self._agent.batches_committed
         is_committed = self._agent.should_commit()
         for _ in range(1, self._attempts):
             if is_committed:
                 break
             self._begin()
+            before = self._agent.batches_committed
             is_committed = self._agent.should_commit()
+        if is_committed and self._state.inner_steps:
+            self._state.rank_batches += (
+                (self._agent.batches_committed - before) * self._agent.group_world_size * self._interval
+            )
         with self._agent.applying() if is_committed else nullcontext():
             self._settle(is_committed)
         self._state.inner_steps = 0

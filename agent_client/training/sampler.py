@@ -1,24 +1,38 @@
-"""Which samples a rank trains on. The position is the step itself, so it heals with the step."""
+"""Which samples a rank trains on.
+
+All batches of a run have numbers: first those of step 0, then those of step 1, and so on. A step has as many as its
+ranks contribute, so its first number is the count of batches in the committed steps before it. That count heals with
+the step, and each number is drawn in exactly one committed step, whichever groups come and go.
+"""
 
 import functools
 import math
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from typing import Protocol
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Protocol, TypeVar
 
 import torch
 
+from agent_client.agent.rules.data import DataChoice
 from agent_client.errors import ConfigurationError
+
+T = TypeVar("T")
 
 
 class Position(Protocol):
     """Where a rank is: an Agent, or where steps are local, a LocalSGD or DiLoCo, whose inner steps count.
 
-    `current_step` is read after the slots: they may wait until this rank has joined its peers.
+    `current_step` and `batches_committed` are read after the slots, which wait until this rank has joined its peers.
+    It may have a `group_world_size`, by default 1, and `draws_from`, which is called with the sampler's `data`.
     """
 
     @property
     def current_step(self) -> int: ...
+
+    @property
+    def batches_committed(self) -> int:
+        """Number of batches in the committed steps, over all groups; each rank of a group has one of its own."""
+        ...
 
     @property
     def steps_ended(self) -> int:
@@ -46,24 +60,25 @@ class Position(Protocol):
 
 @dataclass(slots=True)
 class Draws:
-    """Which of a step's `accumulate` batches is drawn next. Pure."""
+    """Count the batches that are drawn in a step. Pure."""
 
-    accumulate: int
     _ended: int = -1
     _moves: int = -1
     _count: int = 0
 
-    def draw(self, *, ended: int, moves: int, accumulates: bool) -> int:
-        """Counted from 0. A step that was computed and not voted on (a GradScaler skips it) begins anew.
+    def draw(self, of: int, *, ended: int, moves: int, accumulates: bool) -> int:
+        """Return which of the step's `of` batches is next, counted from 0.
+
+        A step that was computed and not voted on (a GradScaler skips it) begins again.
 
         Raises ConfigurationError where a batch is asked for ahead of its step, or where more are accumulated.
         """
         if ended != self._ended:
             self._ended, self._count = ended, 0
-        elif self._count == self.accumulate:
+        elif self._count >= of:
             if accumulates:
                 raise ConfigurationError(
-                    f"StepSampler: the loop accumulates more than {self.accumulate} batches in one step, and would "
+                    f"StepSampler: the loop accumulates more than {of} batches in one step, and would "
                     "train on the same samples again; say how many: StepSampler(..., accumulate=4)"
                 )
             if moves == self._moves:
@@ -79,11 +94,58 @@ class Draws:
         return self._count - 1
 
 
+@dataclass(frozen=True, slots=True)
+class Drawn:
+    """One batch of a rank: that at the `index` of its `offsets` from the step's `first`. A step has `stride` in all."""
+
+    first: int
+    offsets: tuple[int, ...]
+    stride: int
+    index: int = 0
+
+    @property
+    def number(self) -> int:
+        return self.first + self.offsets[self.index]
+
+    @property
+    def is_last(self) -> bool:
+        """Whether it is the rank's last one of its step."""
+        return self.index == len(self.offsets) - 1
+
+    def following(self) -> "Drawn":
+        """The rank's next one, if no step is discarded and no group comes or goes."""
+        if self.is_last:
+            return Drawn(self.first + self.stride, self.offsets, self.stride)
+        return replace(self, index=self.index + 1)
+
+
+def drawn_in(slots: Sequence[tuple[int, int]], rank_batches: int, accumulate: int) -> Drawn:
+    """The first batch of a rank in the step that follows `rank_batches`. Pure.
+
+    Each of `slots`, (place, places), has `accumulate` batches.
+    """
+    places = slots[0][1]
+    offsets = tuple(number * places + place for place, _ in slots for number in range(accumulate))
+    return Drawn(rank_batches * accumulate, offsets, places * accumulate)
+
+
+def in_microbatches(drawn: Iterable[tuple[Drawn, T]], accumulate: int) -> Iterator[list[T]]:
+    """Put together what is back-propagated in a row: one batch of each microbatch of the rank. Pure."""
+    batches: list[T] = []
+    for each, batch in drawn:
+        several = len(each.offsets) // accumulate
+        if each.index % several == 0:
+            batches = []
+        batches.append(batch)
+        if len(batches) == several:
+            yield batches
+
+
 class StepSampler:
     """Batches of indices below `length`; at every step the ranks of the quorum take disjoint ones.
 
-    The order is one permutation per epoch, drawn from `seed`; an epoch is `length` samples over all ranks. The batch is
-    a function of (seed, step, place, places) alone: a discarded step yields the same samples again.
+    The order is one permutation per epoch, drawn from `seed`; an epoch is `length` samples over all ranks, whichever
+    groups come and go. A discarded step yields the same samples again.
 
     `accumulate`: batches of `batch_size` in each step; the loop back-propagates each, all but the last under
     `no_sync()`. `steps`: the batches end when so many steps are committed, whichever group committed them; None: they
@@ -103,57 +165,55 @@ class StepSampler:
         """Raises ValueError for an empty data set or batch, or nothing to accumulate."""
         if length < 1 or batch_size < 1 or accumulate < 1:
             raise ValueError(f"length {length}, batch_size {batch_size} and accumulate {accumulate} must be at least 1")
-        self._length = length
-        self._batch_size = batch_size
+        self.data = DataChoice(length, batch_size, accumulate, seed)
         self._position = position
-        self._seed = seed
-        self._accumulate = accumulate
         self._steps = math.inf if steps is None else steps
         self._order: tuple[int, torch.Tensor] | None = None
 
     def __iter__(self) -> Iterator[torch.Tensor]:
         """`accumulate` batches a step. Raises ConfigurationError in CONSTANT_BATCH mode, where a rank may have several,
         and where a batch is asked for ahead of its step."""
-        return (self.batch(*at) for at in self.places())
+        return (self.batch(drawn.number) for drawn in self.draws())
 
-    def places(self) -> Iterator[tuple[int, int, int]]:
-        """What `batch` takes, for each batch. The next one's, if no step is discarded and no group comes or goes, has a
-        step that is higher by one."""
-        position, draws = self._position, Draws(self._accumulate)
-        drew = getattr(position, "drew", None)  # an Agent names them where a batch is of no use
+    def draws(self, *, several: bool = False) -> Iterator[Drawn]:
+        """Yield the batches that are this rank's, step by step.
+
+        `several`: also those of a rank that has several microbatches in a step, one after the other.
+        """
+        position, draws = self._position, Draws()
+        ranks = getattr(position, "group_world_size", 1)
+        note = getattr(position, "draws_from", lambda _: None)
+        drew = None if several else getattr(position, "drew", None)  # an Agent names a batch that is of no use any more
         while position.current_step < self._steps:
-            place, places = position.slot()
+            slots = position.slots() if several else [position.slot()]
             if position.current_step >= self._steps:
                 return  # a peer's state was taken over, which has them all
-            number = draws.draw(ended=position.steps_ended, moves=position.moves, accumulates=position.accumulates)
-            at = position.current_step * self._accumulate + number, place, places
-            if drew is None or drew(at, functools.partial(self.batch, *at)):
-                yield at
+            note(self.data)
+            drawn = drawn_in(slots, position.batches_committed * ranks, self.data.accumulate)
+            index = draws.draw(
+                len(drawn.offsets), ended=position.steps_ended, moves=position.moves, accumulates=position.accumulates
+            )
+            drawn = replace(drawn, index=index)
+            if drew is None or drew(drawn.number, functools.partial(self.batch, drawn.number)):
+                yield drawn
 
     def microbatches(self) -> Iterator[list[torch.Tensor]]:
-        """Those of each step, at least one: back-propagate the mean loss of each, all but the last under `no_sync()`
-        of DistributedDataParallel, and then step. Raises ConfigurationError with `accumulate`, which says how many."""
-        if self._accumulate > 1:
-            raise ConfigurationError("StepSampler: accumulate and microbatches() both say how many; use one of them")
-        position, draws = self._position, Draws(1)
-        while position.current_step < self._steps:
-            slots = position.slots()
-            if position.current_step >= self._steps:
-                return
-            draws.draw(ended=position.steps_ended, moves=position.moves, accumulates=position.accumulates)
-            yield [self.batch(position.current_step, place, places) for place, places in slots]
+        """Those of each step, at least one: back-propagate the mean loss of each, undivided, all but the last under
+        `no_sync()` of DistributedDataParallel, and then step. With `accumulate`, a step has so many of these lists, and
+        losses are divided by `accumulate` alone."""
+        drawn = ((each, self.batch(each.number)) for each in self.draws(several=True))
+        return in_microbatches(drawn, self.data.accumulate)
 
-    def batch(self, step: int, place: int, places: int) -> torch.Tensor:
-        """The indices, int64 of shape (batch_size,), of one rank at one step; with `accumulate`, batch n of the step
-        counts as step `step * accumulate + n`."""
-        first = (step * places + place) * self._batch_size
-        at = torch.arange(first, first + self._batch_size)
-        epochs = torch.div(at, self._length, rounding_mode="floor")
-        parts = [self._permutation(int(epoch))[at[epochs == epoch] % self._length] for epoch in epochs.unique()]
+    def batch(self, number: int) -> torch.Tensor:
+        """The indices, int64 of shape (batch_size,), of a batch of the run."""
+        length, batch_size = self.data.length, self.data.batch_size
+        at = torch.arange(number * batch_size, (number + 1) * batch_size)
+        epochs = torch.div(at, length, rounding_mode="floor")
+        parts = [self._permutation(int(epoch))[at[epochs == epoch] % length] for epoch in epochs.unique()]
         return torch.cat(parts)
 
     def _permutation(self, epoch: int) -> torch.Tensor:
         if self._order is None or self._order[0] != epoch:
-            generator = torch.Generator().manual_seed(self._seed * 1_000_003 + epoch)
-            self._order = (epoch, torch.randperm(self._length, generator=generator))
+            generator = torch.Generator().manual_seed(self.data.seed * 1_000_003 + epoch)
+            self._order = (epoch, torch.randperm(self.data.length, generator=generator))
         return self._order[1]

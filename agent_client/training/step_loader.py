@@ -7,7 +7,7 @@ from typing import Any, Self
 from torch.utils.data import DataLoader, Dataset, IterableDataset, RandomSampler, SequentialSampler
 
 from agent_client.errors import ConfigurationError
-from agent_client.training.sampler import Position, StepSampler
+from agent_client.training.sampler import Drawn, Position, StepSampler, in_microbatches
 
 _CHOOSE_SAMPLES = {"batch_size", "shuffle", "sampler", "batch_sampler", "drop_last"}
 _KEPT = (
@@ -29,7 +29,7 @@ class StepLoader:
 
     `options` are DataLoader's, but for those that choose samples: num_workers, collate_fn, pin_memory, prefetch_factor,
     worker_init_fn, multiprocessing_context, timeout. `loader` is the class that loads: torch's, or torchdata's
-    StatefulDataLoader. The position is the step, so a loader that is made anew goes on where the Agent is.
+    StatefulDataLoader. The position is the Agent's, so a new loader continues where the Agent is.
     """
 
     def __init__(
@@ -38,7 +38,7 @@ class StepLoader:
         """Raises TypeError for options that choose samples, ValueError for those that torch refuses."""
         if chosen := sorted(_CHOOSE_SAMPLES & options.keys()):
             raise TypeError(f"{', '.join(chosen)}: the StepSampler chooses the samples; leave it out")
-        self._sampler = sampler
+        self.sampler = sampler
         self._ahead = _Ahead(sampler)
         self._loader = loader(dataset, batch_sampler=self._ahead, **options)
 
@@ -86,18 +86,26 @@ class StepLoader:
 
     def __iter__(self) -> Iterator[Any]:
         """As the sampler. Raises what the sampler raises, and what loading a sample has raised."""
+        return (batch for _, batch in self.drawn())
+
+    def drawn(self, *, several: bool = False) -> Iterator[tuple[Drawn, Any]]:
+        """Yield each batch with its place in its step. `several`: as for StepSampler.draws."""
         ahead, loaded = self._ahead, None
-        for wanted in self._sampler.places():
+        for wanted in self.sampler.draws(several=several):
             if loaded is None:
                 ahead.begin(wanted)
                 loaded = iter(self._loader)
-            if wanted not in ahead.given:
+            if wanted.number not in ahead.given:
                 ahead.next = wanted
             while True:
                 batch = next(loaded)
-                if ahead.given.popleft() == wanted:
+                if ahead.given.popleft() == wanted.number:
                     break
-            yield batch
+            yield wanted, batch
+
+    def microbatches(self) -> Iterator[list[Any]]:
+        """Those of each step; see StepSampler.microbatches."""
+        return in_microbatches(self.drawn(several=True), self.sampler.data.accumulate)
 
     def state_dict(self) -> dict[str, Any]:
         """What a StatefulDataLoader keeps, such as the state of a stateful data set; nothing for torch's DataLoader."""
@@ -110,16 +118,16 @@ class StepLoader:
 
 
 class _Ahead:
-    """A batch sampler: `next`, and what will follow it. `given`: what was given to the workers and is not back.
+    """A batch sampler: `next`, and what will follow it. `given`: the numbers of the batches that workers are loading.
 
     It has a state, which says nothing: a StatefulDataLoader would count its batches instead, and skip as many."""
 
     def __init__(self, sampler: StepSampler) -> None:
         self._sampler = sampler
-        self.next = (0, 0, 1)
-        self.given: deque[tuple[int, int, int]] = deque()
+        self.next = Drawn(0, (0,), 1)
+        self.given: deque[int] = deque()
 
-    def begin(self, first: tuple[int, int, int]) -> None:
+    def begin(self, first: Drawn) -> None:
         self.next = first
         self.given.clear()
 
@@ -127,10 +135,9 @@ class _Ahead:
         return self
 
     def __next__(self) -> list[int]:
-        step, place, places = at = self.next
-        self.next = (step + 1, place, places)
-        self.given.append(at)
-        return self._sampler.batch(*at).tolist()
+        number, self.next = self.next.number, self.next.following()
+        self.given.append(number)
+        return self._sampler.batch(number).tolist()
 
     def state_dict(self) -> dict[str, Any]:
         return {}

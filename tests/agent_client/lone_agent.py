@@ -41,6 +41,15 @@ class LoneAgent:
     def moves(self) -> int:
         return len(self.asked) + len(self.reduced)
 
+    @property
+    def batches_committed(self) -> int:
+        return self.current_step * self.place[1]
+
+    group_world_size = 1
+
+    def draws_from(self, data: object, *, is_whole_step: bool = True) -> None:
+        """No peer compares it."""
+
     def catch_up_for(self, optimizer: torch.optim.Optimizer) -> None:
         """It never catches up."""
 

@@ -176,6 +176,8 @@ class LoopActor:
         return self.scaler.state_dict()
 
     def loss(self) -> torch.Tensor:
-        place, _ = self.agent.slot()
+        if not self.agent.was_committed:
+            self.agent.start_quorum()  # it may have to heal; else the forward pass begins the step
+        place, _ = self.agent.internals.last_slot()
         generator = torch.Generator().manual_seed(1000 * self.agent.current_step + place)
         return self.model(torch.randn(16, 8, generator=generator)).square().mean()

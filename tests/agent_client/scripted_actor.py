@@ -6,9 +6,11 @@ import time
 from typing import Any
 
 import torch
+from torch.utils.data import DistributedSampler
 
 from agent_client.errors import EvaluationInterrupted, ScriptMismatch
 from agent_client.state.train_state import TrainState
+from agent_client.training.sampler import StepSampler
 from tests.agent_client.actors import build_agent
 
 
@@ -23,6 +25,15 @@ class ScriptedActor:
         """Sums of so many elements of a dtype, called so."""
         self.reduce(*reduced)
         return self.vote()
+
+    def draw(self, length: int, batch_size: int, seed: int) -> dict[str, Any]:
+        """A step on a batch of a sampler."""
+        next(iter(StepSampler(length, batch_size, self.agent, seed)))
+        return self.step((8, "float32", "weights")) | {"data": self.agent.data_report()}
+
+    def divide_data(self) -> None:
+        """Among the ranks of this group alone, as a script does under torchrun."""
+        self.sampler = DistributedSampler(range(40), self.agent.group_world_size, self.agent.group_rank)  # type: ignore[arg-type]
 
     def take_turn(self) -> dict[str, Any]:
         """Of one of two networks: by the quorum's step, not by a counter of the script's own."""

@@ -33,6 +33,43 @@ def test_the_agent_at_fault_is_of_no_further_use(job: Job) -> None:
     assert b.call("step", *RIGHT)["mismatch"] == ended
 
 
+def test_other_data(job: Job) -> None:
+    """Each group would train on samples of the other one, and leave others out."""
+    a, b = job.groups("a", "b", actor=SCRIPTED)
+    assert a.call("draw", 1000, 8, 0)["committed"]
+    of_b = b.begin("draw", 990, 8, 0)
+    job.wait_joined("b")
+    assert not a.call("draw", 1000, 8, 0)["committed"]
+    where = "where a draws from 1000 samples, in batches of 8, in the order of seed 0"
+    told = "990 samples, in batches of 8, in the order of seed 0"
+    assert f"this group (b) draws from {told} {where}" in of_b.result(ENDS_WITHIN_S)["mismatch"]
+    assert a.call("draw", 1000, 8, 0)["data"] == {
+        "length": 1000,
+        "batch_size": 8,
+        "accumulate": 1,
+        "seed": 0,
+        "samples": 16,
+        "epoch": 0,
+        "position": 16,
+        "irregular_steps": 0,
+        "is_exact": True,
+    }
+
+
+def test_data_that_each_group_divides_for_itself(job: Job) -> None:
+    """Both have the same samples: said once, when the first step together is done."""
+    a, b = job.groups("a", "b", actor=SCRIPTED)
+    for rank in (a, b):
+        rank.call("divide_data")
+    assert a.call("steps", 2, *RIGHT)
+    of_b = b.begin("steps", 5, *RIGHT)
+    job.wait_joined("b")
+    a.call("steps", 5, *RIGHT)
+    of_b.result()
+    told = "a DistributedSampler divides its 40 samples among 1 ranks, those of this replica group alone"
+    assert [job.log(name).count(told) for name in ("a", "b")] == [1, 1]
+
+
 def test_a_mismatch_at_one_rank_ends_its_whole_group(job: Job) -> None:
     of_a = list(job.groups_of(2, "a", actor=SCRIPTED).values())
     assert all(step["committed"] for step in together(of_a, "step", *RIGHT))

@@ -5,7 +5,8 @@ A process group does not check it: gloo ends a process that receives more than i
 longer. So each collective over the participants is preceded by a sum of numbers that announce it, in a row for each
 participant, of the same size for all. The step is part of the announcement: a participant that has ended a step and
 one that still reduces in it never sum their tensors. The end of the first step under a quorum is announced, too, with
-the number of its collectives. All participants receive the same rows, so all find the same answer:
+the number of its collectives, and after it what the batches were drawn from. All participants receive the same rows, so
+all find the same answer:
 
 1. The participants that hold the state of the job and have committed a step of it decide. If there are none, those
    that hold its state do; if there are none either, all do.
@@ -25,7 +26,7 @@ from enum import IntEnum, IntFlag
 from typing import NamedTuple
 
 WORD_BYTES = 8
-TEXT_WORDS = 8
+TEXT_WORDS = 12
 NAMES_TOLD = 8
 PAYLOAD_WORDS = 3
 
@@ -40,6 +41,7 @@ class Kind(IntEnum):
     STATE = 4
     GRADIENTS = 5
     OPTIONS = 6
+    DRAW = 7
 
 
 class Flag(IntFlag):
@@ -70,11 +72,12 @@ def standing_of(*, heals: bool, max_step: int, has_trained: bool) -> Standing:
 class Announced(NamedTuple):
     """What a participant is about to do. REDUCE: a collective. END: the end of the step. GATHER: the exchange of values
     between two steps. STATE, GRADIENTS: the comparison of their digests. OPTIONS: that of the options that must agree.
+    DRAW: what it has drawn its batches from.
     """
 
     kind: Kind
     number: int = 0
-    """REDUCE: which collective of the step. END: how many there were."""
+    """REDUCE: which collective of the step. END: how many there were. DRAW: 1, or 0 if no sampler of ours is used."""
     size: int = 0
     """Bytes."""
     dtype: str = ""
@@ -97,6 +100,8 @@ class Announced(NamedTuple):
                 return "compares its gradients"
             case Kind.OPTIONS:
                 return "compares its options"
+            case Kind.DRAW:
+                return f"draws from {self.dtype} {self.name}"
             case Kind.NONE:
                 return "says nothing"
 
@@ -110,6 +115,11 @@ class Row(NamedTuple):
     flags: Flag
     words: tuple[int, ...]
     payload: tuple[int, ...]
+
+    @property
+    def is_silent(self) -> bool:
+        """Whether it fits whatever the others announce: a rank that draws nothing, or not yet."""
+        return self.words[0] == Kind.DRAW and not self.words[2]
 
     @property
     def announced(self) -> Announced:
@@ -150,10 +160,11 @@ def from_words(words: Sequence[int]) -> Row:
 
 def find_faulty(rows: Sequence[Row]) -> frozenset[int]:
     """The places of the participants at fault."""
-    if all(row.words == rows[0].words for row in rows):
+    speaking = [row for row in rows if not row.is_silent]
+    if all(row.words == speaking[0].words for row in speaking):
         return frozenset()
-    right = _find_right(rows)
-    return frozenset(place for place, row in enumerate(rows) if row.words != right)
+    right = _find_right(speaking)
+    return frozenset(place for place, row in enumerate(rows) if not row.is_silent and row.words != right)
 
 
 def _find_right(rows: Sequence[Row]) -> tuple[int, ...]:
@@ -165,7 +176,7 @@ def _find_right(rows: Sequence[Row]) -> tuple[int, ...]:
 
 def explain(rows: Sequence[Row], faulty: frozenset[int], names: Sequence[str], place: int) -> str:
     """For the participant at `place`: what it does that the others do not, or which other participants differ."""
-    right = [other for other in range(len(rows)) if other not in faulty]
+    right = [other for other in range(len(rows)) if other not in faulty and not rows[other].is_silent]
     has_one_step = len({row.announced.step for row in rows}) == 1
 
     def says(other: int, count: int) -> str:

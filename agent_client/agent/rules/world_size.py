@@ -4,10 +4,10 @@ A step consists of microbatches, one for each rank of the group that does it. It
 count, divided by `divisor`. Contributors are the participants that hold the state when they compute; one that does not
 count still does one microbatch, because the others wait for it in their collectives, and adds zeros.
 
-    mode                 microbatches    done by                                          divisor
-    DYNAMIC              one each        every contributor its own                        contributors
-    FIXED_WITH_SPARES    `size`          the first `size` contributors; the rest spare    min(size, contributors)
-    CONSTANT_BATCH       `size`          dealt to the contributors in turn                size
+    mode                 done by                                          microbatches, divisor
+    DYNAMIC              every contributor its own                        contributors
+    FIXED_WITH_SPARES    the first `size` contributors; the rest spare    min(size, contributors)
+    CONSTANT_BATCH       dealt to the contributors in turn                size
 """
 
 from dataclasses import dataclass
@@ -24,13 +24,12 @@ class WorldSizeMode(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """`microbatches`: the numbers, below `total`, of those that this group does. `counts` False: it adds zeros.
+    """`microbatches`: the numbers, below `divisor`, of those that this group does. `counts` False: it adds zeros.
 
     `is_first`: of all that count, so exactly one in a quorum: where one must speak for all.
     """
 
     microbatches: tuple[int, ...]
-    total: int
     divisor: int
     counts: bool
     is_first: bool = False
@@ -42,7 +41,7 @@ class Share:
 
     def slots(self, group_rank: int, group_world_size: int) -> list[tuple[int, int]]:
         """(place, number of places) among the ranks of all groups, of each of the microbatches."""
-        places = self.total * group_world_size
+        places = self.divisor * group_world_size
         return [(number * group_world_size + group_rank, places) for number in self.microbatches]
 
 
@@ -61,23 +60,22 @@ class WorldSize:
     def share(self, assignment: Assignment | None) -> Share:
         """Without a quorum nothing counts."""
         if assignment is None:
-            return Share((0,), max(1, self.size), 1, counts=False)
-        total, divisor = self._totals(assignment.contributors)
+            return Share((0,), 1, counts=False)
+        divisor = self._divisor(assignment.contributors)
         place = assignment.place
         if place is None:
-            return Share((assignment.replica_rank % total,), total, divisor, counts=False)
+            return Share((assignment.replica_rank % divisor,), divisor, counts=False)
         own = self._own(place, assignment.contributors, divisor)
-        return Share(own or (place % total,), total, divisor, counts=bool(own), is_first=place == 0)
+        return Share(own or (place % divisor,), divisor, counts=bool(own), is_first=place == 0)
 
-    def _totals(self, contributors: int) -> tuple[int, int]:
-        """(microbatches of a step, what their sum is divided by)"""
+    def _divisor(self, contributors: int) -> int:
         match self.mode:
             case WorldSizeMode.DYNAMIC:
-                return contributors, contributors
+                return contributors
             case WorldSizeMode.FIXED_WITH_SPARES:
-                return self.size, min(self.size, contributors)
+                return min(self.size, contributors)
             case WorldSizeMode.CONSTANT_BATCH:
-                return self.size, self.size
+                return self.size
 
     def _own(self, place: int, contributors: int, divisor: int) -> tuple[int, ...]:
         if self.mode is WorldSizeMode.CONSTANT_BATCH:

@@ -15,6 +15,7 @@ from agent_client.agent.rules.agreement import (
     standing_of,
     to_words,
 )
+from agent_client.agent.rules.data import DataChoice, announce_draw
 
 TRAINED, HOLDS_STATE, HEALS = Standing
 
@@ -27,7 +28,7 @@ FLAGGED = [(Flag.NOT_FINITE, (5, -6)), (Flag.PASSES_OVER, (0, 0))]
 announcements = st.builds(
     Announced,
     st.sampled_from(list(Kind)),
-    st.integers(0, 2**62),
+    st.integers(1, 2**62),
     st.integers(0, 2**62),
     st.sampled_from(["", "float32", "bfloat16"]),
     st.text("abc. é", max_size=20).map(str.strip),
@@ -72,6 +73,26 @@ def test_flags_and_payload_are_no_part_of_what_is_compared():
     said = [from_words(to_words(WIDE, TRAINED, 4, flags, payload)) for flags, payload in FLAGGED]
     assert not find_faulty(said)
     assert [(row.flags, row.payload[:2]) for row in said] == FLAGGED
+
+
+def test_data_is_compared_among_those_that_draw_it() -> None:
+    """A rank that has drawn nothing yet, or by a loader of its own, is at no fault, and no example for the others."""
+    data = DataChoice(1000, 8, 1, 0)
+    draws, silent = announce_draw(data), announce_draw(None)
+    assert faulty((silent, TRAINED), (draws, HEALS), (draws, HEALS)) == set()
+    assert faulty((silent, TRAINED), (silent, HEALS)) == set()
+    for other in (
+        data._replace(length=990),
+        data._replace(batch_size=4),
+        data._replace(accumulate=2),
+        data._replace(seed=1),
+    ):
+        assert faulty((silent, TRAINED), (draws, TRAINED), (announce_draw(other), HEALS)) == {2}
+    said = rows((silent, TRAINED), (draws, TRAINED), (announce_draw(data._replace(length=10**9, accumulate=4)), HEALS))
+    assert explain(said, frozenset({2}), ("a", "b", "c"), 2) == (
+        "this group (c) draws from 1000000000 samples, in batches of 8 x 4, in the order of seed 0 where b draws from "
+        "1000 samples, in batches of 8, in the order of seed 0"
+    )
 
 
 class TestWords:

@@ -85,20 +85,20 @@ def test_the_sampler_s_position_counts_the_inner_steps_of_committed_outer_steps(
         expected = agent.current_step * interval + number % interval
         assert optimizer.current_step == expected
         batch = next(batches)
-        assert torch.equal(batch, sampler.batch(expected, 1, 2))
+        assert torch.equal(batch, sampler.batch(2 * (expected - interval) + 1))
         assert torch.equal(next(iter(fresh)), batch)
         inner_step(model, optimizer, number)
 
 
 def test_the_sampler_waits_until_its_rank_has_joined() -> None:
-    """Its first batch is of the step that was healed to."""
+    """Its first batch is the first of all: the outer step in which all join has no inner ones."""
     agent = LoneAgent()
     _, optimizer = local_sgd(agent)
     sampler = StepSampler(50, 2, optimizer)
     [first] = islice(sampler, 1)
     [[again]] = islice(sampler.microbatches(), 1)
     assert agent.current_step == 1
-    assert torch.equal(first, sampler.batch(H, 0, 1))
+    assert torch.equal(first, sampler.batch(0))
     assert torch.equal(first, again)
 
 

@@ -1,5 +1,7 @@
-"""The sampler: every place its own samples, every epoch every sample, and nothing but (seed, step, place, places)."""
+"""The sampler: every place its own samples, every epoch every sample, whichever groups come and go."""
 
+import random
+from collections.abc import Iterator
 from itertools import islice
 
 import pytest
@@ -8,25 +10,36 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.utils.data import DataLoader
 
+from agent_client.agent.rules.data import DataChoice
+from agent_client.agent.rules.step import StepMachine
+from agent_client.agent.rules.world_size import WorldSize, WorldSizeMode
 from agent_client.errors import ConfigurationError
 from agent_client.training.sampler import StepSampler
+from tests.agent_client.assignments import assignment
+
+DYNAMIC, FIXED, CONSTANT = WorldSizeMode
 
 lengths = st.integers(1, 60)
 batch_sizes = st.integers(1, 20)
 seeds = st.integers(0, 2**31)
-steps = st.integers(0, 200)
+numbers = st.integers(0, 200)
 
 
 class Place:
     """As much of an Agent as a sampler asks for."""
 
     def __init__(self, place: int = 0, places: int = 1) -> None:
-        self.current_step = self.steps_ended = self.moves = 0
+        self.current_step = self.steps_ended = self.moves = self.batches_committed = 0
         self.accumulates = False
         self.at = (place, places)
+        self.data: DataChoice | None = None
+
+    def draws_from(self, data: DataChoice) -> None:
+        self.data = data
 
     def end(self, *, commit: bool = True) -> None:
         self.current_step += commit
+        self.batches_committed += commit * self.at[1]
         self.steps_ended += 1
         self.moves += 1
 
@@ -42,38 +55,26 @@ def sampler(length: int, batch_size: int, seed: int = 0, agent: Place | None = N
     return StepSampler(length, batch_size, agent or Place(), seed)  # type: ignore[arg-type]
 
 
-def stream(length: int, batch_size: int, seed: int, places: int, count: int) -> list[int]:
-    """The samples of `count` steps in the order of step and place."""
-    source = sampler(length, batch_size, seed)
-    batches = [source.batch(step, place, places) for step in range(count) for place in range(places)]
-    return torch.cat(batches).tolist()
-
-
-@st.composite
-def slots(draw: st.DrawFn) -> tuple[int, int]:
-    places = draw(st.integers(1, 8))
-    return draw(st.integers(0, places - 1)), places
-
-
-@given(lengths, batch_sizes, seeds, st.lists(st.tuples(steps, slots()), min_size=1, max_size=8))
-def test_a_batch_is_a_function_of_seed_step_place_and_places(
-    length: int, batch_size: int, seed: int, asked: list[tuple[int, tuple[int, int]]]
+@given(lengths, batch_sizes, seeds, st.lists(numbers, min_size=1, max_size=8))
+def test_a_batch_is_a_function_of_its_number_and_the_seed(
+    length: int, batch_size: int, seed: int, asked: list[int]
 ) -> None:
     """Whatever was asked before: after a restart, on another host, for a discarded step."""
     used = sampler(length, batch_size, seed)
-    for step, slot in [*asked, *asked[::-1]]:
+    for number in [*asked, *asked[::-1]]:
         fresh = sampler(length, batch_size, seed)
-        torch.manual_seed(step)  # torch's own generator plays no part
-        batch = used.batch(step, *slot)
-        assert torch.equal(batch, fresh.batch(step, *slot))
+        torch.manual_seed(number)  # torch's own generator plays no part
+        batch = used.batch(number)
+        assert torch.equal(batch, fresh.batch(number))
         assert (batch.shape, batch.dtype) == ((batch_size,), torch.int64)
         assert 0 <= batch.min() <= batch.max() < length
 
 
-@given(lengths, batch_sizes, seeds, st.integers(1, 6), st.integers(1, 20))
-def test_epochs_cover_everything_exactly_once(length: int, batch_size: int, seed: int, places: int, count: int) -> None:
-    """Over all places together, one permutation after the other without a gap."""
-    samples = stream(length, batch_size, seed, places, count)
+@given(lengths, batch_sizes, seeds, st.integers(1, 60))
+def test_epochs_cover_everything_exactly_once(length: int, batch_size: int, seed: int, count: int) -> None:
+    """One permutation after the other without a gap."""
+    source = sampler(length, batch_size, seed)
+    samples = torch.cat([source.batch(number) for number in range(count)]).tolist()
     for begin in range(0, len(samples), length):
         epoch = samples[begin : begin + length]
         assert len(set(epoch)) == len(epoch)
@@ -81,27 +82,118 @@ def test_epochs_cover_everything_exactly_once(length: int, batch_size: int, seed
             assert set(epoch) == set(range(length))
 
 
+class Rank:
+    """A rank of a group, by the rules that an Agent follows; a sampler's position."""
+
+    accumulates = False
+
+    def __init__(self, name: str, group_rank: int, group_world_size: int, world_size: WorldSize) -> None:
+        self.name, self.group_rank, self.group_world_size = name, group_rank, group_world_size
+        self.machine = StepMachine(world_size=world_size)
+
+    def draws_from(self, data: DataChoice) -> None:
+        """Nothing compares it here."""
+
+    current_step = property(lambda self: self.machine.step)
+    steps_ended = property(lambda self: self.machine.ended)
+    moves = property(lambda self: self.machine.moves)
+    batches_committed = property(lambda self: self.machine.batches_committed)
+
+    def slots(self) -> list[tuple[int, int]]:
+        return self.machine.share.slots(self.group_rank, self.group_world_size)
+
+
+@pytest.mark.parametrize(
+    ("mode", "size", "ranks", "accumulate"),
+    [
+        (DYNAMIC, 0, 1, 1),
+        (DYNAMIC, 0, 2, 1),
+        (DYNAMIC, 0, 1, 3),
+        (FIXED, 3, 1, 2),
+        (CONSTANT, 4, 1, 1),
+        (CONSTANT, 5, 2, 2),
+    ],
+)
+@pytest.mark.parametrize("seed", range(2))
+def test_each_sample_is_used_once_an_epoch_over_200_kills_and_joins(
+    mode: WorldSizeMode, size: int, ranks: int, accumulate: int, seed: int
+) -> None:
+    """After each step, discarded or not, the numbers of uses of any two samples differ by at most 1."""
+    drawn, world_size = random.Random(seed), WorldSize(mode, size)
+    length, batch_size = drawn.choice([(997, 4), (400, 5), (61, 7)])
+    names, present = [f"g{number}" for number in range(6)], {"g2"}
+    held = StepMachine(world_size=world_size)
+    groups: dict[str, list[tuple[Rank, Iterator[list[torch.Tensor]]]]] = {}
+    uses = torch.zeros(length, dtype=torch.int64)
+    events = quorum_id = 0
+    while events < 200:
+        if drawn.random() < 0.4:
+            changed = drawn.choice(names)
+            if present != {changed}:
+                present ^= {changed}
+                groups.pop(changed, None)
+                events += 1
+        quorum_id += 1
+        members = sorted(present)
+        newcomers = [name for name in members if name not in groups and len(members) > 1]
+        is_late = drawn.random() < 0.3  # they heal, and add zeros
+        contributors = [name for name in members if not (is_late and name in newcomers)] or members
+        for name in members:
+            if name not in groups:
+                made = [Rank(name, number, ranks, world_size) for number in range(ranks)]
+                samplers = [StepSampler(length, batch_size, rank, accumulate=accumulate, seed=seed) for rank in made]
+                groups[name] = [(rank, each.microbatches()) for rank, each in zip(made, samplers, strict=True)]
+        used: list[torch.Tensor] = []
+        for place, name in enumerate(members):
+            for rank, batches in groups[name]:
+                rank.machine.installed(held.step, 0, held.batches_committed)
+                rank.machine.ask()
+                own = contributors.index(name) if name in contributors else None
+                rank.machine.answered(assignment(place, len(members), contributors=len(contributors), place=own))
+                microbatches = [batch for _ in range(accumulate) for batch in next(batches)]
+                assert len(microbatches) == accumulate * len(rank.machine.share.microbatches)
+                used += microbatches if rank.machine.share.counts else []
+        commit = drawn.random() < 0.85
+        for name in members:
+            for rank, _ in groups[name]:
+                rank.machine.computes()
+                rank.machine.reduced()
+                rank.machine.vote()
+                rank.machine.decided(commit)
+        if commit:
+            held = groups[contributors[0]][0][0].machine
+            samples, before = torch.cat(used), int(uses.sum())
+            if before // length == (before + len(samples) - 1) // length:
+                assert len(samples.unique()) == len(samples), "a committed step repeats a sample"
+            uses += samples.bincount(minlength=length)
+            assert uses.max() - uses.min() <= 1
+            assert int(uses.sum()) == held.batches_committed * ranks * accumulate * batch_size
+
+
 def test_each_epoch_and_each_seed_has_an_order_of_its_own() -> None:
-    samples = stream(50, 10, seed=1, places=1, count=10)
-    assert samples[:50] != samples[50:]
-    assert sorted(samples[:50]) != samples[:50]
-    assert samples != stream(50, 10, seed=2, places=1, count=10)
+    first, second = sampler(50, 50, seed=1).batch(0).tolist(), sampler(50, 50, seed=1).batch(1).tolist()
+    assert first != second
+    assert sorted(first) != first
+    assert first != sampler(50, 50, seed=2).batch(0).tolist()
 
 
-def test_it_follows_the_agent_s_step_and_place() -> None:
+def test_it_follows_the_agent_s_batches_and_place() -> None:
     agent = Place(1, 3)
     source = sampler(100, 4, seed=5, agent=agent)
     batches = iter(source)
     first = next(batches)
     agent.end(commit=False)
     assert torch.equal(first, next(batches)), "a discarded step yields the same samples again"
-    assert torch.equal(first, source.batch(0, 1, 3))
-    agent.current_step = 6
+    assert torch.equal(first, source.batch(1))
+    assert agent.data == DataChoice(100, 4, 1, 5)
     agent.end()
-    assert torch.equal(next(batches), source.batch(7, 1, 3))
+    assert torch.equal(next(batches), source.batch(3 + 1))
+    agent.batches_committed = 20  # it heals
+    agent.end()
+    assert torch.equal(next(batches), source.batch(23 + 1))
     agent.end(commit=False)
     agent.at = (0, 2)
-    assert torch.equal(next(batches), source.batch(7, 0, 2))
+    assert torch.equal(next(batches), source.batch(23))
 
 
 def test_a_batch_ahead_of_its_step_is_refused() -> None:
@@ -134,10 +226,8 @@ def test_a_step_that_accumulates_has_batches_of_its_own() -> None:
     for commit in (True, False, True):
         drawn += islice(batches, 2)
         agent.end(commit=commit)
-    assert [batch.tolist() for batch in drawn] == [source.batch(step, 1, 3).tolist() for step in (0, 1, 2, 3, 2, 3)]
+    assert [batch.tolist() for batch in drawn] == [source.batch(number).tolist() for number in (1, 4, 7, 10, 7, 10)]
     assert len(torch.cat(drawn[:4]).unique()) == 16
-    with pytest.raises(ConfigurationError, match="both say how many"):
-        next(source.microbatches())
 
 
 def test_a_loop_that_accumulates_and_does_not_say_so_is_refused() -> None:
@@ -149,12 +239,13 @@ def test_a_loop_that_accumulates_and_does_not_say_so_is_refused() -> None:
         next(batches)
 
 
-def test_where_a_rank_has_several_microbatches_it_gets_them_all_at_once() -> None:
+@pytest.mark.parametrize(("accumulate", "numbers"), [(1, [56, 57]), (2, [110, 116, 111, 117])])
+def test_where_a_rank_has_several_microbatches_it_gets_them_all_at_once(accumulate: int, numbers: list[int]) -> None:
     agent = Place(2, 6)
-    agent.current_step = 9
-    source = sampler(100, 4, seed=5, agent=agent)
-    [batches] = islice(source.microbatches(), 1)
-    assert [batch.tolist() for batch in batches] == [source.batch(9, place, 6).tolist() for place in (2, 3)]
+    agent.batches_committed = 54
+    source = StepSampler(1000, 4, agent, accumulate=accumulate)
+    batches = [batch for each in islice(source.microbatches(), accumulate) for batch in each]
+    assert [batch.tolist() for batch in batches] == [source.batch(number).tolist() for number in numbers]
 
 
 @pytest.mark.parametrize(("length", "batch_size"), [(0, 1), (-1, 1), (1, 0), (1, -3)])

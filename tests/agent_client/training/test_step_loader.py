@@ -29,13 +29,13 @@ def test_each_batch_is_that_of_its_step(workers: int) -> None:
     source = StepSampler(1000, 4, agent)
     batches = iter(StepLoader(Numbers(), source, num_workers=workers))
     for number, commit in enumerate([True, True, False, True, True, True, True, True]):
-        expected = 10 * source.batch(agent.current_step, *agent.at)
+        expected = 10 * source.batch(agent.batches_committed + agent.at[0])
         assert torch.equal(next(batches), expected), number
         agent.end(commit=commit)
         if number == 3:
             agent.at = (1, 2)
         if number == 5:
-            agent.at, agent.current_step = (0, 3), 100
+            agent.at, agent.batches_committed = (0, 3), 100
 
 
 @pytest.mark.parametrize("workers", [0, 2])
@@ -45,7 +45,7 @@ def test_a_step_that_accumulates_is_loaded_ahead_too(workers: int) -> None:
     batches = iter(StepLoader(Numbers(), source, num_workers=workers))
     for step in range(3):
         loaded = [batch.tolist() for batch in islice(batches, 2)]
-        assert loaded == [(10 * source.batch(2 * step + number, 0, 2)).tolist() for number in range(2)]
+        assert loaded == [(10 * source.batch(4 * step + 2 * number)).tolist() for number in range(2)]
         agent.end()
 
 
@@ -63,7 +63,7 @@ def test_it_ends_with_its_last_step_also_where_a_peer_has_done_that(workers: int
     for batch in StepLoader(Numbers(), source, num_workers=workers):
         seen.append(batch.tolist())
         agent.end(commit=len(seen) != 2)
-    assert seen == [(10 * source.batch(step, 0, 2)).tolist() for step in (0, 1, 1, 2)]
+    assert seen == [(10 * source.batch(2 * step)).tolist() for step in (0, 1, 1, 2)]
     agent.current_step = 0
     agent.slot = lambda: setattr(agent, "current_step", 3) or (0, 2)  # type: ignore[method-assign]
     assert list(StepLoader(Numbers(), source, num_workers=workers)) == []
@@ -74,7 +74,7 @@ def test_what_a_dataloader_loads_is_loaded_by_the_step() -> None:
     plain = DataLoader(Numbers(), batch_size=4, shuffle=True, num_workers=2, collate_fn=sorted)
     loaders = [StepLoader.of(plain, Place(place, 2), accumulate=2, steps=5, seed=3) for place in (0, 1)]
     of_a, of_b = (next(iter(loader)) for loader in loaders)
-    assert of_a == sorted((10 * StepSampler(1000, 4, Place(), 3, accumulate=2).batch(0, 0, 2)).tolist())
+    assert of_a == sorted((10 * StepSampler(1000, 4, Place(), 3, accumulate=2).batch(0)).tolist())
     assert not set(of_a) & set(of_b)
 
 
@@ -116,5 +116,5 @@ def test_a_stateful_dataloader_goes_on_at_the_step(workers: int) -> None:
     again = make()
     again.load_state_dict(kept)
     for step, batch in enumerate(islice(again, 3), start=3):
-        assert batch.tolist() == (10 * StepSampler(1000, 4, agent).batch(step, 0, 2)).tolist()
+        assert batch.tolist() == (10 * StepSampler(1000, 4, agent).batch(2 * step)).tolist()
         agent.end()
