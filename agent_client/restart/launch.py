@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 
 from agent_client.agent.environment import Variables
 from agent_client.errors import ConfigurationError
+from lighthouse_protocol.coordinator import parse_coordinator
 from lighthouse_protocol.identity import group_run
 from lighthouse_protocol.limits import DEFAULT_JOB, DEFAULT_RUN, DEFAULT_STRIDE, SECRET_BYTES
 from lighthouse_protocol.messages.run import RankHello, RankId, RunTerms
@@ -17,9 +18,10 @@ from lighthouse_protocol.messages.run import RankHello, RankId, RunTerms
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """`slot` of `slots`, which is RANK of WORLD_SIZE without a supervisor. `attempt` counts this slot's starts from 0.
-    `active` and `min_active` are None unless the supervisor was given them. `store_port`: of the TCPStore that a
-    supervisor serves. `secret`: its supervisor's; without one, its own."""
+    """`lighthouse`: an address, several, or a join string. `slot` of `slots`, which is RANK of WORLD_SIZE without a
+    supervisor. `attempt` counts this slot's starts from 0. `active` and `min_active` are None unless the supervisor was
+    given them. `store_port`: of the TCPStore that a supervisor serves. `secret`: its supervisor's, else
+    its own."""
 
     lighthouse: str
     job: str
@@ -61,6 +63,13 @@ class Launch:
             store_port=reader.number("LIGHTHOUSE_STORE_PORT"),
             secret=reader.text("LIGHTHOUSE_RUN_SECRET") or secrets.token_hex(SECRET_BYTES),
         )
+
+    @property
+    def lighthouse_address(self) -> str:
+        """The first address in `lighthouse`, without a token; empty if there is none. Raises InvalidRequest."""
+        if not self.lighthouse:
+            return ""
+        return str(parse_coordinator(self.lighthouse, "LIGHTHOUSE_ADDRESS").addresses[0])
 
     def of_group(self, variables: Mapping[str, str] = os.environ) -> "Launch":
         """Its place where each replica group restarts by itself. Raises ConfigurationError if it is in none."""

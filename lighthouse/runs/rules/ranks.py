@@ -30,7 +30,8 @@ NAMES_KEPT_S = 5.0  # after a restart of the lighthouse: ranks and supervisors c
 @dataclass(slots=True, eq=False)
 class Rank:
     """`generation`: the last one in which this process was active. `waits_since`: None unless it is ready. `secret`:
-    the digest of what its hello has shown; empty: nothing."""
+    the digest of what its hello has shown; empty: nothing. `is_successor`: of another process that had this slot, which
+    its supervisor need not know of: that may have been started again, too."""
 
     rank: RankId
     seen_at: float
@@ -45,6 +46,7 @@ class Rank:
     session: int | None = None
     waits_since: float | None = None
     secret: str = ""
+    is_successor: bool = False
 
     @property
     def is_ready(self) -> bool:
@@ -156,7 +158,7 @@ class Ranks:
         rank = self._slots.get(entry.rank.slot)
         if rank is None or rank.rank != entry.rank:
             self._forget(rank)
-            rank = self._slots[entry.rank.slot] = Rank(entry.rank, now, now)
+            rank = self._slots[entry.rank.slot] = Rank(entry.rank, now, now, is_successor=rank is not None)
         elif rank.session is not None:
             self._sessions.pop(rank.session, None)
         rank.attempt, rank.host, rank.pid, rank.is_here = entry.attempt, entry.host, entry.pid, True

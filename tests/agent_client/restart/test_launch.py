@@ -84,3 +84,11 @@ def test_a_spare_has_no_rank_that_it_could_read() -> None:
 def test_what_is_no_number_is_named(name: str, value: str) -> None:
     with pytest.raises(ConfigurationError, match=name):
         Launch.read({name: value})
+
+
+@pytest.mark.parametrize(
+    "text", ["h:1", "h:1,i:2", f"lighthouse://{'a' * 64}.secret@h:1", "lighthouse://tls.t@h:1,i:2"]
+)
+def test_the_lighthouse_s_address_is_that_of_its_first_host_without_its_token(text: str) -> None:
+    assert Launch.read({"LIGHTHOUSE_ADDRESS": text}).lighthouse_address == "h:1"
+    assert Launch.read({}).lighthouse_address == ""
