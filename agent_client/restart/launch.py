@@ -7,6 +7,7 @@ import socket
 import uuid
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import PurePath
 
 from agent_client.agent.environment import Variables
 from agent_client.errors import ConfigurationError
@@ -14,6 +15,10 @@ from lighthouse_protocol.coordinator import parse_coordinator
 from lighthouse_protocol.identity import group_run
 from lighthouse_protocol.limits import DEFAULT_JOB, DEFAULT_RUN, DEFAULT_STRIDE, SECRET_BYTES
 from lighthouse_protocol.messages.run import RankHello, RankId, RunTerms
+
+
+NO_NAME = "none"
+"""torchrun's run id where it was given none, and so that of all such jobs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +56,7 @@ class Launch:
         return cls(
             lighthouse=reader.text("LIGHTHOUSE_ADDRESS", "TORCHFT_LIGHTHOUSE"),
             job=reader.text("LIGHTHOUSE_JOB") or DEFAULT_JOB,
-            run=reader.text("LIGHTHOUSE_RUN_ID", "TORCHELASTIC_RUN_ID") or DEFAULT_RUN,
+            run=run_of(variables),
             slot=slot,
             slots=reader.number("LIGHTHOUSE_WORLD_SIZE", "WORLD_SIZE", least=1) or 1,
             incarnation=incarnation,
@@ -84,3 +89,15 @@ class Launch:
     def entry(self, terms: RunTerms) -> RankHello:
         rank = RankId(self.slot, self.incarnation)
         return RankHello(rank, terms, self.attempt, host=socket.gethostname(), pid=os.getpid(), secret=self.secret)
+
+
+def run_of(variables: Mapping[str, str]) -> str:
+    """The run's id. For a torchrun job without a name, one that its ranks have in common, and no other job has."""
+    reader = Variables(variables)
+    run = reader.text("LIGHTHOUSE_RUN_ID", "TORCHELASTIC_RUN_ID") or DEFAULT_RUN
+    if run != NO_NAME or reader.text("LIGHTHOUSE_RUN_ID"):
+        return run
+    error_file = PurePath(reader.text("TORCHELASTIC_ERROR_FILE"))
+    if reader.number("GROUP_WORLD_SIZE") == 1 and len(error_file.parents) > 3:  # FOLDER/none_UNIQUE/attempt_0/0/error.json
+        return f"torchrun-{socket.gethostname()}-{error_file.parents[2].name.removeprefix('none_')}"
+    return f"torchrun-{reader.text('MASTER_ADDR')}-{reader.text('MASTER_PORT')}"

@@ -24,6 +24,9 @@ from lighthouse_protocol.refusals import (
 )
 from lighthouse_protocol.rules.proof import digest_of, is_shown
 
+_TWO_JOBS = (
+    "if these are two jobs, name one of them: LIGHTHOUSE_RUN_ID, --run-id or torchrun's --rdzv-id, or LIGHTHOUSE_JOB"
+)
 NAMES_KEPT_S = 5.0  # after a restart of the lighthouse: ranks and supervisors come back within two seconds
 
 
@@ -111,7 +114,9 @@ class Ranks:
         if not 0 <= entry.rank.slot < size:
             return InvalidRequest(f"is {entry.rank.slot}; a world of {size} has slots 0 to {size - 1}", field="slot")
         if entry.terms != terms and not self.is_empty:
-            return WrongState(f"terms: {entry.rank} comes with {entry.terms}, the ranks that are here with {terms}")
+            return WrongState(
+                f"terms: {entry.rank} comes with {entry.terms}, the ranks that are here with {terms}; {_TWO_JOBS}"
+            )
         return self._duplicate(entry)
 
     def impostor(self, entry: RankHello, now: float) -> DuplicateReplica | None:
@@ -235,7 +240,7 @@ def _taken(old: Rank, entry: RankHello) -> DuplicateReplica:
     return DuplicateReplica(
         f"slot: {entry.rank.slot} is that of pid {old.pid} on {old.host or 'an unnamed host'} "
         f"(attempt {old.attempt}); pid {entry.pid} on {entry.host or 'an unnamed host'} "
-        f"(attempt {entry.attempt}) asks for it; give each process a slot of its own"
+        f"(attempt {entry.attempt}) asks for it; give each process of this run a slot of its own (RANK); {_TWO_JOBS}"
     )
 
 
