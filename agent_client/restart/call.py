@@ -31,7 +31,7 @@ T = TypeVar("T")
 
 class CallWrapper:
     """What a wrapped function holds of its own run. `agent` is the script's: what it wants to find again in the next
-    iteration. `store`: the documents' StoreMixin."""
+    iteration. `store`: reads and records numbers and keys of the run."""
 
     def __init__(self, state: State, attempts: Attempts) -> None:
         self.state = state

@@ -16,7 +16,6 @@ from lighthouse_protocol.identity import group_run
 from lighthouse_protocol.limits import DEFAULT_JOB, DEFAULT_RUN, DEFAULT_STRIDE, SECRET_BYTES
 from lighthouse_protocol.messages.run import RankHello, RankId, RunTerms
 
-
 NO_NAME = "none"
 """torchrun's run id where it was given none, and so that of all such jobs."""
 
@@ -98,6 +97,8 @@ def run_of(variables: Mapping[str, str]) -> str:
     if run != NO_NAME or reader.text("LIGHTHOUSE_RUN_ID"):
         return run
     error_file = PurePath(reader.text("TORCHELASTIC_ERROR_FILE"))
-    if reader.number("GROUP_WORLD_SIZE") == 1 and len(error_file.parents) > 3:  # FOLDER/none_UNIQUE/attempt_0/0/error.json
+    if (
+        reader.number("GROUP_WORLD_SIZE") == 1 and len(error_file.parents) > 3
+    ):  # FOLDER/none_UNIQUE/attempt_0/0/error.json
         return f"torchrun-{socket.gethostname()}-{error_file.parents[2].name.removeprefix('none_')}"
     return f"torchrun-{reader.text('MASTER_ADDR')}-{reader.text('MASTER_PORT')}"

@@ -61,7 +61,7 @@ class Reconnect:
         return is_news
 
     def refuse(self, now: float, jitter: float) -> bool:
-        """The lighthouse is there, and the slot is taken, which `is_final` has said may change. Whether that is news."""
+        """The slot is taken, which `is_final` has said may change. Whether that is news."""
         self._close(now, jitter)
         return self._refused_since == now
 

@@ -2,7 +2,7 @@
 
 A line of stall.txt has ranks, and behind the arrow the verdict on them. `in` and `left` are the collective that a rank
 is in, or was in last: its number, in quorum 1 where no other stands before a dot. `calls`: how many it has entered in
-process groups of its script, with an exclamation mark where it is in one; `before`: what it has entered before that, and
+process groups of its script, with an exclamation mark where it is in one; `before`: what it has entered before that and
 is in, too; `at`: its line. `incomplete`: other groups are there. `floor`: in seconds, if it is not 60.
 """
 
