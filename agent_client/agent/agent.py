@@ -99,6 +99,8 @@ class Agent:
         self.internals = Internals(parts, place, config.timeout_s, self._wait_first_quorum)
         """For the modules and optimizers of agent_client.training; not for scripts."""
         close_at_end(self)
+        if place.presence is not None:
+            self._manager.open()
 
     @classmethod
     def from_env(cls, *, state: TrainState, **options: Unpack[AgentOptions]) -> Self:
@@ -122,7 +124,8 @@ class Agent:
         env = Environment.read()
         config = replace(config, advertise=config.advertise or env.advertise)
         address, place = rendezvous(env, config)
-        return cls(address, state=state, config=config, place=place)
+        with place.presence or contextlib.nullcontext():
+            return cls(address, state=state, config=config, place=place)
 
     def __enter__(self) -> Self:
         return self

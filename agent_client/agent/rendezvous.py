@@ -10,9 +10,11 @@ from torch.distributed import PrefixStore, distributed_c10d
 
 from agent_client.agent.config import AgentConfig
 from agent_client.agent.environment import Environment
+from agent_client.agent.observer import give_way
 from agent_client.agent.parts import GroupPlace
 from agent_client.collectives.gloo import GlooGroup
 from agent_client.errors import AgentError
+from agent_client.manager_client.presence import Presence
 from lighthouse_protocol.identity import parse_address
 from lighthouse_protocol.limits import MANAGER_SECRET_VARIABLE, SECRET_BYTES
 from lighthouse_protocol.refusals import LighthouseError
@@ -35,6 +37,20 @@ def rendezvous(env: Environment, config: AgentConfig) -> tuple[str, GroupPlace]:
         process, address = (None, env.manager) if env.manager else start_manager(env)
         wait_for_store(address, START_TIMEOUT_S)
         return address, GroupPlace(manager_process=process)
+    presence = Presence(rank, f"{os.environ.get('MASTER_ADDR')}:{os.environ.get('MASTER_PORT')}")
+    with contextlib.ExitStack() as until_met:
+        until_met.enter_context(presence)
+        met = _meet(env, config, presence)
+        until_met.pop_all()  # the Agent's own watch takes its place
+        return met
+
+
+def _meet(env: Environment, config: AgentConfig, presence: Presence) -> tuple[str, GroupPlace]:
+    """Of several ranks. The manager sees those that are there before they have met, and names the missing ones."""
+    rank, size = env.group_rank, env.group_world_size
+    give_way()
+    if env.manager:
+        presence.show(env.manager)
     shared, _, _ = next(distributed_c10d.rendezvous("env://", rank, size))  # a wrapped function's own, in one
     store = PrefixStore(f"lighthouse/{env.attempt}", shared)
     process = None
@@ -42,6 +58,8 @@ def rendezvous(env: Environment, config: AgentConfig) -> tuple[str, GroupPlace]:
         process, address = start_manager(env)
         store.set(MANAGER_KEY, address)
     address = env.manager or store.get(MANAGER_KEY).decode()
+    if not env.manager:
+        presence.show(address)
     group = GlooGroup(
         PrefixStore("group", store),
         rank,
@@ -51,7 +69,7 @@ def rendezvous(env: Environment, config: AgentConfig) -> tuple[str, GroupPlace]:
         timeout_s=config.timeout_s,
     )
     wait_for_store(address, START_TIMEOUT_S)
-    return address, GroupPlace(rank, size, group, process)
+    return address, GroupPlace(rank, size, group, process, presence)
 
 
 def start_manager(env: Environment) -> tuple[ServerProcess, str]:
