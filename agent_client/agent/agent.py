@@ -123,6 +123,7 @@ class Agent:
         config = config_of(options)
         env = Environment.read()
         config = replace(config, advertise=config.advertise or env.advertise)
+        give_way()
         address, place = rendezvous(env, config)
         with place.presence or contextlib.nullcontext():
             return cls(address, state=state, config=config, place=place)

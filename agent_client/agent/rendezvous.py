@@ -10,7 +10,6 @@ from torch.distributed import PrefixStore, distributed_c10d
 
 from agent_client.agent.config import AgentConfig
 from agent_client.agent.environment import Environment
-from agent_client.agent.observer import give_way
 from agent_client.agent.parts import GroupPlace
 from agent_client.collectives.gloo import GlooGroup
 from agent_client.errors import AgentError
@@ -48,7 +47,6 @@ def rendezvous(env: Environment, config: AgentConfig) -> tuple[str, GroupPlace]:
 def _meet(env: Environment, config: AgentConfig, presence: Presence) -> tuple[str, GroupPlace]:
     """Of several ranks. The manager sees those that are there before they have met, and names the missing ones."""
     rank, size = env.group_rank, env.group_world_size
-    give_way()
     if env.manager:
         presence.show(env.manager)
     shared, _, _ = next(distributed_c10d.rendezvous("env://", rank, size))  # a wrapped function's own, in one
