@@ -56,7 +56,10 @@ class ScriptGroups:
             self._recorder.look(counts)
         self._was_inside = frozenset(inside)
         newest = list(reversed(self._entered.items()))[:MAX_GROUPS]
-        return tuple(GroupCalls(group, count, group in inside, *inside.get(group, ())) for group, count in newest)
+        return tuple(
+            GroupCalls(group, count, True, *inside[group]) if group in inside else GroupCalls(group, count)
+            for group, count in newest
+        )
 
 
 def _counts() -> dict[str, int]:
