@@ -4,11 +4,21 @@ These are plain exceptions without I/O, so that the pure machines can hand them 
 lighthouse_protocol/wire/status_codes.py maps each to a gRPC status and back.
 """
 
+import re
+
+_TOKEN = re.compile(r"(lighthouse://(?:[0-9a-fA-F]{64}|tls|insecure|[^\s.@]*(?=\.\S*@)))\.[^\s@,'\"`]+")
+
 
 class LighthouseError(Exception):
-    """Any refusal. `may_have_happened` tells a caller whether the request may have taken effect all the same."""
+    """Any refusal. `may_have_happened` tells a caller whether the request may have taken effect all the same.
+
+    Its text never shows the token of a join string, whoever quotes one: refusals are logged and filed as reasons.
+    """
 
     may_have_happened = False
+
+    def __init__(self, message: str = "") -> None:
+        super().__init__(_TOKEN.sub(r"\1....", message))
 
 
 class InvalidRequest(LighthouseError):

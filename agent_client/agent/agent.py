@@ -119,6 +119,8 @@ class Agent:
         self.internals = Internals(parts, place, config.timeout_s, self._wait_first_quorum)
         """For the modules and optimizers of agent_client.training; not for scripts."""
         close_at_end(self)
+        if place.presence is not None:
+            self._manager.open()
 
     @classmethod
     def from_env(cls, *, state: TrainState, **options: Unpack[AgentOptions]) -> Self:
@@ -143,8 +145,10 @@ class Agent:
         config = config_of(options)
         env = Environment.read()
         config = replace(config, advertise=config.advertise or env.advertise)
+        give_way()
         address, place = rendezvous(env, config)
-        agent = cls(address, state=state, config=config, place=place)
+        with place.presence or contextlib.nullcontext():
+            agent = cls(address, state=state, config=config, place=place)
         if not env.is_supervised:
             agent._stop_signals.install()
         return agent

@@ -15,6 +15,7 @@ from agent_client.healing.catch_up import CatchUpDriver
 from agent_client.healing.healing import Healing
 from agent_client.healing.rules.modes import HealMode, HealTransport, StateServing
 from agent_client.manager_client.client import ManagerConnection
+from agent_client.manager_client.presence import Presence
 from agent_client.progress.progress import Progress
 from agent_client.progress.trace_file import make_progress
 from agent_client.state.train_state import TrainState
@@ -32,6 +33,8 @@ class GroupPlace:
     """Connects the ranks of a group of several."""
     manager_process: ServerProcess | None = None
     """The group's manager, if this rank has started it."""
+    presence: Presence | None = None
+    """Shows this rank to the manager until its Agent does."""
 
     def __post_init__(self) -> None:
         if (self.group_world_size > 1) != (self.group is not None):
@@ -96,7 +99,7 @@ def make_parts(manager_address: str, state: TrainState, config: AgentConfig, pla
     manager = ManagerConnection(
         manager_address,
         place.group_rank,
-        secrets.token_hex(6),
+        secrets.token_hex(6) if place.presence is None else place.presence.rank_incarnation,
         revoke,
         on_group_lost=lose_group,
         returns_within_s=0.0 if place.manager_process else config.manager_restart_timeout_s,

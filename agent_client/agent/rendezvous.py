@@ -13,6 +13,7 @@ from agent_client.agent.environment import Environment, own_host
 from agent_client.agent.parts import GroupPlace
 from agent_client.collectives.gloo import GlooGroup
 from agent_client.errors import AgentError
+from agent_client.manager_client.presence import Presence
 from lighthouse_protocol.coordinator import parse_coordinator
 from lighthouse_protocol.identity import Address, parse_address
 from lighthouse_protocol.limits import MANAGER_SECRET_VARIABLE, SECRET_BYTES
@@ -38,6 +39,19 @@ def rendezvous(env: Environment, config: AgentConfig) -> tuple[str, GroupPlace]:
         wait_for_store(address, START_TIMEOUT_S)
         return address, GroupPlace(manager_process=process)
     os.environ["MASTER_ADDR"] = os.environ["MASTER_ADDR"].strip("[]")  # torch takes no brackets
+    presence = Presence(rank, f"{os.environ.get('MASTER_ADDR')}:{os.environ.get('MASTER_PORT')}")
+    with contextlib.ExitStack() as until_met:
+        until_met.enter_context(presence)
+        met = _meet(env, config, presence)
+        until_met.pop_all()  # the Agent's own watch takes its place
+        return met
+
+
+def _meet(env: Environment, config: AgentConfig, presence: Presence) -> tuple[str, GroupPlace]:
+    """Of several ranks. The manager sees those that are there before they have met, and names the missing ones."""
+    rank, size = env.group_rank, env.group_world_size
+    if env.manager:
+        presence.show(env.manager)
     shared, _, _ = next(distributed_c10d.rendezvous("env://", rank, size))  # a wrapped function's own, in one
     store = PrefixStore(f"lighthouse/{env.attempt}", shared)
     process = None
@@ -47,6 +61,8 @@ def rendezvous(env: Environment, config: AgentConfig) -> tuple[str, GroupPlace]:
         store.set(MANAGER_KEY, f"{manager_at(address)} {'token' if _join_token(env) else 'open'} {nonce}")
     else:
         address = env.manager or _read_manager(env, store.get(MANAGER_KEY).decode())
+    if not env.manager:
+        presence.show(address)
     group = GlooGroup(
         PrefixStore("group", store),
         rank,
@@ -56,7 +72,7 @@ def rendezvous(env: Environment, config: AgentConfig) -> tuple[str, GroupPlace]:
         timeout_s=config.timeout_s,
     )
     wait_for_store(address, START_TIMEOUT_S)
-    return address, GroupPlace(rank, size, group, process)
+    return address, GroupPlace(rank, size, group, process, presence)
 
 
 def _group_secret(env: Environment, nonce: str) -> str:

@@ -12,7 +12,7 @@ import math
 import queue
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -22,6 +22,7 @@ SPINS_S = 5.0
 FIRST_PAUSE_S = 0.02
 MAX_PAUSE_S = 1.0
 _GIVEN_UP = "the process group was aborted, and gloo did not end what was under way in it"
+LET_GO_WITHIN_S = 5.0
 THREADS = {"pt_gloo_runloop", "gloo_tcp_loop"}
 
 
@@ -44,6 +45,17 @@ def keep(works: Sequence[Any], backend: Any) -> None:
     """`backend` for as long as one of its `works` is under way: its destructor waits for them."""
     if not all(work.is_completed() for work in works):
         threading.Thread(target=_outlive, args=(works, backend), name="gloo remains", daemon=True).start()
+
+
+def keep_briefly(works: Iterable[Any]) -> None:
+    """The newest `works` of a group that ends, until gloo's threads have let go of them.
+
+    A thread of gloo that is the last to hold one needs the interpreter's lock to free its tensors. What ends the group
+    in C++, such as DDP's reducer, holds that lock and waits for the thread: for good.
+    """
+    timer = threading.Timer(LET_GO_WITHIN_S, list[Any].clear, [list(works)])
+    timer.name, timer.daemon = "gloo remains", True
+    timer.start()
 
 
 def _outlive(works: Sequence[Any], _backend: Any) -> None:

@@ -48,6 +48,7 @@ class InterruptibleGroup(ProcessGroup):
         self._waiter = Waiter()
         weakref.finalize(self, self._waiter.end)
         self._under_way: deque[Any] = deque(maxlen=_UNDER_WAY)
+        weakref.finalize(self, gloo_wait.keep_briefly, self._under_way).atexit = False
         self._is_aborted = False
         enlist(self)
 

@@ -65,6 +65,10 @@ class ManagerConnection:
         self._granted: Assignment | None = None
         self._has_answered = False
 
+    def open(self) -> None:
+        """Be watched from now on, not from the first request on."""
+        self._ensure_watched()
+
     def close(self, step: int | None = None) -> None:
         """Leave; `step` as in Leaving. A yes that was told is counted before, if the manager answers at once."""
         self._watch.is_closing = True

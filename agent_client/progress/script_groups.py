@@ -9,12 +9,12 @@ collective that does.
 import logging
 import sys
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
 from agent_client.progress.self_report import read_recorders
-from lighthouse_protocol.messages.progress import MAX_GROUPS, MAX_LABEL_CHARS, MAX_NAME_CHARS, GroupCalls
+from lighthouse_protocol.messages.progress import MAX_BEFORE, MAX_GROUPS, MAX_LABEL_CHARS, MAX_NAME_CHARS, GroupCalls
 
 log = logging.getLogger(__name__)
 
@@ -24,6 +24,8 @@ _SAME_AT_ALL_RANKS = ("all_reduce", "reduce", "broadcast")
 Counts = Mapping[str, int]
 Number = tuple[int, int]
 """Of a process group: the place of its recorder, and how that numbers it."""
+Words = tuple[str, str, tuple[str, ...]]
+"""Of a collective that goes on: operation, shape, and the operations before it that go on, too."""
 
 
 class ScriptGroups:
@@ -54,7 +56,10 @@ class ScriptGroups:
             self._recorder.look(counts)
         self._was_inside = frozenset(inside)
         newest = list(reversed(self._entered.items()))[:MAX_GROUPS]
-        return tuple(GroupCalls(group, count, group in inside, *inside.get(group, ())) for group, count in newest)
+        return tuple(
+            GroupCalls(group, count, True, *inside[group]) if group in inside else GroupCalls(group, count)
+            for group, count in newest
+        )
 
 
 def _counts() -> dict[str, int]:
@@ -74,11 +79,11 @@ class _Recorder:
 
     def __init__(self) -> None:
         self._looking: threading.Thread | None = None
-        self._known: tuple[Counts, dict[Number, dict[str, Any]]] = {}, {}  # entries that went on
-        self._going_on: tuple[Counts, dict[str, tuple[str, str]]] = {}, {}
+        self._known: tuple[Counts, dict[Number, list[dict[str, Any]]]] = {}, {}  # entries that went on
+        self._going_on: tuple[Counts, dict[str, Words]] = {}, {}
 
-    def inside(self, counts: Counts) -> dict[str, tuple[str, str]]:
-        """By group: operation and shape."""
+    def inside(self, counts: Counts) -> dict[str, Words]:
+        """By group."""
         then, found = self._going_on
         return found if then == counts else {}
 
@@ -97,8 +102,8 @@ class _Recorder:
             }
             if unfinished and self._known[0] != counts:
                 self._known = counts, newest_going_on(read_recorders(with_entries=True))
-            going_on = [entry for number, entry in self._known[1].items() if number in unfinished]
-            self._going_on = counts, {str(entry["process_group"][0]): _words(entry) for entry in going_on}
+            going_on = [entries for number, entries in self._known[1].items() if number in unfinished]
+            self._going_on = counts, {str(entries[-1]["process_group"][0]): _words(entries) for entries in going_on}
         except Exception:  # whatever this version of torch raises
             log.debug("the Flight Recorder cannot be read", exc_info=True)
 
@@ -107,23 +112,29 @@ def _goes_on(status: Mapping[str, str]) -> bool:
     return int(status["last_enqueued_collective"]) > int(status["last_completed_collective"])
 
 
-def newest_going_on(dumps: list[dict[str, Any]]) -> dict[Number, dict[str, Any]]:
-    """The newest collective of each group in which one goes on."""
-    found: dict[Number, dict[str, Any]] = {}
-    going_on: set[Number] = set()
+def newest_going_on(dumps: list[dict[str, Any]]) -> dict[Number, list[dict[str, Any]]]:
+    """Of each group in which a collective goes on: the newest one, after those before it that go on, too."""
+    found: dict[Number, list[dict[str, Any]]] = {}
     for place, dump in enumerate(dumps):
         for entry in dump.get("entries") or ():
             if not entry["is_p2p"]:
-                number = place, entry["pg_id"]
-                found[number] = entry
-                if not entry["retired"] and entry["state"] != "completed":
-                    going_on.add(number)
-    return {number: entry for number, entry in found.items() if number in going_on}
+                found.setdefault((place, entry["pg_id"]), []).append(entry)
+    return {
+        number: [*filter(_is_unfinished, entries[:-1]), entries[-1]][-1 - MAX_BEFORE :]
+        for number, entries in found.items()
+        if any(map(_is_unfinished, entries))
+    }
 
 
-def _words(entry: Mapping[str, Any]) -> tuple[str, str]:
+def _is_unfinished(entry: Mapping[str, Any]) -> bool:
+    return not entry["retired"] and entry["state"] != "completed"
+
+
+def _words(entries: Sequence[Mapping[str, Any]]) -> Words:
     """The shape only of what has the same one at all ranks."""
-    operation = str(entry["profiling_name"]).rpartition(":")[2].strip("_")
-    sizes = entry["input_sizes"] if operation in _SAME_AT_ALL_RANKS else ()
+    *before, operation = (
+        str(entry["profiling_name"]).rpartition(":")[2].strip("_")[:MAX_NAME_CHARS] for entry in entries
+    )
+    sizes = entries[-1]["input_sizes"] if operation in _SAME_AT_ALL_RANKS else ()
     shape = ",".join("x".join(map(str, size)) for size in sizes[:1])
-    return operation[:MAX_NAME_CHARS], shape[:MAX_LABEL_CHARS]
+    return operation, shape[:MAX_LABEL_CHARS], tuple(before)

@@ -31,7 +31,7 @@ T = TypeVar("T")
 
 class CallWrapper:
     """What a wrapped function holds of its own run. `agent` is the script's: what it wants to find again in the next
-    iteration. `store`: the documents' StoreMixin."""
+    iteration. `store`: reads and records numbers and keys of the run."""
 
     def __init__(self, state: State, attempts: Attempts) -> None:
         self.state = state
@@ -68,7 +68,7 @@ class WrappedCall(Generic[T]):
         self._state = State(initial_rank=launch.slot, use_global_iteration=options.use_global_iteration)
         self._environment = RankEnvironment(self._state)
         self._section = InterruptibleSection()
-        self._groups = ProcessGroups(launch.lighthouse if options.use_global_iteration else "")
+        self._groups = ProcessGroups(launch.lighthouse_address if options.use_global_iteration else "")
         self._interrupter = Interrupter(self._section, [self._groups.abort, lambda: self._hook(options.abort)])
         self._link: RunSession | None = None
         self._attempts: Attempts
@@ -90,6 +90,8 @@ class WrappedCall(Generic[T]):
             try:
                 ended = self._repeat()
             except (SystemExit, KeyboardInterrupt) as e:
+                if isinstance(e, RestartAbort):
+                    log.error("this rank ends the run: %s", e.reason)  # an exit by a status says nothing
                 if self._link is not None:
                     self._link.abort(e)
                 raise

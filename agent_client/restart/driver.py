@@ -100,6 +100,8 @@ class RankDriver:
                     log.info("generation %d runs without this rank: it is a spare", counters.number)
                 case events.LighthouseLost(reason):
                     log.warning("lighthouse lost: %s", reason)
+                case events.SlotTaken(reason):
+                    log.warning("the lighthouse does not take this rank yet: %s", reason)
                 case events.LighthouseBack(term):
                     log.warning("lighthouse back%s", f" (term {term})" if term else "")
 

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import NoReturn
 
 from agent_client.errors import ConfigurationError
-from agent_client.restart.launch import Launch
+from agent_client.restart.launch import NO_NAME, Launch
 from lighthouse_runtime.process.commands import START_MANAGER
 
 _LOOPBACK = "127.0.0.1"
@@ -49,6 +49,8 @@ def command(
             "--max-restarts=0, and fork_and_monitor() the option --max-restarts"
         )
     words = ["run", "--nproc-per-node", "1", "--group-world-size", "1"]
+    if variables.get("TORCHELASTIC_RUN_ID") == NO_NAME and not variables.get("LIGHTHOUSE_RUN_ID"):
+        words += ["--run-id", launch.run]
     if launch.slots > 1:  # ranks of one run, each a replica group of its own to its supervisor
         words += ["--slot-offset", str(launch.slot), "--run-world-size", str(launch.slots)]
         words += ["--replica-id", f"{variables.get('REPLICA_GROUP_ID') or 'rank'}-{launch.slot}"]

@@ -1,4 +1,4 @@
-"""What a Wrapper can be told, with the documents' names where they have them."""
+"""The options of a Wrapper."""
 
 import dataclasses
 from collections.abc import Callable, Mapping

@@ -15,7 +15,7 @@ if typing.TYPE_CHECKING:
 
 
 class ProcessGroups:
-    """Of one call of a wrapped function. `lighthouse`: of its run; empty without one."""
+    """Of one call of a wrapped function. `lighthouse`: an address of that of its run; empty without one."""
 
     def __init__(self, lighthouse: str) -> None:
         self._lighthouse = lighthouse

@@ -1,6 +1,9 @@
 """A wrapped function's side of its run in the lighthouse: the client, the rank's thread, and what StoreMixin asks."""
 
+import json
 import logging
+import os
+from pathlib import Path
 from types import TracebackType
 from typing import Self
 
@@ -89,8 +92,10 @@ class RunSession:
             _completed.add(self._key)
 
     def abort(self, end: SystemExit | KeyboardInterrupt) -> None:
-        """This process ends by what stops the whole run. A supervisor sees that by itself."""
+        """This process ends by what stops the whole run. A supervisor sees that by itself, but for the reason."""
         asks = isinstance(end, KeyboardInterrupt) or end.code == RestartAbort().code
+        if self._launch.is_supervised and isinstance(end, RestartAbort):
+            _leave_reason(end)
         if self._launch.is_supervised or not asks:
             return
         reason = f"rank {self._environment.state.rank}: {end if str(end) else 'interrupted'}"
@@ -106,3 +111,14 @@ class RunSession:
         except LighthouseError as e:
             log.info("the previous generation is not known: %s", e)
             return None
+
+
+def _leave_reason(end: RestartAbort) -> None:
+    """Write the error file that torch's @record would write. The supervisor reads it when the process has ended."""
+    path = os.environ.get("TORCHELASTIC_ERROR_FILE")
+    if path is None:
+        return
+    try:
+        Path(path).write_text(json.dumps({"message": f"RestartAbort: {end.reason}"}))
+    except OSError as e:
+        log.warning("the supervisor does not learn why this rank ends the run (%s): %s", end.reason, e)

@@ -1,4 +1,4 @@
-"""What a wrapped function knows of its generation, with the documents' names and counters."""
+"""What a wrapped function knows of its generation, and the counters of its run."""
 
 import dataclasses
 from datetime import timedelta

@@ -1,13 +1,14 @@
-"""The documents' StoreMixin: their names for reading and recording, over the lighthouse's numbers and fenced keys.
+"""StoreMixin: names for reading and recording iterations, over the lighthouse's numbers and fenced keys.
 
 It needs no store of its own: mix it into one, or use it as it is, inside a wrapped function with
-use_global_iteration=True. There is no election, no readiness key and no heartbeat to write (docs/restart.md).
+use_global_iteration=True. There is no election, no readiness key and no heartbeat to write (docs/restart.md); the names
+of these say what to use instead.
 """
 
 import time
 from collections.abc import Callable, Mapping
 from datetime import timedelta
-from typing import Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from agent_client.errors import ConfigurationError
 from lighthouse_protocol.messages.run import KeyKind
@@ -35,6 +36,34 @@ class PresentRun(Protocol):
     def advance(self) -> int: ...
 
 
+_LIGHTHOUSE_COORDINATES = "no rank coordinates, the lighthouse does: state.advance() needs no coordinator"
+_HEARTBEATS = "ranks write no heartbeats; `lighthouse ranks` shows the age of each rank's last sign of life"
+_READY = "the wrapper reports that a rank is ready; state.advance() does both, and waits for the next iteration"
+_KEYS = "use set_key(kind, name, value) and get_key(kind, name), or a TCPStore of your own (store_kwargs)"
+_INSTEAD = {
+    "elect_coordinator": _LIGHTHOUSE_COORDINATES,
+    "get_current_coordinator": _LIGHTHOUSE_COORDINATES,
+    "is_coordinator_alive": _LIGHTHOUSE_COORDINATES,
+    "update_coordinator_heartbeat": _HEARTBEATS,
+    "get_coordinator_heartbeat": _HEARTBEATS,
+    "get_heartbeat": _HEARTBEATS,
+    "COORDINATOR_ELECTION": _LIGHTHOUSE_COORDINATES,
+    "COORDINATOR_HEARTBEAT": _HEARTBEATS,
+    "increment_global_iteration": "the lighthouse alone gives numbers out: call state.advance()",
+    "wait_for_global_iteration_ready": _READY,
+    "signal_global_iteration_ready": _READY,
+    "signal_readiness": _READY,
+    "wait_for_new_iteration": _READY,
+    "catch_up_restarting_rank": "handle_rank_restart() returns the iteration that contains this rank",
+    "GLOBAL_ITERATION_COUNTER": "no key holds the number: get_global_iteration() asks the lighthouse",
+    "GLOBAL_ITERATION_READY": _READY,
+    "GLOBAL_ITERATION_BARRIER": _READY,
+    "get_packed": _KEYS,
+    "get": _KEYS,
+    "set": _KEYS,
+    "add": _KEYS,
+}
+
 present_runs: list[PresentRun] = []
 """Those that this process is in, the innermost last; each enters and leaves by itself."""
 
@@ -42,6 +71,16 @@ present_runs: list[PresentRun] = []
 class StoreMixin:
     """A `rank` here is an initial rank, the slot. Every method raises a LighthouseError if the lighthouse refuses, or
     is not reached in time."""
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any:
+            """Only for names that neither this class nor the one that it is mixed into has."""
+            if (inherited := getattr(super(), "__getattr__", None)) is not None:
+                return inherited(name)
+            instead = _INSTEAD.get(name)
+            why = f"; {instead} (docs/restart.md)" if instead else ""
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}{why}")
 
     def get_global_iteration(self) -> int:
         """The number of the generation that this process is in."""
@@ -98,12 +137,12 @@ class StoreMixin:
         return keys[kind, name].decode()
 
     @property
-    def previous(self) -> Mapping[tuple[KeyKind, str], str]:
-        """Each key's value from the newest earlier generation that set it, in whatever process. Every access asks the
-        lighthouse. Raises WrongState once another generation has formed."""
+    def previous(self) -> Mapping[tuple[str, str], str]:
+        """Each key's value, by kind and name, from the newest earlier generation that set it, in whatever process.
+        Every access asks the lighthouse. Raises WrongState once another generation has formed."""
         run = _run()
         _, keys = run.client.get_keys(run.iteration, previous=True, timeout_s=run.timeout_s)
-        return {key: value.decode() for key, value in keys.items()}
+        return {(str(kind), name): value.decode() for (kind, name), value in keys.items()}
 
 
 def until_set(read: Callable[[], T], limit_s: float, gives_up: Callable[[], bool] = lambda: False) -> T | None:

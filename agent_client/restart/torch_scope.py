@@ -38,7 +38,8 @@ importlib.import_module("torch.distributed.nn.functional")  # whose defaults kee
 
 
 class TorchScope:
-    """begin, then end; abort at any time, recover between two generations. `lighthouse`: of the run; empty without."""
+    """begin, then end; abort at any time, recover between two generations. `lighthouse`: an address of
+    that of the run; empty without."""
 
     def __init__(self, lighthouse: str) -> None:
         self._lighthouse = lighthouse
@@ -60,6 +61,7 @@ class TorchScope:
 
     def begin(self, generation: int) -> None:
         self._generation, self._rendezvous_count, self._store = generation, 0, None
+        _forget_unfinished_groups()
         self._excepthook = sys.excepthook
         self._replaced = {name: getattr(distributed_c10d, name) for name in ("ProcessGroup", "rendezvous")}
         distributed_c10d.ProcessGroup = InterruptibleGroup  # pyright: ignore[reportAttributeAccessIssue]
@@ -137,6 +139,18 @@ def _told(limit_s: float) -> Address:
         ) from None
     assert found is not None
     return parse_address(found, _STORE)
+
+
+def _forget_unfinished_groups() -> None:
+    """torch counts groups before it makes them, and the count is part of the prefix by which ranks meet in the store.
+    After an init_process_group that was interrupted or has failed it would differ from the other ranks' for good."""
+    if torch.distributed.is_initialized():
+        return
+    world: Any = distributed_c10d._world  # pyright: ignore[reportPrivateUsage]
+    for name in ("pg_map", "pg_names", "pg_group_ranks", "pg_backend_config", "pg_to_tag", "tags_to_pg"):
+        getattr(world, name).clear()
+    distributed_c10d._unregister_all_process_groups()  # pyright: ignore[reportPrivateUsage]
+    world.group_count = 0
 
 
 def _give_memory_back() -> None:

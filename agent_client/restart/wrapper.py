@@ -11,7 +11,7 @@ import functools
 import inspect
 import logging
 import typing
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, ParamSpec, TypeVar
 
 from agent_client.restart.call import CallWrapper, WrappedCall
@@ -34,13 +34,18 @@ class Wrapper:
         self.options = Options.of(options)
 
     def __call__(self, function: Callable[P, T]) -> Callable[..., T | None]:
-        name = _parameter(function)
+        signature = inspect.signature(function)
+        name = _parameter(signature)
 
         @functools.wraps(function)
         def wrapped(*args: Any, **kwargs: Any) -> T | None:
+            own = None if name in kwargs else name
+            given = _bind(function, signature, own, args, kwargs)
+
             def call(call_wrapper: CallWrapper) -> T:
-                own = {} if name is None or name in kwargs else {name: call_wrapper}
-                return typing.cast(Callable[..., T], function)(*args, **kwargs, **own)
+                arguments = given if own is None else {**given, own: call_wrapper}
+                bound = inspect.BoundArguments(signature, typing.cast(Any, arguments))
+                return typing.cast(Callable[..., T], function)(*bound.args, **bound.kwargs)
 
             serve_store(self.options, self.options.launch())
             return WrappedCall(call, self.options).run()
@@ -48,11 +53,25 @@ class Wrapper:
         return wrapped
 
 
-def _parameter(function: Callable[..., Any]) -> str | None:
+def _parameter(signature: inspect.Signature) -> str | None:
     """By which the function takes its CallWrapper: by its annotation, or by its name."""
-    for parameter in inspect.signature(function).parameters.values():
+    for parameter in signature.parameters.values():
         annotation = parameter.annotation
         text = annotation if isinstance(annotation, str) else getattr(annotation, "__name__", str(annotation))
         if parameter.name == "call_wrapper" or CallWrapper.__name__ in text:
             return parameter.name
     return None
+
+
+def _bind(
+    function: Callable[..., Any], signature: inspect.Signature, own: str | None, args: Sequence[Any], kwargs: Any
+) -> dict[str, Any]:
+    """The arguments of every call, by parameter, without `own`, which the wrapper fills in, wherever it stands.
+
+    Raises TypeError for arguments that do not fit: no restart would mend that.
+    """
+    others = [parameter for parameter in signature.parameters.values() if parameter.name != own]
+    try:
+        return dict(signature.replace(parameters=others).bind(*args, **kwargs).arguments)
+    except TypeError as e:
+        raise TypeError(f"{function.__qualname__}(): {e}") from None

@@ -32,6 +32,7 @@ from torch.distributed.elastic.rendezvous import (
 )
 
 from agent_client.agent.environment import Variables
+from agent_client.restart.launch import NO_NAME
 from agent_client.restart.rules.events import Run
 from agent_client.restart.store import until_set
 from agent_client.torchrun.node import Node
@@ -286,16 +287,21 @@ class LighthouseRendezvous(RendezvousHandler):
 
 def create(params: RendezvousParameters) -> LighthouseRendezvous:
     """Raises ValueError that names the option."""
-    named_by = "--rdzv-endpoint" if params.endpoint else _VARIABLE
-    text = params.endpoint or Variables(os.environ).text(_VARIABLE)
+    named_by, variables = "--rdzv-endpoint" if params.endpoint else _VARIABLE, Variables(os.environ)
+    text, job = params.endpoint or variables.text(_VARIABLE), variables.text("LIGHTHOUSE_JOB")
+    name = params.run_id if params.run_id != NO_NAME else variables.text("LIGHTHOUSE_RUN_ID")
+    if not name and not job:
+        raise ValueError(
+            f"--rdzv-id is not given, and torchrun's default, {NO_NAME!r}, is that of every such job: they would meet; "
+            "give --rdzv-id, or set LIGHTHOUSE_RUN_ID or LIGHTHOUSE_JOB, the same on all nodes of this job"
+        )
     if not text:
         raise ValueError(f"--rdzv-endpoint is empty, and {_VARIABLE} is not set: where is the lighthouse?")
     try:
         coordinator = parse_coordinator(text, named_by).with_files(files_from())
-        run = run_of(params.run_id)
+        run = run_of(name or NO_NAME)
         host = advertised_host(str(coordinator.addresses[0]), params.local_addr)
     except LighthouseError as e:
         raise ValueError(str(e)) from None
-    job = Variables(os.environ).text("LIGHTHOUSE_JOB") or DEFAULT_JOB
-    client = LighthouseClient(coordinator, job=job, run=run)
+    client = LighthouseClient(coordinator, job=job or DEFAULT_JOB, run=run)
     return LighthouseRendezvous(params, client, named_by, host, Options.read(params.config))

@@ -50,7 +50,7 @@ def images(count: int, seed: int) -> Batch:
 
 
 class ValidationLoader:
-    """Where it `is_broken` it behaves as the document's: it is there, has a length, and yields nothing."""
+    """A loader that has a length and, if it `is_broken`, blocks without a batch."""
 
     def __init__(self, batches: int, *, is_broken: bool) -> None:
         self._batches = batches
@@ -146,7 +146,7 @@ class Trainer:
         return self.agent.evaluate_on_rank0(validate)
 
     def _validate_everywhere(self) -> float:
-        """As the document's training did before: each rank a part, and then a sum."""
+        """Validate a part on each rank, and sum."""
         shared = self.ddp if self.args.mode == "divergence" else self.model
         with self.agent.phase("validation", total=len(self.val_loader)):
             metrics = torch.tensor(self._loop(self.ema or shared))

@@ -18,6 +18,7 @@ HEAL = "heal"
 MAX_NAMES = 64
 MAX_DEPTH = 16
 MAX_GROUPS = 16
+MAX_BEFORE = 8
 MAX_NAME_CHARS = 64
 MAX_LABEL_CHARS = 128
 MAX_TIMES = MAX_NAMES + 2  # with what stands for all waits, and for all further names
@@ -65,13 +66,15 @@ class Collective:
 @dataclass(frozen=True, slots=True)
 class GroupCalls:
     """The collectives that the rank has entered in one process group of its script. `is_inside`: one of them goes on;
-    `operation` and `shape` are the newest one's, empty where they are not known."""
+    `operation` and `shape` are the newest one's, empty where they are not known. `before`: operations that were entered
+    just before it and go on, too, the newest last."""
 
     group: PhaseName
     entered: Count
     is_inside: bool = False
     operation: PhaseName = ""
     shape: Annotated[str, Chars(MAX_LABEL_CHARS)] = ""
+    before: Annotated[tuple[PhaseName, ...], Entries(MAX_BEFORE)] = ()
 
 
 @dataclass(frozen=True, slots=True)

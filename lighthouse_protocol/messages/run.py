@@ -42,6 +42,10 @@ class RankId:
         return self.incarnation.partition(".")[0]
 
     @property
+    def is_supervised(self) -> bool:
+        return self.supervisor != self.incarnation
+
+    @property
     def unit(self) -> str:
         """Shared with the ranks that are restarted when this one dies; its own, if no supervisor started it."""
         return self.incarnation.partition(".")[2].partition(".")[0] or self.incarnation

@@ -3,21 +3,23 @@
 1. A rank waits while it is in a collective, or in a wait that its script has declared. Else it runs.
 2. While some rank runs and has not been without a mark for longer than its phase's limit, something moves: no verdict.
    So a declared wait goes by the clock of the one that is waited for. If nobody runs, the limit is the floor.
-3. Divergence: one collective by its number, entered with different operations or shapes.
+3. Divergence: one collective by its number, entered with different operations or shapes. Ranks that have entered
+   several at once, as DDP does with its buffers, are compared by each number.
 4. Behind: in process groups that scripts have made, ranks are compared group by group, by the collectives that they
    have entered there; the suspects are those that are behind somebody, and ahead of nobody. Where that tells nobody
    apart, ranks are compared by the newest collective that they have entered, then by step, then by the phases of this
    step that at least two ranks have been in, and the suspects are those furthest behind. Who is in a collective that
    others have not entered is never suspected, nor who has declared to wait. Behind is not guilty.
-5. Nobody is behind by that, and some ranks give no sign of life: they are behind. Their last word is older than what
-   holds them: who waits gives signs of life, and C code that keeps the interpreter lock does not.
+5. Some ranks, and not all, give no sign of life: they are behind, all of them, whatever rule 4 says of the others.
+   Their last word is older than what holds them: who waits gives signs of life, and C code that keeps the interpreter
+   lock does not.
 6. Nobody is behind: all in one collective is "network or collective"; other places are named.
 
 Collectives come before steps: there ranks meet, and the step of a rank that heals may be a lower one.
 """
 
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import TypeAlias
 
@@ -28,6 +30,8 @@ FLOOR_S = 60.0
 FACTOR = 5.0
 FIRST_S = 600.0
 SILENT_S = 10.0
+"""Without a beat for so long; half of the floor where that is less."""
+LEAST_SILENT_S = 5.0
 
 Order: TypeAlias = tuple[int, int, int]
 NOTHING: Order = (0, 0, 0)
@@ -79,7 +83,11 @@ def judge(ranks: Sequence[RankView], *, floor_s: float = FLOOR_S, is_complete: b
     """`is_complete`: these are all the ranks that meet in their collectives. Else who waits may wait for another."""
     if not ranks or time_left_s(ranks, floor_s) >= 0:
         return None
-    return _divergence(ranks) or _behind(ranks, is_complete) or _silent(ranks) or _nobody_behind(ranks, is_complete)
+    silent = _without_beat(ranks, min(SILENT_S, max(LEAST_SILENT_S, floor_s / 2)))
+    found = _divergence(ranks) or _behind(ranks, silent, is_complete) or _nobody_behind(ranks, is_complete)
+    if found is not None and silent:
+        found = replace(found, text=f"{found.text}; no beat from {listed(silent)}")
+    return found
 
 
 def time_left_s(ranks: Sequence[RankView], floor_s: float = FLOOR_S) -> float:
@@ -98,18 +106,37 @@ def _divergence(ranks: Sequence[RankView]) -> StallVerdict | None:
             say = signature if len({operation(rank) for rank in here}) == 1 else operation
             text = ", ".join(f"{named(side)} {say(side[0])}" for side in sides)
             return _verdict(Kind.DIVERGENCE, (), f"divergence: {text}", ranks)
+    numbered: dict[tuple[Circle, int], dict[str, list[RankView]]] = {}
+    for rank in inside:
+        for call, name in _unfinished(rank):
+            numbered.setdefault(call, {}).setdefault(name, []).append(rank)
+    for _, by_name in sorted(numbered.items()):
+        if len(by_name) > 1:
+            text = ", ".join(f"{named(side)} {name}" for name, side in by_name.items())
+            return _verdict(Kind.DIVERGENCE, (), f"divergence: {text}", ranks)
     return None
 
 
-def _behind(ranks: Sequence[RankView], is_complete: bool) -> StallVerdict | None:
+def _unfinished(rank: RankView) -> Iterator[tuple[tuple[Circle, int], str]]:
+    """The collectives that it is in, by process group and number, with their operations, as far as these are known."""
+    for calls in rank.sample.calls:
+        if calls.is_inside and calls.operation:
+            names = (*calls.before, calls.operation)
+            for number, name in enumerate(names, calls.entered + 1 - len(names)):
+                yield ((rank.name.replica_id, calls.group), number), name
+
+
+def _behind(ranks: Sequence[RankView], silent: Sequence[RankView], is_complete: bool) -> StallVerdict | None:
     suspects = behind_in_groups(ranks, is_complete=is_complete) or furthest_behind(ranks, is_complete=is_complete)
-    return _are_behind(suspects, lambda rank: f"behind in {place(rank)}", ranks) if suspects else None
+    if not silent or len(silent) == len(ranks):
+        return _are_behind(suspects, lambda rank: f"behind in {place(rank)}", ranks) if suspects else None
+    stuck = {rank.name for rank in silent}
+    names = stuck | {rank.name for rank in suspects}
 
+    def say(rank: RankView) -> str:
+        return f"behind, last seen {doing(rank)}" if rank.name in stuck else f"behind in {place(rank)}"
 
-def _silent(ranks: Sequence[RankView]) -> StallVerdict | None:
-    silent = _without_beat(ranks)
-    is_told_apart = 0 < len(silent) < len(ranks)
-    return _are_behind(silent, lambda rank: f"behind, last seen {doing(rank)}", ranks) if is_told_apart else None
+    return _are_behind([rank for rank in ranks if rank.name in names], say, ranks)
 
 
 def _are_behind(
@@ -138,14 +165,12 @@ def _nobody_behind(ranks: Sequence[RankView], is_complete: bool) -> StallVerdict
 
 
 def _verdict(kind: Kind, behind: Iterable[RankView], text: str, ranks: Sequence[RankView]) -> StallVerdict:
-    if silent := _without_beat(ranks):
-        text += f"; no beat from {listed(silent)}"
     still_s = min(rank.progress_age_s for rank in ranks)
     return StallVerdict(kind, tuple(sorted(rank.name for rank in behind)), text, still_s)
 
 
-def _without_beat(ranks: Sequence[RankView]) -> list[RankView]:
-    return [rank for rank in ranks if rank.beat_age_s > SILENT_S]
+def _without_beat(ranks: Sequence[RankView], limit_s: float) -> list[RankView]:
+    return [rank for rank in ranks if rank.beat_age_s > limit_s]
 
 
 # -- who is behind whom

@@ -1,9 +1,10 @@
 """The world, all replica groups with their ranks: the lighthouse tells it to the manager, and the manager to its ranks.
-Which ranks of this group are missing goes to the log."""
+Which ranks of this group are missing goes to the log, and to those that are there."""
 
 import logging
 
 from lighthouse_protocol.messages.membership import World
+from lighthouse_protocol.messages.session import Waiting
 from lighthouse_runtime.log_event import event
 from lighthouse_runtime.ports import Timers
 from lighthouse_runtime.timing.sustained import Sustained
@@ -21,7 +22,7 @@ class Worlds:
     def __init__(self, timers: Timers, watches: WatchTable) -> None:
         self.world: World | None = None
         self._watches = watches
-        self._incomplete = Sustained(timers, _log_missing, _log_whole, INCOMPLETE_LOGGED_AFTER_S)
+        self._incomplete = Sustained(timers, self._say_missing, _log_whole, INCOMPLETE_LOGGED_AFTER_S)
 
     def opened(self, watch: Watch) -> None:
         if self.world is not None:
@@ -42,11 +43,12 @@ class Worlds:
     def close(self) -> None:
         self._incomplete.close()
 
-
-def _log_missing(incomplete: str) -> None:
-    log.warning(
-        "%s; a replica group takes part only when all its ranks are there", incomplete, extra=event("ranks_missing")
-    )
+    def _say_missing(self, incomplete: str) -> None:
+        """Log it, and tell the ranks that are there: they may wait for the others before they ask for a quorum."""
+        log.warning(
+            "%s; a replica group takes part only when all its ranks are there", incomplete, extra=event("ranks_missing")
+        )
+        self._watches.send_all(Waiting(incomplete))
 
 
 def _log_whole() -> None:

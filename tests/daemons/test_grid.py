@@ -8,10 +8,21 @@ from dataclasses import dataclass, field
 import pytest
 
 from agent_client.manager_client.client import ManagerConnection
+from examples.ports import free_port
 from lighthouse_protocol.messages.membership import Assignment, World
 from lighthouse_protocol.refusals import DeadlinePassed
 from lighthouse_runtime.client.lighthouse import LighthouseClient
-from tests.processes import LIGHTHOUSE_CODE, PATIENCE_S, Lighthouse, Manager, eventually, run_cli, together
+from tests.processes import (
+    LIGHTHOUSE_CODE,
+    LOCALHOST,
+    PATIENCE_S,
+    Lighthouse,
+    Manager,
+    Process,
+    eventually,
+    run_cli,
+    together,
+)
 
 pytestmark = pytest.mark.slow
 
@@ -86,3 +97,42 @@ def test_halves_of_two_groups_get_no_quorum_until_the_other_halves_come() -> Non
                 assert answer.replica_ids == ("a", "b")
             eventually(lambda: grid.worlds() == {World(16, 2, 0, 8)}, "all are there")
             lighthouse.wait_for_log("every replica group is complete")
+
+
+AGENT = """
+import time, torch
+from agent_client import Agent, TrainState
+
+model = torch.nn.Linear(1, 1)
+with Agent.from_env(state=TrainState(model, torch.optim.SGD(model.parameters(), lr=0.1))):
+    print("met", flush=True)
+    time.sleep(600)
+"""
+
+
+def test_an_agent_that_waits_for_the_other_ranks_of_its_group_is_seen_and_they_are_named() -> None:
+    pytest.importorskip("torch")
+    missing = "c has rank 0 of 2; missing: 1"
+    place = {"WORLD_SIZE": "2", "MASTER_ADDR": LOCALHOST, "MASTER_PORT": str(free_port())}
+
+    def agent(rank: int, manager: Manager) -> Process:
+        variables = {"RANK": str(rank), "LIGHTHOUSE_MANAGER_ADDRESS": manager.address, "OMP_NUM_THREADS": "1"}
+        return Process(AGENT, env=place | variables)
+
+    with Lighthouse("--join-timeout", "2s") as lighthouse, ranks() as grid:
+        managers = [Manager(lighthouse.address, name, ranks=2, store="auto") for name in "ac"]
+        with together(*managers) as (a, c), LighthouseClient(lighthouse.address) as client:
+            grid.start(a, "a", range(2))
+            grid.ask(PATIENCE_S)
+            with agent(0, c) as first:
+                eventually(lambda: missing in client.status().jobs[0].explanation, "the status names it")
+                eventually(lambda: grid.worlds() == {World(3, 2, 1, 2)}, "the other group counts it")
+                shown = run_cli(LIGHTHOUSE_CODE, "ranks", "--lighthouse", lighthouse.address).stdout
+                assert "c/0" in shown, shown
+                first.wait_for_log(rf"rank 0 waits at {LOCALHOST}:\d+: {missing}")
+                c.wait_for_log(f"{missing}; a replica group takes part only when")
+                with agent(1, c) as second:
+                    second.wait_for_log("met")
+                    first.wait_for_log("met")
+                    eventually(lambda: grid.worlds() == {World(4, 2, 0, 2)}, "all are there")
+                    assert missing not in client.status().jobs[0].explanation

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from lighthouse_protocol.coordinator import Coordinator, parse_coordinator
 from lighthouse_protocol.identity import Address
-from lighthouse_protocol.refusals import InvalidRequest
+from lighthouse_protocol.refusals import DeadlinePassed, InvalidRequest, NotLeader, Unreachable
 
 PIN = "0123456789abcdef" * 4
 TOKEN = "lhj_" + "x" * 43
@@ -82,3 +82,11 @@ def test_a_refusal_names_the_field_and_the_remedy_and_not_the_token(text: str, w
 def test_an_address_may_have_to_have_its_port() -> None:
     with pytest.raises(InvalidRequest, match="'h' has no port; write host:port"):
         parse_coordinator("h", default_port=None)
+
+
+def test_a_refusal_never_shows_a_token():
+    text = f"lighthouse://{'a' * 64}.secret_T-oken@h:1"
+    refused = InvalidRequest(f"{text!r} is not an address; write host:port", field="lighthouse")
+    assert str(refused) == f"lighthouse: 'lighthouse://{'a' * 64}....@h:1' is not an address; write host:port"
+    assert "secret" not in f"{refused!r} {refused.args} {DeadlinePassed(text)} {NotLeader(text, leader='h:1')}"
+    assert str(Unreachable("lighthouse://10.0.0.1:1 is away")) == "lighthouse://10.0.0.1:1 is away"

@@ -127,10 +127,19 @@ class LighthouseLost:
 
 
 @dataclass(frozen=True, slots=True)
+class SlotTaken:
+    """The lighthouse refuses this rank for now: another process has its slot. Asked again until a limit."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
 class LighthouseBack:
     """`term`: as in RankWelcome."""
 
     term: int
 
 
-RankEffect = Connect | Disconnect | Send | Run | StandBy | Interrupt | Kill | Ended | LighthouseLost | LighthouseBack
+RankEffect = (
+    Connect | Disconnect | Send | Run | StandBy | Interrupt | Kill | Ended | LighthouseLost | SlotTaken | LighthouseBack
+)

@@ -42,7 +42,7 @@ from lighthouse_protocol.messages.run import (
     SlotGiven,
     ToRunRank,
 )
-from lighthouse_protocol.refusals import LighthouseError, Unreachable
+from lighthouse_protocol.refusals import DuplicateReplica, LighthouseError, Unreachable
 
 _WAITS = (RankPhase.READY, RankPhase.SPARE)
 
@@ -166,6 +166,8 @@ class RankMachine:
             return []
         if error is not None and self._stream.is_final(error, now):
             return self._end(error, now)
+        if isinstance(error, DuplicateReplica):
+            return [events.SlotTaken(str(error))] if self._stream.refuse(now, jitter) else []
         is_news = self._stream.close(now, jitter)
         return [events.LighthouseLost(str(error or "it has ended the stream"))] if is_news else []
 

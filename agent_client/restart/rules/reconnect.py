@@ -57,11 +57,19 @@ class Reconnect:
     def close(self, now: float, jitter: float) -> bool:
         """Whether that is a loss that was not told yet."""
         is_news, self.is_lost = not self.is_lost, True
+        self._close(now, jitter)
+        return is_news
+
+    def refuse(self, now: float, jitter: float) -> bool:
+        """The slot is taken, which `is_final` has said may change. Whether that is news."""
+        self._close(now, jitter)
+        return self._refused_since == now
+
+    def _close(self, now: float, jitter: float) -> None:
         self.is_open = False
         self.since = now if self.since is None else self.since
         self._next_at = now + self._delay_s * (0.5 + jitter)
         self._delay_s = min(MAX_DELAY_S, 2 * self._delay_s)
-        return is_news
 
     def is_final(self, error: LighthouseError, now: float) -> bool:
         """`error` has ended it now."""

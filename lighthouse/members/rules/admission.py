@@ -6,6 +6,7 @@ A member on a loopback beside a routable one (reachability.py) is refused; if it
 from lighthouse.members.rules.reachability import is_loopback, unreachable
 from lighthouse.members.rules.roster import Member, Roster
 from lighthouse_protocol.messages.membership import Participant
+from lighthouse_protocol.messages.session import RESTARTING
 from lighthouse_protocol.refusals import DuplicateReplica, InvalidRequest, LighthouseError, LimitReached, WrongState
 
 
@@ -17,9 +18,11 @@ def refusal(
     allow_heterogeneous: bool,
     session: int | None = None,
     is_hello: bool = False,
+    is_starting: bool = False,
 ) -> LighthouseError | None:
     """Why `participant` may not join beside those in `roster`; None if it may. That it speaks for its group is known
     (identity.py). `session`: it asks by that one, and may take another incarnation there. `is_hello`: it opens one.
+    `is_starting`: none of its ranks has come, and if they have no Agent none will.
     """
     old = roster.get(participant.replica_id)
     if (old is None or old.is_reported) and roster.present >= max_replicas:
@@ -30,7 +33,7 @@ def refusal(
     return (
         (None if session is not None and old is not None and old.session == session else _duplicate(participant, old))
         or (None if is_hello else _backwards(participant, old))
-        or (None if allow_heterogeneous else _misfit(participant, roster))
+        or (None if allow_heterogeneous or is_starting else _misfit(participant, roster))
         or _loopback(participant, roster)
     )
 
@@ -83,14 +86,23 @@ def _misfit(participant: Participant, roster: Roster) -> WrongState | None:
     if participant.group_world_size == 0:
         return None
     for size, names in roster.sizes.items():
-        if size != participant.group_world_size and (other := _another(names, participant)):
+        if size == participant.group_world_size:
+            continue
+        trains = {name for name in names if not _awaits_first_ranks(roster.get(name))}
+        if other := _another(trains, participant):
             return WrongState(
                 f"world_size: {participant.replica_id} has {participant.group_world_size} ranks, {other} has {size}: "
                 "their ranks hold different shards, and rank by rank they cannot be peers; replica groups of one job "
                 "have the same size, or one rank each, which gathers the group's state and scatters it again "
-                "(--group-world-size 1), unless the lighthouse runs with --allow-heterogeneous"
+                "(--group-world-size 1), unless the lighthouse runs with --allow-heterogeneous; if they are two jobs, "
+                "give each a --job of its own"
             )
     return None
+
+
+def _awaits_first_ranks(member: Member | None) -> bool:
+    """A group that no Agent has joined for: it may be a run of wrapped functions, which has no peers."""
+    return member is not None and member.is_starting and member.down != RESTARTING
 
 
 def _loopback(participant: Participant, roster: Roster) -> WrongState | None:

@@ -286,6 +286,7 @@ class Presence:
                 allow_heterogeneous=self._config.allow_heterogeneous,
                 session=session,
                 is_hello=is_hello,
+                is_starting=levels is not None and levels.down == STARTING,
             )
         )
 

@@ -13,7 +13,7 @@
 """
 
 import math
-from collections.abc import Iterable
+from collections.abc import Sequence
 
 from lighthouse.runs.rules.assignment import Candidate, assign
 from lighthouse.runs.rules.events import RunVerdict
@@ -94,11 +94,15 @@ def choose(
     return assign(candidates, current.slots, terms)
 
 
-def begins_by_restart(members: Iterable[Rank], current: GenerationState, counters: RunCounters) -> bool:
-    """Whether restarted processes begin it; also when numbers go on and all that is here is new: another launch."""
-    members = list(members)
-    is_launch = current.generation is None and counters.number >= 0 and all(rank.generation is None for rank in members)
-    return is_launch or any(rank.attempt > 0 and rank.generation is None for rank in members)
+def begins_by_restart(members: Sequence[Rank], current: GenerationState, counters: RunCounters) -> bool:
+    """Whether restarted processes begin it; also when numbers go on and all that is here is new: another launch.
+
+    A supervised process is restarted if its supervisor says so, or if another one had its slot: a supervisor that was
+    started again counts attempts from 0. A process that somebody started by hand is not.
+    """
+    new = [rank for rank in members if rank.generation is None]
+    is_launch = current.generation is None and counters.number >= 0 and len(new) == len(members)
+    return is_launch or any(rank.attempt > 0 or (rank.is_successor and rank.rank.is_supervised) for rank in new)
 
 
 def _since(before: float | None, now: float, is_so: bool) -> float | None:

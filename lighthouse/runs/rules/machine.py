@@ -377,4 +377,4 @@ class RunMachine:
 
 def _supervisors(ranks: Iterable[RankId]) -> set[str]:
     """Of those ranks that were started by one."""
-    return {rank.supervisor for rank in ranks if rank.supervisor != rank.incarnation}
+    return {rank.supervisor for rank in ranks if rank.is_supervised}

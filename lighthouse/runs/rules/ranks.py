@@ -24,13 +24,17 @@ from lighthouse_protocol.refusals import (
 )
 from lighthouse_protocol.rules.proof import digest_of, is_shown
 
+_TWO_JOBS = (
+    "if these are two jobs, name one of them: LIGHTHOUSE_RUN_ID, --run-id or torchrun's --rdzv-id, or LIGHTHOUSE_JOB"
+)
 NAMES_KEPT_S = 5.0  # after a restart of the lighthouse: ranks and supervisors come back within two seconds
 
 
 @dataclass(slots=True, eq=False)
 class Rank:
     """`generation`: the last one in which this process was active. `waits_since`: None unless it is ready. `secret`:
-    the digest of what its hello has shown; empty: nothing."""
+    the digest of what its hello has shown; empty: nothing. `is_successor`: of another process that had this slot, which
+    its supervisor need not know of: that may have been started again, too."""
 
     rank: RankId
     seen_at: float
@@ -45,6 +49,7 @@ class Rank:
     session: int | None = None
     waits_since: float | None = None
     secret: str = ""
+    is_successor: bool = False
 
     @property
     def is_ready(self) -> bool:
@@ -109,7 +114,9 @@ class Ranks:
         if not 0 <= entry.rank.slot < size:
             return InvalidRequest(f"is {entry.rank.slot}; a world of {size} has slots 0 to {size - 1}", field="slot")
         if entry.terms != terms and not self.is_empty:
-            return WrongState(f"terms: {entry.rank} comes with {entry.terms}, the ranks that are here with {terms}")
+            return WrongState(
+                f"terms: {entry.rank} comes with {entry.terms}, the ranks that are here with {terms}; {_TWO_JOBS}"
+            )
         return self._duplicate(entry)
 
     def impostor(self, entry: RankHello, now: float) -> DuplicateReplica | None:
@@ -156,7 +163,7 @@ class Ranks:
         rank = self._slots.get(entry.rank.slot)
         if rank is None or rank.rank != entry.rank:
             self._forget(rank)
-            rank = self._slots[entry.rank.slot] = Rank(entry.rank, now, now)
+            rank = self._slots[entry.rank.slot] = Rank(entry.rank, now, now, is_successor=rank is not None)
         elif rank.session is not None:
             self._sessions.pop(rank.session, None)
         rank.attempt, rank.host, rank.pid, rank.is_here = entry.attempt, entry.host, entry.pid, True
@@ -233,7 +240,7 @@ def _taken(old: Rank, entry: RankHello) -> DuplicateReplica:
     return DuplicateReplica(
         f"slot: {entry.rank.slot} is that of pid {old.pid} on {old.host or 'an unnamed host'} "
         f"(attempt {old.attempt}); pid {entry.pid} on {entry.host or 'an unnamed host'} "
-        f"(attempt {entry.attempt}) asks for it; give each process a slot of its own"
+        f"(attempt {entry.attempt}) asks for it; give each process of this run a slot of its own (RANK); {_TWO_JOBS}"
     )
 
 

@@ -22,7 +22,8 @@ RunName = tuple[str, str]
 
 @dataclass(frozen=True, slots=True)
 class RankRecord:
-    """The newest process of a slot, as it was last heard of. `secret`: the digest of what it shows."""
+    """The newest process of a slot, as it was last heard of. `secret`: the digest of what it shows. `is_successor`:
+    another process had the slot in this launch, before."""
 
     rank: RankId
     attempt: int
@@ -34,6 +35,7 @@ class RankRecord:
     is_here: bool
     seen_at: float
     secret: str = ""
+    is_successor: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -132,6 +132,7 @@ class GroupCalls(google.protobuf.message.Message):
     IS_INSIDE_FIELD_NUMBER: builtins.int
     OPERATION_FIELD_NUMBER: builtins.int
     SHAPE_FIELD_NUMBER: builtins.int
+    BEFORE_FIELD_NUMBER: builtins.int
     group: builtins.str
     """the same at all its ranks"""
     entered: builtins.int
@@ -140,6 +141,10 @@ class GroupCalls(google.protobuf.message.Message):
     operation: builtins.str
     """the newest; empty: not known"""
     shape: builtins.str
+    @property
+    def before(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
+        """operations that were entered just before it and go on, too; the newest last"""
+
     def __init__(
         self,
         *,
@@ -148,8 +153,9 @@ class GroupCalls(google.protobuf.message.Message):
         is_inside: builtins.bool = ...,
         operation: builtins.str = ...,
         shape: builtins.str = ...,
+        before: collections.abc.Iterable[builtins.str] | None = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["entered", b"entered", "group", b"group", "is_inside", b"is_inside", "operation", b"operation", "shape", b"shape"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["before", b"before", "entered", b"entered", "group", b"group", "is_inside", b"is_inside", "operation", b"operation", "shape", b"shape"]) -> None: ...
 
 global___GroupCalls = GroupCalls
 

@@ -3,6 +3,7 @@
 import random
 import threading
 import time
+import weakref
 from datetime import timedelta
 from pathlib import Path
 from threading import Barrier, Thread
@@ -168,3 +169,18 @@ def test_at_rest_are_threads_that_all_wait(tmp_path: Path, threads: list[tuple[s
         (tmp_path / str(number) / "stat").write_text(f"{number} ({name}) {state} 1 2 3")
     (tmp_path / "ended").mkdir()
     assert gloo_wait.are_at_rest(tmp_path) is rest
+
+
+def test_the_newest_work_of_a_group_that_ends_is_kept_for_a_moment(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else gloo's thread may be the last to hold it, and need the interpreter's lock while the group's end holds it."""
+
+    class Work:
+        pass
+
+    monkeypatch.setattr(gloo_wait, "LET_GO_WITHIN_S", 0.2)
+    work = Work()
+    alive = weakref.ref(work)
+    gloo_wait.keep_briefly([work])
+    del work
+    assert alive() is not None
+    eventually(lambda: alive() is None, "it is let go")

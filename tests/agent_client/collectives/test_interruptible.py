@@ -1,5 +1,6 @@
 """torch's own groups of two ranks, here two threads: what they do, and how every kind of wait in them ends."""
 
+import gc
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
@@ -9,7 +10,9 @@ import pytest
 import torch
 from torch.distributed import HashStore, PrefixStore, ProcessGroup, ProcessGroupGloo
 
+from agent_client.collectives import gloo_wait
 from agent_client.collectives.interruptible import InterruptibleGroup
+from tests.processes import eventually
 
 CPU = torch.device("cpu")
 NEVER = timedelta(minutes=10)
@@ -77,3 +80,17 @@ def test_a_wait_ends_with_the_group(groups: list[Any], pool: ThreadPoolExecutor,
     groups[0].abort()
     with pytest.raises(RuntimeError, match="the generation of its run is over"):
         groups[0].allreduce([torch.ones(1)])
+
+
+def test_a_group_that_is_let_go_keeps_what_it_has_done_last(
+    pool: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept: list[list[Any]] = []
+    monkeypatch.setattr(gloo_wait, "keep_briefly", lambda works: kept.append(list(works)))
+    store = HashStore()
+    groups = list(pool.map(lambda rank: meet(store, rank), (0, 1)))
+    list(pool.map(lambda group: group.allreduce([torch.ones(1)]).wait(), groups))
+    while groups:
+        groups.pop().abort()
+    eventually(lambda: gc.collect() >= 0 and len(kept) == 2, "both are let go")
+    assert [len(works) for works in kept] == [1, 1]

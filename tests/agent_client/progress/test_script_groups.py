@@ -7,7 +7,7 @@ import pytest
 
 from agent_client.progress import script_groups
 from agent_client.progress.script_groups import STILL_S, ScriptGroups, newest_going_on
-from lighthouse_protocol.messages.progress import MAX_GROUPS, GroupCalls
+from lighthouse_protocol.messages.progress import MAX_BEFORE, MAX_GROUPS, GroupCalls
 from tests.processes import eventually
 
 
@@ -105,7 +105,26 @@ def test_the_newest_of_each_group_in_which_one_goes_on():
         entry(1, "3", "nccl:_all_gather_base", state="completed"),
     ]
     found = newest_going_on([{"entries": gloo}, {"entries": nccl}, {}])
-    assert {number: each["profiling_name"] for number, each in found.items()} == {
-        (0, 0): "gloo:all_reduce",
-        (1, 0): "nccl:_reduce_scatter_base",
+    assert {number: [each["profiling_name"] for each in entries] for number, entries in found.items()} == {
+        (0, 0): ["gloo:broadcast", "gloo:all_reduce"],
+        (1, 0): ["nccl:_reduce_scatter_base"],
     }
+    many = [entry(0, "0", "gloo:broadcast") for _ in range(2 * MAX_BEFORE)]
+    assert len(newest_going_on([{"entries": many}])[0, 0]) == MAX_BEFORE + 1
+
+
+def test_what_was_entered_at_once_is_told_in_its_order(
+    torch: Torch, groups: ScriptGroups, monkeypatch: pytest.MonkeyPatch
+):
+    """DDP sends its buffers so: one broadcast for each dtype."""
+    torch.counts, torch.going_on = {"0": 16}, {"0"}
+    read, three = torch.read_recorders, ["gloo:reduce", "gloo:broadcast", "gloo:all_reduce"]
+    entries = [entry(0, "0", operation, retired=operation == "gloo:reduce") for operation in three]
+    monkeypatch.setattr(
+        script_groups,
+        "read_recorders",
+        lambda *, with_entries: [dump | {"entries": entries} for dump in read(with_entries=with_entries)],
+    )
+    groups.read()
+    torch.now += STILL_S
+    assert looked(groups) == (GroupCalls("0", 16, True, "all_reduce", "3x4", ("broadcast",)),)

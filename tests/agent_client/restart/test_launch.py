@@ -1,6 +1,7 @@
 """A process's place in its run, by who started it."""
 
 import os
+import socket
 from typing import Any
 
 import pytest
@@ -84,3 +85,30 @@ def test_a_spare_has_no_rank_that_it_could_read() -> None:
 def test_what_is_no_number_is_named(name: str, value: str) -> None:
     with pytest.raises(ConfigurationError, match=name):
         Launch.read({name: value})
+
+
+@pytest.mark.parametrize(
+    "text", ["h:1", "h:1,i:2", f"lighthouse://{'a' * 64}.secret@h:1", "lighthouse://tls.t@h:1,i:2"]
+)
+def test_the_lighthouse_s_address_is_that_of_its_first_host_without_its_token(text: str) -> None:
+    assert Launch.read({"LIGHTHOUSE_ADDRESS": text}).lighthouse_address == "h:1"
+    assert Launch.read({}).lighthouse_address == ""
+
+
+def unnamed(run: str = "a1b2", attempt: int = 0, rank: int = 0, **more: str) -> dict[str, str]:
+    file = f"/tmp/torchelastic_x/none_{run}/attempt_{attempt}/{rank}/error.json"
+    place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500", "GROUP_WORLD_SIZE": "1"}
+    return {"TORCHELASTIC_RUN_ID": "none", "TORCHELASTIC_ERROR_FILE": file, **place, **more}
+
+
+def test_torchrun_s_placeholder_is_no_name() -> None:
+    """Its ranks have an id in common, also after a restart; a second job on the same host and port has another."""
+    first = Launch.read(unnamed()).run
+    assert first == f"torchrun-{socket.gethostname()}-a1b2"
+    assert Launch.read(unnamed(attempt=2, rank=1)).run == first
+    assert Launch.read(unnamed("c3")).run != first
+    of_hosts = unnamed(GROUP_WORLD_SIZE="2", MASTER_ADDR="node-1")
+    assert Launch.read(of_hosts).run == Launch.read(of_hosts | unnamed("c3", **of_hosts)).run == "torchrun-node-1-29500"
+    assert Launch.read(unnamed(TORCHELASTIC_ERROR_FILE="")).run == "torchrun-127.0.0.1-29500"
+    assert Launch.read(unnamed(TORCHELASTIC_RUN_ID="job-7")).run == "job-7"
+    assert Launch.read(unnamed(LIGHTHOUSE_RUN_ID="none")).run == "none", "somebody wants it"

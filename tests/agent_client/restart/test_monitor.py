@@ -52,6 +52,13 @@ def test_under_torchrun_each_rank_has_its_slot() -> None:
     assert "--bind" not in words(RANK="3", WORLD_SIZE="8", LIGHTHOUSE_MANAGER_BIND="[::]:7")
 
 
+def test_a_torchrun_job_without_a_name_gets_one_of_its_own() -> None:
+    told = words(RANK="3", WORLD_SIZE="8", TORCHELASTIC_RUN_ID="none", MASTER_ADDR="h0", MASTER_PORT="7")
+    assert told[told.index("--run-id") + 1] == "torchrun-h0-7"
+    assert "--run-id" not in words(TORCHELASTIC_RUN_ID="none", LIGHTHOUSE_RUN_ID="mine")
+    assert "--run-id" not in words(TORCHELASTIC_RUN_ID="job-7")
+
+
 def test_no_lighthouse_is_named() -> None:
     with pytest.raises(ConfigurationError, match="LIGHTHOUSE_ADDRESS"):
         command(Launch.read({}), {}, SCRIPT, ())

@@ -45,3 +45,33 @@ def test_the_names_serve() -> None:
     with Lighthouse() as lighthouse, Process(SCRIPT, env={"LIGHTHOUSE_ADDRESS": lighthouse.address}) as rank:
         assert rank.wait() == 0, rank.log()
         assert "all is so" in rank.log()
+
+
+@pytest.mark.parametrize(
+    ("name", "instead"),
+    [
+        ("elect_coordinator", "needs no coordinator"),
+        ("get_heartbeat", "`lighthouse ranks`"),
+        ("GLOBAL_ITERATION_COUNTER", "get_global_iteration"),
+        ("get_packed", "set_key"),
+    ],
+)
+def test_a_name_without_a_counterpart_says_what_replaces_it(name: str, instead: str) -> None:
+    with pytest.raises(AttributeError, match=f"'StoreMixin' object has no attribute '{name}'; .*{instead}"):
+        getattr(StoreMixin(), name)
+    with pytest.raises(AttributeError, match="no attribute 'another'$"):
+        StoreMixin().another  # noqa: B018
+
+
+def test_those_of_a_store_that_it_is_mixed_into_serve() -> None:
+    class Own:
+        def get(self, key: str) -> str:
+            return key
+
+        def __getattr__(self, name: str) -> str:
+            return f"own {name}"
+
+    class Mixed(StoreMixin, Own):
+        pass
+
+    assert (Mixed().get("k"), Mixed().set) == ("k", "own set")

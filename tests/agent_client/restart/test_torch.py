@@ -73,6 +73,46 @@ def test_a_process_that_is_lost_is_replaced_by_a_spare(tmp_path: Path) -> None:
     assert len(set(job.losses)) == 1
 
 
+MEETS = """
+import os, threading, time
+import torch, torch.distributed as dist
+from agent_client import Wrapper
+
+@Wrapper(use_global_iteration=True, min_active=3)
+def train(call_wrapper):
+    number, rank = call_wrapper.iteration, call_wrapper.rank
+    print(f"generation {number}: rank {rank} of {call_wrapper.world_size}", flush=True)
+    if number == 0 and rank == 1:
+        time.sleep(2)
+        raise RuntimeError("before init_process_group")
+    if number == 1 and rank == 0:
+        threading.Timer(2, os.kill, (os.getpid(), 9)).start()  # while it serves the store, and is in init_process_group
+    if number == 1 and rank == 2:
+        time.sleep(600)
+    dist.init_process_group("gloo")
+    total = torch.ones(1)
+    dist.all_reduce(total)
+    print(f"generation {number}: sum {total.item():g}", flush=True)
+    dist.destroy_process_group()
+
+train()
+"""
+
+
+@pytest.mark.slow
+def test_ranks_meet_again_whose_init_process_group_was_interrupted(tmp_path: Path) -> None:
+    """In the process that was interrupted, and in a new one that meets it. The lighthouse is given as two addresses."""
+    script = tmp_path / "meets.py"
+    script.write_text(MEETS)
+    options = ["--nproc-per-node", "3", "--restart-scope", "rank", *QUICK]
+    with Lighthouse() as lighthouse:
+        both = f"{lighthouse.address},localhost:{lighthouse.port}"
+        with Supervisor(both, *options, command=[sys.executable, str(script)]) as supervisor:
+            status, log = supervisor.wait(120), supervisor.log()
+    assert status == 0, log
+    assert log.count("generation 100: sum 3") == 3, log
+
+
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 @pytest.mark.parametrize("kind", ["ddp", "fsdp2"])

@@ -116,3 +116,24 @@ def test_torch_s_groups_are_aborted_together(monkeypatch: pytest.MonkeyPatch) ->
     del made
     groups.recover()
     groups.close()
+
+
+def test_an_init_process_group_that_has_failed_leaves_no_count_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch puts it into the prefix under which ranks meet in the store: it must not differ from a new process's."""
+
+    def break_off(*args: Any, **options: Any) -> Iterator[Any]:
+        raise RuntimeError("interrupted")
+
+    with monkeypatch.context() as interrupted:
+        interrupted.setattr(distributed_c10d, "rendezvous", break_off)
+        groups = ProcessGroups("")
+        with groups.of(0), pytest.raises(RuntimeError, match="interrupted"):
+            torch.distributed.init_process_group("gloo", rank=0, world_size=2)
+        groups.recover()
+        assert distributed_c10d._world.group_count > 0, "torch's count still needs us"
+        with groups.of(1):
+            assert distributed_c10d._world.group_count == 0
+            torch.distributed.init_process_group("gloo", store=HashStore(), rank=0, world_size=1)
+            groups.abort()
+    groups.recover()
+    groups.close()

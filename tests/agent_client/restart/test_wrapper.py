@@ -5,6 +5,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -19,6 +20,7 @@ from agent_client.restart.wrapper import Wrapper
 from examples.ports import free_port
 from lighthouse_protocol.messages.session import EvidenceDone
 from lighthouse_protocol.refusals import InvalidRequest
+from manager.guard.client import cause_of
 from tests.agent_client.restart.run_inside import RunInside
 from tests.processes import eventually
 
@@ -200,6 +202,36 @@ def test_it_is_not_served_where_it_is_already_or_by_another_rank(variables: pyte
         assert train() == 7
 
 
+def test_the_call_wrapper_stands_where_the_function_has_it(variables: pytest.MonkeyPatch) -> None:
+    variables.delenv("LIGHTHOUSE_ADDRESS")
+
+    @Wrapper()
+    def first(call_wrapper: CallWrapper, lr: float, *more: int, **options: int) -> tuple[Any, ...]:
+        return call_wrapper.iteration, lr, more, options
+
+    @Wrapper()
+    def annotated(lr: float, /, wrapper: CallWrapper, *, seed: int = 7) -> tuple[Any, ...]:
+        return wrapper.iteration, lr, seed
+
+    assert first(0.1, 1, 2, steps=3) == (0, 0.1, (1, 2), {"steps": 3})
+    assert first(lr=0.1) == (0, 0.1, (), {})
+    assert annotated(0.1) == (0, 0.1, 7)
+
+
+def test_arguments_that_do_not_fit_are_no_fault_to_restart_after(variables: pytest.MonkeyPatch) -> None:
+    variables.delenv("LIGHTHOUSE_ADDRESS")
+
+    @Wrapper()
+    def train(call_wrapper: CallWrapper, lr: float) -> None:
+        pytest.fail("it runs")
+
+    for wrong in ((), (0.1, 2)):
+        with pytest.raises(TypeError, match=r"train\(\): (missing a required argument: 'lr'|too many positional)"):
+            train(*wrong)
+    with pytest.raises(TypeError, match="unexpected keyword argument 'rate'"):
+        train(0.1, rate=3)
+
+
 # -- with one
 
 
@@ -241,6 +273,23 @@ def test_under_a_supervisor_it_is_the_supervisor_who_asks(inside: RunInside, var
     with pytest.raises(RestartAbort):
         train()
     assert inside.stopped == []
+
+
+def test_the_supervisor_finds_the_reason_in_the_error_file(
+    inside: RunInside, variables: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    file = tmp_path / "error.json"
+    variables.setenv("LIGHTHOUSE_INCARNATION", "i")
+    variables.setenv("TORCHELASTIC_ERROR_FILE", str(file))
+
+    @Wrapper(use_global_iteration=True)
+    def train() -> None:
+        raise RestartAbort("the loss is NaN")
+
+    with pytest.raises(RestartAbort):
+        train()
+    assert cause_of(file.read_text()) == "RestartAbort: the loss is NaN"
+    assert "this rank ends the run: the loss is NaN" in caplog.text
 
 
 def test_who_has_no_place_is_told_so(inside: RunInside, variables: pytest.MonkeyPatch) -> None:

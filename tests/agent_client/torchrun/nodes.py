@@ -75,7 +75,7 @@ class TorchrunNode(Process):
         (folder / "train.py").write_text(SCRIPT)
         self.name = name
         self._folder = folder
-        backend = ["--rdzv-backend", "lighthouse", "--nnodes", nodes]
+        backend = ["--rdzv-backend", "lighthouse", "--rdzv-id", "job", "--nnodes", nodes]
         backend += ["--rdzv-endpoint", lighthouse] if lighthouse is not None else []
         env = variables | {
             "NODE": name,

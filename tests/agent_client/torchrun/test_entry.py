@@ -53,3 +53,14 @@ def test_nothing_is_asked_of_the_lighthouse_before_the_first_round() -> None:
     assert not handler.is_closed()
     assert handler.num_nodes_waiting() == 0
     assert handler.shutdown()
+
+
+def test_the_placeholder_of_jobs_without_a_name_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nodes of all such jobs would meet."""
+    for variable in ("LIGHTHOUSE_JOB", "LIGHTHOUSE_RUN_ID"):
+        monkeypatch.delenv(variable, raising=False)
+    unnamed = RendezvousParameters("lighthouse", "localhost:29510", "none", 1, 1)
+    with pytest.raises(ValueError, match="--rdzv-id is not given.* LIGHTHOUSE_RUN_ID or LIGHTHOUSE_JOB"):
+        create_handler(unnamed)
+    monkeypatch.setenv("LIGHTHOUSE_JOB", "mine")
+    assert create_handler(unnamed).shutdown()

@@ -6,6 +6,7 @@ from lighthouse.members.rules.admission import refusal, sent_away
 from lighthouse.members.rules.roster import LastQuorumTold, Roster
 from lighthouse.quorum.rules.current import CurrentQuorum
 from lighthouse_protocol.messages.membership import Participant, Tag
+from lighthouse_protocol.messages.session import RESTARTING
 from lighthouse_protocol.refusals import DuplicateReplica, InvalidRequest, LighthouseError, LimitReached, WrongState
 from tests.lighthouse.builders import group, on_loopback
 
@@ -120,6 +121,15 @@ class TestSizes:
         error = why(group("a", incarnation="i2", group_world_size=8), roster)
         assert "a has 8" in str(error)
         assert "b has 4" in str(error)
+
+    def test_none_where_no_agent_has_come(self):
+        """Runs of wrapped functions have no peers, and may have any size."""
+        roster = roster_of(group("a", group_world_size=4))
+        roster.get("a").is_starting = True
+        assert why(group("b", group_world_size=8), roster) is None
+        roster.get("a").down = RESTARTING
+        assert "--job of its own" in str(why(group("b", group_world_size=8), roster))
+        assert why(group("b", group_world_size=8), roster, is_hello=True, is_starting=True) is None
 
     def test_may_differ_where_allowed_or_not_told_or_alone_or_dead(self):
         roster = roster_of(group("a", group_world_size=4))

@@ -2,10 +2,11 @@
 
 A line of stall.txt has ranks, and behind the arrow the verdict on them. `in` and `left` are the collective that a rank
 is in, or was in last: its number, in quorum 1 where no other stands before a dot. `calls`: how many it has entered in
-process groups of its script, with an exclamation mark where it is in one; `at`: its line. `incomplete`: other groups
-are there.
+process groups of its script, with an exclamation mark where it is in one; `before`: what it has entered before that and
+is in, too; `at`: its line. `incomplete`: other groups are there. `floor`: in seconds, if it is not 60.
 """
 
+import re
 import shlex
 from collections.abc import Iterator
 from dataclasses import replace
@@ -16,7 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lighthouse_protocol.messages.progress import Collective, GroupCalls, OpenPhase, RankName, RankView
-from lighthouse_protocol.rules.stall import Kind, Limits, judge, time_left_s
+from lighthouse_protocol.rules.stall import FLOOR_S, Kind, Limits, judge, time_left_s
 from tests.lighthouse_protocol.views import after, all_reduce, rank
 from tests.scenarios.paragraphs import scenarios_of
 
@@ -55,7 +56,13 @@ def rank_of(group: str, number: int, *, phase: str = "", entered: str = "", wait
     )
     calls = [entry.partition(":")[::2] for entry in told.get("calls", "").split(",") if entry]
     made = [
-        GroupCalls(name, int(count.strip("!")), "!" in count, told.get("operation", "all_reduce"))
+        GroupCalls(
+            name,
+            int(count.strip("!")),
+            "!" in count,
+            told.get("operation", "all_reduce"),
+            before=tuple(told.get("before", "").split(",")) if "before" in told else (),
+        )
         for name, count in calls
     ]
     return replace(view, sample=replace(view.sample, calls=tuple(made), at=told.get("at", "")))
@@ -67,7 +74,10 @@ def play(paragraph: str) -> str:
     for line in paragraph.splitlines():
         told = line.partition(" -> ")[0]
         if not line.startswith("#"):
-            verdict = judge(list(ranks_of(told.removeprefix("incomplete: "))), is_complete="incomplete" not in told)
+            floor, ranks = re.fullmatch(r"(?:floor=(\d+) )?(?:incomplete: )?(.*)", told).groups()
+            verdict = judge(
+                list(ranks_of(ranks)), floor_s=float(floor or FLOOR_S), is_complete="incomplete" not in told
+            )
             line = f"{told} -> {'none' if verdict is None else verdict.text}"
         lines.append(line)
     return "\n".join(lines)

@@ -5,6 +5,7 @@ import logging
 import pytest
 
 from lighthouse_protocol.messages.membership import World
+from lighthouse_protocol.messages.session import Waiting
 from manager.group.watches import WatchTable
 from manager.group.worlds import INCOMPLETE_LOGGED_AFTER_S, Worlds
 from tests.manager.recorders import Heard, watch
@@ -42,7 +43,9 @@ def test_the_log_says_who_asks_to_come_in_once(caplog: pytest.LogCaptureFixture)
 
 def test_what_is_missing_is_logged_once_it_lasts(caplog: pytest.LogCaptureFixture):
     loop = VirtualLoop()
-    worlds = Worlds(loop, WatchTable())
+    watches, rank = WatchTable(), Heard()
+    watches.add(0, watch(0, rank))
+    worlds = Worlds(loop, watches)
     with caplog.at_level(logging.INFO):
         worlds.miss("a has rank 0 of 2; missing: 1")
         worlds.miss("")
@@ -56,4 +59,5 @@ def test_what_is_missing_is_logged_once_it_lasts(caplog: pytest.LogCaptureFixtur
         "a has rank 1 of 2; missing: 0; a replica group takes part only when all its ranks are there",
         "all ranks of the group are there",
     ]
+    assert rank.messages == [Waiting("a has rank 1 of 2; missing: 0")], "it waits for the others, and asks for nothing"
     assert loop.timers == 0
