@@ -457,7 +457,7 @@ class ChannelsLast(Ddp):
     """A fused optimizer goes by memory order, which what heals must keep."""
 
     def make_module(self) -> nn.Module:
-        layers = nn.Unflatten(1, (2, 2, 2)), nn.Conv2d(2, 3, 2), nn.Flatten(), nn.Linear(3, 1)
+        layers = nn.Unflatten(1, (2, 2, 2)), nn.Conv2d(2, 16, 2), nn.Flatten(), nn.Linear(16, 1)
         return nn.Sequential(*layers).to(memory_format=torch.channels_last)  # pyright: ignore[reportCallIssue]
 
     def make_inner(self) -> torch.optim.Optimizer:
