@@ -6,11 +6,13 @@ import random
 import signal
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 
 from lighthouse_protocol.identity import parse_address
 from lighthouse_protocol.messages.evidence import ProcessSnapshot
 from lighthouse_protocol.messages.hosts import GroupEnded, HaltRanks, StartRanks
 from lighthouse_protocol.messages.session import WatchHello
+from lighthouse_protocol.messages.supervisor import SupervisorHeartbeat
 from lighthouse_protocol.refusals import Unreachable
 from lighthouse_runtime.log_event import event
 from lighthouse_runtime.net.own_address import resolves_to_loopback
@@ -125,9 +127,13 @@ class HeadHost:
                          "(LIGHTHOUSE_STORE_PORT), not on MASTER_PORT + 2; it is there without these options",
                          settings.chosen_store_port, extra=event("store_port"))  # fmt: skip
         plan = self._plan(daemon)
-        self._link = self._launch.run_link(plan, self._driver.hear, self._driver.machine.heartbeat)
+        self._link = self._launch.run_link(plan, self._driver.hear, self._heartbeat)
         self._local = self._launch.local_host(plan, self._guard, self._feed, self._link.lose)
         self._link.open()
+
+    def _heartbeat(self, now: float) -> SupervisorHeartbeat:
+        running = 0 if self._local is None else len(self._local.running)
+        return replace(self._driver.machine.heartbeat(now), running=running)
 
     async def _look(self, request: WatchHello, is_here: bool) -> ProcessSnapshot:
         if not is_here:

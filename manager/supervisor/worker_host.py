@@ -8,7 +8,7 @@ from lighthouse_protocol.identity import parse_target
 from lighthouse_protocol.limits import MANAGER_PORT
 from lighthouse_protocol.messages.hosts import GroupEnded, HostHello, HostWelcome
 from lighthouse_protocol.messages.run import HelloRejected, RunCompleted, RunStopped
-from lighthouse_protocol.messages.supervisor import SupervisorWelcome, ToSupervisor
+from lighthouse_protocol.messages.supervisor import SupervisorHeartbeat, SupervisorWelcome, ToSupervisor
 from lighthouse_runtime.client.manager import AsyncManagerClient
 from lighthouse_runtime.log_event import event
 from lighthouse_runtime.process.loop import on_signals
@@ -49,11 +49,17 @@ class WorkerHost:
             settings.termination_grace_s,
             settings.node_timeout_s,
         )
-        self._link = launch.run_link(launch.plan(self._manager, ("", settings.master_port)), self._hear)
+        plan = launch.plan(self._manager, ("", settings.master_port))
+        self._link = launch.run_link(plan, self._hear, self._heartbeat)
         self._orders: asyncio.Task[None] | None = None
         self._ending: asyncio.Task[None] | None = None
         self._end_of: asyncio.Future[GroupEnded] = self._loop.create_future()
         self._signals = 0
+
+    def _heartbeat(self, _: float) -> SupervisorHeartbeat:
+        """Host 0 counts the restarts of the group."""
+        host = self._head.host
+        return SupervisorHeartbeat(running=0 if host is None else len(host.running))
 
     async def run(self) -> int:
         on_signals(self._loop, lambda number: self._signalled(128 + number), self._pass_on)

@@ -123,7 +123,6 @@ class SupervisorMachine:
             budget_used=max(unit.budget.used(now) for unit in self.units),
             restarts=sum(max(0, unit.attempt) for unit in self.units),
             restarts_left=min(unit.budget.left(now) for unit in self.units),
-            running=len(self.running),
         )
 
     @property
