@@ -16,12 +16,13 @@ import json
 import os
 import re
 import shutil
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 
 from agent_client.state.host_memory import copy_of
@@ -222,7 +223,7 @@ def sync_folder(folder: Path) -> None:
 
 def _leaves(node: State, path: tuple[Any, ...]) -> Iterator[tuple[tuple[Any, ...], dict[str, Any] | None]]:
     """Yield the path of each tensor in the order of `disassemble`, and its description if it is a shard."""
-    if isinstance(node, torch.Tensor | bytes):
+    if isinstance(node, torch.Tensor | bytes | np.ndarray):
         yield path, None
     elif is_description(node):
         yield path, node
@@ -231,7 +232,7 @@ def _leaves(node: State, path: tuple[Any, ...]) -> Iterator[tuple[tuple[Any, ...
             yield from _leaves(child, (*path, key))
         if isinstance(node, OrderedDict):
             yield from _leaves(getattr(node, "_metadata", None), (*path, "_metadata"))
-    elif isinstance(node, list | tuple):
+    elif isinstance(node, list | tuple | deque):
         for index, child in enumerate(node):
             yield from _leaves(child, (*path, index))
 
