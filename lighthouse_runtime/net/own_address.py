@@ -11,6 +11,7 @@ from pathlib import Path
 
 from lighthouse_protocol.identity import Address, parse_address
 from lighthouse_protocol.refusals import InvalidRequest
+from lighthouse_runtime.log_event import event
 
 log = logging.getLogger(__name__)
 
@@ -117,7 +118,12 @@ def own_name() -> str:
 
 @functools.cache
 def _log_replaced(name: str, address: str) -> None:
-    log.warning("the name of this host, %s, does not resolve; other hosts are given its address %s", name, address)
+    log.warning(
+        "the name of this host, %s, does not resolve; other hosts are given its address %s",
+        name,
+        address,
+        extra=event("host_name_replaced", name=name, address=address),
+    )
 
 
 def resolves_to_loopback(host: str) -> bool:
