@@ -158,7 +158,7 @@ def test_a_flood_of_calls_that_are_reset_harms_no_session_no_wait_and_no_new_cal
 
     with training(proxy.join_string, "floods", "ab", STEP_S) as groups, ThreadPoolExecutor(2) as pool:
         began_at = time.monotonic()
-        before = [(group.commits[-1][1], group.discards, group.manager.log()) for group in groups]
+        before = [(group.commits[-1][1], group.discards) for group in groups]
         with proxy.client(job="waits") as client:
             client.heartbeat("second", timeout_s=PATIENCE_S)
         first = pool.submit(wait_for_quorum, "first")  # the other one is alive, and has not joined
@@ -172,8 +172,8 @@ def test_a_flood_of_calls_that_are_reset_harms_no_session_no_wait_and_no_new_cal
         assert answered > 0
         assert not first.done()
         assert wait_for_quorum("second") == first.result()
-        after = [(group.commits[-1][1], group.discards, group.manager.log()) for group in groups]
-        assert after == before
+        assert [(group.commits[-1][1], group.discards) for group in groups] == before
+        assert "lighthouse lost" not in "".join(group.manager.log() for group in groups)
 
 
 def test_an_address_with_too_many_calls_is_told_so_and_one_with_too_many_connections_gets_none(
