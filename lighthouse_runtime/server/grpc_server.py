@@ -16,6 +16,11 @@ from lighthouse_runtime.server.output_gate import OutputGate
 from lighthouse_runtime.server.peers import Peers
 from lighthouse_runtime.server.rpc_handler import Entry, Observer, Serving
 
+# grpcio queues a call before any of our code sees it, and cancels queued calls of all clients at random when 1,000 are
+# waiting. A call that its client has reset stays in the queue and counts here, so one connection cannot fill the queue.
+# A process of ours has one connection and fewer than ten streams; RFC 9113 advises against less than 100.
+MAX_STREAMS_PER_CONNECTION = 100
+
 # Clients ping while idle, some every 60 s: grpcio's defaults end them after 240 s ("too_many_pings"). A misspelt option
 # is silently ignored; a test looks at each.
 _OPTIONS: list[tuple[str, int]] = [
@@ -29,6 +34,7 @@ _OPTIONS: list[tuple[str, int]] = [
     ("grpc.http2.max_pings_without_data", 0),
     ("grpc.server_handshake_timeout_ms", 5_000),  # of a connection that says nothing; gRPC's own are 120 s
     ("grpc.max_connection_idle_ms", 300_000),  # without a call; its client connects again when it has one
+    ("grpc.max_concurrent_streams", MAX_STREAMS_PER_CONNECTION),
 ]
 
 

