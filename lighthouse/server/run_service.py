@@ -94,7 +94,7 @@ class RunService:
         if has_say and driver.is_changed_by(entry, asked):
             self._audit.act(call.principal, call.caller, what, target)
         else:
-            self._audit.refuse(call.principal, call.caller, what, f"{ALREADY if has_say else NO_PART}; {target}")
+            self._audit.refuse(call.principal, call.caller, what, ALREADY if has_say else NO_PART, target)
 
     def _get(self, call: Call) -> RunDriver:
         """One more process of a run; it counts for the caller, and so does a run that is new here. Raises a refusal."""

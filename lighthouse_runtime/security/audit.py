@@ -38,7 +38,7 @@ class Audit:
         """An act, and how it ended."""
         self._write(self._path, principal, peer, what, target, result)
 
-    def refuse(self, principal: Principal, peer: str, what: str, reason: str) -> None:
+    def refuse(self, principal: Principal, peer: str, what: str, reason: str, target: str = "") -> None:
         now = time.monotonic()
         self._allowance = min(REFUSALS_AT_ONCE, self._allowance + (now - self._refilled_at) * REFUSALS_PER_S)
         self._refilled_at = now
@@ -49,7 +49,7 @@ class Audit:
         more = f" ({self._left_out} more refusals were not noted)" if self._left_out else ""
         self._left_out = 0
         path = None if self._path is None else self._path.with_suffix(".refused" + self._path.suffix)
-        self._write(path, principal, peer, what, "", f"refused: {reason}{more}")
+        self._write(path, principal, peer, what, target, f"refused: {reason}{more}")
 
     def _write(self, path: Path | None, principal: Principal, peer: str, what: str, target: str, result: str) -> None:
         target, result = cut_reason(target), cut_reason(result)

@@ -93,6 +93,7 @@ def test_after_a_restart_a_new_quorum_has_a_new_id(loop: VirtualLoop, path: Path
     life = Life(loop, path, wall_ms=1000)
     beat_for(loop, [a.connect(life), b.connect(life)], 1)
     b.close()
+    beat_for(loop, [a], 1)
     a.join()
     assert a.quorum_id == first + 1
     life.die()

@@ -26,11 +26,16 @@ class Recount:
         self._has_fault = False
         self._is_stopped = self._was_stopped = self._is_return_open = False
         self._lapsing: set[RankId] = set()
+        self._slots: dict[int, RankId] = {}  # the newest process of each slot in this launch
+        self._successors: set[RankId] = set()
 
     def _learn(self, entry: RankHello) -> None:
         """Of a number that a rank was told by a lighthouse whose journal is lost."""
         told = [number for number in (entry.seen, entry.generation) if number is not None]
         self._floor = max(self._floor, *told, -1)
+        if self._slots.setdefault(entry.rank.slot, entry.rank) != entry.rank:
+            self._slots[entry.rank.slot] = entry.rank
+            self._successors.add(entry.rank)
 
     def restarted(self, machine: RunMachine) -> None:
         """What was not written down is not counted, and will be when it is seen again."""
@@ -41,6 +46,8 @@ class Recount:
         self._here = {rank for rank in self._members if machine.generations.ranks.get(rank) is not None}
         self._is_stopped = machine.stop is not None
         self._was_stopped = self._was_stopped or self._is_stopped
+        self._slots = {rank.rank.slot: rank.rank for rank in machine.generations.ranks}
+        self._successors = {rank.rank for rank in machine.generations.ranks if rank.is_successor}
 
     @property
     def _members(self) -> tuple[RankId, ...]:
@@ -56,6 +63,7 @@ class Recount:
         """What comes is another launch: numbers go on, and nothing else does."""
         self._before = RunCounters(self._before.number, self._before.global_iteration)
         self._generation, self._here, self._has_fault = None, set(), False
+        self._slots, self._successors = {}, set()
 
     def begins(self, machine: RunMachine, event: events.Event | None, now: float) -> None:
         """To be called before it handles `event`: whose time is over is lost by it, even if it comes back by it."""
@@ -101,7 +109,10 @@ class Recount:
         before, stride = self._before, self._terms.stride
         base = max(before.number, self._floor)
         is_launch = self._generation is None and base >= 0 and all(rank in fresh for rank in attempts)
-        is_restart = is_launch or any(attempt > 0 and rank in fresh for rank, attempt in attempts.items())
+        is_restart = is_launch or any(
+            rank in fresh and (attempt > 0 or (rank in self._successors and rank.is_supervised))
+            for rank, attempt in attempts.items()
+        )
         number = (base // stride + 1) * stride if is_restart else base + 1
         iteration = before.global_iteration
         if base > before.number:
