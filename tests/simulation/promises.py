@@ -5,6 +5,7 @@ One promise a scenario (plan.py). What can be broken in a moment is in checkers.
 
 from typing import TYPE_CHECKING
 
+from lighthouse.quorum.rules.job_end import ABSENT_KEPT
 from tests.simulation.collectives import LATE_S
 from tests.simulation.faults import KINDS, Fault
 from tests.simulation.observed import memory_of
@@ -147,7 +148,12 @@ class Churn(Promise):
         super().at_end()
         process = self.simulation.lighthouse.process
         assert process is not None
+        job_end = process.machine.job_end
+        if len(job_end.absent) > ABSENT_KEPT:
+            raise Violation(f"S8 the lighthouse remembers {len(job_end.absent)} groups for the end of the job")
+        absent, job_end.absent = job_end.absent, ()
         memory = memory_of(process.machine)
+        job_end.absent = absent
         long_ago = self.world.now - FORGETS_AFTER_S
         gone = [group for group in self.simulation.strangers if (group.ended_at or self.world.now) < long_ago]
         kept = [group.name for group in gone if group.replica_id.encode() in memory]

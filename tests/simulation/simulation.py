@@ -208,6 +208,8 @@ class Simulation(System):
         self.settled.forget()
         while not self.settled.look():
             if world.now >= ends_at:
+                if not self._can_train():
+                    return  # the others were told that the job has ended, and are gone
                 raise Violation(f"S5 {self.plan.settle_s:.0f} s after the last fault: {self.describe()}")
             world.run(world.now + LOOK_EVERY_S)
 
@@ -219,7 +221,14 @@ class Simulation(System):
         is_in: Callable[[Rank], bool] = lambda rank: rank.quorum_id == newest and not rank.catches_up  # noqa: E731
         inside = [g for g in living if g.ranks and all(map(is_in, g.ranks))]
         expected = largest_allowed(range(len(living) + 1), config)
-        return [rank for group in inside for rank in group.ranks] if len(inside) == expected else []
+        # A quorum of a size that another configuration allowed stands until something else changes it.
+        is_kept = "change_sizes" in self.plan.mix and len(inside) == len(living)
+        is_all = len(inside) == expected or is_kept
+        return [rank for group in inside for rank in group.ranks] if is_all else []
+
+    def _can_train(self) -> bool:
+        living = [group for group in self.groups if not group.has_gone]
+        return len(living) == len(self.groups) or largest_allowed(range(len(living) + 1), self.plan.config) > 0
 
     def describe(self) -> str:
         """Where everybody is, for a reader of a failure."""
