@@ -238,12 +238,14 @@ def _leaves(node: State, path: tuple[Any, ...]) -> Iterator[tuple[tuple[Any, ...
 
 
 def _empty(size: list[int], chunk: Chunk) -> torch.Tensor:
-    """Make a tensor whose dimensions lie in memory in the same order as those of `chunk`."""
+    """Make a tensor with the strides of a clone of `chunk`, or, in another size, with its order of dimensions."""
     dtype = DTYPES[chunk.dtype]
     if size == chunk.size and 0 not in size:
         elements = 1 + sum((length - 1) * stride for length, stride in zip(size, chunk.stride, strict=True))
         if elements == torch.Size(size).numel() and 0 not in chunk.stride:  # dense
             return torch.empty_strided(size, chunk.stride, dtype=dtype)
+        if chunk.layout is None:
+            return torch.empty_like(torch.empty_strided(size, chunk.stride, dtype=dtype, device="meta"), device="cpu")
     strides = chunk.layout["stride"] if chunk.layout else chunk.stride
     order = sorted(range(len(size)), key=lambda dimension: -strides[dimension])
     return torch.empty([size[dimension] for dimension in order], dtype=dtype).permute(

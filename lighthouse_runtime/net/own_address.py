@@ -122,7 +122,7 @@ def _log_replaced(name: str, address: str) -> None:
         "the name of this host, %s, does not resolve; other hosts are given its address %s",
         name,
         address,
-        extra=event("host_name_replaced", name=name, address=address),
+        extra=event("host_name_replaced", host=name, address=address),
     )
 
 
