@@ -74,7 +74,8 @@ class TestEnds:
 
     def test_a_warning_is_for_the_ranks_that_handle_it(self, lighthouse: Lighthouse) -> None:
         handles = "signal.signal(signal.SIGUSR1, lambda *_: sys.exit(3 if os.getpid() != rank else 0))"
-        code = f"import os, signal, sys, time; rank = os.getpid(); {handles}; os.fork(); os.write(1, b'works' + bytes([10]))"
+        says = "os.write(1, b'works' + bytes([10]))"  # in one write: the two share a pipe
+        code = f"import os, signal, sys, time; rank = os.getpid(); {handles}; os.fork(); {says}"
         options = ("--nproc-per-node", "2", "--stop-exit-code", "0")
         shell = f'test "$RANK" = 0 || exec sleep 600; {sys.executable} -c "{code}; time.sleep(600)"; exit 0'
         with Supervisor(lighthouse.address, *options, command=shell) as supervisor:
