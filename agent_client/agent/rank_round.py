@@ -90,7 +90,11 @@ class RankRound:
         """The other participants may be about to reduce something."""
         runner = self._rounds.runner
         has_others = self.assignment.replica_world_size > 1
-        announced = Announced(Kind.GATHER, name=operation)
-        if runner.compares and has_others and not runner.agree(announced, self._gathering.within_s):
-            raise EvaluationInterrupted(runner.machine.failure or "the other participants do something else")
-        return self._gathering.bring(own)
+
+        def disagreement() -> str:
+            announced = Announced(Kind.GATHER, name=operation)
+            if not (runner.compares and has_others) or runner.agree(announced, self._gathering.within_s) is not None:
+                return ""
+            return runner.machine.failure or "the other participants do something else"
+
+        return self._gathering.bring(own, disagreement)

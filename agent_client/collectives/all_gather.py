@@ -63,15 +63,20 @@ class AllGather:
         self._group_rank = group_rank
         self.within_s = within_s
 
-    def bring(self, mine: bytes) -> list[list[bytes]]:
-        """By replica_rank, then by group rank. Raises EvaluationInterrupted, in all ranks of a group or in none."""
-        mine_of_all, error = self._over_groups(mine)
+    def bring(self, mine: bytes, disagreement: Callable[[], str] = str) -> list[list[bytes]]:
+        """By replica_rank, then by group rank. Raises EvaluationInterrupted, in all ranks of a group or in none.
+
+        `disagreement` is asked first: why the other participants do not gather, or an empty text.
+        """
+        mine_of_all, error = self._over_groups(mine, disagreement)
         told = self._within_group({"error": error, "of": mine_of_all})
         if errors := [each["error"] for each in told if each["error"]]:
             raise EvaluationInterrupted(errors[0])
         return [list(of_ranks) for of_ranks in zip(*(each["of"] for each in told), strict=True)]
 
-    def _over_groups(self, mine: bytes) -> tuple[list[bytes], str]:
+    def _over_groups(self, mine: bytes, disagreement: Callable[[], str]) -> tuple[list[bytes], str]:
+        if reason := disagreement():
+            return [], reason
         place, size = self.assignment.replica_rank, self.assignment.replica_world_size
         try:
             return gather(lambda tensor: self._peers.all_reduce(tensor, self.within_s), place, size, mine), ""
