@@ -787,6 +787,7 @@ class Agent:
             refuse_live_objects(self.state, has_reduced=self._progress.numbers.over_groups > 0)
             self._is_checked = True
         if not self.internals.asks_late and (moved := self.state.find_moved()):
+            self.internals.refuse_catch_up(f"{moved}, which moves in the forward pass")
             log.info("%s moves in the forward pass: each forward pass waits for its quorum from now on", moved)
             assignment = self._machine.assignment
             if assignment is not None and assignment.has_healing and not assignment.heals:
