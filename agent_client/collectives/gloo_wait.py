@@ -22,7 +22,7 @@ SPINS_S = 5.0
 FIRST_PAUSE_S = 0.02
 MAX_PAUSE_S = 1.0
 _GIVEN_UP = "the process group was aborted, and gloo did not end what was under way in it"
-LET_GO_WITHIN_S = 5.0
+LET_GO_WITHIN_S = 1.0
 THREADS = {"pt_gloo_runloop", "gloo_tcp_loop"}
 
 

@@ -19,6 +19,7 @@ import os
 import random
 import signal
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -33,6 +34,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, Dataset
 
 from agent_client import CallWrapper, Wrapper
+from agent_client.collectives import gloo_wait
 from benchmarks.support.shared_gpu import share_gpu
 
 WIDTH = 64
@@ -106,7 +108,10 @@ def say(*words: object) -> None:
 
 
 def measured() -> tuple[int, int, int]:
-    """Threads, descriptors, resident KiB."""
+    """Threads, descriptors, resident KiB, once nothing is kept of groups that have ended."""
+    ends_at = time.monotonic() + 2 * gloo_wait.LET_GO_WITHIN_S
+    while any(each.name == "gloo remains" for each in threading.enumerate()) and time.monotonic() < ends_at:
+        time.sleep(0.02)
     resident = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("VmRSS"))
     return len(os.listdir("/proc/self/task")), len(os.listdir("/proc/self/fd")), int(resident.split()[1])
 
