@@ -10,6 +10,7 @@ from collections.abc import Iterable, Set
 from dataclasses import dataclass
 
 from lighthouse.members.rules.roster import Member
+from lighthouse_protocol.messages.session import STARTING
 from lighthouse_protocol.rank_set import NO_RANKS, RankSet, largest_count
 from lighthouse_protocol.rules.rank_text import here_and_missing
 
@@ -78,6 +79,6 @@ def _group_ranks(member: Member) -> GroupRanks | None:
         return None
     everyone = RankSet.first(participant.group_world_size)
     missing = everyone & member.missing if member.missing else NO_RANKS
-    if member.down and not member.missing:
-        missing = everyone  # a group that is down, and names no rank, misses all
+    if member.down not in ("", STARTING) and not member.missing:
+        missing = everyone  # a group that is down, and names no rank, misses all; one that starts names those it misses
     return GroupRanks(member.replica_id, participant.group_world_size, missing)

@@ -117,12 +117,11 @@ def test_with_the_missing_ranks_there_the_quorum_forms():
     assert explain(made, 2) == "2 participants train; 2 alive"
 
 
-def test_a_group_none_of_whose_ranks_was_here_is_in_the_grid_when_it_joins():
-    """Its hello has named no rank, so the join is all that changes the grid."""
+def test_a_group_none_of_whose_ranks_was_here_is_in_the_grid_when_they_are_seen_before_they_ask():
     made = standing("a")
-    made.handle(opened(2, "b", down=STARTING), 0)
+    made.handle(opened(2, "b", down=STARTING, missing=frozenset({0})), 0)
     assert grid_of(made.roster).global_world_size == 1
-    assert GridChanged() in QuorumMachine.handle(made, asks(9, 2, "b"), 1)
+    assert GridChanged() in QuorumMachine.handle(made, pulse(2, 2), 1)
     assert grid_of(made.roster).global_world_size == 2
 
 
