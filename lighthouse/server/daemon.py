@@ -5,6 +5,7 @@ import itertools
 import logging
 import os
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import grpc
@@ -369,5 +370,9 @@ async def serve(config: LighthouseConfig, announce_fd: int | None, stop: StopReq
 
 
 def _is_busy() -> bool:
-    """More than two tasks have wanted each CPU of this host in the last minute."""
-    return os.getloadavg()[0] > 2 * (os.cpu_count() or 1)
+    """More tasks want a CPU of this host at this moment than it has."""
+    try:
+        running = int(Path("/proc/loadavg").read_text().split()[3].partition("/")[0])
+    except (OSError, ValueError, IndexError):
+        running = int(os.getloadavg()[0])
+    return running > (os.cpu_count() or 1)

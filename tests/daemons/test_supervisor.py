@@ -1,5 +1,6 @@
 """`lighthouse-manager run` with real processes: what ends how, and that nothing is left behind."""
 
+import contextlib
 import functools
 import os
 import re
@@ -100,7 +101,9 @@ class TestEnds:
         if closed == "1":
             blocked = blocked.replace("os.closerange(1, 3)", "os.close(1)")
         starts = [sys.executable, "-c", f"import os, signal, sys; {blocked}; os.execv(sys.executable, sys.argv[1:])"]
-        with Supervisor(lighthouse.address, command=["sh", str(script)], prefix=starts) as supervisor:
+        supervisor = Supervisor(lighthouse.address, command=["sh", str(script)], prefix=starts)
+        with contextlib.closing(supervisor):
+            supervisor.launch()  # without standard error it writes no log that could say when it is ready
             eventually(begun.exists, "the rank runs")
             assert supervisor.stop() == 143
             assert supervisor.gone()

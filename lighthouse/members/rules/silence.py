@@ -8,7 +8,7 @@
    So the end of a member's connection is judged some milliseconds later. If the connections of more than half of the
    quorum's members have ended by then, their members are held for a lease, as after a restart of the lighthouse. A
    member that reports a failed step meanwhile shows that more than connections to the lighthouse has broken: those
-   that are still away then have CLOSINGS_HELD_S more.
+   that are held then have CLOSINGS_HELD_S more, and those that are not judged yet are judged at once.
 """
 
 from collections.abc import Callable
@@ -91,6 +91,11 @@ class MassSilence:
 
     def step_failed(self, now: float) -> None:
         """A member of the quorum reports it. O(n), once a burst."""
+        if self._burst:
+            self._judge_at = min(self._judge_at, now)
+            for member in self._burst:
+                if member.closes_at is not None:
+                    self._roster.close(member, now, now)
         if now >= self._cut_until:
             return
         self._cut_until, until = now, now + CLOSINGS_HELD_S

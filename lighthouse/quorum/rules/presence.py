@@ -107,6 +107,7 @@ class Presence:
         self.seen_id = max(self.seen_id, participant.tag_quorum_id or 0)
         if participant.commit_failures > 0 and self._current.has(member):
             self.silence.step_failed(now)
+            self.pass_time(now)
         outcome = self.standing.joined(participant, now)
         if isinstance(outcome, ResendQuorum):
             self._resend(member, event.call)

@@ -203,6 +203,14 @@ class TestClosedTogether:
         m.handle(replace(ended(1), is_busy=True), 0.5)
         assert ticked(m, 0.5, 0.56)[0] == told("revoked", (2, 3), "a", "connection")
 
+    def test_a_failed_step_shows_a_loss_at_once(self):
+        """A busy host would have waited for more closings."""
+        m = standing("abc")
+        m.handle(replace(ended(1), is_busy=True), 0.5)
+        [order] = m.handle(asks(9, 2, native("b", 5, seen_quorum_id=1, commit_failures=1)), 0.51)
+        assert order == told("revoked", (2, 3), "a", "connection")
+        assert alive(m) == "bc"
+
     def test_one_that_comes_a_little_later_finds_the_others_held(self):
         m = standing("abc")
         assert cut(m, (1, 2), 0.5) == []
