@@ -126,8 +126,9 @@ class Agent:
     def from_env(cls, *, state: TrainState, **options: Unpack[AgentOptions]) -> Self:
         """Make the Agent of this rank from its environment, as under torchrun.
 
-        The manager, the replica group and the rank's place in it come from environment variables (docs/reference.md).
-        Given only LIGHTHOUSE_ADDRESS and REPLICA_GROUP_ID, rank 0 starts the group's manager. Where no
+        The manager, the replica group and the rank's place in it come from environment variables
+        (docs/reference/options.md). Given only LIGHTHOUSE_ADDRESS and REPLICA_GROUP_ID, rank 0 starts the group's
+        manager. Where no
         `lighthouse-manager run` supervises the rank, SIGTERM, SIGHUP and SIGQUIT drain the group (GroupDrained), unless
         the script handles them itself.
 
@@ -343,7 +344,7 @@ class Agent:
         """Name a part of the script's work, such as "validation", for as long as the block runs.
 
         Phases nest. A phase in which nothing moves for much longer than ever before is reported as behind
-        (docs/hangs.md).
+        (docs/how-to/find-a-hang.md).
 
         Args:
             name: Shown by `lighthouse ranks`.

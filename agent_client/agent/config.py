@@ -1,4 +1,4 @@
-"""The options of an Agent: one frozen dataclass. The table in docs/reference.md is written from it.
+"""The options of an Agent: one frozen dataclass. The table in docs/reference/options.md is written from it.
 
 `AgentOptions` has the same names for keyword arguments, so that type checkers and editors know each of them; a test
 compares the two.

@@ -18,7 +18,7 @@ USAGE = "usage: python -m agent_client.torchft [-m MODULE | SCRIPT] ARGUMENTS...
 ALONE = (
     "this script steps an optimizer and has made no torchft Manager: it would train alone, without the other replica "
     "groups. torchtitan: run `-m agent_client.integrations.torchtitan` in place of torchtitan.train, with "
-    "--fault_tolerance.enable (docs/torchft.md)"
+    "--fault_tolerance.enable (docs/how-to/torchft.md)"
 )
 
 

@@ -55,7 +55,7 @@ def panel_expressions() -> list[tuple[str, str]]:
 
 
 def headings() -> Iterator[str]:
-    for line in (REPOSITORY / "docs" / "runbook.md").read_text().splitlines():
+    for line in (REPOSITORY / "docs/how-to/runbook.md").read_text().splitlines():
         if line.startswith("## "):
             yield line.removeprefix("## ")
 

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 REPOSITORY = Path(__file__).resolve().parents[2]
-REFERENCE = REPOSITORY / "docs" / "reference.md"
+REFERENCE = REPOSITORY / "docs/reference/options.md"
 
 _FENCE = re.compile(r"^```.*?^```$", re.MULTILINE | re.DOTALL)
 _INDENTED = re.compile(r"^ {4}(\S.*)$", re.MULTILINE)
@@ -14,7 +14,7 @@ _SPAN = re.compile(r"(?<!`)`([^`\n]+)`(?!`)")
 
 def pages() -> list[Path]:
     top = ["README.md", "CHANGELOG.md", "CONTRIBUTING.md"]
-    return [*(REPOSITORY / name for name in top), *sorted((REPOSITORY / "docs").glob("*.md"))]
+    return [*(REPOSITORY / name for name in top), *sorted((REPOSITORY / "docs").rglob("*.md"))]
 
 
 def prose(page: Path) -> str:

@@ -1,4 +1,4 @@
-"""The tables of docs/reference.md, from the settings, the commands and the metrics themselves."""
+"""The tables of docs/reference/options.md, from the settings, the commands and the metrics themselves."""
 
 import ast
 import dataclasses

@@ -1,4 +1,7 @@
-"""docs/architecture.md has a line for each wing, in the wing's own words. REWRITE_DOCS=1 writes its tables anew."""
+"""docs/contributing/architecture.md has a line for each wing, in the wing's own words.
+
+REWRITE_DOCS=1 rewrites its tables.
+"""
 
 import ast
 import os
@@ -8,7 +11,7 @@ import pytest
 
 from tests.docs.pages import REPOSITORY, sections, with_sections
 
-PAGE = REPOSITORY / "docs" / "architecture.md"
+PAGE = REPOSITORY / "docs/contributing/architecture.md"
 PACKAGES = ("lighthouse", "manager", "agent_client", "lighthouse_runtime", "lighthouse_protocol")
 
 

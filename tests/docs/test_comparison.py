@@ -1,4 +1,4 @@
-"""docs/comparison.md has no figure of its own: each is one of the table that its row links to."""
+"""docs/concepts/comparison.md has no figure of its own: each is one of the table that its row links to."""
 
 import re
 
@@ -6,9 +6,11 @@ import pytest
 
 from tests.docs.pages import REPOSITORY
 
-PAGE = (REPOSITORY / "docs" / "comparison.md").read_text()
+PAGE = (REPOSITORY / "docs/concepts/comparison.md").read_text()
 BENCHMARKS = (REPOSITORY / "benchmarks" / "README.md").read_text()
-ROWS = re.findall(r"^\| (.+?) \| (.+?) \| (.+?) \| \[.+?\]\(\.\./benchmarks/README\.md#(.+?)\) \|$", PAGE, re.MULTILINE)
+ROWS = re.findall(
+    r"^\| (.+?) \| (.+?) \| (.+?) \| \[.+?\]\(\.\./\.\./benchmarks/README\.md#(.+?)\) \|$", PAGE, re.MULTILINE
+)
 
 
 def section(anchor: str) -> str:

@@ -1,4 +1,4 @@
-"""docs/reference.md says what the code does. REWRITE_DOCS=1 writes its tables anew."""
+"""docs/reference/options.md says what the code does. REWRITE_DOCS=1 writes its tables anew."""
 
 import os
 

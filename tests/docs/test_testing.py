@@ -1,4 +1,4 @@
-"""docs/testing.md and docs/failures.md say which test holds a promise: each name is one of a test that there is."""
+"""Each test that contributing/testing.md and concepts/failures.md name as holding a promise exists."""
 
 import ast
 import re
@@ -38,14 +38,14 @@ def all_tests() -> set[str]:
 
 
 def test_every_test_that_it_names_is_there() -> None:
-    names, defined = set(named(REPOSITORY / "docs" / "testing.md")), all_tests()
+    names, defined = set(named(REPOSITORY / "docs/contributing/testing.md")), all_tests()
     assert len(names) > 100
     assert sorted(name for name in names if not is_there(name, defined)) == []
 
 
 def test_every_failure_names_its_evidence() -> None:
     """The last column of the table: tests, files, and the simulator's kinds of fault."""
-    lines = (REPOSITORY / "docs" / "failures.md").read_text().splitlines()
+    lines = (REPOSITORY / "docs/concepts/failures.md").read_text().splitlines()
     table = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines if line.startswith("| ")]
     evidence = {row[0]: re.findall("`([^`]+)`", row[5]) for row in table[2:] if len(row) == 6}
     defined = all_tests() | KINDS.keys()

@@ -52,7 +52,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("names", nargs="*", help="names of mutants, or parts of their modules' paths; default: all")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="copies of the project to test at once")
     parser.add_argument("--bar", type=float, default=0.95, help="share that must be found")
-    parser.add_argument("--table", action="store_true", help="print the table of docs/testing.md at the end")
+    parser.add_argument("--table", action="store_true", help="print the table of contributing/testing.md at the end")
     parser.add_argument("--results", type=Path, help="file of all outcomes; they count, too")
     parser.add_argument("--missing", action="store_true", help="try only mutants of which --results has no outcome")
     parser.add_argument("--seeds", type=int, default=0, help="short runs of the simulator, in place of tests")

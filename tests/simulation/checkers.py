@@ -1,4 +1,4 @@
-"""S1 to S4, S11 and S14 of docs/protocol.md, watched from outside: nothing here looks into a machine.
+"""S1 to S4, S11 and S14 of docs/contributing/protocol.md, watched from outside: nothing here looks into a machine.
 
 What the lighthouse forms and tells, what managers are handed and grant, and what ranks commit is noted here, and every
 rule that can be broken in a moment is checked in that moment. S5 and S12 are in simulation.py; S6 to S9 are about a

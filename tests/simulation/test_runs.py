@@ -1,4 +1,4 @@
-"""Runs under drawn faults, on a virtual clock: G1 to G13 hold. docs/simulation.md says how to read a failure."""
+"""Runs under drawn faults, on a virtual clock: G1 to G13 hold. simulation.md says how to read a failure."""
 
 import os
 import subprocess

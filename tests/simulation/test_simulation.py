@@ -1,4 +1,4 @@
-"""The suite under drawn faults, on a virtual clock: S1 to S9, S11 to S13. docs/simulation.md: how to read a failure."""
+"""The suite under drawn faults, on a virtual clock: S1 to S9, S11 to S13. simulation.md: how to read a failure."""
 
 import os
 import subprocess

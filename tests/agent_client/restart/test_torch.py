@@ -56,7 +56,7 @@ def test_it_comes_back_in_the_same_processes(kind: str, preload: str, tmp_path: 
     job = trained(tmp_path / "with", kind, 10, *SURVIVED, preload=preload)
     assert job.losses == pytest.approx(without.losses, rel=1e-6)
     assert job.started == len(job.held) == ACTIVE, "no process was replaced"
-    # gloo keeps a group of which a message was still to be sent (docs/restart.md): rarely, and not twice in a row.
+    # gloo rarely keeps a group that still had a message to send (in-process-restart.md), and never twice in a row.
     ends = [(held[0], held[-1]) for held in job.held.values()]
     grown = [(a, b) for a, b in ends if b.threads > a.threads + 1 or b.descriptors > a.descriptors + 2]
     assert len(grown) <= 1, f"nothing is left of what was ended: {grown}"

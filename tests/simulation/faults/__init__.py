@@ -1,7 +1,7 @@
 """Faults: what can happen to a run, drawn from its seed as a list of (when, what, whom, for how long).
 
 A fault kind is one function in this folder. Its decorator says to whom it can happen and how often it is drawn; its
-docstring is its row in docs/simulation.md.
+docstring is its row in docs/contributing/simulation.md.
 """
 
 from tests.simulation.faults import (

@@ -1,1 +1,1 @@
-"""Runs, their ranks, supervisors and lighthouse on a virtual clock: docs/simulation.md."""
+"""Runs, their ranks, supervisors and lighthouse on a virtual clock: docs/contributing/simulation.md."""

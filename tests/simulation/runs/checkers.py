@@ -1,4 +1,4 @@
-"""What recovery.md promises of a run, checked from outside the machines; docs/simulation.md has the list.
+"""What recovery.md promises of a run, checked from outside the machines; docs/contributing/simulation.md has the list.
 
 A lost journal begins a new era: what was written down before it is nobody's promise any more. The numbers that living
 ranks know still bind.

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from tests.simulation.runs.supervisor import Supervisor
 
 TOLD_WITHIN_S = 3.0
-MOST_DELAY_S = 30.0  # docs/restart.md: what a generation waits after failures
+MOST_DELAY_S = 30.0  # docs/how-to/in-process-restart.md: what a generation waits after failures
 
 
 class Patience:
