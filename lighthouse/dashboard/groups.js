@@ -3,7 +3,7 @@ const LATE_S = 2, OLD_S = 5;
 
 const byName = (a, b) => compare(a.replica_id, b.replica_id);
 const oldest = member => member.ranks.reduce((most, rank) => Math.max(most, rank.progress_age_s), 0);
-// Its worst rank says more than its own state.
+// The worst rank of a group counts more than the group's state.
 const badness = member => member.ranks.reduce((worst, rank) => Math.min(worst, RANK_STATES.indexOf(rank.state) - 2), 0) * 10
   + STATES.indexOf(member.state);
 const COLUMNS = [
@@ -17,7 +17,7 @@ const COLUMNS = [
     order: (a, b) => a.heartbeat_age_s - b.heartbeat_age_s, group: fillBeat, rank: fillRankBeat},
   {key: 'progress age', title: 'No progress for', number: true, hint: 'Since its slowest rank last moved',
     order: (a, b) => oldest(a) - oldest(b), group: fillProgress, rank: fillRankProgress},
-  {key: 'failed', title: 'Failed', hint: 'Commits discarded since the last one that was not', number: true,
+  {key: 'failed', title: 'Discarded', hint: 'Steps discarded since the last commit', number: true,
     order: (a, b) => a.commit_failures - b.commit_failures, group: fillFailed, rank: () => {}},
   {key: 'act', title: '', group: fillAct, rank: () => {}},
 ];
@@ -40,7 +40,7 @@ function fillReplica(cell, member, card) {
 }
 
 function fillState(cell, member) {
-  setPill(child(cell, 'span', 0), `pill ${STATE_TONES[member.state] || 'idle'}`, member.state,
+  setPill(child(cell, 'span', 0), `pill ${STATE_TONES[member.state] || 'idle'}`, nameOf(member.state),
     (STATE_HINTS[member.state] || '') + (member.is_run ? '' : member.is_participant ? '; in the quorum' : '; not in the quorum'));
 }
 
@@ -65,7 +65,7 @@ function fillGeneration(cell, item) {
 function fillStep(cell, member, card) {
   const behind = card.maxStep - member.step;
   const lag = child(cell, 'small', 0);
-  setText(lag, behind > 0 && member.address ? `−${behind} ` : '');
+  setText(lag, behind > 1 && member.address ? `−${behind} ` : '');
   setTitle(lag, 'steps behind the quorum');
   setText(child(cell, 'span', 1), member.step);
 }
@@ -88,8 +88,12 @@ function fillProgress(cell, member) {
 const share = rank => rank.limit_s ? Math.min(1, rank.progress_age_s / rank.limit_s) : 0;
 const gravity = rank => 10 * (rank.state === 'behind') + 2 * (rank.state !== 'waiting') * share(rank) + share(rank);
 
-// Who waits is late by no fault of its own: no tone.
+// Steps take seconds: a shorter time without progress is noise. A rank that waits for others has no tone.
 function fillShare(cell, rank) {
+  if (rank.progress_age_s < OLD_S) {
+    setClass(cell, 'progress age number');
+    return trim(cell, 0);
+  }
   const tone = rank.state === 'behind' ? 'bad' : rank.state === 'waiting' ? '' : share(rank) >= 1 ? 'bad' : share(rank) > .5 ? 'warn' : '';
   setClass(cell, `progress age number ${tone}`);
   setText(child(cell, 'span', 0), duration(rank.progress_age_s));
@@ -148,7 +152,7 @@ function fillRankBeat(cell, rank) {
 
 function fillRankProgress(cell, rank) {
   fillShare(cell, rank);
-  setTitle(cell, rank.limit_s ? `may be ${duration(rank.limit_s)} without a move here` : '');
+  setTitle(cell, rank.limit_s ? `called behind after ${duration(rank.limit_s)} without progress here` : '');
 }
 
 // -- rows
@@ -167,7 +171,7 @@ function fillRow(row, item, card) {
   COLUMNS.forEach((column, place) => column[row.isRank ? 'rank' : 'group'](row.children[place], item, card));
 }
 
-// Rows are kept by their keys and moved only where their order has changed.
+// Reuses the rows by key and moves only those whose place has changed.
 function showRows(card, wanted) {
   const body = card.section.querySelector('tbody'), rows = new Map();
   wanted.forEach(({key, item, isRank}, place) => {

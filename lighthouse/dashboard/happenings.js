@@ -2,16 +2,13 @@
 const ENTRIES = 40, NAMES = 6;
 const SPANS_S = [300, 900, 3600, 6 * 3600, 86400, 7 * 86400];
 const SPAN_NAMES = ['5 min ago', '15 min ago', '1 h ago', '6 h ago', '1 day ago', '7 days ago'];
-const OFFSETS = [
-  ['noticed', incident => incident.noticed_s], ['evidence', incident => incident.evidence_s],
-  ['acted', incident => incident.acted_s], ['quorum', incident => incident.quorum_s],
-  ['first step', incident => incident.step_s], ['over', incident => incident.over_s],
-  ['back', incident => incident.back_s ?? null],
-];
 
-function named(entry) {
-  const names = entry.replica_ids.slice(0, NAMES), more = entry.more + entry.replica_ids.length - names.length;
-  return names.join(', ') + (more ? ` and ${more} more` : '');
+const brief = seconds => seconds < 1 ? `${Math.round(1000 * seconds)} ms` : duration(seconds);
+
+// Up to NAMES names, else how many of all.
+function crowd(names, all = 0) {
+  if (names.length <= NAMES) return names.join(', ');
+  return names.length < all ? `${names.length} of ${all} groups` : plural(names.length, 'group');
 }
 
 // -- the timeline
@@ -30,8 +27,12 @@ function showTimeline(card, entries, now_s) {
     setTitle(when, new Date(entry.at_unix_s * 1000).toLocaleString());
     setClass(kind, `kind ${KIND_TONES[entry.kind] || 'idle'}`);
     setText(kind, entry.kind);
-    setText(child(what, 'b', 0), named(entry));
-    setText(child(what, 'span', 1), `${entry.replica_ids.length && entry.text ? ' ' : ''}${entry.text}`);
+    const names = [...entry.replica_ids].sort(compare), all = names.length + entry.more, who = child(what, 'b', 0);
+    setText(who, all > NAMES ? plural(all, 'group') : names.join(', '));
+    setTitle(who, all > NAMES ? names.join(', ') + (entry.more ? ` and ${entry.more} more` : '') : '');
+    const words = child(what, 'span', 1);
+    setText(words, `${entry.replica_ids.length && entry.text ? ' ' : ''}${shortIds(entry.text)}`);
+    setTitle(words, shortIds(entry.text) === entry.text ? '' : entry.text);
   });
   setHidden(section.querySelector('.none'), entries.length > 0);
   setHidden(section.querySelector('.more'), shown.length === entries.length);
@@ -59,7 +60,7 @@ function showStrip(card, section, entries, now_s) {
 
 // -- incidents
 
-// Something moves again, or a step was committed since.
+// There was progress, or a step was committed since.
 const isOver = incident => incident.over_s !== null || incident.kind !== 'stall' && incident.step_s !== null;
 
 function showIncidents(section, incidents) {
@@ -72,7 +73,7 @@ function showIncidents(section, incidents) {
 function showIncident(line, incident) {
   const head = child(line, 'div', 0), text = child(line, 'div', 1), offsets = child(line, 'div', 2);
   setClass(head, 'head');
-  setPill(child(head, 'span', 0), `pill ${isOver(incident) ? 'idle' : KIND_TONES[incident.kind] || 'warn'}`, incident.kind,
+  setPill(child(head, 'span', 0), `pill ${isOver(incident) ? 'idle' : KIND_TONES[incident.kind] || 'warn'}`, incident.kind.replaceAll('_', ' '),
     isOver(incident) ? 'over' : 'not over yet');
   setText(child(head, 'time', 1), moment(incident.opened_unix_s));
   const link = child(head, 'a', 2);
@@ -84,19 +85,24 @@ function showIncident(line, incident) {
     link.onclick = event => showEvidence(event, incident.id);
   }
   setHidden(link, incident.evidence_s === null);
-  setText(text, incident.text);
-  setTitle(text, `incident ${incident.id} of ${incident.job}; suspects: ${incident.suspects.join(', ') || 'none'}`);
-  setClass(offsets, 'offsets');
-  const known = OFFSETS.filter(([, value]) => value(incident) !== null);
-  trim(offsets, known.length + 1);
-  setText(child(offsets, 'span', 0), 'after the fault:');
-  known.forEach(([word, value], place) => {
-    const node = child(offsets, 'span', place + 1);
-    const more = word === 'acted' && incident.action ? ` (${incident.action})`
-      : word === 'quorum' && incident.quorum_id ? ` (${incident.quorum_id})` : '';
-    setText(child(node, 'span', 0), `${word}${more} `);
-    setText(child(node, 'b', 1), value(incident) < 1 ? `${Math.round(1000 * value(incident))} ms` : duration(value(incident)));
-  });
+  setText(text, incident.kind === 'loss' && incident.suspects.length > NAMES ? `${plural(incident.suspects.length, 'group')} lost` : incident.text);
+  setTitle(text, `incident ${incident.id} of ${incident.job}: ${incident.text}; suspects: ${incident.suspects.join(', ') || 'none'}`);
+  setClass(offsets, 'soft');
+  const parts = [`noticed after ${brief(incident.noticed_s)}`, acted(incident), outcome(incident)].filter(Boolean);
+  setText(offsets, `${capital(parts.join('; '))}.`);
+  setTitle(offsets, incident.quorum_id ? `quorum ${incident.quorum_id} formed after ${brief(incident.quorum_s)}` : '');
+}
+
+const acted = incident => incident.acted_s === null || !incident.action ? '' : `${incident.action} after ${brief(incident.acted_s)}`;
+
+// What the fault cost, counted from it.
+function outcome(incident) {
+  if (incident.kind === 'exit') return '';
+  if (incident.kind === 'stall' && incident.over_s === null) return 'no progress since';
+  const at_s = incident.kind === 'stall' ? incident.over_s : incident.step_s, {back_s} = incident;
+  if (at_s === null) return 'no step since';
+  const back = back_s === null || back_s === undefined ? '' : `, ${incident.suspects.length > 1 ? 'all ' : ''}back after ${brief(back_s)}`;
+  return `training continued after ${brief(at_s)}${back}`;
 }
 
 // -- runs
@@ -117,7 +123,7 @@ function showRuns(known) {
   });
 }
 
-// Groups that train by quorums have supervisors, and neither generations nor ranks of the run.
+// The run of groups that train by quorums has supervisors, but no generations and no ranks.
 function describeRun(run) {
   if (run.supervisors.length && run.counters.number < 0 && !run.ranks.length && !run.stop) {
     return `${run.job}/${run.run}: ${run.supervisors.map(describeSupervisor).join('; ')}`;
@@ -126,10 +132,10 @@ function describeRun(run) {
   const spares = plural(count(run.ranks, rank => rank.state === 'spare'), 'spare');
   const stop = run.stop ? `, stopped: ${run.stop.reason}` : '';
   return `${run.job}/${run.run}: ${at}, ${plural(run.slots.length, 'rank')}, ${spares}, `
-    + `${plural(run.counters.job_restarts, 'restart')}, ${run.verdict}${stop}`;
+    + `${plural(run.counters.job_restarts, 'restart')}, ${nameOf(run.verdict)}${stop}`;
 }
 
 function describeSupervisor({name, slots, is_connected, last}) {
-  if (!is_connected) return `${name} is gone`;
+  if (!is_connected) return `${name} is not connected`;
   return `${name}: ${last.running} of ${plural(slots.length, 'rank')} running, ${plural(last.restarts, 'restart')}, ${last.restarts_left} left`;
 }

@@ -1,13 +1,16 @@
-// One card a job: quorum and verdict on top, groups and ranks, what happened.
-const PAGE_ROWS = 100, SEARCHED_FROM = 9, OPEN_RANKS = matchMedia('(max-width: 720px)').matches ? 4 : 32;
+// One card per job: its state on top, then graphs, groups and ranks, incidents and timeline.
+const PAGE_ROWS = 100, SEARCHED_FROM = 9, CALM_FROM = 32, OPEN_RANKS = matchMedia('(max-width: 720px)').matches ? 0 : 32;
 const TILES = [
   ['Step', (job, card) => [card.maxStep]],
   ['Participants', job => [count(job.members, isTraining), `of ${job.members.length}`]],
   ['Ranks', job => [job.ranks.length || '–', describeRanks(job.ranks)]],
   ['Discarded steps', (job, card) => [card.pace ? card.pace.discards : '–']],
-  ['Quorum age', job => [job.quorum_id ? duration(job.quorum_age_s) : '–', job.quorum_id ? `quorum ${job.quorum_id}` : '']],
+  ['Restarts', (job, card) => restartsOf(card.runs)],
+  ['Quorum age', job => [job.quorum_id ? duration(job.quorum_age_s) : '–', job.quorum_id ? `quorum ${shortIds(job.quorum_id)}` : '', `quorum ${job.quorum_id}`]],
 ];
 const INTERNALS = [
+  ['Verdict', job => [job.verdict.replaceAll('_', ' ')]],
+  ['Phase', job => [job.phase, '', PHASE_HINTS[job.phase]]],
   ['Quorums formed', job => [job.quorums_formed]],
   ['Rounds', job => [job.rounds]],
   ['Sessions', job => [job.sessions]],
@@ -31,6 +34,12 @@ function describeRanks(ranks) {
   return worth.filter(([number]) => number).map(([number, state]) => `${number} ${state}`).join(', ');
 }
 
+// By supervisors, with what is left of the smallest budget; null if there are none.
+function restartsOf(runs) {
+  const known = runs.flatMap(run => run.supervisors).filter(({is_connected}) => is_connected).map(({last}) => last);
+  return known.length ? [sum(known, last => last.restarts), `${Math.min(...known.map(last => last.restarts_left))} left`] : null;
+}
+
 // -- a card
 
 function makeJob(name) {
@@ -47,7 +56,8 @@ function makeJob(name) {
     showGroups(card);
   });
   section.querySelector('.groups .more').addEventListener('click', () => {
-    card.limit += 5 * PAGE_ROWS;
+    if (isCalm(card)) card.showsAll = true;
+    else card.limit += 5 * PAGE_ROWS;
     showGroups(card);
   });
   section.querySelector('.timeline .more').addEventListener('click', () => {
@@ -95,14 +105,8 @@ function showJob(card, job, runs, now_s, pace) {
   joinRanks(card, job, runs);
   const isRun = card.groups.length > 0 && !job.members.length;
   card.maxStep = card.groups.reduce((most, m) => m.is_participant || isRun ? Math.max(most, m.step) : most, 0);
-  const isLost = job.members.length > 0 && job.members.every(member => member.state === 'expired');
-  const verdict = job.stall ? 'stalled' : isRun ? card.groups[0].state : isLost ? 'all_lost' : job.verdict;
   const {section} = card;
   setText(section.querySelector('h2'), job.job);
-  setPill(section.querySelector('.verdict'), `verdict pill ${VERDICT_TONES[verdict] || STATE_TONES[verdict] || (job.stall || isLost ? 'bad' : 'idle')}`, verdict.replaceAll('_', ' '));
-  const phase = section.querySelector('.name .phase');
-  setPill(phase, `phase pill ${PHASE_TONES[job.phase] || 'idle'}`, job.phase, PHASE_HINTS[job.phase] || '');
-  setHidden(phase, !job.phase || job.phase === 'none' || Boolean(job.stall) || isLost);
   section.classList.toggle('has-runs', job.ranks.some(rank => rank.generation !== null || rank.state === 'spare'));
   showLead(card, job, pace, isRun);
   showActs(card);
@@ -116,7 +120,7 @@ function showJob(card, job, runs, now_s, pace) {
   showTimeline(card, job.timeline, now_s);
 }
 
-// The ranks of a run that are in no replica group stand below the run.
+// Ranks of a run that belong to no replica group are listed below the run.
 function joinRanks(card, job, runs) {
   const groups = new Map(job.members.map(member => [member.replica_id, member]));
   for (const run of runs) if (!groups.has(run.run)) groups.set(run.run, makeRun(run));
@@ -143,10 +147,11 @@ function makeRun(run) {
 }
 
 function showTiles(list, tiles, job, card) {
-  trim(list, tiles.length);
-  tiles.forEach(([title, values], place) => {
+  const known = tiles.map(([title, values]) => [title, values(job, card)]).filter(([, values]) => values);
+  trim(list, known.length);
+  known.forEach(([title, [value, note = '', hint = '']], place) => {
     const tile = child(list, 'div', place);
-    const [value, note = ''] = values(job, card);
+    setTitle(tile, hint);
     setText(child(tile, 'dt', 0), title);
     const line = child(tile, 'dd', 1);
     setText(child(line, 'span', 0), value);
@@ -159,7 +164,8 @@ function showStates(card) {
   for (const member of card.groups) counts.set(member.state, (counts.get(member.state) || 0) + 1);
   for (const state of [...STATES].reverse()) {
     const button = tools.querySelector(`button[name=${state}]`) || makeState(card, tools, state);
-    setText(button, `${counts.get(state) || 0} ${state}`);
+    const number = counts.get(state) || 0;
+    setText(button, state === 'participant' ? plural(number, state) : `${number} ${nameOf(state)}`);
     setHidden(button, !counts.has(state) && !card.states.has(state));
     button.setAttribute('aria-pressed', card.states.has(state));
   }
@@ -181,6 +187,10 @@ function makeState(card, tools, state) {
 
 // -- which groups, in which order
 
+// Many groups: only those that need a look, until the operator asks for others.
+const isCalm = card => card.groups.length > CALM_FROM && !card.showsAll && !card.search && !card.states.size && !card.sort;
+const isWell = member => member.state === 'participant' && member.commit_failures === 0 && badness(member) >= STATES.indexOf('participant');
+
 function isLike(member, search) {
   const words = [member.replica_id, member.address, member.state, member.start];
   for (const rank of member.ranks) words.push(rank.host, rank.state, rank.phase, rank.waits_for);
@@ -188,9 +198,10 @@ function isLike(member, search) {
 }
 
 function chosenMembers(card) {
-  const fits = m => (!card.states.size || card.states.has(m.state)) && (!card.search || isLike(m, card.search));
+  const calm = isCalm(card);
+  const fits = m => (!card.states.size || card.states.has(m.state)) && (!card.search || isLike(m, card.search)) && !(calm && isWell(m));
   const members = card.groups.filter(fits);
-  // Where not all can be shown, those that need a look come first.
+  // If not all fit, those that need a look come first.
   const column = card.sort || COLUMNS[members.length > card.limit ? 1 : 0];
   const sign = card.falling ? -1 : 1;
   return members.sort((a, b) => sign * column.order(a, b) || byName(a, b));
@@ -220,13 +231,26 @@ function showGroups(card) {
   }
   showRows(card, wanted);
   const {section} = card, more = section.querySelector('.groups .more');
-  setHidden(more, shown.length === members.length);
-  setText(more, `${members.length - shown.length} more replica groups: show more`);
-  setHidden(section.querySelector('.groups > .none'), members.length > 0 || !card.groups.length);
+  const calm = isCalm(card), left = (calm ? card.groups.length : members.length) - shown.length;
+  setHidden(more, left === 0);
+  setText(more, calm ? `${plural(left, 'healthy group')}: show` : `${plural(left, 'more replica group')}: show more`);
+  setHidden(section.querySelector('.groups > .none'), members.length > 0 || !card.groups.length || calm);
+  showHeat(section.querySelector('.heat'), card);
   const all = section.querySelector('.all');
   setText(all, hasOpenRanks(card, null) ? 'Hide ranks' : 'Show ranks');
   setHidden(all, !card.job.ranks.length);
   const why = section.querySelector('.mayNotAct');
   setHidden(why, control.may_act || !control.why);
   setText(why, `No actions from here: ${control.why}`);
+}
+
+// One square per group, if there are many.
+function showHeat(heat, card) {
+  const groups = card.groups.length > CALM_FROM ? [...card.groups].sort(byName) : [];
+  trim(heat, groups.length);
+  groups.forEach((member, place) => {
+    const square = child(heat, 'i', place);
+    setClass(square, STATE_TONES[member.state] || 'idle');
+    setTitle(square, `${member.replica_id}: ${nameOf(member.state)}`);
+  });
 }

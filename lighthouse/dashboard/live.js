@@ -1,11 +1,12 @@
-// How the page hears of the lighthouse: by events; where something on the way cuts those, by asking; and what it says in silence.
+// Updates: by an event stream, or by polling if a proxy cuts the stream; and what the page shows if the lighthouse is silent.
 const TICK_MS = 500, ASKED_AGAIN_MS = 2000, QUIET_MS = 4000, PATIENCE_MS = 5000, RECONNECT_MS = 15000, HIDDEN_MS = 15000;
 const figures = {updates: 0, took_ms: 0, bytes: 0};  // for what measures this page
 let source = null, connectedAt = 0, heardAt = 0, askedAt = 0, failingSince = 0, reason = '', way = '', fresh = null, trouble = '';
 
 function show(status) {
   const beganAt = performance.now(), now_s = status.now_unix_s || Date.now() / 1000;
-  setText(find('about'), `${status.version} · up ${duration(status.uptime_s)}`);
+  setText(find('about'), `${status.version} · up ${duration(status.uptime_s)} · times in ${zone}`);
+  setText(find('port'), status.grpc_port || 29510);
   setHidden(find('insecure'), !status.insecure);
   const names = new Set(status.jobs.map(job => job.job));
   for (const [name, card] of jobs) if (!names.has(name)) { card.section.remove(); jobs.delete(name); }
@@ -21,7 +22,7 @@ function show(status) {
   figures.took_ms = performance.now() - beganAt;
 }
 
-// -- what was heard; only the newest is shown
+// -- updates; only the newest is shown
 
 function heard(text, by) {
   heardAt = Date.now();
@@ -92,11 +93,11 @@ function showSilence() {
   find('main').classList.toggle('stale', isSilent || isSignedOut);
   const word = isSilent ? 'no answer' : isSignedOut ? 'signed out' : way || 'connecting';
   setPill(find('live'), `pill ${isSignedOut ? 'idle' : isSilent ? 'bad' : way === 'live' ? 'good' : way ? 'busy' : 'idle'}`, word,
-    way === 'polling' ? 'something on the way cuts the stream of events; the page asks instead' : '');
+    way === 'polling' ? 'a proxy cuts the event stream; the page polls instead' : '');
   const wrong = isSilent ? 'no answer' : isSignedOut ? '' : trouble, title = wrong ? `(!) ${wrong} - Lighthouse` : 'Lighthouse';
   if (document.title !== title) document.title = title;
   if (isSilent) {
-    const old = heardAt ? ` What you see is of ${clock(heardAt)}.` : '';
+    const old = heardAt ? ` This page shows the state of ${clock(heardAt)}.` : '';
     const silent_s = duration((Date.now() - failingSince) / 1000);
     setText(notice.children[0], `No answer from the lighthouse since ${clock(failingSince)} (${silent_s}).${old}`);
     setText(notice.children[1], reason);
@@ -113,7 +114,7 @@ function tick() {
   showSilence();
 }
 
-// A page in the background holds no connection; it asks now and then, for its title.
+// A page in the background has no event stream; it polls for its title.
 document.addEventListener('visibilitychange', () => document.hidden ? disconnect() : connect());
 document.addEventListener('keydown', event => {
   const input = document.querySelector('.tools input:not([hidden])');

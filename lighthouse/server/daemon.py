@@ -176,7 +176,8 @@ class LighthouseDaemon:
         status = service.status(has_ranks=True)
         shown = {name: getattr(status, name) for name in LighthouseStatus.__slots__}
         pace = {driver.job: driver.pace() for driver in self._jobs}
-        return {**shown, "runs": (*status.runs, *self._runs.stopped_status()), "pace": pace}
+        runs = (*status.runs, *self._runs.stopped_status())
+        return {**shown, "runs": runs, "pace": pace, "grpc_port": self.grpc_port}
 
     def _store_status(self) -> StoreStatus:
         if self._shared is not None:

@@ -70,7 +70,7 @@ def incidents(now: float) -> tuple[IncidentSummary, ...]:
     )
     return (
         dataclasses.replace(stall, evidence_s=61.9, acted_s=61.9, action="notify"),
-        dataclasses.replace(loss, quorum_s=0.31, quorum_id=58, step_s=0.87, over_s=0.87),
+        dataclasses.replace(loss, quorum_s=0.31, quorum_id=58, step_s=0.87, over_s=0.87, back_s=30.0),
     )
 
 
