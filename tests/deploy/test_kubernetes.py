@@ -157,6 +157,7 @@ def on_host(
     """Its command line and environment, as the controller would complete them."""
     known = {"LWS_GROUP_SIZE": "2", "LWS_WORKER_INDEX": str(host), "LWS_LEADER_ADDRESS": head.partition(":")[0]}
     own = {"LIGHTHOUSE_MANAGER_NODE_RANK": str(host), "REPLICA_GROUP_ID": "0", "LIGHTHOUSE_MANAGER_RUN_ID": "r"}
+    own |= {"LIGHTHOUSE_ADDRESS": lighthouse}  # from a secret
     environment = {entry["name"]: entry.get("value") or own[entry["name"]] for entry in container["env"]}
     program, *words = (str(training.script) if word == "train.py" else word for word in container["command"])
     assert program == "lighthouse-manager"
@@ -164,7 +165,6 @@ def on_host(
     return [f"--head={head}" if word.startswith("--head=") else word for word in words], {
         **environment,
         "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
-        "LIGHTHOUSE_ADDRESS": lighthouse,
         "LIGHTHOUSE_MANAGER_BIND": head if host == 0 else f"{LOCALHOST}:0",
         "LIGHTHOUSE_MANAGER_STORE": f"{LOCALHOST}:1",
         "LIGHTHOUSE_MANAGER_NPROC_PER_NODE": "1",

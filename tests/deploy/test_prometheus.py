@@ -123,7 +123,7 @@ def test_each_alert_has_its_section_of_the_runbook_and_each_section_its_alert() 
     names = [rule["alert"] for rule in rules()]
     assert [heading for heading in headings() if heading.startswith("Lighthouse")] == names
     for rule in rules():
-        section = f"/runbook.md#{rule['alert'].lower()}"
+        section = f"/how-to/runbook/#{rule['alert'].lower()}"
         assert rule["annotations"]["runbook_url"] == "{{ $externalLabels.lighthouse_docs }}" + section
         assert rule["labels"]["severity"] in ("critical", "warning")
         assert {"summary", "description"} < rule["annotations"].keys()
