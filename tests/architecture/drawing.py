@@ -13,14 +13,19 @@ from tests.docs.pages import REPOSITORY
 
 PICTURE = REPOSITORY / "docs" / "house.svg"
 FLOORS = (("lighthouse", "manager", "agent_client"), ("lighthouse_runtime",), ("lighthouse_protocol",))
-ROOM_W, ROOM_H, GAP, ROW_GAP, PAD, HEAD = 108, 26, 10, 32, 14, 34
+ROOM_W, ROOM_H, GAP, ROW_GAP, PAD, HEAD = 126, 30, 8, 32, 14, 38
 
 STYLE = """
-  text { font: 12px system-ui, sans-serif; text-anchor: middle; dominant-baseline: central; fill: #1f2933 }
-  text.name { font-size: 15px; font-weight: 600; text-anchor: start }
-  rect.package { fill: #f5f7fa; stroke: #9aa5b1; rx: 8px }
-  rect.room { fill: #ffffff; stroke: #52606d; rx: 4px }
-  line { stroke: #7b8794; stroke-opacity: 0.55; marker-end: url(#arrow) }
+  svg { --package: #f7f9fb; --room: #ffffff; --ink: #17212b; --edge: #98a3ae; --line: #7d8996 }
+  @media (prefers-color-scheme: dark) {
+    svg { --package: #19212a; --room: #252e38; --ink: #e8eef4; --edge: #66737f; --line: #8290a0 }
+  }
+  text { font: 15px system-ui, sans-serif; text-anchor: middle; dominant-baseline: central; fill: var(--ink) }
+  text.name { font-size: 18px; font-weight: 600; text-anchor: start }
+  rect.package { fill: var(--package); stroke: var(--edge); rx: 10px }
+  rect.room { fill: var(--room); stroke: var(--edge); rx: 6px }
+  line { stroke: var(--line); stroke-opacity: 0.55; marker-end: url(#arrow) }
+  marker path { fill: var(--line) }
 """
 
 
@@ -91,9 +96,10 @@ def picture() -> str:
             shapes += house[name].drawn(x, y, house[name].width + spare, height)
             x += house[name].width + spare + GAP
         y += height + GAP
-    size = f'width="{width + 2 * PAD}" height="{y + PAD - GAP}"'
+    wide, high = width + 2 * PAD, y + PAD - GAP
+    size = f'viewBox="0 0 {wide} {high}" width="{wide}" height="{high}"'
     arrow = '<marker id="arrow" viewBox="0 0 6 6" refX="6" refY="3" markerWidth="6" markerHeight="6" orient="auto">'
-    head = f'<defs>{arrow}<path d="M0 0L6 3L0 6z" fill="#7b8794"/></marker></defs>'
+    head = f'<defs>{arrow}<path d="M0 0L6 3L0 6z"/></marker></defs>'
     return "\n".join(
         [f'<svg xmlns="http://www.w3.org/2000/svg" {size}>', f"<style>{STYLE}</style>", head, *shapes, "</svg>\n"]
     )
