@@ -211,7 +211,7 @@ def _section(name: str, command: click.Command) -> str:
     if settings:
         configs = {"lighthouse-manager run": ("lighthouse-manager run", "lighthouse-manager serve")}.get(name, (name,))
         links = " and ".join(f"[`{each}`](options.md#{each.replace(' ', '-')})" for each in configs)
-        parts.append(f"Its settings: {links}.")
+        parts.append(f"Settings: {links}.")
     if is_client:
         parts.append(_client_line(command))
     return "\n\n".join(parts) + "\n"
@@ -227,7 +227,7 @@ def _client_line(command: click.Command) -> str:
         elif common is not None and option.help != common.help:
             text, default = _help(option)
             differs.append(f"`{option.opts[0]}`: {text.rstrip('.')}" + (f" (default: {default})" if default else ""))
-    return f"Also takes the [client options](#client-options){'; ' if differs else ''}{'; '.join(differs)}."
+    return f"Plus the [client options](#client-options){'; ' if differs else ''}{'; '.join(differs)}."
 
 
 def _paragraphs(command: click.Command) -> list[str]:
