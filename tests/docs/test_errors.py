@@ -60,7 +60,7 @@ def test_every_message_of_the_page_is_in_the_code() -> None:
         f"{message}: {fragment}"
         for message in quoted()
         if message not in EXAMPLES
-        for fragment in map(str.strip, message.split(PLACEHOLDER))
+        for fragment in (part.strip(" ()") for part in message.split(PLACEHOLDER))
         if len(fragment) > 2 and fragment not in code
     ]
     assert stale == [], "the code has another text: change the page"
