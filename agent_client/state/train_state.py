@@ -34,7 +34,7 @@ class TrainState:
     serves and receives its own shards.
 
     Buffers and the additional entries are copied when a step begins, since the forward pass or the loop may change them.
-    Parameters and the optimizer must not change between the start of a step and its vote.
+    Parameters and the optimizer are read in place until the step's vote.
 
     Example:
         ```python
