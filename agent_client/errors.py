@@ -4,7 +4,7 @@ import re
 
 
 class AgentError(RuntimeError):
-    """Raised when this rank cannot continue: its replica group must restart. The message gives the reason and the remedy."""
+    """Raised when this rank cannot continue and its replica group must restart. The message has the remedy."""
 
 
 class ConfigurationError(AgentError):

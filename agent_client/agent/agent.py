@@ -423,8 +423,8 @@ class Agent:
     def slots(self) -> list[tuple[int, int]]:
         """Begin the step if necessary, and return which microbatches of it this rank computes.
 
-        It waits for the quorum, which is known at once unless a group comes or goes. In CONSTANT_BATCH mode there may be
-        several microbatches, otherwise there is one. A group whose gradients do not count also has one.
+        It waits for the quorum, which is known at once unless a group comes or goes. In CONSTANT_BATCH mode there may
+        be several microbatches, otherwise there is one. A group whose gradients do not count also has one.
 
         Returns:
             (index, number of microbatches in the step) for each microbatch of this rank. Use them to shard data.
@@ -518,9 +518,9 @@ class Agent:
     def skip_batch(self, reason: str) -> None:
         """Skip this rank's batch. Call it instead of the backward pass, and step the optimizer as usual.
 
-        The step then uses the mean of the other groups' gradients. In a group of several ranks the batch counts as zeros
-        in the mean of its group. If some gradients have been reduced already, or several modules use the Agent, the
-        step is discarded instead.
+        The step then uses the mean of the other groups' gradients. In a group of several ranks the batch counts as
+        zeros in the mean of its group. If some gradients have been reduced already, or several modules use the Agent,
+        the step is discarded instead.
 
         Args:
             reason: Reason for the log. The log also has the sample indices if they come from a StepSampler.
@@ -630,8 +630,8 @@ class Agent:
         group that holds the newest state. The other ranks wait; none is dropped while rank 0 makes progress.
 
         Args:
-            evaluate: Function without arguments, for the plain model. Returns numbers, text, tensors of any shape and dtype, and dicts,
-                lists and tuples of these.
+            evaluate: Function without arguments, for the plain model. Returns numbers, text, tensors of any shape
+                and dtype, and dicts, lists and tuples of these.
             what: Name of the evaluation in logs and in `lighthouse ranks`.
             whole_group: Whether all ranks of that replica group evaluate. None means yes if the state is sharded.
             within_s: Maximum seconds.

@@ -62,16 +62,16 @@ class AgentConfig:
     """How this group heals. With `blocking` the other groups wait for it in one step. With `catch_up` it heals in
     parallel with its steps and they do not wait."""
     reduce_dtype: ReduceDtypeName = "tensor"
-    """How float16 and bfloat16 gradients are averaged. `tensor` keeps their dtype and divides before the sum, as torch's
-    DDP does. `float32` sums in float32 and rounds at the end, for twice the bytes. All groups must use the same
+    """How float16 and bfloat16 gradients are averaged. `tensor` keeps their dtype and divides before the sum, as
+    torch's DDP does. `float32` sums in float32 and rounds at the end, for twice the bytes. All groups must use the same
     value."""
     max_consecutive_discards: int = 30
     """Number of discarded steps in a row after which the Agent raises AgentError. Steps that another group caused (it
     ended, its healing failed, it runs another script) do not count, and neither do steps without a quorum. The same
     number of refused requests for a quorum in a row also raises AgentError."""
     manager_restart_timeout_s: float = 10.0
-    """How many seconds a rank waits for a manager that has ended to restart before it raises AgentError. A rank does not
-    wait for a manager that it started itself."""
+    """How many seconds a rank waits for a manager that has ended to restart before it raises AgentError. A rank does
+    not wait for a manager that it started itself."""
     world_size_mode: WorldSizeModeName | WorldSizeMode = "dynamic"
     """Which batches a step consists of. `dynamic`: one batch of each contributing group. `fixed_with_spares`: those of
     the first `world_size` groups. `constant_batch`: always `world_size` batches, distributed among the present

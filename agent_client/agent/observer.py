@@ -30,13 +30,13 @@ _is_told = False
 def observe() -> None:
     """Show this rank in `lighthouse ranks`, and report it if it falls behind the other ranks. It needs no Agent.
 
-    `lighthouse ranks` then shows the rank's newest collective on any process group (torch.distributed, DDP, FSDP) and the
-    line of the script. torch counts the collectives and a thread reads the counters twice a second, so a collective
+    `lighthouse ranks` then shows the rank's newest collective on any process group (torch.distributed, DDP, FSDP) and
+    the line of the script. torch counts the collectives and a thread reads the counters twice a second, so a collective
     costs nothing. Under `lighthouse-manager run` a script is observed without this call.
 
     The environment names the manager, as for `Agent.from_env`. With only LIGHTHOUSE_ADDRESS and REPLICA_GROUP_ID set,
-    rank 0 starts a manager once the script has made its process group. The call returns at once; a manager that does not
-    answer is not an error. A second call, or a call in a process with an Agent or a Wrapper, does nothing.
+    rank 0 starts a manager once the script has made its process group. The call returns at once; a manager that does
+    not answer is not an error. A second call, or a call in a process with an Agent or a Wrapper, does nothing.
 
     Raises:
         ConfigurationError: A variable is missing or does not fit; the message names it.

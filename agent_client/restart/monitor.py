@@ -20,8 +20,8 @@ def fork_and_monitor(*options: str) -> None:
     """Put this script under a supervisor.
 
     Call it first in the script. The process becomes `lighthouse-manager run`, which starts the script again in a child
-    process; there the call returns at once. Code before the call runs in both. The lighthouse and the replica group come
-    from LIGHTHOUSE_ADDRESS and REPLICA_GROUP_ID. Under torchrun each rank gets its own supervisor; give torchrun
+    process; there the call returns at once. Code before the call runs in both. The lighthouse and the replica group
+    come from LIGHTHOUSE_ADDRESS and REPLICA_GROUP_ID. Under torchrun each rank gets its own supervisor; give torchrun
     `--max-restarts=0`.
 
     Args:

@@ -51,9 +51,9 @@ class Options:
     """True: all ranks of the run restart together, in generations that the lighthouse numbers. False: this process
     restarts alone and counts its own iterations."""
     restart_scope: RestartScope = "run"
-    """Ranks that restart together: `run`, all ranks of the run; `group`, the ranks of this replica group, which then has
-    its own generations, keys and budgets. Choose `group` for a function that trains with an Agent: the other groups keep
-    training without this one."""
+    """Ranks that restart together: `run`, all ranks of the run; `group`, the ranks of this replica group, which then
+    has its own generations, keys and budgets. Choose `group` for a function that trains with an Agent: the other groups
+    keep training without this one."""
     store_kwargs: Mapping[str, Any] = field(default_factory=dict[str, Any])
     """Arguments of a torch TCPStore to serve for the script. The default address is MASTER_ADDR and MASTER_PORT + 2.
     The process of slot 0 serves it unless a supervisor does. `timeout` also bounds reads of numbers and keys from the

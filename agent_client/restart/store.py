@@ -71,8 +71,8 @@ present_runs: list[PresentRun] = []
 class StoreMixin:
     """Numbers and keys of a run, for wrapped functions with `use_global_iteration=True`.
 
-    Use it as `call_wrapper.store`, or mix it into a store class. The values are in the lighthouse. A `rank` is an initial
-    rank (slot). Every method raises a LighthouseError if the lighthouse refuses or does not answer in time.
+    Use it as `call_wrapper.store`, or mix it into a store class. The values are in the lighthouse. A `rank` is an
+    initial rank (slot). Every method raises a LighthouseError if the lighthouse refuses or does not answer in time.
     """
 
     if not TYPE_CHECKING:

@@ -25,7 +25,8 @@ class Wrapper:
     the parameter with that annotation, or with the name `call_wrapper`.
 
     The decorated function returns the function's result once all active ranks have returned, or None on a spare. It
-    raises RestartAbort (exit code 130) when the run is stopped, and a LighthouseError if this process may not take part.
+    raises RestartAbort (exit code 130) when the run is stopped, and a LighthouseError if this process may not take
+    part.
 
     Example:
         ```python

@@ -33,8 +33,8 @@ class TrainState:
     `load_state_dict`: schedulers, a GradScaler, a counter. If the model is sharded inside the group (FSDP2), each rank
     serves and receives its own shards.
 
-    Buffers and the additional entries are copied when a step begins, since the forward pass or the loop may change them.
-    Parameters and the optimizer are read in place until the step's vote.
+    Buffers and the additional entries are copied when a step begins, since the forward pass or the loop may change
+    them. Parameters and the optimizer are read in place until the step's vote.
 
     Example:
         ```python

@@ -21,8 +21,8 @@ from agent_client.training.local_sgd import OuterState, OuterSteps, parameters_o
 class DiLoCo(OuterSteps):
     """Optimizer with local inner steps and an outer optimizer that moves the global parameters.
 
-    The inner optimizer moves the model in each rank. Every `sync_every` inner steps the outer optimizer moves the global
-    parameters by the mean difference of all ranks. Use it like the inner optimizer; the outer one belongs to it.
+    The inner optimizer moves the model in each rank. Every `sync_every` inner steps the outer optimizer moves the
+    global parameters by the mean difference of all ranks. Use it like the inner optimizer; the outer one belongs to it.
 
     Example:
         ```python

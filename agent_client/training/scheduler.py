@@ -10,8 +10,8 @@ from agent_client.agent.agent import Agent
 class FaultTolerantScheduler(LRScheduler):
     """Scheduler for loops that ignore the return value of `optimizer.step()`.
 
-    It wraps a scheduler that moves once after each optimizer step. A discarded or skipped step does not move it. Register
-    the wrapped scheduler in the TrainState, so that a group that returns gets its state.
+    It wraps a scheduler that moves once after each optimizer step. A discarded or skipped step does not move it.
+    Register the wrapped scheduler in the TrainState, so that a group that returns gets its state.
 
     If a loop calls `step()` several times after one optimizer step, as Accelerate does once per process, the scheduler
     moves that number of times.

@@ -65,7 +65,8 @@ class StepLoader:
         steps: int | None = None,
         seed: int = 0,
     ) -> Self:
-        """Make a StepLoader from a DataLoader: the same data set, batch size and workers, in the order of a StepSampler.
+        """Make a StepLoader from a DataLoader: the same data set, batch size and workers, in the order of a
+        StepSampler.
 
         Args:
             loader: A DataLoader over a data set with a length. Its sampler is ignored.

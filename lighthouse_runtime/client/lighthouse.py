@@ -1,7 +1,7 @@
 """Typed clients of the lighthouse, synchronous and asyncio, with one method per RPC. They need no torch.
 
-Every method takes `timeout_s` and raises a refusal of lighthouse_protocol/refusals.py. The job and the run belong to the
-client and travel as metadata. The first stream imports stream_kinds.py.
+Every method takes `timeout_s` and raises a refusal of lighthouse_protocol/refusals.py. The job and the run belong to
+the client and travel as metadata. The first stream imports stream_kinds.py.
 """
 
 import time
@@ -50,11 +50,12 @@ class _LighthouseMethods:
 
 
 class LighthouseClient(_LighthouseMethods, SyncClient):
-    """Client of a lighthouse, with the calls of the command line: `status`, `runs`, `incidents`, `drain`, `kill` and more.
+    """Client of a lighthouse, with the calls of the command line: `status`, `runs`, `incidents`, `drain`, `kill` and
+    more.
 
     Every method takes `timeout_s` (seconds) and raises a LighthouseError with the reason and the remedy. With several
-    lighthouses it calls the leader; a call without an answer is repeated at another one until its time is over, so it may
-    take effect twice. A client is a context manager.
+    lighthouses it calls the leader; a call without an answer is repeated at another one until its time is over, so it
+    may take effect twice. A client is a context manager.
 
     Example:
         ```python

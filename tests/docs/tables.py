@@ -274,7 +274,9 @@ def _fields(config: type[Any]) -> str:
         for field, text in itertools.pairwise(body)
         if isinstance(field, ast.AnnAssign) and isinstance(text, ast.Expr)
     }
-    rows = ((_code(f.name), _code(_default_of(f)), texts[f.name].replace("|", "\\|")) for f in dataclasses.fields(config))
+    rows = (
+        (_code(f.name), _code(_default_of(f)), texts[f.name].replace("|", "\\|")) for f in dataclasses.fields(config)
+    )
     return _table(("option", "default", "meaning"), rows)
 
 
