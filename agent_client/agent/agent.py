@@ -321,7 +321,7 @@ class Agent:
         """Return how much of the data set was used, and whether each sample was used once per epoch.
 
         Returns:
-            An empty dict before the first batch of a StepSampler or StepLoader. Otherwise: `length`, `batch_size`,
+            An empty dict before the first batch of a StepSampler or StepLoader. After it, `length`, `batch_size`,
             `accumulate` and `seed` of the sampler; `samples`, the number used by committed steps over all groups;
             `epoch` and `position`, the complete epochs and the samples of the present one; `irregular_steps`, the
             number of steps that this rank committed with batches drawn under another quorum, or not drawn; `is_exact`,
