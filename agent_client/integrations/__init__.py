@@ -1,1 +1,1 @@
-"""Integrations with trainers of other libraries: transformers, lightning, accelerate, torchtitan."""
+"""Trainers of other libraries, each module with its own: transformers, lightning, accelerate, torchtitan."""
