@@ -1,41 +1,41 @@
-"""What an Agent raises. Anything that the next quorum can repair stays inside the step."""
+"""Exceptions of an Agent. A fault that the next quorum can repair raises none: it only discards the step."""
 
 import re
 
 
 class AgentError(RuntimeError):
-    """This rank cannot go on; its group must be restarted. The message says why and what to do."""
+    """Raised when this rank cannot continue and its replica group must restart. The message has the remedy."""
 
 
 class ConfigurationError(AgentError):
-    """The environment, or a call, does not fit; nothing was started."""
+    """Raised for an environment variable, an option or a call that does not fit. Nothing was started."""
 
 
 class GroupDrained(AgentError, SystemExit):
-    """The group was asked to leave, or its job has ended; it has done the last step that the others count on.
+    """Raised when the group was drained or its job has ended, after the last step that the other groups count on.
 
-    It is no failure: a script that does not catch it ends with status 0.
+    It is not a failure. It is also a SystemExit: a script that does not catch it ends with status 0.
     """
 
 
 class RankMismatch(AgentError):
-    """In something that must be the same at all of them; the message names them and their values."""
+    """Raised when a value that must be the same at all ranks differs. The message lists the values and their ranks."""
 
 
 class ScriptMismatch(AgentError):
-    """This group does something else than the other participants of its quorum, in the same step."""
+    """Raised when this group does something else than the other groups of its quorum in the same step."""
 
 
 class ModelMismatch(AgentError):
-    """This group's model or optimizer is not its peers': the state that it was to take over does not fit."""
+    """Raised when the state of a peer does not fit this group's model or optimizer."""
 
 
 class EvaluationFailed(RuntimeError):
-    """What the evaluating rank has raised, told to the others: the class and the text. Training can go on."""
+    """Raised at the other ranks when the evaluating rank raised. Has its class and text. Training can continue."""
 
 
 class EvaluationInterrupted(RuntimeError):
-    """A rank was lost before all had the result. Training can go on: the next step has another quorum."""
+    """Raised when a rank was lost before all ranks had the result. Training can continue with the next step."""
 
 
 _SOURCE_PLACE = re.compile(r"\[\S+:\d+\] *")

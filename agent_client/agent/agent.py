@@ -1,4 +1,4 @@
-"""Agent: what a training script holds. One object per rank; it asks for quorums, heals, reduces and votes.
+"""Agent: the object of a training script. One per rank; it asks for quorums, heals, reduces and votes.
 
 Everything of a step but the vote runs on one background thread, in order: the quorum, the process group, the transfer
 of state, the collectives. So the quorum overlaps the forward pass, and the first collective waits for it.
@@ -63,7 +63,33 @@ SKIP_HINT = (
 
 
 class Agent:
-    """A rank's side of fault-tolerant training. A training script makes it by `from_env`."""
+    """A rank's connection to its replica group and to the other groups. Create it with `Agent.from_env`.
+
+    A step begins with a quorum: the list of replica groups that do it together. The Agent averages gradients over these
+    groups, and all of them commit the step or discard it. If this group has fallen behind, the Agent first copies the
+    state of a peer. `DistributedDataParallel` and `FaultTolerantOptimizer` call the methods for a step; only a loop of
+    another kind calls `start_quorum`, `all_reduce` and `should_commit` itself.
+
+    An Agent is a context manager: leaving the block reports an exception and closes it.
+
+    Example:
+        ```python
+        from agent_client import Agent, DistributedDataParallel, FaultTolerantOptimizer, StepSampler, TrainState
+
+        with Agent.from_env(state=TrainState(model, sgd)) as agent:
+            replicated = DistributedDataParallel(model, agent)
+            optimizer = FaultTolerantOptimizer(sgd, agent)
+            for batch in StepSampler(len(labels), 64, agent, steps=1000):
+                optimizer.zero_grad()
+                loss_fn(replicated(images[batch]), labels[batch]).backward()
+                optimizer.step()
+        ```
+
+    Attributes:
+        state: The TrainState.
+        group_rank: Rank of this process inside its replica group.
+        group_world_size: Number of ranks in the replica group.
+    """
 
     @uninterrupted
     def __init__(
@@ -74,16 +100,16 @@ class Agent:
         config: AgentConfig = DEFAULTS,
         place: GroupPlace = ALONE,
     ) -> None:
-        """Start the background thread, and serve this rank's state; the manager is not asked yet.
+        """Start the background thread, and serve this rank's state. Scripts call `from_env` instead.
 
         Args:
             manager_address: host:port of the group's manager.
-            state: What a peer that heals takes over.
+            state: The state that a healing peer copies.
             config: The options.
-            place: This rank in its replica group.
+            place: Position of this rank in its replica group.
 
         Raises:
-            ConfigurationError: A state or an option that does not fit. Nothing is left open then.
+            ConfigurationError: The state or an option does not fit. Nothing is left open.
         """
         for optimizer in (state.optimizer, *state.others.values()):
             refuse_optimizer(optimizer)
@@ -124,23 +150,22 @@ class Agent:
 
     @classmethod
     def from_env(cls, *, state: TrainState, **options: Unpack[AgentOptions]) -> Self:
-        """Make the Agent of this rank from its environment, as under torchrun.
+        """Create the Agent of this rank from its environment.
 
-        The manager, the replica group and the rank's place in it come from environment variables
-        (docs/reference/options.md). Given only LIGHTHOUSE_ADDRESS and REPLICA_GROUP_ID, rank 0 starts the group's
-        manager. Where no
-        `lighthouse-manager run` supervises the rank, SIGTERM, SIGHUP and SIGQUIT drain the group (GroupDrained), unless
-        the script handles them itself.
+        The manager, the replica group and the rank's position in it come from environment variables
+        (docs/reference/options.md). With only LIGHTHOUSE_ADDRESS and REPLICA_GROUP_ID set, rank 0 starts the group's
+        manager. Unless `lighthouse-manager run` supervises the rank, SIGTERM, SIGHUP and SIGQUIT drain the group
+        (GroupDrained); signals that the script handles itself stay with the script.
 
         Args:
-            state: What a peer that heals takes over.
+            state: The state that a healing peer copies.
             **options: Fields of AgentConfig.
 
         Returns:
-            An Agent that is connected to the other ranks of its group, and has no quorum yet.
+            An Agent that is connected to the other ranks of its group and has no quorum yet.
 
         Raises:
-            ConfigurationError: An option or a variable that does not fit; the message names it. Nothing was started.
+            ConfigurationError: An option or a variable does not fit; the message names it. Nothing was started.
             AgentError: The group's store or manager does not answer.
         """
         config = config_of(options)
@@ -163,10 +188,10 @@ class Agent:
 
     @uninterrupted
     def close(self) -> None:
-        """Leave: end the collectives, the connections and, if this rank has started it, the manager.
+        """Leave the job: close the connections and, if this rank started it, the manager.
 
-        Peers that are still in this rank's last step are waited for, and ranks of its group that have not come to
-        their end or to another step. An Agent that is not closed leaves when the interpreter ends.
+        It waits for peers that are still in this rank's last step, and for the other ranks of its group to finish. The
+        interpreter's exit closes an Agent that is still open.
         """
         was_closed(self)
         self._optimizers.close()
@@ -185,21 +210,21 @@ class Agent:
             self._place.manager_process.stop()
         close_attached(self)
 
-    # -- what a script may read at any moment: nothing here waits, and no step changes by it
+    # -- properties: none of them waits, and none changes a step
 
     @property
     def current_step(self) -> int:
-        """Number of steps committed so far; while a step is under way, its number."""
+        """Number of committed steps. During a step, the number of that step."""
         return self._machine.step
 
     @property
     def has_computed(self) -> bool:
-        """Whether anything was computed in the step under way."""
+        """Whether the step in progress has computed anything."""
         return self._machine.has_computed
 
     @property
     def has_failed(self) -> bool:
-        """Whether the step under way cannot be committed any more: a peer was lost, or an error reported."""
+        """Whether the step in progress can no longer be committed, because a peer was lost or an error reported."""
         return self._machine.failure is not None
 
     @property
@@ -209,7 +234,7 @@ class Agent:
 
     @property
     def moves(self) -> int:
-        """A number that grows with every forward pass that trains, every reduction and every vote."""
+        """Counter of training forward passes, reductions and votes."""
         return self._machine.moves
 
     @property
@@ -219,7 +244,7 @@ class Agent:
 
     @property
     def was_committed(self) -> bool:
-        """Whether the last step was committed, and nothing of the next one is computed yet."""
+        """Whether the last step was committed, and the next one has not computed anything yet."""
         return self._machine.was_committed and not self._machine.has_computed
 
     @property
@@ -234,7 +259,7 @@ class Agent:
 
     @property
     def participants(self) -> tuple[str, ...]:
-        """The replica ids of the last quorum, by replica_rank."""
+        """Replica IDs of the last quorum, by replica_rank."""
         return self._runner.last.replica_ids if self._runner.last else ()
 
     @property
@@ -244,47 +269,46 @@ class Agent:
 
     @property
     def world(self) -> World:
-        """The ranks of all replica groups, also of those that are not admitted yet, as last received from the manager.
+        """Ranks of all replica groups, including groups that have not joined yet, as last received from the manager.
 
-        It costs nothing, and may be read in each step. No script has to: a rank that is missing holds its own group
-        back before the first collective.
+        Reading it costs nothing.
         """
         groups = max(1, self.num_participants)
         return self._manager.world or World(groups * self.group_world_size, groups, 0, self.group_world_size)
 
     @property
     def peers_pending(self) -> bool:
-        """Whether a replica group asks to come in, and will be in the next quorum. It costs nothing."""
+        """Whether a replica group is waiting to join the next quorum. Reading it costs nothing."""
         return self.world.peers_pending > 0
 
     @property
     def last_reconfiguration_s(self) -> float:
-        """Seconds from giving up the last quorum's process group to having the present one."""
+        """Seconds that the last change of the process group took, from closing the old one to the new one."""
         return self._peers.last_reconfiguration_s
 
     @property
     def world_size_mode(self) -> WorldSizeMode:
-        """What counts in a step."""
+        """Which batches a step consists of."""
         return self._machine.world_size.mode
 
     @property
     def catches_up(self) -> bool:
-        """Whether this rank works at a later state than it holds."""
+        """Whether this rank is catching up: it computes with an older state than its peers (`heal_mode="catch_up"`)."""
         return self._catch_up is not None and self._catch_up.machine.follows
 
     @property
     def holds_state(self) -> bool:
-        """Whether the state of `current_step` is in this rank's memory, complete."""
+        """Whether this rank holds the complete state of `current_step`."""
         return not (self.catches_up or self._machine.is_torn)
 
     @property
     def tag(self) -> Tag:
-        """The tag of the state that this rank works at: (step, id of the quorum that has committed it)."""
+        """Name of this rank's state: its step, and the ID of the quorum that committed it."""
         return self._machine.tag
 
     @property
     def has_peers(self) -> bool:
-        """Whether the quorum of the step under way has other participants. It must be known."""
+        """Whether the quorum of the step in progress has other groups. The quorum must be known."""
         assignment = self._machine.assignment
         return assignment is not None and assignment.replica_world_size > 1
 
@@ -294,14 +318,14 @@ class Agent:
         return any(part.begins_steps for part in self._parts)
 
     def data_report(self) -> dict[str, int | bool]:
-        """Return how far the data set is used, and whether each sample was used once an epoch.
+        """Return how much of the data set was used, and whether each sample was used once per epoch.
 
         Returns:
-            Empty before the first batch of a StepSampler or StepLoader. Else `length`, `batch_size`, `accumulate` and
-            `seed` of that sampler; `samples`, which the committed steps have used over all groups; `epoch`, how often
-            that is all of the data set, and `position`, the samples of the present epoch; `irregular_steps`, which this
-            rank has committed with batches that it had drawn under another quorum, or not drawn; `is_exact`, whether
-            there are none and the sampler has stayed the same, so that each sample was used `epoch` or `epoch + 1`
+            An empty dict before the first batch of a StepSampler or StepLoader. After it, `length`, `batch_size`,
+            `accumulate` and `seed` of the sampler; `samples`, the number used by committed steps over all groups;
+            `epoch` and `position`, the complete epochs and the samples of the present one; `irregular_steps`, the
+            number of steps that this rank committed with batches drawn under another quorum, or not drawn; `is_exact`,
+            True if there are none and the sampler has not changed, so each sample was used `epoch` or `epoch + 1`
             times.
         """
         return self._data_uses.report(self.batches_committed * self.group_world_size)
@@ -309,13 +333,13 @@ class Agent:
     # -- checkpoints
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what names the state that this rank holds.
+        """Return the position of this rank, for the script's own checkpoint.
 
         Returns:
-            `step`, `tag_quorum_id` and `batches_committed`, all int. The sampler's position is the step.
+            `step`, `tag_quorum_id` and `batches_committed`, all int. The sampler's position follows from the step.
 
         Raises:
-            AgentError: That state is torn.
+            AgentError: This rank has to heal before it holds a state again.
         """
         tag, batches = self._machine.tag, self._machine.batches_committed
         if self._machine.distrust is not None:
@@ -325,13 +349,13 @@ class Agent:
         return {"step": tag.step, "tag_quorum_id": tag.quorum_id, "batches_committed": batches}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Begin where a checkpoint was made; its model and optimizer must have been loaded. Between two steps.
+        """Continue at the position of a checkpoint. Load its model and optimizer first, between two steps.
 
         Args:
-            state_dict: What `state_dict` returned.
+            state_dict: The value that `state_dict` returned.
 
         Raises:
-            AgentError: A step is under way.
+            AgentError: A step is in progress.
         """
         if self._machine.phase is not Phase.IDLE:
             raise AgentError(f"load_state_dict: a step is under way ({self._machine.phase}); call it between two steps")
@@ -341,29 +365,37 @@ class Agent:
     # -- where this rank is, for `lighthouse ranks`
 
     def phase(self, name: str, total: int | None = None) -> Block:
-        """Name a part of the script's work, such as "validation", for as long as the block runs.
+        """Name a part of the script's work, such as "validation", while the block runs.
 
-        Phases nest. A phase in which nothing moves for much longer than ever before is reported as behind
+        Phases nest. If a phase makes no progress for much longer than before, the rank is reported as behind
         (docs/how-to/find-a-hang.md).
 
         Args:
-            name: Shown by `lighthouse ranks`.
-            total: Number of ticks that the phase will have, if it is known.
+            name: Name for `lighthouse ranks`.
+            total: Number of ticks that the phase will have, or None if unknown.
 
         Returns:
             A context manager.
+
+        Example:
+            ```python
+            with agent.phase("validation", total=len(batches)):
+                for batch in batches:
+                    validate(batch)
+                    agent.tick()
+            ```
         """
         return self._progress.phase(name, total)
 
     def tick(self) -> None:
-        """Note that one more batch, file or request of the innermost phase is done."""
+        """Report that one more batch, file or request of the innermost phase is done."""
         self._progress.tick()
 
     def waiting_for(self, what: str) -> Block:
-        """Declare that this rank waits for others while the block runs: however long it takes, it is not suspected.
+        """Declare that this rank waits for others while the block runs, so it is never reported as behind.
 
         Args:
-            what: What it waits for, for `lighthouse ranks`.
+            what: Name of the awaited event, for `lighthouse ranks`.
 
         Returns:
             A context manager.
@@ -374,35 +406,35 @@ class Agent:
 
     @property
     def is_participating(self) -> bool:
-        """Whether this rank's gradients count in the step under way. Waits for its quorum."""
+        """Whether this rank's gradients count in the step in progress. Waits for the quorum."""
         self.wait_quorum()
         return self._machine.contributes
 
     @property
     def quorum_step(self) -> int | None:
-        """The step that the participants of the step under way are in; while this rank heals, not yet its own.
+        """Number of the step in progress, the same in all groups, or None without a quorum. Waits for the quorum.
 
-        Waits for the quorum; None if there is none.
+        It differs from `current_step` while this rank heals. Use it to choose a turn, such as that of a GAN.
         """
         self.wait_quorum()
         return self._machine.assignment.max_step if self._machine.assignment else None
 
     @never_compiled
     def slots(self) -> list[tuple[int, int]]:
-        """Return which microbatches of the step under way are this rank's.
+        """Begin the step if necessary, and return which microbatches of it this rank computes.
 
-        This begins the step and waits for its quorum, which is known at once unless a group comes or goes. In
-        CONSTANT_BATCH mode there may be several, else there is one. A group that does not count has one, too.
+        It waits for the quorum, which is known at once unless a group comes or goes. In CONSTANT_BATCH mode there may
+        be several microbatches, otherwise there is one. A group whose gradients do not count also has one.
 
         Returns:
-            (place, number of places) of each microbatch, among those that count of all ranks of all groups.
+            (index, number of microbatches in the step) for each microbatch of this rank. Use them to shard data.
         """
         self.start_quorum()
         self.wait_quorum()
         return self._machine.share.slots(self.group_rank, self.group_world_size)
 
     def slot(self) -> tuple[int, int]:
-        """Return the only one of `slots()`.
+        """Return the single entry of `slots()`.
 
         Raises:
             ConfigurationError: In CONSTANT_BATCH mode, in which there may be several.
@@ -418,17 +450,16 @@ class Agent:
 
     @never_compiled
     def start_quorum(self) -> None:
-        """Begin a step: ask for its quorum. Once a step; further calls do nothing.
+        """Begin a step by requesting its quorum. Further calls in the same step do nothing.
 
-        After a committed step, this happens in the background. If this rank may have to heal, the quorum is waited
-        for, and a peer's state is installed when this returns. A loop need not call it: a forward pass of our modules,
-        an all_reduce and the vote begin a step as well; but what is computed before does not count in a step in which
-        this rank heals. A step whose backward pass was given up (it raised, and the script went on) is discarded
-        first.
+        After a committed step the request runs in the background. If this rank may have to heal, the call waits for the
+        quorum and returns with the state of a peer installed. A loop need not call it: a forward pass of the wrapped
+        model, `all_reduce` and `should_commit` also begin a step. Call it before the script computes anything that
+        depends on the state, because a computation before the call does not count in a step in which this rank heals.
 
         Raises:
-            GroupDrained: The group was asked to leave, and has done its last step.
-            AgentError: A peer's state does not fit, or can never be had.
+            GroupDrained: The group was drained and has done its last step.
+            AgentError: The state of a peer does not fit, or no peer can provide one.
         """
         if self._machine.is_in_backward and not _is_in_backward():
             self.should_commit()
@@ -436,27 +467,26 @@ class Agent:
 
     @never_compiled
     def wait_quorum(self) -> None:
-        """Wait until the quorum of this step is known, its process group made and a peer's state received.
+        """Wait until the quorum of this step is known, its process group connected and a peer's state received.
 
         Raises:
-            GroupDrained: The group was asked to leave, and has done its last step.
-            AgentError: This rank can never get one.
+            GroupDrained: The group was drained and has done its last step.
+            AgentError: This rank cannot get a quorum.
         """
         if self._quorum is not None:
             self._await("quorum", self._quorum)
 
     @never_compiled
     def all_reduce(self, tensor: torch.Tensor, *, within_group: bool = True, name: str = "") -> "Future[torch.Tensor]":
-        """Average a tensor over the contributing participants, in place, on the background thread.
+        """Average a tensor over the contributing groups, in place, in the background.
 
-        A lost peer does not fail the future: it marks the step, which is then discarded, and leaves `tensor` undefined.
+        If a peer is lost, the future still completes; the step is discarded, and the content of `tensor` is undefined.
 
         Args:
-            tensor: Any shape; a floating-point dtype and a device that the process group reduces. The same number of
-                elements and dtype at all participants.
-            within_group: Average over the ranks of the replica group, too. False for what is sharded among them.
-            name: Which part of the script's this is. All participants must reduce the same in the same order, or
-                `should_commit` raises.
+            tensor: Tensor of any shape with a floating-point dtype, on a device that the process group supports. All
+                groups must use the same number of elements and dtype, in the same order of calls.
+            within_group: Whether to average over the ranks of the replica group as well. False for shards.
+            name: Name of the tensor, for error messages. All groups must use the same name.
 
         Returns:
             A future of `tensor`.
@@ -468,10 +498,10 @@ class Agent:
 
     @never_compiled
     def sum_over_group(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Add up a tensor over the ranks of this replica group, in place; each of them must call it.
+        """Sum a tensor over the ranks of this replica group, in place. All ranks of the group must call it.
 
         Args:
-            tensor: Any shape, dtype and device; the same at all ranks of the group.
+            tensor: Tensor with the same shape, dtype and kind of device at all ranks of the group.
 
         Returns:
             `tensor`.
@@ -486,14 +516,14 @@ class Agent:
 
     @never_compiled
     def skip_batch(self, reason: str) -> None:
-        """Pass over this rank's batch: call it in place of the backward pass, and step the optimizer as always.
+        """Skip this rank's batch. Call it instead of the backward pass, and step the optimizer as usual.
 
-        The step then has the mean of the other groups' gradients, and the other groups lose nothing but this batch. In
-        a group of several ranks it counts as zeros in the mean of its group. If a part of the gradients is reduced
-        already, or several modules go through the Agent, the step is discarded instead.
+        The step then uses the mean of the other groups' gradients. In a group of several ranks the batch counts as
+        zeros in the mean of its group. If some gradients have been reduced already, or several modules use the Agent,
+        the step is discarded instead.
 
         Args:
-            reason: Why, for the log, which has the indices of the samples as well if they come from a StepSampler.
+            reason: Reason for the log. The log also has the sample indices if they come from a StepSampler.
         """
         self.start_quorum()
         self.wait_quorum()
@@ -503,24 +533,25 @@ class Agent:
 
     @never_compiled
     def report_error(self, error: BaseException | str) -> None:
-        """Have the step under way discarded.
+        """Discard the step in progress, in all groups.
 
         Args:
-            error: Why, for the log.
+            error: Reason for the log.
         """
         reason = str(error)
         self._thread.submit(lambda: self._machine.erred(reason)).result()
 
     @never_compiled
     def should_commit(self) -> bool:
-        """Vote on the step, and wait for the decision of all ranks of the group.
+        """Vote on the step, and wait for the decision.
 
         Returns:
-            True: apply the gradients now. False: leave parameters and optimizer as they are.
+            True if the step is committed: apply the gradients now. False if it is discarded: leave parameters and
+            optimizer as they are.
 
         Raises:
-            ScriptMismatch: The other participants do something else in this step.
-            AgentError: After `max_consecutive_discards`, or if this rank voted yes and cannot learn the decision.
+            ScriptMismatch: The other groups do something else in this step.
+            AgentError: `max_consecutive_discards` was reached, or this rank voted yes and cannot learn the decision.
         """
         if self._machine.phase is Phase.VOTED:
             raise AgentError(
@@ -547,14 +578,20 @@ class Agent:
 
     @contextlib.contextmanager
     def applying(self) -> Generator[None]:
-        """Enclose what applies a committed step.
+        """Enclose the code that applies a committed step, if the script does not use an optimizer of this package.
 
-        An exception that leaves the block leaves the state torn: this rank heals before it counts again, whether or not
-        the script goes on. For scripts that apply by other means than an optimizer's step(); FaultTolerantOptimizer,
-        LocalSGD and DiLoCo do so by themselves.
+        If an exception leaves the block, this rank heals before its gradients count again. FaultTolerantOptimizer,
+        LocalSGD and DiLoCo use it themselves.
 
         Returns:
             A context manager.
+
+        Example:
+            ```python
+            if agent.should_commit():
+                with agent.applying():
+                    sgd.step()
+            ```
         """
         self._applying.entered()
         try:
@@ -566,14 +603,14 @@ class Agent:
         self._applying.left()
 
     def on_commit(self, callback: Callable[[int], object]) -> None:
-        """Have a function called after each committed step, and never for a discarded one.
+        """Register a function that is called after each committed step, and never after a discarded one.
 
-        On the script's thread, after FaultTolerantOptimizer has applied the step; if the script applies it itself, when
-        the next step begins. A rank that catches up has not applied it yet (`catches_up`). What the callback raises
-        leaves step().
+        It runs on the script's thread, after FaultTolerantOptimizer has applied the step. If the script applies steps
+        itself, it runs when the next step begins. On a rank that catches up (`catches_up`) the step is not applied yet.
+        An exception in the callback leaves `optimizer.step()`.
 
         Args:
-            callback: Called with `current_step` as it is then, counted from 1.
+            callback: Called with `current_step`, counted from 1.
         """
         self._on_commit.append(callback)
 
@@ -587,46 +624,53 @@ class Agent:
         whole_group: bool | None = None,
         within_s: float = 86400.0,
     ) -> T:
-        """Evaluate on rank 0, and return its result at all ranks.
+        """Evaluate on rank 0, and return the result at all ranks.
 
-        For all ranks, between two steps: after the optimizer's, at certain numbers of `current_step`. Rank 0 is group
-        rank 0 of the first replica group that holds the newest state. While it moves, no rank is dropped.
+        All ranks call it between two steps, at the same `current_step`. Rank 0 is group rank 0 of the first replica
+        group that holds the newest state. The other ranks wait; none is dropped while rank 0 makes progress.
 
         Args:
-            evaluate: Returns numbers, texts, tensors of any shape and dtype, and dicts, lists and tuples of these.
-            what: The name of the evaluation in logs and in `lighthouse ranks`.
-            whole_group: Whether all ranks of that replica group evaluate. None: they do if the state is sharded.
+            evaluate: Function without arguments, for the plain model. Returns numbers, text, tensors of any shape
+                and dtype, and dicts, lists and tuples of these.
+            what: Name of the evaluation in logs and in `lighthouse ranks`.
+            whole_group: Whether all ranks of that replica group evaluate. None means yes if the state is sharded.
             within_s: Maximum seconds.
 
         Returns:
-            What `evaluate` returned on rank 0; tensors are on the CPU.
+            The result of `evaluate` on rank 0, with tensors on the CPU.
 
         Raises:
-            Exception: At a rank that evaluates, what `evaluate` raised there.
-            EvaluationFailed: At the other ranks, with its name and text.
-            EvaluationInterrupted: A rank was lost meanwhile. Training can go on: the next step has another quorum.
-            RankMismatch: The ranks do not call the same evaluation; the message names them.
-            ConfigurationError: `whole_group` is False, and the state is sharded.
-            AgentError: A step is under way.
+            Exception: At an evaluating rank, the error of `evaluate`.
+            EvaluationFailed: At the other ranks, with the name and text of that error.
+            EvaluationInterrupted: A rank was lost. Training can continue with the next step.
+            RankMismatch: The ranks do not call the same evaluation.
+            ConfigurationError: `whole_group` is False and the state is sharded.
+            AgentError: A step is in progress.
+
+        Example:
+            ```python
+            if optimizer.step() and agent.current_step % 500 == 0:
+                metrics = agent.evaluate_on_rank0(lambda: validate(model))
+            ```
         """
         return self._evaluation.run(evaluate, what, whole_group, within_s)
 
     def check_equal(self, what: str, value: object, *, within_s: float = 600.0) -> None:
         """Check that a value is the same at all ranks.
 
-        For all ranks, before their first step or between two. A rank that joins others that have trained already is
-        compared with those of its own replica group: the others are in their steps.
+        All ranks call it before their first step or between two steps. A group that joins while others train compares
+        the value inside itself only.
 
         Args:
-            what: The name of the value.
-            value: A number or a text: what repr() shows is compared, at most 1000 characters with the name.
+            what: Name of the value.
+            value: A number or text. Its `repr` is compared, at most 1000 characters with the name.
             within_s: Maximum seconds.
 
         Raises:
-            RankMismatch: At all ranks, if the values differ; the message names the ranks and their values.
-            EvaluationInterrupted: A rank was lost meanwhile.
+            RankMismatch: The values differ. Raised at all ranks; the message lists the values and their ranks.
+            EvaluationInterrupted: A rank was lost.
             ConfigurationError: The value is too long.
-            AgentError: A step is under way.
+            AgentError: A step is in progress.
         """
         check_equal(self._rounds, what, value, within_s, self._wait_first_quorum)
 
@@ -634,14 +678,14 @@ class Agent:
 
     @never_compiled
     def drew(self, at: int, batch: Callable[[], torch.Tensor]) -> bool:
-        """Note which samples this rank trains on next.
+        """Record which samples this rank trains on next. Samplers call it.
 
         Args:
             at: Number of the batch.
             batch: Returns the indices of its samples.
 
         Returns:
-            Whether it is the right one. False: the step of this batch had been left out, and was discarded now.
+            False if the step of this batch had been left out and is discarded now.
         """
         machine = self._machine
         if self._drawn[0] != machine.ended:

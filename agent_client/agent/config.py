@@ -1,4 +1,4 @@
-"""The options of an Agent: one frozen dataclass. The table in docs/reference/options.md is written from it.
+"""The options of an Agent: one frozen dataclass. The table in docs/reference/options.md is generated from it.
 
 `AgentOptions` has the same names for keyword arguments, so that type checkers and editors know each of them; a test
 compares the two.
@@ -27,57 +27,67 @@ OnNonfiniteName = Literal["commit", "discard", "raise"]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AgentConfig:
-    """Raises ConfigurationError, which names the field, for a value that it does not take."""
+    """Options of an Agent. `Agent.from_env` takes each field as a keyword argument.
+
+    Raises:
+        ConfigurationError: A field has a value that it does not take. The message names the field.
+
+    Example:
+        ```python
+        agent = Agent.from_env(state=TrainState(model, sgd), timeout_s=120.0, heal_mode="catch_up")
+        ```
+    """
 
     timeout_s: float = 60.0
     """Maximum seconds of each collective and each vote. In a step in which a peer heals, `heal_timeout_s` is added."""
     connect_timeout_s: float = 10.0
-    """Maximum seconds of each part of connecting to the peers of a new quorum: reaching their store, connecting, and
-    with NCCL a first collective. A missing peer is waited for up to three times as long."""
+    """Maximum seconds for each part of connecting to the peers of a new quorum: reaching their store, connecting, and
+    with NCCL a first collective. A rank waits for a missing peer up to three times as long."""
     quorum_timeout_s: float = QUORUM_TIMEOUT_S
     """Maximum seconds of a request for a quorum. After it, the step is discarded and the request is repeated."""
     heal_timeout_s: float = 300.0
     """Maximum seconds of a transfer of state."""
     process_group: ProcessGroupName = "gloo"
-    """What connects a rank to the same rank of the other replica groups: `gloo`, tensors of any device through the
-    CPU; `nccl`, through the CUDA device; `isolated`, gloo in a child process, which can be killed; `isolated:nccl`,
-    nccl in a child process. With `nccl`, make the Agent before a default process group that has NCCL, too, or set
-    `TORCH_NCCL_DUMP_ON_TIMEOUT=0`: or else torch may end the process minutes after a peer was lost."""
+    """Connection between a rank and the same rank of the other replica groups. `gloo` moves tensors of any device
+    through the CPU, `nccl` through the CUDA device. `isolated` and `isolated:nccl` run gloo or NCCL in a child process
+    that can be killed. With `nccl`, create the Agent before any default process group that has NCCL, or set
+    `TORCH_NCCL_DUMP_ON_TIMEOUT=0`: otherwise torch may end the process minutes after a peer was lost."""
     state_serving: StateServingName = "auto"
-    """How this rank gives its state to a peer that heals: `snapshot` copies it, `hold` delays the next write until it
-    is read, `auto` copies if memory allows, else holds."""
+    """How this rank serves its state to a peer that heals. `snapshot` copies it, `hold` delays the next write until the
+    peer has read it, `auto` copies if there is enough memory and holds otherwise."""
     heal_transport: HealTransportName = "http"
-    """How the state of a peer travels: `http`, or `process_group`, connections of gloo, and http if they fail. The same
-    in all replica groups."""
+    """Transport for the state of a peer: `http`, or `process_group` for gloo connections with `http` as the fallback.
+    All replica groups must use the same value."""
     heal_mode: HealModeName = "blocking"
-    """How this group heals: `blocking`, the other groups wait for it in one step; `catch_up`, it heals beside its
-    steps, and they do not wait."""
+    """How this group heals. With `blocking` the other groups wait for it in one step. With `catch_up` it heals in
+    parallel with its steps and they do not wait."""
     reduce_dtype: ReduceDtypeName = "tensor"
-    """How float16 and bfloat16 are averaged: `tensor`, in their own dtype, divided before they are summed, as
-    torch's DDP does; `float32`, as float32, rounded at the end, for twice the bytes. The same in all groups."""
+    """How float16 and bfloat16 gradients are averaged. `tensor` keeps their dtype and divides before the sum, as
+    torch's DDP does. `float32` sums in float32 and rounds at the end, for twice the bytes. All groups must use the same
+    value."""
     max_consecutive_discards: int = 30
-    """Number of discarded steps in a row after which AgentError is raised. Steps that another group has cost (it ended,
-    its healing failed, it runs another script) do not count, nor do steps without a quorum. As many requests for a
-    quorum in a row that are refused raise it, too."""
+    """Number of discarded steps in a row after which the Agent raises AgentError. Steps that another group caused (it
+    ended, its healing failed, it runs another script) do not count, and neither do steps without a quorum. The same
+    number of refused requests for a quorum in a row also raises AgentError."""
     manager_restart_timeout_s: float = 10.0
-    """Seconds that a manager that has ended may take to be back, then AgentError. A manager that this rank has started
-    is not waited for."""
+    """How many seconds a rank waits for a manager that has ended to restart before it raises AgentError. A rank does
+    not wait for a manager that it started itself."""
     world_size_mode: WorldSizeModeName | WorldSizeMode = "dynamic"
-    """What counts in a step: `dynamic`, the batch of each contributing group; `fixed_with_spares`, those of the first
-    `world_size` groups; `constant_batch`, always `world_size` batches, dealt to the groups that are present."""
+    """Which batches a step consists of. `dynamic`: one batch of each contributing group. `fixed_with_spares`: those of
+    the first `world_size` groups. `constant_batch`: always `world_size` batches, distributed among the present
+    groups."""
     world_size: int = 0
-    """Number of batches in a step, at least 1; not used with `dynamic`."""
+    """Number of batches in a step, at least 1. Not used with `dynamic`."""
     check_state_every: int = 16
-    """Number of steps from one comparison of a part of the parameters with those of the peers to the next; 0: none. If
-    groups differ, the largest number applies; if one of them has 0, no group compares."""
+    """Interval, in steps, at which ranks compare a part of their parameters with their peers. 0 turns it off. If groups
+    differ, the largest interval applies; if one of them has 0, no group compares."""
     on_nonfinite: OnNonfiniteName = "discard"
-    """What becomes of a step in which a gradient is infinite or not a number: `discard` repeats it, in all groups, and
-    `raise` ends the rank with AgentError as well; `commit` does not look. A step that a GradScaler skips is left to it.
-    If groups differ, none of them looks less than the strictest."""
+    """What to do with a step in which a gradient is infinite or NaN. `discard` repeats it in all groups, `raise` also
+    ends the rank with AgentError, `commit` does not check. A step that a GradScaler skips does not count. If groups
+    differ, the strictest value applies to all."""
     advertise: str | None = None
-    """Address of this host that the peers can reach. Default: the variable LIGHTHOUSE_MANAGER_ADVERTISE; without it,
-    the interface that GLOO_SOCKET_IFNAME or NCCL_SOCKET_IFNAME names; without these, the address that routes to the
-    manager."""
+    """Address of this host that the peers can reach. Default: LIGHTHOUSE_MANAGER_ADVERTISE; without it, the interface
+    that GLOO_SOCKET_IFNAME or NCCL_SOCKET_IFNAME names; without these, the address that routes to the manager."""
 
     def __post_init__(self) -> None:
         for name in ("timeout_s", "connect_timeout_s", "quorum_timeout_s", "heal_timeout_s"):
@@ -97,7 +107,7 @@ class AgentConfig:
 
     @property
     def counting(self) -> WorldSize:
-        """What counts in a step."""
+        """Return the mode and the size as one value."""
         return WorldSize(WorldSizeMode(self.world_size_mode), self.world_size)
 
 

@@ -1,4 +1,4 @@
-"""Observing a rank whose script has no Agent: its manager hears where it is; nothing else changes for the script."""
+"""Observe a rank whose script has no Agent: report its position to the manager. The script itself does not change."""
 
 import importlib
 import logging
@@ -28,18 +28,26 @@ _is_told = False
 
 
 def observe() -> None:
-    """Show where this rank is, and have it named where it is behind its mates. No Agent is needed.
+    """Show this rank in `lighthouse ranks`, and report it if it falls behind the other ranks. It needs no Agent.
 
-    `lighthouse ranks` shows the collectives that the script makes itself, by torch.distributed, DDP or FSDP, on any
-    process group, and the line at which it is. They are counted by torch and read twice a second, so that a collective
+    `lighthouse ranks` then shows the rank's newest collective on any process group (torch.distributed, DDP, FSDP) and
+    the line of the script. torch counts the collectives and a thread reads the counters twice a second, so a collective
     costs nothing. Under `lighthouse-manager run` a script is observed without this call.
 
-    The environment says where the manager is, as for Agent.from_env. Given only LIGHTHOUSE_ADDRESS and
-    REPLICA_GROUP_ID, rank 0 starts one when the script has made its process group. Returns at once, and a manager that
-    does not answer is no error. Calling it again, or beside an Agent or a Wrapper, does nothing.
+    The environment names the manager, as for `Agent.from_env`. With only LIGHTHOUSE_ADDRESS and REPLICA_GROUP_ID set,
+    rank 0 starts a manager once the script has made its process group. The call returns at once; a manager that does
+    not answer is not an error. A second call, or a call in a process with an Agent or a Wrapper, does nothing.
 
     Raises:
         ConfigurationError: A variable is missing or does not fit; the message names it.
+
+    Example:
+        ```python
+        import agent_client
+
+        agent_client.observe()
+        torch.distributed.init_process_group()
+        ```
     """
     global _present
     environment = Environment.read()

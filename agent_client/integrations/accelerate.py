@@ -1,4 +1,4 @@
-"""accelerate's Accelerator, whose steps are committed or discarded by all replica groups together.
+"""Accelerator of Hugging Face Accelerate whose steps all replica groups commit or discard together.
 
     from agent_client.integrations.accelerate import FaultTolerantAccelerator
 
@@ -36,7 +36,18 @@ with library("accelerate", "accelerate>=1.15"):
 
 
 class FaultTolerantAccelerator(Accelerator):
-    """`prepare` makes the Agent, from the model and the optimizer that it is given together."""
+    """Fault-tolerant Accelerator. `prepare` makes the Agent.
+
+    Example:
+        ```python
+        from agent_client.integrations.accelerate import FaultTolerantAccelerator
+
+        accelerator = FaultTolerantAccelerator(max_steps=1000)
+        model, optimizer, loader, scheduler = accelerator.prepare(model, optimizer, loader, scheduler)
+        for batch in loader:  # ends after 1000 committed steps
+            ...
+        ```
+    """
 
     def __init__(
         self,
@@ -47,8 +58,16 @@ class FaultTolerantAccelerator(Accelerator):
         data_seed: int = 0,
         **kwargs: Any,
     ) -> None:
-        """`max_steps`: the training batches end when so many steps are committed; None: never. `data_seed`: of their
-        order. The others are the Accelerator's, Agent.from_env's and DistributedDataParallel's options."""
+        """Set the options.
+
+        Args:
+            *args: Positional arguments of the Accelerator.
+            max_steps: Number of committed steps after which the training batches end, or None for no end.
+            agent_options: Options of `Agent.from_env`.
+            ddp_options: Options of `agent_client.DistributedDataParallel`.
+            data_seed: Seed of the order of the batches.
+            **kwargs: Keyword arguments of the Accelerator.
+        """
         super().__init__(*args, **kwargs)
         self.agent: Agent | None = None
         self._max_steps = max_steps
@@ -60,8 +79,14 @@ class FaultTolerantAccelerator(Accelerator):
         self._is_last = True
 
     def prepare(self, *args: Any, device_placement: list[bool] | None = None) -> Any:
-        """One model and its optimizer, with their schedulers and loaders: the first loader is that of the training,
-        and its batches are chosen by the step. Without an optimizer, as accelerate does.
+        """Prepare one model and its optimizer, with their schedulers and loaders, and make the Agent.
+
+        Args:
+            *args: Objects to prepare. The first loader is the training loader; the step chooses its batches.
+            device_placement: As for the Accelerator.
+
+        Returns:
+            The prepared objects, in the same order. Without an optimizer among them, the same as the Accelerator.
 
         Raises:
             ConfigurationError: Several models or optimizers, or a second call with an optimizer.

@@ -1,4 +1,4 @@
-"""Lightning's Trainer, whose steps are committed or discarded by all replica groups together.
+"""Lightning strategy whose steps all replica groups commit or discard together.
 
     from agent_client.integrations.lightning import FaultTolerantStrategy
 
@@ -6,8 +6,8 @@
     trainer.fit(module, loader)
 
 `trainer.global_step` is the number of committed steps, and an epoch ends when all groups together have trained on each
-sample, so loggers, validations, checkpoints and the end come at the same step in all groups. Batches are chosen by the
-step (StepLoader). Each group keeps its own checkpoints.
+sample, so loggers, validations, checkpoints and the end come at the same step in all groups. A StepLoader
+chooses the batches by the step. Each group keeps its own checkpoints.
 """
 
 import os
@@ -36,7 +36,16 @@ AGENT_KEY = "lighthouse_agent"
 
 
 class FaultTolerantStrategy(SingleDeviceStrategy):
-    """One process is one rank, as under torchrun, and has one device."""
+    """Lightning strategy for replica groups. Each process is one rank with one device, as under torchrun.
+
+    Example:
+        ```python
+        from agent_client.integrations.lightning import FaultTolerantStrategy
+
+        trainer = L.Trainer(strategy=FaultTolerantStrategy(), max_steps=1000)
+        trainer.fit(module, loader)
+        ```
+    """
 
     strategy_name = "lighthouse"
 
@@ -49,8 +58,15 @@ class FaultTolerantStrategy(SingleDeviceStrategy):
         data_seed: int = 0,
         **kwargs: Any,
     ) -> None:
-        """`device`: by default the CUDA device of LOCAL_RANK, or the CPU. `data_seed`: of the order of the batches.
-        The others are Agent.from_env's, DistributedDataParallel's and SingleDeviceStrategy's options."""
+        """Set the options.
+
+        Args:
+            device: Device of this rank. Default: the CUDA device of LOCAL_RANK, or the CPU.
+            agent_options: Options of `Agent.from_env`.
+            ddp_options: Options of `agent_client.DistributedDataParallel`.
+            data_seed: Seed of the order of the batches.
+            **kwargs: Options of Lightning's SingleDeviceStrategy.
+        """
         local_rank = int(os.environ.get("LOCAL_RANK", "0"))
         here = f"cuda:{local_rank}" if torch.cuda.is_available() else "cpu"
         super().__init__(device=device or here, **kwargs)
@@ -69,10 +85,10 @@ class FaultTolerantStrategy(SingleDeviceStrategy):
         return self.global_rank == 0
 
     def setup_optimizers(self, trainer: Any) -> None:
-        """Make the Agent, too.
+        """Make the optimizers and the Agent.
 
         Raises:
-            ConfigurationError: What the module or the Trainer asks for would not move with committed steps.
+            ConfigurationError: The module or the Trainer uses something that cannot follow committed steps.
         """
         super().setup_optimizers(trainer)
         module = self.lightning_module

@@ -1,10 +1,10 @@
-"""torchtitan with torchft, on our control plane: python -m agent_client.integrations.torchtitan ARGUMENTS...
+"""torchtitan with torchft on Lighthouse: python -m agent_client.integrations.torchtitan ARGUMENTS...
 
     torchrun --nproc_per_node=4 -m agent_client.integrations.torchtitan --job.config_file llama3_8b.toml \\
         --fault_tolerance.enable --fault_tolerance.group_size=2 --fault_tolerance.replica_id=0
 
-It runs the trainer of the installed torchtitan that trains with torchft, and refuses one that would train alone. A
-group that heals takes over the learning rate of its source: torchtitan's own state is the one of its first step.
+It runs the trainer of the installed torchtitan that uses torchft, and refuses one that would train alone. A group that
+heals gets the present learning rate of its source; torchtitan itself would serve that of the first step.
 """
 
 import importlib

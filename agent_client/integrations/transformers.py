@@ -1,4 +1,4 @@
-"""Hugging Face's Trainer, whose steps are committed or discarded by all replica groups together.
+"""Hugging Face Trainer whose steps all replica groups commit or discard together.
 
     from agent_client.integrations.transformers import FaultTolerantTrainer
 
@@ -7,8 +7,8 @@
 
 Counts are those of the Agent: `state.global_step` is the number of committed steps, and an epoch ends when all groups
 together have trained on each sample, so logs, checkpoints, evaluations and the end come at the same step in all groups.
-What the Trainer and its callbacks count besides (the best metric, the patience of early stopping) heals. Batches are
-chosen by the step (StepLoader). Each group keeps its own checkpoints, in an `output_dir` of its own.
+Other counts of the Trainer and its callbacks (the best metric, the patience of early stopping) heal as well. A
+StepLoader chooses the batches by the step. Each group needs its own `output_dir` for its checkpoints.
 """
 
 import contextlib
@@ -43,16 +43,28 @@ HEALING_FIELDS = ("best_metric", "best_global_step", "num_input_tokens_seen", "t
 
 
 class FaultTolerance:
-    """For any subclass of Trainer: `class MyTrainer(FaultTolerance, Seq2SeqTrainer)`."""
+    """Mixin for any subclass of Trainer.
+
+    Example:
+        ```python
+        class MyTrainer(FaultTolerance, Seq2SeqTrainer):
+            pass
+        ```
+    """
 
     agent: Agent | None = None
-    """From the first `train()` on."""
+    """The Agent, or None before the first `train()`."""
 
     def __init__(self, *args: Any, agent_options: AgentOptions | None = None, **kwargs: Any) -> None:
-        """`agent_options` are those of Agent.from_env; the others are the Trainer's.
+        """Set the options.
+
+        Args:
+            *args: Positional arguments of the Trainer.
+            agent_options: Options of `Agent.from_env`.
+            **kwargs: Keyword arguments of the Trainer.
 
         Raises:
-            ConfigurationError: `max_steps` is not set: an epoch has another number of steps when a group comes or goes.
+            ConfigurationError: `max_steps` is not set. The number of steps in an epoch changes with the groups.
         """
         super().__init__(*args, **kwargs)
         self._agent_options = agent_options or {}
@@ -61,12 +73,12 @@ class FaultTolerance:
         self.callback_handler.callbacks.insert(0, _Counts(self))
 
     def make_agent(self) -> Agent:
-        """Make the Agent before `train()` does, as for `on_commit`. Any call but the first returns the same."""
+        """Make the Agent before `train()` does, for example to call `on_commit`. Later calls return the same Agent."""
         self.create_optimizer()
         return self.agent
 
     def create_optimizer(self, model: Any = None) -> Any:
-        """Make the Agent, too, at the first call."""
+        """Make the optimizer and, in the first call, the Agent."""
         inner = super().create_optimizer(model)
         if self.agent is None:
             others = healing_beside(self.accelerator.scaler) | {"trainer": _Progress(self)}
@@ -153,7 +165,17 @@ class FaultTolerance:
 
 
 class FaultTolerantTrainer(FaultTolerance, Trainer):
-    """The Trainer, fault tolerant."""
+    """Fault-tolerant Trainer of Hugging Face transformers.
+
+    Example:
+        ```python
+        from agent_client.integrations.transformers import FaultTolerantTrainer
+
+        arguments = TrainingArguments(output_dir=f"out/{os.environ['REPLICA_GROUP_ID']}", max_steps=1000)
+        trainer = FaultTolerantTrainer(model=model, args=arguments, train_dataset=data)
+        trainer.train()
+        ```
+    """
 
 
 class _Microbatches:

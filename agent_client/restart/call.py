@@ -1,4 +1,4 @@
-"""One call of a wrapped function: its attempts, one after the other, until all have finished or the run is stopped."""
+"""One call of a wrapped function: its attempts in turn, until all ranks have finished or the run is stopped."""
 
 import contextlib
 import logging
@@ -30,8 +30,13 @@ T = TypeVar("T")
 
 
 class CallWrapper:
-    """What a wrapped function holds of its own run. `agent` is the script's: what it wants to find again in the next
-    iteration. `store`: reads and records numbers and keys of the run."""
+    """A wrapped function's connection to its run.
+
+    Attributes:
+        state: Rank, world size and counters.
+        store: Reads and writes numbers and keys of the run.
+        agent: For the script: an object that it wants to find again in the next iteration, such as its Agent.
+    """
 
     def __init__(self, state: State, attempts: Attempts) -> None:
         self.state = state
@@ -41,20 +46,26 @@ class CallWrapper:
 
     @property
     def iteration(self) -> int:
+        """Number of the generation, which no other attempt of the run has."""
         return self.state.iteration
 
     @property
     def rank(self) -> int:
+        """Rank among the active ranks."""
         return self.state.rank
 
     @property
     def world_size(self) -> int:
+        """Number of active ranks."""
         return self.state.world_size
 
     def ping(self, step: int | None = None) -> None:
-        """Progress; `step` defaults to one more than at the last ping. Call it as often as you like.
+        """Report progress. Any number of calls is fine.
 
-        While nothing moves, ranks are compared by their steps: give the same step to a ping at every rank, or none.
+        During a stall, ranks are compared by their steps, so give the step at every rank or at none.
+
+        Args:
+            step: Number of the step. Default: one more than at the last ping.
         """
         self._attempts.stepped(step)
 

@@ -17,11 +17,26 @@ _LOOPBACK = "127.0.0.1"
 
 
 def fork_and_monitor(*options: str) -> None:
-    """Call it first in a script: what stands before it runs in both. Does not return but in a supervised child.
+    """Put this script under a supervisor.
 
-    `options`: more ones of `lighthouse-manager run`, such as "--max-restarts", "10". The lighthouse and the replica
-    group's id come from LIGHTHOUSE_ADDRESS and REPLICA_GROUP_ID; under torchrun, which restarts nothing then
-    (--max-restarts=0), each rank gets a supervisor of its own. Raises ConfigurationError without a lighthouse.
+    Call it first in the script. The process becomes `lighthouse-manager run`, which starts the script again in a child
+    process; there the call returns at once. Code before the call runs in both. The lighthouse and the replica group
+    come from LIGHTHOUSE_ADDRESS and REPLICA_GROUP_ID. Under torchrun each rank gets its own supervisor; give torchrun
+    `--max-restarts=0`.
+
+    Args:
+        *options: Options of `lighthouse-manager run`, such as "--max-restarts", "10".
+
+    Raises:
+        ConfigurationError: No lighthouse is set, or torchrun restarts ranks itself.
+
+    Example:
+        ```python
+        from agent_client import fork_and_monitor
+
+        fork_and_monitor("--max-restarts", "10")
+        import torch  # from here on the code runs in the supervised child only
+        ```
     """
     launch = Launch.read()
     if launch.is_supervised:

@@ -45,52 +45,58 @@ def seconds(value: Duration, name: str) -> float:
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
+    """Options of `Wrapper`. Times are seconds or `datetime.timedelta`."""
+
     use_global_iteration: bool = False
-    """Generations of the lighthouse: the whole run restarts together. False: this process alone, a local counter."""
+    """True: all ranks of the run restart together, in generations that the lighthouse numbers. False: this process
+    restarts alone and counts its own iterations."""
     restart_scope: RestartScope = "run"
-    """Which ranks restart together: those of the whole run, or those of the replica group, which then has generations,
-    keys and budgets of its own: for a function that trains with an Agent, since its peers go on without it."""
+    """Ranks that restart together: `run`, all ranks of the run; `group`, the ranks of this replica group, which then
+    has its own generations, keys and budgets. Choose `group` for a function that trains with an Agent: the other groups
+    keep training without this one."""
     store_kwargs: Mapping[str, Any] = field(default_factory=dict[str, Any])
-    """As TCPStore takes them: a store for the script, on MASTER_ADDR and MASTER_PORT + 2 unless they say otherwise.
-    The process of slot 0 serves it where no supervisor does. Numbers and keys are in the lighthouse; reading them
-    takes `timeout` at most."""
+    """Arguments of a torch TCPStore to serve for the script. The default address is MASTER_ADDR and MASTER_PORT + 2.
+    The process of slot 0 serves it unless a supervisor does. `timeout` also bounds reads of numbers and keys from the
+    lighthouse."""
     barrier_timeout: Duration = 60.0
-    """How long ranks that are alive and not ready are waited for."""
+    """How long a new generation waits for ranks that are alive and not ready."""
     return_timeout: Duration = 60.0
-    """How long too few ranks wait for more, before the run is stopped."""
+    """How long a run with too few ranks waits for more before it stops."""
     lighthouse_timeout: Duration = 600.0
-    """How long a rank that waits does without a lighthouse."""
+    """How long a waiting rank tolerates an unreachable lighthouse."""
     soft_timeout: Duration | None = 600.0
-    """A function that has pinged in this generation and does not again for so long has failed. None: never."""
+    """Maximum time between two pings of the function. After it, the function counts as failed. It applies from the
+    first ping of a generation; None disables it."""
     hard_timeout: Duration = 90.0
-    """A function that is interrupted and does not end in so long ends with its process; what is done between two
-    generations has as long."""
+    """How long an interrupted function may take to end before its process is killed. The hooks between two generations
+    have the same limit."""
     active_world_size: int | None = None
-    """So many ranks train, the others are spares. Default: the supervisor's, else all."""
+    """Number of ranks that train; the others are spares. Default: the supervisor's `--active-ranks`, else all."""
     min_active: int | None = None
-    """With fewer the run waits, then stops. Default: the supervisor's, else 1."""
+    """With fewer active ranks the run waits, then stops. Default: the supervisor's `--min-active-ranks`, else 1."""
     divisible_by: int = 1
-    """The number of active ranks is a multiple of it."""
+    """The number of active ranks is a multiple of this."""
     hosts_together: bool = False
-    """The ranks of a host leave together."""
+    """A host that lacks one of its ranks has no active rank."""
     max_iterations: int | None = None
-    """So many generations, then the run is stopped, with exit code 130."""
+    """Maximum number of generations. After it, the run stops with exit code 130. None: no limit."""
     max_restarts: int | None = 10
-    """So many restarts after failures of the function within `restart_window`; one failure more stops the run, with
-    exit code 130. None: any number."""
+    """Maximum number of restarts after failures of the function within `restart_window`. One more failure stops the run
+    with exit code 130. None: no limit."""
     restart_window: Duration = 600.0
+    """Window in which restarts are counted."""
     restart_delay: Duration | None = 0.5
-    """How long the next generation waits after one that got nowhere (no ping, and over within 10 s). It doubles each
-    time in a row, up to 30 s. There is no delay after one that got somewhere, and none at all with None."""
+    """Delay before the next generation if the last one made no progress: no ping, and it ended within 10 s. The delay
+    doubles with each such generation in a row, up to 30 s. None: no delay."""
     initialize: Hook | None = None
-    """Called before each generation."""
+    """Called before each generation, with the State."""
     abort: Hook | None = None
-    """Called on a thread of its own when the function is interrupted, to end what it waits for in C code. Process
-    groups are ended without it."""
+    """Called in a separate thread when the function is interrupted, to end calls that wait in C code. The wrapper ends
+    torch's process groups itself."""
     finalize: Hook | None = None
-    """Called after each generation that did not end well, before the next."""
+    """Called after each generation that failed, before the next one."""
     health_check: Hook | None = None
-    """Called after `finalize`; if it raises, so does the wrapped function, and the process ends."""
+    """Called after `finalize`. If it raises, the wrapped function raises the same error and the process ends."""
 
     @classmethod
     def of(cls, given: Mapping[str, Any]) -> "Options":

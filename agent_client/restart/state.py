@@ -1,4 +1,4 @@
-"""What a wrapped function knows of its generation, and the counters of its run."""
+"""State of a wrapped function's generation, and the counters of its run."""
 
 import dataclasses
 from datetime import timedelta
@@ -9,9 +9,18 @@ from lighthouse_protocol.messages.run import RunCounters
 
 
 class RestartAbort(SystemExit):
-    """Ends the run for all, without a restart: raise it, or be given it when the run was stopped. Exit code 130."""
+    """Stops the run for all ranks, without a restart.
+
+    A wrapped function raises it to stop the run. The wrapper raises it at every rank when the run is stopped. A script
+    that does not catch it ends with exit code 130.
+    """
 
     def __init__(self, reason: str = "RestartAbort") -> None:
+        """Set the reason.
+
+        Args:
+            reason: Text for logs, and for the other ranks.
+        """
         super().__init__(130)
         self.reason = reason
 
@@ -21,17 +30,24 @@ class RestartAbort(SystemExit):
 
 @dataclasses.dataclass
 class State:
-    """`rank` of `world_size` active ranks. `iteration`: the generation, or, without use_global_iteration, a local
-    counter. `global_iteration_counter`: the last number that a restarted process began. `initial_rank`: the slot."""
+    """Position of this process in its run, and the run's counters. Hooks of a Wrapper receive it."""
 
     rank: int = 0
+    """Rank among the active ranks."""
     world_size: int = 1
+    """Number of active ranks."""
     iteration: int = 0
+    """Number of the generation. Without `use_global_iteration`, a counter of this process."""
     global_iteration_counter: int = 0
+    """Number of the last generation that a restarted process began."""
     job_restart_counter: int = 0
+    """Number of incidents of the run."""
     ranks_restart_counter: int = 0
+    """Number of incidents since the last restart of a process that the ranks recovered from in their processes."""
     initial_rank: int = 0
+    """Slot of the process, which stays the same for its whole life."""
     use_global_iteration: bool = False
+    """Whether all ranks of the run restart together."""
     store: StoreMixin | None = dataclasses.field(default=None, repr=False, compare=False)
 
     def take(self, counters: RunCounters, rank: int, world_size: int) -> None:
@@ -48,9 +64,12 @@ class State:
         timeout: timedelta | None = None,
         is_coordinator: bool = False,
     ) -> int:
-        """Ask for the next iteration and wait for it; all active ranks advance together, when all have asked.
+        """Request the next iteration and wait for it. All active ranks advance together once all have asked.
 
-        The lighthouse knows the world, its timeouts, and coordinates: the arguments are accepted, and change nothing.
+        The arguments are accepted for compatibility and ignored: the lighthouse coordinates.
+
+        Returns:
+            The number of the iteration.
         """
         if not self.use_global_iteration:
             self.iteration += 1
@@ -61,7 +80,7 @@ class State:
         return self.iteration
 
     def sync_with_global_iteration(self, store: StoreMixin | None = None, timeout: timedelta | None = None) -> int:
-        """The present iteration: a restarted process has been told it before its function runs."""
+        """Return the present iteration. A restarted process has received it before its function runs."""
         if self.use_global_iteration:
             self.iteration = self._coordination(store).handle_rank_restart(self.world_size, timeout)
         return self.iteration

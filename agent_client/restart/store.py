@@ -69,13 +69,16 @@ present_runs: list[PresentRun] = []
 
 
 class StoreMixin:
-    """A `rank` here is an initial rank, the slot. Every method raises a LighthouseError if the lighthouse refuses, or
-    is not reached in time."""
+    """Numbers and keys of a run, for wrapped functions with `use_global_iteration=True`.
+
+    Use it as `call_wrapper.store`, or mix it into a store class. The values are in the lighthouse. A `rank` is an
+    initial rank (slot). Every method raises a LighthouseError if the lighthouse refuses or does not answer in time.
+    """
 
     if not TYPE_CHECKING:
 
         def __getattr__(self, name: str) -> Any:
-            """Only for names that neither this class nor the one that it is mixed into has."""
+            """Name the replacement of a method that exists in other libraries."""
             if (inherited := getattr(super(), "__getattr__", None)) is not None:
                 return inherited(name)
             instead = _INSTEAD.get(name)
@@ -83,27 +86,30 @@ class StoreMixin:
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}{why}")
 
     def get_global_iteration(self) -> int:
-        """The number of the generation that this process is in."""
+        """Return the number of this process's generation."""
         return _run().iteration
 
     def coordinate_global_iteration_advance(
         self, world_size: int | None = None, timeout: timedelta | None = None, is_coordinator: bool = False
     ) -> int:
-        """Say ready, and return the next number when all active ranks have; the lighthouse coordinates."""
+        """Report ready, wait for all active ranks, and return the next number. The arguments are ignored."""
         return _run().advance()
 
     def handle_rank_restart(self, world_size: int | None = None, timeout: timedelta | None = None) -> int:
-        """The present number, recorded for this rank; a restarted process was told it before its function ran."""
+        """Record the present number for this rank and return it. The arguments are ignored."""
         run = _run()
         self.record_iteration_for_rank(run.slot, run.iteration)
         return run.iteration
 
     def record_iteration_for_rank(self, rank: int, iteration: int) -> None:
+        """Record an iteration for a rank, in this generation's keys."""
         self.set_key(KeyKind.ITERATION, _last(rank), str(iteration))
 
     def get_iteration_for_rank(self, rank: int) -> int:
-        """What was recorded for it in this generation, else the last one in which its process was active, else the
-        present one."""
+        """Return the iteration recorded for a rank in this generation.
+
+        Without a record, return the last generation in which its process was active, or the present one.
+        """
         run = _run()
         try:
             return int(self.get_key(KeyKind.ITERATION, _last(rank)))
@@ -114,21 +120,39 @@ class StoreMixin:
     def get_active_ranks_for_coordination(
         self, world_size: int | None = None, timeout: timedelta | None = None
     ) -> set[int]:
-        """The ranks that are alive and not spares, as the lighthouse sees it."""
+        """Return the ranks that are alive and not spares, as the lighthouse sees them. The arguments are ignored."""
         run = _run()
         found = [status for status in run.client.runs(run.run, timeout_s=run.timeout_s) if status.run == run.run]
         return {rank.slot for status in found for rank in status.ranks if rank.state in ("active", "ready", "finished")}
 
     def set_key(self, kind: KeyKind, name: str, value: str) -> None:
-        """In this generation's key space; raises WrongState once another one has formed."""
+        """Set a key in this generation.
+
+        Args:
+            kind: Kind of the key.
+            name: Name of the key.
+            value: Text.
+
+        Raises:
+            WrongState: Another generation has formed.
+        """
         run = _run()
         run.client.put_key(
             run.iteration, kind, name, value.encode(), slot=run.slot, secret=run.secret, timeout_s=run.timeout_s
         )
 
     def get_key(self, kind: KeyKind, name: str, generation: int | None = None) -> str:
-        """`generation`: an earlier one; the newest few with keys are kept. Default: this one. Raises UnknownName if the
-        key was not set in it, WrongState once another generation has formed."""
+        """Return the value of a key.
+
+        Args:
+            kind: Kind of the key.
+            name: Name of the key.
+            generation: An earlier generation, or None for this one. The lighthouse keeps the newest few with keys.
+
+        Raises:
+            UnknownName: The key was not set in that generation.
+            WrongState: Another generation has formed.
+        """
         run = _run()
         _, keys = run.client.get_keys(run.iteration, kind, name, of=generation, timeout_s=run.timeout_s)
         if (kind, name) not in keys:
@@ -138,8 +162,10 @@ class StoreMixin:
 
     @property
     def previous(self) -> Mapping[tuple[str, str], str]:
-        """Each key's value, by kind and name, from the newest earlier generation that set it, in whatever process.
-        Every access asks the lighthouse. Raises WrongState once another generation has formed."""
+        """Values by (kind, name), each from the newest earlier generation that set the key.
+
+        Every access asks the lighthouse. Raises WrongState if another generation has formed.
+        """
         run = _run()
         _, keys = run.client.get_keys(run.iteration, previous=True, timeout_s=run.timeout_s)
         return {(str(kind), name): value.decode() for (kind, name), value in keys.items()}

@@ -1,11 +1,4 @@
-"""@Wrapper: a function that is run again in its process, with all others of its run, after a fault in any of them.
-
-@Wrapper(use_global_iteration=True)
-def train(call_wrapper: CallWrapper) -> None:
-    for step in range(start(), 1000):
-        ...
-        call_wrapper.ping()
-"""
+"""@Wrapper: run a function again in its process, together with all ranks of its run, after a fault in any of them."""
 
 import functools
 import inspect
@@ -25,12 +18,39 @@ T = TypeVar("T")
 
 
 class Wrapper:
-    """The options are those of `Options`. The wrapped function returns what the function returned once all active
-    ranks have, None for a spare. It raises RestartAbort (exit code 130) when the run is stopped, and a
-    LighthouseError when this process may not take part."""
+    """Decorator that runs a function again in the same process after a fault in any rank of the run.
+
+    When a rank fails or dies, the function is interrupted in all ranks, their process groups are closed, and it starts
+    again in the next generation. A spare rank takes the place of a dead one. The function gets its CallWrapper through
+    the parameter with that annotation, or with the name `call_wrapper`.
+
+    The decorated function returns the function's result once all active ranks have returned, or None on a spare. It
+    raises RestartAbort (exit code 130) when the run is stopped, and a LighthouseError if this process may not take
+    part.
+
+    Example:
+        ```python
+        from agent_client import CallWrapper, Wrapper
+
+        @Wrapper(use_global_iteration=True, active_world_size=6)  # of eight ranks, two are spares
+        def train(call_wrapper: CallWrapper) -> None:
+            for step in range(load_checkpoint(), 1000):
+                ...
+                call_wrapper.ping(step)
+
+        train()
+        ```
+    """
 
     def __init__(self, **options: Any) -> None:
-        """Raises ConfigurationError for an option that there is not, or that does not fit."""
+        """Set the options.
+
+        Args:
+            **options: Fields of `agent_client.restart.options.Options`, listed in docs/reference/options.md.
+
+        Raises:
+            ConfigurationError: An option is unknown or does not fit.
+        """
         self.options = Options.of(options)
 
     def __call__(self, function: Callable[P, T]) -> Callable[..., T | None]:

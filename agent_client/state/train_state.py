@@ -1,4 +1,4 @@
-"""What a healing peer takes over: everything that the script registers."""
+"""The state that a healing peer copies: everything that the script registers."""
 
 import gc
 import logging
@@ -27,14 +27,31 @@ class Stateful(Protocol):
 
 
 class TrainState:
-    """The model, the optimizer, and whatever else has state_dict and load_state_dict (scheduler, loader, a counter).
+    """The state that a replica group copies from a peer when it recovers.
 
-    What the forward pass or the loop moves (the model's buffers, everything in `others`) is copied when a step begins;
-    parameters, optimizer and what is `standing` stand still until the step's vote. All entries hold tensors and plain
-    values only. Of what is sharded inside the group (FSDP2), each rank serves and takes its own shards.
+    It holds the model, the optimizer, and everything else that changes during training and has `state_dict` and
+    `load_state_dict`: schedulers, a GradScaler, a counter. If the model is sharded inside the group (FSDP2), each rank
+    serves and receives its own shards.
+
+    Buffers and the additional entries are copied when a step begins, since the forward pass or the loop may change
+    them. Parameters and the optimizer are read in place until the step's vote.
+
+    Example:
+        ```python
+        state = TrainState(model, optimizer, scheduler=scheduler, scaler=scaler)
+        agent = Agent.from_env(state=state)
+        ```
     """
 
     def __init__(self, model: torch.nn.Module, optimizer: torch.optim.Optimizer, **others: Stateful) -> None:
+        """Register the state.
+
+        Args:
+            model: The plain model, before DistributedDataParallel wraps it.
+            optimizer: The torch optimizer that a FaultTolerantOptimizer wraps.
+            **others: Further entries by name, the same names in all groups. Their `state_dict` holds tensors, numbers,
+                text, lists and dicts only.
+        """
         self.model = model
         self.optimizer = optimizer
         self.others = others
@@ -225,12 +242,20 @@ class TrainState:
             other.load_state_dict(received["standing"][name])
 
     def state_dict(self) -> dict[str, State]:
-        """As it is now, between two steps, for a checkpoint on disk; tensors are not copied."""
+        """Return the present state, between two steps, for a checkpoint on disk. Tensors are not copied."""
         self.begin_step()
         return self.in_place()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Raises StateMismatch or CorruptState before it changes anything if that does not fit."""
+        """Load a state that `state_dict` returned.
+
+        Args:
+            state_dict: The state.
+
+        Raises:
+            StateMismatch: The state is that of another model or optimizer. Nothing has changed.
+            CorruptState: The state holds shards that do not fit. Nothing has changed.
+        """
         self.begin_step()
         self.check(state_dict)
         self.install(state_dict)

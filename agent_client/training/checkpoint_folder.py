@@ -74,15 +74,30 @@ os.register_at_fork(after_in_child=_running.clear)
 
 
 class CheckpointFolder:
-    """The newest checkpoints of one replica group. The groups of a job need a folder each."""
+    """Folder with the newest checkpoints of one replica group.
+
+    Each group of a job needs its own folder. The ranks of a group may share it, or have one each on a local disk. A
+    checkpoint is a folder `step-N-quorum-Q` in the format of `torch.distributed.checkpoint`, with a checksum for every
+    file. It also stores the random number generators of Python, NumPy and torch for each rank.
+
+    Example:
+        ```python
+        checkpoints = CheckpointFolder(f"/checkpoints/{os.environ['REPLICA_GROUP_ID']}", agent)
+        checkpoints.resume()  # before the first step
+        ...
+        if optimizer.step() and agent.current_step % 100 == 0:
+            checkpoints.save()
+        ```
+    """
 
     def __init__(self, folder: Path | str, agent: Agent, *, keep: int = 2) -> None:
         """Create the folder.
 
         Args:
-            folder: Shared by the ranks of the group, or on a disk of each rank's own.
-            agent: The Agent of this rank. Its `close()` waits for a save that is under way.
-            keep: How many checkpoints to keep. The disk needs room for one more.
+            folder: Path of the folder.
+            agent: The Agent of this rank. Its `close()` waits up to 10 minutes for a save in progress.
+            keep: Number of newest checkpoints to keep, at least 2. The newest one that all ranks hold is always kept.
+                The disk needs room for one more.
 
         Raises:
             ValueError: `keep` is less than two.
@@ -107,18 +122,18 @@ class CheckpointFolder:
         close_with(agent, self)
 
     def save(self) -> Path | None:
-        """Copy the state, and write it in the background.
+        """Copy the state to host memory, and write it in the background.
 
-        Between two steps, in every rank of the group at the same one.
-        Waits up to 30 s for a save that is still running, and leaves this one out after that. A save that fails logs a
-        warning, and the next one tries again. A rank that catches up holds no new state, and writes nothing.
+        Call it between two steps, at the same step in every rank of the group. It waits up to 30 s for the last save,
+        and skips this one with a warning if that is still running. A failed save logs a warning. A rank that catches
+        up writes nothing.
 
         Returns:
-            The folder that will be there when all ranks have written their parts; None if this save was left out.
+            The folder that appears once all ranks have written their parts, or None if this save was skipped.
 
         Raises:
-            AgentError: The state is torn.
-            TypeError: Something in the state cannot be kept; the message names its path.
+            AgentError: This rank has to heal before it holds a state again.
+            TypeError: The state has an entry that cannot be stored; the message names its path.
         """
         if self._agent.catches_up:
             return None
@@ -154,34 +169,34 @@ class CheckpointFolder:
         return path
 
     def wait(self, timeout_s: float = CLOSE_WAIT_S) -> bool:
-        """Wait until this rank writes no checkpoint any more.
+        """Wait until this rank has finished writing.
 
         Args:
             timeout_s: Maximum seconds.
 
         Returns:
-            Whether that is so.
+            False if it is still writing after `timeout_s`.
         """
         running = _running.get((self._folder, self._rank))
         return running is None or not wait_for([running], timeout_s).not_done
 
     def close(self) -> None:
-        """Wait up to 10 minutes for a save that is under way. The Agent calls it when it is closed."""
+        """Wait up to 10 minutes for a save in progress. `Agent.close` calls it."""
         if not self.wait():
             log.warning("%s: a save is still running after %g s; it may not be complete", self._folder, CLOSE_WAIT_S)
 
     def resume(self) -> bool:
-        """Take over the newest checkpoint that all ranks of the group hold. In every rank, before the first step.
+        """Load the newest checkpoint that all ranks of the group hold.
 
-        The number of ranks may be another one than at the save. The random numbers of Python, NumPy and torch continue
-        in each rank that has saved them.
+        Call it in every rank, before the first step. It skips damaged checkpoints with a warning. The number of ranks
+        may differ from that at the save; a rank without its own part continues with its own random numbers.
 
         Returns:
             False if there is no checkpoint yet.
 
         Raises:
-            AgentError: There are files, and no checkpoint of them can be used; the message says why.
-            StateMismatch: It is that of another model.
+            AgentError: There are files, and none of them can be used by all ranks. The message gives the reasons.
+            StateMismatch: The checkpoint is that of another model.
             OSError: The folder cannot be read or written.
         """
         self._begin()

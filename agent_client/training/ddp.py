@@ -36,14 +36,36 @@ from agent_client.training.shared_buffers import SharedBuffers
 
 
 class DistributedDataParallel(parallel.DistributedDataParallel):
-    """Replicates inside the group as torch does, and across replica groups through `agent`."""
+    """Average gradients over all ranks of all replica groups, in place of torch's DistributedDataParallel.
+
+    Inside the group it works as torch's class does. Across groups the gradients go through `agent`. A forward pass in
+    training mode begins a step if none is in progress.
+
+    Example:
+        ```python
+        agent = Agent.from_env(state=TrainState(model, sgd))
+        replicated = DistributedDataParallel(model, agent)
+        loss = loss_fn(replicated(inputs), labels)
+        loss.backward()
+        ```
+    """
 
     def __init__(self, module: torch.nn.Module, agent: Agent, *, salvage: bool = False, **options: Any) -> None:
-        """`salvage`: a step that loses a peer is committed with the survivors' gradients, without computing them again,
-        for the memory of one more set. `options` are torch's, but for process_group. `broadcast_buffers`, True by
-        default, keeps the buffers equal in all replica groups as well: at each commit they are those of the first one.
+        """Wrap the model.
 
-        Raises ValueError for those that move or leave out buckets.
+        Args:
+            module: The model, with the same parameters in all ranks and groups. Pass the plain module, not one that is
+                wrapped already.
+            agent: The Agent of this rank.
+            salvage: Whether a step that loses a peer is committed with the survivors' gradients instead of being
+                repeated. Needs memory for a second set of gradients.
+            **options: Options of torch's class, except `process_group`, `static_graph` and
+                `skip_all_reduce_unused_params`. `broadcast_buffers` (default True) also keeps the buffers equal in all
+                groups: at each commit they become those of the first group.
+
+        Raises:
+            ValueError: An option that is not supported.
+            ConfigurationError: The model is sharded, or the ranks of the group hold different parameters.
         """
         for name in ("static_graph", "process_group", "skip_all_reduce_unused_params"):
             if options.get(name):
@@ -76,7 +98,7 @@ class DistributedDataParallel(parallel.DistributedDataParallel):
 
     @not_itself_compiled
     def forward(self, *inputs: Any, **kwargs: Any) -> Any:
-        """As torch's; in training mode, with gradients, it begins a step where none is under way."""
+        """Run the model. In training mode with gradients enabled, begin a step if none is in progress."""
         if torch.is_grad_enabled():
             self._begin_pass()
         outputs = super().forward(*inputs, **kwargs)

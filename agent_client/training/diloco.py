@@ -19,13 +19,17 @@ from agent_client.training.local_sgd import OuterState, OuterSteps, parameters_o
 
 
 class DiLoCo(OuterSteps):
-    """`inner_optimizer` moves the model, `outer_optimizer` the global parameters: all that it was given.
+    """Optimizer with local inner steps and an outer optimizer that moves the global parameters.
 
+    The inner optimizer moves the model in each rank. Every `sync_every` inner steps the outer optimizer moves the
+    global parameters by the mean difference of all ranks. Use it like the inner optimizer; the outer one belongs to it.
+
+    Example:
+        ```python
+        agent = Agent.from_env(state=TrainState(model, inner))
         outer = torch.optim.SGD(model.parameters(), lr=0.7, momentum=0.9, nesterov=True)
         optimizer = DiLoCo(model, inner, outer, agent, sync_every=100)
-
-    Then use it like the inner optimizer; the outer one belongs to it. `fragments`: how many, of like size, or the
-    modules that make them up, every parameter in one of them. Every replica group gives the same numbers.
+        ```
     """
 
     def __init__(
@@ -41,7 +45,24 @@ class DiLoCo(OuterSteps):
         mixing: float = 0.0,
         attempts: int = 2,
     ) -> None:
-        """Raises ValueError where these do not fit together."""
+        """Combine both optimizers. All groups use the same numbers.
+
+        Args:
+            model: The model. It is not wrapped in DistributedDataParallel.
+            inner_optimizer: Moves the model's parameters in each inner step.
+            outer_optimizer: Moves the global parameters. It is given the model's parameters and has no state yet.
+            agent: The Agent of this rank.
+            sync_every: Number of inner steps between two synchronizations of a fragment.
+            fragments: Number of fragments of similar size, or the modules that make them up. One fragment is
+                synchronized at a time. `sync_every` is a multiple of their number.
+            delay: Number of inner steps that overlap with the communication.
+            mixing: Share of the local parameters that a fragment keeps, from 0 to 1.
+            attempts: Number of attempts at an outer step. After them its inner steps are lost.
+
+        Raises:
+            ValueError: The arguments do not fit together.
+            ConfigurationError: The Agent has `heal_mode="catch_up"`.
+        """
         parameters = list(model.parameters())
         self._fragments = _split(parameters, fragments)
         interval, rest = divmod(sync_every, len(self._fragments))

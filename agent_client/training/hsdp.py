@@ -33,9 +33,29 @@ from agent_client.state.shards import is_sharded
 
 
 def replicate(module: nn.Module, agent: Agent) -> None:
-    """Average the gradients of all that is sharded in `module` over the replica groups.
+    """Average the gradients of a sharded model over the replica groups.
 
-    Raises ValueError if nothing in it is sharded, or not all: what is not would drift apart.
+    Shard the model with torch's `fully_shard` (FSDP2) inside the group first. Each rank then averages the gradients of
+    its shards with the same rank of the other groups. A forward pass of the module in training mode begins a step.
+
+    Args:
+        module: The model. All its parameters are sharded.
+        agent: The Agent of this rank.
+
+    Raises:
+        ValueError: A parameter is not sharded, or the model uses FSDP1.
+        ConfigurationError: The Agent has `heal_mode="catch_up"`.
+
+    Example:
+        ```python
+        for layer in model.layers:
+            fully_shard(layer)
+        fully_shard(model)
+        adam = torch.optim.AdamW(model.parameters())
+        agent = Agent.from_env(state=TrainState(model, adam))
+        replicate(model, agent)
+        optimizer = FaultTolerantOptimizer(adam, agent)
+        ```
     """
     agent.internals.refuse_catch_up("a model that is sharded")
     sharded = {name: part for name, part in module.named_modules() if isinstance(part, FSDPModule)}

@@ -1,4 +1,4 @@
-"""LocalSGD (arXiv 1805.09767): each rank takes `sync_every` steps of its own, then all average their parameters.
+"""LocalSGD (arXiv 1805.09767): each rank takes `sync_every` local steps, then all average their parameters.
 
 Between two averages the groups do not communicate. The average is a step of the Agent, an outer step: its quorum is
 requested when it begins, so groups that have come meanwhile are in it, and it commits in all ranks or in none. What the
@@ -94,26 +94,26 @@ class OuterSteps(FaultTolerantOptimizer):
 
     @property
     def global_parameters(self) -> list[Tensor]:
-        """Those of the last committed outer step, in the order of model.parameters(); the same in all groups.
+        """Parameters of the last committed outer step, in the order of model.parameters(), the same in all groups.
 
-        Of what is sharded inside the group, this rank's shards.
+        For a sharded model, this rank's shards.
         """
         return list(self._state.tensors)
 
     @property
     def current_step(self) -> int:
-        """Inner steps so far, those of every committed outer step counted in full."""
+        """Number of inner steps so far. A committed outer step counts in full."""
         return self._agent.current_step * self._interval + self._state.inner_steps
 
     @property
     def batches_committed(self) -> int:
-        """Batches of ranks before this inner step: as many in each as the last outer step's quorum has ranks."""
+        """Number of batches before this inner step, over all ranks."""
         _, places = self._agent.internals.last_slot()
         return self._state.rank_batches + self._state.inner_steps * places
 
     @property
     def steps_ended(self) -> int:
-        """Inner steps that this rank has taken."""
+        """Number of inner steps that this rank has taken."""
         return self._taken
 
     @property
@@ -121,7 +121,7 @@ class OuterSteps(FaultTolerantOptimizer):
         return self._taken
 
     def slot(self) -> tuple[int, int]:
-        """(place, number of places) among all ranks of the last outer step's quorum."""
+        """Return (index, number of ranks) of this rank among all ranks of the last outer step's quorum."""
         self._join()
         return self._agent.internals.last_slot()
 
@@ -137,7 +137,11 @@ class OuterSteps(FaultTolerantOptimizer):
         self.wrapped.zero_grad(set_to_none)
 
     def step(self, closure: Callable[[], float] | None = None) -> bool:
-        """An inner step. False: it ended an outer step that was discarded; the parameters are the global ones."""
+        """Take an inner step, and end the outer step if it was the last one.
+
+        Returns:
+            False if an outer step ended and was discarded. The parameters are then those of the last committed one.
+        """
         self.wrapped.step(closure)
         self._state.inner_steps += 1
         self._taken += 1
@@ -196,19 +200,38 @@ def parameters_of(optimizer: Optimizer) -> set[Tensor]:
 
 
 class LocalSGD(OuterSteps):
-    """Averages `model`'s parameters every `sync_every` steps of `optimizer`.
+    """Optimizer that averages the parameters of all groups every `sync_every` steps.
 
-        agent = Agent.from_env(state=TrainState(model, optimizer))
-        optimizer = LocalSGD(model, optimizer, agent, sync_every=100)
+    Between two averages the groups do not communicate. Use it like the optimizer that it wraps. An average is an outer
+    step: it commits in all groups or in none. It needs memory for one copy of the parameters, and for a second one
+    during an outer step. Set the Agent's timeouts above the time between the first and the last group to reach an outer
+    step.
 
-    Then use it like the optimizer that it wraps. Every replica group gives the same numbers. The Agent's timeouts must
-    allow for how far apart the groups reach an outer step. Costs the memory of the parameters once, and once more in an
-    outer step.
+    Example:
+        ```python
+        agent = Agent.from_env(state=TrainState(model, sgd))
+        optimizer = LocalSGD(model, sgd, agent, sync_every=100)
+        for batch in StepSampler(len(labels), 64, optimizer):
+            ...
+        ```
     """
 
     def __init__(
         self, model: torch.nn.Module, optimizer: Optimizer, agent: Agent, *, sync_every: int, attempts: int = 2
     ) -> None:
+        """Wrap the optimizer.
+
+        Args:
+            model: The model. It is not wrapped in DistributedDataParallel.
+            optimizer: The torch optimizer of the inner steps.
+            agent: The Agent of this rank.
+            sync_every: Number of inner steps in an outer step, the same in all groups.
+            attempts: Number of attempts at an outer step. After them its inner steps are lost.
+
+        Raises:
+            ValueError: The arguments do not fit together.
+            ConfigurationError: The Agent has `heal_mode="catch_up"`.
+        """
         state = OuterState(model.parameters())
         super().__init__(optimizer, agent, state, interval=sync_every, delay=0, attempts=attempts)
         self._means: list[Future[Tensor]] = []

@@ -17,19 +17,39 @@ from agent_client.errors import ConfigurationError
 
 
 class FaultTolerantOptimizer(Optimizer):
-    """Wraps `optimizer`; schedulers take either of the two. A discarded step leaves everything as it was.
+    """Optimizer whose `step()` commits the step in all replica groups, or discards it.
 
-    Of several optimizers that step after one backward pass (Muon for the matrices, AdamW for the rest) give a list:
-    they are voted on once, and step in its order.
+    It wraps a torch optimizer and shares its parameter groups and state, so a scheduler can drive either of the two. A
+    discarded step changes nothing.
 
-    `last_loss` is what the closure of the last step() returned; None without one.
+    Attributes:
+        last_loss: The value that the closure of the last `step()` returned, or None without a closure.
+
+    Example:
+        ```python
+        optimizer = FaultTolerantOptimizer(sgd, agent)
+
+        optimizer.zero_grad()
+        loss_fn(replicated(inputs), labels).backward()
+        if optimizer.step():  # False: the step was discarded
+            scheduler.step()
+        ```
     """
 
     votes_each_step: ClassVar[bool] = True
 
     def __init__(self, optimizer: Optimizer | Sequence[Optimizer], agent: Agent) -> None:
-        """Raises ConfigurationError for an optimizer that evaluates the model several times in one step (LBFGS), and
-        for one whose state would not heal."""
+        """Wrap one optimizer or several.
+
+        Args:
+            optimizer: The optimizer, registered in the Agent's TrainState. Or a list of optimizers that step after one
+                backward pass, for example Muon and AdamW: one vote counts for all, and they step in the list's order.
+            agent: The Agent of this rank.
+
+        Raises:
+            ConfigurationError: The optimizer evaluates the model several times in one step (LBFGS), or is not
+                registered.
+        """
         optimizers = [optimizer] if isinstance(optimizer, Optimizer) else list(optimizer)
         for each in optimizers:
             refuse_optimizer(each, votes_each_step=self.votes_each_step)
@@ -58,8 +78,13 @@ class FaultTolerantOptimizer(Optimizer):
         return self.wrapped.defaults
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """At the top of a loop, begin the step: its quorum is asked for while the forward pass runs. At its end, only
-        zero the gradients: the next forward pass, reduction or vote begins the next step (see loop_order.py)."""
+        """Zero the gradients. At the top of a loop, also begin the step, so its quorum forms during the forward pass.
+
+        At the end of a loop it only zeroes the gradients: the next forward pass, reduction or vote begins the step.
+
+        Args:
+            set_to_none: As for torch's optimizers.
+        """
         agent = self._agent
         if self._order.zeroes(has_computed=agent.has_computed, forward_begins=agent.forward_begins):
             agent.start_quorum()
@@ -67,10 +92,20 @@ class FaultTolerantOptimizer(Optimizer):
 
     @not_itself_compiled
     def step(self, closure: Callable[[], Any] | None = None) -> bool:  # type: ignore[override]
-        """Vote; apply the gradients if every rank of the group agrees: at once, or where this group catches up when
-        their turn comes. Whether the step was committed.
+        """Vote on the step, and apply the gradients if it was committed.
 
-        `closure` computes the loss and the gradients anew; it is called once, before the vote, with gradients enabled.
+        A group that catches up (`heal_mode="catch_up"`) applies them later, in order.
+
+        Args:
+            closure: Computes the loss and the gradients. It is called once, before the vote, with gradients enabled.
+
+        Returns:
+            True if the step was committed, False if it was discarded.
+
+        Raises:
+            ConfigurationError: A second optimizer votes after the same backward pass.
+            ScriptMismatch: The other groups do something else in this step.
+            AgentError: This rank cannot continue.
         """
         self._order.steps()
         self.last_loss = None

@@ -142,14 +142,22 @@ def in_microbatches(drawn: Iterable[tuple[Drawn, T]], accumulate: int) -> Iterat
 
 
 class StepSampler:
-    """Batches of indices below `length`; at every step the ranks of the quorum take disjoint ones.
+    """Iterable over batches of sample indices; in every step the ranks of all groups get disjoint batches.
 
-    The order is one permutation per epoch, drawn from `seed`; an epoch is `length` samples over all ranks, whichever
-    groups come and go. A discarded step yields the same samples again.
+    The order is one random permutation per epoch. An epoch is `length` samples over all ranks, and each sample is used
+    once per epoch even if groups come and go. A discarded step yields the same samples again. The position is the
+    Agent's step, so a loop that resumes from a checkpoint continues at the right batch. To load samples in worker
+    processes, use StepLoader.
 
-    `accumulate`: batches of `batch_size` in each step; the loop back-propagates each, all but the last under
-    `no_sync()`. `steps`: the batches end when so many steps are committed, whichever group committed them; None: they
-    have no end. To load in worker processes, see StepLoader.
+    Example:
+        ```python
+        for batch in StepSampler(len(labels), 64, agent):  # int64 indices of shape (64,)
+            if agent.current_step >= 1000:
+                break
+            optimizer.zero_grad()
+            loss_fn(replicated(images[batch]), labels[batch]).backward()
+            optimizer.step()
+        ```
     """
 
     def __init__(
@@ -162,7 +170,20 @@ class StepSampler:
         accumulate: int = 1,
         steps: int | None = None,
     ) -> None:
-        """Raises ValueError for an empty data set or batch, or nothing to accumulate."""
+        """Set the data set, the batch and the order.
+
+        Args:
+            length: Number of samples in the data set. The same in all groups, as are the arguments below.
+            batch_size: Samples in a batch of one rank.
+            position: The Agent. With LocalSGD or DiLoCo, that object: its inner steps count.
+            seed: Seed of the order.
+            accumulate: Number of batches in each step. The loop runs a backward pass for each, all but the last under
+                `no_sync()`.
+            steps: Number of committed steps after which the batches end, or None for no end.
+
+        Raises:
+            ValueError: `length`, `batch_size` or `accumulate` is below 1.
+        """
         if length < 1 or batch_size < 1 or accumulate < 1:
             raise ValueError(f"length {length}, batch_size {batch_size} and accumulate {accumulate} must be at least 1")
         self.data = DataChoice(length, batch_size, accumulate, seed)
@@ -171,14 +192,22 @@ class StepSampler:
         self._order: tuple[int, torch.Tensor] | None = None
 
     def __iter__(self) -> Iterator[torch.Tensor]:
-        """`accumulate` batches a step. Raises ConfigurationError in CONSTANT_BATCH mode, where a rank may have several,
-        and where a batch is asked for ahead of its step."""
+        """Yield this rank's batches, `accumulate` in each step.
+
+        Returns:
+            An iterator over tensors of indices, int64 of shape (batch_size,).
+
+        Raises:
+            ConfigurationError: In CONSTANT_BATCH mode, in which a rank may have several microbatches. Also if a batch
+                is requested before the step of the last one was computed.
+        """
         return (self.batch(drawn.number) for drawn in self.draws())
 
     def draws(self, *, several: bool = False) -> Iterator[Drawn]:
-        """Yield the batches that are this rank's, step by step.
+        """Yield the positions of this rank's batches, step by step.
 
-        `several`: also those of a rank that has several microbatches in a step, one after the other.
+        Args:
+            several: Whether a rank may have several microbatches in a step. They follow one another.
         """
         position, draws = self._position, Draws()
         ranks = getattr(position, "group_world_size", 1)
@@ -198,14 +227,27 @@ class StepSampler:
                 yield drawn
 
     def microbatches(self) -> Iterator[list[torch.Tensor]]:
-        """Those of each step, at least one: back-propagate the mean loss of each, undivided, all but the last under
-        `no_sync()` of DistributedDataParallel, and then step. With `accumulate`, a step has so many of these lists, and
-        losses are divided by `accumulate` alone."""
+        """Yield the microbatches of each step as a list of at least one batch, for CONSTANT_BATCH mode.
+
+        Run a backward pass of the undivided mean loss of each microbatch, all but the last under the model's
+        `no_sync()`, then step the optimizer. With `accumulate`, a step has that number of lists, and losses are divided
+        by `accumulate` only.
+
+        Returns:
+            An iterator over lists of index tensors, int64 of shape (batch_size,).
+        """
         drawn = ((each, self.batch(each.number)) for each in self.draws(several=True))
         return in_microbatches(drawn, self.data.accumulate)
 
     def batch(self, number: int) -> torch.Tensor:
-        """The indices, int64 of shape (batch_size,), of a batch of the run."""
+        """Return the sample indices of one batch.
+
+        Args:
+            number: Number of the batch, counted over all ranks and steps of the run.
+
+        Returns:
+            Indices, int64 of shape (batch_size,).
+        """
         length, batch_size = self.data.length, self.data.batch_size
         at = torch.arange(number * batch_size, (number + 1) * batch_size)
         epochs = torch.div(at, length, rounding_mode="floor")

@@ -1,4 +1,4 @@
-"""A learning-rate scheduler that moves with committed steps, however the loop calls it."""
+"""A learning-rate scheduler that moves only after committed steps."""
 
 from typing import Any
 
@@ -8,20 +8,32 @@ from agent_client.agent.agent import Agent
 
 
 class FaultTolerantScheduler(LRScheduler):
-    """Wraps `scheduler`, one whose step() follows each step of the optimizer: a discarded or a skipped step does not
-    move it, although the loop drops what optimizer.step() returns.
+    """Scheduler for loops that ignore the return value of `optimizer.step()`.
 
-    Register `scheduler` itself in the TrainState, so that a group that comes back takes it over. A loop that calls
-    step() several times after one optimizer step (accelerate, once per process) moves it as often.
+    It wraps a scheduler that moves once after each optimizer step. A discarded or skipped step does not move it.
+    Register the wrapped scheduler in the TrainState, so that a group that returns gets its state.
+
+    If a loop calls `step()` several times after one optimizer step, as Accelerate does once per process, the scheduler
+    moves that number of times.
     """
 
     def __init__(self, scheduler: LRScheduler, agent: Agent) -> None:
+        """Wrap the scheduler.
+
+        Args:
+            scheduler: A torch scheduler.
+            agent: The Agent of this rank.
+        """
         self.wrapped = scheduler
         self._agent = agent
 
     def step(self, *values: Any, **named: Any) -> None:
-        """What `scheduler.step` takes. Does nothing unless the last step was committed and no other has begun to
-        compute."""
+        """Move the scheduler if the last step was committed and the next one has not computed anything yet.
+
+        Args:
+            *values: Positional arguments of the wrapped scheduler's `step`.
+            **named: Keyword arguments of the wrapped scheduler's `step`.
+        """
         if self._agent.was_committed:
             self.wrapped.step(*values, **named)
 
@@ -38,7 +50,7 @@ class FaultTolerantScheduler(LRScheduler):
         self.wrapped.load_state_dict(state_dict)
 
     def __getattr__(self, name: str) -> Any:
-        """What torch's schedulers have besides: optimizer, last_epoch, base_lrs."""
+        """Return an attribute of the wrapped scheduler, such as `optimizer`, `last_epoch` or `base_lrs`."""
         if name == "wrapped":
             raise AttributeError(name)
         return getattr(self.wrapped, name)

@@ -18,24 +18,36 @@ _KEPT = (
 
 
 class StepLoader:
-    """The batches of `sampler`, loaded from `dataset` by the workers of a torch DataLoader.
+    """Data loader for replica groups: loads the batches of a StepSampler in the workers of a torch DataLoader.
 
-        loader = StepLoader(dataset, StepSampler(len(dataset), batch_size, agent), num_workers=4)
-        for images, labels in loader: ...
+    Workers load ahead the batches that follow if no step is discarded and no group comes or goes. If that changes, the
+    loader drops what was loaded ahead and loads the right batch, which costs the time of at most
+    `num_workers * prefetch_factor` batches. The position is the Agent's step, so a new loader continues at that step.
 
-    Workers are given the batches that come next if no step is discarded and no group comes or goes. Where one does,
-    what they have loaded for nothing is dropped, and the right batch is loaded: it costs the time of at most
-    `num_workers * prefetch_factor` batches.
-
-    `options` are DataLoader's, but for those that choose samples: num_workers, collate_fn, pin_memory, prefetch_factor,
-    worker_init_fn, multiprocessing_context, timeout. `loader` is the class that loads: torch's, or torchdata's
-    StatefulDataLoader. The position is the Agent's, so a new loader continues where the Agent is.
+    Example:
+        ```python
+        sampler = StepSampler(len(dataset), 64, agent, steps=1000)
+        for images, labels in StepLoader(dataset, sampler, num_workers=4):
+            ...
+        ```
     """
 
     def __init__(
         self, dataset: Dataset[Any], sampler: StepSampler, *, loader: type[DataLoader[Any]] = DataLoader, **options: Any
     ) -> None:
-        """Raises TypeError for options that choose samples, ValueError for those that torch refuses."""
+        """Set the data set and the workers.
+
+        Args:
+            dataset: A data set with `__getitem__`.
+            sampler: Chooses the samples of each step.
+            loader: Class that loads: torch's DataLoader, or torchdata's StatefulDataLoader.
+            **options: Options of that class, except those that choose samples: `num_workers`, `collate_fn`,
+                `pin_memory`, `prefetch_factor`, `worker_init_fn`, `multiprocessing_context`, `timeout`.
+
+        Raises:
+            TypeError: An option that chooses samples.
+            ValueError: An option that torch refuses.
+        """
         if chosen := sorted(_CHOOSE_SAMPLES & options.keys()):
             raise TypeError(f"{', '.join(chosen)}: the StepSampler chooses the samples; leave it out")
         self.sampler = sampler
@@ -53,15 +65,19 @@ class StepLoader:
         steps: int | None = None,
         seed: int = 0,
     ) -> Self:
-        """Load what a DataLoader loads, step by step: its data set, batch size and workers, and an order of its own.
+        """Make a StepLoader from a DataLoader: the same data set, batch size and workers, in the order of a
+        StepSampler.
 
         Args:
-            loader: Of a data set with a length. Its sampler does not count.
+            loader: A DataLoader over a data set with a length. Its sampler is ignored.
             position: The Agent.
-            batch_size: Samples in a batch. None: that of `loader`.
-            accumulate: Batches of each step.
-            steps: The batches end when so many steps are committed. None: they have no end.
-            seed: Of the order; the same in all replica groups.
+            batch_size: Samples in a batch, or None for the batch size of `loader`.
+            accumulate: Number of batches in each step.
+            steps: Number of committed steps after which the batches end, or None for no end.
+            seed: Seed of the order, the same in all replica groups.
+
+        Returns:
+            The loader.
 
         Raises:
             ConfigurationError: `loader` chooses its samples in a way that cannot be kept.
@@ -85,11 +101,15 @@ class StepLoader:
         return cls(loader.dataset, sampler, **options)
 
     def __iter__(self) -> Iterator[Any]:
-        """As the sampler. Raises what the sampler raises, and what loading a sample has raised."""
+        """Yield the loaded batches. Raises the errors of the sampler, and errors of loading a sample."""
         return (batch for _, batch in self.drawn())
 
     def drawn(self, *, several: bool = False) -> Iterator[tuple[Drawn, Any]]:
-        """Yield each batch with its place in its step. `several`: as for StepSampler.draws."""
+        """Yield each batch with its place in its step.
+
+        Args:
+            several: Whether a rank may have several microbatches in a step.
+        """
         ahead, loaded = self._ahead, None
         for wanted in self.sampler.draws(several=several):
             if loaded is None:
@@ -104,15 +124,15 @@ class StepLoader:
             yield wanted, batch
 
     def microbatches(self) -> Iterator[list[Any]]:
-        """Those of each step; see StepSampler.microbatches."""
+        """Yield the loaded microbatches of each step as a list; see `StepSampler.microbatches`."""
         return in_microbatches(self.drawn(several=True), self.sampler.data.accumulate)
 
     def state_dict(self) -> dict[str, Any]:
-        """What a StatefulDataLoader keeps, such as the state of a stateful data set; nothing for torch's DataLoader."""
+        """Return the state of a StatefulDataLoader, or an empty dict for torch's DataLoader."""
         return self._loader.state_dict() if hasattr(self._loader, "state_dict") else {}  # type: ignore[attr-defined]
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Before the batches begin. The position is not in it: it is that of the Agent."""
+        """Load the state of a StatefulDataLoader before the batches begin. The position is the Agent's."""
         if hasattr(self._loader, "load_state_dict"):
             self._loader.load_state_dict(state_dict)  # type: ignore[attr-defined]
 

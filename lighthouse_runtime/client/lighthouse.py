@@ -1,7 +1,7 @@
-"""Typed clients of the lighthouse, synchronous and asyncio, one method per RPC. No torch.
+"""Typed clients of the lighthouse, synchronous and asyncio, with one method per RPC. They need no torch.
 
-Every method takes `timeout_s` and raises a refusal of lighthouse_protocol/refusals.py. The job and the run are the
-client's own; they go as metadata. A first stream imports what streams are made of (stream_kinds.py).
+Every method takes `timeout_s` and raises a refusal of lighthouse_protocol/refusals.py. The job and the run belong to
+the client and travel as metadata. The first stream imports stream_kinds.py.
 """
 
 import time
@@ -50,11 +50,21 @@ class _LighthouseMethods:
 
 
 class LighthouseClient(_LighthouseMethods, SyncClient):
-    """`lighthouse`: an address, several with commas between, or a join string. `role`: of the token that is used with
-    this user's lighthouse on this host, where none is given.
+    """Client of a lighthouse, with the calls of the command line: `status`, `runs`, `incidents`, `drain`, `kill` and
+    more.
 
-    Where there are several lighthouses it asks the one that leads, also after another one has taken over: a call that
-    gets no answer is made again elsewhere, until its time is over. So it may be done twice.
+    Every method takes `timeout_s` (seconds) and raises a LighthouseError with the reason and the remedy. With several
+    lighthouses it calls the leader; a call without an answer is repeated at another one until its time is over, so it
+    may take effect twice. A client is a context manager.
+
+    Example:
+        ```python
+        from agent_client import LighthouseClient
+
+        with LighthouseClient("localhost:29510") as client:
+            for job in client.status().jobs:
+                print(job.job, job.verdict, job.explanation)
+        ```
     """
 
     def __init__(
@@ -65,6 +75,14 @@ class LighthouseClient(_LighthouseMethods, SyncClient):
         run: str = DEFAULT_RUN,
         role: Role = Role.JOIN,
     ) -> None:
+        """Set the lighthouse. The first call connects.
+
+        Args:
+            lighthouse: Address, several addresses separated by commas, or a join string.
+            job: Job of the calls.
+            run: Run of the calls.
+            role: Role of the local token to use if `lighthouse` has none and runs on this host as this user.
+        """
         coordinator = _read(lighthouse)
         self._search = LeaderSearch(coordinator.addresses)
         super().__init__(coordinator.at(self._search.address), metadata_of(job, run), role)
@@ -84,7 +102,7 @@ class LighthouseClient(_LighthouseMethods, SyncClient):
                 return answer
 
     def rank(self, *, wait_for_ready: bool = False) -> "RankStream":
-        """A rank's stream; the first message sent is a RankHello."""
+        """Open the stream of a rank. The first message to send is a RankHello."""
         from lighthouse_runtime.client.stream_kinds import RANK
 
         stream = self.open(RANK, wait_for_ready and not self._search.has_choice)
@@ -120,7 +138,10 @@ class LighthouseClient(_LighthouseMethods, SyncClient):
 
 
 class AsyncLighthouseClient(_LighthouseMethods, AsyncClient):
-    """As LighthouseClient. Without `wait_for_ready` the reader of a stream learns at once that no server is there."""
+    """Client of a lighthouse for asyncio, with the methods of LighthouseClient as coroutines.
+
+    It does not look for another lighthouse if its own does not lead.
+    """
 
     def __init__(
         self,
@@ -133,19 +154,19 @@ class AsyncLighthouseClient(_LighthouseMethods, AsyncClient):
         super().__init__(_read(lighthouse), metadata_of(job, run), role)
 
     def session(self, *, wait_for_ready: bool = False) -> "Session":
-        """A manager's session; the first message sent is a Hello."""
+        """Open the session of a manager. The first message to send is a Hello."""
         from lighthouse_runtime.client.stream_kinds import SESSION
 
         return self.open(SESSION, wait_for_ready)
 
     def rank(self, *, wait_for_ready: bool = False) -> "AsyncRankStream":
-        """A rank's stream; the first message sent is a RankHello."""
+        """Open the stream of a rank. The first message to send is a RankHello."""
         from lighthouse_runtime.client.stream_kinds import RANK
 
         return self.open(RANK, wait_for_ready)
 
     def supervise(self, *, wait_for_ready: bool = False) -> "SupervisorStream":
-        """A supervisor's stream; the first message sent is a SupervisorHello."""
+        """Open the stream of a supervisor. The first message to send is a SupervisorHello."""
         from lighthouse_runtime.client.stream_kinds import SUPERVISE
 
         return self.open(SUPERVISE, wait_for_ready)

@@ -1,4 +1,4 @@
-"""Typed clients of a manager, synchronous and asyncio, one method per RPC. No torch.
+"""Typed clients of a manager, synchronous and asyncio, with one method per RPC. They need no torch.
 
 Every method takes `timeout_s` and raises a refusal of lighthouse_protocol/refusals.py.
 """
@@ -31,13 +31,30 @@ def manager_at(address: str, secret: str = "") -> Coordinator:
 
 
 class ManagerClient(_ManagerMethods, SyncClient):
-    """`secret`: of the group, for its ranks; peers have none."""
+    """Client of a group's manager: `status`, and the calls of a rank.
+
+    Every method takes `timeout_s` (seconds) and raises a LighthouseError.
+
+    Example:
+        ```python
+        from agent_client import ManagerClient
+
+        with ManagerClient("localhost:29512") as client:
+            print(client.status().step)
+        ```
+    """
 
     def __init__(self, address: str, secret: str = "") -> None:
+        """Set the manager. The first call connects.
+
+        Args:
+            address: host:port of the manager.
+            secret: Secret of the group (LIGHTHOUSE_MANAGER_SECRET). Calls of a rank need it.
+        """
         super().__init__(manager_at(address, secret), ())
 
     def watch(self, request: "WatchHello", *, wait_for_ready: bool = False) -> "Watch":
-        """Be watched for as long as it is open, and hear what happens to the quorum."""
+        """Open the stream of a rank: the manager counts the rank as lost when it ends, and sends news of the quorum."""
         from lighthouse_runtime.client.stream_kinds import WATCH
 
         watch = self.open(WATCH, wait_for_ready)
@@ -46,13 +63,13 @@ class ManagerClient(_ManagerMethods, SyncClient):
 
 
 class AsyncManagerClient(_ManagerMethods, AsyncClient):
-    """As ManagerClient."""
+    """Client of a group's manager for asyncio, with the methods of ManagerClient as coroutines."""
 
     def __init__(self, address: str, secret: str = "") -> None:
         super().__init__(manager_at(address, secret), ())
 
     def host(self) -> "HostStream":
-        """The stream of the supervisor of a further host of the group; the first message sent is a HostHello."""
+        """Open the stream of the supervisor on another host of the group. The first message to send is a HostHello."""
         from lighthouse_runtime.client.stream_kinds import NODE
 
         return self.open(NODE)

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 REPOSITORY = Path(__file__).resolve().parents[2]
-REFERENCE = REPOSITORY / "docs/reference/options.md"
+REFERENCE = REPOSITORY / "docs/reference"
 
 _FENCE = re.compile(r"^```.*?^```$", re.MULTILINE | re.DOTALL)
 _INDENTED = re.compile(r"^ {4}(\S.*)$", re.MULTILINE)

@@ -1,4 +1,4 @@
-"""The tables of docs/reference/options.md, from the settings, the commands and the metrics themselves."""
+"""The generated parts of docs/reference, from the settings, the commands and the metrics themselves."""
 
 import ast
 import dataclasses
@@ -16,6 +16,8 @@ from prometheus_client.parser import text_string_to_metric_families
 import lighthouse.cli
 import manager.cli
 from agent_client.agent.config import AgentConfig
+from agent_client.restart.options import Options as WrapperOptions
+from lighthouse.etcd.metrics import LeadershipCollector
 from lighthouse.incidents.durations import IncidentTimes
 from lighthouse.incidents.metrics import IncidentCollector
 from lighthouse.progress.account import JobAccount
@@ -42,22 +44,26 @@ from tests.lighthouse.statuses import job, member, status
 PROGRAMS = {"lighthouse": lighthouse.cli.main, "lighthouse-manager": manager.cli.main}
 
 
-def tables() -> dict[str, str]:
-    """Every generated part by its name."""
+def tables() -> dict[str, dict[str, str]]:
+    """Return the generated parts by their name, by the name of their page."""
     return {
-        "lighthouse serve": _settings(LighthouseConfig, LIGHTHOUSE_PREFIX),
-        "lighthouse-manager serve": _settings(ManagerConfig, MANAGER_PREFIX),
-        "lighthouse-manager run": _settings(SupervisorConfig, MANAGER_PREFIX),
-        **{
-            f"{program} {verb}": _options(command)
-            for program, main in PROGRAMS.items()
-            for verb, command in sorted(verbs(main))
-            if verb not in ("serve", "run")
+        "cli.md": {
+            "commands": _commands(),
+            "client options": _options(CLIENT_OPTIONS.values()),
+            **{f"commands of {program}": _manual(program, main) for program, main in PROGRAMS.items()},
         },
-        "Agent.from_env": _fields(AgentConfig),
-        "lighthouse metrics": _metrics(_lighthouse_scrape()),
-        "lighthouse-manager metrics": _metrics(_manager_scrape()),
-        "limits of a peer": _limits(PeerLimits()),
+        "options.md": {
+            "lighthouse serve": _settings(LighthouseConfig, LIGHTHOUSE_PREFIX),
+            "lighthouse-manager serve": _settings(ManagerConfig, MANAGER_PREFIX),
+            "lighthouse-manager run": _settings(SupervisorConfig, MANAGER_PREFIX),
+            "AgentConfig": _fields(AgentConfig),
+            "Wrapper": _fields(WrapperOptions),
+        },
+        "metrics.md": {
+            "lighthouse metrics": _metrics(_lighthouse_scrape()),
+            "lighthouse-manager metrics": _metrics(_manager_scrape()),
+        },
+        "limits.md": {"limits of a peer": _limits(PeerLimits())},
     }
 
 
@@ -150,26 +156,118 @@ def _default(field: dataclasses.Field[Any]) -> str:
     return _code(str(field.default)) if field.default else ""
 
 
-# -- the other verbs
+# -- commands
+
+SETTINGS = {
+    "lighthouse serve": (LighthouseConfig,),
+    "lighthouse-manager serve": (ManagerConfig,),
+    "lighthouse-manager run": (SupervisorConfig, ManagerConfig),
+}
+"""Commands whose options are settings: their tables are in options.md."""
 
 
-def _options(command: click.Command) -> str:
-    options = [p for p in command.params if isinstance(p, click.Option) and not p.hidden]
+def _client_options() -> dict[str, click.Option]:
+    """Return the options that every command with --lighthouse has, as `status` declares them."""
+    clients = {
+        name: {option.name or "": option for option in _shown(command)}
+        for name, command in verbs(lighthouse.cli.main)
+        if f"lighthouse {name}" not in SETTINGS and any("--lighthouse" in p.opts for p in command.params)
+    }
+    return {
+        name: option
+        for name, option in clients["status"].items()
+        if all(name in options for options in clients.values())
+    }
+
+
+def _shown(command: click.Command) -> list[click.Option]:
+    return [p for p in command.params if isinstance(p, click.Option) and not p.hidden]
+
+
+CLIENT_OPTIONS = _client_options()
+
+
+def _commands() -> str:
+    """A table of all commands, with what each does."""
+    found = [(f"{program} {verb}", command) for program, main in PROGRAMS.items() for verb, command in verbs(main)]
+    rows = [(f"[`{name}`](#{name.replace(' ', '-')})", command.get_short_help_str(300)) for name, command in found]
+    return _table(("command", "does"), rows)
+
+
+def _manual(program: str, main: click.Group) -> str:
+    return "\n".join(_section(f"{program} {verb}", command) for verb, command in sorted(verbs(main)))
+
+
+def _section(name: str, command: click.Command) -> str:
+    usage = " ".join([name, *command.collect_usage_pieces(click.Context(command, info_name=name))])
+    parts = [f"### {name}", f"```text\n{usage}\n```", *_paragraphs(command)]
+    settings = {field.name for config in SETTINGS.get(name, ()) for field in dataclasses.fields(config)}
+    is_client = any("--lighthouse" in option.opts for option in _shown(command)) and not settings
+    own = [option for option in _shown(command) if option.name not in settings]
+    if is_client:
+        own = [option for option in own if option.name not in CLIENT_OPTIONS]
+    if own:
+        parts.append(_options(own).rstrip())
+    if settings:
+        configs = {"lighthouse-manager run": ("lighthouse-manager run", "lighthouse-manager serve")}.get(name, (name,))
+        links = " and ".join(f"[`{each}`](options.md#{each.replace(' ', '-')})" for each in configs)
+        parts.append(f"Settings: {links}.")
+    if is_client:
+        parts.append(_client_line(command))
+    return "\n\n".join(parts) + "\n"
+
+
+def _client_line(command: click.Command) -> str:
+    """Name the client options, and those that differ in this command."""
+    differs: list[str] = []
+    for option in _shown(command):
+        common = CLIENT_OPTIONS.get(option.name or "")
+        if common is not None and option.default != common.default:
+            differs.append(f"`{option.opts[0]}` defaults to `{option.default}`")
+        elif common is not None and option.help != common.help:
+            text, default = _help(option)
+            differs.append(f"`{option.opts[0]}`: {text.rstrip('.')}" + (f" (default: {default})" if default else ""))
+    return f"Plus the [client options](#client-options){'; ' if differs else ''}{'; '.join(differs)}."
+
+
+def _paragraphs(command: click.Command) -> list[str]:
+    """The help text as Markdown. click keeps the lines of a paragraph that starts with \\b."""
+    paragraphs = inspect.cleandoc(command.help or "").split("\f")[0].strip().split("\n\n")
+    return [
+        "```text\n" + paragraph.removeprefix("\b\n").rstrip() + "\n```" if paragraph.startswith("\b") else paragraph
+        for paragraph in paragraphs
+    ]
+
+
+def _options(options: Iterable[click.Option]) -> str:
     return _table(("option", "default", "environment", "meaning"), map(_option, options))
 
 
 def _option(option: click.Option) -> Sequence[str]:
-    words = option.opts[0] if option.is_flag else f"{option.opts[0]} {option.metavar or _kind_name(option.type)}"
+    value = "" if option.is_flag else f" {option.metavar or _kind_name(option.type)}"
+    names = ", ".join(_code(name + value * (name == option.opts[-1])) for name in option.opts)
     environment = [option.envvar] if isinstance(option.envvar, str) else list(option.envvar or ())
-    default = str(option.default) if option.default and option.show_default else ""
-    return _code(words), _code(default), ", ".join(map(_code, environment)), option.help or ""
+    text, in_words = _help(option)
+    default = _code(str(option.default)) if option.default and option.show_default else in_words
+    return names, default, ", ".join(map(_code, environment)), text
+
+
+_DEFAULT_IN_HELP = re.compile(r"\s*\[default: (.+?)\]")
+
+
+def _help(option: click.Option) -> tuple[str, str]:
+    """The help text, and the default that it names in brackets."""
+    text = (option.help or "").replace("|", "\\|")
+    in_words = _DEFAULT_IN_HELP.search(text)
+    default = in_words[1] if in_words else ""
+    return _DEFAULT_IN_HELP.sub("", text), _code(default) if re.fullmatch(r"\w+", default) else default
 
 
 # -- options of the library
 
 
 def _fields(config: type[Any]) -> str:
-    """Of a dataclass with a docstring under each field."""
+    """Return the table of a dataclass with a docstring under each field."""
     body = ast.parse(inspect.getsource(config)).body[0].body  # type: ignore[attr-defined]
     texts = {
         field.target.id: " ".join(inspect.cleandoc(text.value.value).split())
@@ -177,10 +275,13 @@ def _fields(config: type[Any]) -> str:
         if isinstance(field, ast.AnnAssign) and isinstance(text, ast.Expr)
     }
     rows = (
-        (_code(f.name), _code("" if f.default is None else str(f.default)), texts[f.name])
-        for f in dataclasses.fields(config)
+        (_code(f.name), _code(_default_of(f)), texts[f.name].replace("|", "\\|")) for f in dataclasses.fields(config)
     )
     return _table(("option", "default", "meaning"), rows)
+
+
+def _default_of(field: dataclasses.Field[Any]) -> str:
+    return "" if field.default in (None, dataclasses.MISSING) else str(field.default)
 
 
 # -- metrics
@@ -192,6 +293,7 @@ def _lighthouse_scrape() -> bytes:
     registry.register(AccountCollector(lambda: {"default": _trained()}, float))
     registry.register(RunCollector(lambda: [run_status(("default", "default"), RunMachine(), 0.0)]))
     registry.register(PhaseCollector(lambda: {"default": {"step": 1.0}}))
+    registry.register(LeadershipCollector(lambda: None))
     times = IncidentTimes()
     times.began("default", IncidentKind.LOSS)
     times.detected("default", IncidentKind.LOSS, 0.1)
@@ -213,7 +315,7 @@ def _manager_scrape() -> bytes:
 
 def _metrics(scrape: bytes) -> str:
     return _table(
-        ("metric", "labels", "kind", "meaning"),
+        ("metric", "labels", "type", "meaning"),
         (_metric(family) for family in text_string_to_metric_families(scrape.decode())),
     )
 

@@ -12,7 +12,6 @@ import pytest
 from agent_client.agent import environment
 from agent_client.restart import launch
 from lighthouse.cli.torchft import main as torchft_lighthouse
-from lighthouse.quorum.rules.verdict import Verdict
 from lighthouse_protocol.limits import MANAGER_SECRET_VARIABLE
 from tests.docs.pages import REPOSITORY, code_spans, command_lines, pages, prose
 from tests.docs.tables import PROGRAMS, verbs
@@ -24,7 +23,7 @@ OTHERS = {
     "--random-order", "--random-order-seed", "--standalone", "--rdzv-backend", "--rdzv-endpoint", "--scenario",
     "--enable-grpc-gateway", "--election-timeout", "--auto-compaction-mode", "--auto-compaction-retention",
     "--max-request-bytes", "--rdzv-id", "--rdzv-conf", "--monitor-interval", "--local-addr", "--strict",
-    "--help", "--plugin", "--fault",
+    "--help", "--version", "--plugin", "--fault",
 }  # fmt: skip
 TORCHFTS = {"TORCHFT_LIGHTHOUSE", "TORCHFT_QUORUM_TIMEOUT_SEC"}
 
@@ -101,11 +100,6 @@ def test_variables_exist(page: Path) -> None:
         for parameter in command.params:
             read |= {parameter.envvar} if isinstance(parameter.envvar, str) else set(parameter.envvar or ())
     assert named - read == set()
-
-
-def test_every_verdict_is_explained() -> None:
-    rows = re.findall(r"^\| `(\w+)` \|", prose(REPOSITORY / "README.md"), re.MULTILINE)
-    assert [row for row in rows if row in set(Verdict)] == list(Verdict)
 
 
 def test_the_snippet_of_the_readme_is_that_of_the_example() -> None:

@@ -17,9 +17,14 @@ from lighthouse_protocol.messages.membership import Assignment
 
 
 class WorldSizeMode(StrEnum):
+    """Which batches a step consists of, if replica groups come and go."""
+
     DYNAMIC = "dynamic"
+    """One batch of each contributing group. The global batch shrinks and grows with the number of groups."""
     FIXED_WITH_SPARES = "fixed_with_spares"
+    """One batch of each of the first `world_size` groups. Further groups are spares, whose gradients do not count."""
     CONSTANT_BATCH = "constant_batch"
+    """Always `world_size` batches, distributed among the groups that are present."""
 
 
 @dataclass(frozen=True, slots=True)
