@@ -104,6 +104,7 @@ loss, steps, batch_size = nn.functional.cross_entropy, 3, 8
 """
 
 
+@pytest.mark.slow
 def test_the_commands_of_two_machines_train_the_script(tmp_path: Path) -> None:
     """With other ports, and with one rank for eight."""
     pytest.importorskip("torch")
