@@ -48,6 +48,6 @@ builder=${IMAGE_BUILDER-$(command -v buildah || command -v docker || echo)}
 if [ -n "$builder" ]; then
     "$builder" build ${PYTHON_IMAGE:+--build-arg "PYTHON_IMAGE=$PYTHON_IMAGE"} --tag "lighthouse-ft:$version" .
 else
-    echo "SKIPPED image: no buildah, no docker"
+    echo "SKIPPED image: no buildah or docker"
 fi
 ls -l dist

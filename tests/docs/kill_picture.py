@@ -104,7 +104,7 @@ def draw(run: Run) -> str:
         (GRAY, "$ ", (0, f"lighthouse-manager run --replica-id {VICTIM} ... train_ddp.py")),
         (WHITE, "$ ", (run.killed_at, f"kill -9 {run.victim}")),
         (RED, f"{VICTIM}: ", run.line(VICTIM, "rank 0 [^;]*SIGKILL")),
-        (GREEN, f"{PEER}: ", run.line(PEER, f"lost {VICTIM}")),
+        (GREEN, f"{PEER}: ", run.line(PEER, r"quorum \d+.* 2 (?:groups|in it)")),
         (AMBER, f"{VICTIM}: ", run.line(VICTIM, "healed from")),
         (WHITE, "", (began + length_s, f"step {last}: all three groups have the weights {weights[:12]}")),
     ):
