@@ -22,7 +22,7 @@ export PIP_NO_INPUT := 1
 # With it, each of the hundreds of processes of a test run compiles all that it imports.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test test-long lint site generate clean
+.PHONY: demo test test-long lint site release generate clean
 
 demo: $(VENV)/demo.stamp
 	$(BIN)/python -m examples.demo $(DEMO_ARGS)
@@ -42,6 +42,10 @@ lint: $(VENV)/test.stamp
 # The documentation site, into build/site. It needs nothing but the package index.
 site: $(VENV)/docs.stamp
 	$(BIN)/python -m mkdocs build --strict
+
+# Build and check what a release uploads; VERSION=0.1.0 sets the version. Nothing is published.
+release: $(VENV)/test.stamp site
+	PYTHON=$(BIN)/python deploy/release.sh
 
 # In an environment of its own: grpcio-tools takes an older protobuf than the daemons.
 generate: $(VENV)/generate.stamp
