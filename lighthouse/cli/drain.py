@@ -10,7 +10,7 @@ from lighthouse.cli.options import ClientOptions, control_options
 def drain(given: ClientOptions, replica_id: str, reason: str) -> None:
     """Ask a replica group to leave after its current step.
 
-    Returns once the group is asked; `lighthouse members` shows when it is gone.
+    Returns as soon as the group has the request; `lighthouse members` shows when it has left.
     """
     with given.connect() as client:
         client.drain(replica_id, reason, timeout_s=given.timeout)

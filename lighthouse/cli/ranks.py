@@ -21,7 +21,9 @@ _STYLES = {RankState.BEHIND: "red", RankState.LOST: "red", RankState.WAITING: "c
 @click.command()
 @client_options(job_help=EVERY_JOB)
 def ranks(given: ClientOptions) -> None:
-    """List where every rank is, the ranks behind first. During a stall, the verdict stands above them.
+    """List where every rank is, ranks that are behind first.
+
+    During a stall, the first line names the ranks that are behind.
 
     RANK: replica group and rank, or run and slot. GEN: of a run, the last generation in which the rank was active.
     BEAT: time since the last heartbeat of its process. STILL: time since its last progress.

@@ -15,10 +15,10 @@ from lighthouse_runtime.cli.terminal import printable
 @click.command()
 @run_options(default=None)
 def runs(given: ClientOptions) -> None:
-    """List the runs with their generation, ranks and restarts, and the groups under a supervisor.
+    """List the runs, their supervised groups and restarts.
 
-    A run that waits shows what it waits for; a stopped one, who stopped it. LEFT is the number of restarts that the
-    budget of a supervisor still allows. `lighthouse incidents` lists why generations and processes ended.
+    A waiting run shows what it waits for, a stopped run who stopped it. LEFT is the number of restarts that a
+    supervisor's budget still allows. `lighthouse incidents` lists why generations and processes ended.
     """
     with given.connect() as client:
         found = client.runs(given.run, timeout_s=given.timeout)

@@ -12,7 +12,7 @@ from lighthouse_runtime.cli.terminal import printable
 @click.command()
 @client_options(job_help=EVERY_JOB)
 def status(given: ClientOptions) -> None:
-    """Show each job's quorum, and why there is or is not one; and each run's generation and ranks."""
+    """Show whether each job makes progress, and if not, why."""
     answer = given.status(ranks=given.output == "json")  # a program gets what /status gives
     given.show(answer, lambda width: _lines(given, answer, width))
 

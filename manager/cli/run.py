@@ -33,14 +33,14 @@ from manager.supervisor.worker_host import WorkerHost
 @click.command(context_settings={"allow_interspersed_args": False})
 @options(SupervisorConfig, ENV_PREFIX)
 @options(ManagerConfig, ENV_PREFIX)
-@click.option("-m", "--module", is_flag=True, help="CMD is a Python module and its arguments, as with python -m.")
-@click.option("--parent-pid", type=int, hidden=True, help="End when this process, the starter, ends.")
+@click.option("-m", "--module", is_flag=True, help="Run CMD as a Python module, as python -m does.")
+@click.option("--parent-pid", type=int, hidden=True, help="Exit when this process exits.")
 @click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED, metavar="CMD...")
 def run(module: bool, parent_pid: int | None, command: tuple[str, ...], **values: Any) -> None:
-    """Run the ranks of a replica group, and restart them when they die.
+    """Run the ranks of a replica group and restart them when they die.
 
-    It serves as the group's manager, as `serve` does, and starts CMD for each rank. Ends with 0 when all ranks are
-    done, with 130 when the run was stopped, with 128 and its number after a signal (143 after SIGTERM).
+    Serves the group as `serve` does, and starts CMD for each rank. Exit status: 0 when all ranks are done, 130 when the
+    run was stopped, 128 plus the signal number after a signal (143 after SIGTERM).
     """
     words = _words(command, module)
     torchrun = read_torchrun(words, os.environ)
