@@ -166,9 +166,10 @@ class LighthouseService:
 
     def status(self, job: str = "", *, has_ranks: bool = False) -> LighthouseStatus:
         self._jobs.forget_quiet()
-        drivers = [self._jobs.find(job)] if job else list(self._jobs)
+        ended = self._jobs.ended(job)
+        drivers = list(self._jobs) if not job else [] if ended else [self._jobs.find(job)]
         uptime_s = time.monotonic() - self._started_at
-        status = tuple(driver.status(has_ranks=has_ranks) for driver in drivers)
+        status = (*(driver.status(has_ranks=has_ranks) for driver in drivers), *ended)
         return LighthouseStatus(
             VERSION, uptime_s, status, self._runs(job), self._is_insecure, time.time(), self._store(), self._http_port()
         )

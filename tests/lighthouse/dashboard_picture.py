@@ -58,7 +58,7 @@ def timeline(now: float) -> tuple[TimelineEntry, ...]:
         (240, TimelineKind.DRAINED, "d", ""),
         (239, TimelineKind.LEFT, "d", ""),
         (239, TimelineKind.QUORUM, "abc", "quorum 60: 3 participants at step 3980"),
-        (13, TimelineKind.STALL, "c", f"nothing moves for 61 s: {SUSPECT}"),
+        (13, TimelineKind.STALL, "c", f"nothing has moved for 61 s: {SUSPECT}"),
     )
     return tuple(TimelineEntry(now - ago, kind, tuple(names), 0, text) for ago, kind, names, text in said)
 
@@ -77,7 +77,7 @@ def incidents(now: float) -> tuple[IncidentSummary, ...]:
 def shown(now: float) -> JobStatus:
     members = group("a", 1), group("b", 2, heartbeat_age_s=0.7), group("c", 3), group("e", 5, 0, state=MemberState.IDLE)
     members = *members[:3], dataclasses.replace(members[3], is_participant=False, heartbeat_age_s=0.2, address="")
-    of = job(*members, name="llm-7b", quorum_id=60, explanation="3 participants train; 4 alive")
+    of = job(*members, name="llm-7b", quorum_id=60, explanation="3 of 4 groups")
     everywhere = tuple(rank for host, name in enumerate("abc", start=1) for rank in ranks(name, host))
     return dataclasses.replace(
         of,

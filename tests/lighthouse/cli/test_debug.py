@@ -60,7 +60,7 @@ def test_all_that_a_lighthouse_knows(tmp_path: Path) -> None:
     assert files["doctor.txt"].startswith(b"ok    address")
     summary = files["summary.txt"].decode()
     assert re.findall(r"^== (\w+)$", summary, re.MULTILINE) == ["status", "runs", "incidents", "doctor"]
-    assert summary.startswith("== status\nj: step 3: 1 participant trains")
+    assert summary.startswith("== status\ntraining: step 3, 1 of 1 groups\n")
     assert [job["quorum_id"] for job in json.loads(files["status.json"])["jobs"]] == [quorum_id]
     assert b"lighthouse_up 1.0" in files["http/metrics"]
     jobs = json.loads(files["journal.json"])["jobs"]

@@ -119,6 +119,6 @@ def test_stalls_and_their_end():
     job.history.stall(StallVerdict(Kind.BEHIND, behind, "b/0-1 behind in loader", 61.2), WALL)
     job.history.stall(None, WALL + 5)
     assert job.new() == [
-        "0 stall b nothing moves for 61 s: b/0-1 behind in loader",
+        "0 stall b nothing has moved for 61 s: b/0-1 behind in loader",
         "5 moves  something moves again",
     ]
