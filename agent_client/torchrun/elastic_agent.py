@@ -28,7 +28,10 @@ def extend() -> None:
     for name, wrap in (("_monitor_workers", _monitor), ("_rendezvous", _rendezvous), ("_invoke_run", _invoke_run)):
         original = getattr(LocalElasticAgent, name, None)
         if original is None:
-            log.warning("this version of torch has no LocalElasticAgent.%s: see docs/how-to/torchrun.md", name)
+            log.warning(
+                "this version of torch has no LocalElasticAgent.%s: see docs/how-to/torchrun.md",
+                name,
+            )
         elif not hasattr(original, _MARK):
             wrapped = functools.wraps(original)(wrap(original))
             setattr(wrapped, _MARK, True)
@@ -59,7 +62,7 @@ def _rendezvous(original: Callable[..., Any]) -> Callable[..., Any]:
                 is_ours = isinstance(handler, LighthouseRendezvous)
                 if not (is_ours and handler.is_over_within(handler.options.loss_timeout)):
                     raise
-                log.info("the nodes meet again: %s", e)
+                log.info("the nodes rendezvous again: %s", e)
 
     return rendezvous
 

@@ -109,7 +109,7 @@ def bundle(given: ClientOptions, out: Path | None, http_side: str | None, journa
         Part("journal.json", lambda: _json(journal_summary(journal or _journal_of(given.address)))),
     ]
     failed = write_bundle(path, parts, given.timeout + _SLACK_S)
-    missing = f"; not had: {', '.join(failed)} (NAME.error.txt says why)" if failed else ""
+    missing = f"; missing: {', '.join(failed)} (NAME.error.txt says why)" if failed else ""
     click.echo(f"wrote {path}: {len(parts)} parts{missing}")
 
 

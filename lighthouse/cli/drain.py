@@ -14,5 +14,5 @@ def drain(given: ClientOptions, replica_id: str, reason: str) -> None:
     """
     with given.connect() as client:
         client.drain(replica_id, reason, timeout_s=given.timeout)
-    said = f"replica group {replica_id} of job {given.job_name} drains"
+    said = f"replica group {replica_id} of job {given.job_name} is draining"
     given.confirm(said, replica_id=replica_id, reason=reason, draining=True)

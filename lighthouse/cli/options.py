@@ -160,7 +160,7 @@ def _takes_client_options(verb: Verb) -> Verb:
 def _read_coordinator(ctx: click.Context, param: click.Parameter, value: str) -> Coordinator:
     text = value.strip()
     if text.startswith("https://"):
-        why = "a lighthouse with TLS takes a join string, which `lighthouse token` prints, or --tls-ca"
+        why = "a lighthouse with TLS needs its join string, which `lighthouse token` prints, or --tls-ca"
         raise click.BadParameter(f"{text!r}: {why}; {EXAMPLE}", ctx, param)
     try:
         return parse_coordinator(text, "address")

@@ -29,5 +29,5 @@ def resume(given: ClientOptions) -> None:
     with given.connect() as client:
         was_held = any(run.stop is not None or run.excluded for run in client.runs(given.run, timeout_s=given.timeout))
         client.resume_run(timeout_s=given.timeout)
-    said = "is resumed" if was_held else "was not stopped, and excludes no host: nothing was to be resumed"
+    said = "is resumed" if was_held else "was not stopped and excludes no host; nothing to resume"
     given.confirm(f"run {given.run} of job {given.job_name} {said}", run=given.run, resumed=was_held)

@@ -77,7 +77,7 @@ def token(
         me = Principal(f"user {_user()}", frozenset({Role.OPERATE}))
         Audit(serving.credentials.parent / "audit.jsonl").act(me, "this host", "rotate", f"role={chosen}", f"now {new}")
     elif role is not None:
-        raise click.UsageError(f"{what} takes no second role; write `lighthouse token {what}`")
+        raise click.UsageError(f"{what} takes no second argument; write `lighthouse token {what}`")
     else:
         chosen = Role(what)
     where = parse_coordinator(host or own_name(), "--host", port).addresses
@@ -97,8 +97,8 @@ def _serving(port: int, folder: Path | None, journal: Path | None, *, make: bool
         load_or_make(folder, ("localhost", "127.0.0.1", "::1", own_name()))
     elif not (folder / FILE).exists():
         raise InvalidRequest(
-            f"there are none in {folder}: no lighthouse that other hosts reach has run on port {port} as this user; "
-            f"{_elsewhere()}start it (lighthouse serve), run this as its user, name its folder, or give --make",
+            f"no credentials in {folder}: this user has not run a lighthouse for other hosts on port {port}; "
+            f"{_elsewhere()}start it (lighthouse serve), run this as its user, set --credentials, or use --make",
             field="--credentials",
         )
     if found is not None and found.credentials == folder:
@@ -113,7 +113,7 @@ def _elsewhere() -> str:
     ports = served_ports()
     if not ports:
         return ""
-    return f"one has on {', '.join(map(str, ports[:PORTS_NAMED]))}: give that as --port, or "
+    return f"there is one on {', '.join(map(str, ports[:PORTS_NAMED]))}: set --port, or "
 
 
 def _user() -> str:

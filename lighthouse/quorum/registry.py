@@ -166,14 +166,14 @@ class JobRegistry:
             if driver.machine.job_end.step is not None:
                 newest = {**self._ended, driver.job: driver.status()}
                 self._ended = dict(list(newest.items())[-ENDED_SHOWN:])
-            driver.close("this job has gone quiet")
+            driver.close("this job has no members any more")
             del self._drivers[driver.job]
             self._reported.discard(driver.job)
             try:
                 self._memory.forget(driver.job)
             except LighthouseError as e:
                 log.warning(
-                    "job %s is quiet, and stays in the journal: %s",
+                    "cannot remove the finished job %s from the journal: %s",
                     driver.job,
                     e,
                     extra=event("job_not_forgotten", job=driver.job),
@@ -231,7 +231,7 @@ class JobRegistry:
         try:
             yield
         except LighthouseError as e:
-            log.critical("cannot go on without the journal: %s", e, extra=event("journal_failed"))
+            log.critical("shutting down: cannot write the journal: %s", e, extra=event("journal_failed"))
             self.close(f"the lighthouse cannot write its journal: {e}")
             self._give_up(1)
             raise

@@ -230,7 +230,7 @@ class LighthouseConfig:
             ("--tls-identities", self.tls_identities, "--tls-client-ca", self.tls_client_ca),
         ):
             if given is not None and other is None:
-                raise ValueError(f"{option} needs {needed}, too")
+                raise ValueError(f"{option} also needs {needed}")
         if self.insecure and self.asks_for_tls:
             raise ValueError("--insecure and --tls-cert or --tls-client-ca contradict each other; leave one out")
 

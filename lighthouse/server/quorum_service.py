@@ -122,7 +122,7 @@ class LighthouseService:
     ) -> lighthouse_pb2.LighthouseKillResponse:
         driver, member, reason = self._control(request, call)
         told = event("kill_asked", job=driver.job, replica_group=member.replica_id, peer=call.caller, reason=reason)
-        log.warning("%s asks to kill %s: %s", call.caller, member.replica_id, reason or "no reason given", extra=told)
+        log.warning("%s kills %s: %s", call.caller, member.replica_id, reason or "no reason given", extra=told)
         driver.note(TimelineKind.KILLED, (member.replica_id,), reason)
         why = f"by {call.caller}" + (f": {reason}" if reason else "")
         if not driver.tell(member, KillRequest(reason or f"killed {why}")):
@@ -135,7 +135,7 @@ class LighthouseService:
     ) -> lighthouse_pb2.LighthouseDrainResponse:
         driver, member, reason = self._control(request, call)
         told = event("drain_asked", job=driver.job, replica_group=member.replica_id, peer=call.caller, reason=reason)
-        log.info("%s asks to drain %s: %s", call.caller, member.replica_id, reason or "no reason given", extra=told)
+        log.info("%s drains %s: %s", call.caller, member.replica_id, reason or "no reason given", extra=told)
         if not driver.tell(member, DrainRequest(reason or f"drained by {call.caller}")):
             raise WrongState(
                 f"replica_id: {member.replica_id} holds no session, so it cannot be asked; kill it instead"

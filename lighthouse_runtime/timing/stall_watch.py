@@ -64,5 +64,5 @@ class StallWatch:
             self._log.warning("nothing has moved for %.0f s: %s", verdict.still_s, verdict.text, extra=told)
             self._told(verdict)
         elif verdict is None and before is not None:
-            self._log.info("something moves again", extra=event("moving", job=self._job))
+            self._log.info("progress resumed", extra=event("moving", job=self._job))
             self._told(None)

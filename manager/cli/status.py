@@ -58,6 +58,6 @@ def _rows(s: ManagerStatus) -> list[tuple[str, str]]:
         ("store", s.store_address),
         ("lighthouse", f"{s.lighthouse} {reachable}"),
         ("step", f"{s.step} in quorum {s.quorum_id}, {s.phase}{waiting}"),
-        ("quorum", f"held: {s.mode or 'not told'}, {s.grants} steps granted without asking the lighthouse"),
+        ("quorum", f"held: {s.mode or 'unknown'}, {s.grants} steps granted without asking the lighthouse"),
         ("decisions", f"{s.commits} committed, {s.discards} discarded"),
     ]

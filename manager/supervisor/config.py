@@ -37,7 +37,7 @@ class _Modules(click.ParamType):
         names = tuple(name.strip() for name in str(value).split(","))
         for name in names:
             if not all(part.isidentifier() for part in name.split(".")):
-                self.fail(f"{name!r} is no name of a module", param, ctx)
+                self.fail(f"{name!r} is not a module name", param, ctx)
         return names
 
 
@@ -162,7 +162,7 @@ class SupervisorConfig:
 
     def _check_fit(self) -> None:
         if self.health_check is not None and not _words(self.health_check):
-            raise ValueError(f"--health-check {self.health_check!r} is no command")
+            raise ValueError(f"--health-check {self.health_check!r} is not a command")
         if self.node_rank >= self.nnodes:
             raise ValueError(f"--node-rank {self.node_rank} is not below --nnodes {self.nnodes}; the first is 0")
         if self.node_rank > 0 and self.head is None:
@@ -183,7 +183,7 @@ class SupervisorConfig:
         if self.master_addr is not None and self.layout.world_size > 1:
             raise ValueError("--master-addr is for a supervisor of one rank, which has its RANK already")
         if self.chosen_store_port > 65535:
-            raise ValueError(f"--master-port {self.master_port} + {STORE_PORT_OFFSET} is no port; give --store-port")
+            raise ValueError(f"--master-port {self.master_port} + {STORE_PORT_OFFSET} is not a port; give --store-port")
 
     @property
     def layout(self) -> Layout:

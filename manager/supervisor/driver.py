@@ -57,14 +57,14 @@ class SupervisorDriver:
             case messages.RunCompleted(number):
                 self.feed(events.RunCompleted(f"the run has completed, with generation {number}"))
             case messages.HelloRejected(error):
-                self.feed(events.EndAsked(1, f"the lighthouse refuses this supervisor: {error}"))
+                self.feed(events.EndAsked(1, f"this supervisor was refused by the lighthouse: {error}"))
 
     def manager_ended(self, status: int) -> None:
         """The group's manager was drained, or cannot serve."""
         if status == 0:
             self.feed(events.EndAsked(0, "the group has left its quorum"))
         else:
-            self.feed(events.EndAsked(1, "its manager has no lighthouse, as it says above"))
+            self.feed(events.EndAsked(1, "its manager cannot use the lighthouse; see above"))
 
     def feed(self, event: events.Event) -> None:
         self._perform(self.machine.handle(event, self._clock()))

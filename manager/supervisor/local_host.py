@@ -183,6 +183,6 @@ class LocalHost:
         if status != 0 and not live.is_halted:
             reason = described(status) + (f": {ended.cause}" if ended.cause else "")
             told = event("rank_ended", rank=rank, reason=reason, attempt=live.attempt)
-            log.error("%s has ended by %s%s", self.plan.label(rank), reason, shown(ended.output), extra=told)
+            log.error("%s died: %s%s", self.plan.label(rank), reason, shown(ended.output), extra=told)
             self._lose(ProcessLost(process, reason, ended.output))
         self._tell(RankEnded(rank, live.attempt, status, ended.cause))

@@ -7,7 +7,7 @@ from tests.agent_client.ranks import RankError
 from tests.processes import Lighthouse, eventually
 
 TIMES = ("--join-timeout", "1s", "--heartbeat-timeout", "3s")
-REASON = r"holds step [67] of quorum 3 and rank [01] step [67] of quorum 3, and there is no other group to heal from"
+REASON = r"holds step [67] of quorum 3 and rank [01] step [67] of quorum 3, and no other group can heal them"
 
 
 def test_both_ranks_the_manager_and_the_lighthouse_say_why(job: Job, lighthouse: Lighthouse) -> None:

@@ -37,7 +37,9 @@ def test_its_mate_is_told_in_words_and_ends(job: Job, lighthouse: Lighthouse) ->
     stopped.begin("train")
     both_train(lighthouse.address)
     stopped.stop()
-    with pytest.raises(RankError, match="this replica group is lost: rank 1 has ended, and is not back; restart") as e:
+    with pytest.raises(
+        RankError, match="lost this replica group: rank 1 has ended and has not reconnected; restart"
+    ) as e:
         training.result(within_s=120.0)
     assert e.value.kind == "AgentError"
 

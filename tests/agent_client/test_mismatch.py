@@ -80,7 +80,7 @@ def test_a_mismatch_at_one_rank_ends_its_whole_group(job: Job) -> None:
     assert "mismatch" in pending[1].result(ENDS_WITHIN_S)
     with contextlib.suppress(RankError):  # it may learn of it in this step, or in the next
         assert not pending[0].result(ENDS_WITHIN_S)["committed"]
-    with pytest.raises(RankError, match="this replica group is lost: ScriptMismatch: step 1: this group"):
+    with pytest.raises(RankError, match="lost this replica group: ScriptMismatch: step 1: this group"):
         c0.begin("step", *RIGHT).result(ENDS_WITHIN_S)
     assert not any(each.result(ENDS_WITHIN_S)["committed"] for each in lost)
     assert all(step["committed"] for step in together(of_a, "step", *RIGHT))

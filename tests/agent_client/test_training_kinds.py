@@ -89,5 +89,5 @@ def test_a_model_that_moves_in_its_forward_pass_cannot_catch_up(make_job: MakeJo
     job = make_job(KINDS["moco"], heal_mode="catch_up")
     a = job.group("a")
     job.start(a)
-    with pytest.raises(RankError, match=r"heal_mode catch_up: not with .*, which moves in the forward pass; use"):
+    with pytest.raises(RankError, match=r"heal_mode catch_up: not with .*, which changes in the forward pass; use"):
         a.training[0].result()

@@ -96,7 +96,7 @@ def test_halves_of_two_groups_get_no_quorum_until_the_other_halves_come() -> Non
                 assert isinstance(answer, Assignment), f"{name}/{rank}: {answer}"
                 assert answer.replica_ids == ("a", "b")
             eventually(lambda: grid.worlds() == {World(16, 2, 0, 8)}, "all are there")
-            lighthouse.wait_for_log("every replica group is complete")
+            lighthouse.wait_for_log("all replica groups are complete")
 
 
 AGENT = """

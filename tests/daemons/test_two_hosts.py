@@ -183,7 +183,7 @@ class TestSilence:
             before = both.run()
             with elsewhere.unplugged() if what == "cable" else getattr(both, what).paused():
                 if what != "first":
-                    both.first.wait_for_log("host 1 has gone")
+                    both.first.wait_for_log("lost host 1")
                     eventually(lambda: not both.first.below, "its half has ended")
                 if what != "second":
                     both.second.wait_for_log("host 0 is away: .*silent for 10 s")

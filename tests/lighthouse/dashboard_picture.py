@@ -49,7 +49,7 @@ def timeline(now: float) -> tuple[TimelineEntry, ...]:
         (1700, TimelineKind.JOINED, "abcd", ""),
         (1699, TimelineKind.QUORUM, "abcd", "quorum 57: 4 participants at step 0"),
         (600, TimelineKind.KILLED, "b", "driver update"),
-        (599.9, TimelineKind.LOST, "b", "its connection has ended"),
+        (599.9, TimelineKind.LOST, "b", "its connection was lost"),
         (599, TimelineKind.QUORUM, "acd", "quorum 58: 3 participants at step 3316"),
         (571, TimelineKind.JOINED, "b", ""),
         (570, TimelineKind.QUORUM, "abcd", "quorum 59: 4 participants at step 3361"),

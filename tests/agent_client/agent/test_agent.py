@@ -120,7 +120,7 @@ def test_a_manager_that_is_gone_ends_the_rank(job: Job) -> None:
     [a] = job.groups("a", quorum_timeout_s=1.0, timeout_s=5.0, manager_restart_timeout_s=0.5)
     assert a.call("step")["committed"]
     job.managers["a"].kill()
-    with pytest.raises(RankError, match=r"the group's manager is gone: .* restart the group") as raised:
+    with pytest.raises(RankError, match=r"lost the group's manager: .* restart the group") as raised:
         a.call("steps", 3, within_s=30.0)
     assert raised.value.kind == "AgentError"
 

@@ -109,7 +109,7 @@ class TestServing:
         pair = Pair(stack, state_serving=StateServing.HOLD)
         pair.serve()
         pair.source.release(is_committed=True)
-        with pytest.raises(StateUnavailable, match="from a is not there: it answered 409"):
+        with pytest.raises(StateUnavailable, match="from a is not available: it answered 409"):
             pair.fetch()
 
     @pytest.mark.parametrize(
@@ -210,7 +210,7 @@ class TestHolding:
         for side in (pair.source, pair.target):
             side.revoke(quorum_id, "c is lost")
         pair.source.release(is_committed=True)
-        with pytest.raises(StateUnavailable, match="given up: c is lost"):
+        with pytest.raises(StateUnavailable, match="canceled: c is lost"):
             running.result(60)
 
     def test_an_older_revoke_does_nothing(self, transfer: tuple[Pair, Any]) -> None:

@@ -101,4 +101,4 @@ def test_a_defect_here_is_logged_and_ends_nothing(
     progress, say = sampled
     monkeypatch.setattr(progress, "sample", lambda: 1 / 0)
     assert say() is None
-    assert "where this rank is cannot be told" in caplog.text
+    assert "cannot report the progress of this rank" in caplog.text

@@ -127,7 +127,7 @@ def test_the_lighthouse_restarts_and_the_nodes_train_on(tmp_path: Path) -> None:
             port = first.port
         stack.enter_context(Lighthouse(*journal, "--bind", f"127.0.0.1:{port}"))
         for node in nodes:
-            node.wait_for_log("^lighthouse back")
+            node.wait_for_log("^lighthouse reachable again")
         assert rounds(nodes) == before
         nodes[0].die()
         run_together(nodes[1:], after=before)

@@ -136,15 +136,13 @@ class TestOneRank:
         with make_agent(2) as other:
             assert CheckpointFolder(tmp_path, other).resume()
             assert other.current_step == 1
-        assert (
-            f"a checkpoint is passed over: {path} cannot be used: {path}/rank-0/__0_0.distcp is damaged" in caplog.text
-        )
+        assert f"skipped a checkpoint: {path} cannot be used: {path}/rank-0/__0_0.distcp is damaged" in caplog.text
 
     def test_files_that_cannot_be_used_are_an_error(self, agent: Agent, tmp_path: Path) -> None:
         path = save(CheckpointFolder(tmp_path, at(agent, 1, 1)))
         with make_agent(2) as other:
             path.rename(tmp_path / "step-000000000009-quorum-1")
-            with pytest.raises(AgentError, match="holds step 1, not what its name says.* or remove the files"):
+            with pytest.raises(AgentError, match="holds step 1, which does not match its name.* or remove the files"):
                 CheckpointFolder(tmp_path, other).resume()
             path = path.with_name("step-000000000009-quorum-1").rename(path)
             damage(path)
@@ -525,7 +523,7 @@ class TestGroup:
             group.save(step)
         for error in Group(folders[::-1]).errors:
             assert isinstance(error, AgentError)
-            assert "start each rank on the host on which it was" in str(error)
+            assert "start each rank on the host where it ran" in str(error)
 
     @pytest.mark.parametrize("is_shared", [True, False])
     def test_fewer_ranks(self, tmp_path: Path, *, is_shared: bool) -> None:

@@ -60,7 +60,7 @@ def test_a_good_host_has_a_line_for_each_check_and_is_healthy() -> None:
         ("lighthouse", "ok", "version 0.1.0 at coordinator:29510 answers after 20 ms, and leads"),
         ("tls", "ok", "the lighthouse's certificate is valid for 80 more days"),
         ("tls", "ok", "the lighthouse's certificate is trusted by the pin of the join string"),
-        ("token", "ok", "a token of role join is accepted; it is valid until it is rotated away"),
+        ("token", "ok", "a token of role join is accepted; it is valid until it is rotated"),
         ("clock", "ok", "this host's clock is within 1 s of the lighthouse's"),
         ("versions", "ok", "python 3.12.0, torch not installed"),
         ("store", "ok", "the lighthouse writes to its journal, term 3"),

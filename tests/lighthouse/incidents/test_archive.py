@@ -33,7 +33,7 @@ class TestArchive:
             kept.put(incident(f"i{number:03}", job="j" if number % 2 else "k"))
         assert len(kept.summaries()) == LIMIT
         assert [summary.id for summary in kept.summaries("j")[:2]] == ["i209", "i207"]
-        with pytest.raises(UnknownName, match="there is no incident 'i005'; the newest: i209, i208"):
+        with pytest.raises(UnknownName, match="no incident 'i005'; the newest: i209, i208"):
             kept.get("i005")
 
     def test_a_change_moves_nothing(self):

@@ -71,7 +71,7 @@ class Stage:
         return wanted.id
 
     def lost(self, *names: str, seen_at: float | None = None, quorum_id: int = 7, is_asked: bool = False):
-        losses = [MemberLost(name, quorum_id, "its connection has ended", seen_at) for name in names]
+        losses = [MemberLost(name, quorum_id, "its connection was lost", seen_at) for name in names]
         return self.told([e for loss in losses for e in self.machine.lost(loss, self.now, UNIX_S, is_asked=is_asked)])
 
     def took(self, id: str, *names: str) -> list[machine.Effect]:

@@ -68,7 +68,7 @@ def test_the_log_says_who_is_behind_over_groups(job: Job, caplog: pytest.LogCapt
     assert job.shown()[0] == ("b", 1, "behind")
     job.places.take("b", job.b)
     job.loop.go(2)
-    assert caplog.messages[1:] == ["something moves again"]
+    assert caplog.messages[1:] == ["progress resumed"]
 
 
 def test_a_lighthouse_that_was_held_up_judges_nobody_for_that_time(job: Job, caplog: pytest.LogCaptureFixture):

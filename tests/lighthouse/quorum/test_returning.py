@@ -79,7 +79,7 @@ class TestPhases:
         assert standing.pass_time(4.99) is None
         order = standing.pass_time(5)
         assert order is not None
-        assert (order.phase, order.reason) == (QuorumPhase.REVOKED, "not back within the lease: a, c")
+        assert (order.phase, order.reason) == (QuorumPhase.REVOKED, "not reconnected within the lease: a, c")
         assert standing.pass_time(6) is None
 
     def test_while_some_still_come_back_the_others_are_waited_for(self):

@@ -174,7 +174,7 @@ class TestCatchUp:
         worker = stage.workers[0]
         entry = RankHello(worker.rank, stage.terms, generation=0)
         effects = stage.machine.handle(RankJoined(entry, 99), stage.now)
-        assert effects == [Interrupted(0, "this generation is over", (worker.rank,))]
+        assert effects == [Interrupted(0, "this generation has ended", (worker.rank,))]
 
 
 class TestIdentity:

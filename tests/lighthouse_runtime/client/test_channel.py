@@ -38,7 +38,7 @@ NO_NAME = "errors resolving x:1: [field:hostname lookup error:address lookup fai
         (S.UNAVAILABLE, "connection refused", Unreachable, "h:1 is unreachable: connection refused"),
         (S.CANCELLED, "", Unreachable, "h:1 is unreachable"),
         (S.DEADLINE_EXCEEDED, "", DeadlinePassed, "h:1 gave no answer within 2 s"),
-        (S.INTERNAL, "Internal error from Core", Unreachable, "h:1 has ended the stream while it was written to"),
+        (S.INTERNAL, "Internal error from Core", Unreachable, "h:1 closed the stream during a write"),
         (S.INTERNAL, "oops", InternalError, "oops"),
         (S.UNAVAILABLE, REFUSED, Unreachable, "h:1 is unreachable: nothing listens there (connection refused)"),
         (S.UNAVAILABLE, HTTP, WrongProtocol, "h:1 is unreachable: an HTTP port and no gRPC port; a lighthouse"),

@@ -174,7 +174,7 @@ def wrong(authority: Authority, case: str) -> tuple[Coordinator, type[Lighthouse
             return authority.at(there.port), Untrusted, "certificate is not valid yet; this host's clock says"
         case "name":
             there = authority.serve(authority.credentials("other.internal"))
-            return authority.at(there.port), Untrusted, "the certificate there does not fit the join string"
+            return authority.at(there.port), Untrusted, "the certificate does not match the join string"
         case "http":
             return authority.at(authority.https()), WrongProtocol, "an HTTP port and no gRPC port; a lighthouse listens"
         case "plain":

@@ -59,7 +59,7 @@ def test_says_it_once_and_when_it_is_over(scene: Scene, watch: StallWatch, caplo
     assert caplog.messages[1:] == ["nothing has moved for 179 s: 1 behind in loader; no beat from 1"]
     scene.moved_at = scene.loop.now
     scene.loop.go(2)
-    assert caplog.messages[2:] == ["something moves again"]
+    assert caplog.messages[2:] == ["progress resumed"]
     assert scene.told == ["1 behind in loader", "1 behind in loader; no beat from 1", "moves"]
 
 
