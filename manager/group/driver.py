@@ -361,7 +361,8 @@ class GroupDriver:
                     self._waits.end()
                 case events.FailureReported(rank, reason, is_known):
                     if is_known:
-                        log.error("rank %d failed: %s", rank, reason, extra=event("rank_failed", rank=rank))
+                        level = logging.INFO if reason.startswith("KeyboardInterrupt") else logging.ERROR  # Ctrl-C
+                        log.log(level, "rank %d failed: %s", rank, reason, extra=event("rank_failed", rank=rank))
                     else:
                         told = event("unknown_process_failed", rank=rank)
                         log.info("an unknown process reported that rank %d failed: %s", rank, reason, extra=told)

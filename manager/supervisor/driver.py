@@ -83,8 +83,8 @@ class SupervisorDriver:
     def _perform(self, effects: Sequence[events.Effect]) -> None:
         for effect in effects:
             match effect:
-                case events.Logged(text):
-                    log.warning("%s", text, extra=event("supervision"))
+                case events.Logged(text, is_asked):
+                    log.log(logging.INFO if is_asked else logging.WARNING, "%s", text, extra=event("supervision"))
                 case events.Start(host, ranks, attempt):
                     self._group.start(host, ranks, attempt)
                 case events.Halt(host, ranks, grace_s):

@@ -77,7 +77,7 @@ class HeadHost:
             self._systemd.ready()
             over = await self._over
             self._systemd.stopping()
-            (log.info if over.status == 0 else log.error)(
+            (log.info if over.status == 0 or self._leaving else log.error)(
                 "ends with %d: %s", over.status, over.why, extra=event("supervisor_ends", status=over.status)
             )
             await self._end(over)

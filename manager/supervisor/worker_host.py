@@ -71,7 +71,7 @@ class WorkerHost:
         try:
             over = await self._end_of
             systemd.stopping()
-            (log.info if over.status == 0 else log.error)(
+            (log.info if over.status == 0 or self._signals else log.error)(
                 "ends with %d: %s", over.status, over.why, extra=event("supervisor_ends", status=over.status)
             )
             if over.excluded:

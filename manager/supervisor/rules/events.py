@@ -137,6 +137,7 @@ class Logged:
     """For the log: what was decided, and why."""
 
     text: str
+    is_asked: bool = False  # by a person, so it is no warning
 
 
 @dataclass(frozen=True, slots=True)

@@ -143,7 +143,7 @@ def test_a_refusal_by_the_lighthouse_is_said_and_no_busy_loop(job: Job) -> None:
     except RankError as e:
         assert e.kind == "AgentError"
         tried = 1
-    assert "replica groups of one job have the same size" in job.log("b")
+    assert "replica groups of one job need the same size" in job.log("b")
     assert tried <= 10 * tried_for_s, f"{tried} steps tried and refused in {tried_for_s:g} s"
 
 
