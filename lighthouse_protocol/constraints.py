@@ -42,9 +42,7 @@ def check_count(value: int, field: str) -> int:
 
 def check_seconds(value: float, field: str) -> float:
     if not 0 < value <= MAX_SECONDS:
-        raise InvalidRequest(
-            f"is {value}; it must be a positive number of seconds, at most {MAX_SECONDS:g}", field=field
-        )
+        raise InvalidRequest(f"is {value}; it is a positive number of seconds, at most {MAX_SECONDS:g}", field=field)
     return value
 
 

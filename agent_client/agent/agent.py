@@ -319,9 +319,7 @@ class Agent:
         """
         tag, batches = self._machine.tag, self._machine.batches_committed
         if self._machine.distrust is not None:
-            raise AgentError(
-                f"state_dict: {self._machine.distrust.text}; do not save this state until the group has healed"
-            )
+            raise AgentError(f"state_dict: {self._machine.distrust.text}; do not save this state before it heals")
         if self._catch_up is not None:
             tag, batches = self._catch_up.held
         return {"step": tag.step, "tag_quorum_id": tag.quorum_id, "batches_committed": batches}

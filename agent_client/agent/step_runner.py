@@ -245,9 +245,7 @@ class StepRunner:
             own = digest.read()
             contributors = self._exchange_digests(Kind.GRADIENTS, own if self.machine.contributes else None)
             if assignment.catches_up and differs(own, contributors):
-                reasons.append(
-                    f"step {self.machine.step}: this group's gradients differ from those that the others apply"
-                )
+                reasons.append(f"step {self.machine.step}: its gradients differ from those of the other groups")
 
         self._guarded("comparing gradients", compare)
         return "".join(reasons)
@@ -257,8 +255,7 @@ class StepRunner:
         machine = self.machine
         if machine.must_install and not machine.heals_first:
             log.warning(
-                "step %d has begun, but the peers have another state; this group heals before the next step",
-                machine.step,
+                "step %d has begun with another state than the peers have; healing before the next", machine.step
             )
             if assignment.place is not None:
                 self._guarded("healing", _refuse_to_count)

@@ -134,7 +134,7 @@ class CatchUpDriver:
     def reject(self, reason: str) -> None:
         """What this rank would keep is not what its peers apply: it cannot follow them, and heals plainly."""
         if self.machine.follows and not self.machine.heals_plainly:  # until the next quorum it goes on differing
-            log.error("stopped catching up, this group heals by copying the state instead: %s", reason)
+            log.error("catching up failed, healing by copying the state instead: %s", reason)
             self._drop_transfer(reason)
             self.machine.failed(is_hopeless=True)
 
@@ -198,9 +198,7 @@ class CatchUpDriver:
                 parameter.grad = None
             kept = PendingStep(tag, owner.share.divisor, _Step(taken, buffers, moves, is_first=not machine.kept))
         elif machine.keeps:
-            log.warning(
-                "catching up: no memory for another step's gradients; this group heals by copying the state instead"
-            )
+            log.warning("catching up: no memory for another step's gradients; healing by copying the state")
         machine.committed(kept, tag)
         if not machine.keeps:
             self._drop_transfer("what it is for is not kept")

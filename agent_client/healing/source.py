@@ -148,9 +148,7 @@ class HealSource:
         if keeps:
             self._keep(assignment, state, beside)
         elif beside:
-            log.warning(
-                "no memory for a copy of the state: a group that catches up must heal from another group, or blocking"
-            )
+            log.warning("no memory for a copy of the state: a group that catches up must use another source, or block")
         if offers:
             self._server.publish(key_of(assignment, self._group_rank), state, assignment.secret)
             self._is_read_in_place = not copies

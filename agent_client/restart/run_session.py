@@ -40,9 +40,7 @@ class RunSession:
             raise ConfigurationError("LIGHTHOUSE_ADDRESS is not set; use_global_iteration=True needs a lighthouse")
         self._key = (launch.lighthouse, launch.job, launch.run)
         if self._key in _completed:
-            raise ConfigurationError(
-                f"run {launch.run!r} is complete; start the next one with another LIGHTHOUSE_RUN_ID"
-            )
+            raise ConfigurationError(f"run {launch.run!r} is complete; set another LIGHTHOUSE_RUN_ID for the next")
         self.client = LighthouseClient(launch.lighthouse, job=launch.job, run=launch.run)
         self.run = launch.run
         self.slot = launch.slot

@@ -28,10 +28,7 @@ def extend() -> None:
     for name, wrap in (("_monitor_workers", _monitor), ("_rendezvous", _rendezvous), ("_invoke_run", _invoke_run)):
         original = getattr(LocalElasticAgent, name, None)
         if original is None:
-            log.warning(
-                "this version of torch has no LocalElasticAgent.%s: see docs/how-to/torchrun.md",
-                name,
-            )
+            log.warning("this version of torch has no LocalElasticAgent.%s: see docs/how-to/torchrun.md", name)
         elif not hasattr(original, _MARK):
             wrapped = functools.wraps(original)(wrap(original))
             setattr(wrapped, _MARK, True)

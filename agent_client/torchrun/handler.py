@@ -104,7 +104,7 @@ class LighthouseRendezvous(RendezvousHandler):
         if not self._close(self._live_node()):
             limit_s = self.options.close_timeout
             raise RendezvousTimeoutError(
-                f"the lighthouse was not told within {limit_s:g} s (close_timeout) that {self.get_run_id()} is closed"
+                f"cannot tell the lighthouse within {limit_s:g} s (close_timeout) that {self.get_run_id()} is closed"
             )
 
     def num_nodes_waiting(self) -> int:

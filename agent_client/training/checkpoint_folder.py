@@ -305,9 +305,7 @@ class CheckpointFolder:
         )
         text = f"{self._folder}: no checkpoint can be used by all ranks (usable steps of {steps})"
         if not lost:
-            log.warning(
-                "%s: no checkpoint was ever complete, so training begins at step 0. %s", text, "; ".join(reasons)
-            )
+            log.warning("%s: none was ever complete, so training starts at step 0. %s", text, "; ".join(reasons))
             return
         if old:
             reasons.append(f"{old[0].name} is of an older format: resume it with the version that wrote it")

@@ -87,9 +87,7 @@ class Listener(TCPServer):
             hosts = [_peer(connection) for connection in self._connections]
         if len(hosts) < MAX_CONNECTIONS and hosts.count(client_address[0]) < MAX_CONNECTIONS_OF_A_HOST:
             return False
-        logger.warning(
-            "too many connections for the state: %d; refused another one from %s", len(hosts), client_address[0]
-        )
+        logger.warning("too many connections for the state: %d; refused one from %s", len(hosts), client_address[0])
         return True
 
     def _makes_room(self, client_address: Any) -> bool:

@@ -13,9 +13,7 @@ from lighthouse_runtime.cli.durations import format_duration
 
 
 @click.command()
-@click.option(
-    "--kind", type=click.Choice([kind.value for kind in IncidentKind]), help="Show only incidents of this kind."
-)
+@click.option("--kind", type=click.Choice([kind.value for kind in IncidentKind]), help="Show only this kind.")
 @client_options(job_help=EVERY_JOB)
 def incidents(given: ClientOptions, kind: str | None) -> None:
     """List incidents, newest first.
@@ -55,5 +53,5 @@ _COLUMNS: Sequence[Column[IncidentSummary]] = (
     Column("NOTICED", lambda i: _after(i.noticed_s), is_number=True, keep=0),
     Column("RECOVERED", lambda i: _after(i.step_s), _style, is_number=True, keep=3),
     Column("BACK", lambda i: _after(i.back_s), is_number=True, keep=2),
-    Column("WHAT", lambda i: i.text, comfort=36),
+    Column("WHAT", lambda i: i.text, comfort=36, is_prose=True),
 )

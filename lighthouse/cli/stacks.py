@@ -14,7 +14,7 @@ from lighthouse_protocol.messages.incident import gathered_document
     "ranks",
     metavar="RANK",
     multiple=True,
-    help="Rank b/1, or b for all ranks of that group. May be repeated.  [default: all]",
+    help="b/1, or b for all its ranks. May be repeated.  [default: all]",
 )
 @client_options(job_help=f"Job of the ranks.  [default: {DEFAULT_JOB}]", timeout="15s")
 def stacks(given: ClientOptions, ranks: tuple[str, ...]) -> None:

@@ -173,7 +173,7 @@ class JobRegistry:
                 self._memory.forget(driver.job)
             except LighthouseError as e:
                 log.warning(
-                    "cannot remove the finished job %s from the journal: %s",
+                    "cannot remove the inactive job %s from the journal: %s",
                     driver.job,
                     e,
                     extra=event("job_not_forgotten", job=driver.job),

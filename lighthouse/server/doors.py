@@ -137,9 +137,7 @@ class Doors:
         if files is not None and credentials is not None:
             try:
                 if credentials.ca_pin and renew_if_due(credentials, self._names()):
-                    log.info(
-                        "created a new server certificate in %s", credentials.folder, extra=event("certificate_made")
-                    )
+                    log.info("new server certificate in %s", credentials.folder, extra=event("certificate_made"))
                 if self._config.tls_cert is not None:
                     self._note("certificate_expires", _expiry(self._config.tls_cert))
             except (OSError, ValueError) as e:

@@ -20,9 +20,7 @@ from manager.server.config import ENV_PREFIX, ManagerConfig
 @click.command()
 @options(ManagerConfig, ENV_PREFIX)
 @click.option("--parent-pid", type=int, hidden=True, help="Exit when this process exits.")
-@click.option(
-    "--announce-fd", type=int, hidden=True, help="Write the advertised address to this descriptor when ready."
-)
+@click.option("--announce-fd", type=int, hidden=True, help="Write the address to this descriptor when ready.")
 def serve(parent_pid: int | None, announce_fd: int | None, **values: Any) -> None:
     """Serve a replica group whose ranks something else starts.
 

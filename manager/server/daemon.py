@@ -135,7 +135,7 @@ class ManagerDaemon:
             await link.run(driver.opened, driver.received, driver.closed)
         except LighthouseError as e:
             log.error(
-                "cannot use the lighthouse: %s; fix --lighthouse (LIGHTHOUSE_ADDRESS)", e, extra=event("no_lighthouse")
+                "cannot use the lighthouse: %s; fix LIGHTHOUSE_ADDRESS or --lighthouse", e, extra=event("no_lighthouse")
             )
             self._end(MISCONFIGURED)
 

@@ -93,17 +93,12 @@ class SupervisorConfig:
         None, "Command to run before each start; if it fails, the host is excluded. Default: none.", metavar="CMD"
     )
     health_check_timeout_s: float = setting(60.0, "Timeout of --health-check.", kind=Duration())
-    node_timeout_s: float = setting(
-        600.0, "Maximum time that the replica group waits for a missing host.", kind=Duration()
-    )
+    node_timeout_s: float = setting(600.0, "Maximum time to wait for a missing host of the group.", kind=Duration())
     termination_grace_s: float = setting(
         10.0, "Time from SIGTERM to SIGKILL of ranks; at most 1 s when the run is stopped.", kind=Duration()
     )
     log_dir: Path | None = setting(
-        None,
-        "Folder for the ranks' output, one file per rank and attempt. Default: none.",
-        kind=_FOLDER,
-        metavar="FOLDER",
+        None, "Folder for output, one file per rank and attempt. Default: none.", kind=_FOLDER, metavar="FOLDER"
     )
     trace_dir: Path | None = setting(
         None,

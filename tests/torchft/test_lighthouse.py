@@ -125,7 +125,7 @@ def test_a_timeout_raises_timeout_error_with_the_reason(pair: tuple[Stock, Light
     [
         ({"replica_id": ""}, "replica_id: is empty"),
         ({"replica_id": "a b"}, "replica_id: 'a b' has ' '"),
-        ({"replica_id": "a", "address": "http://0.0.0.0:1"}, "address: .*nobody's address"),
+        ({"replica_id": "a", "address": "http://0.0.0.0:1"}, "address: .*not reachable"),
         ({"replica_id": "a", "step": -1}, "step: is -1"),
         ({"replica_id": "a", "data": {"x": "y" * 5000}}, "data: has 50.. bytes"),
     ],

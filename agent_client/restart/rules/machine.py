@@ -301,9 +301,7 @@ class RankMachine:
         silent_at = self._silent_at()
         if silent_at is None or now < silent_at or self.generation is None:
             return []
-        reason = (
-            f"no ping for {self.config.soft_timeout_s:g} s (soft_timeout): call ping() during long operations as well"
-        )
+        reason = f"no ping for {self.config.soft_timeout_s:g} s (soft_timeout): call ping() in long operations, too"
         self._failure = FailureReport(self.generation, reason)
         self._interrupt(self._failure.reason, now)
         return [*self._send(self._failure), *self._leaving.tick(now)]

@@ -247,7 +247,7 @@ class Presence:
             return
         leaving, self._leaving = self._leaving, []
         for session in leaving:
-            self._emit(events.SessionRefused(session, None, "the group has left"))
+            self._emit(events.SessionRefused(session, None, "as requested"))
 
     # -- time
 

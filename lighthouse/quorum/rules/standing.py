@@ -239,7 +239,7 @@ class Standing:
         if held is None or self.quorum is None or held.quorum_id != self.quorum.quorum_id:
             return None  # its join will say more
         if held.mode is HoldState.REVOKED:
-            return self.revoke(f"{replica_id} has given it up")
+            return self.revoke(f"{replica_id} left it")
         if held.mode is HoldState.LEAVING:
             return self._leave(holder, replica_id, held.granted, now)
         if self.phase is QuorumPhase.RETURNING:

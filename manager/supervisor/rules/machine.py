@@ -279,7 +279,7 @@ class SupervisorMachine:
         if known is not None and kill_at >= known.kill_at:
             return []
         self._ending = _Ending(status, why, kill_at) if known is None else replace(known, kill_at=kill_at)
-        noted: list[events.Effect] = [events.Logged(why, math.isinf(grace_s))] if known is None else []
+        noted: list[events.Effect] = [events.Logged(why, status == 0 or math.isinf(grace_s))] if known is None else []
         if self._ending.is_leaving:
             return noted
         return noted + [effect for unit in self.units for effect in self._halt(unit, grace_s)]

@@ -201,7 +201,7 @@ class TestRevoke:
         """Their collectives end with its connections, and what they say may come first."""
         standing = formed()
         order = says(standing, "b", "revoked", 5)
-        assert order == QuorumOrder(QUORUM_ID, QuorumPhase.REVOKED, reason="b has given it up")
+        assert order == QuorumOrder(QUORUM_ID, QuorumPhase.REVOKED, reason="b left it")
         assert standing.lose("a", "i1", "ended") == QuorumOrder(
             QUORUM_ID, QuorumPhase.REVOKED, reason="a: ended", lost="a"
         )
