@@ -54,7 +54,7 @@ def test_a_supervisor_starts_the_group_again(tmp_path: Path) -> None:
         pids = {rank["group_rank"]: rank["pid"] for rank in both_train(cluster.lighthouse_address)}
         os.kill(pids[1], signal.SIGSTOP)
         [log] = [group.log for group in cluster.groups]
-        eventually(lambda: "its process is still there" in log.read_text(), "rank 1 is given up", within_s=120.0)
+        eventually(lambda: "its process is still running" in log.read_text(), "rank 1 is given up", within_s=120.0)
 
         def are_new() -> bool:
             return not set(pids.values()) & {rank["pid"] for rank in ranks_of(cluster.lighthouse_address)}

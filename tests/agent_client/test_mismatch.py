@@ -66,7 +66,7 @@ def test_data_that_each_group_divides_for_itself(job: Job) -> None:
     job.wait_joined("b")
     a.call("steps", 5, *RIGHT)
     of_b.result()
-    told = "a DistributedSampler divides its 40 samples among 1 ranks, those of this replica group alone"
+    told = "a DistributedSampler divides its 40 samples among the 1 ranks of this replica group only"
     assert [job.log(name).count(told) for name in ("a", "b")] == [1, 1]
 
 

@@ -17,7 +17,7 @@ QUICK = {("scaler", "blocking"), ("scaler", "catch_up"), ("ema_of_buffers", "cat
 FOLLOWED_STEPS = 4
 """Before a transfer that is held begins."""
 GIVEN_UP = (
-    "catching up is given up, this group heals plainly: step \\d+: the gradients here are not those that the others"
+    "catching up failed, healing by copying the state instead: step \\d+: its gradients differ from those of the other"
 )
 CELLS = [
     pytest.param(kind, mode, marks=[] if (kind, mode) in QUICK else pytest.mark.slow)

@@ -39,7 +39,7 @@ class TestEnds:
             assert supervisor.wait() == 0
             log = supervisor.log()
         assert "a/1 died: SIGSEGV\n    | bad luck" in log
-        assert "rank 1 died: SIGSEGV; the group is started again" in log
+        assert "rank 1 died: SIGSEGV; the group restarts" in log
         assert "started ranks [0, 1], attempt 1" in log
 
     def test_a_crash_at_the_start_is_not_repeated_for_ever(self, lighthouse: Lighthouse) -> None:

@@ -186,7 +186,7 @@ class TestSilence:
                     both.first.wait_for_log("lost host 1")
                     eventually(lambda: not both.first.below, "its half has ended")
                 if what != "second":
-                    both.second.wait_for_log("host 0 is away: .*silent for 10 s")
+                    both.second.wait_for_log("host 0 is unreachable: .*silent for 10 s")
                     eventually(lambda: not both.second.below, "the other half has ended")
             both.restarts_whole_and_stops(before)
 

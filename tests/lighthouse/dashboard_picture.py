@@ -66,7 +66,7 @@ def timeline(now: float) -> tuple[TimelineEntry, ...]:
 def incidents(now: float) -> tuple[IncidentSummary, ...]:
     stall = IncidentSummary("20261122-101501", "llm-7b", IncidentKind.STALL, SUSPECT, ("c/1",), now - 13, 61.0)
     loss = IncidentSummary(
-        "20261122-100514", "llm-7b", IncidentKind.LOSS, "b was lost: its connection has ended", ("b",), now - 600, 0.004
+        "20261122-100514", "llm-7b", IncidentKind.LOSS, "b was lost: its connection was lost", ("b",), now - 600, 0.004
     )
     return (
         dataclasses.replace(stall, evidence_s=61.9, acted_s=61.9, action="notify"),

@@ -173,7 +173,7 @@ def test_its_clients_train_by_a_port_of_their_own_beside_tls(stock: StockTorchft
     options = ("--bind", "[::]:0", "--http", "[::]:0", "--credentials", str(tmp_path / "credentials"))
     plain = ("--torchft-listen", f"{LOCALHOST}:0", "--min-replicas", "2")
     with Lighthouse(*options, *plain, env={"XDG_STATE_HOME": str(tmp_path)}) as lighthouse:
-        port = lighthouse.wait_for_log(r"torchft's clients without TLS on port (\d+)")[1]
+        port = lighthouse.wait_for_log(r"torchft clients are served without TLS on port (\d+)")[1]
         client = stock.lighthouse_client(f"{LOCALHOST}:{port}")
         first = one_quorum(client.join("b"), client.join("a"))
         assert first[1] == ["a", "b"]

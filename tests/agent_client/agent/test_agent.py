@@ -129,7 +129,7 @@ def test_a_rank_that_raises_says_why_before_it_dies(job: Job) -> None:
     [a] = job.groups("a")
     assert a.call("step")["committed"]
     a.call("fail", "the loss is not a number")
-    assert "rank 0 has failed: ValueError: the loss is not a number" in job.log("a-manager")
+    assert "rank 0 failed: ValueError: the loss is not a number" in job.log("a-manager")
 
 
 def test_a_refusal_by_the_lighthouse_is_said_and_no_busy_loop(job: Job) -> None:

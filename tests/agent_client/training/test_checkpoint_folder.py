@@ -124,7 +124,7 @@ class TestOneRank:
                 save(checkpoints)
         steps = [name[:17] for name in names(tmp_path)]
         assert steps == ["step-000000000002", "step-000000000003", "step-000000000050"]
-        assert "holds checkpoints up to step 50, which this run has not resumed" in caplog.text
+        assert "holds checkpoints up to step 50 that this run has not resumed" in caplog.text
 
     def test_a_damaged_one_is_passed_over_by_name(
         self, agent: Agent, tmp_path: Path, caplog: pytest.LogCaptureFixture
@@ -486,7 +486,7 @@ class TestGroup:
         Group(folders).save(5, ranks=[0])
         group = Group(folders)
         assert group.resumed == [False, False]
-        assert "none was ever complete, so training begins at step 0" in caplog.text
+        assert "none was ever complete, so training starts at step 0" in caplog.text
         group.save(5)
         group.save(10)
         assert [len(names(folder)) for folder in folders] == [2, 2], "that of the first life is gone"
@@ -541,7 +541,7 @@ class TestGroup:
             group = Group([tmp_path] * 3)
         assert group.resumed == [True] * 3
         assert [agent.state.tensor.tolist() for agent in group.ranks] == [[50.0] * 3] * 3
-        assert "was saved by 1 ranks: rank 2 takes what rank 0 has saved, and keeps the random numbers" in caplog.text
+        assert "was saved by 1 ranks: rank 2 loads the part of rank 0, and keeps the random numbers" in caplog.text
         assert torch.equal(torch.get_rng_state(), drawn)
         group.save(10)
         assert Group([tmp_path] * 3).holds(10)

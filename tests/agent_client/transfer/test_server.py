@@ -358,7 +358,7 @@ class TestFailingSource:
                 fetch(address, KEY, 60)
 
     def test_an_unknown_host(self) -> None:
-        with pytest.raises(StateUnavailable, match="no checkpoint server answers there"):
+        with pytest.raises(StateUnavailable, match="no checkpoint server answers"):
             fetch("http://no-such-host.invalid:1", KEY, 60)
 
     def test_its_connection_is_reset_mid_stream(self) -> None:

@@ -106,7 +106,7 @@ def test_one_that_is_gone_leaves_a_file_that_says_so_for_each_part(tmp_path: Pat
     lost = ["status.json", "runs.json", "incidents.json", *pages, "journal.json"]
     whole = ["about.json", "config.json", "summary.txt", "doctor.txt"]
     assert sorted(files) == sorted([*whole, *(f"{name}.error.txt" for name in lost)])
-    assert said == f"wrote {out}: 12 parts; not had: {', '.join(lost)} (NAME.error.txt says why)\n"
+    assert said == f"wrote {out}: 12 parts; missing: {', '.join(lost)} (NAME.error.txt says why)\n"
     assert address.encode() in files["status.json.error.txt"]
     assert b"refused" in files["http/metrics.error.txt"]
 

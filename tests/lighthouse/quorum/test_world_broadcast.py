@@ -137,7 +137,7 @@ def test_a_group_that_stays_incomplete_is_in_the_log_with_its_missing_ranks(job:
     job.loop.go(2)
     assert caplog.messages == [
         "a has ranks 0-3 of 8; missing: 4-7; b has ranks 4-7 of 8; missing: 0-3; "
-        "a replica group takes part only when all its ranks are there"
+        "a replica group joins only when all its ranks are connected"
     ]
     for session, name in enumerate("ab", start=1):
         job.feed(asks(session, session, native(name, group_world_size=8)))

@@ -165,7 +165,7 @@ def wrong(authority: Authority, case: str) -> tuple[Coordinator, type[Lighthouse
         case "pin":
             other = Authority()
             there = authority.serve(authority.credentials())
-            return other.at(there.port), Untrusted, "shows another CA than the join string names (pin "
+            return other.at(there.port), Untrusted, "has another CA than the join string (pin "
         case "expired":
             there = authority.serve(authority.credentials(not_before=PAST, not_after=PAST + YEAR))
             return authority.at(there.port), Untrusted, "the lighthouse's certificate has expired; this host's clock"
@@ -176,14 +176,18 @@ def wrong(authority: Authority, case: str) -> tuple[Coordinator, type[Lighthouse
             there = authority.serve(authority.credentials("other.internal"))
             return authority.at(there.port), Untrusted, "the certificate does not match the join string"
         case "http":
-            return authority.at(authority.https()), WrongProtocol, "an HTTP port and no gRPC port; a lighthouse listens"
+            return authority.at(authority.https()), WrongProtocol, "this is an HTTP port, not a gRPC port"
         case "plain":
-            return authority.at(authority.serve(None).port), WrongProtocol, "speaks no TLS, and the join string asks"
+            return (
+                authority.at(authority.serve(None).port),
+                WrongProtocol,
+                "does not speak TLS, which the join string requires",
+            )
         case "nothing":
-            return authority.at(1), Unreachable, "nothing listens there (connection refused)"
+            return authority.at(1), Unreachable, "connection refused"
         case _:
             there = authority.serve(authority.credentials())
-            return Coordinator((Address("127.0.0.1", there.port),)), Unreachable, "give its join string"
+            return Coordinator((Address("127.0.0.1", there.port),)), Unreachable, "pass its join string"
 
 
 @pytest.mark.parametrize("case", ["pin", "expired", "clock", "name", "http", "plain", "nothing", "tls"])
@@ -210,7 +214,7 @@ def test_a_certificate_that_goes_bad_later_says_so_too(authority: Authority, cas
 def test_a_server_that_accepts_and_says_nothing_costs_no_more_than_the_deadline(authority: Authority) -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
         began_at = time.monotonic()
-        with pytest.raises(Unreachable, match="no TLS handshake in time"):
+        with pytest.raises(Unreachable, match="the TLS handshake timed out"):
             fetch_roots(authority.at(silent.getsockname()[1]), 0.3)
         assert time.monotonic() - began_at < 10
 

@@ -117,7 +117,7 @@ async def test_no_act_goes_without_the_pages_own_token(daemon: Daemon, route: st
         ({"Host": "evil.example", "Origin": "http://evil.example"}, 403, "does not have the name 'evil.example'"),
         ({"Host": "127.0.0.1.evil.example:29511", "Origin": ""}, 403, "does not have the name"),
         ({"Host": "%00", "Origin": ""}, 403, "Host"),
-        ({"X_Forwarded_For": "10.0.0.1"}, 403, "POST /kill needs a credential of role operate; remote is of role"),
+        ({"X_Forwarded_For": "10.0.0.1"}, 403, "POST /kill needs a credential of role operate; remote has role"),
         ({"Via": "1.1 proxy"}, 403, "POST /kill needs a credential of role operate"),
     ],
 )

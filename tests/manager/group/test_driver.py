@@ -157,7 +157,7 @@ class TestWatches:
         group.driver.report(0, "a stranger", "the loss is odd", ends_group=False)
         [record] = caplog.records
         assert record.levelname == "INFO"
-        assert "an unknown process says that rank 0 has failed: the loss is odd" in record.getMessage()
+        assert "an unknown process reported that rank 0 failed: the loss is odd" in record.getMessage()
 
     def test_only_one_that_nobody_starts_again_is_said_to_be_given_up(
         self, group: Group, caplog: pytest.LogCaptureFixture

@@ -74,7 +74,7 @@ def test_the_option_and_its_variable(words: tuple[str, ...], env: str | None, pr
     [
         ("true", "--preload is for python SCRIPT and python -m MODULE: true is not a Python interpreter"),
         ("torchrun train.py", "--preload: torchrun starts the ranks"),
-        ("python9.99 train.py", "--preload: there is no python9.99"),
+        ("python9.99 train.py", "--preload: python9.99 was not found"),
     ],
 )
 def test_another_command_is_refused_before_anything_starts(command: str, why: str) -> None:
