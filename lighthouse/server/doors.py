@@ -122,7 +122,7 @@ class Doors:
             token = self._tokens.value.newest(Role.JOIN)
             join = Coordinator((where,), self.ca_pin, token, has_own_pki=not self.ca_pin)
             log.info(
-                "created credentials in %s; `%s` prints the join string for other hosts",
+                "created credentials in %s; %s prints the join string for other hosts",
                 self._credentials.folder,
                 token_command(port, Role.JOIN),
                 extra=event("credentials_made", folder=str(self._credentials.folder)),
