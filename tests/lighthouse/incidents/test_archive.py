@@ -144,7 +144,7 @@ class TestFiles:
             (tmp_path / f"{name}.json").write_text(text)
         files = IncidentFiles(tmp_path)
         assert files.load() == []
-        assert [message.split()[0].rpartition("/")[2] for message in caplog.messages] == [f"{n}.json" for n in "abcd"]
+        assert [message.split()[1].rpartition("/")[2].rstrip(",") for message in caplog.messages] == [f"{n}.json" for n in "abcd"]
         assert len(list(tmp_path.iterdir())) == 4
         files.close()
 
@@ -157,5 +157,5 @@ class TestFiles:
             files.save(incident(f"i{number}"))
         files.close()
         [said] = caplog.messages
-        assert "incident i0 is not filed" in said
+        assert "incident i0 was not saved" in said
         assert "--incident-dir" in said

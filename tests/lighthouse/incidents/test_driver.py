@@ -187,7 +187,7 @@ class TestAStall:
         logged = "\n".join(caplog.messages)
         assert f"incident {summary.id}: stall: b/1 behind in loader" in logged
         assert f"incident {summary.id}: evidence of 6 ranks after 0.5 s" in logged
-        assert f"incident {summary.id}: the recovered: the next step was committed 65.00 s after the fault" in logged
+        assert f"incident {summary.id}: recovered: the next step was committed 65.00 s after the fault" in logged
         entries = job.driver.status(has_ranks=True).timeline
         assert [(e.replica_ids, e.text) for e in entries if e.kind is TimelineKind.INCIDENT] == [
             (("b",), f"{summary.id}: stall")

@@ -196,7 +196,7 @@ def test_a_member_that_knows_a_later_quorum_shows_that_the_journal_is_older(
     with caplog.at_level(logging.WARNING):
         a.connect(life), b.connect(life)  # pyright: ignore[reportUnusedExpression]
         a.join(), b.join()  # pyright: ignore[reportUnusedExpression]
-    [text] = [r.getMessage() for r in caplog.records if "older than what was told" in r.getMessage()]
+    [text] = [r.getMessage() for r in caplog.records if "the journal is outdated" in r.getMessage()]
     assert f"a has seen quorum {old + 2}, but the newest one in the journal is {old}" in text
     assert "No quorum forms for 20.0 s" in text
     beat_for(loop, [a, b], 19)

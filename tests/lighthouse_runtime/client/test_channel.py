@@ -43,7 +43,7 @@ NO_NAME = "errors resolving x:1: [field:hostname lookup error:address lookup fai
         (S.UNAVAILABLE, REFUSED, Unreachable, "h:1 is unreachable: connection refused"),
         (S.UNAVAILABLE, HTTP, WrongProtocol, "h:1 is unreachable: this is an HTTP port, not a gRPC port"),
         (S.UNAVAILABLE, OTHER, WrongProtocol, "h:1 is unreachable: the service at this port"),
-        (S.UNAVAILABLE, NO_NAME, Unreachable, "h:1 is unreachable: this host name does not resolve here"),
+        (S.UNAVAILABLE, NO_NAME, Unreachable, "h:1 is unreachable: this host cannot resolve the name"),
         (
             S.UNIMPLEMENTED,
             "Method not found!",
