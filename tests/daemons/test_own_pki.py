@@ -176,7 +176,7 @@ def test_a_servers_certificate_out_of_its_time_is_one_clear_line(
         (("--tls-cert", "{cert}", "--tls-key", "{key}", "--insecure"), "contradict each other"),
         (("--tls-cert", "{cert}", "--tls-key", "{other}"), "--tls-cert: {cert} with the key {other} cannot be used"),
         (("--tls-client-ca", "{key}"), "{key} has no certificates of CAs"),
-        (("--tls-client-ca", "{cert}", "--tls-identities", "{cert}"), "--tls-identities: is no TOML"),
+        (("--tls-client-ca", "{cert}", "--tls-identities", "{cert}"), "--tls-identities: is not TOML"),
     ],
 )
 def test_options_that_do_not_fit_end_the_start(tmp_path: Path, options: tuple[str, ...], words: str) -> None:

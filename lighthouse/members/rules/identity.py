@@ -58,7 +58,7 @@ def why_impostor(
         return None if is_shown(secret, kept) else _in_use(participant, old)
     if is_cut and not is_shown(secret, kept):
         return Unreachable(
-            f"replica_id: the connection of {name} was lost together with most others, and its manager may reconnect; "
+            f"replica_id: the connection of {name} was cut together with most others, and its manager may reconnect; "
             "another manager of this name is admitted once it counts as lost: ask again"
         )
     awaited = remembered.secret if remembered is not None and remembered.is_awaited else ""

@@ -290,7 +290,7 @@ class Roster:
                 lapsed.append(member)
                 if member.session is not None:
                     continue  # its loss has consequences that are told first
-                self._lapse(member, now, MemberLost(member.replica_id, None, "it sends no heartbeats", member.seen_at))
+                self._lapse(member, now, MemberLost(member.replica_id, None, "it fell silent", member.seen_at))
             elif not member.is_alive and self._due_at(member, now) <= now:
                 self.remove(member)
                 continue

@@ -433,7 +433,7 @@ class Presence:
         if self.silence.excuse(member, self.beat_interval_s, now):
             return
         session = member.session if member.closes_at is None else None
-        reason = "it sends no heartbeats" if member.closes_at is None else "its connection was lost"
+        reason = "it fell silent" if member.closes_at is None else "its connection was lost"
         self._lose(member, reason, now, member.seen_at)
         if session is not None:
             timeout_s = self._config.heartbeat_timeout_s

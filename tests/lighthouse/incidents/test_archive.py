@@ -144,7 +144,9 @@ class TestFiles:
             (tmp_path / f"{name}.json").write_text(text)
         files = IncidentFiles(tmp_path)
         assert files.load() == []
-        assert [message.split()[1].rpartition("/")[2].rstrip(",") for message in caplog.messages] == [f"{n}.json" for n in "abcd"]
+        assert [message.split()[1].rpartition("/")[2].rstrip(",") for message in caplog.messages] == [
+            f"{n}.json" for n in "abcd"
+        ]
         assert len(list(tmp_path.iterdir())) == 4
         files.close()
 

@@ -47,7 +47,7 @@ def test_a_silent_member_is_lost_with_the_moment_when_it_was_last_heard_of():
         for session in (1, 3):
             effects = machine.handle(pulse(session, held=held(1)), now)
             if lost := [effect for effect in effects if isinstance(effect, MemberLost)]:
-                assert lost == [MemberLost("b", 1, "it sends no heartbeats", 0)]
+                assert lost == [MemberLost("b", 1, "it fell silent", 0)]
                 return
     raise AssertionError("b is not lost")
 
@@ -55,7 +55,7 @@ def test_a_silent_member_is_lost_with_the_moment_when_it_was_last_heard_of():
 def test_a_group_of_no_standing_quorum_is_lost_to_none():
     machine = QuorumMachine(QuorumConfig(heartbeat_timeout_s=5.0))
     assert told(machine.handle(beat("a"), 0)) == [MemberJoined("a")]
-    assert told(machine.tick(6)) == [MemberLost("a", None, "it sends no heartbeats", 0), GridChanged()]
+    assert told(machine.tick(6)) == [MemberLost("a", None, "it fell silent", 0), GridChanged()]
     assert told(machine.handle(beat("a"), 7)) == [MemberBack("a", "is back"), GridChanged()]
 
 

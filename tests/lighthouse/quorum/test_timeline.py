@@ -10,12 +10,12 @@ def test_what_happens_alike_in_one_moment_is_one_entry():
     timeline = Timeline()
     timeline.note(10.0, JOINED, ("a",))
     timeline.note(10.5, JOINED, ("b",))
-    timeline.note(10.6, LOST, ("a",), "it sends no heartbeats")
+    timeline.note(10.6, LOST, ("a",), "it fell silent")
     timeline.note(10.7, LOST, ("b",), "has restarted")
     timeline.note(12.0, LOST, ("c",), "has restarted")
     assert timeline.entries == (
         TimelineEntry(10.0, JOINED, ("a", "b"), 0, ""),
-        TimelineEntry(10.6, LOST, ("a",), 0, "it sends no heartbeats"),
+        TimelineEntry(10.6, LOST, ("a",), 0, "it fell silent"),
         TimelineEntry(10.7, LOST, ("b",), 0, "has restarted"),
         TimelineEntry(12.0, LOST, ("c",), 0, "has restarted"),
     )

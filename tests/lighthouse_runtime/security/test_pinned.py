@@ -202,7 +202,9 @@ def test_what_is_not_the_pinned_server_is_one_clear_line(authority: Authority, c
         assert "\n" not in str(e.value)
 
 
-@pytest.mark.parametrize(("case", "words"), [("expired", "has expired"), ("name", "does not fit"), ("plain", "no TLS")])
+@pytest.mark.parametrize(
+    ("case", "words"), [("expired", "has expired"), ("name", "does not match"), ("plain", "does not speak TLS")]
+)
 def test_a_certificate_that_goes_bad_later_says_so_too(authority: Authority, case: str, words: str) -> None:
     """The process has the CA's certificate by then, and gRPC alone finds out."""
     coordinator, _, _ = wrong(authority, case)
