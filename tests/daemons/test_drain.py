@@ -77,7 +77,7 @@ def test_a_step_that_takes_longer_than_the_drain_timeout_is_not_waited_for(light
         with ManagerClient(manager.address) as rank:
             rank.quorum(0, 0, timeout_s=30)
         assert manager.stop() == 0
-        assert "have not finished their step within --drain-timeout (0.3 s)" in manager.log()
+        assert "did not finish their step within --drain-timeout (0.3 s)" in manager.log()
 
 
 def test_a_group_without_ranks_has_nothing_to_finish(lighthouse: Lighthouse) -> None:

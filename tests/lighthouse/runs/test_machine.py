@@ -127,7 +127,7 @@ class TestLiftedStops:
         stop = told(machine.handle(joins(2), 9.0), 2)
         assert isinstance(stop, RunStopped)
         assert stop.reason == "enough"
-        assert machine.handle(asks(2, "a rank has ended by 130"), 9.0) == []
+        assert machine.handle(asks(2, "a rank died: 130"), 9.0) == []
         assert machine.stop is None
 
     def test_one_of_which_a_rank_was_connected_is_told_it_also_without_having_been_here(self):
