@@ -75,7 +75,7 @@ def write_inputs(folder: Path) -> None:
 
 @contextlib.contextmanager
 def group(folder: Path, lighthouse: str, number: int, start: int) -> Iterator[None]:
-    """As docs/how-to/torchft.md starts one; killed by SIGKILL with all of its processes at the end of the block."""
+    """As docs/how-to/torchtitan.md starts one; killed by SIGKILL with all of its processes at the end of the block."""
     own = folder / f"group-{number}-start-{start}"
     own.mkdir()
     environment = clean_environment(
