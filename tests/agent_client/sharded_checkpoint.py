@@ -37,7 +37,7 @@ class Rank:
 
 
 def whole(tensor: Any) -> torch.Tensor:
-    """Gather by objects: torch's full_tensor() may end a process (README, "What this version cannot do")."""
+    """Gather by objects: torch's full_tensor() may end a process (docs/reference/limits.md)."""
     if not hasattr(tensor, "to_local"):
         return tensor
     shards: list[Any] = [None] * distributed.get_world_size()

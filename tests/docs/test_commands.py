@@ -102,19 +102,6 @@ def test_variables_exist(page: Path) -> None:
     assert named - read == set()
 
 
-def test_the_snippet_of_the_readme_is_that_of_the_example() -> None:
-    """The names that the four lines use exist, and are used so in the example."""
-    readme, example = (REPOSITORY / "README.md").read_text(), (REPOSITORY / "examples" / "train_ddp.py").read_text()
-    snippet = re.search(r"```python\n(.*?)```", readme, re.DOTALL)
-    assert snippet is not None
-    compile(snippet[1], "README.md", "exec")
-    assert imported(snippet[1]) <= imported(example)
-    for line in snippet[1].splitlines():
-        code = line.split("  #")[0].strip()
-        if code.startswith(("agent =", "replicated =", "optimizer =", "agent.close")):
-            assert code in example, code
-
-
 def imported(source: str) -> set[str]:
     """The names that are taken from our library."""
     imports = [node for node in ast.parse(source).body if isinstance(node, ast.ImportFrom)]

@@ -123,13 +123,27 @@ def test_pages_and_sources_of_the_repository_are_there(documents: dict[str, Docu
 @pytest.mark.slow
 def test_the_api_shows_every_name(documents: dict[str, Document]) -> None:
     wanted = {f"agent_client.{name}" for name in agent_client.__all__}
-    assert wanted - documents["api/index.html"].anchors == set()
+    assert wanted - documents["reference/api/index.html"].anchors == set()
 
 
 def test_the_api_page_names_what_is_exported_and_nothing_else() -> None:
     text = (REPOSITORY / "docs/reference/api.md").read_text()
     named = re.findall(r"^::: agent_client\.(\w+)$", text, re.MULTILINE)
     assert sorted(named) == sorted(agent_client.__all__)
+
+
+# One page of each kind.
+SHOWN = (
+    "",
+    "overview/",
+    "tutorials/first-run/",
+    "how-to/timeouts/",
+    "concepts/overview/",
+    "concepts/failures/",
+    "reference/options/",
+    "reference/api/",
+    "contributing/protocol/",
+)
 
 
 class Quiet(SimpleHTTPRequestHandler):
@@ -155,12 +169,12 @@ async def test_a_browser_asks_no_other_host_and_needs_no_sideways_scrolling(
     address: str, width: int, is_dark: bool, tmp_path: Path
 ) -> None:
     async with Chromium(tmp_path) as browser:
-        for name in ("", "concepts/", "failures/", "timeouts/", "reference/", "api/", "overview/"):
+        for name in SHOWN:
             async with browser.page(address + name, width=width, dark=is_dark) as page:
                 await page.until(f"document.body.dataset.mdColorScheme === '{'slate' if is_dark else 'default'}'")
                 await page.picture(
                     pictures(tmp_path)
-                    / f"site-{name.strip('/') or 'index'}-{width}-{'dark' if is_dark else 'light'}.png"
+                    / f"site-{name.strip('/').replace('/', '-') or 'index'}-{width}-{'dark' if is_dark else 'light'}.png"
                 )
                 assert page.errors == []
                 assert [each for each in page.requests if not each.startswith((address, "data:"))] == []
