@@ -20,8 +20,8 @@ from tests.processes import ROOT, clean_environment
 TUTORIALS = sorted((REPOSITORY / "docs/tutorials").glob("*.md"))
 YOUR_SCRIPT = REPOSITORY / "examples/your_script"
 MOST_WORDS = 1200
-MOST_S = 420.0
-STEP_S = 120.0
+MOST_S = 900.0
+STEP_S = 300.0
 SHOWN = """
 ```console title="first"
 $ echo "group b took 12.5 s, id 0a1b2c3d4e5f; 2 groups at 2026-11-28 01:02:03" | sed s/12.5/7/
