@@ -78,7 +78,13 @@ def test_the_output_is_that_of_the_page(page: Path) -> None:
 @needs_namespaces
 @pytest.mark.parametrize(
     ("shown", "instead"),
-    [("", ""), ("; 2 groups at 2027", "; 3 groups at 2027"), ("rank b/1\n`", "rank b/0\n`"), ("line 13", "line"), ("f, node", "f,  x")],
+    [
+        ("", ""),
+        ("; 2 groups at 2027", "; 3 groups at 2027"),
+        ("rank b/1\n`", "rank b/0\n`"),
+        ("line 13", "line"),
+        ("f, node", "f,  x"),
+    ],
 )
 def test_a_page_that_shows_something_else_is_found(tmp_path: Path, shown: str, instead: str) -> None:
     page = tmp_path / "page.md"
