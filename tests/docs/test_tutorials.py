@@ -2,6 +2,7 @@
 
 import difflib
 import os
+import re
 import shlex
 import shutil
 import subprocess
@@ -100,7 +101,8 @@ def test_a_tutorial_is_short(page: Path) -> None:
 @pytest.mark.parametrize("page", TUTORIALS, ids=names)
 def test_every_command_is_accepted(page: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LIGHTHOUSE_ADDRESS", "node-1:29510")
-    commands = [shlex.split(step.command.replace("\\\n", " ")) for step in steps(page.read_text()) if step.command]
+    typed = [re.sub(r"\$\(.*\)", "ID", step.command.replace("\\\n", " ")) for step in steps(page.read_text())]
+    commands = [shlex.split(line) for line in typed if line]
     ours = [words for words in commands if words[0] in PROGRAMS]
     assert ours
     for words in ours:
