@@ -32,6 +32,7 @@ _TOKENS = {  # how a token looks on the page, and what it matches; None: itself
     "id": (r"\b(?=[0-9a-f]*\d)(?=[0-9a-f]*[a-f])[0-9a-f]{8,}\b|\blhj_[\w-]+|(?<=weights )-?[\d.]+", None),
     "size": (r"\b(?:\d+(?:\.\d+)?(?:ms|us|s|m|h|d)\s?)+\b", r"(?:[\d.]+(?:ms|us|s|m|h|d)\s?)+"),
     "number": (r"-?\d[\d.,:TZ-]+\b", r"-?\d[\d.,:TZ-]*"),
+    "address": (r"0x[0-9a-f]+", r"0x[0-9a-f]+"),
     "any": (r"\.\.\.", r".*"),
     "space": (r"\s+", r"\s+"),
 }
@@ -114,8 +115,8 @@ class Reader:
             home.mkdir()
             (home / "examples").symlink_to(ROOT / "examples")
 
-    def do(self, step: Step, within_s: float) -> None:
-        """Raise Mismatch unless the output matches in time."""
+    def do(self, step: Step, within_s: float) -> str:
+        """Return the output. Raise Mismatch unless it matches in time."""
         host = "node-2" if step.terminal.startswith("node-2: ") else "node-1"
         if step.terminal not in self._terminals:
             self._terminals[step.terminal] = Terminal(self._hosts[host], self._homes[host])
@@ -132,7 +133,7 @@ class Reader:
                 names = list(ids)
                 self._ids = ids | {names[int(name[3:])]: value for name, value in found.groupdict().items()}
                 terminal.at += found.end() if may_run else 0
-                return
+                return output
             repeats = has_ended and _QUERY.match(command)
             if time.monotonic() > ends_at or (has_ended and not repeats):
                 raise Mismatch(step.terminal, command, step.shown, output)
@@ -168,7 +169,7 @@ def main(page: str, within_s: str) -> None:
         reader = Reader(text, Path(folder))
         for step in steps(text):
             try:
-                reader.do(step, float(within_s))
+                print(f"{step.terminal}\n$ {step.command}\n{reader.do(step, float(within_s))}", flush=True)
             except Mismatch as e:
                 terminal, command, shown, output = e.args
                 if not (os.environ.get("REWRITE_DOCS") and command and output):

@@ -2,6 +2,7 @@
 
 import difflib
 import os
+import re
 import shlex
 import shutil
 import subprocess
@@ -20,8 +21,8 @@ from tests.processes import ROOT, clean_environment
 TUTORIALS = sorted((REPOSITORY / "docs/tutorials").glob("*.md"))
 YOUR_SCRIPT = REPOSITORY / "examples/your_script"
 MOST_WORDS = 1200
-MOST_S = 420.0
-STEP_S = 120.0
+MOST_S = 900.0
+STEP_S = 300.0
 SHOWN = """
 ```console title="first"
 $ echo "group b took 12.5 s, id 0a1b2c3d4e5f; 2 groups at 2026-11-28 01:02:03" | sed s/12.5/7/
@@ -78,7 +79,13 @@ def test_the_output_is_that_of_the_page(page: Path) -> None:
 @needs_namespaces
 @pytest.mark.parametrize(
     ("shown", "instead"),
-    [("", ""), ("; 2 groups at 2027", "; 3 groups at 2027"), ("rank b/1\n`", "rank b/0\n`"), ("line 13", "line"), ("f, node", "f,  x")],
+    [
+        ("", ""),
+        ("; 2 groups at 2027", "; 3 groups at 2027"),
+        ("rank b/1\n`", "rank b/0\n`"),
+        ("line 13", "line"),
+        ("f, node", "f,  x"),
+    ],
 )
 def test_a_page_that_shows_something_else_is_found(tmp_path: Path, shown: str, instead: str) -> None:
     page = tmp_path / "page.md"
@@ -94,7 +101,8 @@ def test_a_tutorial_is_short(page: Path) -> None:
 @pytest.mark.parametrize("page", TUTORIALS, ids=names)
 def test_every_command_is_accepted(page: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LIGHTHOUSE_ADDRESS", "node-1:29510")
-    commands = [shlex.split(step.command.replace("\\\n", " ")) for step in steps(page.read_text()) if step.command]
+    typed = [re.sub(r"\$\(.*\)", "ID", step.command.replace("\\\n", " ")) for step in steps(page.read_text())]
+    commands = [shlex.split(line) for line in typed if line]
     ours = [words for words in commands if words[0] in PROGRAMS]
     assert ours
     for words in ours:
