@@ -2,7 +2,7 @@
 
 It needs no store of its own: mix it into one, or use it as it is, inside a wrapped function with
 use_global_iteration=True. There is no election, no readiness key and no heartbeat to write
-(docs/how-to/in-process-restart.md); the names of these say what to use instead.
+(docs/reference/restart-names.md); the names of these say what to use instead.
 """
 
 import time
@@ -82,7 +82,7 @@ class StoreMixin:
             if (inherited := getattr(super(), "__getattr__", None)) is not None:
                 return inherited(name)
             instead = _INSTEAD.get(name)
-            why = f"; {instead} (docs/how-to/in-process-restart.md)" if instead else ""
+            why = f"; {instead} (docs/reference/restart-names.md)" if instead else ""
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}{why}")
 
     def get_global_iteration(self) -> int:

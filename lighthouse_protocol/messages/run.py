@@ -96,7 +96,7 @@ class RunTerms:
 
 @dataclass(frozen=True, slots=True)
 class RunCounters:
-    """The documents' counters. `number` is that of the generation, -1 before the first.
+    """Restart counters of a run. `number` is that of the generation, -1 before the first.
 
     `global_iteration` is the number of the last generation that a restarted process began. `job_restarts` counts
     incidents, `ranks_restarts` those that were recovered in the process since.
@@ -165,7 +165,7 @@ class RunStopped:
 
 
 class KeyKind(StrEnum):
-    """The documents' key spaces."""
+    """Key spaces of a run."""
 
     ITERATION = "iteration"
     JOB_RESTART = "job_restart"

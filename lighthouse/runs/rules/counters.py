@@ -1,4 +1,4 @@
-"""Which number the next generation gets, and the documents' counters. One allocator, so numbers only rise.
+"""Which number the next generation gets, and the restart counters. One allocator, so numbers only rise.
 
 - In-process restart, exclusion of a rank, promotion of a spare, rejoin: current + 1.
 - A process that a supervisor restarted is active for the first time: the next multiple of the stride.

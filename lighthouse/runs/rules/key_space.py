@@ -20,7 +20,7 @@ Row = tuple[int, KeyKind, str, bytes]
 
 
 def key_text(generation: int, kind: KeyKind, name: str) -> str:
-    """As the documents write it."""
+    """The text form of the key."""
     return f"{kind}_{generation}_{name}"
 
 

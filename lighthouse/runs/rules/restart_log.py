@@ -1,4 +1,4 @@
-"""What a run has used up: numbers, the documents' counters, and why its generations ended (the newest restarts).
+"""What a run has used up: numbers, the restart counters, and why its generations ended (the newest restarts).
 
 A restart begins when a generation is broken, and ends when the next one forms; deaths between belong to it.
 """
