@@ -165,7 +165,7 @@ class TestMachine:
         m.handle(opened(2, "a", held=held(1)), 4.5)
         m.handle(asks(1, 1, "x"), 4.5)
         assert ticked(m, 4.5, 5.49) == []
-        assert ticked(m, 5.49, 5.5) == [told("revoked", (2,), "not back", "b")]
+        assert ticked(m, 5.49, 5.5) == [told("revoked", (2,), "not reconnected", "b")]
         m.handle(pulse(1), 5.5)
         lose(m, 2, 5.5)
         assert m.verdict() is Verdict.WAITING_FOR_LEASES
@@ -311,7 +311,7 @@ class TestNames:
     def test_it_is_taken_when_the_quorum_has_returned_without_that_member(self):
         m = restarted(record_of(standing("ab")))
         m.handle(opened(2, "b", **HOLDS), 1)
-        assert ticked(m, 1, 5) == [told("revoked", (2,), "not back")]
+        assert ticked(m, 1, 5) == [told("revoked", (2,), "not reconnected")]
         thief = native("a", incarnation="i2")
         assert m.handle(opened(3, thief, ANOTHER), 5)[-1] == welcomed(3)
 

@@ -184,7 +184,7 @@ class TestGroups:
         stage.feed(RankJoined(first, 1))
         second = RankHello(RankId(0, "t.0"), stage.terms, attempt=3)
         [refused] = [e for e in stage.machine.handle(RankJoined(second, 2), 9.0) if isinstance(e, RankRefused)]
-        assert "slot: 0 of this run is a rank of a, and b brings it, too" in str(refused.error)
+        assert "slot: 0 of this run is a rank of a, and also of b" in str(refused.error)
         assert 'restart_scope="group"' in str(refused.error)
         assert stage.machine.generations.ranks.get(first.rank) is not None
 
