@@ -123,10 +123,12 @@ class Reader:
         terminal, ends_at = self._terminals[step.terminal], time.monotonic() + within_s
         command = re.sub("|".join(map(re.escape, self._ids)) or "$^", lambda match: self._ids[match[0]], step.command)
         may_run = step.shown.endswith("...\n") or not command
+        last = ""
         if command:
             terminal.type(command)
         while True:
             output, has_ended = terminal.output()
+            last = output if has_ended or not last else last
             ids = dict(self._ids)
             found = re.match(expression(step.shown, ids) + ("" if may_run else r"\Z"), output)
             if found and (has_ended or (may_run and not _QUERY.match(command))):
@@ -136,7 +138,7 @@ class Reader:
                 return output
             repeats = has_ended and _QUERY.match(command)
             if time.monotonic() > ends_at or (has_ended and not repeats):
-                raise Mismatch(step.terminal, command, step.shown, output)
+                raise Mismatch(step.terminal, command, step.shown, last)
             time.sleep(0.2)
             if repeats:
                 terminal.type(command)

@@ -172,10 +172,8 @@ async def test_a_browser_asks_no_other_host_and_needs_no_sideways_scrolling(
         for name in SHOWN:
             async with browser.page(address + name, width=width, dark=is_dark) as page:
                 await page.until(f"document.body.dataset.mdColorScheme === '{'slate' if is_dark else 'default'}'")
-                await page.picture(
-                    pictures(tmp_path)
-                    / f"site-{name.strip('/').replace('/', '-') or 'index'}-{width}-{'dark' if is_dark else 'light'}.png"
-                )
+                shot = f"site-{name.strip('/').replace('/', '-') or 'index'}-{width}-{'dark' if is_dark else 'light'}"
+                await page.picture(pictures(tmp_path) / f"{shot}.png")
                 assert page.errors == []
                 assert [each for each in page.requests if not each.startswith((address, "data:"))] == []
                 assert await page.run("document.documentElement.scrollWidth - innerWidth") <= 0, name
