@@ -88,7 +88,7 @@ def _fetch_from(address: Address, pin: str, ends_at: float) -> bytes:
     shown = hashlib.sha256(chain[-1]).hexdigest() if chain else "none"
     raise Untrusted(
         f"{address} has another CA than the join string (pin {pin[:12]}..., found {shown[:12]}...): the string "
-        "belongs to another lighthouse, or its credentials were recreated: get a new one with "
+        "belongs to another lighthouse, or its credentials were recreated: run "
         f"{token_command(address.port)} on its host"
     )
 

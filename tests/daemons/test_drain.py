@@ -52,7 +52,7 @@ def test_asked_twice_while_it_does_its_step_it_leaves_once(lighthouse: Lighthous
     with training(lighthouse, "twice", "ab") as (a, b):
         a.reduce.hold()
         for _ in range(2):
-            assert drain(lighthouse, "b", "--job", "twice") == (0, "replica group b of job twice drains\n", "")
+            assert drain(lighthouse, "b", "--job", "twice") == (0, "replica group b of job twice is draining\n", "")
         assert b.manager.is_alive
         assert members(lighthouse, "twice") == ["a", "b"]
         a.reduce.hold(False)

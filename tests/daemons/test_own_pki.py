@@ -106,7 +106,7 @@ def unfit(site: Site, case: str, folder: Path) -> tuple[Coordinator, type[Lighth
             return site.at(site.pki.files(old)), Unreachable, "old.pem has expired; this host's clock says"
         case "unknown CA":
             files = replace(site.pki.files(good), ca=str(other.ca))
-            return site.at(files), Untrusted, "is of a CA that " + str(other.ca) + " does not have"
+            return site.at(files), Untrusted, "was not issued by a CA in " + str(other.ca)
         case "another name":
             return site.at(site.pki.files(good), LOCALHOST), Untrusted, "does not contain 127.0.0.1"
         case "no TLS":
@@ -119,7 +119,7 @@ def unfit(site: Site, case: str, folder: Path) -> tuple[Coordinator, type[Lighth
         case _:
             empty = folder / "empty.pem"
             empty.write_text("")
-            return site.at(TlsFiles(str(empty))), Unreachable, "has no certificate of a CA"
+            return site.at(TlsFiles(str(empty))), Unreachable, "has no CA certificate"
 
 
 @pytest.mark.parametrize(
@@ -171,8 +171,8 @@ def test_a_servers_certificate_out_of_its_time_is_one_clear_line(
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        (("--tls-cert", "{cert}"), "--tls-cert needs --tls-key, too"),
-        (("--tls-identities", "{cert}"), "--tls-identities needs --tls-client-ca, too"),
+        (("--tls-cert", "{cert}"), "--tls-cert also needs --tls-key"),
+        (("--tls-identities", "{cert}"), "--tls-identities also needs --tls-client-ca"),
         (("--tls-cert", "{cert}", "--tls-key", "{key}", "--insecure"), "contradict each other"),
         (("--tls-cert", "{cert}", "--tls-key", "{other}"), "--tls-cert: {cert} with the key {other} cannot be used"),
         (("--tls-client-ca", "{key}"), "{key} has no certificates of CAs"),
