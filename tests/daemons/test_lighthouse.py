@@ -106,6 +106,7 @@ def test_the_verb_s_json_is_that_of_slash_status_and_tells_the_time_and_the_stor
         ended = run_cli(LIGHTHOUSE_CODE, "status", "--format", "json", "--lighthouse", process.address)
         told, shown = json.loads(ended.stdout), http_json(process.http + "/status")
     assert shown.pop("pace").keys() == {"default"}, "what the page draws, and it alone"
+    assert process.address.endswith(f":{shown.pop('grpc_port')}")
     assert without_moments(told) == without_moments(shown)
     assert abs(told["now_unix_s"] - time.time()) < PATIENCE_S
     assert told["store"] == {"kind": "journal", "term": 1, "error": ""}
