@@ -24,7 +24,7 @@ async def test_groups_are_drained_and_killed_through_their_buttons(tmp_path):
             list(threads.map(join, managers))
             async with Chromium(tmp_path) as browser, browser.page(f"{lighthouse.http}/") as page:
                 await page.until("document.querySelectorAll('td.act .kill:not([hidden])').length === 3")
-                assert "Training" in await page.text()
+                assert "with all 3 groups" in await page.text()
                 await page.run("document.querySelector('[aria-label=\"Kill b\"]').click()")
                 await page.run("document.getElementById('actReason').value = 'seen enough'")
                 await page.run("document.getElementById('actNow').click()")
