@@ -88,7 +88,7 @@ def _bind(
 ) -> dict[str, Any]:
     """The arguments of every call, by parameter, without `own`, which the wrapper fills in, wherever it stands.
 
-    Raises TypeError for arguments that do not fit: no restart would mend that.
+    Raises TypeError for arguments that do not fit: no restart would fix them.
     """
     others = [parameter for parameter in signature.parameters.values() if parameter.name != own]
     try:

@@ -1,12 +1,5 @@
 """HSDP: torch's `fully_shard` (FSDP2) shards inside a replica group, the Agent replicates across replica groups.
 
-    for layer in model.layers:
-        fully_shard(layer)
-    fully_shard(model)
-    optimizer = torch.optim.AdamW(model.parameters())
-    agent = Agent.from_env(state=TrainState(model, optimizer))
-    replicate(model, agent)
-
 Each rank averages the gradients of its shards with the same rank of the other groups, as the backward pass reaches
 them; where a step has several microbatches, in the last one (`model.set_requires_gradient_sync(is_last)`). As FSDP2
 asks of the ranks of a group, all groups must use the same parameters in a step, or else call

@@ -52,7 +52,7 @@ function showLead(card, job, pace, isRun) {
   const [training, alive] = sizes(card, pace, isRun), goesOn = training > 0 && alive > 0 && VERDICT_TONES[job.verdict] !== 'bad';
   const stopped = card.runs.find(run => run.stop), why = stopped ? `run ${stopped.run} is stopped: ${stopped.stop.reason}` : isRun ? STATE_HINTS[card.groups[0].state] : job.explanation;
   const awaited = goesOn ? holdingUp(job) : [];
-  setText(lead, !goesOn ? `${why.startsWith('ended at step ') ? capital(why) : `Not training: ${why}`}.` : awaited.length ? `Waiting for ${listed(awaited)} to heal, at step ${card.maxStep}.`
+  setText(lead, !goesOn ? `Not training: ${why}.` : awaited.length ? `Waiting for ${listed(awaited)} to heal, at step ${card.maxStep}.`
     : trains(card, training, alive, pace, isRun));
   setClass(lead, `lead ${!goesOn ? 'warn' : awaited.length ? 'busy' : ''}`);
   setHidden(lead, Boolean(job.stall));
@@ -70,7 +70,6 @@ function headline(card, job, isRun, goesOn, awaited, pace) {
   if (isRun) return [capital(nameOf(card.groups[0].state)), STATE_TONES[card.groups[0].state] || 'idle'];
   if (job.members.length && job.members.every(member => member.state === 'expired')) return ['All groups lost', 'bad'];
   if (awaited.length) return [`Waiting for ${listed(awaited)}`, 'busy'];
-  if (job.explanation.startsWith('ended at step ')) return ['Ended', 'idle'];
   if (goesOn) return pace && pace.steps_per_s === 0 ? ['Waiting for a step', 'busy'] : ['Training', 'good'];
   if (job.members.length && job.members.every(member => ['starting', 'idle', 'joined'].includes(member.state))) return ['Starting', 'busy'];
   return ['Not training', VERDICT_TONES[job.verdict] || 'idle'];

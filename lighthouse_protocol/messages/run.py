@@ -240,8 +240,8 @@ class GenerationFormed:
 
 @dataclass(frozen=True, slots=True)
 class GenerationEnded:
-    """Generation `number` is over: stop what runs, and say ready. `is_failure`: a rank said that its function has
-    failed; otherwise one was lost, or came."""
+    """Order to stop generation `number` and report ready. `is_failure`: a rank reported that its function failed;
+    otherwise a rank was lost or joined."""
 
     number: Count
     reason: Reason = ""

@@ -43,12 +43,18 @@ def test_every_test_that_it_names_is_there() -> None:
     assert sorted(name for name in names if not is_there(name, defined)) == []
 
 
-def test_every_failure_names_its_evidence() -> None:
-    """The last column of the table: tests, files, and the simulator's kinds of fault."""
-    lines = (REPOSITORY / "docs/concepts/failures.md").read_text().splitlines()
+def rows(page: str, columns: int) -> list[list[str]]:
+    """The rows of the page's tables of that width, without their heads."""
+    lines = (REPOSITORY / page).read_text().splitlines()
     table = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines if line.startswith("| ")]
-    evidence = {row[0]: re.findall("`([^`]+)`", row[5]) for row in table[2:] if len(row) == 6}
+    return [row for row in table if len(row) == columns and row[0] not in ("failure", "---")]
+
+
+def test_every_failure_names_its_evidence() -> None:
+    """Tests, files, and the simulator's kinds of fault."""
+    failures = [row[0] for row in rows("docs/concepts/failures.md", 5)]
+    evidence = {row[0]: re.findall("`([^`]+)`", row[1]) for row in rows("docs/contributing/testing.md", 2)}
     defined = all_tests() | KINDS.keys()
-    assert len(evidence) > 30
-    assert [what for what, names in evidence.items() if not names] == []
-    assert sorted(name for names in evidence.values() for name in names if not is_there(name, defined)) == []
+    assert len(failures) > 30
+    assert [what for what in failures if not evidence.get(what)] == []
+    assert sorted(name for what in failures for name in evidence[what] if not is_there(name, defined)) == []

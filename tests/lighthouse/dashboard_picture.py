@@ -1,6 +1,6 @@
 """The picture of the page in README.md: `python -m tests.lighthouse.dashboard_picture docs/dashboard.png`.
 
-What it shows is made up, and each line of it is what the lighthouse says in such a case.
+The status is invented. Each text in it is one that the lighthouse prints in such a case.
 """
 
 import asyncio
