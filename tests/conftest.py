@@ -1,6 +1,7 @@
 """What every test runs under."""
 
 import os
+import signal
 import tempfile
 import time
 from pathlib import Path
@@ -13,6 +14,10 @@ os.environ.setdefault("LIGHTHOUSE_JOURNAL", "none")
 # Nor does this user's state directory: credentials, and which ports are served, are this process's alone.
 _STATE = tempfile.TemporaryDirectory(prefix="lighthouse-tests-")
 os.environ["XDG_STATE_HOME"] = _STATE.name
+
+# Daemons that tests start would inherit that nohup ignores SIGHUP; they do not inherit a handler.
+if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
+    signal.signal(signal.SIGHUP, lambda *_: None)
 
 # The machines are shared: how long an example takes says nothing about the code.
 settings.register_profile("project", deadline=None, suppress_health_check=[HealthCheck.too_slow], print_blob=True)

@@ -547,6 +547,10 @@ def test_strangers_that_wait_make_room_for_a_reader_of_another_host(caplog: pyte
         eventually(lambda: len(server._listener._connections) == MAX_CONNECTIONS, "all connections are taken")
         with ask("127.0.0.4", "/checkpoint/7/3/0") as reader:
             assert reader.recv(12) == b"HTTP/1.1 200"
+        # The reader has its state and the cut stranger is gone: one place is free, which a reader takes that waits.
+        eventually(lambda: len(server._listener._connections) == MAX_CONNECTIONS - 1, "one connection is free")
+        strangers.append(ask("127.0.0.4", "/checkpoint/9/9/0?wait_s=60"))
+        eventually(lambda: len(server._listener._connections) == MAX_CONNECTIONS, "all connections are taken again")
         with ask("127.0.0.2", "/checkpoint/7/3/0") as another_stranger:
             assert another_stranger.recv(12) == b"HTTP/1.1 503"
         assert {record.getMessage()[:23] for record in caplog.records} == {"too many connections fo"}
