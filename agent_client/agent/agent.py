@@ -6,7 +6,7 @@ of state, the collectives. So the quorum overlaps the forward pass, and the firs
 
 import contextlib
 import logging
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
 from types import TracebackType
@@ -31,7 +31,7 @@ from agent_client.agent.rules.loop_order import StepPart
 from agent_client.agent.rules.step import Phase
 from agent_client.agent.rules.world_size import WorldSizeMode
 from agent_client.agent.script_check import refuse_live_objects, refuse_optimizer
-from agent_client.agent.step_runner import StepDigest
+from agent_client.agent.step_runner import Part, StepDigest
 from agent_client.agent.stop_signals import StopSignals
 from agent_client.agent.uninterrupted import uninterrupted
 from agent_client.collectives.compiling import never_compiled
@@ -477,7 +477,14 @@ class Agent:
             self._await("quorum", self._quorum)
 
     @never_compiled
-    def all_reduce(self, tensor: torch.Tensor, *, within_group: bool = True, name: str = "") -> "Future[torch.Tensor]":
+    def all_reduce(
+        self,
+        tensor: torch.Tensor,
+        *,
+        within_group: bool = True,
+        name: str = "",
+        followed_by: Sequence[Part] = (),
+    ) -> "Future[torch.Tensor]":
         """Average a tensor over the contributing groups, in place, in the background.
 
         If a peer is lost, the future still completes; the step is discarded, and the content of `tensor` is undefined.
@@ -487,6 +494,8 @@ class Agent:
                 groups must use the same number of elements and dtype, in the same order of calls.
             within_group: Whether to average over the ranks of the replica group as well. False for shards.
             name: Name of the tensor, for error messages. All groups must use the same name.
+            followed_by: What is reduced next for certain, in this order and with nothing in between: the groups
+                compare it together with this one.
 
         Returns:
             A future of `tensor`.
@@ -494,7 +503,10 @@ class Agent:
         self._start(has_computed=True)
         self._machine.computes()
         entry, runner = self._progress.numbers.over(), self._runner
-        return self._thread.submit(in_stream_order(tensor, lambda: runner.reduce(tensor, within_group, entry, name)))
+        rest = followed_by if len(self._parts) < 2 else ()  # the buckets of two modules may come mixed
+        return self._thread.submit(
+            in_stream_order(tensor, lambda: runner.reduce(tensor, within_group, entry, name, rest))
+        )
 
     @never_compiled
     def sum_over_group(self, tensor: torch.Tensor) -> torch.Tensor:

@@ -9,9 +9,11 @@ The participants compare each collective before they run it (rules/agreement.py)
 import functools
 import logging
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 
@@ -67,6 +69,14 @@ NAMED_WITHIN_S = 0.25
 same time."""
 
 
+class Part(NamedTuple):
+    """A reduction that is still to come."""
+
+    name: str
+    elements: int
+    dtype: torch.dtype
+
+
 @dataclass(frozen=True, slots=True)
 class StepDigest:
     """Of a part of the state that `tag` names."""
@@ -101,6 +111,12 @@ class StepRunner:
         self.compares_end = False
         """Whether this is the first step under a quorum, whose end the participants compare, too."""
         self._number = 0
+        self._covered: deque[Part] = deque()
+        """The reductions to come that were announced together with an earlier one."""
+        self._may_cover = True
+        """Whether this rank can announce several together: nothing has ever come in between."""
+        self._covers = False
+        """Whether all participants can."""
         self._mismatch: ScriptMismatch | None = None
         self.check_every = 0
         """Steps between two comparisons of the state under the present quorum."""
@@ -149,6 +165,7 @@ class StepRunner:
         self.check_every = 0 if is_first else self.check_every
         self._checks_finite = self._config.on_nonfinite != "commit" if is_first else self._checks_finite
         self.last, self._number = assignment, 0
+        self._covered.clear()
         self.compares_end = is_first and self.compares
         self._patience.answered()
         if self._catch_up is not None:
@@ -178,14 +195,17 @@ class StepRunner:
         return None
 
     def _agree(self) -> None:
-        """In the first step under a quorum: agree how often to compare, and whether gradients must be finite. A group
-        with another option must not leave out a collective, nor apply a step that the others discard."""
-        rows = self.agree(Announced(Kind.OPTIONS), payload=(self._config.check_state_every, self._checks_finite))
+        """In the first step under a quorum: agree how often to compare, whether gradients must be finite, and whether
+        collectives are announced together. A group with another option must not leave out a collective, nor apply a
+        step that the others discard."""
+        payload = (self._config.check_state_every, self._checks_finite, self._may_cover)
+        rows = self.agree(Announced(Kind.OPTIONS), payload=payload)
         if rows is None:
             return
         told = [row.payload[0] for row in rows]
         self.check_every = common_interval(told)
         self._checks_finite = any(row.payload[1] for row in rows)
+        self._covers = all(row.payload[2] for row in rows)
         if len(set(told)) > 1:
             log.warning("check_state_every differs among the groups (%s): %d counts", told, self.check_every)
 
@@ -311,11 +331,16 @@ class StepRunner:
             raise AgentError("the group's manager has ended; restart the group") from error
         return self._manager.check_alive(error)
 
-    def reduce(self, tensor: torch.Tensor, within_group: bool, entry: Entry, name: str) -> torch.Tensor:
+    def reduce(
+        self, tensor: torch.Tensor, within_group: bool, entry: Entry, name: str, rest: Sequence[Part] = ()
+    ) -> torch.Tensor:
         """Average `tensor` in place. The sum inside the group is taken whatever has failed: the other ranks wait in
-        it."""
-        group, divides_first = self._group, _is_half(tensor)
-        summed = tensor.float() if divides_first and self._config.reduce_dtype == "float32" else tensor
+        it.
+
+        `rest`: the reductions that follow this one for certain, with nothing in between: they are announced with it.
+        """
+        group, divides_first = self._group, _is_half(tensor.dtype)
+        summed = tensor.to(self._summed_as(tensor.dtype))
         if group is not None and within_group:
             if divides_first:
                 summed /= self._group_world_size
@@ -326,8 +351,11 @@ class StepRunner:
         flags = self._flags(summed)
         if not self.machine.contributes or self.machine.passes_over:
             summed.zero_()
-        self._reduce_over_peers(summed, entry, name, flags, divides_first=divides_first)
+        self._reduce_over_peers(summed, entry, name, flags, rest, divides_first=divides_first)
         return tensor if summed is tensor else tensor.copy_(summed)
+
+    def _summed_as(self, dtype: torch.dtype) -> torch.dtype:
+        return torch.float32 if _is_half(dtype) and self._config.reduce_dtype == "float32" else dtype
 
     def _flags(self, tensor: torch.Tensor) -> Flag:
         """Of this group's part of a sum."""
@@ -369,6 +397,7 @@ class StepRunner:
         entry: Entry,
         name: str = "",
         flags: Flag = Flag.NONE,
+        rest: Sequence[Part] = (),
         *,
         is_mean: bool = True,
         divides_first: bool = False,
@@ -379,10 +408,16 @@ class StepRunner:
         if divides_first:
             tensor /= self.machine.share.divisor
         with self.inside(entry, "all_reduce", tensor.shape, within_group=False):
-            if not self._agree_on(tensor, name, flags):
+            self._number += 1
+            is_covered = self._takes_covered(tensor, name)
+            if not is_covered and not self._agree_on(tensor, name, flags, rest):
                 return
             if not self._guarded("reducing", lambda: self._peers.all_reduce(tensor, self._limit_s())):
                 return
+            if is_covered and is_mean and self._checks_finite and not is_finite(tensor):
+                self._covered.clear()  # all receive the same sum, so all ask now whose gradient it was
+                if not self._agree_on(tensor, name, flags) or not self._reject("the mean", name):
+                    return
         machine.reduced()
         if is_mean:
             if not divides_first:
@@ -392,18 +427,26 @@ class StepRunner:
             if self._checks_finite and not self.compares and not is_finite(tensor):
                 self._reject("the mean", name)  # whose gradients it was cannot be told
 
-    def _agree_on(self, tensor: torch.Tensor, name: str, flags: Flag) -> bool:
+    def _takes_covered(self, tensor: torch.Tensor, name: str) -> bool:
+        """Whether this reduction was announced with an earlier one."""
+        if not self._covered or self._covered[0] != Part(name, tensor.numel(), tensor.dtype):
+            return False
+        self._covered.popleft()
+        return True
+
+    def _agree_on(self, tensor: torch.Tensor, name: str, flags: Flag, rest: Sequence[Part] = ()) -> bool:
         """Whether the participants are about to reduce the same, and its sum is of use."""
-        self._number += 1
         machine, assignment = self.machine, self.machine.assignment
         assert assignment is not None
         flagged = {assignment.replica_ids[assignment.replica_rank]: (flags, machine.share.weight)}
         if self.compares:
-            dtype = str(tensor.dtype).removeprefix("torch.")
-            announced = self._announced(Kind.REDUCE, tensor.numel() * tensor.itemsize, dtype, name)
+            covered = [part._replace(dtype=self._summed_as(part.dtype)) for part in rest if self._covers]
+            told = name + "".join(f", then {part.elements} of {_name_of(part.dtype)}" for part in covered)
+            announced = self._announced(Kind.REDUCE, tensor.numel() * tensor.itemsize, _name_of(tensor.dtype), told)
             rows = self.agree(announced, flags=flags, payload=(machine.share.weight,))
             if rows is None:
                 return False
+            self._covered.extend(covered)
             flagged = {
                 replica_id: (row.flags, row.payload[0])
                 for replica_id, row in zip(assignment.replica_ids, rows, strict=True)
@@ -450,6 +493,10 @@ class StepRunner:
         """
         assignment, limit_s = self.machine.assignment, self._limit_s() if within_s is None else within_s
         assert assignment is not None
+        if self._covered:
+            self._may_cover = False
+            self._guarded("comparing", _refuse_to_mix)
+            return None
         said: list[tuple[int, ...]] = []
         heals = assignment.heals or assignment.catches_up
         commits = self.machine.commits
@@ -531,6 +578,7 @@ class StepRunner:
 
     def finish(self) -> bool:
         """Vote, and learn the decision. Raises AgentError where this rank cannot go on."""
+        self._covered.clear()
         if self._mismatch is not None:
             raise self._mismatch
         machine = self.machine
@@ -641,6 +689,14 @@ def _refuse_to_count() -> None:
     raise RuntimeError("the peers count this group's gradients, and these were computed from another state")
 
 
-def _is_half(tensor: torch.Tensor) -> bool:
+def _refuse_to_mix() -> None:
+    raise RuntimeError("the script reduces something else between the buckets of a backward pass")
+
+
+def _is_half(dtype: torch.dtype) -> bool:
     """Check for a dtype whose sum may overflow where its mean does not. Such tensors are divided before the sum."""
-    return tensor.dtype in (torch.float16, torch.bfloat16)
+    return dtype in (torch.float16, torch.bfloat16)
+
+
+def _name_of(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")

@@ -13,7 +13,7 @@ question goes over all of them.
 """
 
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any
@@ -28,6 +28,7 @@ from torch.nn.parallel.distributed import _find_tensors  # pyright: ignore[repor
 from agent_client.agent.agent import Agent
 from agent_client.agent.rules.loop_order import PassOrder
 from agent_client.agent.script_check import BY_HAND, refuse_model
+from agent_client.agent.step_runner import Part
 from agent_client.collectives.compiling import never_compiled, not_itself_compiled
 from agent_client.collectives.observed import ObservedGroup
 from agent_client.errors import AgentError, ConfigurationError, first_line
@@ -83,7 +84,7 @@ class DistributedDataParallel(parallel.DistributedDataParallel):
                 f"Where they hold different parts of the model (pipeline stages, shards), {BY_HAND}"
             ) from e
         self._group = group
-        group.parameters, _ = self._build_params_for_reducer()
+        group.parameters, are_sparse = self._build_params_for_reducer()
         group.label = name = _name_in(agent.state.model, module)
         self._lay_out_buckets()
         self.salvage = Salvage(held, group.parameters) if salvage else None
@@ -92,6 +93,8 @@ class DistributedDataParallel(parallel.DistributedDataParallel):
             agent.internals.salvage_by(self.salvage.reduce_again)
         self._agent = agent
         self._reduction = _Reduction(held, self.salvage, name)
+        if not any(are_sparse):
+            self._reduction.keep_layout(self.reducer._get_zeros_like_grad_buckets())
         self._shared = SharedBuffers(agent, self._buffers_to_share)
         self.register_comm_hook(self._reduction, _reduce_bucket)
         agent.add_part(self)
@@ -158,7 +161,8 @@ class DistributedDataParallel(parallel.DistributedDataParallel):
             return False
         self._shared.restore()  # what this batch has made of them
         for bucket in self.reducer._get_zeros_like_grad_buckets():
-            mean = self._agent.all_reduce(bucket.buffer(), name=self._reduction.name(bucket.index())).result()
+            name, rest = self._reduction.name(bucket.index()), self._reduction.rest(bucket.index())
+            mean = self._agent.all_reduce(bucket.buffer(), name=name, followed_by=rest).result()
             parameters = bucket.parameters()
             pieces = mean.split([parameter.numel() for parameter in parameters])
             for parameter, piece in zip(parameters, pieces, strict=True):
@@ -289,13 +293,22 @@ class _Reduction:
     order: PassOrder = field(default_factory=PassOrder)
     passes: "list[weakref.ref[_Mark]]" = field(default_factory=list)
     """Of the forward passes whose backward pass is still to come: they live as long as the graphs."""
+    _layout: list[Part] = field(default_factory=list[Part])
     _names: dict[int, str] = field(default_factory=dict[int, str])
+
+    def keep_layout(self, buckets: Sequence[GradBucket]) -> None:
+        """`buckets`: all of them, in their order."""
+        self._layout = [Part(self.name(b.index()), b.buffer().numel(), b.buffer().dtype) for b in buckets]
 
     def name(self, bucket: int) -> str:
         """The same in all replica groups."""
         if bucket not in self._names:
             self._names[bucket] = f"{self.module}, bucket {bucket}"
         return self._names[bucket]
+
+    def rest(self, bucket: int) -> list[Part]:
+        """The buckets that follow."""
+        return self._layout[bucket + 1 :]
 
     def completed(self) -> None:
         """All buckets of the pass are reduced."""
@@ -310,15 +323,15 @@ class _Reduction:
 
 @never_compiled
 def _reduce_bucket(reduction: _Reduction, bucket: GradBucket) -> torch.futures.Future[Tensor]:
-    name = reduction.name(bucket.index())
+    name, rest = reduction.name(bucket.index()), reduction.rest(bucket.index())
     reduction.agent.backward_reduces()
     _at_the_end(reduction.agent.backward_ended)
     reduction.buckets = bucket.index() + 1
     if bucket.is_last():
         _at_the_end(reduction.completed)
     if reduction.salvage is not None:
-        reduction.salvage.keep_bucket(bucket, name)
-    return _reduce(reduction.agent, bucket.buffer(), name)
+        reduction.salvage.keep_bucket(bucket, name, rest)
+    return _reduce(reduction.agent, bucket.buffer(), name, rest)
 
 
 def _at_the_end(act: Callable[[], None]) -> None:
@@ -327,7 +340,7 @@ def _at_the_end(act: Callable[[], None]) -> None:
     engine.queue_callback(lambda: engine.queue_callback(act))
 
 
-def _reduce(agent: Agent, tensor: Tensor, name: str) -> torch.futures.Future[Tensor]:
+def _reduce(agent: Agent, tensor: Tensor, name: str, rest: Sequence[Part] = ()) -> torch.futures.Future[Tensor]:
     reduced: torch.futures.Future[Tensor] = torch.futures.Future()
 
     def pass_on(done: Future[Tensor]) -> None:
@@ -337,5 +350,5 @@ def _reduce(agent: Agent, tensor: Tensor, name: str) -> torch.futures.Future[Ten
         else:
             reduced.set_result(done.result())
 
-    agent.all_reduce(tensor, name=name).add_done_callback(pass_on)
+    agent.all_reduce(tensor, name=name, followed_by=rest).add_done_callback(pass_on)
     return reduced

@@ -6,6 +6,7 @@ the same, and peers that compute the step anew. It costs no recomputation, and t
 """
 
 import logging
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -13,6 +14,7 @@ from torch import Tensor
 from torch.distributed import GradBucket
 
 from agent_client.agent.agent import Agent
+from agent_client.agent.step_runner import Part
 from agent_client.state.host_memory import has_no_gaps
 
 log = logging.getLogger(__name__)
@@ -22,11 +24,12 @@ MIB = 2**20
 
 @dataclass(slots=True)
 class _Kept:
-    """One bucket: its parameters in order, what it held, flat, and what the sum of it is called."""
+    """One bucket: its parameters in order, what it held, flat, what the sum of it is called, and what follows it."""
 
     parameters: list[Tensor]
     content: Tensor
     name: str
+    rest: Sequence[Part]
 
 
 @dataclass(slots=True)
@@ -43,10 +46,10 @@ class Salvage:
     def held_bytes(self) -> int:
         return sum(kept.content.nbytes for kept in self._buckets)
 
-    def keep_bucket(self, bucket: GradBucket, name: str) -> None:
+    def keep_bucket(self, bucket: GradBucket, name: str, rest: Sequence[Part]) -> None:
         if bucket.index() == 0:
             self._buckets, self._used = [], None
-        self._buckets.append(_Kept(bucket.parameters(), bucket.buffer().clone(), name))
+        self._buckets.append(_Kept(bucket.parameters(), bucket.buffer().clone(), name, rest))
         if bucket.is_last() and not self._has_told:
             self._has_told = True
             log.info("salvage: %.1f MiB of gradients are kept for each step", self.held_bytes / MIB)
@@ -59,7 +62,7 @@ class Salvage:
         """Under the quorum of the step under way; leaves the means where a backward pass would leave them."""
         missing: dict[int, Tensor] = {}
         for kept in self._buckets:
-            reduced = self.agent.all_reduce(kept.content.clone(), name=kept.name).result()
+            reduced = self.agent.all_reduce(kept.content.clone(), name=kept.name, followed_by=kept.rest).result()
             sizes = [parameter.numel() for parameter in kept.parameters]
             for parameter, mean in zip(kept.parameters, reduced.split(sizes), strict=True):
                 mean = _in_bucket(mean, parameter)

@@ -70,7 +70,9 @@ class LoneAgent:
     def start_quorum(self) -> None:
         self.asked.append("quorum")
 
-    def all_reduce(self, tensor: torch.Tensor, *, within_group: bool = True, name: str = "") -> "Future[torch.Tensor]":
+    def all_reduce(
+        self, tensor: torch.Tensor, *, within_group: bool = True, name: str = "", followed_by: object = ()
+    ) -> "Future[torch.Tensor]":
         self.reduced.append(tensor.clone())
         self.within_group.append(within_group)
         done: Future[torch.Tensor] = Future()

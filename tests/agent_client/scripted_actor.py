@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch.utils.data import DistributedSampler
 
+from agent_client.agent.step_runner import Part
 from agent_client.errors import EvaluationInterrupted, ScriptMismatch
 from agent_client.state.train_state import TrainState
 from agent_client.training.sampler import StepSampler
@@ -46,6 +47,30 @@ class ScriptedActor:
         self.agent.start_quorum()
         for length, dtype, name in reduced:
             self.agent.all_reduce(torch.ones(length, dtype=getattr(torch, dtype)), name=name).result()
+
+    def step_of_buckets(self, *buckets: tuple[int, float], between: bool = False) -> dict[str, Any]:
+        """Their sizes and what they are filled with: announced together. `between`: something else is reduced after
+        the first one. Also how often the participants have compared."""
+        compared, exchange = list[object](), self.agent._peers.exchange
+
+        def count(words: Any, timeout_s: float) -> Any:
+            compared.append(words)
+            return exchange(words, timeout_s)
+
+        self.agent._peers.exchange = count  # type: ignore[method-assign]
+        parts = [Part(f"bucket {i}", size, torch.float32) for i, (size, _) in enumerate(buckets)]
+        self.agent.start_quorum()
+        for i, (size, value) in enumerate(buckets):
+            tensor, rest = torch.full((size,), value), parts[i + 1 :]
+            self.agent.all_reduce(tensor, name=parts[i].name, followed_by=rest).result()
+            if between and i == 0:
+                self.agent.all_reduce(torch.ones(5), name="metric").result()
+        told = self.vote() | {"compared": len(compared)}
+        self.agent._peers.exchange = exchange  # type: ignore[method-assign]
+        return told
+
+    def steps_of_buckets(self, count: int, *buckets: tuple[int, float], **options: Any) -> list[dict[str, Any]]:
+        return [self.step_of_buckets(*buckets, **options) for _ in range(count)]
 
     def vote(self) -> dict[str, Any]:
         agent = self.agent

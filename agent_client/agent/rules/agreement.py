@@ -3,10 +3,10 @@ are at fault. Rules only, no I/O.
 
 A process group does not check it: gloo ends a process that receives more than it expects, and sums whatever is not
 longer. So each collective over the participants is preceded by a sum of numbers that announce it, in a row for each
-participant, of the same size for all. The step is part of the announcement: a participant that has ended a step and
-one that still reduces in it never sum their tensors. The end of the first step under a quorum is announced, too, with
-the number of its collectives, and after it what the batches were drawn from. All participants receive the same rows, so
-all find the same answer:
+participant, of the same size for all. The buckets of a backward pass are announced together, with the first one. The
+step is part of the announcement: a participant that has ended a step and one that still reduces in it never sum their
+tensors. The end of the first step under a quorum is announced, too, with the number of its collectives, and after it
+what the batches were drawn from. All participants receive the same rows, so all find the same answer:
 
 1. The participants that hold the state of the job and have committed a step of it decide. If there are none, those
    that hold its state do; if there are none either, all do.

@@ -86,7 +86,7 @@ class Peers:
     def group_for_torch(self) -> ObservedGroup:
         return ObservedGroup(self._group.for_torch("torch/0"), self.progress)
 
-    def all_reduce(self, tensor: torch.Tensor, *, name: str = "") -> "Future[torch.Tensor]":
+    def all_reduce(self, tensor: torch.Tensor, *, name: str = "", followed_by: object = ()) -> "Future[torch.Tensor]":
         return self.thread.submit(lambda: self._reduce(tensor))
 
     def _reduce(self, tensor: torch.Tensor) -> torch.Tensor:

@@ -113,7 +113,7 @@ def test_the_memory_order_of_parameters_is_that_of_their_buckets() -> None:
     salvage = Salvage(agent)
 
     def keep(_: object, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
-        salvage.keep_bucket(bucket, "")
+        salvage.keep_bucket(bucket, "", [])
         done: torch.futures.Future[torch.Tensor] = torch.futures.Future()
         done.set_result(bucket.buffer())
         return done
@@ -133,7 +133,7 @@ def test_the_memory_order_of_parameters_is_that_of_their_buckets() -> None:
 class _Echo:
     """An Agent without peers."""
 
-    def all_reduce(self, tensor: torch.Tensor, *, name: str) -> "Future[torch.Tensor]":
+    def all_reduce(self, tensor: torch.Tensor, *, name: str, followed_by: object = ()) -> "Future[torch.Tensor]":
         done: Future[torch.Tensor] = Future()
         done.set_result(tensor)
         return done
