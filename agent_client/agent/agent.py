@@ -43,6 +43,7 @@ from agent_client.state.digest import Digests
 from agent_client.state.scalers import Scalers
 from agent_client.state.shards import is_sharded
 from agent_client.state.train_state import TrainState
+from lighthouse_protocol.limits import MAX_COUNT
 from lighthouse_protocol.messages.membership import DistrustKind, Tag, World
 
 log = logging.getLogger(__name__)
@@ -355,10 +356,13 @@ class Agent:
             state_dict: The value that `state_dict` returned.
 
         Raises:
-            AgentError: A step is in progress.
+            AgentError: A step is in progress, or an entry is no count.
         """
         if self._machine.phase is not Phase.IDLE:
             raise AgentError(f"load_state_dict: a step is under way ({self._machine.phase}); call it between two steps")
+        for entry in ("step", "tag_quorum_id", "batches_committed"):
+            if not 0 <= (value := state_dict[entry] or 0) < MAX_COUNT:
+                raise AgentError(f"agent['{entry}'] of the checkpoint is {value}, not a number from 0 to below 2^53")
         self._machine.installed(state_dict["step"], state_dict["tag_quorum_id"], state_dict["batches_committed"])
         self._scalers.forget()
 
