@@ -45,6 +45,7 @@ from agent_client.state.shards import is_sharded
 from agent_client.state.train_state import TrainState
 from lighthouse_protocol.limits import MAX_COUNT
 from lighthouse_protocol.messages.membership import DistrustKind, Tag, World
+from lighthouse_protocol.messages.progress import DataUse
 
 log = logging.getLogger(__name__)
 
@@ -138,6 +139,7 @@ class Agent:
         self._state_digests, self._gradient_digests = Digests(), Digests()
         self._applying, self._scalers = Applying(), Scalers(state)
         self._data_uses = DataUses()
+        self._progress.own.data = self._data_use
         self._has_looked_at_samplers = False
         self._optimizers = OptimizerWatch(state, self._applying)
         self._runner.leaves_to_scaler = lambda: self._scalers.may_skip or may_skip()
@@ -330,6 +332,13 @@ class Agent:
             times.
         """
         return self._data_uses.report(self.batches_committed * self.group_world_size)
+
+    def _data_use(self) -> DataUse | None:
+        """The same for `lighthouse status`."""
+        report = self.data_report()
+        if not report:
+            return None
+        return DataUse(report["length"], report["samples"], report["irregular_steps"], bool(report["is_exact"]))
 
     # -- checkpoints
 
