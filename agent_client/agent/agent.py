@@ -43,7 +43,9 @@ from agent_client.state.digest import Digests
 from agent_client.state.scalers import Scalers
 from agent_client.state.shards import is_sharded
 from agent_client.state.train_state import TrainState
+from lighthouse_protocol.limits import MAX_COUNT
 from lighthouse_protocol.messages.membership import DistrustKind, Tag, World
+from lighthouse_protocol.messages.progress import DataUse
 
 log = logging.getLogger(__name__)
 
@@ -137,6 +139,7 @@ class Agent:
         self._state_digests, self._gradient_digests = Digests(), Digests()
         self._applying, self._scalers = Applying(), Scalers(state)
         self._data_uses = DataUses()
+        self._progress.own.data = self._data_use
         self._has_looked_at_samplers = False
         self._optimizers = OptimizerWatch(state, self._applying)
         self._runner.leaves_to_scaler = lambda: self._scalers.may_skip or may_skip()
@@ -330,6 +333,13 @@ class Agent:
         """
         return self._data_uses.report(self.batches_committed * self.group_world_size)
 
+    def _data_use(self) -> DataUse | None:
+        """The same for `lighthouse status`."""
+        report = self.data_report()
+        if not report:
+            return None
+        return DataUse(report["length"], report["samples"], report["irregular_steps"], bool(report["is_exact"]))
+
     # -- checkpoints
 
     def state_dict(self) -> dict[str, Any]:
@@ -355,10 +365,13 @@ class Agent:
             state_dict: The value that `state_dict` returned.
 
         Raises:
-            AgentError: A step is in progress.
+            AgentError: A step is in progress, or an entry is no count.
         """
         if self._machine.phase is not Phase.IDLE:
             raise AgentError(f"load_state_dict: a step is under way ({self._machine.phase}); call it between two steps")
+        for entry in ("step", "tag_quorum_id", "batches_committed"):
+            if not 0 <= (value := state_dict[entry] or 0) < MAX_COUNT:
+                raise AgentError(f"agent['{entry}'] of the checkpoint is {value}, not a number from 0 to below 2^53")
         self._machine.installed(state_dict["step"], state_dict["tag_quorum_id"], state_dict["batches_committed"])
         self._scalers.forget()
 

@@ -45,6 +45,7 @@ from agent_client.state.rules.comparison import (
     outliers,
 )
 from agent_client.transfer.response import StateRefused
+from lighthouse_protocol.limits import cut_reason
 from lighthouse_protocol.messages.membership import PLAIN, Assignment, DistrustKind, Tag
 from lighthouse_protocol.messages.progress import HEAL
 from lighthouse_protocol.refusals import LighthouseError
@@ -425,7 +426,7 @@ class StepRunner:
             elif machine.divisor != machine.share.divisor:  # batches were passed over, as the peers have said since
                 tensor *= machine.share.divisor / max(1, machine.divisor)
             if self._checks_finite and not self.compares and not is_finite(tensor):
-                self._reject("the mean", name)  # whose gradients it was cannot be told
+                self._reject("the mean", name, ())  # whose gradients it was cannot be told
 
     def _takes_covered(self, tensor: torch.Tensor, name: str) -> bool:
         """Whether this reduction was announced with an earlier one."""
@@ -455,14 +456,20 @@ class StepRunner:
             passed = sum(weight for told, weight in flagged.values() if told & Flag.PASSES_OVER)
             machine.passed_weight = max(machine.passed_weight, passed)
             if wrong := [replica_id for replica_id, (told, _) in flagged.items() if told & Flag.NOT_FINITE]:
-                return self._reject(f"the gradient of {' and '.join(wrong)}", name)
+                return self._reject(f"the gradient of {' and '.join(wrong)}", name, wrong)
         return True
 
-    def _reject(self, what: str, name: str) -> bool:
-        """Discard the step for gradients that are not finite; whether it is left to a GradScaler, which skips it."""
+    def _reject(self, what: str, name: str, wrong: Sequence[str]) -> bool:
+        """Discard the step for gradients that are not finite; whether it is left to a GradScaler, which skips it. Each
+        group of `wrong` reports it, or where none is known the first one."""
         if self.leaves_to_scaler():
             return True
+        assignment = self.machine.assignment
+        assert assignment is not None
+        me = assignment.replica_ids[assignment.replica_rank]
         self.nonfinite = f"{what} is not finite" + (f" ({name})" if name else "") + self.samples_text()
+        if me in (wrong or assignment.replica_ids[:1]):
+            self.progress.own.reject(assignment.max_step, cut_reason(self.nonfinite), is_own=bool(wrong))
         self.machine.erred(self.nonfinite)
         return False
 

@@ -13,7 +13,17 @@ from agent_client.progress.heal_mark import HealMark
 from agent_client.progress.rules.collective_ids import CollectiveIds, Entry, Number
 from agent_client.progress.rules.phase_times import ActivitySample
 from agent_client.progress.script_groups import ScriptGroups
-from lighthouse_protocol.messages.progress import MAX_LABEL_CHARS, MAX_NAME_CHARS, Collective, HealTotals
+from lighthouse_protocol.messages.progress import (
+    MAX_LABEL_CHARS,
+    MAX_NAME_CHARS,
+    Collective,
+    DataUse,
+    HealTotals,
+    RejectedStep,
+)
+
+REJECTED_TOLD_S = 30.0
+"""A lighthouse that was away for less opens the incident all the same."""
 
 Shape: TypeAlias = "str | Sequence[int]"
 
@@ -30,6 +40,8 @@ class Activity:
         self.script_groups = ScriptGroups(clock)
         self.healed: HealTotals | None = None
         self.heal: HealMark | None = None  # the newest
+        self.rejected: tuple[RejectedStep | None, float] = (None, clock())
+        self.data: Callable[[], DataUse | None] = lambda: None
 
     def heal_begins(self, source: str, step: int) -> HealMark:
         """The state of that step is asked of the replica group `source`."""
@@ -42,6 +54,10 @@ class Activity:
         before = self.healed or HealTotals()
         self.healed = HealTotals(before.heals + 1, before.seconds + seconds, before.bytes + nbytes)
 
+    def reject(self, step: int, reason: str, *, is_own: bool) -> None:
+        """A step is discarded for its gradients."""
+        self.rejected = (RejectedStep(step, reason, is_own), self.clock())
+
     def read(self) -> ActivitySample:
         (inside, is_inside, moved_at), (act, since) = self.collective, self.act
         own = None if inside is None else inside.told(is_inside)
@@ -53,7 +69,9 @@ class Activity:
         heal = self.heal.read() if self.heal is not None else None
         healed_at = self.heal.moved_at if self.heal is not None else since
         moved_at = max(moved_at, since, torchs_at, self.script_groups.moved_at, healed_at)
-        return ActivitySample(collective, waits_for, busy, moved_at, calls, self.healed, heal)
+        rejected, rejected_at = self.rejected
+        rejected = rejected if self.clock() < rejected_at + REJECTED_TOLD_S else None
+        return ActivitySample(collective, waits_for, busy, moved_at, calls, self.healed, heal, rejected, self.data())
 
     def enter(self, torchs: "TorchCollective") -> None:
         self.torchs = (*(before for before in self.torchs if before.goes_on(self.clock)), torchs)

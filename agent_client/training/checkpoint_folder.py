@@ -292,7 +292,10 @@ class CheckpointFolder:
             self._agent.state.load_state_dict(state["train"])
         except StateMismatch as error:
             raise StateMismatch(f"{path}: {error}", error.difference) from error
-        self._agent.load_state_dict(state["agent"])
+        try:
+            self._agent.load_state_dict(state["agent"])
+        except AgentError as error:
+            raise AgentError(f"{path}: {error}") from error
         saved_by = next(iter(parts.values())).ranks
         if self._rank in parts:
             _restore_random(state["random"])

@@ -2,6 +2,7 @@
 const HEALS_NAMED = 4, AWAY_NAMED = 3, OPEN_FOR_S = 600;  // an incident that is still open after that never ends
 const INCIDENT_WORDS = {
   loss: 'lost', divergence: 'diverged from its peers', not_applied: 'missing a step that it committed',
+  nonfinite: 'sending gradients that are not finite',
   restart: 'restarted', exit: 'gone: its process ended',
 };
 

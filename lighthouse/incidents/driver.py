@@ -19,6 +19,7 @@ from lighthouse_protocol.limits import cut_reason
 from lighthouse_protocol.messages.evidence import RankEvidence
 from lighthouse_protocol.messages.incident import Gathered, Incident
 from lighthouse_protocol.messages.membership import Participant, Quorum
+from lighthouse_protocol.messages.progress import GroupView, RankName
 from lighthouse_protocol.messages.session import (
     Evidence,
     EvidenceDone,
@@ -134,6 +135,13 @@ class IncidentDriver:
             self._perform(self._incidents.told(participant.replica_id, participant.distrust, now, self._wall()))
             self._perform(self._incidents.asked(now))
             self._perform(self._incidents.reached(participant.asks_for, participant.seen_quorum_id, now))
+
+    def viewed(self, replica_id: str, view: GroupView) -> None:
+        """Where the ranks of the member are."""
+        if view.replica_id == replica_id:
+            ranks = [rank for rank in view.ranks if rank.sample.rejected is not None]
+            name, rejected = (ranks[0].name, ranks[0].sample.rejected) if ranks else (RankName(replica_id, 0), None)
+            self._perform(self._incidents.rejected(name, rejected, self._clock(), self._wall()))
 
     def held(self, held: HeldQuorum) -> None:
         """What a member says that it holds."""

@@ -154,6 +154,11 @@ def _lay_out(db: sqlite3.Connection) -> None:
     db.execute("PRAGMA journal_mode = WAL")
 
 
+def has_rows(db: sqlite3.Connection) -> bool:
+    """Whether it knows of a job or a run."""
+    return any(db.execute(f"SELECT 1 FROM {table} LIMIT 1").fetchone() for table in ("job", "run"))
+
+
 def _get_tables(db: sqlite3.Connection) -> tuple[str, ...]:
     """SQLite keeps the text of each as it was given."""
     return tuple(sql for (sql,) in db.execute("SELECT sql FROM sqlite_schema WHERE type = 'table' ORDER BY rowid"))

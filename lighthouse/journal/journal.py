@@ -115,10 +115,15 @@ class Journal:
 
     # -- the claim
 
-    def release(self) -> None:
+    def release(self, *, is_unused: bool = False) -> None:
+        """`is_unused`: the start has failed. A file that was made for it, and holds nothing, is removed."""
         if self._lock.is_held and self._db is not None:
+            is_new = is_unused and self.term == 1 and not database.has_rows(self._db)
             self._db.close()
             self._db = None
+            if is_new:
+                with contextlib.suppress(OSError):
+                    self.path.unlink()
         self._lock.drop()
 
     def _open(self) -> int:

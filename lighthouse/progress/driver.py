@@ -6,7 +6,7 @@ from collections.abc import Callable
 from lighthouse.members.rules.roster import Roster
 from lighthouse.progress.heals import JobHeals
 from lighthouse.progress.rules.job_progress import JobProgress, RanksKept, Runs
-from lighthouse_protocol.messages.progress import GroupView
+from lighthouse_protocol.messages.progress import DataUse, GroupView
 from lighthouse_protocol.messages.status import HealStatus, RankPlace
 from lighthouse_protocol.rules.stall import FLOOR_S, StallVerdict
 from lighthouse_runtime.ports import Timers
@@ -73,6 +73,12 @@ class ProgressDriver:
         """By replica group; of those that heal."""
         self._forget()
         return self._heals.status()
+
+    @property
+    def data(self) -> DataUse | None:
+        """What is used of the data, by the ranks of all groups; None: none reports it."""
+        self._forget()
+        return self._progress.data
 
     @property
     def observed(self) -> list[str]:

@@ -211,6 +211,7 @@ class JobDriver:
                 self._history.beat(session.replica_id, self._wall())
                 if message.progress is not None:
                     self.progress.take(session.replica_id, message.progress)
+                    self.incidents.viewed(session.replica_id, message.progress)
             case JoinRequest(join, participant, time_left_s, holds):
                 older = session.join if self._waiting.drop(session.join) else None  # the newer one takes its place
                 session.join, session.reply = next(self._numbers), SessionReply(session.peer, join, holds)
@@ -261,7 +262,10 @@ class JobDriver:
         verdict, now, incidents = self.progress.verdict(), self._clock(), self._incident_registry.newest(self.job)
         ranks = self.progress.ranks() if has_ranks else ()
         timeline = self._history.timeline.entries if has_ranks else ()
-        return job_status(self.job, self.machine, now, verdict, ranks, timeline, incidents, self.progress.heals)
+        progress = self.progress
+        return job_status(
+            self.job, self.machine, now, verdict, ranks, timeline, incidents, progress.heals, progress.data
+        )
 
     @property
     def account(self) -> JobAccount:

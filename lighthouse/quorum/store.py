@@ -53,5 +53,5 @@ class NoJobStore:
     def forget(self, job: str) -> None:
         pass
 
-    def release(self) -> None:
+    def release(self, *, is_unused: bool = False) -> None:
         pass

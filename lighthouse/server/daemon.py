@@ -194,7 +194,7 @@ class LighthouseDaemon:
         try:
             await self._start()
         except BaseException:
-            self._memory.release()
+            self._memory.release(is_unused=True)
             raise
 
     async def _start(self) -> None:

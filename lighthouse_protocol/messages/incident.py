@@ -19,6 +19,7 @@ class IncidentKind(StrEnum):
     LOSS = "loss"  # replica groups were lost; the fault is the last sign of life
     NOT_APPLIED = "not_applied"  # a group has committed a step and not applied it; the fault is when it says so
     DIVERGENCE = "divergence"  # a group's state differs from that of its peers; the fault is when it says so
+    NONFINITE = "nonfinite"  # a step was discarded because gradients are not finite; the fault is when a group says so
     RESTART = "restart"  # a generation of a run ended by a fault, whose time is when that was noticed
     EXIT = "exit"  # a supervised process ended that is no rank of a generation
 

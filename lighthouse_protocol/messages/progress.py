@@ -6,7 +6,18 @@ Nobody shares a clock: all times are ages in seconds, as of the moment at which 
 from dataclasses import dataclass, replace
 from typing import Annotated, NamedTuple
 
-from lighthouse_protocol.constraints import Advisory, Age, Chars, Count, Entries, GroupRank, Name, QuorumId, Text
+from lighthouse_protocol.constraints import (
+    Advisory,
+    Age,
+    Chars,
+    Count,
+    Entries,
+    GroupRank,
+    Name,
+    QuorumId,
+    Reason,
+    Text,
+)
 from lighthouse_protocol.limits import MAX_GROUP_WORLD_SIZE
 from lighthouse_protocol.refusals import InvalidRequest
 
@@ -128,13 +139,42 @@ class HealProgress:
 
 
 @dataclass(frozen=True, slots=True)
+class RejectedStep:
+    """A step that was discarded because gradients were not finite. `is_own`: they were this rank's."""
+
+    step: Count
+    reason: Reason
+    is_own: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class DataUse:
+    """How many samples the committed steps of all groups have used of a data set of `length`. `irregular_steps`: those
+    of this rank with batches that were drawn under another quorum, or not drawn. `is_exact`: each sample was used once
+    per epoch."""
+
+    length: Count
+    samples: Count
+    irregular_steps: Count = 0
+    is_exact: bool = True
+
+    def __str__(self) -> str:
+        epoch, position = divmod(self.samples, max(1, self.length))
+        used = f"{position:,} of {self.length:,} samples used in epoch {epoch}"
+        if self.is_exact:
+            return f"{used}, each sample once per epoch"
+        why = f"{self.irregular_steps} steps with other batches" if self.irregular_steps else "the sampler has changed"
+        return f"{used}, not each sample once per epoch: {why}"
+
+
+@dataclass(frozen=True, slots=True)
 class ProgressSample:
     """Where a rank is. `phases` are the open ones, the innermost last.
 
     `waits_for`: what its script has declared to wait for. `still_s`: since the last mark. `is_first`: this process has
     not done a step yet. `calls`: of the process groups that moved last. `at`: the line of the script, for a rank that
     is observed and has no Agent. `healed`: None for a process that has never healed. `heal`: one that goes on, or has
-    just ended well.
+    just ended well. `rejected`: a step, a short while ago. `data`: None where no sampler of ours has drawn a batch.
     """
 
     step: Count = 0
@@ -149,6 +189,8 @@ class ProgressSample:
     at: Annotated[str, Chars(MAX_LABEL_CHARS)] = ""
     healed: Advisory[HealTotals] = None
     heal: Advisory[HealProgress] = None
+    rejected: Advisory[RejectedStep] = None
+    data: Advisory[DataUse] = None
 
     @property
     def innermost(self) -> OpenPhase:

@@ -5,6 +5,7 @@ from enum import StrEnum
 
 from lighthouse_protocol.constraints import Count, Offset, Text
 from lighthouse_protocol.messages.incident import IncidentSummary
+from lighthouse_protocol.messages.progress import DataUse
 from lighthouse_protocol.messages.run_status import RunStatus
 
 
@@ -135,6 +136,7 @@ class JobStatus:
     stall_s: Offset = 0.0
     timeline: tuple[TimelineEntry, ...] = ()
     incidents: tuple[IncidentSummary, ...] = ()
+    data: DataUse | None = None
 
 
 class StoreKind(StrEnum):

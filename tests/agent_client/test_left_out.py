@@ -1,12 +1,16 @@
 """A script that leaves out a step, a batch or a collective costs its own group that step, and its peers nothing that is
 silent: weights are equal wherever two groups have committed the same step."""
 
+import re
 from typing import Any
 
 import pytest
 
+from lighthouse_runtime.client.lighthouse import LighthouseClient
 from tests.agent_client.jobs import Job
+from tests.agent_client.left_out_actor import SAMPLES
 from tests.agent_client.ranks import Rank, together
+from tests.processes import Lighthouse, eventually
 
 TIMES = ("--join-timeout", "10s", "--heartbeat-timeout", "5s")
 ACTOR = "tests.agent_client.left_out_actor:LeftOutActor"
@@ -112,13 +116,21 @@ def test_of_two_groups_the_one_that_joined_later_is_at_fault(job: Job) -> None:
 
 
 class TestNotFinite:
-    def test_the_step_is_discarded_in_all_groups_and_the_group_is_named(self, job: Job) -> None:
+    def test_the_step_is_discarded_in_all_groups_and_the_group_is_named(self, job: Job, lighthouse: Lighthouse) -> None:
         of_a, of_b, _, _ = train(job, "infinite")
         check_equal(of_a, of_b)
         assert discards(of_a) == discards(of_b) == [AT]
         for name in "ab":
             assert f"step {AT} discarded: the gradient of b is not finite (" in job.log(name)
-        assert "; samples here: " in job.log("b")
+        [told] = re.findall(r"discarded: (the gradient of b .*; samples here: .*)", job.log("b"))
+        with LighthouseClient(lighthouse.address, job=job.name) as client:
+            [incident] = eventually(lambda: client.incidents(job.name), "an incident")
+            assert (incident.kind, incident.suspects) == ("nonfinite", ("b/0",))
+            assert incident.text == f"b/0: step {AT} discarded: {told}"
+            [status] = client.status(job.name).jobs
+        assert status.data is not None
+        assert (status.data.length, status.data.is_exact) == (SAMPLES, True)
+        assert 4 * AT < status.data.samples <= 4 * of_a[-1]["batches"]
 
     def test_as_often_as_the_limit_says_the_run_ends_with_that_reason(self, job: Job) -> None:
         a, b = begin(job, max_consecutive_discards=3)

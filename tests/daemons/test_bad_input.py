@@ -7,6 +7,7 @@ manager/group/*.txt; here only what the services add to that.
 import socket
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -153,6 +154,20 @@ def test_a_port_that_is_taken_ends_the_start_with_its_option() -> None:
         for option in ("--bind", "--http"):
             for daemon in (Lighthouse(option, where), Manager(NOWHERE, "a", option, where)):
                 _does_not_start(daemon, f"{option}: cannot listen on {where}")
+
+
+def test_a_start_that_fails_leaves_no_journal_behind_that_was_made_for_it(tmp_path: Path) -> None:
+    journal = tmp_path / "journal.sqlite"
+    options = "--journal", str(journal)
+    with socket.create_server((LOCALHOST, 0)) as taken:
+        where = f"{LOCALHOST}:{taken.getsockname()[1]}"
+        for option in ("--bind", "--http"):
+            _does_not_start(Lighthouse(option, where, *options), f"{option}: cannot listen on {where}")
+            assert not list(tmp_path.glob("journal*"))
+        with Lighthouse(*options):
+            pass
+        _does_not_start(Lighthouse("--http", where, *options), f"--http: cannot listen on {where}")
+    assert list(tmp_path.glob("journal*")) == [journal]
 
 
 def test_one_daemon_does_not_take_the_port_of_another(lighthouse: Lighthouse) -> None:

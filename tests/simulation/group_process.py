@@ -1,6 +1,7 @@
 """A replica group's host: its manager, its ranks, the supervisor that starts them again, its checkpoints on disk."""
 
 from collections.abc import Callable
+from random import Random
 from typing import TYPE_CHECKING
 
 from agent_client.agent.rules.step import Phase
@@ -26,6 +27,7 @@ RECONNECTS_S = 1.0
 CRASHED_S = (0.05, 0.5, 3.0)
 VANISHES_SHARE = 0.3  # their hosts lose their power
 TOLD_WITHIN_S = 15.0  # 10 s by a slow clock, and what it takes to notice
+ENDS_ASKING_SHARE = 0.4
 NOTICED_WITHIN_S = 0.1  # the death of a rank, by its manager
 
 
@@ -53,6 +55,7 @@ class Group:
         self.is_leaving = False
         self.has_gone = False
         self._script_ends_at: int | None = None
+        self.ends_asking = False  # its script begins one step more than it does
         self.ended_at: float | None = None
         self._lives = 0
         self._stays_down = False
@@ -261,6 +264,7 @@ class Group:
     def end_script(self, step: int) -> None:
         """Its ranks do all steps below that one, and end in good order."""
         self.is_leaving, self._script_ends_at = True, step
+        self.ends_asking = Random(f"ends asking {self.plan.seed} {self.name} {step}").random() < ENDS_ASKING_SHARE
 
     def script_ends(self, step: int) -> bool:
         return self._script_ends_at is not None and step >= self._script_ends_at

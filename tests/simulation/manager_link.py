@@ -3,7 +3,15 @@
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from lighthouse_protocol.messages.session import JoinAccepted, JoinRejected, Leave, QuorumChanged, ToLighthouse, Welcome
+from lighthouse_protocol.messages.session import (
+    JoinAccepted,
+    JoinRejected,
+    JoinRequest,
+    Leave,
+    QuorumChanged,
+    ToLighthouse,
+    Welcome,
+)
 from lighthouse_protocol.refusals import Superseded, Unreachable
 from tests.simulation.network import End
 
@@ -11,6 +19,7 @@ if TYPE_CHECKING:
     from tests.simulation.manager_process import ManagerProcess
 
 FIRST_BACKOFF_S, MAX_BACKOFF_S = 0.05, 1.0
+CLOSES_AFTER_S = (0.002, 0.02, 0.3)
 
 
 class ManagerLink:
@@ -30,6 +39,19 @@ class ManagerLink:
         self._is_leaving |= isinstance(message, Leave)
         if self.end is not None:
             self.end.send(message)
+            if isinstance(message, JoinRequest):
+                self._close_under(self.end)
+
+    def _close_under(self, end: End) -> None:
+        """The connection may break while the lighthouse has the join, or while its answer is on its way."""
+        world, share = self._manager.world, self._manager.site.plan.closes
+        if share and not world.is_calm and world.random.random() < share:
+            world.counts["sessions closed under a join"] += 1
+            world.after(world.random.choice(CLOSES_AFTER_S) * world.random.random(), self._break, end)
+
+    def _break(self, end: End) -> None:
+        if end.is_open:
+            self._manager.site.network.break_(end)
 
     def give_up(self, reason: str) -> None:
         self._manager.say(f"gives its session up: {reason}")

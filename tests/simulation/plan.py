@@ -50,6 +50,7 @@ class Plan:
     init_sync: bool = True
     wants_next: float = 1.0
     breaks: float = 0.0
+    closes: float = 0.0  # the share of joins under which the session closes
     skips: float = 0.0  # the share of commits that a rank does not apply
     pause: float = 0.0  # the share of a step between a decision and the next request
     torchft: int = 0
@@ -86,11 +87,12 @@ def draw_plan(
     groups = groups or r.choice((2, 3, 3, 4, 5, 6))
     plan = SCENARIOS[scenario](_draw_storm(r, seed, seconds, groups, min_step_s), r)
     skips = random.Random(f"skips {seed}").choice((0.0, 0.0, 0.02)) if scenario == "storm" else 0.0
+    closes = random.Random(f"closes {seed}").choice((*[0.0] * 5, 0.2)) if scenario == "storm" else 0.0
     pause = random.Random(f"pause {seed}").choice((0.0, 0.05, 0.3))
     catch_up = random.Random(f"catch up {seed}").choice((0.0, 0.0, 0.5, 1.0))
     changes_sizes = scenario == "storm" and random.Random(f"sizes {seed}").random() < CHANGES_SIZES_SHARE
     mix = (*plan.mix, "change_sizes") if changes_sizes else plan.mix
-    return replace(plan, mix=mix, catch_up=catch_up, skips=skips, pause=pause)
+    return replace(plan, mix=mix, catch_up=catch_up, closes=closes, skips=skips, pause=pause)
 
 
 def _draw_storm(r: random.Random, seed: int, seconds: float, groups: int, min_step_s: float) -> Plan:

@@ -63,6 +63,7 @@ class Rank(ManagerSide):
         self._round = 0
         self._patience = Patience(site.plan.refusals)
         self._is_leaving = False
+        self._has_done_all = False  # of its script
         self._has_told = False
         self._ballot: tuple[bool, dict[str, Any]] = (False, {})
         self.on_death.append(self._die)
@@ -279,6 +280,8 @@ class Rank(ManagerSide):
         return self.after(self.world.random.uniform(0, 0.02), self._install, this_round)
 
     def _compute(self, this_round: int) -> None:
+        if self._has_done_all:
+            return
         spread = self.plan.step_spread * self.plan.step_s
         step_s = self.plan.step_s + spread * (2 * self.world.random.random() - 1)
         self.after(step_s * (1 - self.plan.pause), self._reduce, this_round)
@@ -349,7 +352,7 @@ class Rank(ManagerSide):
 
     def _vote(self, this_round: int) -> None:
         machine = self.machine
-        if this_round != self._round or machine.phase is not Phase.COMPUTING:
+        if this_round != self._round or machine.phase is not Phase.COMPUTING or self._has_done_all:
             return
         machine.vote()
         fields = {
@@ -402,7 +405,10 @@ class Rank(ManagerSide):
     def _go_on(self, granted: Assignment | None) -> None:
         self._has_told = False
         if self.machine.was_committed and self.site.script_ends(self.machine.step):
-            return self.after(self.world.random.choice(ENDS_IN_S), self._leave)
+            self.after(self.world.random.choice(ENDS_IN_S), self._leave)
+            self._has_done_all = True
+            self.world.counts["scripts ended with a step begun"] += self.site.ends_asking
+            return self._next_step(granted) if self.site.ends_asking else None
         pause_s = self.plan.pause * self.plan.step_s if self.machine.was_committed else 0.0
         return self.after(pause_s, self._next_step, granted)
 
@@ -416,6 +422,7 @@ class Rank(ManagerSide):
         """The script has ended; the process stays until it is released."""
         self._is_leaving = True
         self.token += 1
+        self._next_round()
         self.say(f"its script ends after step {self.machine.step - 1}")
         manager = self.manager
         self.world.at(self.world.now + LOCAL_DELAY_S, manager, manager.on_leaving, self, self.machine.next_step)

@@ -12,6 +12,7 @@ from lighthouse_protocol.messages.progress import (
     MAX_DEPTH,
     STEP,
     Collective,
+    DataUse,
     GroupCalls,
     HealProgress,
     HealTotals,
@@ -19,6 +20,7 @@ from lighthouse_protocol.messages.progress import (
     PhaseCount,
     PhaseTime,
     ProgressSample,
+    RejectedStep,
 )
 
 WAITING = "(waiting)"
@@ -35,6 +37,8 @@ class ActivitySample(NamedTuple):
     calls: tuple[GroupCalls, ...] = ()
     healed: HealTotals | None = None
     heal: HealProgress | None = None
+    rejected: RejectedStep | None = None
+    data: DataUse | None = None
 
 
 @dataclass(eq=False, slots=True)
@@ -151,6 +155,8 @@ class PhaseTimes:
             calls=own.calls,
             healed=own.healed,
             heal=own.heal,
+            rejected=own.rejected,
+            data=own.data,
         )
 
     def _entered(self, open_visits: Counter[Name]) -> tuple[PhaseCount, ...]:

@@ -92,7 +92,8 @@ def _headline(job: JobStatus, width: int) -> list[Text]:
     else:
         step = f"step {max_step(job)}: " if job.verdict == Verdict.FORMED else ""
         first = Text(f"{name}: {step}{printable(job.explanation)}", style=_verdict_style(job))
-    texts = (first, *(Text.assemble("  ", heal) for heal in heals(job)))
+    data = () if job.data is None else (Text(f"  data: {job.data}", style="dim" if job.data.is_exact else "yellow"),)
+    texts = (first, *data, *(Text.assemble("  ", heal) for heal in heals(job)))
     return [line for text in texts for line in wrapped(text, width)]
 
 

@@ -10,9 +10,10 @@
    that incident.
 4. A group that joins and says that it holds no state any more (a commit was not applied, or its state differs from that
    of its peers) is an incident, once for each such state: it says so in every join until it has healed.
-5. A supervisor says why a process of a member has ended. That explains the loss of the member, before or after it, and
+5. A step that a group discards because its gradients are not finite is an incident.
+6. A supervisor says why a process of a member has ended. That explains the loss of the member, before or after it, and
    is part of its incident. If no loss comes within EXIT_KEPT_S, it is an incident by itself.
-6. An incident is followed until a step is committed after it, which is read from what is told anyway: the steps that
+7. An incident is followed until a step is committed after it, which is read from what is told anyway: the steps that
    managers have let their ranks into, and those that groups join with. A loss is also followed until all lost groups
    have been in a quorum again.
 
@@ -35,6 +36,7 @@ from lighthouse_protocol.messages.incident import (
     suspects_first,
 )
 from lighthouse_protocol.messages.membership import Distrust, Participant
+from lighthouse_protocol.messages.progress import RankName, RejectedStep
 from lighthouse_protocol.rules.stall import StallVerdict
 
 MAX_LOOKS = 3
@@ -169,6 +171,7 @@ class IncidentMachine:
         self._lost: _Lost | None = None
         self._loss: _Case | None = None  # that of the losses
         self._distrusted: dict[str, Distrust] = {}  # by replica_id, what was said last
+        self._rejected: dict[str, int] = {}  # by replica_id, the step
         self._exits: dict[str, list[_Exit]] = {}  # by replica_id
 
     @property
@@ -342,6 +345,24 @@ class IncidentMachine:
             del self._distrusted[next(iter(self._distrusted))]
         text = f"{replica_id}: {distrust.text}"
         case = self._begin(IncidentKind(distrust.kind), text, (replica_id,), now, 0.0, unix_s)
+        return [Opened(case.incident)]
+
+    # -- gradients that are not finite
+
+    def rejected(self, rank: RankName, rejected: RejectedStep | None, now: float, unix_s: float) -> list[Effect]:
+        """The step that a group has discarded for its gradients, as it says for a while; None: there is none."""
+        if rejected is None:
+            self._rejected.pop(rank.replica_id, None)
+            return []
+        if self._rejected.get(rank.replica_id) == rejected.step:
+            return []
+        self._rejected[rank.replica_id] = rejected.step
+        while len(self._rejected) > MAX_DISTRUSTED:
+            del self._rejected[next(iter(self._rejected))]
+        suspects = (str(rank),) if rejected.is_own else ()
+        text = f"{rank}: step {rejected.step} discarded: {rejected.reason}"
+        case = self._begin(IncidentKind.NONFINITE, text, suspects, now, 0.0, unix_s)
+        case.base = rejected.step
         return [Opened(case.incident)]
 
     # -- training goes on

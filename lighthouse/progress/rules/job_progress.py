@@ -10,7 +10,7 @@ A lighthouse that was held up judges nobody for that time.
 """
 
 from collections.abc import Collection, Container, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeAlias
 
 from lighthouse.members.rules.run_rank import RunRank
@@ -18,6 +18,7 @@ from lighthouse_protocol.messages.progress import (
     HEAL,
     MAX_NAMES,
     OTHER,
+    DataUse,
     GroupView,
     ProgressSample,
     RankName,
@@ -104,6 +105,17 @@ class JobProgress:
     def names(self) -> list[str]:
         """The replica groups of which something is known."""
         return sorted(self._told)
+
+    @property
+    def data(self) -> DataUse | None:
+        """As the rank says that is furthest; exact only if all say so."""
+        samples = [rank.sample for told in self._told.values() for rank in told.view.ranks]
+        uses = [sample.data for sample in samples if sample.data is not None]
+        if not uses:
+            return None
+        irregular = max(use.irregular_steps for use in uses)
+        is_exact = all(use.is_exact for use in uses)
+        return replace(max(uses, key=lambda use: use.samples), irregular_steps=irregular, is_exact=is_exact)
 
     def left_s(self, members: Collection[str], now: float, runs: Runs = ()) -> float | None:
         """How long until there may be a verdict about them, below zero where there may be one; None: nothing is known

@@ -38,7 +38,7 @@ from lighthouse.quorum.rules.selection import choose, size_for
 from lighthouse.quorum.rules.standing import Standing, entry_of
 from lighthouse.quorum.rules.verdict import Verdict
 from lighthouse_protocol.messages.membership import Participant, Quorum, Tag
-from lighthouse_protocol.messages.session import QuorumPhase
+from lighthouse_protocol.messages.session import LEFT, QuorumPhase
 
 END_KEPT_S = 7 * 86400.0
 """How long the end of a job is remembered, for groups that their scheduler starts late."""
@@ -273,8 +273,8 @@ class QuorumMachine:
         if not self.presence.has_ended():
             return
         members = self.current.replica_ids
-        others = [m.replica_id for m in self.roster if m.is_alive and not m.is_reported and m.replica_id not in members]
-        self.job_end.reach(sorted(members), others)
+        others = [m for m in self.roster if m.is_alive and not m.is_reported and m.down != LEFT]
+        self.job_end.reach(sorted(members), [m.replica_id for m in others if m.replica_id not in members])
         assert self.job_end.step is not None
         record = self._record(stands=self.standing.phase is not QuorumPhase.NONE)
         self._emit(events.JobEnded(self.job_end.step, self.job_end.absent, record))

@@ -403,7 +403,7 @@ class Presence:
         if levels.held is not None:
             self._learn(member, levels.held.quorum_id, now)
             member.step = max(member.step, levels.held.granted)
-            if levels.held.mode is HoldState.LEAVING and self.standing.holds(name, incarnation, levels.held.quorum_id):
+            if levels.held.mode is HoldState.LEAVING and self.standing.is_holder(name, incarnation):
                 self.job_end.finish(name, levels.held.granted + 1)
         if levels.drains and name not in self._draining:
             self._emit(MemberDraining(name))

@@ -133,11 +133,6 @@ class Standing:
     def is_holder(self, replica_id: str, incarnation: str) -> bool:
         return self._holder(replica_id, incarnation) is not None
 
-    def holds(self, replica_id: str, incarnation: str, quorum_id: int) -> bool:
-        """That member was told this quorum, and it is the present one."""
-        is_present = self.quorum is not None and self.quorum.quorum_id == quorum_id
-        return is_present and self.is_holder(replica_id, incarnation)
-
     def ends_without(self, replica_id: str, incarnation: str) -> int | None:
         """The id of the quorum, if it ends with the loss of that member."""
         return self.quorum.quorum_id if self.quorum is not None and self._misses(replica_id, incarnation) else None
@@ -239,6 +234,9 @@ class Standing:
         if holder is None or self.phase in (QuorumPhase.NONE, QuorumPhase.REVOKED):
             return None
         if held is None or self.quorum is None or held.quorum_id != self.quorum.quorum_id:
+            # Its script has ended while its join was answered: it will not do a step of this quorum, nor join again.
+            if held is not None and held.mode is HoldState.LEAVING:
+                return self._revoke_without(replica_id, "has left")
             return None  # its join will say more
         if held.mode is HoldState.REVOKED:
             return self.revoke(f"{replica_id} has given it up")

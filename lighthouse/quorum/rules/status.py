@@ -9,6 +9,7 @@ from lighthouse.quorum.rules.config import QuorumConfig
 from lighthouse.quorum.rules.machine import QuorumMachine
 from lighthouse.quorum.rules.verdict import Verdict
 from lighthouse_protocol.messages.incident import IncidentSummary
+from lighthouse_protocol.messages.progress import DataUse
 from lighthouse_protocol.messages.status import (
     HealStatus,
     JobStatus,
@@ -32,6 +33,7 @@ def job_status(
     timeline: tuple[TimelineEntry, ...] = (),
     incidents: tuple[IncidentSummary, ...] = (),
     heals: Mapping[str, HealStatus] = MappingProxyType({}),
+    data: DataUse | None = None,
 ) -> JobStatus:
     """`heals`: of the groups that heal. O(n log n): for a person or a scrape, never for a round."""
     current = machine.current
@@ -54,6 +56,7 @@ def job_status(
         stall_s=stall.still_s if stall is not None else 0.0,
         timeline=timeline,
         incidents=incidents,
+        data=data,
     )
 
 

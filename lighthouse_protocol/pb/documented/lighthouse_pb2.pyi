@@ -438,6 +438,7 @@ class JobStatus(google.protobuf.message.Message):
     STALL_S_FIELD_NUMBER: builtins.int
     TIMELINE_FIELD_NUMBER: builtins.int
     INCIDENTS_FIELD_NUMBER: builtins.int
+    DATA_FIELD_NUMBER: builtins.int
     job: builtins.str
     quorum_id: builtins.int
     """0: no quorum was formed yet"""
@@ -476,6 +477,10 @@ class JobStatus(google.protobuf.message.Message):
     def incidents(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[lighthouse_protocol.pb.extensions.incident_pb2.IncidentSummary]:
         """the newest 50, the newest first"""
 
+    @property
+    def data(self) -> lighthouse_protocol.pb.extensions.progress_pb2.DataUse:
+        """as its ranks report it; absent: none does"""
+
     def __init__(
         self,
         *,
@@ -496,8 +501,10 @@ class JobStatus(google.protobuf.message.Message):
         stall_s: builtins.float = ...,
         timeline: collections.abc.Iterable[global___TimelineEntry] | None = ...,
         incidents: collections.abc.Iterable[lighthouse_protocol.pb.extensions.incident_pb2.IncidentSummary] | None = ...,
+        data: lighthouse_protocol.pb.extensions.progress_pb2.DataUse | None = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["explanation", b"explanation", "incidents", b"incidents", "job", b"job", "members", b"members", "phase", b"phase", "quorum_age_s", b"quorum_age_s", "quorum_id", b"quorum_id", "quorums_formed", b"quorums_formed", "ranks", b"ranks", "recalls", b"recalls", "revokes", b"revokes", "rounds", b"rounds", "sessions", b"sessions", "stall", b"stall", "stall_s", b"stall_s", "timeline", b"timeline", "verdict", b"verdict"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["data", b"data"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["data", b"data", "explanation", b"explanation", "incidents", b"incidents", "job", b"job", "members", b"members", "phase", b"phase", "quorum_age_s", b"quorum_age_s", "quorum_id", b"quorum_id", "quorums_formed", b"quorums_formed", "ranks", b"ranks", "recalls", b"recalls", "revokes", b"revokes", "rounds", b"rounds", "sessions", b"sessions", "stall", b"stall", "stall_s", b"stall_s", "timeline", b"timeline", "verdict", b"verdict"]) -> None: ...
 
 global___JobStatus = JobStatus
 

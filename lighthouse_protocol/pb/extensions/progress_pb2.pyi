@@ -175,6 +175,8 @@ class ProgressSample(google.protobuf.message.Message):
     AT_FIELD_NUMBER: builtins.int
     HEALED_FIELD_NUMBER: builtins.int
     HEAL_FIELD_NUMBER: builtins.int
+    REJECTED_FIELD_NUMBER: builtins.int
+    DATA_FIELD_NUMBER: builtins.int
     step: builtins.int
     waits_for: builtins.str
     """empty: nobody has declared a wait"""
@@ -208,6 +210,14 @@ class ProgressSample(google.protobuf.message.Message):
     def heal(self) -> global___HealProgress:
         """that goes on, or has just ended well; absent: none"""
 
+    @property
+    def rejected(self) -> global___RejectedStep:
+        """for its gradients, a short while ago; absent: none"""
+
+    @property
+    def data(self) -> global___DataUse:
+        """absent: no sampler of ours has drawn a batch"""
+
     def __init__(
         self,
         *,
@@ -223,11 +233,68 @@ class ProgressSample(google.protobuf.message.Message):
         at: builtins.str = ...,
         healed: global___HealTotals | None = ...,
         heal: global___HealProgress | None = ...,
+        rejected: global___RejectedStep | None = ...,
+        data: global___DataUse | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["collective", b"collective", "heal", b"heal", "healed", b"healed"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["at", b"at", "calls", b"calls", "collective", b"collective", "entered", b"entered", "heal", b"heal", "healed", b"healed", "is_first", b"is_first", "phases", b"phases", "step", b"step", "still_s", b"still_s", "times", b"times", "waits_for", b"waits_for"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["collective", b"collective", "data", b"data", "heal", b"heal", "healed", b"healed", "rejected", b"rejected"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["at", b"at", "calls", b"calls", "collective", b"collective", "data", b"data", "entered", b"entered", "heal", b"heal", "healed", b"healed", "is_first", b"is_first", "phases", b"phases", "rejected", b"rejected", "step", b"step", "still_s", b"still_s", "times", b"times", "waits_for", b"waits_for"]) -> None: ...
 
 global___ProgressSample = ProgressSample
+
+@typing.final
+class RejectedStep(google.protobuf.message.Message):
+    """A step that was discarded because gradients were not finite."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    STEP_FIELD_NUMBER: builtins.int
+    REASON_FIELD_NUMBER: builtins.int
+    IS_OWN_FIELD_NUMBER: builtins.int
+    step: builtins.int
+    reason: builtins.str
+    """with the group, the parameter and the indices of the rank's samples"""
+    is_own: builtins.bool
+    """the gradients were this rank's"""
+    def __init__(
+        self,
+        *,
+        step: builtins.int = ...,
+        reason: builtins.str = ...,
+        is_own: builtins.bool = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["is_own", b"is_own", "reason", b"reason", "step", b"step"]) -> None: ...
+
+global___RejectedStep = RejectedStep
+
+@typing.final
+class DataUse(google.protobuf.message.Message):
+    """What the committed steps of all groups have used of the data set."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    LENGTH_FIELD_NUMBER: builtins.int
+    SAMPLES_FIELD_NUMBER: builtins.int
+    IRREGULAR_STEPS_FIELD_NUMBER: builtins.int
+    IS_EXACT_FIELD_NUMBER: builtins.int
+    length: builtins.int
+    """samples of the data set"""
+    samples: builtins.int
+    """that were used"""
+    irregular_steps: builtins.int
+    """of this rank, with batches that were drawn under another quorum, or not drawn"""
+    is_exact: builtins.bool
+    """each sample was used once per epoch"""
+    def __init__(
+        self,
+        *,
+        length: builtins.int = ...,
+        samples: builtins.int = ...,
+        irregular_steps: builtins.int = ...,
+        is_exact: builtins.bool = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["irregular_steps", b"irregular_steps", "is_exact", b"is_exact", "length", b"length", "samples", b"samples"]) -> None: ...
+
+global___DataUse = DataUse
 
 @typing.final
 class HealProgress(google.protobuf.message.Message):

@@ -80,6 +80,20 @@ class TestOneRank:
             assert other.state_dict() == {"step": 12, "tag_quorum_id": 77, "batches_committed": 24}
             assert (other.current_step, other.batches_committed) == (12, 24)
 
+    @pytest.mark.parametrize("entry", ["step", "tag_quorum_id", "batches_committed"])
+    @pytest.mark.parametrize("value", [-1, 2**53])
+    def test_a_number_that_no_run_reaches_is_refused_by_its_entry(self, agent: Agent, entry: str, value: int) -> None:
+        before = agent.state_dict()
+        with pytest.raises(AgentError, match=rf"^agent\['{entry}'\] of the checkpoint is {value}, not a number"):
+            agent.load_state_dict({"step": 1, "tag_quorum_id": 1, "batches_committed": 1, entry: value})
+        assert agent.state_dict() == before
+
+    def test_a_checkpoint_with_such_a_number_is_named(self, agent: Agent, tmp_path: Path) -> None:
+        agent._machine.installed(2**53, 7, 1)
+        path = save(CheckpointFolder(tmp_path, agent))
+        with pytest.raises(AgentError, match=rf"^{path}: agent\['step'\] of the checkpoint is {2**53}, not"):
+            CheckpointFolder(tmp_path, agent).resume()
+
     def test_without_any(self, agent: Agent, tmp_path: Path) -> None:
         before = weights(agent)
         assert not CheckpointFolder(tmp_path / "new", agent).resume()

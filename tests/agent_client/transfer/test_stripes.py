@@ -112,6 +112,28 @@ class TestFaults:
         assert effects[-1] == PassedOver("b", f"reset ({TRIES} times in a row)")
         assert it.passed_over.keys() == {"b"}
 
+    def test_a_piece_that_arrives_ends_the_row_of_breaks(self) -> None:
+        it = plan(*[PIECE] * 9, sources="a")
+        effects = it.handle(Led("a"), 0)
+        for number in range(1, 3 * TRIES):
+            event = Arrived("a", b"0") if number % TRIES == 0 else Broken("a", "reset")
+            effects += [*it.handle(event, number), *it.tick(number + 0.9)]
+        assert not it.passed_over
+        assert [type(effect) for effect in effects] == [Ask] * len(effects)
+
+    def test_one_that_was_cut_off_for_its_slowness_is_not_asked_for_the_last_pieces_again(self) -> None:
+        it = plan(*[PIECE] * 20)
+        it.handle(Led("a"), 0)
+        for number, piece in enumerate([0, 1, *range(4, 8), *range(11, 20)], start=1):
+            it.handle(Arrived("a", STATE[piece]), 0.04 * number)
+            if number < 3:
+                it.handle(Arrived("b", STATE[number + 1]), 0.04 * number)
+        assert it.awaits("b") == 8
+        assert it.tick(0.67) == [Cut("b"), Ask("a", (8,), 10)]
+        assert it.handle(Broken("b", "cut off"), 0.67) == []
+        assert it.tick(0.67 + FIRST_PAUSE_S) == [], "9 is left, and comes sooner from a after 8"
+        assert it.handle(Arrived("a", b"8"), 0.73) == [Ask("a", (9,), 10)]
+
     def test_it_is_over_when_none_is_left(self) -> None:
         it = plan(PIECE)
         it.handle(Led("a"), 0)
@@ -135,6 +157,17 @@ class TestOneState:
         assert not it.is_done
         it.handle(Arrived("a", b"2"), 2)
         assert it.is_done
+
+    def test_a_piece_that_only_the_lead_before_had_is_asked_of_any_source(self) -> None:
+        it = plan(PIECE, PIECE, PIECE, sources="abc")
+        it.handle(Led("a"), 0)
+        for checksum in STATE[:3]:
+            it.handle(Summed(checksum), 0)
+        it.handle(Arrived("b", b"another"), 0.5)
+        it.handle(Arrived("c", b"2"), 0.6)
+        assert it.handle(Refused("a", "409"), 1) == [PassedOver("a", "409"), Ask("b", (0,), 10)]
+        assert it.needs_lead
+        assert it.handle(Led("b"), 1) == [Ask("c", (1,), 10)]
 
     def test_buffers_of_its_own_are_no_reason_to_do_without_a_source(self) -> None:
         sizes = [PIECE if number % 2 else 100 for number in range(256)]

@@ -7,6 +7,7 @@ from lighthouse.cli.members import members
 from lighthouse.cli.ranks import ranks
 from lighthouse.cli.status import status as command
 from lighthouse.cli.view import tables
+from lighthouse_protocol.messages.progress import DataUse
 from lighthouse_protocol.messages.run import RunCounters, RunStopped, RunTerms
 from lighthouse_protocol.messages.run_status import RunStatus, SupervisorStatus
 from lighthouse_protocol.messages.session import QuorumPhase
@@ -46,6 +47,25 @@ def test_shows_how_far_a_group_has_healed(fake, run):
         "  c is healing from d: 1.2 of 4.0 GiB, 98 MiB/s, 29 s left",
         "  b is healing from a: 1.2 of 4.0 GiB, 98 MiB/s, 29 s left",
     ]
+
+
+@pytest.mark.parametrize(
+    ("use", "line"),
+    [
+        (DataUse(6400, 14000), "1,200 of 6,400 samples used in epoch 2, each sample once per epoch"),
+        (
+            DataUse(100, 40, 3, is_exact=False),
+            "40 of 100 samples used in epoch 0, not each sample once per epoch: 3 steps with other batches",
+        ),
+        (
+            DataUse(100, 40, is_exact=False),
+            "40 of 100 samples used in epoch 0, not each sample once per epoch: the sampler has changed",
+        ),
+    ],
+)
+def test_shows_what_was_used_of_the_data(fake, run, use: DataUse, line: str):
+    fake.answers = [status(dataclasses.replace(job(member("a")), data=use))]
+    assert f"  data: {line}" in run(command).output.splitlines()
 
 
 def test_of_many_groups_that_heal_the_longest_heals_are_shown(fake, run):

@@ -1,7 +1,7 @@
 """When an incident begins and ends, what belongs to it, and that the policy acts on evidence only."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import pytest
 
@@ -25,7 +25,7 @@ from lighthouse.members.rules.events import MemberLost
 from lighthouse_protocol.messages.evidence import RankEvidence
 from lighthouse_protocol.messages.incident import Gathered, IncidentKind, IncidentSummary, MemberEvidence
 from lighthouse_protocol.messages.membership import Distrust, DistrustKind
-from lighthouse_protocol.messages.progress import RankName
+from lighthouse_protocol.messages.progress import RankName, RejectedStep
 from lighthouse_protocol.rules.stall import Kind, StallVerdict
 
 MEMBERS = {"a": 2, "b": 2, "c": 2}
@@ -371,6 +371,39 @@ class TestNoState:
         for number in range(2 * MAX_DISTRUSTED):
             stage.machine.told(f"g{number}", self.TORN, stage.now, UNIX_S)
         assert len(stage.machine._distrusted) == MAX_DISTRUSTED
+
+
+class TestNotFinite:
+    REJECTED = RejectedStep(5, "the gradient of b is not finite (0.weight); samples here: 3, 9", is_own=True)
+    RANK = RankName("b", 1)
+
+    def test_a_step_that_a_group_rejects_is_an_incident_once(self):
+        stage = Stage()
+        [opened] = stage.machine.rejected(self.RANK, self.REJECTED, stage.now, UNIX_S)
+        summary = opened.incident.summary
+        assert (summary.kind, summary.suspects, summary.noticed_s) == (IncidentKind.NONFINITE, ("b/1",), 0.0)
+        assert summary.text == f"b/1: step 5 discarded: {self.REJECTED.reason}"
+        assert stage.machine.rejected(self.RANK, self.REJECTED, stage.now + 1, UNIX_S) == [], "it is told for a while"
+        assert stage.machine.reached(5, 7, stage.now + 1) == []
+        [recovered] = stage.machine.reached(6, 7, stage.now + 2)
+        assert isinstance(recovered, Recovered)
+
+    def test_another_step_is_another_one_and_so_is_the_same_after_it_was_told_no_more(self):
+        stage = Stage()
+        for rejected in (self.REJECTED, replace(self.REJECTED, step=6), None, replace(self.REJECTED, step=6)):
+            stage.machine.rejected(self.RANK, rejected, stage.now, UNIX_S)
+        assert len(stage.machine._cases) == 3
+
+    def test_what_is_remembered_of_rejected_steps_is_bounded(self):
+        stage = Stage()
+        for number in range(2 * MAX_DISTRUSTED):
+            stage.machine.rejected(RankName(f"g{number}", 0), self.REJECTED, stage.now, UNIX_S)
+        assert len(stage.machine._rejected) == MAX_DISTRUSTED
+
+    def test_whose_gradients_it_was_may_not_be_known(self):
+        stage = Stage()
+        [opened] = stage.machine.rejected(self.RANK, replace(self.REJECTED, is_own=False), stage.now, UNIX_S)
+        assert opened.incident.summary.suspects == ()
 
 
 class TestOneFaultIsOneIncident:

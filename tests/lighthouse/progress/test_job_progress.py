@@ -7,7 +7,7 @@ import pytest
 
 from lighthouse.members.rules.run_rank import RunRank
 from lighthouse.progress.rules.job_progress import MAX_KNOWN, JobProgress, RanksKept
-from lighthouse_protocol.messages.progress import OTHER, GroupCalls, GroupView, OpenPhase, RankName, RankView
+from lighthouse_protocol.messages.progress import OTHER, DataUse, GroupCalls, GroupView, OpenPhase, RankName, RankView
 from lighthouse_protocol.messages.status import RankState
 from lighthouse_protocol.rules.stall import Kind
 from tests.lighthouse_protocol.views import after, all_reduce, rank
@@ -35,6 +35,26 @@ def job() -> JobProgress:
 
 def test_views_age(job: JobProgress):
     assert [(str(r.name), r.beat_age_s) for r in job.ranks(103)] == [("a/0", 3), ("a/1", 3), ("b/0", 2), ("b/1", 2)]
+
+
+def test_the_rank_that_is_furthest_says_what_was_used_of_the_data_and_all_whether_exactly():
+    job = JobProgress()
+    job.take(waiting("a"), 100)
+    assert job.data is None
+
+    def using(name: str, *uses: DataUse) -> None:
+        ranks = (
+            replace(each, sample=replace(each.sample, data=use))
+            for each, use in zip(waiting(name).ranks, uses, strict=False)
+        )
+        job.take(view(name, *ranks), 101)
+
+    using("a", DataUse(100, 240), DataUse(100, 248))
+    assert job.data == DataUse(100, 248)
+    using("b", DataUse(100, 240, 3, is_exact=False))
+    assert job.data == DataUse(100, 248, 3, is_exact=False)
+    job.drop("b")
+    assert job.data == DataUse(100, 248)
 
 
 def test_who_is_behind_over_groups(job: JobProgress):
