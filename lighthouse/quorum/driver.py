@@ -30,6 +30,7 @@ from lighthouse.quorum.rules.events import (
     Event,
     HeartbeatAnswered,
     HeartbeatReceived,
+    HostBusy,
     JobEnded,
     Joined,
     JoinRefused,
@@ -235,7 +236,7 @@ class JobDriver:
         session = self._sessions.pop(number, None)
         if session is not None:
             self._waiting.drop(session.join)
-            self._feed(SessionEnded(number, self._is_busy()))
+            self._feed(SessionEnded(number))
 
     def tell(self, member: Member, message: ToManager) -> bool:
         """Whether `member` has a session to be told by."""
@@ -334,7 +335,7 @@ class JobDriver:
         if self._is_closed:
             return
         self._check_lag()
-        now = self._clock()
+        now = self._now()
         self._perform(self.machine.handle(event, now), now)
         self._tell_incidents(event)
 
@@ -357,8 +358,15 @@ class JobDriver:
     def _tick(self) -> None:
         with _FROM_TIMER:
             self._check_lag()
-            now = self._clock()
+            now = self._now()
             self._perform(self.machine.tick(now), now)
+
+    def _now(self) -> float:
+        """As the clock says, once the machine has heard that the host is busy, where it asks."""
+        now = self._clock()
+        if self.machine.is_judging_closings(now) and self._is_busy():
+            self._perform(self.machine.handle(HostBusy(), now), now)
+        return now
 
     def _perform(self, effects: Sequence[Effect], now: float) -> None:
         for effect in effects:

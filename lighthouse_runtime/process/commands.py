@@ -6,6 +6,7 @@ that stands on sys.path. Training processes import neither.
 """
 
 import atexit
+import contextlib
 import gc
 import importlib
 import importlib.util
@@ -36,6 +37,8 @@ def torchft_lighthouse() -> None:
 
 def _run(module: str, name: str) -> None:
     _mend_inheritance()
+    if os.getpid() == 1:
+        _leave_to_init()
     # Imports allocate much and free nothing, and what ends needs no collection: a fifth of what `status` takes.
     gc.set_threshold(_GC_THRESHOLD)  # daemons set their own
     atexit.register(gc.freeze)
@@ -59,6 +62,32 @@ def _mend_inheritance() -> None:
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
     for number in (signal.SIGUSR1, signal.SIGUSR2):
         signal.signal(number, signal.SIG_IGN)
+
+
+def _leave_to_init() -> None:
+    """Return in a child; this process, the first one of a container, passes signals on to it and reaps all orphans.
+
+    They come to the first process of a pid namespace (kubectl exec leaves some), and stay zombies until it waits for
+    them. A daemon itself cannot: it would take the exit statuses that its own parts wait for.
+    """
+    signals = signal.valid_signals()
+    signal.pthread_sigmask(signal.SIG_BLOCK, signals)
+    child = os.fork()
+    if child == 0:
+        os.setpgid(0, 0)  # a terminal's Ctrl-C comes once
+        with contextlib.suppress(OSError):  # standard input is no terminal
+            os.tcsetpgrp(0, os.getpid())
+        signal.pthread_sigmask(signal.SIG_SETMASK, ())
+        return
+    while True:
+        number = signal.sigwait(signals)
+        if number != signal.SIGCHLD:
+            os.kill(child, number)
+            continue
+        while (ended := os.waitpid(-1, os.WNOHANG))[0]:
+            if ended[0] == child:
+                code = os.waitstatus_to_exitcode(ended[1])
+                os._exit(code if code >= 0 else 128 - code)
 
 
 def _load(package: str) -> None:

@@ -9,7 +9,7 @@ import logging
 import re
 import sys
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
 
 LEVELS = ("debug", "info", "warning", "error")
@@ -26,9 +26,15 @@ _SECRET_VARIABLE = re.compile(
 )
 
 
-def set_up_logging(level: str, form: str, *, job: str = "", replica_group: str = "") -> None:
+_secrets: list[str] = []  # of this process
+
+
+def set_up_logging(
+    level: str, form: str, *, job: str = "", replica_group: str = "", secrets: Iterable[str] = ()
+) -> None:
     """`level` of LEVELS, `form` of FORMATS. Replaces what was set up before. `job` and `replica_group` are those of the
-    whole process: fields of every line."""
+    whole process: fields of every line. `without_credentials` removes `secrets`, too, where they are not empty."""
+    _secrets[:] = filter(None, secrets)
     handlers = [logging.StreamHandler(sys.stderr), _RecentLines()]
     own = {key: value for key, value in (("job", job), ("replica_group", replica_group)) if value}
     for handler in handlers:
@@ -53,7 +59,10 @@ class _RecentLines(logging.Handler):
 
 
 def without_credentials(text: str) -> str:
-    """Remove the tokens of join strings, bare tokens, and the values of environment variables with a secret's name."""
+    """Remove the tokens of join strings, bare tokens, the values of environment variables with a secret's name, and the
+    secrets that this process knows."""
+    for secret in _secrets:
+        text = text.replace(secret, REMOVED)
     text = _CREDENTIAL.sub(rf"\1{REMOVED}@", text)
     return _SECRET_VARIABLE.sub(rf"\1{REMOVED}", _TOKEN.sub(REMOVED, text))
 

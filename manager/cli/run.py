@@ -52,7 +52,10 @@ def run(module: bool, parent_pid: int | None, command: tuple[str, ...], **values
     launch = Launch(config, settings, words, torchrun, _group_secret(config, settings))
     if parent_pid is not None:
         die_with_parent(parent_pid, signal.SIGTERM)
-    set_up_logging(config.log_level, config.log_format, job=config.job, replica_group=config.replica_id)
+    own_secrets = (launch.group_secret, launch.run_secret, config.coordinator.token)
+    set_up_logging(
+        config.log_level, config.log_format, job=config.job, replica_group=config.replica_id, secrets=own_secrets
+    )
     guard = GuardClient(preload, observes=settings.observe == "on", is_all=True)  # before gRPC
     try:
         sys.exit(run_daemon(functools.partial(_supervise, launch, guard)))

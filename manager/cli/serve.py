@@ -30,8 +30,15 @@ def serve(parent_pid: int | None, announce_fd: int | None, **values: Any) -> Non
     config = from_options(ManagerConfig, values)
     if parent_pid is not None:
         die_with_parent(parent_pid, signal.SIGTERM)
-    set_up_logging(config.log_level, config.log_format, job=config.job, replica_group=config.replica_id)
     try:
-        sys.exit(run_daemon(functools.partial(daemon.serve, config, secret_from(), announce_fd)))
+        secret = secret_from()
+        set_up_logging(
+            config.log_level,
+            config.log_format,
+            job=config.job,
+            replica_group=config.replica_id,
+            secrets=(secret, config.coordinator.token),
+        )
+        sys.exit(run_daemon(functools.partial(daemon.serve, config, secret, announce_fd)))
     except LighthouseError as e:
         raise click.ClickException(str(e)) from None

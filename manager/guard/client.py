@@ -16,6 +16,7 @@ from typing import Any
 
 from lighthouse_runtime.log_event import event
 from lighthouse_runtime.process import grpc_environment
+from lighthouse_runtime.process.logs import without_credentials
 from manager.guard import process_tree
 from manager.guard.rules.python_command import PythonCommand
 
@@ -197,14 +198,14 @@ class GuardClient:
 
     def _hear(self, event: dict[str, Any]) -> None:
         if "tail" in event:
-            self._tails.pop(event["tail"]).set_result(tuple(event["output"]))
+            self._tails.pop(event["tail"]).set_result(_output(event))
             return
         if "failed" in event:
             self.on_failure(f"cannot preload {event['failed']}")
             return
         number = event["ended"]
-        cause = event["why"] or cause_of(event["error"])
-        self._on_end.pop(number)(Ended(event["status"], tuple(event["output"]), cause))
+        cause = without_credentials(event["why"] or cause_of(event["error"]))
+        self._on_end.pop(number)(Ended(event["status"], _output(event), cause))
 
     def _say(self, **order: Any) -> None:
         line = json.dumps(order).encode() + b"\n"
@@ -234,6 +235,11 @@ class GuardClient:
     def _left(self) -> list[int]:
         us = os.getpid()
         return process_tree.descendants(us) if self._is_all else process_tree.marked(us, f"{self.pid}.")
+
+
+def _output(event: Mapping[str, Any]) -> tuple[str, ...]:
+    """What a process has written last goes into logs, incidents and debug bundles."""
+    return tuple(map(without_credentials, event["output"]))
 
 
 def cause_of(error_file: str) -> str:

@@ -8,6 +8,7 @@ import secrets
 import signal
 import subprocess
 import sys
+import tarfile
 from pathlib import Path
 
 import pytest
@@ -16,7 +17,7 @@ from lighthouse_protocol.limits import MANAGER_SECRET_VARIABLE
 from lighthouse_runtime.client.lighthouse import LighthouseClient
 from lighthouse_runtime.client.manager import ManagerClient
 from tests.daemons.supervisors import ONCE, QUICK, SLEEP, Supervisor, marked, python, restarted, runs
-from tests.processes import Lighthouse, eventually, together
+from tests.processes import LIGHTHOUSE_CODE, Lighthouse, eventually, run_cli, together
 
 # A process of its own session and process group, as a daemon is.
 SECRET = "known_to_the_group_and_to_this_test"
@@ -345,3 +346,23 @@ def test_a_misfit_ends_once_its_restarts_are_used_up() -> None:
             assert other.below == others
             with LighthouseClient(lighthouse.address) as client:
                 assert client.runs("misfit")[0].stop is None
+
+
+def test_a_secret_that_a_rank_prints_bare_is_in_no_log_line_incident_or_bundle(
+    lighthouse: Lighthouse, tmp_path: Path
+) -> None:
+    secret, bundle = secrets.token_hex(32), tmp_path / "bundle.tar.gz"
+    command = f'{ONCE} echo "environment: ${MANAGER_SECRET_VARIABLE}"; exit 3'
+    options = ("--job", "bare", "--run-id", "bare", *QUICK)
+    with Supervisor(lighthouse.address, *options, command=command, env={MANAGER_SECRET_VARIABLE: secret}) as supervisor:
+        assert supervisor.wait() == 0
+        log = supervisor.log()
+    assert f"[a/0] environment: {secret}\n" in log
+    assert "| environment: (removed)\n" in log
+    assert log.count(secret) == 1
+    options = ("--lighthouse", lighthouse.address, "--http", lighthouse.http.removeprefix("http://"))
+    assert run_cli(LIGHTHOUSE_CODE, "debug", "bundle", "--out", str(bundle), *options).returncode == 0
+    with tarfile.open(bundle) as tar:
+        parts = {entry.name: file.read().decode() for entry in tar if (file := tar.extractfile(entry))}
+    assert "environment: (removed)" in parts["lighthouse-debug/incidents.json"]
+    assert not [name for name, text in parts.items() if secret in text]

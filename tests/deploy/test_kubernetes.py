@@ -70,13 +70,13 @@ def test_policies_and_the_budget_are_about_pods_that_there_are() -> None:
     templates = [found["spec"]["template"] for found in objects() if "template" in found.get("spec", {})]
     for found in objects():
         if found["kind"] == "NetworkPolicy":
-            assert found["spec"]["policyTypes"] == ["Ingress"]
+            assert found["spec"]["policyTypes"] == ["Ingress", "Egress"]
             wanted = [
                 found["spec"]["podSelector"],
                 *(
                     peer["podSelector"]
-                    for rule in found["spec"]["ingress"]
-                    for peer in rule["from"]
+                    for rule in [*found["spec"]["ingress"], *found["spec"]["egress"]]
+                    for peer in [*rule.get("from", []), *rule.get("to", [])]
                     if "podSelector" in peer
                 ),
             ]
@@ -97,6 +97,38 @@ def test_replica_groups_reach_the_lighthouse_and_prometheus_reaches_both() -> No
         name: [[port["port"] for port in rule.get("ports", [])] for rule in rules] for name, rules in policies.items()
     }
     assert opened == {"lighthouse": [["grpc"], ["http"]], "replica-groups": [[], [29512], [29511]]}
+
+
+def opened(rules: list[dict[str, Any]], side: str, peer: str) -> set[int | str]:
+    """The ports that `rules` of one policy open for pods named `peer`; "all" for a rule without ports."""
+    ports: set[int | str] = set()
+    for rule in rules:
+        selectors = [other["podSelector"]["matchLabels"] for other in rule.get(side, ()) if "podSelector" in other]
+        if {"app.kubernetes.io/name": peer} in selectors:
+            ports |= {port["port"] for port in rule["ports"]} if "ports" in rule else {"all"}
+    return ports
+
+
+@pytest.mark.parametrize(
+    ("source", "target", "ports"),
+    [
+        ("lighthouse", "replica-groups", {29512}),
+        ("replica-groups", "lighthouse", {29510}),
+        ("replica-groups", "replica-groups", {"all"}),
+    ],
+)
+def test_what_one_side_of_a_connection_may_the_other_may(source: str, target: str, ports: set[int | str]) -> None:
+    policies = {found["metadata"]["name"]: found["spec"] for found in objects() if found["kind"] == "NetworkPolicy"}
+    named = {"grpc": 29510, "http": 29511}
+    assert opened(policies[source]["egress"], "to", target) == ports
+    assert {named.get(str(port), port) for port in opened(policies[target]["ingress"], "from", source)} == ports
+
+
+@pytest.mark.parametrize(("name", "more"), [("lighthouse", []), ("replica-groups", [443])])
+def test_what_pods_reach_anywhere(name: str, more: list[int]) -> None:
+    (policy,) = (f for f in objects() if f["kind"] == "NetworkPolicy" and f["metadata"]["name"] == name)
+    anywhere = [rule["ports"] for rule in policy["spec"]["egress"] if "to" not in rule]
+    assert anywhere == [[{"port": 53, "protocol": "UDP"}, {"port": 53}], *([{"port": port}] for port in more)]
 
 
 def test_the_service_monitor_finds_the_service_and_its_port() -> None:
@@ -217,14 +249,32 @@ def test_probes_of_the_lighthouse() -> None:
     assert lighthouse["readinessProbe"]["httpGet"] == {"path": "/readyz", "port": "http", "scheme": "HTTPS"}
 
 
+def test_the_namespace_enforces_the_strictest_standard() -> None:
+    (namespace,) = (found for found in objects() if found["kind"] == "Namespace")
+    assert namespace["metadata"]["labels"]["pod-security.kubernetes.io/enforce"] == "restricted"
+
+
+def test_pods_meet_that_standard() -> None:
+    """Kubernetes' pod security standard `restricted`, control by control."""
+    several_hosts = [pod for path in MULTI_HOST for pod in pods_in(yaml_documents(path.read_text()))]
+    for pod in [*pods(), *several_hosts]:
+        assert pod["securityContext"]["runAsNonRoot"] is True
+        assert pod["securityContext"]["runAsUser"] > 0
+        assert pod["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
+        assert not {"hostNetwork", "hostPID", "hostIPC"} & set(pod)
+        kinds = {kind for volume in pod.get("volumes", []) for kind in volume if kind != "name"}
+        assert kinds <= {"configMap", "csi", "downwardAPI", "emptyDir", "ephemeral", "persistentVolumeClaim", "secret"}
+        for container in [*pod.get("initContainers", []), *pod["containers"]]:
+            assert container["securityContext"]["allowPrivilegeEscalation"] is False
+            assert container["securityContext"]["capabilities"] == {"drop": ["ALL"]}
+            assert "hostPort" not in {key for port in container["ports"] for key in port}
+
+
 def test_pods_are_locked_down() -> None:
     for pod in pods():
-        assert pod["securityContext"]["runAsNonRoot"] is True
         assert pod["automountServiceAccountToken"] is False
         assert pod["terminationGracePeriodSeconds"] >= STOP_S
     for container in containers():
-        assert container["securityContext"]["allowPrivilegeEscalation"] is False
-        assert container["securityContext"]["capabilities"] == {"drop": ["ALL"]}
         assert {"requests", "limits"} <= set(container["resources"])
 
 

@@ -5,10 +5,11 @@
 2. A lighthouse that was itself paused moves every lapse by its lateness, and holds the closings that it reads then for
    the lateness and CLOSINGS_HELD_S: their managers come back.
 3. A closed connection is not a dead process: a load balancer, a sidecar or a firewall that restarts closes them all.
-   So the end of a member's connection is judged some milliseconds later. If the connections of more than half of the
-   quorum's members have ended by then, their members are held for a lease, as after a restart of the lighthouse. A
-   member that reports a failed step meanwhile shows that more than connections to the lighthouse has broken: those
-   that are held then have CLOSINGS_HELD_S more, and those that are not judged yet are judged at once.
+   So the end of a member's connection is judged some milliseconds later, and later still while this host is busy, as
+   the ends are read one after the other there. If the connections of more than half of the quorum's members have ended
+   by then, their members are held for a lease, as after a restart of the lighthouse. A member that reports a failed
+   step meanwhile shows that more than connections to the lighthouse has broken: those that are held then have
+   CLOSINGS_HELD_S more, and those that are not judged yet are judged at once.
 """
 
 from collections.abc import Callable
@@ -23,12 +24,13 @@ SAME_MOMENT_S = 0.1
 JUDGED_AFTER_S = 0.007
 """How long after the last closing of a burst its closings are judged. A manager that is killed alone is to be noticed
 within 20 ms, of which the kernel, gRPC and the way to the other ranks take 11 (benchmarks/recovery.py)."""
-JUDGED_AFTER_BUSY_S = 0.05
-"""The same on a host with more to do than it can: connections that are cut in one moment end there in several."""
 JUDGED_WITHIN_S = 0.1
 """After the first closing of a burst, however long the burst is."""
 LATE_S = 0.005
-"""A lighthouse that judges a burst so late was held up, and judges it JUDGED_AFTER_S later, once."""
+"""A lighthouse that judges a burst so late was held up."""
+POSTPONED_AT_MOST = 40
+"""How often a burst is judged JUDGED_AFTER_S later, as the lighthouse was held up or its host is busy: connections that
+are cut in one moment end there in several. With a load of 20 on two CPUs the ends of three lay up to 98 ms apart."""
 SILENT_TOGETHER = "most members fell silent together: held for one more timeout"
 CLOSED_TOGETHER = "the connections of most members ended together: held for a lease"
 
@@ -46,7 +48,7 @@ class MassSilence:
         self.braked_until = 0.0
         self._burst: set[Member] = set()  # those whose connections have ended, and are not judged yet
         self._judge_at = self._judge_by = 0.0
-        self._was_late = False
+        self._postponed = 0
         self._cut_until = 0.0  # members of a burst are held
         self.braked_for = ""
 
@@ -54,11 +56,20 @@ class MassSilence:
         self._roster.shift(by_s)
         self._closings_held_until = now + by_s + CLOSINGS_HELD_S
 
-    def closing_held_until(
-        self, member: Member, beat_interval_s: float, now: float, *, is_busy: bool = False
-    ) -> float | None:
+    def is_judging(self, now: float) -> bool:
+        """A burst is judged now, unless `postpone` is called first."""
+        due_at = self._roster.next_at()
+        return bool(self._burst) and due_at is not None and due_at <= now and self._judge_at <= now
+
+    def postpone(self, now: float) -> None:
+        """The ends of more connections may be unread."""
+        if self._postponed < POSTPONED_AT_MOST:
+            self._postponed += 1
+            self._judge_at, self._judge_by = now + JUDGED_AFTER_S, now + JUDGED_WITHIN_S
+
+    def closing_held_until(self, member: Member, beat_interval_s: float, now: float) -> float | None:
         """Its stream has ended without a leave: until when it may come back, or when that is judged; None if it is
-        lost at once. `is_busy`: this host has more to do than it can."""
+        lost at once."""
         if now < self._closings_held_until:
             return self._closings_held_until
         is_silent = _is_silent(member, beat_interval_s, now)
@@ -67,9 +78,9 @@ class MassSilence:
         if not self._roster.has_peers(member):
             return None
         if not self._burst or now > self._judge_by:
-            self._burst, self._judge_by, self._was_late = set(), now + JUDGED_WITHIN_S, False
+            self._burst, self._judge_by, self._postponed = set(), now + JUDGED_WITHIN_S, 0
         self._burst.add(member)
-        self._judge_at = min(now + (JUDGED_AFTER_BUSY_S if is_busy else JUDGED_AFTER_S), self._judge_by)
+        self._judge_at = min(now + JUDGED_AFTER_S, self._judge_by)
         if not is_silent:
             member.seen_at = now
         return self._judge_at
@@ -105,9 +116,8 @@ class MassSilence:
 
     def _excuse_closing(self, member: Member, now: float) -> bool:
         if member in self._burst:
-            if now > self._judge_at + LATE_S and not self._was_late:
-                self._was_late = True  # other ends may wait unread
-                self._judge_at = self._judge_by = now + JUDGED_AFTER_S
+            if now > self._judge_at + LATE_S:
+                self.postpone(now)
             if now < self._judge_at:
                 self._roster.close(member, self._judge_at, now)
             else:

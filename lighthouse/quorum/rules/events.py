@@ -51,11 +51,9 @@ class SessionHeartbeatReceived:
 
 @dataclass(frozen=True, slots=True)
 class SessionEnded:
-    """The stream is over. An end without a leave is a crash. `is_busy`: the lighthouse's host has more to do than it
-    can, so that what happens in one moment is read in several."""
+    """The stream is over. An end without a leave is a crash."""
 
     session: int
-    is_busy: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +68,11 @@ class WasLate:
     """The lighthouse itself was paused: it acts now on what should have been seen `by_s` ago."""
 
     by_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class HostBusy:
+    """At this moment the lighthouse's host has more to do than it can: what happened in one is read in several."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,7 +160,15 @@ class NewcomersChanged:
 
 
 Event = (
-    Joined | HeartbeatReceived | Withdrawn | SessionOpened | SessionHeartbeatReceived | SessionEnded | Left | WasLate
+    Joined
+    | HeartbeatReceived
+    | Withdrawn
+    | SessionOpened
+    | SessionHeartbeatReceived
+    | SessionEnded
+    | Left
+    | WasLate
+    | HostBusy
 )
 Effect = (
     QuorumFormed

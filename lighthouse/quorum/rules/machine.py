@@ -94,6 +94,10 @@ class QuorumMachine:
         """Until then members that fell silent, or whose connections ended, together are held for alive."""
         return self.presence.silence.braked_until
 
+    def is_judging_closings(self, now: float) -> bool:
+        """It is to be told first if this host has more to do than it can (HostBusy)."""
+        return self.presence.silence.is_judging(now)
+
     @property
     def quorum(self) -> Quorum | None:
         """The present one."""
@@ -102,6 +106,8 @@ class QuorumMachine:
     def handle(self, event: events.Event, now: float) -> Sequence[events.Effect]:
         if isinstance(event, events.WasLate):  # before anything lapses by it
             self.presence.was_late(event.by_s, now)
+        elif isinstance(event, events.HostBusy):  # before closings are judged
+            self.presence.silence.postpone(now)
         self._pass_time(now)
         match event:
             case events.Joined():
@@ -118,7 +124,7 @@ class QuorumMachine:
                 self.presence.end(event, now)
             case events.Left():
                 self.presence.leave(event, now)
-            case events.WasLate():
+            case events.WasLate() | events.HostBusy():
                 pass
         self._settle(now)
         return self._take_effects()

@@ -216,7 +216,7 @@ class Presence:
             self._leaving.remove(event.session)
         if member is None or member.session != event.session:
             return
-        until = self.silence.closing_held_until(member, self.beat_interval_s, now, is_busy=event.is_busy)
+        until = self.silence.closing_held_until(member, self.beat_interval_s, now)
         if until is None:
             self._lose(member, "its connection has ended", now)
         else:

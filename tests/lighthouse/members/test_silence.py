@@ -1,11 +1,10 @@
 """Who falls silent, alone and with many; and a lighthouse that was itself paused."""
 
 from collections.abc import Iterable
-from dataclasses import replace
 
 import pytest
 
-from lighthouse.quorum.rules.events import HeartbeatReceived, WasLate
+from lighthouse.quorum.rules.events import HeartbeatReceived, HostBusy, WasLate
 from lighthouse.quorum.rules.machine import QuorumMachine
 from lighthouse.quorum.rules.status import explain
 from lighthouse_protocol.messages.session import QuorumOrder, QuorumPhase
@@ -138,6 +137,17 @@ def cut(machine: QuorumMachine, sessions: Iterable[int], now: float, apart_s: fl
     return effects + ticked(machine, now, now + 0.2)
 
 
+def on_a_busy_host(machine: QuorumMachine, now: float, until: float) -> list[object]:
+    """What is said after `now`."""
+    effects: list[object] = []
+    while now < until:
+        now += 0.007
+        if machine.is_judging_closings(now):
+            effects += machine.handle(HostBusy(), now)
+        effects += machine.tick(now)
+    return effects
+
+
 class TestClosedTogether:
     """More than half of the members' connections end at once: more likely the network than the processes."""
 
@@ -193,20 +203,29 @@ class TestClosedTogether:
         first = cut(standing([f"g{n:02}" for n in range(40)]), drip, 0.5, apart_s=0.006)[0]
         assert (first.order.phase, len(first.sessions)) == (QuorumPhase.REVOKED, 40 - 17)
 
-    def test_a_busy_host_has_longer(self):
+    def test_the_wait_on_a_busy_host_has_an_end(self):
+        m = standing("abcd")
+        for session in (1, 2, 3):
+            m.handle(ended(session), 0.5)
+        assert on_a_busy_host(m, 0.5, 1) == []
+        for session, name in ((5, "a"), (6, "b"), (7, "c")):
+            m.handle(opened(session, name, **HOLDS), 1)
+        m.handle(ended(5), 1.5)
+        assert on_a_busy_host(m, 1.5, 1.775) == []
+        assert on_a_busy_host(m, 1.785, 1.8)[0] == told("revoked", (4, 6, 7), "a", "connection")
+
+    def test_a_host_that_is_busy_long_before_changes_nothing(self):
         m = standing("abc")
-        for session, now in ((1, 0.5), (2, 0.54)):
-            assert ticked(m, 0.5, now) == []
-            m.handle(replace(ended(session), is_busy=True), now)
-        assert ticked(m, 0.54, 2) == []
-        m = standing("abc")
-        m.handle(replace(ended(1), is_busy=True), 0.5)
-        assert ticked(m, 0.5, 0.56)[0] == told("revoked", (2, 3), "a", "connection")
+        assert m.handle(HostBusy(), 0.4) == []
+        m.handle(ended(1), 0.5)
+        assert not m.is_judging_closings(0.506)
+        assert ticked(m, 0.5, 0.508)[0] == told("revoked", (2, 3), "a", "connection")
 
     def test_a_failed_step_shows_a_loss_at_once(self):
         """A busy host would have waited for more closings."""
         m = standing("abc")
-        m.handle(replace(ended(1), is_busy=True), 0.5)
+        m.handle(ended(1), 0.5)
+        m.handle(HostBusy(), 0.507)
         [order] = m.handle(asks(9, 2, native("b", 5, seen_quorum_id=1, commit_failures=1)), 0.51)
         assert order == told("revoked", (2, 3), "a", "connection")
         assert alive(m) == "bc"
@@ -225,8 +244,9 @@ class TestClosedTogether:
         assert ticked(m, 0.535, 2) == []
         m = standing("abc")
         m.handle(ended(1), 0.5)
-        assert m.tick(0.53) == []
-        assert m.tick(0.56)[0] == told("revoked", (2, 3), "a", "connection")
+        for now in (0.53, 0.56, 0.6):
+            assert m.tick(now) == []
+        assert m.tick(0.608)[0] == told("revoked", (2, 3), "a", "connection")
 
     def test_a_failed_step_shortens_the_wait_for_the_others(self):
         """Two processes of three have died together: the third one's collectives have broken as well."""

@@ -1,6 +1,9 @@
 """What the driver does beside its machine: timers that have no caller. All else of it runs in the simulator."""
 
-from collections.abc import Sequence
+import random
+from collections.abc import Callable, Sequence
+
+import pytest
 
 from lighthouse.quorum.driver import JobDriver
 from lighthouse.quorum.rules.config import QuorumConfig
@@ -19,6 +22,7 @@ from lighthouse_protocol.messages.session import (
     JoinRejected,
     JoinRequest,
     QuorumChanged,
+    QuorumPhase,
 )
 from lighthouse_protocol.refusals import DeadlinePassed, LighthouseError, LimitReached, Unreachable, WrongState
 from lighthouse_protocol.rules.quorum_change import NamedQuorum, changed
@@ -195,3 +199,33 @@ class TestAQuorumByWhatHasChanged:
         groups.driver.end_session(1)
         groups.open("a")
         assert {type(told) for told in groups.ask("ab", 1)} == {QuorumChanged}
+
+
+class TestClosings:
+    """A host that is busy reads the ends of connections that were cut in one moment one after the other."""
+
+    def closing(self, ends_at: Sequence[float], is_busy: Callable[[], bool]) -> tuple[VirtualLoop, QuorumMachine]:
+        """The connections of a, b and c, which stand in a quorum, end so long after now."""
+        loop = VirtualLoop()
+        driver = JobDriver("j", QuorumMachine(QuorumConfig()), loop, loop.time, is_busy=is_busy)
+        sessions = [driver.open_session(Hello(native(name)), Listener()) for name in "abc"]
+        for session, name in zip(sessions, "abc", strict=True):
+            driver.receive(session, JoinRequest(1, native(name), 60.0))
+        for session, delay_s in zip(sessions, ends_at, strict=False):
+            loop.call_later(delay_s, driver.end_session, session)
+        return loop, driver.machine
+
+    @pytest.mark.parametrize("seed", range(20))
+    def test_of_a_cut_network_are_held_however_they_come(self, seed: int):
+        draw = random.Random(seed)
+        ends_at = sorted(draw.uniform(0.0, 0.25) for _ in range(3))
+        loop, machine = self.closing(ends_at, lambda: loop.now < start + ends_at[-1])
+        start = loop.now
+        loop.go(2.0)
+        assert machine.standing.phase is QuorumPhase.STANDING
+
+    @pytest.mark.parametrize(("is_busy", "within_s"), [(False, 0.009), (True, 0.35)])
+    def test_of_one_alone_are_a_loss(self, is_busy: bool, within_s: float):
+        loop, machine = self.closing([0.0], lambda: is_busy)
+        loop.go(within_s)
+        assert machine.standing.lost == "a"

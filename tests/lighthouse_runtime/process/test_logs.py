@@ -144,3 +144,14 @@ def is_logging(function: ast.expr) -> bool:
 )
 def test_credentials_are_removed_and_what_looks_like_them_is_kept(text: str, shown: str) -> None:
     assert without_credentials(text) == shown
+
+
+def test_secrets_that_the_process_knows_are_removed_wherever_they_stand(
+    root: logging.Logger, capsys: pytest.CaptureFixture[str]
+) -> None:
+    set_up_logging("info", "text", secrets=("5ec4e7" * 8, ""))
+    logging.getLogger("x").info("a rank has printed %s, bare", "5ec4e7" * 8)
+    assert last_line(capsys).endswith("I x: a rank has printed (removed), bare")
+    assert without_credentials(f"key: {'5ec4e7' * 8};") == "key: (removed);"
+    set_up_logging("info", "text")
+    assert without_credentials("5ec4e7" * 8) == "5ec4e7" * 8
