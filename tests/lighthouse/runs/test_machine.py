@@ -324,8 +324,14 @@ class TestIncidents:
         stage.fail(0)
         stage.kill_lighthouse()
         stage.start_lighthouse()
+        stage.wait(1)
         stage.beat(1, step=3)
-        assert stage.record.restarts[0].stepped_at is not None
+        assert stage.record.restarts[0].stepped_at == 1.0
+        stage.kill_lighthouse()
+        stage.start_lighthouse()
+        stage.wait(1)
+        stage.beat(1, step=4)
+        assert stage.machine.record(stage.now).restarts[0].stepped_at == 1.0
 
 
 class TestCompletion:
@@ -389,7 +395,7 @@ class TestCompletion:
         if restarts:
             stage.kill_lighthouse()
             stage.start_lighthouse()
-        for rank in former:
+        for rank in (*former, RankId(1, "told")):
             entry = RankHello(rank, stage.terms, generation=0, seen=0)
             assert stage.machine.handle(RankJoined(entry, 99), stage.now) == [Completed(0, (rank,))]
         if by_supervisor:
@@ -397,6 +403,16 @@ class TestCompletion:
             assert stage.machine.handle(late, stage.now) == [SupervisorTold(72, RunCompleted(0))]
         stage.wait(100)
         assert (stage.number, stage.running()) == (100, {0, 1})
+
+    def test_a_new_launch_has_all_its_iterations(self):
+        stage = running(2, max_iterations=2)
+        stage.fail(0)
+        stage.finish(0, 1)
+        stage.read_ends()
+        stage.workers.clear()
+        stage.start(0, 1)
+        stage.fail(0)
+        assert (stage.number, stage.running(), stage.machine.stop) == (3, {0, 1}, None)
 
     @pytest.mark.parametrize("restarts", [False, True])
     def test_a_rank_of_a_supervisor_of_the_former_launch_is_done(self, restarts: bool):
