@@ -44,6 +44,7 @@ def test_a_step_with_a_batch_of_another_quorum_is_told() -> None:
 
 def test_other_data_is_told() -> None:
     uses = used((0, 1))
-    uses.drawn(CHOICE._replace(length=50), 1, 1)
-    uses.committed(1, 1)
+    for step in (1, 2):
+        uses.drawn(CHOICE._replace(length=50), step, 1)
+        uses.committed(step, 1)
     assert (uses.report(2)["irregular_steps"], uses.report(2)["is_exact"]) == (0, False)

@@ -203,6 +203,23 @@ def test_gradients_of_another_state_are_not_reduced_again() -> None:
 # -- healing before it computes
 
 
+def test_nothing_of_a_step_is_left_when_the_next_one_asks() -> None:
+    machine = computing(HEALING)
+    machine.computes()
+    machine.reduced()
+    machine.failed("b is lost", is_blamed=True)
+    machine.gives_up()
+    machine.is_in_backward = machine.passes_over = True
+    machine.passed_weight = 1
+    ended(machine, commit=False)
+    machine.ask()
+    fresh = machine_in(Phase.ASKED)
+    of_the_rank = {"discards", "ended", "moves"}
+    assert {name: value for name, value in visible(machine).items() if name not in of_the_rank} == {
+        name: value for name, value in visible(fresh).items() if name not in of_the_rank
+    }
+
+
 def test_what_may_have_to_heal_waits_for_its_quorum() -> None:
     machine = StepMachine()
     assert machine.may_heal, "it has committed nothing here"

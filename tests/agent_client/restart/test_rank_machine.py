@@ -136,6 +136,19 @@ def test_a_slot_that_is_taken_is_asked_for_until_its_predecessor_must_be_missed(
     assert 45 <= life.now < 55
 
 
+def test_one_that_is_taken_again_later_is_asked_for_as_long() -> None:
+    life = Life()
+    taken = DuplicateReplica("slot: 1 is that of pid 3")
+    for _ in range(3):
+        life.handle(MessageReceived(life.session, messages.HelloRejected(taken)))
+        life.later(4.0)
+        life.do("RankWelcome()")
+        life.later(40.0)
+        life.do("breaks")
+        life.later(4.0)
+    assert not life.machine.has_ended
+
+
 def test_a_rank_that_runs_does_not_need_a_lighthouse() -> None:
     life = Life()
     for line in (*BEGINNINGS["running"], "RankWelcome()"):

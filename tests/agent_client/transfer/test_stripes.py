@@ -153,6 +153,7 @@ class TestOneState:
         it.handle(Arrived("a", b"0"), 1)
         it.handle(Arrived("a", b"1"), 1)
         assert it.handle(Arrived("b", b"another"), 1) == [Ask("a", (2,), 10)]
+        assert it.received == 2 * PIECE
         it.handle(Arrived("b", b"3"), 2)
         assert not it.is_done
         it.handle(Arrived("a", b"2"), 2)
@@ -351,6 +352,7 @@ def test_whatever_happens_what_is_here_in_the_end_is_what_its_lead_holds(
     if transfer.run():
         assert transfer.lead is not None
         assert transfer.places == list(transfer.lead.holds)
+        assert transfer.plan.received == sum(sizes)
         healthy = [it for it in sources if not it.fails and it.name not in transfer.plan.passed_over]
         if any(own for _, _, own, _ in those):
             return  # what only a slow lead has takes its time

@@ -10,7 +10,10 @@ from lighthouse.quorum.rules.current import CurrentQuorum
 from lighthouse.quorum.rules.events import QuorumFormed
 from lighthouse.quorum.rules.joins import JoinQueue
 from lighthouse_protocol.limits import ANSWER_MARGIN_S, JOIN_TIMEOUT_S, QUORUM_TIMEOUT_S
+from lighthouse_protocol.messages.membership import Quorum
 from tests.lighthouse.builders import beat, beating, group, join, machine
+
+MEMBERS = ("g0", "g1", "g2")
 
 
 def member(name: str, **fields: object) -> Member:
@@ -19,7 +22,9 @@ def member(name: str, **fields: object) -> Member:
 
 @given(st.lists(st.tuples(st.booleans(), st.integers(0, 5), st.integers(0, 50)), max_size=30))
 def test_the_earliest_deadline_is_the_earliest(events: list[tuple[bool, int, int]]):
-    joins = JoinQueue(5, [].append, CurrentQuorum())
+    current = CurrentQuorum()
+    current.restore(Quorum(1, tuple(map(group, MEMBERS))))
+    joins = JoinQueue(5, [].append, current)
     waiting: dict[int, int] = {}
     for joined, call, deadline_at in events:
         if joined and call not in waiting:
@@ -29,6 +34,8 @@ def test_the_earliest_deadline_is_the_earliest(events: list[tuple[bool, int, int
             joins.withdraw(call, 0)
             waiting.pop(call, None)
         assert joins.earliest_deadline_at == min(waiting.values(), default=None)
+        of_members = (until for number, until in waiting.items() if f"g{number}" in MEMBERS)
+        assert joins.members_deadline_at == min(of_members, default=None)
 
 
 class TestTimeouts:

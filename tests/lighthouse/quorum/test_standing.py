@@ -207,6 +207,13 @@ class TestRevoke:
         )
         assert standing.lose("c", "i1", "later") is None
 
+    def test_of_the_next_quorum_names_nobody_that_was_lost_before(self):
+        standing = formed()
+        standing.lose("a", "i1", "ended")
+        standing.form(dict.fromkeys("abc", ENTRY), dict.fromkeys("abc", 5.0))
+        order = says(standing, "b", "revoked", 5)
+        assert order == QuorumOrder(QUORUM_ID, QuorumPhase.REVOKED, reason="b has given it up")
+
     def test_a_leave_after_the_resume_is_none(self):
         standing = formed("ab")
         standing.recall("b drains")

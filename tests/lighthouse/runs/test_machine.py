@@ -176,12 +176,15 @@ class TestLiftedStops:
 class TestGroups:
     """Replica groups that share a run, and bring the same slots."""
 
-    def test_one_keeps_the_slot_that_it_has_from_another_whatever_the_attempt(self):
+    @pytest.mark.parametrize("is_started_again", [False, True])
+    def test_one_keeps_the_slot_that_it_has_from_another_whatever_the_attempt(self, is_started_again: bool):
         stage = RunStage(2)
         stage.feed(joins(70, "a", "s"))
         stage.feed(joins(71, "b", "t"))
         first = RankHello(RankId(0, "s.0"), stage.terms)
         stage.feed(RankJoined(first, 1))
+        if is_started_again:
+            stage.feed(joins(72, "a", "another"))
         second = RankHello(RankId(0, "t.0"), stage.terms, attempt=3)
         [refused] = [e for e in stage.machine.handle(RankJoined(second, 2), 9.0) if isinstance(e, RankRefused)]
         assert "slot: 0 of this run is a rank of a, and b brings it, too" in str(refused.error)
@@ -289,6 +292,14 @@ class TestIncidents:
         assert len(incident.lost) <= LOST_KEPT
         assert len(incident.evidence) <= EVIDENCE_KEPT
 
+    def test_a_rank_that_is_lost_twice_is_one(self):
+        stage = running(3, obedient=False)
+        stage.break_connection(1)
+        stage.enter(1)
+        stage.break_connection(1)
+        (incident,) = stage.machine.generations.restarts.restarts
+        assert incident.lost == (stage.workers[1].rank,)
+
     def test_the_first_step_after_it(self):
         stage = running(2, wall_offset_s=1000.0)
         stage.beat(0, step=7)
@@ -324,8 +335,14 @@ class TestIncidents:
         stage.fail(0)
         stage.kill_lighthouse()
         stage.start_lighthouse()
+        stage.wait(1)
         stage.beat(1, step=3)
-        assert stage.record.restarts[0].stepped_at is not None
+        assert stage.record.restarts[0].stepped_at == 1.0
+        stage.kill_lighthouse()
+        stage.start_lighthouse()
+        stage.wait(1)
+        stage.beat(1, step=4)
+        assert stage.machine.record(stage.now).restarts[0].stepped_at == 1.0
 
 
 class TestCompletion:
@@ -389,7 +406,7 @@ class TestCompletion:
         if restarts:
             stage.kill_lighthouse()
             stage.start_lighthouse()
-        for rank in former:
+        for rank in (*former, RankId(1, "told")):
             entry = RankHello(rank, stage.terms, generation=0, seen=0)
             assert stage.machine.handle(RankJoined(entry, 99), stage.now) == [Completed(0, (rank,))]
         if by_supervisor:
@@ -397,6 +414,23 @@ class TestCompletion:
             assert stage.machine.handle(late, stage.now) == [SupervisorTold(72, RunCompleted(0))]
         stage.wait(100)
         assert (stage.number, stage.running()) == (100, {0, 1})
+
+    def test_a_new_launch_counts_its_own_generations_and_restarts(self):
+        stage = running(2, max_iterations=2)
+        stage.fail(0)
+        stage.finish(0, 1)
+        stage.read_ends()
+        stage.workers.clear()
+        stage.start(0, 1)
+        stage.fail(0)
+        assert (stage.table(), stage.running(), stage.machine.stop) == ((3, 1, 1), {0, 1}, None)
+
+    def test_a_new_launch_gets_no_host_back(self):
+        excludes = SupervisorAsked(70, supervisor.HostExcluded("broken"), Membership.MEMBER)
+        stage = self.completed(excludes, SupervisorEnded(70))
+        error = refusal(told(stage.machine.handle(joins(71, incarnation="new"), 9.0), 71))
+        assert "g is excluded from this run: broken" in str(error)
+        assert stage.machine.completed is None
 
     @pytest.mark.parametrize("restarts", [False, True])
     def test_a_rank_of_a_supervisor_of_the_former_launch_is_done(self, restarts: bool):

@@ -21,6 +21,7 @@ from lighthouse.runs.rules.events import (
     SupervisorEnded,
     SupervisorJoined,
     SupervisorTold,
+    WasLate,
 )
 from lighthouse.runs.rules.events import StopAsked as StopAskedByOperator
 from lighthouse.runs.rules.machine import RunMachine
@@ -94,6 +95,9 @@ class TestSupervisors:
         assert why(machine, another, now=5 + 0.9 * NAMES_KEPT_S) is DuplicateReplica
         assert why(machine, SUPERVISOR, now=5 + 0.9 * NAMES_KEPT_S) is None
         assert why(again(supervised()), another, now=5.1 + NAMES_KEPT_S) is None
+        machine = again(supervised())
+        machine.handle(WasLate(9.0), 14.0)
+        assert why(machine, another, now=14 + 0.9 * NAMES_KEPT_S) is DuplicateReplica
 
     def test_nor_is_another_told_the_stop_that_it_was_told(self):
         machine = supervised()
@@ -139,6 +143,8 @@ class TestRanks:
         assert isinstance(machine.impostor(another, 5 + 0.9 * NAMES_KEPT_S), DuplicateReplica)
         assert machine.impostor(RANK, 5 + 0.9 * NAMES_KEPT_S) is None
         assert machine.impostor(another, 5.1 + NAMES_KEPT_S) is None
+        machine.handle(WasLate(9.0), 14.0)
+        assert isinstance(machine.impostor(another, 14 + 0.9 * NAMES_KEPT_S), DuplicateReplica)
 
     @pytest.mark.parametrize("by", ["another", "nobody", ""])
     def test_only_its_own_supervisor_can_say_that_it_is_lost(self, by: str):

@@ -28,10 +28,11 @@ def test_a_step_that_is_discarded_or_in_which_a_group_heals_has_no_time():
     counts = StepCounts()
     counts.began(0.0, has_healing=False)
     counts.discarded(1, is_rank_lost=False)
+    counts.committed(4.0)  # a step that was opened by a vote: nobody was let in
     counts.began(5.0, has_healing=True)
     counts.committed(9.0)
-    counts.committed(20.0)  # a step that was opened by a vote: nobody was let in
-    assert (counts.told.step_s, counts.told.commits, counts.discards) == (0.0, 2, 1)
+    counts.committed(20.0)
+    assert (counts.told.step_s, counts.told.commits, counts.discards) == (0.0, 3, 1)
 
 
 def test_a_discard_has_one_reason():

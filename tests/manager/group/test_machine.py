@@ -9,12 +9,13 @@ from lighthouse_protocol.messages.session import (
     GroupReport,
     Heartbeat,
     Hello,
+    JoinAccepted,
     JoinRequest,
     QuorumChanged,
 )
 from lighthouse_protocol.rules.quorum_change import NamedQuorum, change_between
 from manager.group.rules.events import QuorumAnswered, Sent, SessionClosed, SessionOpened, WatchOpened
-from manager.group.rules.machine import GroupMachine
+from manager.group.rules.machine import SECRETS_KEPT, GroupMachine
 from tests.manager.builders import ask
 from tests.manager.group.group_script import play
 from tests.manager.groups import LEASE_UNTIL, done, formed, joined, past, told, unwatched, vote
@@ -61,6 +62,16 @@ class TestWaitingFor:
         m = past()
         m.handle(ask(3, 0, 1, tag_quorum_id=1), LEASE_UNTIL)
         assert m.status().waiting_for("it is unreachable") == "the lighthouse: it is unreachable"
+
+
+def test_a_peer_is_known_by_the_secrets_of_the_last_quorums():
+    m = joined(1)
+    last = SECRETS_KEPT + 1
+    for quorum_id in range(1, last + 1):
+        m.handle(told(JoinAccepted(quorum_id, formed(quorum_id), False, f"secret {quorum_id}")), 1)
+        m.handle(ask(quorum_id + 1, 0, tag_quorum_id=0), 1)
+    assert m.secret_of(1) == ""
+    assert [m.secret_of(n) for n in range(2, last + 1)] == [f"secret {n}" for n in range(2, last + 1)]
 
 
 class TestAQuorumByWhatHasChanged:
