@@ -261,7 +261,8 @@ class JobDriver:
         verdict, now, incidents = self.progress.verdict(), self._clock(), self._incident_registry.newest(self.job)
         ranks = self.progress.ranks() if has_ranks else ()
         timeline = self._history.timeline.entries if has_ranks else ()
-        return job_status(self.job, self.machine, now, verdict, ranks, timeline, incidents, self.progress.heals)
+        rate, heals = self._samples.steps_per_s(self._levels(), now), self.progress.heals
+        return job_status(self.job, self.machine, now, verdict, ranks, timeline, incidents, heals, rate)
 
     @property
     def account(self) -> JobAccount:

@@ -26,13 +26,13 @@ from manager.server.access import secret_from
     default=f"localhost:{MANAGER_PORT}",
     show_default=True,
     callback=lambda ctx, param, value: _address(ctx, param, value),
-    help="The manager to ask.",
+    help="Address of the manager.",
 )
 @format_options
-@click.option("--timeout", type=Duration(), default="5s", show_default=True, help="How long to wait for an answer.")
+@click.option("--timeout", type=Duration(), default="5s", show_default=True, help="Timeout of each request.")
 @reports_errors
 def status(address: str, output: str, timeout: float) -> None:
-    """Show a manager: its step, its quorum, and whom it waits for."""
+    """Show a manager: its step, its quorum, and the ranks it waits for."""
     with ManagerClient(address, secret_from()) as client:
         answer = client.status(timeout_s=timeout)
     if output == "json":
@@ -58,6 +58,6 @@ def _rows(s: ManagerStatus) -> list[tuple[str, str]]:
         ("store", s.store_address),
         ("lighthouse", f"{s.lighthouse} {reachable}"),
         ("step", f"{s.step} in quorum {s.quorum_id}, {s.phase}{waiting}"),
-        ("quorum", f"held: {s.mode or 'not told'}, {s.grants} steps granted without asking the lighthouse"),
+        ("quorum", f"held: {s.mode or 'unknown'}, {s.grants} steps granted without asking the lighthouse"),
         ("decisions", f"{s.commits} committed, {s.discards} discarded"),
     ]

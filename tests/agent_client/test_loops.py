@@ -81,7 +81,7 @@ def test_a_pass_that_was_given_up_ends_a_rank_of_a_group_of_several(job: Job) ->
     train("zero_first", 2, first, other)
     other.begin("train", "zero_first", 3)
     assert first.call("give_up", "zero_first", "late") == "out of memory, says a test"
-    with pytest.raises(RankError, match="AgentError: a backward pass was given up .* its group is restarted"):
+    with pytest.raises(RankError, match="AgentError: a backward pass was given up .* its group restarts"):
         first.call("train", "zero_first", 3)
 
 

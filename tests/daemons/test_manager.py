@@ -312,4 +312,4 @@ def test_the_http_port_of_a_lighthouse_ends_it_at_once_with_the_remedy(lighthous
     with Manager(lighthouse.http.removeprefix("http://"), "a") as manager:
         assert manager.wait() == 2
         (said,) = [line for line in manager.log().splitlines() if "no lighthouse" in line]
-    assert "an HTTP port and no gRPC port; a lighthouse listens for gRPC on 29510" in said
+    assert "this is an HTTP port, not a gRPC port; the defaults of a lighthouse are 29510" in said

@@ -158,7 +158,7 @@ def three_groups(lighthouse: Lighthouse, folder: Path, job: str, *of_c: str) -> 
 def last_line(log: str) -> str:
     """What a rank of c said last before it ended by an exception. A library's bindings may complain after that, of what
     the exception's frames still hold."""
-    before, _, _ = log.partition("c/0 has ended by exit code 1")
+    before, _, _ = log.partition("c/0 died: exit code 1")
     before, _, _ = before.partition("[c/0] nanobind: ")
     return [line for line in before.splitlines() if line.startswith("[c/0] ")][-1]
 
@@ -217,7 +217,7 @@ def test_one_that_returns_again_and_again_ends_and_the_others_go_on(
         supervisor = groups.supervisors["c"]
         assert supervisor.wait() == 1
         ended_at = time.monotonic()
-        assert re.search(rf"ends with 1: {re.escape(why)}; rank 0 has ended by exit code 1: {cause}", supervisor.log())
+        assert re.search(rf"ends with 1: {re.escape(why)}; rank 0 died: exit code 1: {cause}", supervisor.log())
         assert len(groups.events("c", "asks", killed_at)) == returns
         groups.wait_trained("ab", ended_at)
         groups.check_lost(killed_at, at_most=1 + returns)

@@ -29,7 +29,7 @@ JUDGED_WITHIN_S = 0.1
 """After the first closing of a burst, however long the burst is."""
 LATE_S = 0.005
 """A lighthouse that judges a burst so late was held up, and judges it JUDGED_AFTER_S later, once."""
-SILENT_TOGETHER = "most members fell silent together: held for one more timeout"
+SILENT_TOGETHER = "most members fell silent together; they have one more timeout before they count as lost"
 CLOSED_TOGETHER = "the connections of most members ended together: held for a lease"
 
 

@@ -118,7 +118,7 @@ def test_a_quorum_that_was_given_up_is_not_met_again(store: str, peers: Peers) -
 
 def test_a_peer_that_never_comes_is_not_waited_for_longer_than_its_time(store: str, peers: Peers) -> None:
     [rank] = peers(1, connect_timeout_s=0.5)
-    with pytest.raises(RankError, match=r"(have not met within 1.5 s|[Tt]imeout|[Tt]imed out)"):
+    with pytest.raises(RankError, match=r"(did not connect within 1.5 s|[Tt]imeout|[Tt]imed out)"):
         rank.begin("configure", store, 29, 0, 2).result(ENDS_WITHIN_S)
 
 

@@ -115,10 +115,10 @@ def test_who_runs_does_without_a_lighthouse_that_restarts(tmp_path: Path) -> Non
             fleet.runs(0, FOUR)
             lighthouse.kill()
             for slot in FOUR:
-                fleet.ranks[slot].wait_for_log("^lighthouse lost")
+                fleet.ranks[slot].wait_for_log("^lighthouse unreachable")
             with Lighthouse("--journal", str(journal), "--bind", lighthouse.address):
                 for slot in FOUR:
-                    fleet.ranks[slot].wait_for_log(r"^lighthouse back \(term 2\)$")
+                    fleet.ranks[slot].wait_for_log(r"^lighthouse reachable again \(term 2\)$")
                 fleet.fail(0)
                 fleet.runs(1, FOUR)  # numbers go on upwards
                 fleet.finish()

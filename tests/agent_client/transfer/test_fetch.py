@@ -173,7 +173,7 @@ class TestCancel:
             time.sleep(0.2)
             assert not running.done()
             fetch.cancel("the quorum was revoked")
-            with pytest.raises(StateUnavailable, match="given up: the quorum was revoked"):
+            with pytest.raises(StateUnavailable, match="canceled: the quorum was revoked"):
                 running.result(30)
 
     def test_and_no_other_source_is_asked(self) -> None:
@@ -183,12 +183,12 @@ class TestCancel:
             time.sleep(0.2)
             assert not running.done()
             fetch.cancel("the quorum was revoked")
-            with pytest.raises(StateUnavailable, match="given up: the quorum was revoked"):
+            with pytest.raises(StateUnavailable, match="canceled: the quorum was revoked"):
                 running.result(30)
 
     def test_before_it_begins(self) -> None:
         with serving(STATE) as server:
             fetch = from_first(server.address)
             fetch.cancel("revoked")
-            with pytest.raises(StateUnavailable, match="given up: revoked"):
+            with pytest.raises(StateUnavailable, match="canceled: revoked"):
                 fetch.run()
