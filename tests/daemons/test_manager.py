@@ -311,5 +311,5 @@ def test_on_a_loopback_it_advertises_the_loopback_that_it_listens_on() -> None:
 def test_the_http_port_of_a_lighthouse_ends_it_at_once_with_the_remedy(lighthouse: Lighthouse) -> None:
     with Manager(lighthouse.http.removeprefix("http://"), "a") as manager:
         assert manager.wait() == 2
-        (said,) = [line for line in manager.log().splitlines() if "no lighthouse" in line]
+        (said,) = [line for line in manager.log().splitlines() if "cannot use the lighthouse" in line]
     assert "this is an HTTP port, not a gRPC port; the defaults of a lighthouse are 29510" in said

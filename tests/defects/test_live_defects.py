@@ -274,7 +274,7 @@ def test_defect_15_an_open_connection_is_not_served_after_the_stop(which: str) -
         watch = health.Watch(health_pb2.HealthCheckRequest())
         assert next(watch).status == health_pb2.HealthCheckResponse.SERVING
         process.signal(15)
-        process.wait_for_log("draining|asked to stop")
+        process.wait_for_log("draining|stopping")
 
         def is_refused() -> bool:
             try:

@@ -239,7 +239,7 @@ class TestForgery:
     @pytest.mark.parametrize(
         ("content", "words"),
         [
-            (forged({}, magic=b"PK\3\4    "), "no state"),
+            (forged({}, magic=b"PK\3\4    "), "not a state"),
             (forged({}, version=VERSION + 1), f"version {VERSION + 1}, this side reads {VERSION}"),
             (forged(b"{"), "not the JSON"),
             (forged(b'{"tree": NaN, "tensors": []}'), "NaN is not JSON"),
@@ -259,7 +259,7 @@ class TestForgery:
             (forged({"tree": [{"b": 0}, {"b": 0}], "tensors": FLOATS}, checksummed(bytes(8))), "tensor 0 twice"),
             (forged({"tree": 1, "tensors": FLOATS}, checksummed(bytes(8))), "1 tensors belong nowhere"),
             (forged({"tree": {"b": 0}, "tensors": FLOATS}, bytes(16)), "checksum of tensor 0"),
-            (forged({"tree": {"b": 0}, "tensors": FLOATS}, checksummed(bytes(8))[:-1]), "breaks off"),
+            (forged({"tree": {"b": 0}, "tensors": FLOATS}, checksummed(bytes(8))[:-1]), "ends early"),
             (
                 forged({"tree": {"y": 0}, "tensors": FLOATS}, checksummed(bytes(8))),
                 "float32 of shape .* cannot be bytes",

@@ -67,7 +67,7 @@ class TestBrokenConnection:
             (rest("", CONTENT[CUT:]), CorruptState, f"asked for bytes {CUT}-"),
             (rest(f"bytes 0-{len(CONTENT) - 1}/{len(CONTENT)}", CONTENT[CUT:]), CorruptState, f"asked for bytes {CUT}"),
             # It has published anew under the same key: the old part is of no use.
-            (b"HTTP/1.0 412 x\r\n\r\n", StateUnavailable, "is not there: it answered 412"),
+            (b"HTTP/1.0 412 x\r\n\r\n", StateUnavailable, "is not available: it answered 412"),
         ],
         ids=["other bytes", "another range", "no range", "from the beginning", "another state"],
     )
@@ -123,8 +123,8 @@ class TestAnotherSource:
                 from_first(one, two, "http://127.0.0.1:1").run()
         for words in (
             f"from {one} cannot be used",
-            f"from {two} is not there: it answered 409",
-            "127.0.0.1:1 cannot be",
+            f"from {two} is not available: it answered 409",
+            "127.0.0.1:1 is not available, no checkpoint server answers",
         ):
             assert words in str(caught.value)
 

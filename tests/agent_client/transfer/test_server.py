@@ -388,7 +388,7 @@ class TestFailingSource:
             (ok(len(CONTENT) - 1, CONTENT), CorruptState, "were announced"),
             (ok(len(CONTENT) + 1, CONTENT + b"x"), CorruptState, "were announced"),
             (ok(2**60, CONTENT), CorruptState, "were announced"),
-            (ok(len(CONTENT), b"x" + CONTENT[1:]), CorruptState, "no state"),
+            (ok(len(CONTENT), b"x" + CONTENT[1:]), CorruptState, "not a state"),
             (ok(len(CONTENT), CONTENT[:-1] + b"x"), CorruptState, "checksum of tensor 0"),
             (ok(5, b"<html"), CorruptState, "longer than the 5 bytes"),
             (b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n", CorruptState, "Content-Length"),

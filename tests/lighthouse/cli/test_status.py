@@ -21,7 +21,7 @@ TWO_JOBS = status(
         member("c"),
         name="other",
         verdict="waiting_for_stragglers",
-        explanation="1 of 2 joined; waiting for d",
+        explanation="waiting for d, 52 s more at most; 1 of 2 joined",
         phase="none",
     ),
 )
@@ -31,7 +31,7 @@ def test_says_of_each_job_whether_it_makes_progress_and_shows_a_row(fake, run):
     fake.answers = [TWO_JOBS]
     assert run(command).output == (
         "default: training: step 7, all train\n"
-        "other: 1 of 2 joined; waiting for d\n"
+        "other: waiting for d, 52 s more at most; 1 of 2 joined\n"
         "JOB      VERDICT                 STEP  GROUPS  QUORUM    AGE  PHASE\n"
         "default  formed                     7     1/2      42  3m13s  standing\n"
         "other    waiting_for_stragglers     7     1/1      42  3m13s  none\n"

@@ -94,7 +94,7 @@ def test_it_asks_whether_it_was_before_it_judges(loop: VirtualLoop, caplog: pyte
     job.loop.now += 1010
     job.loop.go(0)
     assert late
-    assert "nothing moves" not in caplog.text
+    assert "nothing has moved" not in caplog.text
 
 
 def test_a_session_speaks_for_its_own_group(job: Job):
