@@ -164,7 +164,9 @@ def _read_header(reader: _Reader) -> bytes:
     prefix = reader.take(PREFIX.size, checksum)
     magic, version, length = PREFIX.unpack(prefix)
     if magic != MAGIC:
-        raise CorruptState(f"this is not a state, or one of another byte order: it starts with {magic!r}, not {MAGIC!r}")
+        raise CorruptState(
+            f"this is not a state, or one of another byte order: it starts with {magic!r}, not {MAGIC!r}"
+        )
     if version != VERSION:
         raise CorruptState(f"the state has format version {version}, this side reads {VERSION}: run the same release")
     if length > MAX_HEADER_BYTES:

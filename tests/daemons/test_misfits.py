@@ -227,7 +227,9 @@ def test_one_that_returns_again_and_again_ends_and_the_others_go_on(
 def test_one_that_reaches_no_source_of_a_state_ends_and_is_named(lighthouse: Lighthouse, tmp_path: Path) -> None:
     """After its own discards; the first one that the others counted would end them."""
     discards = 3
-    cause = rf"AgentError: {discards} steps discarded in a row \(max_consecutive_discards\): healing: .*connection refused"
+    cause = (
+        rf"AgentError: {discards} steps discarded in a row \(max_consecutive_discards\): healing: .*connection refused"
+    )
     with three_groups(lighthouse, tmp_path, "cut_off", "--max-startup-failures", "0") as groups:
         groups.write_shape("c", is_cut_off=True, discards=discards)
         groups.kill_rank("c")

@@ -253,6 +253,25 @@ async def test_a_page_in_the_background_says_in_its_title_what_is_wrong(browser:
         assert page.requests.count(f"{lighthouse.url}events") == 1
 
 
+async def test_a_job_that_has_ended_is_no_trouble(browser: Chromium, lighthouse: FakeLighthouse):
+    """Whatever was lost shortly before, and whether its groups are still connected or not."""
+    lost = dataclasses.replace(troubled().incidents[1], suspects=("c",), opened_unix_s=time.time(), over_s=None)
+    leaving = (member("a", MemberState.IDLE, is_participant=False), member("c", MemberState.EXPIRED))
+    ended = job(*leaving, verdict="no_joins", explanation="ended at step 60")
+    lighthouse.shown = status(dataclasses.replace(ended, incidents=(lost,)))
+    async with browser.page(lighthouse.url) as page:
+        assert "default Ended Ended at step 60. " in await shown(page)
+        assert await page.run("document.querySelector('.verdict').className") == "verdict pill good"
+        assert await page.run("document.querySelector('.lead').className.trim()") == "lead"
+        await page.run("Object.defineProperty(document, 'hidden', {get: () => true})")
+        await page.run("document.dispatchEvent(new Event('visibilitychange')), askedAt = 0")
+        lighthouse.shown = status(dataclasses.replace(ended, members=(), incidents=(lost,)))
+        await page.run("askedAt = 0")
+        await page.until("!document.querySelector('tbody tr') && document.title === 'Lighthouse'")
+        assert "default Ended Ended at step 60. " in await page.text()
+        assert page.errors == []
+
+
 async def test_of_the_last_live_group_it_says_that_training_ends(browser: Chromium, lighthouse: FakeLighthouse):
     lighthouse.shown = status(job(member("a"), member("c", MemberState.EXPIRED)))
     async with browser.page(lighthouse.url) as page:
