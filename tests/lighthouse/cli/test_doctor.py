@@ -198,8 +198,10 @@ def test_the_store_is_as_the_lighthouse_says(store: StoreStatus, level: Level, w
 
 def test_a_manager_that_the_lighthouse_does_not_hear_is_a_warning() -> None:
     lost = member("b", MemberState.EXPIRED, heartbeat_age_s=63.0)
-    [found] = not_good(answered(jobs=(job(member("a"), lost),)))
+    facts = answered(jobs=(job(member("a"), lost),))
+    [found] = not_good(facts)
     assert (found.check, found.level) == ("sessions", Level.WARN)
+    assert "1 manager connected to the lighthouse, oldest heartbeat 0.4 s old" in [each.text for each in check(facts)]
     assert "no heartbeat from b of job default at http://host:29512 for 63 s" in found.text
 
 

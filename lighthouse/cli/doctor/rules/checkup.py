@@ -204,11 +204,9 @@ def _heard(status: LighthouseStatus) -> Iterator[Finding]:
         return
     if alive:
         oldest_s = max(m.heartbeat_age_s for _, m in members if m.state is not MemberState.EXPIRED)
-        yield Finding(
-            "sessions",
-            Level.OK,
-            f"{alive} managers connected to the lighthouse, oldest heartbeat {oldest_s:.1f} s old",
-        )
+        managers = "1 manager" if alive == 1 else f"{alive} managers"
+        text = f"{managers} connected to the lighthouse, oldest heartbeat {oldest_s:.1f} s old"
+        yield Finding("sessions", Level.OK, text)
     yield from (Finding("sessions", Level.WARN, _silent(job, member)) for job, member in lost[:NAMED])
     yield from _others("sessions", Level.WARN, len(lost))
 
