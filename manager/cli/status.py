@@ -50,10 +50,11 @@ def _address(ctx: click.Context, param: click.Parameter, value: str) -> str:
 
 
 def _rows(s: ManagerStatus) -> list[tuple[str, str]]:
+    ranks = "1 rank" if s.group_world_size == 1 else f"{s.group_world_size} ranks"
     waiting = f", waiting: ranks {list(s.ranks_waiting)}" if s.ranks_waiting else ""
     reachable = "answers" if s.lighthouse_reachable else f"LOST: {s.lighthouse_error}"
     return [
-        ("replica", f"{s.replica_id} ({s.group_world_size} ranks), start {s.start}, job {s.job}"),
+        ("replica", f"{s.replica_id} ({ranks}), start {s.start}, job {s.job}"),
         ("serves", f"{s.address}, up {format_duration(s.uptime_s)}, version {s.version}"),
         ("store", s.store_address),
         ("lighthouse", f"{s.lighthouse} {reachable}"),

@@ -256,10 +256,11 @@ class ManagerDaemon:
     def _say_hello(self) -> None:
         config = self._config
         log.info(
-            "manager %s of %s (%d ranks) serves on %s; store %s; lighthouse %s",
+            "manager %s of %s (%d %s) serves on %s; store %s; lighthouse %s",
             VERSION,
             config.replica_id,
             config.group_world_size,
+            "rank" if config.group_world_size == 1 else "ranks",
             self.address,
             self._store_address,
             config.coordinator,

@@ -110,7 +110,7 @@ def test_the_http_side(manager: Manager) -> None:
 def test_its_status_verb(manager: Manager) -> None:
     shown = run_cli(MANAGER_CODE, "status", "--manager", manager.address)
     assert (shown.returncode, shown.stderr) == (0, "")
-    assert "looked-at (1 ranks)" in shown.stdout
+    assert "looked-at (1 rank)" in shown.stdout
     nobody = run_cli(MANAGER_CODE, "status", "--manager", NOWHERE)
     assert nobody.returncode == 1
     assert nobody.stderr.startswith(f"Error: {NOWHERE} is unreachable")

@@ -256,7 +256,12 @@ def _verdict(job: JobStatus) -> str:
 
 
 def _verdict_style(job: JobStatus) -> str:
-    return _VERDICT_STYLES.get(_verdict(job), "" if _verdict(job) == "ended" else "red")
+    verdict = _verdict(job)
+    if verdict == "ended":
+        return ""
+    if verdict == Verdict.NO_JOINS and any(member.state is not MemberState.EXPIRED for member in job.members):
+        return "cyan"  # its groups are starting
+    return _VERDICT_STYLES.get(verdict, "red")
 
 
 def _phase_style(job: JobStatus) -> str:

@@ -199,6 +199,21 @@ def test_groups_that_import_torch_are_starting(fake, run):
     )
 
 
+@pytest.mark.parametrize(
+    ("states", "explanation", "style"),
+    [
+        ("starting", "starting: g0", "cyan"),
+        ("expired starting", "starting: g1", "cyan"),
+        ("expired", "waiting for a replica group to join; 0 alive", "red"),
+        ("expired", "ended at step 60", ""),
+    ],
+)
+def test_colours_a_job_that_starts_as_one_that_waits_and_not_as_a_failure(states: str, explanation: str, style: str):
+    shown_members = (member(f"g{n}", MemberState(state)) for n, state in enumerate(states.split()))
+    shown = tables.progress(job(*shown_members, verdict="no_joins", explanation=explanation))
+    assert (shown.plain, shown.style) == (explanation, style)
+
+
 def test_says_which_run_is_stopped_and_by_what(fake, run):
     fake.answers = [status(job(member("a")))]
     stop = RunStopped("no\x1b money", "ada", 1)
