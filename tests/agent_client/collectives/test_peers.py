@@ -110,7 +110,7 @@ def test_a_quorum_that_was_given_up_is_not_met_again(store: str, peers: Peers) -
     a, b = peers(2)
     meet(store, 27, a, b)
     a.call("drop")
-    with pytest.raises(RankError, match="the process group of quorum 27 was given up"):
+    with pytest.raises(RankError, match="the process group of quorum 27 was abandoned"):
         a.begin("configure", store, 27, 0, 2).result(ENDS_WITHIN_S)
     meet(store, 28, a, b)
     assert sums(a, b) == [2, 2]
