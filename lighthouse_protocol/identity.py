@@ -24,7 +24,7 @@ _HOST = re.compile(r"[A-Za-z0-9]([A-Za-z0-9_.-]*[A-Za-z0-9_])?\.?")
 def check_name(value: str, field: str = "replica_id") -> str:
     """`value`, if it is a usable id. Raises InvalidRequest that names `field`."""
     if not value:
-        raise InvalidRequest("is empty; give the replica group a name that is its own", field=field)
+        raise InvalidRequest("is empty; give each replica group its own name", field=field)
     if len(value) > MAX_REPLICA_ID_CHARS:
         raise InvalidRequest(f"has {len(value)} characters; at most {MAX_REPLICA_ID_CHARS} are allowed", field=field)
     odd = sorted(set(value) - _ALLOWED)

@@ -130,7 +130,7 @@ class Process:
         self.popen.send_signal(number)
 
     def wait(self, within_s: float = PATIENCE_S) -> int:
-        """Its exit status, once it has ended by itself."""
+        """Its exit status, once it died: itself."""
         try:
             return self.popen.wait(within_s)
         except subprocess.TimeoutExpired:

@@ -52,7 +52,7 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 APPLY_HINT = (
-    "this rank's state is torn: it heals before its gradients count again. A script that catches errors of "
+    "this rank's state is inconsistent: it heals before its gradients count again. A script that catches errors of "
     "optimizer.step() may go on; one that skips a committed step must not: vote no before (agent.report_error)"
 )
 
@@ -353,7 +353,7 @@ class Agent:
         """
         tag, batches = self._machine.tag, self._machine.batches_committed
         if self._machine.distrust is not None:
-            raise AgentError(f"state_dict: {self._machine.distrust.text}; this is no state to keep until it has healed")
+            raise AgentError(f"state_dict: {self._machine.distrust.text}; do not save this state before it heals")
         if self._catch_up is not None:
             tag, batches = self._catch_up.held
         return {"step": tag.step, "tag_quorum_id": tag.quorum_id, "batches_committed": batches}
@@ -552,9 +552,9 @@ class Agent:
         """
         self.start_quorum()
         self.wait_quorum()
-        log.warning("step %d: %s; this batch is passed over%s", self.current_step, reason, self._runner.samples_text())
+        log.warning("step %d: %s; batch skipped%s", self.current_step, reason, self._runner.samples_text())
         if not self._contribute_nothing():
-            self.report_error(f"a batch was passed over: {reason}")
+            self.report_error(f"a batch was skipped: {reason}")
 
     @never_compiled
     def report_error(self, error: BaseException | str) -> None:
@@ -580,8 +580,8 @@ class Agent:
         """
         if self._machine.phase is Phase.VOTED:
             raise AgentError(
-                "the decision of this rank's last vote is not known, so it cannot vote on another step; "
-                "end this process, so that its group is restarted: the first error says why"
+                "the outcome of this rank's last vote is unknown, so it cannot vote on another step; "
+                "end this process so that its group restarts: see the first error for the cause"
             )
         if self._machine.is_in_backward:
             self._give_up()
@@ -857,11 +857,11 @@ class Agent:
             refuse_live_objects(self.state, has_reduced=self._progress.numbers.over_groups > 0)
             self._is_checked = True
         if not self.internals.asks_late and (moved := self.state.find_moved()):
-            self.internals.refuse_catch_up(f"{moved}, which moves in the forward pass")
-            log.info("%s moves in the forward pass: each forward pass waits for its quorum from now on", moved)
+            self.internals.refuse_catch_up(f"{moved}, which changes in the forward pass")
+            log.info("%s changes in the forward pass, so each forward pass now waits for its quorum", moved)
             assignment = self._machine.assignment
             if assignment is not None and assignment.has_healing and not assignment.heals:
-                self.report_error(f"{moved} has moved in the forward pass, beside a peer that reads it")
+                self.report_error(f"{moved} changed in the forward pass while a peer read it")
 
     def _end_attempt(self) -> bool:
         """Whether the step was committed under the quorum that was requested last."""

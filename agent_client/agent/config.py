@@ -97,7 +97,7 @@ class AgentConfig:
             raise ConfigurationError(f"manager_restart_timeout_s: {self.manager_restart_timeout_s} s is negative")
         for name, allowed in _CHOICES.items():
             if getattr(self, name) not in allowed:
-                raise ConfigurationError(f"{name}: {getattr(self, name)!r} is none of {', '.join(allowed)}")
+                raise ConfigurationError(f"{name}: {getattr(self, name)!r} is not one of {', '.join(allowed)}")
         if self.max_consecutive_discards < 1:
             raise ConfigurationError(f"max_consecutive_discards: {self.max_consecutive_discards} is not at least 1")
         if self.world_size_mode != WorldSizeMode.DYNAMIC and self.world_size < 1:

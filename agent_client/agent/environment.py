@@ -81,7 +81,7 @@ class Environment:
                 "starts a manager for the group) is set"
             )
         if not found.manager and not found.replica_id:
-            raise ConfigurationError("REPLICA_GROUP_ID is not set; give each replica group a name of its own")
+            raise ConfigurationError("REPLICA_GROUP_ID is not set; give each replica group its own name")
         missing = [name for name in _MEETING_PLACE if not reader.text(name)]
         if size > 1 and missing:
             raise ConfigurationError(
@@ -101,7 +101,7 @@ def own_host(peer: str, advertise: str | None, variables: Mapping[str, str] = os
         for variable, by_prefix in _INTERFACES:
             if not advertise and (wanted := Variables(variables).text(variable)):
                 host = interface_host(wanted, variable, peer, by_prefix=by_prefix)
-                log.info("gradients and heals use %s (%s=%s)", host, variable, wanted)
+                log.info("gradients and heals use address %s (%s=%s)", host, variable, wanted)
                 return host
         return advertised_host(peer, advertise)
     except InvalidRequest as e:

@@ -90,7 +90,7 @@ class Evaluation:
                 result = evaluate()
             payload = RESULT + b"".join(encode(result))
             if len(payload) > MAX_BYTES // 2:
-                raise ValueError(f"the result has {len(payload)} bytes; at most {MAX_BYTES // 2} are told to all ranks")
+                raise ValueError(f"the result has {len(payload)} bytes; at most {MAX_BYTES // 2} fit")
         except Exception as e:  # noqa: BLE001  it belongs to all ranks
             return ERROR + f"{type(e).__name__}: {e}".encode(), e
         _say(opened, "%s metrics: %s", what, reprlib.repr(result))

@@ -90,7 +90,7 @@ class Observer:
             if address:
                 self._follow(address)
         except Exception:
-            log.warning("this rank is not observed", exc_info=True)
+            log.warning("this rank cannot be observed: `lighthouse ranks` will not show it", exc_info=True)
 
     def _follow(self, address: str) -> None:
         """A manager that has ended may be started again."""

@@ -49,7 +49,7 @@ def warn_of_split_samplers(group_world_size: int, groups: int) -> None:
     for thing in gc.get_objects():
         if issubclass(type(thing), DistributedSampler) and thing.shuffle and thing.num_replicas <= group_world_size:
             log.warning(
-                "a DistributedSampler divides its %d samples among %d ranks, those of this replica group alone: each "
+                "a DistributedSampler divides its %d samples among the %d ranks of this replica group only: each "
                 "of the %d groups trains on the same samples. Use StepSampler(len(data), batch_size, agent), or "
                 "StepLoader.of(loader, agent), which divide them among the ranks of all groups",
                 *(len(thing.dataset), thing.num_replicas, groups),

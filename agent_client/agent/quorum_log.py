@@ -18,12 +18,13 @@ def log_quorum(before: Assignment | None, now: Assignment) -> None:
     admitted = [name for name in now.replica_ids if name not in known]
     gone = sorted(known - frozenset(now.replica_ids))
     log.info(
-        "quorum %d from step %d on, with %d in it%s%s",
+        "quorum %d: %d %s from step %d%s%s",
         now.quorum_id,
-        now.max_step,
         now.replica_world_size,
-        f"; admitted: {_named(admitted)}" if admitted else "",
-        f"; gone: {_named(gone)}" if gone else "",
+        "group" if now.replica_world_size == 1 else "groups",
+        now.max_step,
+        f"; joined: {_named(admitted)}" if admitted else "",
+        f"; without: {_named(gone)}" if gone else "",
     )
 
 

@@ -38,9 +38,9 @@ class RankRounds:
         if assignment is None or (machine.failure is not None and machine.phase is not Phase.IDLE):
             raise EvaluationInterrupted(f"{what}: there is no quorum: {machine.failure or 'do it after a step'}")
         if machine.phase is not Phase.IDLE and not (may_begin and machine.ended == 0):
-            raise AgentError(f"{what}: a step is under way; do it between two steps, after the optimizer's")
+            raise AgentError(f"{what}: a step is under way; call it between two steps, after the optimizer's step")
         if machine.phase is not Phase.IDLE and assignment.heals and assignment.max_step > 0:
-            log.info("%s: the other replica groups have trained already; compared inside this group", what)
+            log.info("%s: compared inside this group only, because the other replica groups have trained already", what)
             assignment = replace(assignment, replica_rank=0, replica_world_size=1, replica_ids=())
         gathering = AllGather(assignment, self._peers, self._group, self.group_rank, within_s=within_s)
         return RankRound(what, gathering, self)

@@ -32,7 +32,7 @@ def refuse_optimizer(optimizer: object, *, votes_each_step: bool = False) -> Non
         )
     if votes_each_step and hasattr(optimizer, "first_step") and hasattr(optimizer, "second_step"):
         raise ConfigurationError(
-            f"{name} (SAM) needs two backward passes in a step, and a step is voted on once: register its base "
+            f"{name} (SAM) needs two backward passes in a step, and a step is voted on only once: register its base "
             "optimizer, run both passes, put the parameters back, and apply the base optimizer by hand "
             "(agent.should_commit(), then its step() inside agent.applying())"
         )
@@ -84,13 +84,13 @@ def refuse_live_objects(state: TrainState, *, has_reduced: bool) -> None:
     for scaler in live_objects(torch.amp.GradScaler):
         if scaler.is_enabled() and scaler._scale is not None and not state.heals(scaler):
             raise ConfigurationError(
-                "a GradScaler scales the loss and is not in the Agent's TrainState: a group that comes back would "
+                "a GradScaler scales the loss and is not in the Agent's TrainState: a returning group would "
                 "begin with another scale. Register it: TrainState(model, optimizer, scaler=scaler)"
             )
     for scheduler in state.unregistered_schedulers():
         raise ConfigurationError(
             f"a {type(scheduler).__name__} of the registered optimizer was created after the first step had begun, and "
-            "is not in the Agent's TrainState: a group that comes back would begin with another learning rate. "
+            "is not in the Agent's TrainState: a returning group would begin with another learning rate. "
             "Register it: TrainState(model, optimizer, scheduler=scheduler)"
         )
 

@@ -54,13 +54,13 @@ from lighthouse_runtime.process.daemon_child import ServerProcess
 log = logging.getLogger(__name__)
 
 REMEDY = (
-    "run the same script with the same model and settings in all groups; where turns differ (two optimizers), take the "
-    "turn from agent.quorum_step, and not from a counter of the script's own"
+    "run the same script with the same model and settings in all groups; if optimizers take turns, derive "
+    "the turn from agent.quorum_step, not from a counter in the script"
 )
 BUFFERS = "the buffers of the model; broadcast_buffers=False leaves them out"
 LIKELY_CAUSES = (
-    "most likely a gradient that does not go through the Agent, a scheduler or GradScaler that is not registered, or "
-    " parameters that the script moves by something of its own (its rank, the time, its own random numbers)"
+    "most likely a gradient that bypasses the Agent, a scheduler or GradScaler that is not registered, or "
+    "parameters that the script changes depending on its rank, the time or its own random numbers"
 )
 PARTS_WITHIN_S = 2.0
 RESTART = "restart the job from its last checkpoint"
@@ -208,7 +208,7 @@ class StepRunner:
         self._checks_finite = any(row.payload[1] for row in rows)
         self._covers = all(row.payload[2] for row in rows)
         if len(set(told)) > 1:
-            log.warning("check_state_every differs among the groups (%s): %d counts", told, self.check_every)
+            log.warning("check_state_every differs between the groups (%s): using %d", told, self.check_every)
 
     def _compare_state(self, assignment: Assignment) -> None:
         """In the same steps at all participants."""
@@ -266,7 +266,7 @@ class StepRunner:
             own = digest.read()
             contributors = self._exchange_digests(Kind.GRADIENTS, own if self.machine.contributes else None)
             if assignment.catches_up and differs(own, contributors):
-                reasons.append(f"step {self.machine.step}: the gradients here are not those that the others apply")
+                reasons.append(f"step {self.machine.step}: its gradients differ from those of the other groups")
 
         self._guarded("comparing gradients", compare)
         return "".join(reasons)
@@ -275,7 +275,9 @@ class StepRunner:
         """Raises AgentError for a state that does not fit: the next one would not, either."""
         machine = self.machine
         if machine.must_install and not machine.heals_first:
-            log.warning("step %d has begun, and the peers hold another state; healing before the next", machine.step)
+            log.warning(
+                "step %d has begun with another state than the peers have; healing before the next", machine.step
+            )
             if assignment.place is not None:
                 self._guarded("healing", _refuse_to_count)
             return
@@ -291,7 +293,7 @@ class StepRunner:
             except LighthouseError as e:
                 patience = self._patience
                 if reason := patience.refused(e, time.monotonic()):
-                    raise AgentError(f"the manager at {self._manager.address} refuses this rank: {reason}") from e
+                    raise AgentError(f"the manager at {self._manager.address} rejected this rank: {reason}") from e
                 is_alive = self._check_manager(e)
                 if news := patience.take_news(e, time.monotonic()):
                     log.error("step %d: %s", self.machine.step, news)
@@ -329,7 +331,7 @@ class StepRunner:
     def _check_manager(self, error: LighthouseError) -> bool:
         """Whether the manager answers, and only has no quorum. Raises AgentError if it is gone for good."""
         if self._manager_process is not None and not self._manager_process.is_alive:
-            raise AgentError("the group's manager has ended; restart the group") from error
+            raise AgentError("the group's manager ended; restart the group") from error
         return self._manager.check_alive(error)
 
     def reduce(
@@ -595,7 +597,7 @@ class StepRunner:
         machine.decided(commit)
         self.compares_end = False
         if machine.is_installing:
-            raise AgentError(f"a peer's state was installed in part: {failure}; restart the group")
+            raise AgentError(f"a peer's state was installed only partly: {failure}; restart the group")
         if not commit:
             self._note_discard(failure or "another rank of the group voted no")
             if self.nonfinite and self._config.on_nonfinite == "raise":
@@ -615,7 +617,7 @@ class StepRunner:
             return False
         self._guarded("installing a peer's state", lambda: self._healing.install(machine))
         if machine.is_installing:
-            raise AgentError(f"a peer's state was installed in part: {machine.failure}; restart the group")
+            raise AgentError(f"a peer's state was installed only partly: {machine.failure}; restart the group")
         return not machine.must_install
 
     def _vote(self) -> bool:
@@ -633,7 +635,7 @@ class StepRunner:
         except LighthouseError as e:
             if not vote:
                 return False
-            raise AgentError(f"voted yes for step {step} and cannot learn the decision: {e}; restart the group") from e
+            raise AgentError(f"voted yes for step {step} but cannot learn the decision: {e}; restart the group") from e
 
     def _note_discard(self, reason: str) -> None:
         machine, assignment = self.machine, self.machine.assignment
@@ -693,7 +695,7 @@ def is_finite(tensor: torch.Tensor) -> bool:
 
 
 def _refuse_to_count() -> None:
-    raise RuntimeError("the peers count this group's gradients, and these were computed from another state")
+    raise RuntimeError("the peers count on this group's gradients, which were computed from another state")
 
 
 def _refuse_to_mix() -> None:

@@ -71,10 +71,10 @@ class StopSignals:
     def _ask(self, number: int) -> None:
         name = signal.Signals(number).name
         try:
-            log.warning("%s: the group finishes its step, and leaves; a second one ends this rank at once", name)
+            log.warning("%s: the group finishes its step and leaves; a second signal ends this rank at once", name)
             self._drain(f"{name} to rank {self._rank}")
         except LighthouseError as e:
-            log.warning("the manager cannot be asked to drain the group: %s; this rank ends", e)
+            log.warning("cannot ask the manager to drain the group: %s; this rank ends", e)
             self._has_failed = True
             os.kill(os.getpid(), number)  # only the main thread may restore the default
 

@@ -38,7 +38,7 @@ def gather(total: Sum, place: int, size: int, mine: bytes) -> list[bytes]:
     total(lengths)
     ends: list[int] = lengths.cumsum(0).tolist()
     if not 0 <= ends[-1] <= MAX_BYTES or bool((lengths < 0).any()):
-        raise RuntimeError(f"the ranks bring {ends[-1]} bytes, more than {MAX_BYTES}; or not all of them are here")
+        raise RuntimeError(f"the ranks bring {ends[-1]} bytes, more than {MAX_BYTES}; or some of them are missing")
     everything = torch.zeros(ends[-1], dtype=torch.uint8)
     begin = ends[place] - len(mine)
     if mine:

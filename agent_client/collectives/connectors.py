@@ -49,4 +49,4 @@ def connector(name: str, device: int | None = None) -> Connector:
 
             return IsolatedConnector(name.partition(":")[2] or "gloo")
         case _:
-            raise ConfigurationError(f"process_group: {name!r} is none of {', '.join(PROCESS_GROUPS)}")
+            raise ConfigurationError(f"process_group: {name!r} is not one of {', '.join(PROCESS_GROUPS)}")

@@ -24,7 +24,7 @@ from agent_client.collectives.gloo_connections import Connections, of_gloo, open
 from agent_client.collectives.observed import first_tensor
 from agent_client.collectives.open_groups import enlist
 
-_ABORTED = "the process group was aborted, because the generation of its run is over"
+_ABORTED = "the process group was aborted because the generation of its run ended"
 _UNDER_WAY = 1024  # more than can be: gloo works on them in their order
 _REDUCE_SCATTERS = (
     "_reduce_scatter_base",

@@ -135,7 +135,7 @@ class IsolatedGroup:
             socket.send_fds(self._channel, [json.dumps(order).encode()], descriptors or [])
             answer = self._receive(within_s + SLACK_S)
         except OSError as e:
-            raise RuntimeError(f"the child of the process group is gone ({e})") from e
+            raise RuntimeError(f"the child of the process group died ({e})") from e
         finally:
             for descriptor in descriptors or []:
                 os.close(descriptor)

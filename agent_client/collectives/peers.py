@@ -67,7 +67,7 @@ class Peers:
             met.result(limit_s)
         except TimeoutError:
             names = ", ".join(assignment.replica_ids)
-            raise RuntimeError(f"the participants ({names}) have not met within {limit_s:g} s") from None
+            raise RuntimeError(f"the participants ({names}) did not connect within {limit_s:g} s") from None
         self.last_reconfiguration_s = took_s = time.monotonic() - began_at
         size, kind = assignment.replica_world_size, self._process_group
         log.info("quorum %d: process group (%s) of %d made in %.3f s", assignment.quorum_id, kind, size, took_s)
@@ -75,7 +75,7 @@ class Peers:
     def all_reduce(self, tensor: Tensor, timeout_s: float) -> None:
         """The sum over the participants, in place. Raises RuntimeError when a peer is lost."""
         if self._quorum_id is None:
-            raise RuntimeError("there is no process group before the first quorum")
+            raise RuntimeError("no process group exists before the first quorum")
         if (group := self._met.result()) is not None:
             group.all_reduce(tensor, timeout_s)
 
@@ -97,7 +97,7 @@ class Peers:
         not know yet, and would not come. The next one is met anew."""
         with self._lock:
             if self._quorum_id is not None:
-                self._end(f"the process group of quorum {self._quorum_id} was given up")
+                self._end(f"the process group of quorum {self._quorum_id} was abandoned")
 
     def close(self) -> None:
         """Drop the group; no other can be made. Who still meets peers is waited for: the interpreter may end next."""

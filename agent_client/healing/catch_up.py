@@ -134,7 +134,7 @@ class CatchUpDriver:
     def reject(self, reason: str) -> None:
         """What this rank would keep is not what its peers apply: it cannot follow them, and heals plainly."""
         if self.machine.follows and not self.machine.heals_plainly:  # until the next quorum it goes on differing
-            log.error("catching up is given up, this group heals plainly: %s", reason)
+            log.error("catching up failed, healing by copying the state instead: %s", reason)
             self._drop_transfer(reason)
             self.machine.failed(is_hopeless=True)
 
@@ -154,7 +154,7 @@ class CatchUpDriver:
         self._transfer = None
         error = transfer.received.exception()
         if error is not None:
-            log.warning("catching up: %s", error)
+            log.warning("catching up failed: %s", error)
             self.machine.failed(is_hopeless=isinstance(error, StateMismatch))
             return
         self._snapshot = received = transfer.received.result()
@@ -198,7 +198,7 @@ class CatchUpDriver:
                 parameter.grad = None
             kept = PendingStep(tag, owner.share.divisor, _Step(taken, buffers, moves, is_first=not machine.kept))
         elif machine.keeps:
-            log.warning("catching up: no room for the gradients of another step; this group heals plainly")
+            log.warning("catching up: no memory for another step's gradients; healing by copying the state")
         machine.committed(kept, tag)
         if not machine.keeps:
             self._drop_transfer("what it is for is not kept")
@@ -211,7 +211,7 @@ class CatchUpDriver:
         try:
             self._state.install(received["train"])
         except Exception as e:
-            raise AgentError(f"a peer's state was installed in part: {e}; restart the group") from e
+            raise AgentError(f"a peer's state was installed only partly: {e}; restart the group") from e
         owner.installed(*works_at, owner.batches_committed)
         self._batches, self._snapshot = received["agent"]["batches_committed"], None
         self.machine.installed()

@@ -96,7 +96,7 @@ class HealSource:
                 self._offer(assignment, machine, beside, offers=offers, is_source=is_source)
             except (TypeError, ValueError) as error:  # the group that heals ends with this; a retry would not help
                 self._server.withdraw()
-                log.error("the state cannot be sent to the group that heals: %s", error)
+                log.error("cannot send the state to the healing group: %s", error)
                 self._server.refuse(
                     key_of(assignment, self._group_rank), str(error)[:MAX_REASON_CHARS], assignment.secret
                 )
@@ -148,7 +148,7 @@ class HealSource:
         if keeps:
             self._keep(assignment, state, beside)
         elif beside:
-            log.warning("no room for a copy of the state: a group that catches up must heal from another, or blocking")
+            log.warning("no memory for a copy of the state: a group that catches up must use another source, or block")
         if offers:
             self._server.publish(key_of(assignment, self._group_rank), state, assignment.secret)
             self._is_read_in_place = not copies

@@ -139,7 +139,7 @@ class HealTarget:
             received = self._groups.receive(assignment, max_bytes=available_bytes(), on_received=told)
             self._check(assignment, received)
         except (RuntimeError, CorruptState, StateMismatch) as error:
-            log.warning("the state does not come over the process group: %s", error)
+            log.warning("cannot receive the state over the process group: %s", error)
             return None
         return received
 

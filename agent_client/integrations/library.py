@@ -12,6 +12,4 @@ def library(name: str, requirement: str) -> Generator[None]:
     except ModuleNotFoundError as e:
         if (e.name or "").partition(".")[0] != name:
             raise  # one that the library itself lacks
-        raise ModuleNotFoundError(
-            f"{name} is not installed here, and this integration is for it: pip install '{requirement}'", name=e.name
-        ) from e
+        raise ModuleNotFoundError(f"{name} is not installed: pip install '{requirement}'", name=e.name) from e

@@ -133,7 +133,7 @@ class ManagerConnection:
                 )
         except Drained as e:
             self._watch.is_drained = True
-            log.warning("this rank trains no more: %s", e)
+            log.warning("this rank stops training: %s", e)
             self._watch.wait_ended(STAYS_AFTER_DRAIN_S)
             raise GroupDrained(str(e)) from None
         self._has_answered, self._gone_since = True, None
@@ -158,9 +158,9 @@ class ManagerConnection:
             return
         try:
             if not self._learn(told):
-                log.warning("step %d: the manager had given this rank up when its yes came", told.step)
+                log.warning("step %d: the vote came too late: the manager already considered this rank lost", told.step)
         except LighthouseError as e:
-            log.warning("step %d: the manager has not taken the yes: %s", told.step, e)
+            log.warning("step %d: the manager did not accept the vote: %s", told.step, e)
 
     def _learn(self, vote: PendingVote) -> bool:
         backoff_s = FIRST_BACKOFF_S
@@ -171,7 +171,7 @@ class ManagerConnection:
                 is_over = time.monotonic() + backoff_s >= vote.ends_at
                 if not vote.vote or is_over or (isinstance(e, Unreachable) and self._is_given_up()):
                     raise
-                log.warning("step %d: the vote is repeated: %s", vote.step, e)
+                log.warning("step %d: repeating the vote: %s", vote.step, e)
                 time.sleep(backoff_s)
                 backoff_s = min(MAX_BACKOFF_S, 2 * backoff_s)
                 self._send(vote)
@@ -192,7 +192,7 @@ class ManagerConnection:
         try:
             self._client.report(self.group_rank, self._rank_incarnation, reason, ends_group=ends_group)
         except LighthouseError as e:
-            log.info("the manager was not told why this rank ends: %s", e)
+            log.info("cannot report to the manager why this rank ends: %s", e)
 
     def drain(self, reason: str) -> None:
         """Ask the manager to have this group leave after its step. Raises LighthouseError."""
@@ -211,7 +211,7 @@ class ManagerConnection:
             self._client.status(timeout_s=ALIVE_TIMEOUT_S)
         except Unreachable as e:
             if self._is_given_up():
-                raise AgentError(f"the group's manager is gone: {e}; restart the group") from error
+                raise AgentError(f"lost the group's manager: {e}; restart the group") from error
             return False
         return True
 
@@ -225,7 +225,7 @@ class ManagerConnection:
         """As the manager has told, or else that it does not."""
         if self._watch.is_open:
             return self._watch.waiting_for or f"the manager at {self.address} to answer"
-        return f"the manager at {self.address}, which does not answer: start it, or mend LIGHTHOUSE_MANAGER_ADDRESS"
+        return f"the manager at {self.address}, which does not answer: start it, or fix LIGHTHOUSE_MANAGER_ADDRESS"
 
     def _ensure_watched(self) -> None:
         self._watch.ensure_open(wait_for_ready=not self._has_answered)

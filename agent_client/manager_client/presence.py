@@ -63,4 +63,4 @@ class Presence:
         while not self._closed.wait(LOOKED_EVERY_S):
             if watch.waiting_for not in ("", told):
                 told = watch.waiting_for
-                log.warning("rank %d waits at %s: %s", self._group_rank, self._meeting_place, told)
+                log.warning("rank %d waits for the group at %s: %s", self._group_rank, self._meeting_place, told)

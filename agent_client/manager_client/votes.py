@@ -58,7 +58,7 @@ class VoteChannel:
         with self._lock:
             watch = self._watch
             if watch is None:
-                vote.outcome.put(Unreachable("the watch at the manager has ended"))
+                vote.outcome.put(Unreachable("the watch stream to the manager ended"))
                 return
             self._under_way[vote.number] = vote
         watch.send(Vote(vote.number, vote.step, vote.vote, vote.quorum_id, wants_next, vote.left_s))
@@ -72,7 +72,7 @@ class VoteChannel:
         try:
             outcome = vote.outcome.get(timeout=timeout_s)
         except queue.Empty:
-            raise DeadlinePassed(f"the manager gave no answer to a vote within {timeout_s:g} s") from None
+            raise DeadlinePassed(f"the manager did not answer a vote within {timeout_s:g} s") from None
         finally:
             self._under_way.pop(vote.number, None)
         if isinstance(outcome, LighthouseError):

@@ -148,12 +148,12 @@ class RankWatch:
     def check_group(self) -> None:
         """Raises AgentError if a rank of the group is gone for good."""
         if self._why_group_lost is not None:
-            raise AgentError(f"this replica group is lost: {self._why_group_lost}; restart the group")
+            raise AgentError(f"lost this replica group: {self._why_group_lost}; restart the group")
 
     # -- on its thread
 
     def _follow(self, stream: Watch) -> None:
-        reason = f"the manager at {self._client.address} has ended the watch"
+        reason = f"the manager at {self._client.address} closed the watch"
         try:
             for message in stream:
                 self._take(message, stream)
@@ -167,9 +167,9 @@ class RankWatch:
         self._has_opened.set()
         if not self.is_closing:
             if self.is_drained:
-                log.info("the manager has left with its group: %s", reason)
+                log.info("the manager left with its group: %s", reason)
             else:
-                log.warning("the manager is lost: %s", reason)
+                log.warning("lost the manager: %s", reason)
             self._on_revoked(None, reason)
 
     def _sample(self) -> ProgressSample | None:
@@ -178,7 +178,7 @@ class RankWatch:
         try:
             return self._progress.sample()
         except Exception:
-            log.exception("where this rank is cannot be told")
+            log.exception("cannot report the progress of this rank")
             return None
 
     def _note(self, revoked: Revoked) -> None:
@@ -207,7 +207,7 @@ class RankWatch:
                 self._on_revoked(quorum_id, reason)
             case RankGone(_, reason):
                 self._why_group_lost = reason
-                log.error("this replica group is lost: %s", reason)
+                log.error("lost this replica group: %s", reason)
                 self._on_group_lost(reason)
             case Waiting(reason):
                 self.waiting_for = reason

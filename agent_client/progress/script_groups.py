@@ -105,7 +105,7 @@ class _Recorder:
             going_on = [entries for number, entries in self._known[1].items() if number in unfinished]
             self._going_on = counts, {str(entries[-1]["process_group"][0]): _words(entries) for entries in going_on}
         except Exception:  # whatever this version of torch raises
-            log.debug("the Flight Recorder cannot be read", exc_info=True)
+            log.debug("cannot read the Flight Recorder", exc_info=True)
 
 
 def _goes_on(status: Mapping[str, str]) -> bool:

@@ -56,7 +56,7 @@ def _register() -> EvidenceOffer:
         fcntl.fcntl(descriptor, fcntl.F_SETFL, fcntl.fcntl(descriptor, fcntl.F_GETFL) | os.O_APPEND)
         faulthandler.register(number, file=descriptor, all_threads=True)
     except (OSError, AttributeError, ValueError, RuntimeError) as e:
-        log.warning("stacks of this process can only be had while it runs Python: %s", e)
+        log.warning("stacks of this process are only available while it runs Python: %s", e)
         return EvidenceOffer()
     return EvidenceOffer(number, descriptor)
 
@@ -94,7 +94,7 @@ class SelfReporter:
         self._reading.join(RECORDED_WITHIN_S)
         if self._reading.is_alive():
             return SelfReport(
-                number, stacks, "", (f"Flight Recorder: torch has said nothing for {RECORDED_WITHIN_S:g} s",)
+                number, stacks, "", (f"Flight Recorder: no answer from torch within {RECORDED_WITHIN_S:g} s",)
             )
         text, why = self._read
         return SelfReport(number, stacks, text, (why,) if why else ())
@@ -128,7 +128,7 @@ def recorded() -> tuple[str, str]:
     try:
         text = flight_recorder()
     except Exception as e:  # whatever this version of torch raises
-        log.exception("the Flight Recorder cannot be read")
+        log.exception("cannot read the Flight Recorder")
         return "", f"Flight Recorder: {e!r}"
     return text, "" if text else "Flight Recorder: this process has recorded no collective"
 

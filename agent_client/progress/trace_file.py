@@ -58,7 +58,7 @@ class Lines:
         except OSError as e:
             # Not closed: another thread may be about to write to the same number.
             self._has_failed = True
-            log.warning("%s ends here: %s", self._path, e.strerror)
+            log.warning("%s: tracing stopped: %s", self._path, e.strerror)
 
 
 class TracedProgress(Progress):

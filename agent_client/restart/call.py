@@ -146,7 +146,7 @@ class WrappedCall(Generic[T]):
                 if self._attempts.is_over(run.number):
                     log.info("iteration %d was interrupted: %s", self._state.iteration, reason)
                 else:
-                    log.exception("iteration %d has failed", self._state.iteration)
+                    log.exception("iteration %d failed", self._state.iteration)
             finally:
                 self._interrupter.end()
         self._attempts.raised(reason)

@@ -97,13 +97,13 @@ class RankDriver:
                 case events.Kill(reason):
                     self._function.kill(reason)
                 case events.StandBy(counters):
-                    log.info("generation %d runs without this rank: it is a spare", counters.number)
+                    log.info("generation %d runs without this rank, which is a spare", counters.number)
                 case events.LighthouseLost(reason):
-                    log.warning("lighthouse lost: %s", reason)
+                    log.warning("lighthouse unreachable: %s", reason)
                 case events.SlotTaken(reason):
-                    log.warning("the lighthouse does not take this rank yet: %s", reason)
+                    log.warning("the lighthouse does not admit this rank yet: %s", reason)
                 case events.LighthouseBack(term):
-                    log.warning("lighthouse back%s", f" (term {term})" if term else "")
+                    log.warning("lighthouse reachable again%s", f" (term {term})" if term else "")
 
     def _with_progress(self, message: FromRunRank) -> FromRunRank:
         if isinstance(message, RankHeartbeat) and self.machine.phase is RankPhase.RUNNING:

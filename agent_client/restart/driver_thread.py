@@ -76,7 +76,7 @@ class DriverThread:
                 else:
                     self.driver.feed(event)
         except Exception as e:
-            log.exception("this rank's thread has failed")
+            log.exception("the thread of this rank failed")
             self._failed(InternalError(f"the rank's thread has failed: {e}"))
         finally:
             self.driver.close()
@@ -103,6 +103,6 @@ class DriverThread:
         except LighthouseError as e:
             error = e
         except Exception as e:
-            log.exception("the stream of this rank")
+            log.exception("the stream of this rank failed")
             error = InternalError(f"the stream has failed: {e}")
         self._inbox.put(events.StreamClosed(session, error, random.random()))

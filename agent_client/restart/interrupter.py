@@ -53,7 +53,7 @@ class Interrupter:
             self._aborting.start()
 
     def kill(self, reason: str) -> None:
-        log.critical("this process is ended: %s", reason)
+        log.critical("killing this process: %s", reason)
         sys.stderr.write(f"this process is ended: {reason}; where its threads are:\n")
         sys.stderr.flush()
         faulthandler.dump_traceback(sys.__stderr__ or sys.stderr, all_threads=True)
@@ -64,5 +64,5 @@ class Interrupter:
             try:
                 abort()
             except Exception:
-                log.exception("an abort has failed")
+                log.exception("an abort failed")
         self._section.interrupt()  # once more: it may have been in what has to be done whole

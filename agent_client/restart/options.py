@@ -39,7 +39,7 @@ def seconds(value: Duration, name: str) -> float:
     """Raises ConfigurationError for what is no positive length of time."""
     number = value.total_seconds() if isinstance(value, timedelta) else float(value)
     if not 0 < number < float("inf"):
-        raise ConfigurationError(f"{name}={value!r} is not a positive length of time")
+        raise ConfigurationError(f"{name}={value!r} is not a positive duration")
     return number
 
 
@@ -113,7 +113,7 @@ class Options:
             raise ConfigurationError(f"store_kwargs: TCPStore has no {unknown[0]!r}; it has {sorted(_STORE_NAMES)}")
         if self.restart_scope not in get_args(RestartScope):
             raise ConfigurationError(
-                f"restart_scope={self.restart_scope!r} is none of {', '.join(get_args(RestartScope))}"
+                f"restart_scope={self.restart_scope!r} is not one of {', '.join(get_args(RestartScope))}"
             )
         if not self.use_global_iteration:
             defaults = Options(use_global_iteration=True)

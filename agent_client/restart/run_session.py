@@ -40,7 +40,7 @@ class RunSession:
             raise ConfigurationError("LIGHTHOUSE_ADDRESS is not set; use_global_iteration=True needs a lighthouse")
         self._key = (launch.lighthouse, launch.job, launch.run)
         if self._key in _completed:
-            raise ConfigurationError(f"run {launch.run!r} is complete; the next needs a LIGHTHOUSE_RUN_ID of its own")
+            raise ConfigurationError(f"run {launch.run!r} is complete; set another LIGHTHOUSE_RUN_ID for the next")
         self.client = LighthouseClient(launch.lighthouse, job=launch.job, run=launch.run)
         self.run = launch.run
         self.slot = launch.slot
@@ -102,14 +102,14 @@ class RunSession:
         try:
             self.client.stop_run(reason, timeout_s=self.timeout_s)
         except LighthouseError as e:
-            log.warning("the other ranks were not told to stop (%s): %s", reason, e)
+            log.warning("cannot ask the other ranks to stop (%s): %s", reason, e)
 
     def _last_generation(self) -> int | None:
         """Of this slot's previous process, for the log."""
         try:
             return last_generation(self.client, self.run, self.slot, self.timeout_s)
         except LighthouseError as e:
-            log.info("the previous generation is not known: %s", e)
+            log.info("the previous generation is unknown: %s", e)
             return None
 
 
@@ -121,4 +121,4 @@ def _leave_reason(end: RestartAbort) -> None:
     try:
         Path(path).write_text(json.dumps({"message": f"RestartAbort: {end.reason}"}))
     except OSError as e:
-        log.warning("the supervisor does not learn why this rank ends the run (%s): %s", end.reason, e)
+        log.warning("cannot report to the supervisor why this rank ends the run (%s): %s", end.reason, e)

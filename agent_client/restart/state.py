@@ -88,7 +88,5 @@ class State:
     def _coordination(self, store: StoreMixin | None) -> StoreMixin:
         found = self.store if self.store is not None else store
         if found is None:
-            raise ConfigurationError(
-                "this State is of no wrapped function and was given no store; a number is never made up locally"
-            )
+            raise ConfigurationError("this State belongs to no wrapped function and has no store, so it has no number")
         return found

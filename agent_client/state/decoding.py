@@ -73,7 +73,7 @@ class _Reader:
         while filled < len(buffer):
             count = self._source.readinto(buffer[filled : filled + self._chunk_bytes])
             if not count:
-                raise TruncatedState(f"the state breaks off after {self.consumed} bytes")
+                raise TruncatedState(f"the state ends early, after {self.consumed} bytes")
             checksum.update(buffer[filled : filled + count])
             filled += count
             self.consumed += count
@@ -91,11 +91,11 @@ class _Reader:
     def check(self, checksum: xxh3_64, what: str) -> None:
         """Read the checksum that was sent and compare it."""
         if self.take(CHECKSUM_BYTES, xxh3_64()) != checksum.digest():
-            raise CorruptState(f"the checksum of {what} is wrong: damaged on the way, or changed while it was sent")
+            raise CorruptState(f"the checksum of {what} is wrong: damaged in transit, or changed while it was sent")
 
     def expect_end(self) -> None:
         if self._source.readinto(memoryview(bytearray(1))):
-            raise CorruptState(f"the state ends after {self.consumed} bytes, but more follow")
+            raise CorruptState(f"the state ends after {self.consumed} bytes, but there are more")
 
 
 def decode(
@@ -164,7 +164,9 @@ def _read_header(reader: _Reader) -> bytes:
     prefix = reader.take(PREFIX.size, checksum)
     magic, version, length = PREFIX.unpack(prefix)
     if magic != MAGIC:
-        raise CorruptState(f"this is no state of a host of this byte order: it starts with {magic!r}, not {MAGIC!r}")
+        raise CorruptState(
+            f"this is not a state, or one of another byte order: it starts with {magic!r}, not {MAGIC!r}"
+        )
     if version != VERSION:
         raise CorruptState(f"the state has format version {version}, this side reads {VERSION}: run the same release")
     if length > MAX_HEADER_BYTES:
@@ -172,7 +174,7 @@ def _read_header(reader: _Reader) -> bytes:
     sent = reader.take(CHECKSUM_BYTES, xxh3_64())
     header = reader.take(length, checksum)
     if sent != checksum.digest():
-        raise CorruptState("the checksum of the header is wrong: its bytes were damaged on the way")
+        raise CorruptState("the checksum of the header is wrong: it was damaged in transit")
     return header
 
 

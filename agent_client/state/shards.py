@@ -51,7 +51,7 @@ class Shards:
                 raise ValueError(f"it is laid out over {len(placements)} dimensions of a mesh that has {mesh.ndim}")
             return compute_local_shape_and_global_offset(torch.Size(description["shape"]), mesh, placements)
         except (IndexError, KeyError, RuntimeError, TypeError, ValueError) as e:
-            raise CorruptState(f"the state holds a shard that has no place here: {e}") from e
+            raise CorruptState(f"the state has a shard that does not belong to this rank: {e}") from e
 
     def _describe(self, tensor: "DTensor") -> State:
         if tensor.device_mesh not in self._meshes:
@@ -74,7 +74,7 @@ class Shards:
             shape, stride = torch.Size(description["shape"]), tuple(description["stride"])
             return DTensor.from_local(description["shard"], mesh, placements, shape=shape, stride=stride)
         except (AttributeError, IndexError, KeyError, RuntimeError, TypeError, ValueError) as e:
-            raise CorruptState(f"the state received holds a shard that has no place here: {e}") from e
+            raise CorruptState(f"the received state has a shard that does not belong to this rank: {e}") from e
 
 
 def is_sharded(node: object) -> bool:

@@ -55,8 +55,8 @@ def _report(differences: Sequence[str]) -> str:
     more = [f"and {unnamed} more"] if unnamed > 0 else []
     lines = "".join(f"\n  {line}" for line in [*differences[:MAX_NAMED], *more])
     return (
-        f"the state received does not fit the local one, of which nothing was changed:{lines}\n"
-        "Every replica group must build the same model and optimizer: compare their configuration and release."
+        f"the received state does not match the local one, which was not changed:{lines}\n"
+        "Every replica group must build the same model and optimizer: compare their configurations and versions."
     )
 
 

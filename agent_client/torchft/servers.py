@@ -140,16 +140,16 @@ def _check_lighthouse(address: str, connect_timeout: timedelta) -> None:
         try:
             lighthouse.call(rpcs.health(timeout_s=connect_timeout.total_seconds()), connect_timeout)
         except RuntimeError as e:
-            advice = "start `lighthouse serve` there, also for managers of torchft's own"
-            raise RuntimeError(f"{address} is no lighthouse of ours ({e}); {advice}") from None
+            advice = "start `lighthouse serve` there; torchft's managers need it, too"
+            raise RuntimeError(f"{address} is not a Lighthouse server ({e}); {advice}") from None
 
 
 def _end_with_manager(status: int) -> None:
     """Who kills a manager means its group: torchft's ends the process that it is in."""
     if status != _KILLED:
-        log.error("the group's manager has ended (status %d); its ranks will get no quorum", status)
+        log.error("the group's manager ended (status %d); its ranks will get no quorum", status)
         return
-    log.error("the group's manager was killed; so this process ends")
+    log.error("the group's manager was killed; this process ends")
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(1)

@@ -59,7 +59,7 @@ def _rendezvous(original: Callable[..., Any]) -> Callable[..., Any]:
                 is_ours = isinstance(handler, LighthouseRendezvous)
                 if not (is_ours and handler.is_over_within(handler.options.loss_timeout)):
                     raise
-                log.info("the nodes meet again: %s", e)
+                log.info("the nodes rendezvous again: %s", e)
 
     return rendezvous
 

@@ -104,7 +104,7 @@ class LighthouseRendezvous(RendezvousHandler):
         if not self._close(self._live_node()):
             limit_s = self.options.close_timeout
             raise RendezvousTimeoutError(
-                f"the lighthouse was not told within {limit_s:g} s (close_timeout) that {self.get_run_id()} is closed"
+                f"cannot tell the lighthouse within {limit_s:g} s (close_timeout) that {self.get_run_id()} is closed"
             )
 
     def num_nodes_waiting(self) -> int:
@@ -211,7 +211,7 @@ class LighthouseRendezvous(RendezvousHandler):
     def _where(self, number: int) -> Address:
         _, keys = self._client.get_keys(number, KeyKind.ITERATION, _STORE, timeout_s=CALL_TIMEOUT_S)
         if (KeyKind.ITERATION, _STORE) not in keys:
-            raise UnknownName("key: the round's store is not told yet")
+            raise UnknownName("key: the store of the round is not known yet")
         return parse_address(keys[KeyKind.ITERATION, _STORE].decode(), _STORE)
 
     # -- coming and going
@@ -242,7 +242,7 @@ class LighthouseRendezvous(RendezvousHandler):
     def _close(self, node: Node) -> bool:
         is_told = node.outcome is not None or node.close(self.options.close_timeout)
         if not is_told:
-            log.warning("the end of %s could not be told to the lighthouse", self.get_run_id())
+            log.warning("cannot report the end of %s to the lighthouse", self.get_run_id())
         return is_told
 
     def _left(self) -> RendezvousClosedError:
@@ -258,9 +258,9 @@ class LighthouseRendezvous(RendezvousHandler):
         run_id, outcome = self.get_run_id(), node.outcome
         match outcome:
             case RunCompleted() if node.is_spare:
-                return RendezvousGracefulExitError(f"{run_id} is over, and this spare node was not needed")
+                return RendezvousGracefulExitError(f"{run_id} ended, and this spare node was not needed")
             case RunCompleted():
-                return RendezvousClosedError(f"{run_id} is over: a node of it has ended, or all have finished")
+                return RendezvousClosedError(f"{run_id} ended: one of its nodes ended, or all have finished")
             case RunStopped():
                 return RendezvousClosedError(f"{run_id} is stopped: {outcome.text}; `lighthouse resume` lifts that")
             case Unreachable() | NotPermitted():
@@ -281,7 +281,7 @@ class LighthouseRendezvous(RendezvousHandler):
                     )
                 return RendezvousTimeoutError(
                     f"no round of {run_id} has formed with this node within {limit_s:g} s (join_timeout); "
-                    f"are {least} nodes there? `lighthouse runs` shows them"
+                    f"are {least} nodes running? `lighthouse runs` shows them"
                 )
 
 
@@ -292,7 +292,7 @@ def create(params: RendezvousParameters) -> LighthouseRendezvous:
     name = params.run_id if params.run_id != NO_NAME else variables.text("LIGHTHOUSE_RUN_ID")
     if not name and not job:
         raise ValueError(
-            f"--rdzv-id is not given, and torchrun's default, {NO_NAME!r}, is that of every such job: they would meet; "
+            f"--rdzv-id is not given, and torchrun's default, {NO_NAME!r}, is that of all such jobs, which would mix; "
             "give --rdzv-id, or set LIGHTHOUSE_RUN_ID or LIGHTHOUSE_JOB, the same on all nodes of this job"
         )
     if not text:

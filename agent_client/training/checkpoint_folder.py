@@ -147,8 +147,8 @@ class CheckpointFolder:
                 self._foreign = set(self._held())
                 if self._foreign:
                     log.warning(
-                        "%s holds checkpoints up to step %d, which this run has not resumed: they stay, and a later "
-                        "resume() takes the newest. Call resume() before the first step, or use an empty folder",
+                        "%s holds checkpoints up to step %d that this run has not resumed. They are kept, and a later "
+                        "resume() loads the newest. Call resume() before the first step, or use an empty folder",
                         self._folder,
                         max(self._foreign).step,
                     )
@@ -238,7 +238,7 @@ class CheckpointFolder:
                 self._complete(every=True)
                 for path in self._folder.iterdir():
                     if _UNFINISHED.fullmatch(path.name) or _REMOVED.fullmatch(path.name):
-                        log.info("removed %s, which was not finished", path)
+                        log.info("removed %s, which was incomplete", path)
                         shutil.rmtree(path, ignore_errors=True)
                     elif path.name.startswith(".probe-") and not path.name.startswith(f".probe-{self._nonce}"):
                         path.unlink(missing_ok=True)
@@ -260,11 +260,11 @@ class CheckpointFolder:
                 parts = read_parts(held[tag])
                 part = next(iter(parts.values()))
                 if (part.step, part.quorum_id) != (tag.step, tag.quorum_id):
-                    raise CorruptState(f"{held[tag]} holds step {part.step}, not what its name says")
+                    raise CorruptState(f"{held[tag]} holds step {part.step}, which does not match its name")
                 if part.ranks == self._ranks and self._rank not in parts:
                     raise CorruptState(
                         f"{held[tag]} holds the parts of ranks {', '.join(map(str, sorted(parts)))}, not that of rank "
-                        f"{self._rank}: start each rank on the host on which it was"
+                        f"{self._rank}: start each rank on the host where it ran"
                     )
                 usable[tag] = parts
             except (CorruptState, OSError) as error:
@@ -278,13 +278,13 @@ class CheckpointFolder:
                 case {"train": dict(), "agent": {"step": tag.step, "tag_quorum_id": tag.quorum_id}}:
                     return state
                 case _:
-                    raise CorruptState(f"{self._folder / _name(tag)} does not hold what its name says")
+                    raise CorruptState(f"{self._folder / _name(tag)} does not match its name")
         except (CorruptState, OSError) as error:
             self._pass_over(error, reasons)
             return None
 
     def _pass_over(self, error: Exception, reasons: list[str]) -> None:
-        log.warning("a checkpoint is passed over: %s", error)
+        log.warning("skipped a checkpoint: %s", error)
         reasons.append(str(error))
 
     def _take_over(self, path: Path, state: State, parts: dict[int, Part]) -> None:
@@ -301,7 +301,7 @@ class CheckpointFolder:
             _restore_random(state["random"])
         else:
             log.info(
-                "%s was saved by %d ranks: rank %d takes what rank %d has saved, and keeps the random numbers that the "
+                "%s was saved by %d ranks: rank %d loads the part of rank %d, and keeps the random numbers that the "
                 "script has seeded",
                 path,
                 saved_by,
@@ -323,7 +323,7 @@ class CheckpointFolder:
         )
         text = f"{self._folder}: no checkpoint can be used by all ranks (usable steps of {steps})"
         if not lost:
-            log.warning("%s: none was ever complete, so training begins at step 0. %s", text, "; ".join(reasons))
+            log.warning("%s: none was ever complete, so training starts at step 0. %s", text, "; ".join(reasons))
             return
         if old:
             reasons.append(f"{old[0].name} is of an older format: resume it with the version that wrote it")
@@ -459,7 +459,7 @@ class CheckpointFolder:
             first_line(error),
             f"Make room on that disk: it has to hold {self._keep + 1} checkpoints"
             if is_full
-            else "Look at that disk, or save less often",
+            else "Check that disk, or save less often",
         )
 
     def _held(self) -> dict[Tag, Path]:

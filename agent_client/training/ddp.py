@@ -132,8 +132,8 @@ class DistributedDataParallel(parallel.DistributedDataParallel):
     def join(self, *_: Any, **__: Any) -> Any:
         """Raise ConfigurationError: torch's join is for a fixed set of ranks."""
         raise ConfigurationError(
-            "join(): not with replica groups, which come and go: give each step its batch by StepLoader or "
-            "StepSampler, and end by agent.current_step"
+            "join(): not supported with replica groups, which come and go: use StepLoader or StepSampler for the "
+            "batches, and end the loop by agent.current_step"
         )
 
     # -- a part of each step
@@ -178,8 +178,8 @@ class DistributedDataParallel(parallel.DistributedDataParallel):
             return
         if self._agent.group_world_size > 1:
             raise AgentError(
-                "a backward pass was given up (it raised, and the script went on): the other ranks of the group wait "
-                "for the rest of its gradients. Let the error end this process, so that its group is restarted"
+                "a backward pass was abandoned (it raised, and the script continued): the other ranks of the group "
+                "wait for the rest of its gradients. Let the error end this process so that its group restarts"
             )
         self._reset_reducer()
 

@@ -54,7 +54,7 @@ class ManagedGroup(ProcessGroup):
         return c10d._create_work_from_future(done)  # pyright: ignore[reportAttributeAccessIssue]
 
     def _refuse(self, what: str) -> NoReturn:
-        raise RuntimeError(f"{what} over replica groups: they come and go, so only sums and means of tensors are taken")
+        raise RuntimeError(f"{what} over replica groups: only sums and means of tensors work, as groups come and go")
 
 
 def managed_mesh(replicas: ManagedGroup, shards: DeviceMesh, name: str = "replicate") -> DeviceMesh:

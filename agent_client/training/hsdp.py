@@ -108,8 +108,8 @@ class _ShardedPart:
     def give_up(self) -> None:
         """Raises AgentError: the other ranks of the group wait in torch's own collectives."""
         raise AgentError(
-            "a backward pass of a sharded model was given up (it raised, and the script went on): the other ranks of "
-            "the group wait for its shards. Let the error end this process, so that its group is restarted"
+            "a backward pass of a sharded model was abandoned (it raised, and the script continued): the other ranks "
+            "of the group wait for its shards. Let the error end this process so that its group restarts"
         )
 
     def agree(self) -> None:

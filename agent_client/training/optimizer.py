@@ -131,8 +131,8 @@ class FaultTolerantOptimizer(Optimizer):
         voter = last[0]() if last is not None else None
         if last is not None and voter is not None and voter is not self and last[1] == self._agent.moves:
             raise ConfigurationError(
-                "two optimizers have been stepped after one backward pass, each with a vote of its own. One step is "
-                "voted on once: FaultTolerantOptimizer([first, second], agent) steps both after one vote"
+                "two optimizers have been stepped after one backward pass, each with its own vote. A step is "
+                "voted on only once: FaultTolerantOptimizer([first, second], agent) steps both after one vote"
             )
 
     def state_dict(self) -> dict[str, Any]:  # type: ignore[override]
@@ -189,7 +189,7 @@ class _Together(Optimizer):
             each.load_state_dict(held)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        raise ConfigurationError("add_param_group: say which of the optimizers takes it, by calling its own")
+        raise ConfigurationError("add_param_group: call add_param_group of the optimizer that should take it")
 
     def __repr__(self) -> str:
         return repr(self.optimizers)
@@ -204,8 +204,8 @@ def _check(optimizer: Optimizer, agent: Agent) -> None:
         )
     if not agent.state.holds(optimizer):
         raise ConfigurationError(
-            f"this {type(optimizer).__name__} is not in the Agent's TrainState: a group that comes back would go "
-            "on with an empty one. Register each optimizer that you wrap: TrainState(model, first, second=second)"
+            f"this {type(optimizer).__name__} is not in the Agent's TrainState: a returning group would "
+            "continue with an empty one. Register each optimizer that you wrap: TrainState(model, first, second=second)"
         )
 
 

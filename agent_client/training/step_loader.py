@@ -85,11 +85,11 @@ class StepLoader:
         size = batch_size or loader.batch_size
         if isinstance(loader.dataset, IterableDataset):
             raise ConfigurationError(
-                "an IterableDataset has no numbered samples, so no group can tell which are its own at a step: use a "
+                "an IterableDataset has no numbered samples, so a group cannot know which samples are its own: use a "
                 "data set with __getitem__ and __len__, or shard it yourself by agent.slots() and agent.current_step"
             )
         if size is None:
-            raise ConfigurationError("a DataLoader with a batch_sampler of its own: give it a batch_size instead")
+            raise ConfigurationError("a DataLoader with its own batch_sampler: give it a batch_size instead")
         if batch_size is None and type(loader.sampler) not in (RandomSampler, SequentialSampler):
             raise ConfigurationError(
                 f"{type(loader.sampler).__name__}: samples are chosen by the step and by the groups that are present, "

@@ -54,5 +54,5 @@ class Arriving:
         with self._changed:
             self._changed.wait_for(lambda: self._is_ended or piece in self._checksums)
             if self._is_ended:
-                raise ConnectionError("the state that was to be handed on does not arrive")
+                raise ConnectionError("the state to be passed on did not arrive")
             return self._places[piece], memoryview(self._checksums[piece])

@@ -190,16 +190,16 @@ class Fetch:
             self._tell(Broken(self._received, f"{self._where()}: {error!r}"))
         except (StateUnavailable, LighthouseError) as error:
             kind = StateRefused if isinstance(error, StateRefused) else StateUnavailable
-            self._refuse(f"is not there: {error}", kind)
+            self._refuse(f"is not available: {error}", kind)
         except (StateMismatch, CorruptState, ValueError) as error:
             if isinstance(error, StateMismatch):
                 self._difference = self._difference or error.difference
-            self._refuse(f"cannot be used, nothing of it was: {error}", type(error))
+            self._refuse(f"cannot be used, and was not installed: {error}", type(error))
 
     def _where(self) -> str:
         if self._response is None:
-            return "cannot be had, no checkpoint server answers there"
-        return f"breaks off after {self._received} bytes"
+            return "is not available, no checkpoint server answers"
+        return f"ended early, after {self._received} bytes"
 
     def _refuse(self, reason: str, kind: type[Exception]) -> None:
         self._kinds.append(kind)
@@ -209,11 +209,11 @@ class Fetch:
         """The cause is not kept: it holds on to what was decoded so far."""
         if self._requests.is_cancelled:
             raise StateUnavailable(
-                f"the transfer of {self._key} was given up: {self._requests.why_cancelled}"
+                f"the transfer of {self._key} was canceled: {self._requests.why_cancelled}"
             ) from None
         action = self._machine.handle(event, time.monotonic())
         if isinstance(action, Read) and action.source != self._source:
-            log.warning("the state of %s from %s %s; now from %s", self._key, self._source, event.reason, action.source)
+            log.warning("the state of %s from %s %s; trying %s", self._key, self._source, event.reason, action.source)
         raise _Next(action) from None
 
     def _failure(self, failed: Failed) -> Exception:
@@ -221,9 +221,7 @@ class Fetch:
         reasons = "; ".join(f"from {source} {reason}" for source, reason in failed.reasons)
         if failed.is_late:
             where = reasons or f"from {', '.join(self._sources)}"
-            advice = (
-                "Look whether that process is alive and the network between; a longer heal timeout helps slow links."
-            )
+            advice = "Check that process and the network; a longer heal timeout helps on slow links."
             return TimeoutError(f"{what} did not arrive within {self._timeout_s:g} s, {where}. {advice}")
         is_one_kind = len(set(self._kinds)) == 1 and len(self._kinds) == len(failed.reasons)
         kind = self._kinds[0] if is_one_kind else StateUnavailable

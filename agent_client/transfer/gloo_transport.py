@@ -60,7 +60,7 @@ class GroupTransport:
                 backend.send([message], _TARGET, 0).wait()
             backend.recv([torch.zeros(1, dtype=torch.int64)], _TARGET, 0).wait()
         except RuntimeError as error:
-            log.warning("%s has not taken the state: %s", assignment.replica_ids[target], error)
+            log.warning("%s did not receive the state: %s", assignment.replica_ids[target], error)
 
     def receive(
         self,

@@ -59,7 +59,7 @@ class Listener(TCPServer):
             return DeadlineSocket(fileno=accepted.detach()), address
         except OSError as error:
             if not self._is_closed:
-                logger.warning("cannot accept a connection: %s", error)
+                logger.warning("cannot accept a connection for the state: %s", error)
                 time.sleep(_ACCEPT_RETRY_S)
             raise
 
@@ -87,7 +87,7 @@ class Listener(TCPServer):
             hosts = [_peer(connection) for connection in self._connections]
         if len(hosts) < MAX_CONNECTIONS and hosts.count(client_address[0]) < MAX_CONNECTIONS_OF_A_HOST:
             return False
-        logger.warning("too many connections for the state: %d, %s opens another", len(hosts), client_address[0])
+        logger.warning("too many connections for the state: %d; refused one from %s", len(hosts), client_address[0])
         return True
 
     def _makes_room(self, client_address: Any) -> bool:
@@ -138,7 +138,7 @@ class Listener(TCPServer):
         try:
             self.finish_request(request, client_address)
         except OSError as error:
-            logger.info("a reader of the state is gone or stalls, %s: %s", client_address, error)
+            logger.info("lost the connection to %s, which was reading the state: %s", client_address, error)
         except Exception:
             logger.exception("cannot send the state to %s", client_address)
         finally:

@@ -29,7 +29,7 @@ def check_source(response: HTTPResponse, secret: str, *words: str | int) -> None
     """Raises unless the answer comes from a member of the quorum, to this very request."""
     matters = response.status < 300 or response.status == CANNOT_BE_SENT
     if secret and matters and not is_proven(response.getheader(PROOF_HEADER, ""), secret, *words):
-        raise StateUnavailable("it does not prove that it is a member of the quorum; nothing of what it sends is used")
+        raise StateUnavailable("it did not prove that it is a member of the quorum; its data is not used")
 
 
 def is_unknown_route(response: HTTPResponse) -> bool:

@@ -193,7 +193,7 @@ class _Handler(BaseHTTPRequestHandler):
             proof = prove(error.secret, SOURCE_WORD, self._address(), *key, *nonces, "") if error.secret else ""
             self._answer_text(CANNOT_BE_SENT, str(error), {PROOF_HEADER: proof} if proof else {})
         except StrangerError:
-            logger.warning("%s asks for the state of %s, and is no member of that quorum", self.client_address[0], key)
+            logger.warning("refused %s the state of %s: it is not a member of that quorum", self.client_address[0], key)
             self._refuse(403, key, None)
         return None
 

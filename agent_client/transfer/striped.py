@@ -187,7 +187,7 @@ class StripedFetch:
     def _lose(self, lead: str, transfer: "_Transfer | None", error: Exception) -> None:
         self.failed.add(lead)
         if not self._requests.is_cancelled:
-            log.warning("the state of %s does not come from %s: %s", self._requests.key, lead, f"{error}")
+            log.warning("cannot receive the state of %s from %s: %s", self._requests.key, lead, f"{error}")
         if transfer is not None:
             transfer.tell(LeadLost())
 
@@ -323,11 +323,11 @@ class _Transfer:
                 case Ask(source):
                     self._asks[source] = effect
                 case Cut(source):
-                    log.info("%s is slow: what was asked of it is asked of others", source)
+                    log.info("%s is slow: reading its pieces from other groups", source)
                     self._cut(source)
                 case PassedOver(source, reason):
                     if not self._is_late():
-                        log.warning("nothing more of the state of %s from %s: %s", self._requests.key, source, reason)
+                        log.warning("stopped reading the state of %s from %s: %s", self._requests.key, source, reason)
                     self._cut(source)
                 case Verified(piece, checksum):
                     if self._arriving is not None:

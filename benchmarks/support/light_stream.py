@@ -208,7 +208,7 @@ class LightCall(asyncio.Protocol):
         elif kind in (_RST_STREAM, _GOAWAY):
             self._end(Unreachable(f"{self._address} has ended the connection"))
         elif kind == _HEADERS and flags & _END_STREAM:
-            self._end(Unreachable(f"{self._address} has ended the stream: {_reason(bytes(body))}"))
+            self._end(Unreachable(f"{self._address} closed the stream: {_reason(bytes(body))}"))
 
     def _take_data(self, data: memoryview) -> None:
         self._unacknowledged += len(data)

@@ -13,5 +13,5 @@ for log in "${1:-.}"/train-rank-*.log; do
     tail -n 3 "$log"
 done
 case $seen in
-"nothing moves"*) exit 1 ;;
+"nothing has moved"*) exit 1 ;;
 esac

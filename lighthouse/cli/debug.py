@@ -65,7 +65,7 @@ class Part:
 
 @click.group()
 def debug() -> None:
-    """Collect what helps to find a fault."""
+    """Collect logs and status for a bug report."""
 
 
 @debug.command()
@@ -73,27 +73,27 @@ def debug() -> None:
     "--out",
     metavar="FILE",
     type=click.Path(dir_okay=False, path_type=Path),
-    help="The file to write, .tar.gz; without it, lighthouse-debug-TIME.tar.gz here.",
+    help="File to write.  [default: lighthouse-debug-TIME.tar.gz]",
 )
 @click.option(
     "--http",
     "http_side",
     metavar="HOST:PORT",
-    help=f"The lighthouse's HTTP side.  [default: its host, and the port that it reports, else {LIGHTHOUSE_HTTP_PORT}]",
+    help=f"HTTP address of the lighthouse.  [default: its host; the port it reports, else {LIGHTHOUSE_HTTP_PORT}]",
 )
 @click.option(
     "--journal",
     metavar="FILE",
     type=click.Path(dir_okay=False, path_type=Path),
-    help="The lighthouse's journal, if it is on this host.  [default: the one for its port]",
+    help="Journal of the lighthouse, if it is on this host.  [default: the one for its port]",
 )
 @client_options(job_help=EVERY_JOB, timeout="10s")
 def bundle(given: ClientOptions, out: Path | None, http_side: str | None, journal: Path | None) -> None:
     """Write a summary, status, incidents, log, metrics, journal, checks and versions to one file.
 
-    A part that does not answer within --timeout, or is refused, is a text file that says why. Join strings, tokens and
-    the values of variables with a secret's name are removed. The output and stacks of ranks are in it: read it before
-    you share it.
+    If a part fails or takes longer than --timeout, a text file says why. Join strings, tokens and values of
+    variables with a secret's name are removed. Read the file before you share it: it contains output and stacks of
+    ranks.
     """
     path = out or Path(time.strftime("lighthouse-debug-%Y%m%dT%H%M%SZ.tar.gz", time.gmtime()))
     target = functools.cache(lambda: _http_address(given, http_side))
@@ -109,7 +109,7 @@ def bundle(given: ClientOptions, out: Path | None, http_side: str | None, journa
         Part("journal.json", lambda: _json(journal_summary(journal or _journal_of(given.address)))),
     ]
     failed = write_bundle(path, parts, given.timeout + _SLACK_S)
-    missing = f"; not had: {', '.join(failed)} (NAME.error.txt says why)" if failed else ""
+    missing = f"; missing: {', '.join(failed)} (NAME.error.txt says why)" if failed else ""
     click.echo(f"wrote {path}: {len(parts)} parts{missing}")
 
 

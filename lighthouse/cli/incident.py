@@ -15,11 +15,11 @@ from lighthouse_runtime.cli.terminal import printable
 
 @click.command()
 @click.argument("id", metavar="ID")
-@client_options(job_help="Not needed: an id is of one job only.", timeout="10s")
+@client_options(job_help="Ignored: an ID names its job.", timeout="10s")
 def incident(given: ClientOptions, id: str) -> None:
-    """Show an incident: its timeline, and what each rank was doing.
+    """Show an incident: its timeline and what each rank was doing.
 
-    The suspects come first. `lighthouse incidents` lists the ids.
+    Suspects come first. `lighthouse incidents` lists the IDs.
     """
     with given.connect() as client:
         found = client.incident(id, timeout_s=given.timeout)

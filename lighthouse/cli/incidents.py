@@ -13,13 +13,13 @@ from lighthouse_runtime.cli.durations import format_duration
 
 
 @click.command()
-@click.option("--kind", type=click.Choice([kind.value for kind in IncidentKind]), help="Only incidents of this kind.")
+@click.option("--kind", type=click.Choice([kind.value for kind in IncidentKind]), help="Show only this kind.")
 @client_options(job_help=EVERY_JOB)
 def incidents(given: ClientOptions, kind: str | None) -> None:
-    """List the newest incidents, the newest first.
+    """List incidents, newest first.
 
-    Times count from the fault: NOTICED by the lighthouse, RECOVERED when the others committed their next step, BACK
-    when the lost groups were in the quorum again.
+    Times count from the fault: NOTICED, until the lighthouse detected it; RECOVERED, until the other groups committed
+    their next step; BACK, until the lost groups were in the quorum again.
     """
     with given.connect() as client:
         found = [each for each in client.incidents(given.job, timeout_s=given.timeout) if kind in (None, each.kind)]
@@ -53,5 +53,5 @@ _COLUMNS: Sequence[Column[IncidentSummary]] = (
     Column("NOTICED", lambda i: _after(i.noticed_s), is_number=True, keep=0),
     Column("RECOVERED", lambda i: _after(i.step_s), _style, is_number=True, keep=3),
     Column("BACK", lambda i: _after(i.back_s), is_number=True, keep=2),
-    Column("WHAT", lambda i: i.text, comfort=36),
+    Column("WHAT", lambda i: i.text, comfort=36, is_prose=True),
 )

@@ -10,9 +10,9 @@ from lighthouse_runtime.cli.terminal import printable
 
 @click.command()
 @run_options()
-@click.option("--generation", "of", type=click.IntRange(0), help="An earlier generation.  [default: the current one]")
+@click.option("--generation", "of", type=click.IntRange(0), help="Generation to show.  [default: the current one]")
 def keys(given: ClientOptions, of: int | None) -> None:
-    """List the keys that ranks set in a run's current generation, or in an earlier one."""
+    """List the keys that the ranks of a run have set."""
     with given.connect() as client:
         generation, found = client.get_keys(of=of, timeout_s=given.timeout)
     generation = generation if of is None else of

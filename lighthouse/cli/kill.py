@@ -10,12 +10,10 @@ from lighthouse_protocol.messages.status import LighthouseStatus, MemberState
 
 
 @click.command()
-@click.option(
-    "--force", "-f", is_flag=True, help="Kill without a question, even the last live replica group of the job."
-)
+@click.option("--force", "-f", is_flag=True, help="Do not ask, even if it is the last live replica group of the job.")
 @control_options
 def kill(given: ClientOptions, replica_id: str, reason: str, force: bool) -> None:
-    """End the replica group REPLICA_ID through its manager."""
+    """Kill a replica group through its manager."""
     with given.connect() as client:
         if not force and _is_last(client.status(given.job_name, timeout_s=given.timeout), replica_id):
             _ask_person(f"{replica_id} is the last live replica group of job {given.job_name}")

@@ -10,7 +10,7 @@ from lighthouse.cli.view.tables import member_lines, member_rows
 @click.command()
 @client_options(job_help=EVERY_JOB)
 def members(given: ClientOptions) -> None:
-    """List the replica groups, one a line."""
+    """List the replica groups."""
     answer = given.status()
     rows = member_rows(answer)
     given.show(answer, lambda width: member_lines(rows, width) if rows else [Text("no members")])

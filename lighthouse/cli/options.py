@@ -27,11 +27,11 @@ Verb = Callable[..., None]
 
 EXAMPLE = f"write HOST:PORT, for example coordinator:{LIGHTHOUSE_PORT}"
 _TLS_OPTIONS = (
-    ("--tls-ca", CA_VARIABLE, "The CA of a lighthouse whose certificate is of your own PKI."),
-    ("--client-cert", CERT_VARIABLE, "The certificate to show to a lighthouse with --tls-client-ca."),
-    ("--client-key", KEY_VARIABLE, "With --client-cert: its key."),
+    ("--tls-ca", CA_VARIABLE, "CA of the lighthouse's certificate, if you use your own PKI."),
+    ("--client-cert", CERT_VARIABLE, "Client certificate for a lighthouse with --tls-client-ca."),
+    ("--client-key", KEY_VARIABLE, "Private key of --client-cert."),
 )
-EVERY_JOB = "Only this job; without it, every job."
+EVERY_JOB = "Show only this job.  [default: all jobs]"
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -95,7 +95,7 @@ def client_options(*, job_help: str, timeout: str = "5s") -> Callable[[Verb], Ve
             default=f"localhost:{LIGHTHOUSE_PORT}",
             show_default=True,
             callback=_read_coordinator,
-            help="The lighthouse to ask: its address, or its join string.",
+            help="Address or join string of the lighthouse.",
         ),
         *(
             click.option(
@@ -110,9 +110,7 @@ def client_options(*, job_help: str, timeout: str = "5s") -> Callable[[Verb], Ve
         ),
         click.option("--job", metavar="NAME", default="", help=job_help),
         format_options,
-        click.option(
-            "--timeout", type=Duration(), default=timeout, show_default=True, help="How long to wait for an answer."
-        ),
+        click.option("--timeout", type=Duration(), default=timeout, show_default=True, help="Timeout of each request."),
     )
     return lambda verb: _with_options(options, _takes_client_options(verb))
 
@@ -121,20 +119,20 @@ def control_options(verb: Verb) -> Verb:
     """REPLICA_ID, --reason and the client options of a verb that acts on one replica group."""
     options = (
         click.argument("replica_id"),
-        click.option("--reason", metavar="TEXT", default="", help="The reason; it goes to the replica group's log."),
-        client_options(job_help=f"The replica group's job.  [default: {DEFAULT_JOB}]", timeout="10s"),
+        click.option("--reason", metavar="TEXT", default="", help="Reason, for the replica group's log."),
+        client_options(job_help=f"Job of the replica group.  [default: {DEFAULT_JOB}]", timeout="10s"),
     )
     return _with_options(options, verb)
 
 
 def run_options(*, default: str | None = DEFAULT_RUN, has_control: bool = False) -> Callable[[Verb], Verb]:
     """--run and the client options. `default` None: without --run, every run."""
-    run_help = "The run, as given to its supervisors by --run-id."
-    more = "  [default: every run of the job]" if default is None else f"  [default: {default}]"
+    run_help = "ID of the run (--run-id of its supervisors)."
+    more = "  [default: all runs of the job]" if default is None else f"  [default: {default}]"
     options = (
         click.option("--run", metavar="ID", default=default or "", help=run_help + more),
         client_options(
-            job_help=f"The run's job.  [default: {DEFAULT_JOB}]",
+            job_help=f"Job of the run.  [default: {DEFAULT_JOB}]",
             timeout="10s" if has_control else "5s",
         ),
     )
@@ -162,7 +160,7 @@ def _takes_client_options(verb: Verb) -> Verb:
 def _read_coordinator(ctx: click.Context, param: click.Parameter, value: str) -> Coordinator:
     text = value.strip()
     if text.startswith("https://"):
-        why = "a lighthouse with TLS takes a join string, which `lighthouse token` prints, or --tls-ca"
+        why = "a lighthouse with TLS needs its join string, which `lighthouse token` prints, or --tls-ca"
         raise click.BadParameter(f"{text!r}: {why}; {EXAMPLE}", ctx, param)
     try:
         return parse_coordinator(text, "address")

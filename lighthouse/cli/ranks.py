@@ -1,13 +1,14 @@
 """`lighthouse ranks`: where every rank is, and which are behind."""
 
 from collections.abc import Sequence
+from typing import Any
 
 import click
 from rich.text import Text
 
 from lighthouse.cli.options import EVERY_JOB, ClientOptions, client_options
 from lighthouse.cli.view.layout import Column, table
-from lighthouse.cli.view.tables import stall, wrapped
+from lighthouse.cli.view.tables import natural_key, stall, wrapped
 from lighthouse_protocol.messages.progress import STEP
 from lighthouse_protocol.messages.status import JobStatus, LighthouseStatus, RankPlace, RankState
 from lighthouse_runtime.cli.durations import format_duration
@@ -15,13 +16,16 @@ from lighthouse_runtime.cli.durations import format_duration
 Row = tuple[str, RankPlace]
 
 SILENT_S = 3.0
+_ORDER = list(RankState)
 _STYLES = {RankState.BEHIND: "red", RankState.LOST: "red", RankState.WAITING: "cyan", RankState.RUNNING: "green"}
 
 
 @click.command()
 @client_options(job_help=EVERY_JOB)
 def ranks(given: ClientOptions) -> None:
-    """List where every rank is, the ranks behind first. During a stall, the verdict stands above them.
+    """List where every rank is, ranks that are behind first.
+
+    During a stall, the first line names the ranks that are behind.
 
     RANK: replica group and rank, or run and slot. GEN: of a run, the last generation in which the rank was active.
     BEAT: time since the last heartbeat of its process. STILL: time since its last progress.
@@ -31,7 +35,7 @@ def ranks(given: ClientOptions) -> None:
 
 
 def rank_lines(status: LighthouseStatus, width: int) -> list[Text]:
-    rows = [(job.job, rank) for job in status.jobs for rank in job.ranks]
+    rows = [(job.job, rank) for job in status.jobs for rank in sorted(job.ranks, key=_order)]
     lines = [line for job in status.jobs if job.stall for line in _verdict(job, len(status.jobs) > 1, width)]
     if not rows:
         return [*lines, Text("no ranks have reported")]
@@ -42,6 +46,11 @@ def rank_lines(status: LighthouseStatus, width: int) -> list[Text]:
 def _verdict(job: JobStatus, has_many_jobs: bool, width: int) -> Sequence[Text]:
     line = Text.assemble(f"{job.job}: ", stall(job)) if has_many_jobs else stall(job)
     return wrapped(line, width)
+
+
+def _order(rank: RankPlace) -> Any:
+    """The worst first, then those that stand still longest, then by name."""
+    return _ORDER.index(rank.state), -round(rank.progress_age_s), natural_key(rank.replica_id), rank.group_rank
 
 
 def _where(rank: RankPlace) -> str:

@@ -7,7 +7,7 @@ from rich.text import Text
 
 from lighthouse.cli.options import ClientOptions, run_options
 from lighthouse.cli.view.layout import table
-from lighthouse.cli.view.tables import SUPERVISOR_COLUMNS, counted, supervised
+from lighthouse.cli.view.tables import SUPERVISOR_COLUMNS, counted, natural_key, supervised
 from lighthouse_protocol.messages.run_status import RunStatus
 from lighthouse_runtime.cli.terminal import printable
 
@@ -15,10 +15,10 @@ from lighthouse_runtime.cli.terminal import printable
 @click.command()
 @run_options(default=None)
 def runs(given: ClientOptions) -> None:
-    """List the runs with their generation, ranks and restarts, and the groups under a supervisor.
+    """List the runs, their supervised groups and restarts.
 
-    A run that waits shows what it waits for; a stopped one, who stopped it. LEFT is the number of restarts that the
-    budget of a supervisor still allows. `lighthouse incidents` lists why generations and processes ended.
+    A waiting run shows what it waits for, a stopped run who stopped it. LEFT is the number of restarts that a
+    supervisor's budget still allows. `lighthouse incidents` lists why generations and processes ended.
     """
     with given.connect() as client:
         found = client.runs(given.run, timeout_s=given.timeout)
@@ -27,13 +27,13 @@ def runs(given: ClientOptions) -> None:
 
 def run_lines(run: RunStatus, width: int) -> Iterator[Text]:
     yield _line(run)
-    if run.supervisors:
-        yield from (Text.assemble("  ", row) for row in table(SUPERVISOR_COLUMNS, run.supervisors, width - 2))
+    if supervisors := sorted(run.supervisors, key=lambda supervisor: natural_key(supervisor.name)):
+        yield from (Text.assemble("  ", row) for row in table(SUPERVISOR_COLUMNS, supervisors, width - 2))
 
 
 def _line(run: RunStatus) -> Text:
     number, counters = run.counters.number, run.counters
-    at = f"generation {number}, {len(run.slots)} ranks" if number >= 0 else "no generation yet"
+    at = f"generation {number}, {counted(len(run.slots), 'rank')}" if number >= 0 else "no generation yet"
     said = f"  {at}, {counted(counters.job_restarts, 'restart')}, {run.verdict}"
     if number < 0 and run.supervisors and run.stop is None:
         said = f"  {supervised(run)}"

@@ -28,12 +28,12 @@ def run(config: LighthouseConfig, announce: int | None = None) -> None:
 @click.command()
 @options(LighthouseConfig, ENV_PREFIX)
 @click.option("--quorum-tick-ms", hidden=True, help="torchft's; a quorum forms at once here, without ticks.")
-@click.option("--parent-pid", type=int, hidden=True, help="End when this process, the starter, ends.")
-@click.option("--announce-fd", type=int, hidden=True, help="Write gRPC's port there once it serves.")
+@click.option("--parent-pid", type=int, hidden=True, help="Exit when this process exits.")
+@click.option("--announce-fd", type=int, hidden=True, help="Write the gRPC port to this descriptor when ready.")
 def serve(quorum_tick_ms: str | None, parent_pid: int | None, announce_fd: int | None, **values: Any) -> None:
-    """Serve on a coordinator host until SIGTERM.
+    """Run the lighthouse on a coordinator host until SIGTERM.
 
-    Times take a unit: 500ms, 5s, 2m. torchft's spellings (--join_timeout_ms 60000) work too.
+    Durations take a unit: 500ms, 5s, 2m. torchft's spellings (--join_timeout_ms 60000) also work.
     """
     config = from_options(LighthouseConfig, values)
     if parent_pid is not None:

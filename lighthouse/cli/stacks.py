@@ -10,14 +10,18 @@ from lighthouse_protocol.messages.incident import gathered_document
 
 @click.command()
 @click.option(
-    "--rank", "ranks", metavar="RANK", multiple=True, help="b/1, or b for all of that replica group; may be repeated."
+    "--rank",
+    "ranks",
+    metavar="RANK",
+    multiple=True,
+    help="b/1, or b for all its ranks. May be repeated.  [default: all]",
 )
-@client_options(job_help=f"The ranks' job.  [default: {DEFAULT_JOB}]", timeout="15s")
+@client_options(job_help=f"Job of the ranks.  [default: {DEFAULT_JOB}]", timeout="15s")
 def stacks(given: ClientOptions, ranks: tuple[str, ...]) -> None:
-    """Show what every rank of the quorum is doing now.
+    """Show the Python stacks of all ranks, now.
 
-    That is its Python stacks, newest collectives, process and last output. Ranks are not interrupted. A rank that
-    holds the interpreter lock is shown, too. Missing evidence is named.
+    Also shows each rank's newest collectives, process and last output, and lists what could not be collected. Ranks are
+    not interrupted. It works for a rank that holds the interpreter lock, too.
     """
     with given.connect() as client:
         gathered = client.stacks(ranks, timeout_s=given.timeout)

@@ -1,10 +1,10 @@
-"""`lighthouse status`: why there is, or is not, a quorum; and the runs."""
+"""`lighthouse status`: whether jobs make progress, and if not, why."""
 
 import click
 from rich.text import Text
 
 from lighthouse.cli.options import EVERY_JOB, ClientOptions, client_options
-from lighthouse.cli.view.tables import greeting, status_lines
+from lighthouse.cli.view.tables import greeting, status_lines, wrapped
 from lighthouse_protocol.messages.status import LighthouseStatus
 from lighthouse_runtime.cli.terminal import printable
 
@@ -12,7 +12,7 @@ from lighthouse_runtime.cli.terminal import printable
 @click.command()
 @client_options(job_help=EVERY_JOB)
 def status(given: ClientOptions) -> None:
-    """Show each job's quorum, and why there is or is not one; and each run's generation and ranks."""
+    """Show whether each job makes progress, and if not, why."""
     answer = given.status(ranks=given.output == "json")  # a program gets what /status gives
     given.show(answer, lambda width: _lines(given, answer, width))
 
@@ -20,7 +20,8 @@ def status(given: ClientOptions) -> None:
 def _lines(given: ClientOptions, answer: LighthouseStatus, width: int) -> list[Text]:
     jobs = sorted({given.job_name, *(shown.job for shown in answer.jobs)})
     stopped = [line for job in jobs for line in _stopped(given, job)]
-    return [*status_lines(answer, width), *stopped, Text(greeting(answer, given.address), style="dim")]
+    last = [*stopped, Text(greeting(answer, given.address), style="dim")]
+    return [*status_lines(answer, width), *(line for text in last for line in wrapped(text, width))]
 
 
 def _stopped(given: ClientOptions, job: str) -> list[Text]:
@@ -30,7 +31,8 @@ def _stopped(given: ClientOptions, job: str) -> list[Text]:
     return [
         Text(
             printable(
-                f"run {run.run} of job {job} is stopped: {run.stop.text}; `lighthouse resume --run {run.run}` lifts it"
+                f"run {run.run} of job {job} is stopped: {run.stop.text}; undo it with `lighthouse resume "
+                f"--run {run.run}`"
             ),
             style="red",
         )

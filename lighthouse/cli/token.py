@@ -31,13 +31,13 @@ PORTS_NAMED = 8
     type=click.IntRange(1, 65535),
     default=LIGHTHOUSE_PORT,
     show_default=True,
-    help="Its gRPC port.",
+    help="gRPC port of the lighthouse.",
 )
 @click.option(
     "--host",
     metavar="HOST[,HOST...]",
-    help="The lighthouse's host in the string, or those of all lighthouses that share these credentials. Default: this "
-    "host's own name.",
+    help="Host name to put into the string; several, if several lighthouses share these credentials.  [default: this "
+    "host's name]",
 )
 @click.option(
     "--credentials",
@@ -46,7 +46,7 @@ PORTS_NAMED = 8
     metavar="FOLDER",
     envvar=f"{ENV_PREFIX}_CREDENTIALS",
     show_envvar=True,
-    help="The folder given to `lighthouse serve`. Default: that of the lighthouse on --port.",
+    help="Credentials folder of the lighthouse.  [default: that of the lighthouse on --port]",
 )
 @click.option(
     "--journal",
@@ -54,17 +54,18 @@ PORTS_NAMED = 8
     metavar="PATH",
     envvar=f"{ENV_PREFIX}_JOURNAL",
     show_envvar=True,
-    help="The journal given to `lighthouse serve`, if one was: the credentials are beside it.",
+    help="Journal of the lighthouse, if it has --journal: the credentials are in the same folder.",
 )
-@click.option("--make", is_flag=True, help="Make credentials, if there are none, for a lighthouse that starts later.")
+@click.option("--make", is_flag=True, help="Create missing credentials, for a lighthouse that starts later.")
 @reports_errors
 def token(
     what: str, role: str | None, port: int, host: str | None, folder: Path | None, journal: Path | None, make: bool
 ) -> None:
-    """Print the join string of a role: for training hosts, for an operator, or for a viewer.
+    """Print the join string of a role, or rotate its token.
 
-    It is LIGHTHOUSE_ADDRESS for them, and a secret. `rotate ROLE` makes a new token; the one before it stays valid
-    until the next rotation, and open sessions live on.
+    Training hosts, operators and viewers set LIGHTHOUSE_ADDRESS to the join string of their role. Treat it as a
+    password. `rotate ROLE` makes a new token; the previous one stays valid until the next rotation, and open sessions
+    stay open.
     """
     serving = _serving(port, folder, journal, make=make)
     tokens = Tokens.read(serving.credentials)
@@ -76,7 +77,7 @@ def token(
         me = Principal(f"user {_user()}", frozenset({Role.OPERATE}))
         Audit(serving.credentials.parent / "audit.jsonl").act(me, "this host", "rotate", f"role={chosen}", f"now {new}")
     elif role is not None:
-        raise click.UsageError(f"{what} takes no second role; write `lighthouse token {what}`")
+        raise click.UsageError(f"{what} takes no second argument; write `lighthouse token {what}`")
     else:
         chosen = Role(what)
     where = parse_coordinator(host or own_name(), "--host", port).addresses
@@ -96,8 +97,8 @@ def _serving(port: int, folder: Path | None, journal: Path | None, *, make: bool
         load_or_make(folder, ("localhost", "127.0.0.1", "::1", own_name()))
     elif not (folder / FILE).exists():
         raise InvalidRequest(
-            f"there are none in {folder}: no lighthouse that other hosts reach has run on port {port} as this user; "
-            f"{_elsewhere()}start it (lighthouse serve), run this as its user, name its folder, or give --make",
+            f"no credentials in {folder}: this user has not run a lighthouse for other hosts on port {port}; "
+            f"{_elsewhere()}start it (lighthouse serve), run this as its user, set --credentials, or use --make",
             field="--credentials",
         )
     if found is not None and found.credentials == folder:
@@ -112,7 +113,7 @@ def _elsewhere() -> str:
     ports = served_ports()
     if not ports:
         return ""
-    return f"one has on {', '.join(map(str, ports[:PORTS_NAMED]))}: give that as --port, or "
+    return f"there is one on {', '.join(map(str, ports[:PORTS_NAMED]))}: set --port, or "
 
 
 def _user() -> str:

@@ -26,13 +26,13 @@ FRAMES_PER_S = 4
 
 
 @click.command()
-@click.option("--interval", type=Duration(), default="1s", show_default=True, help="How often to ask.")
-@click.option("--count", type=click.IntRange(min=1), metavar="N", help="Stop after asking N times.")
+@click.option("--interval", type=Duration(), default="1s", show_default=True, help="Time between requests.")
+@click.option("--count", type=click.IntRange(min=1), metavar="N", help="Stop after N requests.  [default: never]")
 @client_options(job_help=EVERY_JOB)
 def watch(given: ClientOptions, interval: float, count: int | None) -> None:
-    """Show the status until Ctrl-C. A lighthouse that goes away is waited for.
+    """Show the status and refresh it until Ctrl-C.
 
-    With --format json, one document a line.
+    Reconnects if the lighthouse restarts. With --format json, prints one document per line.
     """
     poll = Poll(given)
     try:

@@ -16,8 +16,12 @@ function speed(steps_per_s) {
   return steps_per_s >= 1 ? `${figure(steps_per_s)} steps/s` : steps_per_s > 0 ? `${duration(1 / steps_per_s)} a step` : 'no step yet';
 }
 
+// All groups of the job have finished: what was lost before is no trouble any more.
+const hasEnded = job => job.explanation.startsWith('ended at step ');
+
 // What is wrong with a job, for the title; empty if nothing is.
 function troubleOf(job, now_s) {
+  if (hasEnded(job)) return '';
   const behind = groupsOf(job.ranks.filter(rank => rank.state === 'behind').map(rank => rank.replica_id));
   if (job.stall) return behind.length ? said(behind, 'behind') : 'stalled';
   const training = new Set(job.members.filter(isTraining).map(member => member.replica_id));
@@ -50,12 +54,13 @@ function showLead(card, job, pace, isRun) {
   const {section} = card, stall = section.querySelector('.stall'), lead = section.querySelector('.lead');
   setText(stall, job.stall && `No progress for ${duration(job.stall_s)}: ${job.stall}`);
   setHidden(stall, !job.stall);
-  const [training, alive] = sizes(card, pace, isRun), goesOn = training > 0 && alive > 0 && VERDICT_TONES[job.verdict] !== 'bad';
+  const [training, alive] = sizes(card, pace, isRun), ended = !isRun && hasEnded(job);
+  const goesOn = !ended && training > 0 && alive > 0 && VERDICT_TONES[job.verdict] !== 'bad';
   const stopped = card.runs.find(run => run.stop), why = stopped ? `run ${stopped.run} is stopped: ${stopped.stop.reason}` : isRun ? STATE_HINTS[card.groups[0].state] : job.explanation;
   const awaited = goesOn ? holdingUp(job) : [];
-  setText(lead, !goesOn ? `Not training: ${why}.` : awaited.length ? `Waiting for ${listed(awaited)} to heal, at step ${card.maxStep}.`
+  setText(lead, ended ? `${capital(job.explanation)}.` : !goesOn ? `Not training: ${why}.` : awaited.length ? `Waiting for ${listed(awaited)} to heal, at step ${card.maxStep}.`
     : trains(card, training, alive, pace, isRun));
-  setClass(lead, `lead ${!goesOn ? 'warn' : awaited.length ? 'busy' : ''}`);
+  setClass(lead, `lead ${ended ? '' : !goesOn ? 'warn' : awaited.length ? 'busy' : ''}`);
   setHidden(lead, Boolean(job.stall));
   setText(section.querySelector('.lost'), [lost(card, job, pace), healing(job), late(card, job, goesOn && !awaited.length && !job.stall)].filter(Boolean).join(' '));
   const [word, tone] = headline(card, job, isRun, goesOn, awaited, pace);
@@ -69,6 +74,7 @@ function showLead(card, job, pace, isRun) {
 function headline(card, job, isRun, goesOn, awaited, pace) {
   if (job.stall) return ['Stalled', 'bad'];
   if (isRun) return [capital(nameOf(card.groups[0].state)), STATE_TONES[card.groups[0].state] || 'idle'];
+  if (hasEnded(job)) return ['Ended', 'good'];
   if (job.members.length && job.members.every(member => member.state === 'expired')) return ['All groups lost', 'bad'];
   if (awaited.length) return [`Waiting for ${listed(awaited)}`, 'busy'];
   if (goesOn) return pace && pace.steps_per_s === 0 ? ['Waiting for a step', 'busy'] : ['Training', 'good'];

@@ -28,7 +28,7 @@ def parse_etcd_address(text: str) -> EtcdAddress:
     """Raises InvalidRequest that names `--store`."""
     if not text.startswith(SCHEME):
         raise InvalidRequest(
-            f"{text!r} is no store; write etcd://HOST:{DEFAULT_PORT},HOST:{DEFAULT_PORT}", field=OPTION
+            f"{text!r} is not a store; write etcd://HOST:{DEFAULT_PORT},HOST:{DEFAULT_PORT}", field=OPTION
         )
     hosts, slash, path = text.removeprefix(SCHEME).partition("/")
     prefix = f"/{path.rstrip('/')}" if slash and path.strip("/") else DEFAULT_PREFIX

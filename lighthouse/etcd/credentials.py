@@ -23,7 +23,7 @@ class StoreCredentials:
         """Raises InvalidRequest that names the option."""
         if self.ca is None:
             if self.cert is not None:
-                raise InvalidRequest("needs --store-ca, too", field="--store-cert")
+                raise InvalidRequest("also needs --store-ca", field="--store-cert")
             return None
         try:
             context = ssl.create_default_context(cafile=self.ca)

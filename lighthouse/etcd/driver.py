@@ -58,7 +58,7 @@ class LeadershipDriver:
             self._has_failed = True
         elif self._has_failed and not isinstance(event, events.WriteRefused | events.Resigned):
             self._has_failed = False
-            log.info("store: it answers again", extra=log_event.event("store_available"))
+            log.info("store: available again", extra=log_event.event("store_available"))
         self._perform(self.candidate.handle(event, self._clock()))
 
     def tick(self) -> None:

@@ -49,7 +49,7 @@ class Election:
                 async with asyncio.timeout(self._config.ttl_s * FENCE_SHARE):
                     await self._is_idle.wait()
             except TimeoutError:
-                log.warning("store: what was noted last is not written", extra=event("store_not_written"))
+                log.warning("store: the last records were not written", extra=event("store_not_written"))
         if self._writer is not None:
             self._writer.cancel()
         self.driver.resign()

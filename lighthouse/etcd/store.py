@@ -122,7 +122,7 @@ class EtcdStore:
         self._sets = {key: set(names) for key, names in sets.items() if names}
         if strangers:
             log.warning(
-                "--store: no lighthouse of this version has written %r, and %d other keys below %s/; they are ignored",
+                "--store: ignoring %r and %d other keys below %s/, which no lighthouse of this version has written",
                 strangers[0],
                 len(strangers) - 1,
                 self.keys.prefix,

@@ -285,7 +285,7 @@ class IncidentDriver:
                 case incidents.Recovered(incident):
                     self._registry.recovered(incident)
                     log.info(
-                        "incident %s: the first step after it was committed %.2f s after the fault",
+                        "incident %s: recovered: the next step was committed %.2f s after the fault",
                         incident.id,
                         incident.summary.step_s or 0.0,
                         extra=event(
@@ -365,12 +365,12 @@ class IncidentDriver:
         requests = {name: KillRequest(reason, (behind or {}).get(name, frozenset())) for name in names}
         found = {name: self._roster.get(name) for name in requests}
         missed = [n for n, m in found.items() if m is None or not self._tell(m, requests[n])]
-        return f"; could not be told: {', '.join(missed)}" if missed else ""
+        return f"; not notified: {', '.join(missed)}" if missed else ""
 
     def close(self, reason: str) -> None:
         """What stands still is the next lighthouse's to kill."""
         self._is_closed = True
         self._perform(self._incidents.expire(math.inf))
         for number in list(self._rounds):
-            log.info("evidence round %d ends: %s", number, reason, extra=event("evidence_ended", job=self._job))
+            log.info("evidence round %d ended: %s", number, reason, extra=event("evidence_ended", job=self._job))
             self._finish(number)

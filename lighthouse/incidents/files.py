@@ -45,7 +45,7 @@ class IncidentFiles:
                 self._jobs[found[-1].id] = found[-1].summary.job
             except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError) as e:
                 log.warning(
-                    "%s is not read: it is no incident of ours (%s: %s)",
+                    "ignoring %s, which is not an incident file (%s: %s)",
                     path,
                     type(e).__name__,
                     e,
@@ -62,7 +62,7 @@ class IncidentFiles:
                 self._pending[incident.id] = incident
         if is_full:
             log.warning(
-                "incident %s is not filed: %s is too slow",
+                "incident %s was not saved: %s is too slow",
                 incident.id,
                 self.folder,
                 extra=event("incident_not_filed", job=incident.summary.job, incident=incident.id),
@@ -90,7 +90,7 @@ class IncidentFiles:
         except (OSError, ValueError) as e:
             if not self._has_failed:
                 log.warning(
-                    "incident %s is not filed: %s; name a folder that can be written by --incident-dir",
+                    "incident %s was not saved: %s; set --incident-dir to a writable folder",
                     id,
                     e,
                     extra=event("incident_not_filed", incident=id),

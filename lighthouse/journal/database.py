@@ -41,9 +41,7 @@ _SPACE = "free space on its disk"
 _DISK = "look at its disk"
 _DESCRIPTORS = "raise the limit of open files (ulimit -n)"
 # Not "restore a copy": a quorum that is older than what members hold would be taken for the last one.
-_MOVE = (
-    "move it away and keep it, and a new one is begun (a job then waits one lease); or name another file by --journal"
-)
+_MOVE = "move it away (and keep it), and the next start creates a new one (jobs then wait one lease); or set --journal"
 _REMEDIES = {
     sqlite3.SQLITE_FULL: _SPACE,
     sqlite3.SQLITE_READONLY: _WRITABLE,
@@ -206,11 +204,11 @@ def _check_header(path: Path) -> None:
     finally:
         os.close(fd)
     if not header.startswith(b"SQLite format 3\0"):
-        raise InvalidRequest(f"{path} is no journal; name another file, or a new one", field="--journal")
+        raise InvalidRequest(f"{path} is not a journal; name another file, or a new one", field="--journal")
     if len(header) < _HEADER_BYTES:
         raise Damaged(path, "it is cut off")
     if header[68:72] != _APPLICATION_ID:
-        raise InvalidRequest(f"{path} is another program's; name another file, or a new one", field="--journal")
+        raise InvalidRequest(f"{path} belongs to another program; name another file, or a new one", field="--journal")
 
 
 # -- rows

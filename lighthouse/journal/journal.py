@@ -161,7 +161,7 @@ class Journal:
         is_busy = bool(db.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()[0])
         if is_busy and not self._is_read:
             log.warning(
-                "--journal: another process reads %s; until it ends, what is newest is in %s-wal: a copy needs both",
+                "--journal: another process has %s open; copy it together with %s-wal, which has the newest records",
                 self.path,
                 self.path.name,
                 extra=event("journal_read_elsewhere", journal=str(self.path)),

@@ -263,9 +263,9 @@ class JobDriver:
         verdict, now, incidents = self.progress.verdict(), self._clock(), self._incident_registry.newest(self.job)
         ranks = self.progress.ranks() if has_ranks else ()
         timeline = self._history.timeline.entries if has_ranks else ()
-        progress = self.progress
+        rate, progress = self._samples.steps_per_s(self._levels(), now), self.progress
         return job_status(
-            self.job, self.machine, now, verdict, ranks, timeline, incidents, progress.heals, progress.data
+            self.job, self.machine, now, verdict, ranks, timeline, incidents, progress.heals, progress.data, rate
         )
 
     @property

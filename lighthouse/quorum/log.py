@@ -40,17 +40,17 @@ def log_order(job: str, order: QuorumOrder) -> None:
 
 
 def log_end(job: str, end: JobEnded) -> None:
-    late = f"; away, and too late for it: {', '.join(end.absent[:NAMES_LOGGED])}" if end.absent else ""
+    late = f"; absent: {', '.join(end.absent[:NAMES_LOGGED])}" if end.absent else ""
     told = event("job_ended", job=job, step=end.step)
-    log.info("the job has ended at step %d: all groups that were left have finished%s", end.step, late, extra=told)
+    log.info("the job ended at step %d: all remaining groups have finished%s", end.step, late, extra=told)
 
 
 def log_journal_outdated(job: str, found: JournalOutdated) -> None:
     log.warning(
-        "the journal is older than what was told: %s knows quorum %d, and the last one in the journal is %d. "
-        "A copy of an earlier moment was restored, or another lighthouse serves this job. No quorum forms for %.1f s, "
-        "until every lease of one that is not in the journal is over; ids go on above all. Make sure that no other "
-        "lighthouse serves this job, and restore no copies: without its journal a lighthouse waits just as long",
+        "the journal is outdated: %s has seen quorum %d, but the newest one in the journal is %d. Either an old copy "
+        "was restored, or another lighthouse serves this job. No quorum forms for %.1f s, until all leases "
+        "that the journal does not know have expired. Make sure that no other lighthouse serves this job. Do not "
+        "restore copies of the journal: a lighthouse without one waits just as long",
         found.replica_id,
         found.seen_id,
         found.last_id,
@@ -63,8 +63,8 @@ def log_cut(job: str, cut: ConnectionsCut) -> None:
     names = ", ".join(cut.replica_ids[:NAMES_LOGGED])
     more = f" and {len(cut.replica_ids) - NAMES_LOGGED} more" if len(cut.replica_ids) > NAMES_LOGGED else ""
     log.warning(
-        "the connections of %s%s ended in one moment: rather the network between (a load balancer, a sidecar, a "
-        "firewall) than their processes. They have %g s to come back before they count as lost",
+        "the connections of %s%s ended at the same moment: probably the network between (a load balancer, a sidecar, a "
+        "firewall), not their processes. They have %g s to reconnect before they count as lost",
         names,
         more,
         cut.hold_s,

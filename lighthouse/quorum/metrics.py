@@ -85,7 +85,7 @@ class LighthouseCollector(Collector):
         )
         yield CounterMetricFamily(
             "lighthouse_loop_late_seconds",
-            "Time for which the process was held up, in pauses of 0.75 s or more",
+            "Time for which the process was paused, in pauses of 0.75 s or more",
             self._late_s(),
         )
         yield GaugeMetricFamily(
@@ -104,7 +104,7 @@ def _quorum_families(jobs: Iterable[JobStatus]) -> Iterator[Metric]:
     ages = _gauge("lighthouse_quorum_age_seconds", "Time since the current membership formed")
     formed = CounterMetricFamily("lighthouse_quorums_formed", "Quorums formed with a new id", labels=["job"])
     rounds = CounterMetricFamily(
-        "lighthouse_quorum_rounds", "Quorums told to members; one per step if no quorum stands", labels=["job"]
+        "lighthouse_quorum_rounds", "Quorums sent to members; one per step without a standing quorum", labels=["job"]
     )
     verdicts = _gauge(
         "lighthouse_quorum_verdict", "1 for the reason why there is or is not a quorum, 0 for the others", "verdict"

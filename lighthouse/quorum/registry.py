@@ -20,6 +20,7 @@ from lighthouse.runs.driver import RunDriver
 from lighthouse_protocol.identity import check_name
 from lighthouse_protocol.limits import SECRET_BYTES
 from lighthouse_protocol.messages.evidence import RankEvidence
+from lighthouse_protocol.messages.status import JobStatus
 from lighthouse_protocol.refusals import LighthouseError, LimitReached, UnknownName, Unreachable
 from lighthouse_protocol.rules.stall import FLOOR_S
 from lighthouse_runtime.log_event import event
@@ -31,6 +32,7 @@ log = logging.getLogger(__name__)
 MAX_JOBS = 1000
 # Anyone can send heartbeats under any name: jobs of which nothing else is known have a limit of their own.
 MAX_REPORTED_JOBS = 200
+ENDED_SHOWN = 16
 QUIET_LOOKED_FOR_EVERY_S = 1.0
 
 
@@ -68,6 +70,7 @@ class JobRegistry:
         self._records: Mapping[str, QuorumRecord] = {}
         self._drivers: dict[str, JobDriver] = {}
         self._reported: set[str] = set()
+        self._ended: dict[str, JobStatus] = {}
         self._ranks_kept = RanksKept()
         self._looked_at = -QUIET_LOOKED_FOR_EVERY_S
         self._closed = ""
@@ -116,6 +119,10 @@ class JobRegistry:
             check_name(job, "job")
         return driver
 
+    def ended(self, job: str) -> tuple[JobStatus, ...]:
+        """Last status of the newest jobs that have ended and been forgotten, or of `job` alone."""
+        return tuple(last for name, last in self._ended.items() if name not in self._drivers and job in ("", name))
+
     def _is_full(self, count: Callable[[], int], limit: int) -> bool:
         """Looks for quiet jobs first; not at every call, which would be O(n) each."""
         now = self._timers.time()
@@ -156,14 +163,17 @@ class JobRegistry:
         Jobs that have ended are kept for groups that come late, unless the registry `is_full`.
         """
         for driver in [d for d in self._drivers.values() if d.is_quiet and (is_full or not d.remembers_end)]:
-            driver.close("this job has gone quiet")
+            if driver.machine.job_end.step is not None:
+                newest = {**self._ended, driver.job: driver.status()}
+                self._ended = dict(list(newest.items())[-ENDED_SHOWN:])
+            driver.close("this job has no members any more")
             del self._drivers[driver.job]
             self._reported.discard(driver.job)
             try:
                 self._memory.forget(driver.job)
             except LighthouseError as e:
                 log.warning(
-                    "job %s is quiet, and stays in the journal: %s",
+                    "cannot remove the inactive job %s from the journal: %s",
                     driver.job,
                     e,
                     extra=event("job_not_forgotten", job=driver.job),
@@ -221,7 +231,7 @@ class JobRegistry:
         try:
             yield
         except LighthouseError as e:
-            log.critical("cannot go on without the journal: %s", e, extra=event("journal_failed"))
+            log.critical("shutting down: cannot write the journal: %s", e, extra=event("journal_failed"))
             self.close(f"the lighthouse cannot write its journal: {e}")
             self._give_up(1)
             raise

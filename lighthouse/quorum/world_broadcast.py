@@ -102,10 +102,10 @@ class WorldBroadcast:
 
     def _log_held_back(self, groups: str) -> None:
         told = event("groups_incomplete", job=self._job)
-        log.warning("%s; a replica group takes part only when all its ranks are there", groups, extra=told)
+        log.warning("%s; a replica group joins only when all its ranks are connected", groups, extra=told)
 
     def _log_whole(self) -> None:
-        log.info("every replica group is complete", extra=event("groups_complete", job=self._job))
+        log.info("all replica groups are complete", extra=event("groups_complete", job=self._job))
 
 
 def world_of(machine: QuorumMachine, grid: Grid, waiting_for: str = "") -> World:

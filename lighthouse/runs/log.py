@@ -24,15 +24,15 @@ def log_effect(name: RunName, effect: events.Effect) -> None:
             text = "generation %d: slots %s%s; %d spares"
             log.info(text, number, " ".join(slots), more, len(spares), extra=told("generation_formed", number))
         case events.Interrupted(number, reason, _, is_new=True):
-            log.info("generation %d is over: %s", number, reason, extra=told("generation_over", number))
+            log.info("generation %d ended: %s", number, reason, extra=told("generation_over", number))
         case events.RankRefused(rank, error):
-            log.info("%s is refused: %s", rank, error, extra=told("rank_refused"))
+            log.info("refused %s: %s", rank, error, extra=told("rank_refused"))
         case events.Completed(number, _, is_new=True):
-            log.info("completed by generation %d", number, extra=told("run_completed", number))
+            log.info("completed in generation %d", number, extra=told("run_completed", number))
         case events.Stopped(stop, _, is_new=True):
             log.warning("stopped by %s: %s", stop.who or "the lighthouse", stop.reason, extra=told("run_stopped"))
         case events.OutsiderHeard(who, what):
-            text = "supervisor %s has no part in run %s, of which no rank is its own, nor in the quorum of job %s: %s"
+            text = "ignored supervisor %s, which has no rank in run %s and no place in the quorum of job %s: %s"
             log.warning(text, who, name[1], name[0], what, extra=told("outsider_heard"))
         case events.Resumed():
             log.info("resumed", extra=told("run_resumed"))

@@ -134,7 +134,7 @@ class RunRegistry:
             driver.write_notes()
             if driver.machine.stop is not None:
                 self._stopped[driver.name] = driver.status()
-            driver.close("this run has gone quiet")
+            driver.close("this run has no members any more")
             del self._drivers[driver.name]
         while len(self._stopped) > SAVED_SHOWN:
             del self._stopped[next(iter(self._stopped))]

@@ -52,14 +52,14 @@ _FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 class LighthouseConfig:
     """Raises ValueError, naming the options, for settings that contradict each other."""
 
-    bind: str = setting(f"[::]:{LIGHTHOUSE_PORT}", "Where gRPC listens.", metavar="HOST:PORT")
+    bind: str = setting(f"[::]:{LIGHTHOUSE_PORT}", "gRPC listen address.", metavar="HOST:PORT")
     http: str = setting(
-        f"[::]:{LIGHTHOUSE_HTTP_PORT}", "Where /metrics, /status and the page are served.", metavar="HOST:PORT"
+        f"[::]:{LIGHTHOUSE_HTTP_PORT}", "Listen address of /metrics, /status and the dashboard.", metavar="HOST:PORT"
     )
     min_replicas: int = setting(1, "Minimum replica groups in a quorum.", kind=_COUNT)
     join_timeout_s: float = setting(
         JOIN_TIMEOUT_S,
-        "How long a quorum waits for a live group that has not joined.",
+        "Maximum time that a quorum waits for a live group that has not joined.",
         kind=Duration(),
         has_ms_alias=True,
     )
@@ -71,7 +71,7 @@ class LighthouseConfig:
     )
     lease_s: float | None = setting(
         None,
-        "How long a manager may grant steps without an answer from the lighthouse; default: the heartbeat timeout.",
+        "Time that a manager may grant steps without an answer from the lighthouse. Default: the heartbeat timeout.",
         kind=Duration(),
     )
     standing_quorum: str = setting(
@@ -81,107 +81,106 @@ class LighthouseConfig:
     )
     journal: str | None = setting(
         None,
-        "The file that keeps quorums over a restart; default: one for this port in the user's state directory; "
-        "none: keep nothing, and a restart during training is not safe.",
+        "File that keeps quorums across restarts. Default: one for this port in the user's state directory. "
+        "none: keep nothing; a restart during training is then unsafe.",
         metavar="PATH|none",
     )
     store: str | None = setting(
         None,
-        "The etcd that several lighthouses share, of which one leads; default: the journal's file.",
+        "etcd cluster that several lighthouses share; one of them leads. Default: none, the journal is used.",
         metavar="etcd://HOST:PORT,...[/PREFIX]",
     )
     store_ttl_s: float = setting(
         3.0,
-        "With --store: how long the leader's key outlives a leader that is gone; in whole seconds.",
+        "With --store: time until another lighthouse may replace a lost leader, in whole seconds.",
         kind=Duration(),
     )
-    store_ca: Path | None = setting(
-        None, "With --store: the CA of etcd's certificates; etcd is reached by TLS then.", kind=_PATH
-    )
-    store_cert: Path | None = setting(None, "With --store-ca: this lighthouse's certificate for etcd.", kind=_PATH)
-    store_key: Path | None = setting(None, "With --store-cert: its key.", kind=_PATH)
+    store_ca: Path | None = setting(None, "With --store: CA of etcd's certificates; enables TLS.", kind=_PATH)
+    store_cert: Path | None = setting(None, "With --store-ca: client certificate for etcd.", kind=_PATH)
+    store_key: Path | None = setting(None, "Private key of --store-cert.", kind=_PATH)
     store_user_file: Path | None = setting(
-        None, "With --store: a file with one line, NAME:PASSWORD, for an etcd that asks for it.", kind=_PATH
+        None, "With --store: file with one line, NAME:PASSWORD, if etcd requires authentication.", kind=_PATH
     )
     advertise: str | None = setting(
         None,
-        "With --store: the host by which others reach this lighthouse; default: that of --bind, or this host's name.",
+        "With --store: host at which others reach this lighthouse. Default: that of --bind, or this host's name.",
         metavar="HOST",
     )
     allowed_replicas: tuple[int, ...] = setting(
-        (), "The only sizes of a quorum, for example 2,4,8.", kind=Sizes(), metavar="SIZES"
+        (), "Allowed sizes of a quorum, for example 2,4,8. Default: any.", kind=Sizes(), metavar="SIZES"
     )
-    active_replicas: int | None = setting(None, "Maximum groups that train; the others wait as spares.", kind=_COUNT)
+    active_replicas: int | None = setting(
+        None, "Maximum groups that train; the others wait as spares. Default: all.", kind=_COUNT
+    )
     spare_promotion_delay_s: float = setting(
         1.0,
-        "With --active-replicas: how long a lost group may take to come back before a spare takes its place.",
+        "With --active-replicas: time that a lost group has to return before a spare replaces it.",
         kind=Duration(),
     )
     allow_heterogeneous: bool = setting(False, "Admit groups with different numbers of ranks to one quorum.")
     max_members: int = setting(10_000, "Maximum replica groups known per job.", kind=_COUNT)
     max_open_per_peer: int = setting(
         PeerLimits().open,
-        "Maximum calls and streams that one host may have open; more where more managers than that share an address, "
-        "and what a host may send grows with it.",
+        "Maximum open calls and streams per client address; raise it if more managers share one address. It also "
+        "scales how much an address may send.",
         kind=_COUNT,
     )
     stall_timeout_s: float = setting(
         FLOOR_S,
-        "How long ranks may wait for each other before the log names those that are behind. How long a rank may work "
-        "without progress is its manager's setting; for ranks of runs without managers it is this one, too.",
+        "Time that ranks may wait for each other before the log names those that are behind. For runs without managers "
+        "also the time that a rank may work without progress; with managers, that is the manager's setting.",
         kind=Duration(),
     )
     on_stall: str = setting(
         OnStall.NOTIFY.value,
-        "What to do about a stall once its evidence is collected: report it, restart the groups of the ranks behind, "
-        "or stop the run.",
+        "Action on a stall after its evidence is collected: report it, restart the groups of the ranks behind, or stop "
+        "the run.",
         kind=click.Choice([policy.value for policy in OnStall]),
     )
     incident_dir: Path | None = setting(
         None,
-        "The folder for incidents; default: one beside the journal, if there is a journal.",
+        "Folder for incidents. Default: one next to the journal, if there is a journal.",
         kind=click.Path(file_okay=False, path_type=Path),
         metavar="FOLDER",
     )
     credentials: Path | None = setting(
         None,
-        "The folder of certificates and tokens, which the first start makes; default: one for this port in the user's "
-        "state directory. A lighthouse on a loopback has none.",
+        "Folder of certificates and tokens; the first start creates them. Default: one for this port in the user's "
+        "state directory; none on a loopback address.",
         kind=click.Path(file_okay=False, path_type=Path),
         metavar="FOLDER",
     )
     tls_cert: Path | None = setting(
         None,
-        "This lighthouse's certificate, and those between it and its CA, where they are of your own PKI; read again "
-        "when the file changes. Default: one by a CA that the first start makes.",
+        "TLS certificate chain, if you use your own PKI; reloaded when the file changes. Default: a certificate from a "
+        "CA that the first start creates.",
         kind=_FILE,
     )
-    tls_key: Path | None = setting(None, "With --tls-cert: its key.", kind=_FILE)
+    tls_key: Path | None = setting(None, "Private key of --tls-cert.", kind=_FILE)
     tls_client_ca: Path | None = setting(
         None,
-        "The CAs whose certificates callers must show over gRPC, and may show over HTTP; read again when the file "
-        "changes.",
+        "CAs of client certificates, which gRPC then requires and HTTP accepts; reloaded when the file changes.",
         kind=_FILE,
     )
     tls_identities: Path | None = setting(
         None,
-        "With --tls-client-ca: a TOML file that gives certificates a role, by their SPIFFE ids and DNS names. Without "
-        "a role a caller needs a token, too.",
+        "With --tls-client-ca: TOML file that maps SPIFFE IDs and DNS names to roles. A caller without a role also "
+        "needs a token.",
         kind=_FILE,
     )
     insecure: bool = setting(
         False,
-        "Serve other hosts without TLS: anyone who reaches the port may join and read models. To kill, drain and stop "
-        "still takes the operate token.",
+        "Disable TLS. Anyone who can reach the port can then join and read model weights; kill, drain and stop still "
+        "need the operate token.",
     )
     torchft_listen: str | None = setting(
         None,
-        "A second port, without TLS, for torchft's clients alone: anyone who reaches it may join. Default: none.",
+        "Second listen address without TLS, for torchft clients only: anyone who can reach it can join. Default: none.",
         metavar="HOST:PORT",
     )
-    shutdown_timeout_s: float = setting(2.0, "How long open calls may take to end after SIGTERM.", kind=Duration())
-    log_level: str = setting("info", "The least severe level to log.", kind=click.Choice(LEVELS))
-    log_format: str = setting("text", "The format of the log.", kind=click.Choice(FORMATS))
+    shutdown_timeout_s: float = setting(2.0, "Time that open calls have to end after SIGTERM.", kind=Duration())
+    log_level: str = setting("info", "Minimum log level.", kind=click.Choice(LEVELS))
+    log_format: str = setting("text", "Log format.", kind=click.Choice(FORMATS))
 
     def __post_init__(self) -> None:
         for option, where in (("--bind", self.bind), ("--http", self.http)):
@@ -231,7 +230,7 @@ class LighthouseConfig:
             ("--tls-identities", self.tls_identities, "--tls-client-ca", self.tls_client_ca),
         ):
             if given is not None and other is None:
-                raise ValueError(f"{option} needs {needed}, too")
+                raise ValueError(f"{option} also needs {needed}")
         if self.insecure and self.asks_for_tls:
             raise ValueError("--insecure and --tls-cert or --tls-client-ca contradict each other; leave one out")
 

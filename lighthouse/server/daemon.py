@@ -227,7 +227,7 @@ class LighthouseDaemon:
             except InvalidRequest as e:
                 raise InvalidRequest(str(e).partition(": ")[2], field="--torchft-listen") from None
             log.warning(
-                "INSECURE: serves torchft's clients without TLS on port %d: anyone there may join",
+                "INSECURE: torchft clients are served without TLS on port %d: anyone who can reach it can join",
                 port,
                 extra=event("insecure", port=port),
             )
@@ -364,7 +364,7 @@ async def serve(config: LighthouseConfig, announce_fd: int | None, stop: StopReq
         systemd.ready()
         await stop.wait()
         systemd.stopping()
-        log.info("asked to stop: ending calls and sessions", extra=event("stopping"))
+        log.info("stopping: closing calls and sessions", extra=event("stopping"))
     finally:
         await daemon.stop()
         systemd.close()

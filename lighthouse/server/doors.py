@@ -104,7 +104,7 @@ class Doors:
             note_serving(port, found)
         except (OSError, InvalidRequest) as e:
             log.warning(
-                "other processes of this user on this host need the join string, too: %s",
+                "other processes of this user on this host also need the join string: %s",
                 e,
                 extra=event("not_announced"),
             )
@@ -113,7 +113,7 @@ class Doors:
         """What a person must know: how to join, once; that it is insecure, at each start."""
         if self._is_exposed and self._config.insecure:
             log.warning(
-                "INSECURE: other hosts reach this lighthouse without TLS: anyone there may join jobs and read models; "
+                "INSECURE: other hosts reach this lighthouse without TLS: anyone can join jobs and read model weights; "
                 "leave --insecure out, and give managers the join string",
                 extra=event("insecure"),
             )
@@ -122,7 +122,7 @@ class Doors:
             token = self._tokens.value.newest(Role.JOIN)
             join = Coordinator((where,), self.ca_pin, token, has_own_pki=not self.ca_pin)
             log.info(
-                "made credentials in %s; other hosts join by the string that %s prints",
+                "created credentials in %s; %s prints the join string for other hosts",
                 self._credentials.folder,
                 token_command(port, Role.JOIN),
                 extra=event("credentials_made", folder=str(self._credentials.folder)),
@@ -137,7 +137,7 @@ class Doors:
         if files is not None and credentials is not None:
             try:
                 if credentials.ca_pin and renew_if_due(credentials, self._names()):
-                    log.info("made a new server certificate in %s", credentials.folder, extra=event("certificate_made"))
+                    log.info("new server certificate in %s", credentials.folder, extra=event("certificate_made"))
                 if self._config.tls_cert is not None:
                     self._note("certificate_expires", _expiry(self._config.tls_cert))
             except (OSError, ValueError) as e:
@@ -145,11 +145,11 @@ class Doors:
             else:
                 self._note("certificate_not_renewed", "")
             files.look()
-            self._note("certificate_unreadable", files.error and f"the certificates of before stay: {files.error}")
+            self._note("certificate_unreadable", files.error and f"keeping the previous certificates: {files.error}")
         for watched, name in ((self._tokens, "tokens"), (self._identities, "identities")):
             if watched is not None:
                 watched.look()
-                self._note(f"{name}_unreadable", watched.error and f"the {name} of before stay valid: {watched.error}")
+                self._note(f"{name}_unreadable", watched.error and f"keeping the previous {name}: {watched.error}")
 
     def _note(self, what: str, error: str) -> None:
         if error and self._errors.get(what) != error:

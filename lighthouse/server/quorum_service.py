@@ -122,7 +122,7 @@ class LighthouseService:
     ) -> lighthouse_pb2.LighthouseKillResponse:
         driver, member, reason = self._control(request, call)
         told = event("kill_asked", job=driver.job, replica_group=member.replica_id, peer=call.caller, reason=reason)
-        log.warning("%s asks to kill %s: %s", call.caller, member.replica_id, reason or "no reason given", extra=told)
+        log.warning("%s kills %s: %s", call.caller, member.replica_id, reason or "no reason given", extra=told)
         driver.note(TimelineKind.KILLED, (member.replica_id,), reason)
         why = f"by {call.caller}" + (f": {reason}" if reason else "")
         if not driver.tell(member, KillRequest(reason or f"killed {why}")):
@@ -135,7 +135,7 @@ class LighthouseService:
     ) -> lighthouse_pb2.LighthouseDrainResponse:
         driver, member, reason = self._control(request, call)
         told = event("drain_asked", job=driver.job, replica_group=member.replica_id, peer=call.caller, reason=reason)
-        log.info("%s asks to drain %s: %s", call.caller, member.replica_id, reason or "no reason given", extra=told)
+        log.info("%s drains %s: %s", call.caller, member.replica_id, reason or "no reason given", extra=told)
         if not driver.tell(member, DrainRequest(reason or f"drained by {call.caller}")):
             raise WrongState(
                 f"replica_id: {member.replica_id} holds no session, so it cannot be asked; kill it instead"
@@ -166,9 +166,10 @@ class LighthouseService:
 
     def status(self, job: str = "", *, has_ranks: bool = False) -> LighthouseStatus:
         self._jobs.forget_quiet()
-        drivers = [self._jobs.find(job)] if job else list(self._jobs)
+        ended = self._jobs.ended(job)
+        drivers = list(self._jobs) if not job else [] if ended else [self._jobs.find(job)]
         uptime_s = time.monotonic() - self._started_at
-        status = tuple(driver.status(has_ranks=has_ranks) for driver in drivers)
+        status = (*(driver.status(has_ranks=has_ranks) for driver in drivers), *ended)
         return LighthouseStatus(
             VERSION, uptime_s, status, self._runs(job), self._is_insecure, time.time(), self._store(), self._http_port()
         )

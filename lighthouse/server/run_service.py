@@ -148,7 +148,7 @@ class RunService:
         driver = self._runs.find(*_named(call))
         if driver.machine.completed is not None:
             raise WrongState(f"run: {driver.name[1]} is completed; there is nothing to stop")
-        driver.stop(cut_reason(request.reason) or "asked to stop", f"operator at {call.caller}")
+        driver.stop(cut_reason(request.reason) or "stopping", f"operator at {call.caller}")
         return pb.StopRunResponse()
 
     async def resume_run(self, _: pb.ResumeRunRequest, call: Call) -> pb.ResumeRunResponse:

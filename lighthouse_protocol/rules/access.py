@@ -140,8 +140,8 @@ def is_act(path: str) -> bool:
 
 def _way_to_show(path: str) -> str:
     if path in _ROUTES:
-        return "sign in on the page with what it prints, or send that as `Authorization: Bearer ...`"
-    return "give what it prints as --lighthouse or LIGHTHOUSE_ADDRESS"
+        return "sign in on the page with its output, or send it as `Authorization: Bearer ...`"
+    return "set --lighthouse or LIGHTHOUSE_ADDRESS to its output"
 
 
 def check(path: str, principal: Principal, port: int = LIGHTHOUSE_PORT) -> None:
@@ -156,11 +156,11 @@ def check(path: str, principal: Principal, port: int = LIGHTHOUSE_PORT) -> None:
         raise NotPermitted(f"{what} needs a credential of role {words}, and the caller shows none: {remedy}")
     if not principal.roles:
         raise NotPermitted(
-            f"{what} needs a credential of role {words}; {principal.name} has no role: name it in the lighthouse's "
-            "--tls-identities file, or show a token, too"
+            f"{what} needs a credential of role {words}; {principal.name} has no role: add it to the lighthouse's "
+            "--tls-identities file, or also show a token"
         )
     has = " and ".join(sorted(principal.roles))
-    raise NotPermitted(f"{what} needs a credential of role {words}; {principal.name} is of role {has}: {remedy}")
+    raise NotPermitted(f"{what} needs a credential of role {words}; {principal.name} has role {has}: {remedy}")
 
 
 def _remedy(path: str, wanted: Needed, port: int) -> str:
@@ -173,7 +173,7 @@ def _remedy(path: str, wanted: Needed, port: int) -> str:
     return f"run {token_command(port, verb)} on the lighthouse's host, and {_way_to_show(path)}"
 
 
-_BOUND = "what a certificate is bound to is in the lighthouse's --tls-identities file"
+_BOUND = "the lighthouse's --tls-identities file defines what a certificate is bound to"
 
 
 def check_bounds(principal: Principal, job: str, replica_id: str = "") -> None:

@@ -68,7 +68,7 @@ def parse_identities(text: str) -> Identities:
     try:
         document = tomllib.loads(text)
     except tomllib.TOMLDecodeError as e:
-        raise InvalidRequest(f"is no TOML: {e}", field=FIELD) from None
+        raise InvalidRequest(f"is not TOML: {e}", field=FIELD) from None
     if len(document) > MAX_LINES:
         raise InvalidRequest(f"has {len(document)} lines; at most {MAX_LINES} are allowed", field=FIELD)
     return Identities(_line(name, terms) for name, terms in document.items())

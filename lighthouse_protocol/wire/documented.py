@@ -126,7 +126,9 @@ def _relayable(member: _Member) -> bytes:
 def _check_member(member: _Member, min_world_size: int) -> None:
     for field, text in (("address", member.address), ("store_address", member.store_address)):
         if text and parse_address(text, field).is_unspecified:
-            raise InvalidRequest(f"{text!r} is nobody's address; advertise one that the peers can reach", field=field)
+            raise InvalidRequest(
+                f"{text!r} is not reachable; advertise an address that the peers can reach", field=field
+            )
     check_count(member.step, "step")
     if not min_world_size <= member.world_size <= MAX_GROUP_WORLD_SIZE:
         raise InvalidRequest(

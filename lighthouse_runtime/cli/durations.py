@@ -20,7 +20,7 @@ def parse_duration(text: str) -> float:
     """Seconds. Raises ValueError, its message for a person."""
     match = _DURATION.fullmatch(text.strip())
     if match is None:
-        raise ValueError(f"{text!r} is not a length of time; write for example 500ms, 5s or 2m")
+        raise ValueError(f"{text!r} is not a duration; write for example 500ms, 5s or 2m")
     return float(Decimal(match[1]) * _UNITS[match[2]])
 
 

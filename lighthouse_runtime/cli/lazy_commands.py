@@ -16,18 +16,26 @@ class Lazy(NamedTuple):
 
     where: str
     text: str
+    section: str = "Commands"  # heading of the list of verbs
 
 
 class LazyCommands(MutableMapping[str, click.Command]):
     """Verbs by their names, in the order of their names."""
 
     def __init__(self, lazy: Mapping[str, Lazy]) -> None:
-        self._lazy = dict(sorted(lazy.items()))
+        self._lazy = dict(lazy)
         self._loaded: dict[str, click.Command] = {}
 
     def text(self, name: str) -> str:
         """The verb's line in the list of verbs."""
         return self._lazy[name].text if name in self._lazy else self._loaded[name].get_short_help_str(LONGEST)
+
+    def sections(self) -> dict[str, list[str]]:
+        """Verbs by the heading of their section, both in the order given."""
+        found: dict[str, list[str]] = {}
+        for name, verb in self._lazy.items():
+            found.setdefault(verb.section, []).append(name)
+        return found
 
     def __getitem__(self, name: str) -> click.Command:
         if name not in self._loaded:
@@ -58,8 +66,10 @@ class LazyGroup(click.Group):
         self._verbs = commands
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        with formatter.section("Commands"):
-            formatter.write_dl([(name, self._verbs.text(name)) for name in self._verbs])
+        longest = max(map(len, self._verbs))
+        for title, names in self._verbs.sections().items():
+            with formatter.section(title):
+                formatter.write_dl([(name.ljust(longest), self._verbs.text(name)) for name in names])
 
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
         verbs = [name for name in self._verbs if name.startswith(incomplete)]

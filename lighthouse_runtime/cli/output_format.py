@@ -19,7 +19,7 @@ def format_options(verb: F) -> F:
         default="table",
         show_default=True,
         callback=lambda ctx, _, value: "json" if ctx.meta.get(_JSON) else value,
-        help="Text for a person, or JSON.",
+        help="Output format.",
     )
     short = click.option(
         "--json", is_flag=True, is_eager=True, expose_value=False, callback=_remember, help="Short for --format json."

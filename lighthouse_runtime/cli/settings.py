@@ -98,7 +98,7 @@ def _option(field: dataclasses.Field[Any], prefix: str) -> Callable[[F], F]:
         is_flag=field.default is False,
         required=is_required,
         **({} if is_required else {"default": _written(field)}),  # an explicit None would satisfy `required`
-        show_default=not is_required and field.default not in (None, False, ()),
+        show_default=not is_required and field.default not in (None, ()) and field.default is not False,
         envvar=names,
         show_envvar=False,
         metavar=about["metavar"],

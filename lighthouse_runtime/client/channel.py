@@ -75,15 +75,15 @@ def refusal(error: grpc.RpcError, address: str, timeout_s: float, asked: Coordin
     if REFUSAL_METADATA_KEY in told:
         return error_of(status, details)
     if status is grpc.StatusCode.DEADLINE_EXCEEDED:
-        return DeadlinePassed(f"{address} gave no answer within {timeout_s:g} s")
+        return DeadlinePassed(f"{address} did not answer within {timeout_s:g} s")
     if status is grpc.StatusCode.INTERNAL and details == _BROKEN_WHILE_WRITING:
-        return Unreachable(f"{address} has ended the stream while it was written to")
+        return Unreachable(f"{address} closed the stream during a write")
     if status in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED):  # cancelled: by a server that stops
         return _unreachable(address, details, asked)
     if status is grpc.StatusCode.UNIMPLEMENTED:
         return NotServed(
-            f"{address} serves gRPC and not this call: it is a manager's port and no lighthouse's, or a lighthouse's "
-            "and no manager's, or serves another version; mend the address, or install one version everywhere"
+            f"{address} speaks gRPC but does not know this call: a manager's port instead of a lighthouse's (or the "
+            "reverse), or another version; fix the address, or install the same version everywhere"
         )
     return error_of(status, details)
 
@@ -93,13 +93,11 @@ def _unreachable(address: str, details: str, asked: Coordinator | None) -> Unrea
     if "http1.x server" in details or "missing selected ALPN" in details:
         return WrongProtocol(http_port(address))
     if "Failed parsing HTTP/2" in details:
-        return WrongProtocol(f"{address} is unreachable: another service listens there, and it does not speak gRPC")
+        return WrongProtocol(f"{address} is unreachable: the service at this port does not speak gRPC")
     if "Connection refused" in details:
-        return Unreachable(
-            f"{address} is unreachable: nothing listens there (connection refused); start it, or mend the address"
-        )
+        return Unreachable(f"{address} is unreachable: connection refused; is it running at this address?")
     if "errors resolving" in details or "DNS resolution failed" in details:
-        return Unreachable(f"{address} is unreachable: this host name does not resolve here; mend the name, or the DNS")
+        return Unreachable(f"{address} is unreachable: this host cannot resolve the name; fix the name or the DNS")
     if "CERTIFICATE_VERIFY_FAILED" in details or "Hostname Verification" in details:
         ca_file = "" if asked is None or asked.ca_pin else asked.files.ca
         return Untrusted(bad_certificate(address, details.rpartition("CERTIFICATE_VERIFY_FAILED:")[2], ca_file))
@@ -110,8 +108,7 @@ def _unreachable(address: str, details: str, asked: Coordinator | None) -> Unrea
     if details.startswith("failed to connect") and "Socket closed" in details:
         command = token_command(port_of(address), "join")
         return Unreachable(
-            f"{address} is unreachable: it closes the connection at once, as a lighthouse with TLS does to a client "
-            f"without; give its join string, which {command} prints on its host, or with certificates of its own PKI "
-            "--tls-ca"
+            f"{address} is unreachable: it closes connections at once, as a lighthouse with TLS does to clients "
+            f"without TLS; pass its join string, which {command} prints on its host, or --tls-ca for your own PKI"
         )
     return Unreachable(f"{address} is unreachable: {details}")

@@ -93,7 +93,7 @@ class AsyncStream(Generic[S, M]):
         if len(body) > MAX_REQUEST_BYTES:
             raise LimitReached(f"{type(message).__name__} has {len(body)} bytes; at most {MAX_REQUEST_BYTES} are taken")
         if not self._outbox.put(body):
-            self.cancel(Unreachable(f"{self.address} does not read what it is sent"))
+            self.cancel(Unreachable(f"{self.address} does not read its messages"))
 
     def end(self) -> None:
         """Say no more; what is queued is sent. The other side then ends the stream."""

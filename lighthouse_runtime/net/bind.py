@@ -47,4 +47,4 @@ def check_host(host: str, option: str) -> None:
 def check_reachable(address: Address, option: str) -> None:
     """Raises InvalidRequest for an address that only binds can name."""
     if address.is_unspecified:
-        raise InvalidRequest(f"{address} is nobody's address; give one that the peers can reach", field=option)
+        raise InvalidRequest(f"{address} is not reachable; give an address that the peers can reach", field=option)

@@ -119,7 +119,7 @@ def own_name() -> str:
 @functools.cache
 def _log_replaced(name: str, address: str) -> None:
     log.warning(
-        "the name of this host, %s, does not resolve; other hosts are given its address %s",
+        "this host's name, %s, does not resolve; other hosts get its address %s instead",
         name,
         address,
         extra=event("host_name_replaced", host=name, address=address),

@@ -130,4 +130,4 @@ def _announced(process: "subprocess.Popen[bytes]", receiving: int, name: str) ->
     if line:
         return line
     process.kill()
-    raise RuntimeError(f"{name} did not start (status {process.wait()}); its messages stand above")
+    raise RuntimeError(f"{name} did not start (status {process.wait()}); see its messages above")

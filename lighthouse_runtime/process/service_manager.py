@@ -71,7 +71,7 @@ class ServiceManager:
                 sender.sendto(text.encode(), self._address)
         except OSError as e:
             told = event("notify_failed", error=e.strerror)
-            log.warning("systemd cannot be told (NOTIFY_SOCKET): %s", e.strerror or e, extra=told)
+            log.warning("cannot notify systemd (NOTIFY_SOCKET): %s", e.strerror or e, extra=told)
 
 
 def _read(environment: Mapping[str, str], pid: int) -> tuple[str | None, float | None]:

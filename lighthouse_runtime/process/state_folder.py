@@ -15,7 +15,7 @@ def state_folder(option: str) -> Path:
     try:
         folder = Path(state) if os.path.isabs(state) else Path.home() / ".local" / "state"
     except RuntimeError:
-        raise InvalidRequest("this user has no home directory; name a place for it", field=option) from None
+        raise InvalidRequest("this user has no home directory; name a path", field=option) from None
     return folder / "lighthouse"
 
 

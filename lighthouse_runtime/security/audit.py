@@ -82,7 +82,7 @@ class Audit:
         except OSError as e:
             if not self._has_failed:
                 log.error(
-                    "the audit cannot be written to %s: %s; it goes on in the log",
+                    "cannot write the audit log to %s: %s; audit records go to this log only",
                     path,
                     e,
                     extra=event("audit_not_written"),

@@ -45,7 +45,7 @@ def make_server(ca_pem: bytes, ca_key_pem: bytes, names: Iterable[str]) -> tuple
     ca = x509.load_pem_x509_certificate(ca_pem)
     ca_key = serialization.load_pem_private_key(ca_key_pem, None)
     if not isinstance(ca_key, ec.EllipticCurvePrivateKey):
-        raise ValueError("ca.key is no key of an elliptic curve")
+        raise ValueError("ca.key is not an elliptic-curve key")
     key = ec.generate_private_key(ec.SECP256R1())
     subject = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, SERVER_NAME)])
     builder = (

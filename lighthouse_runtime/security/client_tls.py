@@ -56,8 +56,8 @@ def fetch_tls(coordinator: Coordinator, timeout_s: float, *, waits: bool = False
         return ClientTls(fetch_roots(coordinator, timeout_s, waits=waits), SERVER_NAME, cert, key)
     if not files.ca:
         raise Unreachable(
-            f"{coordinator} takes TLS with certificates of its own PKI: give the file with its CA's certificate as "
-            f"--tls-ca ({CA_VARIABLE})"
+            f"{coordinator} uses certificates of your own PKI: set --tls-ca ({CA_VARIABLE}) to "
+            "the file with the certificate of their CA"
         )
     return ClientTls(_read_ca(files.ca), "", cert, key)
 
@@ -72,7 +72,7 @@ def refused_client(address: str, files: TlsFiles) -> str:
     if not files.cert:
         return (
             f"{address} ends the connection after the handshake, as a lighthouse with --tls-client-ca does to a client "
-            "without a certificate: give --client-cert and --client-key "
+            "without a certificate: set --client-cert and --client-key "
             f"({CERT_VARIABLE}, {KEY_VARIABLE})"
         )
     if _has_expired(files.cert):
@@ -102,7 +102,7 @@ def _read(path: str, option: str) -> bytes:
     try:
         return Path(path).read_bytes()
     except OSError as e:
-        raise Unreachable(f"{option}: cannot read {path}: {e.strerror or e}; mend the file, or name another") from None
+        raise Unreachable(f"{option}: cannot read {path}: {e.strerror or e}; fix the file, or name another") from None
 
 
 def _check_pair(files: TlsFiles) -> None:
@@ -110,8 +110,8 @@ def _check_pair(files: TlsFiles) -> None:
         ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT).load_cert_chain(files.cert, files.key)
     except OSError as e:
         raise Unreachable(
-            f"--client-cert: {files.cert} with the key {files.key} cannot be used ({e}); give a pair of PEM files that "
-            "belong together"
+            f"--client-cert: {files.cert} with the key {files.key} cannot be used ({e}); pass a PEM certificate "
+            "and its key"
         ) from None
 
 
@@ -120,5 +120,5 @@ def _read_ca(path: str) -> bytes:
     try:
         ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT).load_verify_locations(cadata=read.decode())
     except (OSError, ValueError) as e:
-        raise Unreachable(f"--tls-ca: {path} has no certificate of a CA ({e}); give one as PEM") from None
+        raise Unreachable(f"--tls-ca: {path} has no CA certificate ({e}); pass a PEM file") from None
     return read

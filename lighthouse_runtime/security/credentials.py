@@ -93,7 +93,7 @@ def _warn_of_readers(folder: Path) -> None:
             mode = (folder / name).stat().st_mode & 0o777
             if mode & 0o077:
                 log.warning(
-                    "%s is readable by others (mode %o): chmod 600 it, and rotate what it holds (`lighthouse token`)",
+                    "%s is readable by others (mode %o): chmod 600 it and run `lighthouse token rotate`",
                     folder / name,
                     mode,
                     extra=event("credentials_readable", file=str(folder / name)),

@@ -87,8 +87,8 @@ def _fetch_from(address: Address, pin: str, ends_at: float) -> bytes:
             return roots
     shown = hashlib.sha256(chain[-1]).hexdigest() if chain else "none"
     raise Untrusted(
-        f"{address} shows another CA than the join string names (pin {pin[:12]}..., shown {shown[:12]}...): the join "
-        "string is of another lighthouse, or its credentials were made anew: run "
+        f"{address} has another CA than the join string (pin {pin[:12]}..., found {shown[:12]}...): the string "
+        "belongs to another lighthouse, or its credentials were recreated: run "
         f"{token_command(address.port)} on its host"
     )
 
@@ -106,11 +106,11 @@ def connected(address: Address, timeout_s: float) -> socket.socket:
         return socket.create_connection((address.host, address.port or 0), max(0.01, timeout_s))
     except socket.gaierror:
         raise Unreachable(
-            f"{address} is unreachable: this host name does not resolve here; mend the name, or the DNS"
+            f"{address} is unreachable: this host cannot resolve the name; fix the name or the DNS"
         ) from None
     except OSError as e:
-        why = "nothing listens there (connection refused)" if isinstance(e, ConnectionRefusedError) else str(e)
-        raise Unreachable(f"{address} is unreachable: {why}; start it, or mend the address") from None
+        why = "connection refused" if isinstance(e, ConnectionRefusedError) else str(e)
+        raise Unreachable(f"{address} is unreachable: {why}; is it running at this address?") from None
 
 
 @contextlib.contextmanager
@@ -128,7 +128,7 @@ def _handshake(address: Address, context: ssl.SSLContext, ends_at: float) -> Gen
         except ssl.SSLCertVerificationError as e:
             raise Untrusted(bad_certificate(str(address), e.verify_message)) from None
         except TimeoutError:
-            raise Unreachable(f"{address} is unreachable: no TLS handshake in time") from None
+            raise Unreachable(f"{address} is unreachable: the TLS handshake timed out") from None
         except ssl.SSLError as e:
             if e.reason in ("WRONG_VERSION_NUMBER", "HTTP_REQUEST", "RECORD_LAYER_FAILURE", "PACKET_LENGTH_TOO_LONG"):
                 raise WrongProtocol(without_tls(str(address))) from None
@@ -169,17 +169,17 @@ def port_of(address: str) -> int | None:
 def http_port(address: str) -> str:
     """In words, for a client of gRPC."""
     return (
-        f"{address} is unreachable: an HTTP port and no gRPC port; a lighthouse listens for gRPC on {LIGHTHOUSE_PORT} "
-        f"and for HTTP on {LIGHTHOUSE_HTTP_PORT} unless told otherwise"
+        f"{address} is unreachable: this is an HTTP port, not a gRPC port; the defaults of a lighthouse are "
+        f"{LIGHTHOUSE_PORT} for gRPC and {LIGHTHOUSE_HTTP_PORT} for HTTP"
     )
 
 
 def without_tls(address: str) -> str:
     """In words, for a client with a join string."""
     return (
-        f"{address} speaks no TLS, and the join string asks for it: that port is an HTTP or torchft port, or the "
-        "lighthouse was started with --insecure or on a loopback; give it as HOST:PORT without the join string, or "
-        "start the lighthouse without --insecure"
+        f"{address} does not speak TLS, which the join string requires: this port is an HTTP or torchft port, or the "
+        "lighthouse was started with --insecure or on a loopback address; pass HOST:PORT instead of the join string, "
+        "or start the lighthouse without --insecure"
     )
 
 
@@ -191,27 +191,27 @@ def utc_now() -> str:
 def bad_certificate(address: str, why: str, ca_file: str = "") -> str:
     """In words, what OpenSSL says of a certificate. `ca_file`: by which it was judged, in place of a pin."""
     if "expired" in why:
-        remedy = "renew its --tls-cert" if ca_file else "restart the lighthouse, which makes a new one"
+        remedy = "renew its --tls-cert" if ca_file else "restart the lighthouse to get a new one"
         return (
             f"{address}: the lighthouse's certificate has expired; this host's clock says {utc_now()}: if that is "
-            f"right, {remedy}; else set this host's clock"
+            f"right, {remedy}; otherwise set the clock"
         )
     if "not yet valid" in why:
         return (
             f"{address}: the lighthouse's certificate is not valid yet; this host's clock says {utc_now()}: set the "
-            "clock that is wrong, here or on the lighthouse's host"
+            "clock of this host or of the lighthouse's host"
         )
     if ca_file and "ame" in why:
         return (
-            f"{address}: the certificate there does not name {address.rpartition(':')[0]} ({why.strip()}): give an "
-            "address that it names, or put this one into the lighthouse's --tls-cert as a subject alternative name"
+            f"{address}: the certificate does not contain {address.rpartition(':')[0]} ({why.strip()}): use an "
+            "address that it contains, or add this one to the lighthouse's --tls-cert as a subject alternative name"
         )
     if ca_file:
         return (
-            f"{address}: the certificate there is of a CA that {ca_file} does not have ({why.strip()}): give the file "
-            "of the CA that has signed the lighthouse's --tls-cert as --tls-ca (LIGHTHOUSE_TLS_CA)"
+            f"{address}: the certificate was not issued by a CA in {ca_file} ({why.strip()}): set --tls-ca "
+            "(LIGHTHOUSE_TLS_CA) to the CA that signed the lighthouse's --tls-cert"
         )
     return (
-        f"{address}: the certificate there does not fit the join string ({why.strip()}): the string is of another "
-        f"lighthouse, or its credentials were made anew: run {token_command(port_of(address))} on its host"
+        f"{address}: the certificate does not match the join string ({why.strip()}): the string belongs to "
+        f"another lighthouse, or its credentials were recreated: run {token_command(port_of(address))} on its host"
     )

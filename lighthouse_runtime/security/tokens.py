@@ -44,7 +44,7 @@ class Tokens:
             tokens = cls({role: tuple(map(str, found[role.value])) for role in ROLES})
         except (OSError, ValueError, KeyError, TypeError) as e:
             raise InvalidRequest(
-                f"cannot read {path} ({type(e).__name__}: {e}); remove the folder, and the next start makes it anew",
+                f"cannot read {path} ({type(e).__name__}: {e}); remove the folder; the next start recreates it",
                 field="--credentials",
             ) from None
         if not all(tokens.by_role.values()) or not all(map(_is_token, tokens.all())):

@@ -69,7 +69,7 @@ class Call:
     def require_deadline(self) -> float:
         """The time left in seconds. Raises InvalidRequest: nothing here waits without a deadline."""
         if self.time_left_s is None:
-            raise InvalidRequest("missing timeout; set a deadline on the call (grpc-timeout)", field="deadline")
+            raise InvalidRequest("no deadline; set one on the call (grpc-timeout)", field="deadline")
         return self.time_left_s
 
     @property

@@ -44,7 +44,7 @@ class LoopLag:
         by_s, self._due_at = now - self._due_at, now + CHECKED_EVERY_S
         self.late_s += by_s
         log.warning(
-            "this process was held up for %.1f s; %s",
+            "this process was paused for %.1f s; %s",
             by_s,
             self._follows,
             extra=event("held_up", seconds=by_s),

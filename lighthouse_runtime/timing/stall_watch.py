@@ -61,8 +61,8 @@ class StallWatch:
         if verdict is not None and not verdict.says_the_same(before):
             behind = [str(name) for name in verdict.behind]
             told = event("stalled", job=self._job, kind=verdict.kind.value, behind=behind, still_s=verdict.still_s)
-            self._log.warning("nothing moves for %.0f s: %s", verdict.still_s, verdict.text, extra=told)
+            self._log.warning("nothing has moved for %.0f s: %s", verdict.still_s, verdict.text, extra=told)
             self._told(verdict)
         elif verdict is None and before is not None:
-            self._log.info("something moves again", extra=event("moving", job=self._job))
+            self._log.info("progress resumed", extra=event("moving", job=self._job))
             self._told(None)

@@ -205,8 +205,8 @@ class HttpGuard:
         is_own = address.host.lower().removesuffix(".") in self._names
         if not (address.is_ip or address.is_loopback or is_own):
             raise NotPermitted(
-                f"Host: this daemon does not know itself as {host!r}; a name that another site makes to resolve here "
-                "would look the same; open the page by the daemon's IP address or its own host name"
+                f"Host: this daemon does not have the name {host!r}, which might be a DNS-rebinding attack; "
+                "open the page by the daemon's IP address or its own host name"
             )
 
 
@@ -292,7 +292,7 @@ async def _body(request: web.Request) -> Mapping[str, object]:
     except (ValueError, RecursionError, TimeoutError):
         body = None
     if not isinstance(body, dict):
-        raise InvalidRequest("is no JSON object", field="body")
+        raise InvalidRequest("is not a JSON object", field="body")
     return body
 
 

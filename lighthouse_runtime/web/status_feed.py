@@ -151,7 +151,7 @@ class StatusFeed:
                 took_s = loop.time() - began_at
                 self._newest = await asyncio.to_thread(_Frame.of, number, snapshot)
             except Exception:  # a defect of ours; the streams that hear no more of us tell their readers
-                log.exception("the status cannot be shown", extra=event("status_failed"))
+                log.exception("cannot build the status", extra=event("status_failed"))
                 took_s = self._every_s
             self._wake()
             await asyncio.sleep(max(self._every_s, took_s / LOOP_SHARE))

@@ -9,13 +9,16 @@ from lighthouse_runtime.cli.settings import CONTEXT_SETTINGS
 from lighthouse_protocol import VERSION
 
 _VERBS = {
-    "run": Lazy("manager.cli.run:run", "Run the ranks of a replica group, and restart them when they die."),
-    "serve": Lazy("manager.cli.serve:serve", "Serve one replica group until SIGTERM."),
-    "status": Lazy("manager.cli.status:status", "Show a manager: its step, its quorum, and whom it waits for."),
+    "run": Lazy("manager.cli.run:run", "Run the ranks of a replica group and restart them when they die."),
+    "serve": Lazy("manager.cli.serve:serve", "Serve a replica group whose ranks something else starts."),
+    "status": Lazy("manager.cli.status:status", "Show a manager: its step, its quorum, and the ranks it waits for."),
 }
 
 
 @click.group(cls=LazyGroup, commands=LazyCommands(_VERBS), context_settings=CONTEXT_SETTINGS)
 @click.version_option(VERSION, prog_name="lighthouse-manager")
 def main() -> None:
-    """The daemon beside each replica group: it speaks for the group's ranks."""
+    """Run next to each replica group and represent its ranks at the lighthouse.
+
+    Most jobs need only `run`, which also serves.
+    """

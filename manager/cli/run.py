@@ -33,14 +33,14 @@ from manager.supervisor.worker_host import WorkerHost
 @click.command(context_settings={"allow_interspersed_args": False})
 @options(SupervisorConfig, ENV_PREFIX)
 @options(ManagerConfig, ENV_PREFIX)
-@click.option("-m", "--module", is_flag=True, help="CMD is a Python module and its arguments, as with python -m.")
-@click.option("--parent-pid", type=int, hidden=True, help="End when this process, the starter, ends.")
+@click.option("-m", "--module", is_flag=True, help="Run CMD as a Python module, as python -m does.")
+@click.option("--parent-pid", type=int, hidden=True, help="Exit when this process exits.")
 @click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED, metavar="CMD...")
 def run(module: bool, parent_pid: int | None, command: tuple[str, ...], **values: Any) -> None:
-    """Run the ranks of a replica group, and restart them when they die.
+    """Run the ranks of a replica group and restart them when they die.
 
-    It serves as the group's manager, as `serve` does, and starts CMD for each rank. Ends with 0 when all ranks are
-    done, with 130 when the run was stopped, with 128 and its number after a signal (143 after SIGTERM).
+    Serves the group as `serve` does, and starts CMD for each rank. Exit status: 0 when all ranks are done, 130 when the
+    run was stopped, 128 plus the signal number after a signal (143 after SIGTERM).
     """
     words = _words(command, module)
     torchrun = read_torchrun(words, os.environ)
@@ -94,7 +94,7 @@ def _check(torchrun: Torchrun | None, settings: SupervisorConfig, config: Manage
             f"--nproc-per-node {settings.nproc_per_node}: torchrun starts the ranks; give torchrun --nproc-per-node"
         )
     if torchrun.world_size is None and config.group_world_size == 1:
-        raise click.UsageError("--group-world-size is missing: how many ranks torchrun starts is not told by numbers")
+        raise click.UsageError("--group-world-size is missing: it cannot be derived from torchrun's options")
 
 
 def _group_secret(config: ManagerConfig, settings: SupervisorConfig) -> str:
@@ -113,9 +113,9 @@ def _group_secret(config: ManagerConfig, settings: SupervisorConfig) -> str:
     if parse_address(where, "--head").is_loopback:
         return ""
     raise click.UsageError(
-        f"--nnodes {settings.nnodes}: the hosts of a group know each other by a secret, and {MANAGER_SECRET_VARIABLE} "
-        "is not set. Set it to the same on all of them, for instance to what `openssl rand -hex 32` prints; with a "
-        "join string as --lighthouse it is not needed"
+        f"--nnodes {settings.nnodes}: the hosts of a group authenticate with a secret, but {MANAGER_SECRET_VARIABLE} "
+        "is not set. Set it to the same value on all of them, for example the output of `openssl rand -hex 32`. It is "
+        "not needed if --lighthouse is a join string"
     )
 
 
@@ -125,11 +125,11 @@ def _preload(
     if not settings.preload:
         return None
     if torchrun is not None:
-        raise click.UsageError("--preload: torchrun starts the ranks, and by exec; leave it out")
+        raise click.UsageError("--preload: torchrun starts the ranks itself; remove --preload")
     try:
         command = read_python(words)
     except NoPython as e:
         raise click.UsageError(f"--preload is for python SCRIPT and python -m MODULE: {e}") from None
     if shutil.which(command.interpreter[0]) is None:
-        raise click.UsageError(f"--preload: there is no {command.interpreter[0]}")
+        raise click.UsageError(f"--preload: {command.interpreter[0]} was not found")
     return Preload(settings.preload, command, f"{config.replica_id}/preload")

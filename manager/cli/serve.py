@@ -19,13 +19,13 @@ from manager.server.config import ENV_PREFIX, ManagerConfig
 
 @click.command()
 @options(ManagerConfig, ENV_PREFIX)
-@click.option("--parent-pid", type=int, hidden=True, help="End when this process, the starter, ends.")
-@click.option("--announce-fd", type=int, hidden=True, help="Write the advertised address there once it serves.")
+@click.option("--parent-pid", type=int, hidden=True, help="Exit when this process exits.")
+@click.option("--announce-fd", type=int, hidden=True, help="Write the address to this descriptor when ready.")
 def serve(parent_pid: int | None, announce_fd: int | None, **values: Any) -> None:
-    """Serve one replica group until SIGTERM. Its ranks find it by LIGHTHOUSE_MANAGER_ADDRESS.
+    """Serve a replica group whose ranks something else starts.
 
-    Where LIGHTHOUSE_MANAGER_SECRET is set, here and for the ranks, it answers to no other callers; without it, to those
-    of this host.
+    Runs until SIGTERM. The ranks find it by LIGHTHOUSE_MANAGER_ADDRESS. If LIGHTHOUSE_MANAGER_SECRET is set, here and
+    for the ranks, only callers with this secret are served; else only callers on this host.
     """
     config = from_options(ManagerConfig, values)
     if parent_pid is not None:

@@ -26,13 +26,13 @@ from manager.server.access import secret_from
     default=f"localhost:{MANAGER_PORT}",
     show_default=True,
     callback=lambda ctx, param, value: _address(ctx, param, value),
-    help="The manager to ask.",
+    help="Address of the manager.",
 )
 @format_options
-@click.option("--timeout", type=Duration(), default="5s", show_default=True, help="How long to wait for an answer.")
+@click.option("--timeout", type=Duration(), default="5s", show_default=True, help="Timeout of each request.")
 @reports_errors
 def status(address: str, output: str, timeout: float) -> None:
-    """Show a manager: its step, its quorum, and whom it waits for."""
+    """Show a manager: its step, its quorum, and the ranks it waits for."""
     with ManagerClient(address, secret_from()) as client:
         answer = client.status(timeout_s=timeout)
     if output == "json":
@@ -50,14 +50,15 @@ def _address(ctx: click.Context, param: click.Parameter, value: str) -> str:
 
 
 def _rows(s: ManagerStatus) -> list[tuple[str, str]]:
+    ranks = "1 rank" if s.group_world_size == 1 else f"{s.group_world_size} ranks"
     waiting = f", waiting: ranks {list(s.ranks_waiting)}" if s.ranks_waiting else ""
     reachable = "answers" if s.lighthouse_reachable else f"LOST: {s.lighthouse_error}"
     return [
-        ("replica", f"{s.replica_id} ({s.group_world_size} ranks), start {s.start}, job {s.job}"),
+        ("replica", f"{s.replica_id} ({ranks}), start {s.start}, job {s.job}"),
         ("serves", f"{s.address}, up {format_duration(s.uptime_s)}, version {s.version}"),
         ("store", s.store_address),
         ("lighthouse", f"{s.lighthouse} {reachable}"),
         ("step", f"{s.step} in quorum {s.quorum_id}, {s.phase}{waiting}"),
-        ("quorum", f"held: {s.mode or 'not told'}, {s.grants} steps granted without asking the lighthouse"),
+        ("quorum", f"held: {s.mode or 'unknown'}, {s.grants} steps granted without asking the lighthouse"),
         ("decisions", f"{s.commits} committed, {s.discards} discarded"),
     ]

@@ -102,7 +102,7 @@ class EvidenceCollector:
             why = f"all of it: not found within {GATHERED_WITHIN_S - 1.0:g} s"
         except Exception as e:
             log.exception(
-                "what rank %d does cannot be found out", group_rank, extra=event("evidence_failed", rank=group_rank)
+                "cannot find out what rank %d is doing", group_rank, extra=event("evidence_failed", rank=group_rank)
             )
             why = f"all of it: {e.exceptions[0] if isinstance(e, ExceptionGroup) else e!r}"
         return RankEvidence(group_rank, missing=(why,))

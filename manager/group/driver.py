@@ -318,7 +318,7 @@ class GroupDriver:
         if status.silent and status.is_gathering:
             size = status.me.group_world_size
             what = f"ranks {status.silent} of {size} have not asked for a quorum within {within_s:.3g} s"
-            return DeadlinePassed(f"{what}; {say_missing(status.me, status.missing) or 'all are here'}")
+            return DeadlinePassed(f"{what}; {say_missing(status.me, status.missing) or 'all are connected'}")
         if self._link.error:
             return Unreachable(f"lighthouse: {self._link.error}; tried for {within_s:.3g} s")
         return DeadlinePassed(f"the lighthouse gave no quorum within {within_s:.3g} s")
@@ -346,7 +346,7 @@ class GroupDriver:
                     self._answer(call, Decision(decision, following and self._told(following)))
                 case events.CallRefused(call, error):
                     if isinstance(error, Unrecoverable):
-                        log.error("the ranks cannot go on: %s", error, extra=event("unrecoverable"))
+                        log.error("the ranks cannot continue: %s", error, extra=event("unrecoverable"))
                     self._refuse(call, error)
                 case events.Sent(message):
                     self._link.send(message)
@@ -361,16 +361,17 @@ class GroupDriver:
                     self._waits.end()
                 case events.FailureReported(rank, reason, is_known):
                     if is_known:
-                        log.error("rank %d has failed: %s", rank, reason, extra=event("rank_failed", rank=rank))
+                        level = logging.INFO if reason.startswith("KeyboardInterrupt") else logging.ERROR  # Ctrl-C
+                        log.log(level, "rank %d failed: %s", rank, reason, extra=event("rank_failed", rank=rank))
                     else:
                         told = event("unknown_process_failed", rank=rank)
-                        log.info("an unknown process says that rank %d has failed: %s", rank, reason, extra=told)
+                        log.info("an unknown process reported that rank %d failed: %s", rank, reason, extra=told)
                 case events.RankGivenUp(rank, reason):
                     told = event("rank_given_up", rank=rank)
                     if effect.is_expected:
                         log.info("%s", reason, extra=told)
                     else:
-                        log.error("rank %d is given up: %s", rank, reason, extra=told)
+                        log.error("lost rank %d: %s", rank, reason, extra=told)
                     self._on_given_up(effect)
                 case events.GroupGivenUp():
                     self._on_given_up(effect)
@@ -388,7 +389,7 @@ class GroupDriver:
                 case events.EvidenceWanted(request):
                     self._evidence.give(request, lambda: self._progress.view(self._clock()))
                 case events.HasLeft(reason):
-                    log.info("the group has left its job: %s", reason, extra=event("left"))
+                    log.info("left the job: %s", reason, extra=event("left"))
                     self._end(0)
         self._timer.set(self.machine.deadline())
 
@@ -408,11 +409,11 @@ def _say_pushed(message: ToRank, watches: tuple[int, ...]) -> None:
         case Revoked(quorum_id, reason, lost):
             told = event("quorum_revoked", quorum_id=quorum_id, lost=lost or None)
             why = reason if not lost or reason.startswith(lost) else f"{lost}: {reason}"
-            log.info("quorum %d is revoked: %s", quorum_id, why, extra=told)
+            log.info("quorum %d revoked: %s", quorum_id, why, extra=told)
         case RankGone(group_rank, reason) if watches:
-            log.error("the other ranks end: %s", reason, extra=event("rank_gone", rank=group_rank))
+            log.error("ending the other ranks: %s", reason, extra=event("rank_gone", rank=group_rank))
         case Released():
-            log.info("ranks that leave are released", extra=event("ranks_released"))
+            log.info("ranks that leave may end now", extra=event("ranks_released"))
         case _:
             pass
 

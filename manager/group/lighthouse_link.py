@@ -150,7 +150,7 @@ class LighthouseLink:
                         if error is None and self._is_leaving:
                             return self._note_end()
                         is_refused = error is not None and not isinstance(error, Unreachable | Superseded)
-                        text = str(error or f"{line.client.address} has ended the session")
+                        text = str(error or f"{line.client.address} closed the session")
                         waits = self._search is None or self._search.failed(error or Unreachable(text))
                         if waits or not isinstance(error, NotLeader):  # one that follows is no news
                             self._note(text, is_reachable=is_refused)
@@ -184,7 +184,7 @@ class LighthouseLink:
         """This connection may carry nothing any more: try others, and move to the first one that there is."""
         if self._line is not None and self._beside is None:
             log.info(
-                "%s: %s; connecting once more, beside this connection",
+                "%s: %s; opening a second connection",
                 self.address,
                 reason,
                 extra=event("lighthouse_silent", lighthouse=self.address),
@@ -230,15 +230,16 @@ class LighthouseLink:
     def _note(self, error: str, *, is_reachable: bool = False) -> None:
         if error:
             if text := self._absence.noted(error, asyncio.get_running_loop().time()):
-                what, name = ("the lighthouse refuses", "refused") if is_reachable else ("lighthouse lost", "lost")
+                what, name = (
+                    ("refused by the lighthouse", "refused") if is_reachable else ("lighthouse unreachable", "lost")
+                )
                 log.warning("%s: %s", what, text, extra=event(f"lighthouse_{name}", lighthouse=self.address))
         elif self.error:
             self._absence.ended()
-            log.info(
-                "lighthouse at %s answers", self.address, extra=event("lighthouse_answers", lighthouse=self.address)
-            )
+            told = event("lighthouse_answers", lighthouse=self.address)
+            log.info("connected to the lighthouse at %s", self.address, extra=told)
         self._was_reachable = is_reachable or not error
         self.error = error
 
     def _note_end(self) -> None:
-        self._was_reachable, self.error = False, "this replica group has left"
+        self._was_reachable, self.error = False, "this replica group has left its job"

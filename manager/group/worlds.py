@@ -46,10 +46,10 @@ class Worlds:
     def _say_missing(self, incomplete: str) -> None:
         """Log it, and tell the ranks that are there: they may wait for the others before they ask for a quorum."""
         log.warning(
-            "%s; a replica group takes part only when all its ranks are there", incomplete, extra=event("ranks_missing")
+            "%s; a replica group joins only when all its ranks are connected", incomplete, extra=event("ranks_missing")
         )
         self._watches.send_all(Waiting(incomplete))
 
 
 def _log_whole() -> None:
-    log.info("all ranks of the group are there", extra=event("ranks_complete"))
+    log.info("all ranks of the group are connected", extra=event("ranks_complete"))

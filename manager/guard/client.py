@@ -183,7 +183,7 @@ class GuardClient:
             await asyncio.sleep(AWAKE_EVERY_S)
             if process_tree.is_stopped(self.pid):
                 log.warning(
-                    "the guard (pid %d) was stopped by a signal; it goes on", self.pid, extra=event("guard_woken")
+                    "the guard (pid %d) was stopped by a signal; continuing it", self.pid, extra=event("guard_woken")
                 )
                 self._wake()
 
@@ -193,7 +193,7 @@ class GuardClient:
 
     def _check_end(self, number: int) -> None:
         if number in self._on_end and self._process.poll() is None:
-            log.error("the guard (pid %d) does not obey; it is killed", self.pid, extra=event("guard_killed"))
+            log.error("the guard (pid %d) does not respond; killing it", self.pid, extra=event("guard_killed"))
             self._process.kill()
 
     def _hear(self, event: dict[str, Any]) -> None:
@@ -219,7 +219,7 @@ class GuardClient:
         ends_at = asyncio.get_running_loop().time() + END_TIMEOUT_S
         while (status := self._process.poll()) is None:
             if asyncio.get_running_loop().time() >= ends_at:
-                log.error("the guard (pid %d) does not end; it is killed", self.pid, extra=event("guard_killed"))
+                log.error("the guard (pid %d) does not end; killing it", self.pid, extra=event("guard_killed"))
                 self._process.kill()
             await asyncio.sleep(0.005)
         return status

@@ -118,7 +118,7 @@ class Preloader:
         if self._deaths >= MAX_FAILURES:
             self._fail(f"{self._modules}: their import has ended the interpreter by {how}, {MAX_FAILURES} times")
         if not self._has_failed:
-            self._hooks.say(self._label, f"has ended by {how}; it is started again, and ranks that are to start wait")
+            self._hooks.say(self._label, f"died: {how}; restarting it, and ranks wait to start")
             self.begin()
 
     def _fail(self, why: str) -> None:

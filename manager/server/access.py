@@ -39,7 +39,7 @@ class GroupAccess(LocalOperates):
             return GROUP
         if caller.token:
             raise NotPermitted(
-                f"the secret that the caller shows is not this group's: ranks and supervisors of one group have one "
+                f"the caller's secret is not that of this group: ranks and supervisors of a group share one "
                 f"{MANAGER_SECRET_VARIABLE}, and no other group has it"
             )
         return HOST if caller.is_local else PEER

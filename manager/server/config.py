@@ -30,74 +30,72 @@ class ManagerConfig:
 
     lighthouse: str = setting(
         dataclasses.MISSING,
-        "Address of the lighthouse, or its join string; http://host:port works too.",
+        "Address or join string of the lighthouse; http://host:port also works.",
         env=("LIGHTHOUSE_ADDRESS", "TORCHFT_LIGHTHOUSE"),
         metavar="HOST:PORT",
     )
     replica_id: str = setting(
         dataclasses.MISSING,
-        "Name of this replica group, the same after every restart.",
+        "Name of this replica group; keep it across restarts.",
         env=("REPLICA_GROUP_ID",),
         metavar="ID",
     )
     group_world_size: int = setting(1, "Ranks in the group.", kind=_SIZE, env=("WORLD_SIZE",))
-    bind: str = setting(f"[::]:{MANAGER_PORT}", "Where gRPC listens; port 0: any free port.", metavar="HOST:PORT")
+    bind: str = setting(f"[::]:{MANAGER_PORT}", "gRPC listen address; port 0: any free port.", metavar="HOST:PORT")
     store: str = setting(
-        "auto", "The group's TCPStore; auto: host one in a child process (needs torch).", metavar="HOST:PORT|auto"
+        "auto", "TCPStore of the group; auto: host one in a child process (needs torch).", metavar="HOST:PORT|auto"
     )
     store_python: str = setting(
-        sys.executable, "The Python interpreter that hosts the store; it must have torch.", metavar="PATH"
+        sys.executable, "Python interpreter that hosts the store; it needs torch.", metavar="PATH"
     )
     advertise: str | None = setting(
         None,
-        "This host's address as its peers reach it. Default: that of --bind or, if that is all addresses, the one that "
+        "Address at which peers reach this host. Default: the host of --bind; if that is a wildcard, the address that "
         "routes to the lighthouse.",
         metavar="HOST",
     )
     http: str | None = setting(
-        None, "Where /metrics, /livez, /readyz and /status are served. Default: nowhere.", metavar="HOST:PORT"
+        None, "Listen address of /metrics, /livez, /readyz and /status. Default: none.", metavar="HOST:PORT"
     )
-    job: str = setting(
-        DEFAULT_JOB, "The job of this group, if several jobs share a lighthouse.", env=("LIGHTHOUSE_JOB",)
-    )
+    job: str = setting(DEFAULT_JOB, "Job of this group, if several jobs share a lighthouse.", env=("LIGHTHOUSE_JOB",))
     continue_: bool = setting(
-        False, "Train on although the job has ended without this group; else the group then ends with 0."
+        False, "Continue training although the job has ended without this group. Default: the group ends with status 0."
     )
     tls_ca: str | None = setting(
         None,
-        "The CA of the lighthouse's certificate, where that is of your own PKI and no join string pins it.",
+        "CA of the lighthouse's certificate, if you use your own PKI and no join string pins it.",
         kind=_FILE,
         env=(CA_VARIABLE,),
         metavar="FILE",
     )
     client_cert: str | None = setting(
         None,
-        "The certificate to show to a lighthouse with --tls-client-ca; read again for each connection.",
+        "Client certificate for a lighthouse with --tls-client-ca; reloaded for each connection.",
         kind=_FILE,
         env=(CERT_VARIABLE,),
         metavar="FILE",
     )
     client_key: str | None = setting(
-        None, "With --client-cert: its key.", kind=_FILE, env=(KEY_VARIABLE,), metavar="FILE"
+        None, "Private key of --client-cert.", kind=_FILE, env=(KEY_VARIABLE,), metavar="FILE"
     )
     rank_timeout_s: float | None = setting(
         None,
-        "Time without a request after which a rank that keeps no watch open (torchft's, a script's) counts as lost. "
-        "Default: never.",
+        "Time without a request after which a rank without a watch stream (a torchft rank or a plain script) counts as "
+        "lost. Default: never.",
         kind=Duration(),
     )
     stall_timeout_s: float = setting(
         FLOOR_S,
-        "How long a rank may work without progress before the log names it; 5 times its longest healthy time, if that "
+        "Time that a rank may work without progress before the log names it; 5 times its longest healthy time, if that "
         "is longer.",
         kind=Duration(),
     )
     drain_timeout_s: float = setting(
-        30.0, "How long ranks may take to finish their step after SIGTERM or a drain.", kind=Duration()
+        30.0, "Time that ranks have to finish their step after SIGTERM or a drain.", kind=Duration()
     )
-    shutdown_timeout_s: float = setting(2.0, "How long open calls may take to end after SIGTERM.", kind=Duration())
-    log_level: str = setting("info", "The least severe level to log.", kind=click.Choice(LEVELS))
-    log_format: str = setting("text", "The format of the log.", kind=click.Choice(FORMATS))
+    shutdown_timeout_s: float = setting(2.0, "Time that open calls have to end after SIGTERM.", kind=Duration())
+    log_level: str = setting("info", "Minimum log level.", kind=click.Choice(LEVELS))
+    log_format: str = setting("text", "Log format.", kind=click.Choice(FORMATS))
 
     def __post_init__(self) -> None:
         check_bind(self.bind, "--bind")

@@ -134,7 +134,9 @@ class ManagerDaemon:
         try:
             await link.run(driver.opened, driver.received, driver.closed)
         except LighthouseError as e:
-            log.error("no lighthouse: %s; correct --lighthouse (LIGHTHOUSE_ADDRESS)", e, extra=event("no_lighthouse"))
+            log.error(
+                "cannot use the lighthouse: %s; fix LIGHTHOUSE_ADDRESS or --lighthouse", e, extra=event("no_lighthouse")
+            )
             self._end(MISCONFIGURED)
 
     def _is_loopback_at_home(self) -> bool:
@@ -163,7 +165,7 @@ class ManagerDaemon:
         except TimeoutError:
             if timeout_s >= NOT_WAITED_S:  # torchft's managers end with their rank: none of its steps is left
                 log.warning(
-                    "the ranks have not finished their step within --drain-timeout (%g s); leaving all the same",
+                    "the ranks did not finish their step within --drain-timeout (%g s); leaving anyway",
                     timeout_s,
                     extra=event("drain_timeout"),
                 )
@@ -254,17 +256,18 @@ class ManagerDaemon:
     def _say_hello(self) -> None:
         config = self._config
         log.info(
-            "manager %s of %s (%d ranks) serves on %s; store %s; lighthouse %s",
+            "manager %s of %s (%d %s) serves on %s; store %s; lighthouse %s",
             VERSION,
             config.replica_id,
             config.group_world_size,
+            "rank" if config.group_world_size == 1 else "ranks",
             self.address,
             self._store_address,
             config.coordinator,
             extra=event("serving", version=VERSION, address=self.address, store=self._store_address),
         )
         if resolves_to_loopback(self._host) and not config.coordinator.is_loopback:
-            log.warning("%s is a loopback: peers on other hosts cannot reach it; give --bind [::]:PORT and --advertise",
+            log.warning("%s is a loopback address: other hosts cannot reach it; set --bind [::]:PORT and --advertise",
                         self._host, extra=event("loopback_advertised", host=self._host))  # fmt: skip
 
 
@@ -278,7 +281,7 @@ async def serve(config: ManagerConfig, secret: str, announce_fd: int | None, sto
         systemd.ready()
         await stop.wait()
         systemd.stopping()
-        log.info("asked to stop", extra=event("stopping"))
+        log.info("stopping", extra=event("stopping"))
         if stop.status == 0:
             await daemon.leave("its manager was asked to stop")
     finally:

@@ -19,7 +19,7 @@ _GAUGES: dict[str, tuple[str, Callable[[ManagerStatus], float]]] = {
 _COUNTERS: dict[str, tuple[str, Callable[[ManagerStatus], float]]] = {
     "commits": ("Steps committed.", lambda s: float(s.commits)),
     "discards": ("Steps discarded.", lambda s: float(s.discards)),
-    "grants": ("Steps that the ranks were let into without asking the lighthouse.", lambda s: float(s.grants)),
+    "grants": ("Steps that the ranks began without asking the lighthouse.", lambda s: float(s.grants)),
 }
 _MODES = (*(mode.value for mode in HoldState), "none")
 

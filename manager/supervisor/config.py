@@ -37,7 +37,7 @@ class _Modules(click.ParamType):
         names = tuple(name.strip() for name in str(value).split(","))
         for name in names:
             if not all(part.isidentifier() for part in name.split(".")):
-                self.fail(f"{name!r} is no name of a module", param, ctx)
+                self.fail(f"{name!r} is not a module name", param, ctx)
         return names
 
 
@@ -59,13 +59,13 @@ class SupervisorConfig:
     )
     run_id: str = setting(
         DEFAULT_RUN,
-        "ID of the run, which several replica groups may share; a stop ends all of them.",
+        "ID of the run. Groups that share it are stopped together.",
         env=("LIGHTHOUSE_RUN_ID", "TORCHELASTIC_RUN_ID"),
     )
     max_restarts: int = setting(3, "Maximum restarts within --restart-window; 0: none.", kind=_COUNT_OR_NONE)
-    restart_window_s: float = setting(3600.0, "Window in which restarts are counted.", kind=Duration())
+    restart_window_s: float = setting(3600.0, "Period over which restarts are counted.", kind=Duration())
     restart_delay_s: float = setting(
-        0.5, "Delay before the first restart; it doubles with each further restart in the window.", kind=Duration()
+        0.5, "Delay before the first restart; doubles with each restart in the window.", kind=Duration()
     )
     max_restart_delay_s: float = setting(30.0, "Longest delay before a restart.", kind=Duration())
     max_startup_failures: int = setting(
@@ -73,7 +73,7 @@ class SupervisorConfig:
         "Consecutive deaths, each within --startup-time of the start, after which the group ends; 0: no limit.",
         kind=_COUNT_OR_NONE,
     )
-    startup_time_s: float = setting(10.0, "A death this soon after a start is a start-up failure.", kind=Duration())
+    startup_time_s: float = setting(10.0, "A death this early counts as a start-up failure.", kind=Duration())
     restart_scope: str | None = setting(
         None,
         "What restarts when a rank dies: the whole replica group, or only that rank. Default: rank with "
@@ -90,33 +90,33 @@ class SupervisorConfig:
         0, "Exclude a host after this many consecutive losses that began on it; 0: never.", kind=_COUNT_OR_NONE
     )
     health_check: str | None = setting(
-        None, "Command to run before each start; a host on which it does not end with 0 is excluded.", metavar="CMD"
+        None, "Command to run before each start; if it fails, the host is excluded. Default: none.", metavar="CMD"
     )
     health_check_timeout_s: float = setting(60.0, "Timeout of --health-check.", kind=Duration())
-    node_timeout_s: float = setting(600.0, "How long the replica group waits for a missing host.", kind=Duration())
+    node_timeout_s: float = setting(600.0, "Maximum time to wait for a missing host of the group.", kind=Duration())
     termination_grace_s: float = setting(
         10.0, "Time from SIGTERM to SIGKILL of ranks; at most 1 s when the run is stopped.", kind=Duration()
     )
     log_dir: Path | None = setting(
-        None, "Folder for the ranks' output: a file for each rank and attempt.", kind=_FOLDER, metavar="FOLDER"
+        None, "Folder for output, one file per rank and attempt. Default: none.", kind=_FOLDER, metavar="FOLDER"
     )
     trace_dir: Path | None = setting(
         None,
-        "Folder in which Agents record each phase and collective that they enter and leave: a file for each process.",
+        "Folder for traces of each phase and collective, one file per process. Default: none.",
         kind=_FOLDER,
         env=("LIGHTHOUSE_TRACE_DIR",),
         metavar="FOLDER",
     )
     observe: str = setting(
         "on",
-        "Whether a script without an Agent is seen in lighthouse ranks: its collectives, and its line.",
+        "Whether `lighthouse ranks` shows a script without an Agent: its collectives and its current line.",
         kind=click.Choice(("on", "off")),
     )
     tee: bool = setting(False, "With --log-dir: print the output as well.")
     master_addr: str | None = setting(
         None,
-        "Host where a rank that was started by something else (fork_and_monitor) meets those of other supervisors: "
-        "that of slot 0 serves the store there, and the rank keeps the RANK and WORLD_SIZE it has.",
+        "Host of the store that slot 0 serves, for ranks that another launcher starts (fork_and_monitor); they keep "
+        "their RANK and WORLD_SIZE. Default: none.",
         metavar="HOST",
     )
     master_port: int = setting(MASTER_PORT, "MASTER_PORT of the ranks.", kind=_PORT, env=("MASTER_PORT",))
@@ -125,7 +125,7 @@ class SupervisorConfig:
     )
     preload: tuple[str, ...] = setting(
         (),
-        "Modules to import once; each rank of a Python command is forked from there. May be repeated.",
+        "Modules to import once, before each rank of a Python command is forked. May be repeated.",
         kind=_Modules(),
         is_list=True,
         metavar="MODULE,...",
@@ -135,14 +135,14 @@ class SupervisorConfig:
     )
     min_active_ranks: int = setting(1, "Stop the run when fewer ranks than this can train.", kind=_COUNT)
     generation_stride: int = setting(
-        DEFAULT_STRIDE, "Generation numbers of a restarted process begin at the next multiple of this.", kind=_COUNT
+        DEFAULT_STRIDE, "A restarted process starts its generation numbers at the next multiple of this.", kind=_COUNT
     )
     slot_offset: int = setting(
         0,
-        "Slot of this replica group's first rank, where wrapped ranks of several groups share a run.",
+        "Slot of this group's first rank, if wrapped ranks of several groups share a run.",
         kind=_COUNT_OR_NONE,
     )
-    run_world_size: int | None = setting(None, "Slots of the whole run. Default: this group's.", kind=_COUNT)
+    run_world_size: int | None = setting(None, "Slots of the whole run. Default: those of this group.", kind=_COUNT)
 
     def __post_init__(self) -> None:
         try:
@@ -157,7 +157,7 @@ class SupervisorConfig:
 
     def _check_fit(self) -> None:
         if self.health_check is not None and not _words(self.health_check):
-            raise ValueError(f"--health-check {self.health_check!r} is no command")
+            raise ValueError(f"--health-check {self.health_check!r} is not a command")
         if self.node_rank >= self.nnodes:
             raise ValueError(f"--node-rank {self.node_rank} is not below --nnodes {self.nnodes}; the first is 0")
         if self.node_rank > 0 and self.head is None:
@@ -178,7 +178,7 @@ class SupervisorConfig:
         if self.master_addr is not None and self.layout.world_size > 1:
             raise ValueError("--master-addr is for a supervisor of one rank, which has its RANK already")
         if self.chosen_store_port > 65535:
-            raise ValueError(f"--master-port {self.master_port} + {STORE_PORT_OFFSET} is no port; give --store-port")
+            raise ValueError(f"--master-port {self.master_port} + {STORE_PORT_OFFSET} is not a port; give --store-port")
 
     @property
     def layout(self) -> Layout:

@@ -57,14 +57,14 @@ class SupervisorDriver:
             case messages.RunCompleted(number):
                 self.feed(events.RunCompleted(f"the run has completed, with generation {number}"))
             case messages.HelloRejected(error):
-                self.feed(events.EndAsked(1, f"the lighthouse refuses this supervisor: {error}"))
+                self.feed(events.EndAsked(1, f"this supervisor was refused by the lighthouse: {error}"))
 
     def manager_ended(self, status: int) -> None:
         """The group's manager was drained, or cannot serve."""
         if status == 0:
             self.feed(events.EndAsked(0, "the group has left its quorum"))
         else:
-            self.feed(events.EndAsked(1, "its manager has no lighthouse, as it says above"))
+            self.feed(events.EndAsked(1, "its manager cannot use the lighthouse; see above"))
 
     def feed(self, event: events.Event) -> None:
         self._perform(self.machine.handle(event, self._clock()))
@@ -83,8 +83,8 @@ class SupervisorDriver:
     def _perform(self, effects: Sequence[events.Effect]) -> None:
         for effect in effects:
             match effect:
-                case events.Logged(text):
-                    log.warning("%s", text, extra=event("supervision"))
+                case events.Logged(text, is_asked):
+                    log.log(logging.INFO if is_asked else logging.WARNING, "%s", text, extra=event("supervision"))
                 case events.Start(host, ranks, attempt):
                     self._group.start(host, ranks, attempt)
                 case events.Halt(host, ranks, grace_s):

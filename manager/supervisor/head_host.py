@@ -77,7 +77,7 @@ class HeadHost:
             self._systemd.ready()
             over = await self._over
             self._systemd.stopping()
-            (log.info if over.status == 0 else log.error)(
+            (log.info if over.status == 0 or self._leaving else log.error)(
                 "ends with %d: %s", over.status, over.why, extra=event("supervisor_ends", status=over.status)
             )
             await self._end(over)
@@ -124,7 +124,7 @@ class HeadHost:
             self._store.start()
             if (torchrun := self._launch.torchrun) is not None and torchrun.master_port == 0:
                 log.info("torchrun chooses MASTER_PORT itself (--standalone, --rdzv-backend): the store is on port %d "
-                         "(LIGHTHOUSE_STORE_PORT), not on MASTER_PORT + 2; it is there without these options",
+                         "(LIGHTHOUSE_STORE_PORT) instead of MASTER_PORT + 2",
                          settings.chosen_store_port, extra=event("store_port"))  # fmt: skip
         plan = self._plan(daemon)
         self._link = self._launch.run_link(plan, self._driver.hear, self._heartbeat)
@@ -206,7 +206,7 @@ class HeadHost:
     async def _watch_guard(self) -> None:
         status = await self._guard.run()
         self._driver.finish(
-            events.SupervisionEnded(1, f"the guard of the ranks has ended with {status}, and they with it")
+            events.SupervisionEnded(1, f"the guard of the ranks ended with {status}, and the ranks with it")
         )
 
     # -- hosts and the run, as the driver sees them

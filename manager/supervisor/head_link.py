@@ -66,7 +66,7 @@ class HeadLink:
                 backoff.reset()
             await self._halt()
             await backoff.wait()
-        self._over(hosts.GroupEnded(1, f"host 0 was not there for {self._timeout_s:g} s"))
+        self._over(hosts.GroupEnded(1, f"host 0 was unreachable for {self._timeout_s:g} s"))
 
     async def _serve(self) -> bool:
         """Whether host 0 was there."""
@@ -76,9 +76,9 @@ class HeadLink:
                 async for message in stream:
                     self._stream = stream
                     self._receive(stream, message)
-                log.warning("host 0 has ended the stream", extra=event("head_lost"))
+                log.warning("host 0 closed the stream", extra=event("head_lost"))
             except (Unreachable, DeadlinePassed) as e:
-                log.warning("host 0 is away: %s", e, extra=event("head_lost"))
+                log.warning("host 0 is unreachable: %s", e, extra=event("head_lost"))
             except LighthouseError as e:
                 self._over(hosts.GroupEnded(1, f"host 0 refuses: {e}"))
             finally:

@@ -75,7 +75,7 @@ class SupervisorLink:
         if self._report.stop is not None and not self._is_over:
             if self._stream is None:
                 log.warning(
-                    "the lighthouse is told of the stop when it is back, within %g s",
+                    "the lighthouse will receive the stop when it is reachable again, within %g s",
                     STOP_TIMEOUT_S,
                     extra=event("stop_untold"),
                 )
@@ -105,7 +105,7 @@ class SupervisorLink:
                             self._search.served()
                         self._receive(stream, message)
                     if not self._is_over and not is_refused:
-                        self._note(f"{self._address} has ended the stream")
+                        self._note(f"{self._address} closed the stream")
                 except (Unreachable, DeadlinePassed) as e:
                     error = e
                     if isinstance(e, WrongProtocol) and not self._has_answered:
@@ -114,7 +114,7 @@ class SupervisorLink:
                         self._note(str(e))
                 except NotServed:
                     log.warning(
-                        "%s keeps no runs: supervised without; a stop is not heard of",
+                        "%s does not track runs: it does not see these ranks, and `lighthouse stop` has no effect",
                         self._address,
                         extra=event("runs_not_tracked", lighthouse=self._address),
                     )
@@ -125,12 +125,12 @@ class SupervisorLink:
                 finally:
                     self._stream = None
                     self._report.ended(self._clock())
-            if self._search is None or self._search.failed(error or Unreachable("it has ended the stream")):
+            if self._search is None or self._search.failed(error or Unreachable("it closed the stream")):
                 await backoff.wait()
 
     def _receive(self, stream: SupervisorStream, message: supervisor.ToSupervisor) -> None:
         if isinstance(message, run.HelloRejected) and not self._report.is_final(message.error, self._clock()):
-            return self._note(str(message.error), "the lighthouse refuses")
+            return self._note(str(message.error), "refused by the lighthouse")
         self._note("")
         match message:
             case supervisor.SupervisorWelcome(beat_interval_s):
@@ -155,16 +155,16 @@ class SupervisorLink:
         if self._stream is not None:
             self._stream.send(message)
 
-    def _note(self, error: str, what: str = "lighthouse lost") -> None:
+    def _note(self, error: str, what: str = "lighthouse unreachable") -> None:
         if error:
             if text := self._absence.noted(error, self._clock()):
                 log.warning("%s: %s; %s", what, text, self._consequence(), extra=event("lighthouse_lost"))
         else:
             if self._is_away:
-                log.info("lighthouse back", extra=event("lighthouse_answers"))
+                log.info("lighthouse reachable again", extra=event("lighthouse_answers"))
             self._absence.ended()
             self._has_answered = True
         self._is_away = bool(error)
 
     def _consequence(self) -> str:
-        return "the ranks are supervised all the same" if self._has_answered else "the ranks start when it answers"
+        return "the ranks keep running" if self._has_answered else "the ranks start when it answers"

@@ -4,6 +4,7 @@ import asyncio
 import functools
 import logging
 import shlex
+import signal
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -183,6 +184,7 @@ class LocalHost:
         if status != 0 and not live.is_halted:
             reason = described(status) + (f": {ended.cause}" if ended.cause else "")
             told = event("rank_ended", rank=rank, reason=reason, attempt=live.attempt)
-            log.error("%s has ended by %s%s", self.plan.label(rank), reason, shown(ended.output), extra=told)
+            level = logging.INFO if status == -signal.SIGINT else logging.ERROR  # Ctrl-C in the script
+            log.log(level, "%s died: %s%s", self.plan.label(rank), reason, shown(ended.output), extra=told)
             self._lose(ProcessLost(process, reason, ended.output))
         self._tell(RankEnded(rank, live.attempt, status, ended.cause))

@@ -59,7 +59,7 @@ class SupervisedStore:
         loop = asyncio.get_running_loop()
         if loop.time() > self._started_at + QUIET_S:
             self._delay_s = FIRST_DELAY_S
-        log.error("the group's store has ended by %s; it is started again on port %d, and the next quorum uses it",
+        log.error("the group's store died (%s); restarting it on port %d for the next quorum",
                   described(ended.status), self._port, extra=event("store_restarts", port=self._port))  # fmt: skip
         loop.call_later(self._delay_s, self._start_again)
         self._delay_s = min(MAX_DELAY_S, 2 * self._delay_s)
@@ -78,7 +78,7 @@ def check_port(port: int) -> None:
             raise InvalidRequest(f"cannot listen on {port}: {e.strerror}", field="--store-port") from None
         raise InvalidRequest(
             f"the group's store cannot listen on {port}: {who_listens(port)} does. Replica groups that share a host "
-            "need master ports at least 3 apart (the store takes MASTER_PORT + 2): give --master-port, --store-port of "
-            "its own, or --store HOST:PORT of a running TCPStore",
+            "need master ports at least 3 apart (the store uses MASTER_PORT + 2): give each its own --master-port or "
+            "--store-port, or --store HOST:PORT of a running TCPStore",
             field="--store-port",
         ) from None

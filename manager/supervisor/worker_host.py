@@ -71,7 +71,7 @@ class WorkerHost:
         try:
             over = await self._end_of
             systemd.stopping()
-            (log.info if over.status == 0 else log.error)(
+            (log.info if over.status == 0 or self._signals else log.error)(
                 "ends with %d: %s", over.status, over.why, extra=event("supervisor_ends", status=over.status)
             )
             if over.excluded:
@@ -103,7 +103,7 @@ class WorkerHost:
             case RunCompleted():
                 pass
             case HelloRejected(error):
-                self._over(GroupEnded(1, f"the lighthouse refuses this supervisor: {error}"))
+                self._over(GroupEnded(1, f"this supervisor was refused by the lighthouse: {error}"))
 
     def _signalled(self, status: int) -> None:
         """The first asks host 0 to end the group; the second ends this host; the third at once."""
@@ -139,4 +139,4 @@ class WorkerHost:
     async def _watch_guard(self) -> None:
         status = await self._guard.run()
         if not self._end_of.done():
-            self._end_of.set_result(GroupEnded(1, f"the guard of the ranks has ended with {status}, and they with it"))
+            self._end_of.set_result(GroupEnded(1, f"the guard of the ranks ended with {status}, and the ranks with it"))

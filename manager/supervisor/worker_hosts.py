@@ -106,7 +106,7 @@ class WorkerHosts:
         if (older := self._senders.pop(host, None)) is not None:
             older.end(Superseded(f"another supervisor of host {host} has come"))
             self._tell(HostLost(host, "its supervisor was started again"))
-        log.info("host %d is there", host, extra=event("host_joined", host=host))
+        log.info("host %d connected", host, extra=event("host_joined", host=host))
         self._senders[host] = sender
         self._heard_at[host] = asyncio.get_running_loop().time()
         address, port = self._plan().master
@@ -118,8 +118,8 @@ class WorkerHosts:
     def _leave(self, host: int, sender: Sender) -> None:
         if self._senders.get(host) is sender:
             del self._senders[host]
-            log.warning("host %d has gone", host, extra=event("host_lost", host=host))
-            self._tell(HostLost(host, "its supervisor has gone"))
+            log.warning("lost host %d", host, extra=event("host_lost", host=host))
+            self._tell(HostLost(host, "its supervisor disconnected"))
 
     async def _keep(self, host: int, sender: Sender) -> None:
         while asyncio.get_running_loop().time() < self._heard_at[host] + SILENCE_S:

@@ -37,7 +37,9 @@ def test_its_mate_is_told_in_words_and_ends(job: Job, lighthouse: Lighthouse) ->
     stopped.begin("train")
     both_train(lighthouse.address)
     stopped.stop()
-    with pytest.raises(RankError, match="this replica group is lost: rank 1 has ended, and is not back; restart") as e:
+    with pytest.raises(
+        RankError, match="lost this replica group: rank 1 has ended and has not reconnected; restart"
+    ) as e:
         training.result(within_s=120.0)
     assert e.value.kind == "AgentError"
 
@@ -52,7 +54,7 @@ def test_a_supervisor_starts_the_group_again(tmp_path: Path) -> None:
         pids = {rank["group_rank"]: rank["pid"] for rank in both_train(cluster.lighthouse_address)}
         os.kill(pids[1], signal.SIGSTOP)
         [log] = [group.log for group in cluster.groups]
-        eventually(lambda: "its process is still there" in log.read_text(), "rank 1 is given up", within_s=120.0)
+        eventually(lambda: "its process is still running" in log.read_text(), "rank 1 is given up", within_s=120.0)
 
         def are_new() -> bool:
             return not set(pids.values()) & {rank["pid"] for rank in ranks_of(cluster.lighthouse_address)}

@@ -37,7 +37,7 @@ def test_the_group_of_a_rank_that_hangs_is_restarted_and_training_goes_on(tmp_pa
     with ExitStack() as stack:
         lighthouse = stack.enter_context(Lighthouse(*options))
         groups = [stack.enter_context(supervisor(lighthouse, name)) for name in "ab"]
-        lighthouse.wait_for_log("first step after it was committed", within_s=240)
+        lighthouse.wait_for_log("recovered: the next step was committed", within_s=240)
         assert [group.wait(240) for group in groups] == [0, 0], "nobody but the lighthouse has helped"
         assert all(f"has done {STEPS} steps" in group.log() for group in groups)
 

@@ -89,7 +89,7 @@ def test_a_group_that_was_away_at_the_end_of_the_job_trains_it_no_second_time(jo
     first.call("steps", 6, SUM)
     first.call("close")
     [again] = job.groups("b", actor=ACTOR)
-    with pytest.raises(RankError, match="the job has ended at step 6: .* b was away at the end and brings step 0") as e:
+    with pytest.raises(RankError, match="the job ended at step 6: .* b was absent at the end and has step 0") as e:
         again.call("step", SUM)
     assert e.value.kind == "GroupDrained"
     job.start_managers("b", continue_=True)

@@ -61,7 +61,7 @@ def test_a_step_whose_backward_pass_was_given_up_is_discarded(
     of_b = b.begin("train", order, 4)
     check_equal(of_a.result(), of_b.result())
     is_lost = at == "late"
-    assert ("step 2 discarded" in job.log("a"), "given up" in job.log("b")) == (is_lost, is_lost)
+    assert ("step 2 discarded" in job.log("a"), "was abandoned" in job.log("b")) == (is_lost, is_lost)
     assert is_lost or "step 2 discarded: the script has left it out" in job.log("b")
 
 
@@ -81,7 +81,7 @@ def test_a_pass_that_was_given_up_ends_a_rank_of_a_group_of_several(job: Job) ->
     train("zero_first", 2, first, other)
     other.begin("train", "zero_first", 3)
     assert first.call("give_up", "zero_first", "late") == "out of memory, says a test"
-    with pytest.raises(RankError, match="AgentError: a backward pass was given up .* its group is restarted"):
+    with pytest.raises(RankError, match="AgentError: a backward pass was abandoned .* its group restarts"):
         first.call("train", "zero_first", 3)
 
 

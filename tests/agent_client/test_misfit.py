@@ -37,7 +37,8 @@ def test_one_that_comes_back_with_another_model_ends_and_the_others_go_on(
             while not ends.is_done():
                 log += step_together(a, b)
             with pytest.raises(
-                RankError, match=f"the state received does not fit the local one: {difference}; .*start it with theirs"
+                RankError,
+                match=f"the received state does not match the local one: {difference}; .*start it with theirs",
             ):
                 ends.result()
             began_at = time.monotonic()
@@ -50,7 +51,7 @@ def test_one_that_comes_back_with_another_model_ends_and_the_others_go_on(
     assert [rank.call("get_faults") for rank in (a, b)] == [0, 0]
     told = job.log("a")
     assert re.search(r"lost c \(.*\); step \d+ redone without it after", told)
-    assert re.search(f"the state received does not fit the local one: {difference}; ", told)
+    assert re.search(f"the received state does not match the local one: {difference}; ", told)
     assert ".cc:" not in told, "no place in a library's source"
 
 

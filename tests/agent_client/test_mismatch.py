@@ -66,7 +66,7 @@ def test_data_that_each_group_divides_for_itself(job: Job) -> None:
     job.wait_joined("b")
     a.call("steps", 5, *RIGHT)
     of_b.result()
-    told = "a DistributedSampler divides its 40 samples among 1 ranks, those of this replica group alone"
+    told = "a DistributedSampler divides its 40 samples among the 1 ranks of this replica group only"
     assert [job.log(name).count(told) for name in ("a", "b")] == [1, 1]
 
 
@@ -80,7 +80,7 @@ def test_a_mismatch_at_one_rank_ends_its_whole_group(job: Job) -> None:
     assert "mismatch" in pending[1].result(ENDS_WITHIN_S)
     with contextlib.suppress(RankError):  # it may learn of it in this step, or in the next
         assert not pending[0].result(ENDS_WITHIN_S)["committed"]
-    with pytest.raises(RankError, match="this replica group is lost: ScriptMismatch: step 1: this group"):
+    with pytest.raises(RankError, match="lost this replica group: ScriptMismatch: step 1: this group"):
         c0.begin("step", *RIGHT).result(ENDS_WITHIN_S)
     assert not any(each.result(ENDS_WITHIN_S)["committed"] for each in lost)
     assert all(step["committed"] for step in together(of_a, "step", *RIGHT))

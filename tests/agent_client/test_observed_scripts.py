@@ -105,7 +105,7 @@ def test_a_script_is_observed_under_a_supervisor(
         for place in places.values():
             assert place["state"] == ("behind" if place["at"].startswith("load") else "waiting")
             assert place["done"] > 30
-        supervisor.wait_for_log(f"nothing moves for .*{verdict.split(',')[0].replace('(', '.').replace(')', '.')}")
+        supervisor.wait_for_log(f"nothing has moved for .*{verdict.split(',')[0].replace('(', '.').replace(')', '.')}")
         behind = next(rank for rank, place in places.items() if place["state"] == "behind")
         [evidence] = ask(lighthouse.address, "stacks", "--rank", f"a/{behind}", "--job", name)["evidence"]
         assert "in load" in evidence["stacks"]

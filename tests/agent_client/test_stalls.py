@@ -53,7 +53,7 @@ def test_a_rank_that_stands_still_is_named_alone(job: Job, lighthouse: Lighthous
     for rank in ranks:
         rank.begin("train")
     steps = max(rank["step"] for rank in moving(lighthouse, MOVES_FOR_STEPS)["ranks"])
-    assert "nothing moves" not in lighthouse.log()
+    assert "nothing has moved" not in lighthouse.log()
 
     ranks[3].call("hold")
     seen = stalled(lighthouse, "b/1 behind in validation 1/3, a/0-1, b/0 waiting in all_reduce")
@@ -65,7 +65,7 @@ def test_a_rank_that_stands_still_is_named_alone(job: Job, lighthouse: Lighthous
     assert {(rank["state"], rank["collective"], rank["is_inside"]) for rank in others} == {
         ("waiting", "all_reduce", True)
     }
-    lighthouse.wait_for_log("nothing moves for")
+    lighthouse.wait_for_log("nothing has moved for")
 
     lighthouse.wait_for_log(r"incident \S+: notified: nothing is killed")
     [evidence] = ask(lighthouse.address, "stacks", "--rank", "b/1", "--job", seen["job"])["evidence"]
@@ -74,7 +74,7 @@ def test_a_rank_that_stands_still_is_named_alone(job: Job, lighthouse: Lighthous
 
     ranks[3].call("release")
     moving(lighthouse, steps + MOVES_FOR_STEPS)
-    lighthouse.wait_for_log("something moves again")
+    lighthouse.wait_for_log("progress resumed")
     eventually(lambda: ask(lighthouse.address, "incidents")[0]["step_s"], "the incident knows that a step is committed")
 
     in_validation = re.compile(r'lighthouse_rank_phase_seconds_total\{.*phase="validation"\} [1-9]')

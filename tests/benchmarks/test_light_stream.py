@@ -42,7 +42,7 @@ async def test_it_ends_as_the_server_ends_it(server: StreamServer):
         session.send(HELLO)
         session.send(Leave("refuse"))
         assert [await anext(session), await anext(session)] == [WELCOME, Goodbye("first")]
-        with pytest.raises(Unreachable, match="has ended the stream: a newer session has taken its place"):
+        with pytest.raises(Unreachable, match="closed the stream: a newer session has taken its place"):
             await anext(session)
 
 

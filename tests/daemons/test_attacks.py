@@ -314,7 +314,7 @@ class TestControl:
                 assert [entry["result"] for entry in noted] == [
                     "refused: that supervisor has no part in the run; it counts for itself alone"
                 ]
-                assert "supervisor z has no part in run" in secured.lighthouse.log()
+                assert "ignored supervisor z, which has no rank in run" in secured.lighthouse.log()
             for stream in (supervisor, *ranks):
                 stream.cancel()
 

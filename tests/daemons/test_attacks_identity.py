@@ -80,7 +80,7 @@ class TestSessions:
             async with at.session() as first:
                 first.send(hello("i", SECRET, "127.0.0.1"))
                 assert isinstance(await anext(first), Welcome)
-                with pytest.raises(DuplicateReplica, match="holds a session.*as soon as the lighthouse has noticed"):
+                with pytest.raises(DuplicateReplica, match="holds a session.*as soon as the lighthouse has detected"):
                     async with at.session() as stranger:
                         stranger.send(hello(incarnation, GUESS, "127.0.0.9"))
                         await anext(stranger)

@@ -124,7 +124,7 @@ def test_without_a_deadline(lighthouse: Lighthouse, manager: Manager) -> None:
     asked += [(manager, service + "ShouldCommit", vote) for service in (M, M_BARE, M_TORCHFT)]
     for daemon, path, request in asked:
         status, details = refused(daemon.address, path, request, timeout_s=None)
-        assert (status, "missing timeout; set a deadline" in details) == (INVALID, True)
+        assert (status, "no deadline; set one" in details) == (INVALID, True)
 
 
 def test_an_unreachable_lighthouse_is_named_by_status_and_log() -> None:

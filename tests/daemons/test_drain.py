@@ -52,7 +52,7 @@ def test_asked_twice_while_it_does_its_step_it_leaves_once(lighthouse: Lighthous
     with training(lighthouse, "twice", "ab") as (a, b):
         a.reduce.hold()
         for _ in range(2):
-            assert drain(lighthouse, "b", "--job", "twice") == (0, "replica group b of job twice drains\n", "")
+            assert drain(lighthouse, "b", "--job", "twice") == (0, "replica group b of job twice is draining\n", "")
         assert b.manager.is_alive
         assert members(lighthouse, "twice") == ["a", "b"]
         a.reduce.hold(False)
@@ -77,7 +77,7 @@ def test_a_step_that_takes_longer_than_the_drain_timeout_is_not_waited_for(light
         with ManagerClient(manager.address) as rank:
             rank.quorum(0, 0, timeout_s=30)
         assert manager.stop() == 0
-        assert "have not finished their step within --drain-timeout (0.3 s)" in manager.log()
+        assert "did not finish their step within --drain-timeout (0.3 s)" in manager.log()
 
 
 def test_a_group_without_ranks_has_nothing_to_finish(lighthouse: Lighthouse) -> None:

@@ -86,8 +86,8 @@ def test_halves_of_two_groups_get_no_quorum_until_the_other_halves_come() -> Non
             shown = run_cli(LIGHTHOUSE_CODE, "status", "--lighthouse", lighthouse.address).stdout
             assert HALVES in " ".join(shown.split())
             eventually(lambda: grid.worlds() == {World(8, 1, 8, 8)}, "every rank is told the world")
-            lighthouse.wait_for_log(f"{HALVES}; a replica group takes part only when all its ranks are there")
-            a.wait_for_log(r"a has ranks 0-3 of 8; missing: 4-7; a replica group takes part only when")
+            lighthouse.wait_for_log(f"{HALVES}; a replica group joins only when all its ranks are connected")
+            a.wait_for_log(r"a has ranks 0-3 of 8; missing: 4-7; a replica group joins only when")
 
             grid.start(a, "a", range(4, 8))
             grid.start(b, "b", range(4))
@@ -96,7 +96,7 @@ def test_halves_of_two_groups_get_no_quorum_until_the_other_halves_come() -> Non
                 assert isinstance(answer, Assignment), f"{name}/{rank}: {answer}"
                 assert answer.replica_ids == ("a", "b")
             eventually(lambda: grid.worlds() == {World(16, 2, 0, 8)}, "all are there")
-            lighthouse.wait_for_log("every replica group is complete")
+            lighthouse.wait_for_log("all replica groups are complete")
 
 
 AGENT = """
@@ -129,8 +129,8 @@ def test_an_agent_that_waits_for_the_other_ranks_of_its_group_is_seen_and_they_a
                 eventually(lambda: grid.worlds() == {World(3, 2, 1, 2)}, "the other group counts it")
                 shown = run_cli(LIGHTHOUSE_CODE, "ranks", "--lighthouse", lighthouse.address).stdout
                 assert "c/0" in shown, shown
-                first.wait_for_log(rf"rank 0 waits at {LOCALHOST}:\d+: {missing}")
-                c.wait_for_log(f"{missing}; a replica group takes part only when")
+                first.wait_for_log(rf"rank 0 waits for the group at {LOCALHOST}:\d+: {missing}")
+                c.wait_for_log(f"{missing}; a replica group joins only when")
                 with agent(1, c) as second:
                     second.wait_for_log("met")
                     first.wait_for_log("met")

@@ -110,7 +110,7 @@ def test_the_http_side(manager: Manager) -> None:
 def test_its_status_verb(manager: Manager) -> None:
     shown = run_cli(MANAGER_CODE, "status", "--manager", manager.address)
     assert (shown.returncode, shown.stderr) == (0, "")
-    assert "looked-at (1 ranks)" in shown.stdout
+    assert "looked-at (1 rank)" in shown.stdout
     nobody = run_cli(MANAGER_CODE, "status", "--manager", NOWHERE)
     assert nobody.returncode == 1
     assert nobody.stderr.startswith(f"Error: {NOWHERE} is unreachable")
@@ -311,5 +311,5 @@ def test_on_a_loopback_it_advertises_the_loopback_that_it_listens_on() -> None:
 def test_the_http_port_of_a_lighthouse_ends_it_at_once_with_the_remedy(lighthouse: Lighthouse) -> None:
     with Manager(lighthouse.http.removeprefix("http://"), "a") as manager:
         assert manager.wait() == 2
-        (said,) = [line for line in manager.log().splitlines() if "no lighthouse" in line]
-    assert "an HTTP port and no gRPC port; a lighthouse listens for gRPC on 29510" in said
+        (said,) = [line for line in manager.log().splitlines() if "cannot use the lighthouse" in line]
+    assert "this is an HTTP port, not a gRPC port; the defaults of a lighthouse are 29510" in said

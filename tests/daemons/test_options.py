@@ -193,7 +193,7 @@ def test_right_values_start_the_daemon(options: list[str]) -> None:
     ("words", "named"),
     [
         (["torchrun", "--max-restarts=3", "x.py"], "torchrun --max-restarts=3: only one of the two may restart"),
-        (["torchrun", "--master-port=65534", "x.py"], "--master-port 65534 + 2 is no port"),
+        (["torchrun", "--master-port=65534", "x.py"], "--master-port 65534 + 2 is not a port"),
         (["--master-addr", "h0", "--nproc-per-node", "2", "true"], "--master-addr is for a supervisor of one rank"),
         (["--nproc-per-node", "2", "torchrun", "x.py"], "--nproc-per-node 2: torchrun starts the ranks"),
         (["torchrun", "--nproc-per-node", "gpu", "x.py"], "--group-world-size is missing"),

@@ -43,7 +43,7 @@ def test_a_certificate_has_the_role_and_the_bounds_of_its_line(site: Site) -> No
     assert site.audit[-1]["credential"] == f"certificate {OPERATOR}"
     with site.client("prometheus.example.org") as client:
         client.status()
-        with pytest.raises(NotPermitted, match=r"certificate prometheus\.example\.org is of role view"):
+        with pytest.raises(NotPermitted, match=r"certificate prometheus\.example\.org has role view"):
             client.heartbeat("a")
     with site.client(WORKER) as client:
         client.heartbeat("anything")
@@ -64,7 +64,7 @@ def test_a_certificate_without_a_line_needs_a_token_too(site: Site) -> None:
     files = site.pki.files(site.pki.issue("stranger", "stranger.example.org"))
     with LighthouseClient(site.at(files)) as client, pytest.raises(NotPermitted) as e:
         client.status()
-    assert "certificate stranger.example.org has no role: name it in the lighthouse's --tls-identities" in str(e.value)
+    assert "certificate stranger.example.org has no role: add it to the lighthouse's --tls-identities" in str(e.value)
     said = run_cli(LIGHTHOUSE_CODE, "token", "view", "--credentials", str(site.folder), "--host", "localhost",
                    "--port", str(site.lighthouse.port))  # fmt: skip
     assert said.stdout.startswith("lighthouse://tls.lhv_")
@@ -97,7 +97,7 @@ def unfit(site: Site, case: str, folder: Path) -> tuple[Coordinator, type[Lighth
     good, other = site.pki.issue("good", WORKER), Pki(folder, "other")
     match case:
         case "no client certificate":
-            return site.at(site.pki.files()), Unreachable, "a client without a certificate: give --client-cert and"
+            return site.at(site.pki.files()), Unreachable, "a client without a certificate: set --client-cert and"
         case "another CA's client certificate":
             files = replace(site.pki.files(other.issue("foreign", WORKER)), ca=str(site.pki.ca))
             return site.at(files), Unreachable, "foreign.pem must be signed by a CA in its --tls-client-ca"
@@ -106,11 +106,11 @@ def unfit(site: Site, case: str, folder: Path) -> tuple[Coordinator, type[Lighth
             return site.at(site.pki.files(old)), Unreachable, "old.pem has expired; this host's clock says"
         case "unknown CA":
             files = replace(site.pki.files(good), ca=str(other.ca))
-            return site.at(files), Untrusted, "is of a CA that " + str(other.ca) + " does not have"
+            return site.at(files), Untrusted, "was not issued by a CA in " + str(other.ca)
         case "another name":
-            return site.at(site.pki.files(good), LOCALHOST), Untrusted, "does not name 127.0.0.1"
+            return site.at(site.pki.files(good), LOCALHOST), Untrusted, "does not contain 127.0.0.1"
         case "no TLS":
-            return site.at(NO_FILES), Unreachable, "give the file with its CA's certificate as --tls-ca"
+            return site.at(NO_FILES), Unreachable, "set --tls-ca"
         case "half a pair":
             files = TlsFiles(str(site.pki.ca), str(good.cert), str(other.issue("wrong", WORKER).key))
             return site.at(files), Unreachable, "cannot be used"
@@ -119,7 +119,7 @@ def unfit(site: Site, case: str, folder: Path) -> tuple[Coordinator, type[Lighth
         case _:
             empty = folder / "empty.pem"
             empty.write_text("")
-            return site.at(TlsFiles(str(empty))), Unreachable, "has no certificate of a CA"
+            return site.at(TlsFiles(str(empty))), Unreachable, "has no CA certificate"
 
 
 @pytest.mark.parametrize(
@@ -171,12 +171,12 @@ def test_a_servers_certificate_out_of_its_time_is_one_clear_line(
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        (("--tls-cert", "{cert}"), "--tls-cert needs --tls-key, too"),
-        (("--tls-identities", "{cert}"), "--tls-identities needs --tls-client-ca, too"),
+        (("--tls-cert", "{cert}"), "--tls-cert also needs --tls-key"),
+        (("--tls-identities", "{cert}"), "--tls-identities also needs --tls-client-ca"),
         (("--tls-cert", "{cert}", "--tls-key", "{key}", "--insecure"), "contradict each other"),
         (("--tls-cert", "{cert}", "--tls-key", "{other}"), "--tls-cert: {cert} with the key {other} cannot be used"),
         (("--tls-client-ca", "{key}"), "{key} has no certificates of CAs"),
-        (("--tls-client-ca", "{cert}", "--tls-identities", "{cert}"), "--tls-identities: is no TOML"),
+        (("--tls-client-ca", "{cert}", "--tls-identities", "{cert}"), "--tls-identities: is not TOML"),
     ],
 )
 def test_options_that_do_not_fit_end_the_start(tmp_path: Path, options: tuple[str, ...], words: str) -> None:
@@ -202,7 +202,7 @@ def test_the_commands_and_the_managers_take_files_by_option_and_variable(site: S
         assert told.returncode == 0, told.stderr
         assert "pki" in told.stdout
         said = run_cli(LIGHTHOUSE_CODE, "kill", "b", "--lighthouse", site.address, "--job", "pki", env=worker)
-        assert (said.returncode, "is of role join" in said.stderr) == (1, True), said.stderr
+        assert (said.returncode, "has role join" in said.stderr) == (1, True), said.stderr
         said = run_cli(LIGHTHOUSE_CODE, "drain", "b", "--lighthouse", site.address, "--job", "pki",
                        env=variables_of(operator))  # fmt: skip
         assert said.returncode == 0, said.stderr
@@ -224,7 +224,7 @@ async def test_files_change_under_an_open_session_and_nothing_is_dropped(tmp_pat
 
             # A pair that does not fit changes nothing, and is told.
             site.server.key.write_bytes(site.pki.issue("stray", *SERVER).key.read_bytes())
-            lighthouse.wait_for_log("the certificates of before stay: .*server.pem with the key")
+            lighthouse.wait_for_log("keeping the previous certificates: .*server.pem with the key")
             with LighthouseClient(site.at(client_files)) as another:
                 another.status()
 
@@ -241,7 +241,7 @@ async def test_files_change_under_an_open_session_and_nothing_is_dropped(tmp_pat
             site.identities.write_text('"prometheus.example.org" = { role = "view" }\n')
             eventually(lambda: not _gets_in(site.at(newcomer)), "its line is gone")
             site.identities.write_text("no TOML")
-            lighthouse.wait_for_log("the identities of before stay valid: --tls-identities: is no TOML")
+            lighthouse.wait_for_log("keeping the previous identities: --tls-identities: is not TOML")
 
             # And given back: the connection is the first one, and so is the session on it.
             site.identities.write_text(IDENTITIES)

@@ -35,5 +35,5 @@ def test_no_step_is_lost_while_certificates_and_tokens_rotate(tmp_path: Path) ->
                 steps = [step for step, _ in group.commits if step >= began]
                 assert steps == list(range(began, began + len(steps)))
                 assert {found for step, found in group.commits if step >= began} == {quorum_id}
-                assert "lighthouse lost" not in group.manager.log()
-                assert "refuses" not in group.manager.log()
+                assert "lighthouse unreachable" not in group.manager.log()
+                assert "refused by" not in group.manager.log()

@@ -131,9 +131,9 @@ async def test_keys_are_fenced(lighthouse: Lighthouse):
             rank.send(ReadyReport(0))
         while isinstance(await said(a), GenerationEnded):
             pass
-        with pytest.raises(WrongState, match="generation: 0 is not the present one"):
+        with pytest.raises(WrongState, match="generation: 0 is not the current one"):
             await at.put_key(0, KeyKind.ITERATION, "rank_0", b"6", slot=0, secret=SECRET)
-        with pytest.raises(WrongState, match="generation: 0 is not the present one"):
+        with pytest.raises(WrongState, match="generation: 0 is not the current one"):
             await at.get_keys(0)
         assert await at.get_keys() == (1, {})
 

@@ -39,8 +39,8 @@ class TestEnds:
         with Supervisor(lighthouse.address, "--nproc-per-node", "2", *QUICK, command=command) as supervisor:
             assert supervisor.wait() == 0
             log = supervisor.log()
-        assert "a/1 has ended by SIGSEGV\n    | bad luck" in log
-        assert "rank 1 has ended by SIGSEGV; the group is started again" in log
+        assert "a/1 died: SIGSEGV\n    | bad luck" in log
+        assert "rank 1 died: SIGSEGV; the group restarts" in log
         assert "started ranks [0, 1], attempt 1" in log
 
     def test_a_crash_at_the_start_is_not_repeated_for_ever(self, lighthouse: Lighthouse) -> None:
@@ -89,7 +89,7 @@ class TestEnds:
             supervisor.wait_for_log(r"\[a/1\] SIGUSR1 is not passed on")
             eventually(lambda: len(supervisor.below) == 1, "rank 0 has ended, and its child; rank 1 sleeps on")
             assert supervisor.stop() == 143
-            assert "has ended by" not in supervisor.log()
+            assert " died: " not in supervisor.log()
 
     @pytest.mark.parametrize("closed", ["1", pytest.param("0,1,2", marks=pytest.mark.slow)])
     def test_closed_streams_and_blocked_signals_are_inherited(
@@ -168,7 +168,7 @@ class TestNothingIsLeftBehind:
             os.kill(supervisor.guard(), signal.SIGKILL)
             assert supervisor.wait() == 1
             assert supervisor.gone()
-            assert "the guard of the ranks has ended with -9" in supervisor.log()
+            assert "the guard of the ranks ended with -9" in supervisor.log()
 
     def test_by_a_rank_that_dies(self, lighthouse: Lighthouse) -> None:
         command = f"{STRAY} {ONCE} sleep 0.3; kill -KILL $$"
@@ -341,7 +341,7 @@ def test_a_misfit_ends_once_its_restarts_are_used_up() -> None:
         with together(misfit, other):
             others = runs(other, 1)
             assert misfit.wait() == 1
-            why = f"2 of them because this group does not fit its peers; rank 0 has ended by exit code 1: {cause}"
+            why = f"2 of them because this group does not fit its peers; rank 0 died: exit code 1: {cause}"
             assert f"ends with 1: the budget of 1 restarts within 3600 s is exhausted, {why}" in misfit.log()
             assert other.below == others
             with LighthouseClient(lighthouse.address) as client:

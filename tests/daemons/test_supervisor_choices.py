@@ -25,7 +25,7 @@ class TestExcludeAfter:
         with Supervisor(lighthouse.address, *options, command=f'test "$RANK" != 1 || exit 7; {SLEEP}') as supervisor:
             assert supervisor.wait() == 1
             assert f"ends with 1: host 0 is excluded: {why}" in supervisor.log()
-            assert supervisor.log().count("a/1 has ended by exit code 7") == 2
+            assert supervisor.log().count("a/1 died: exit code 7") == 2
             assert supervisor.gone()
         (excluded,) = status(lighthouse, "broken").excluded
         assert excluded.reason == why
@@ -50,7 +50,7 @@ def test_output_goes_to_a_file_for_each_rank_and_attempt(lighthouse: Lighthouse,
     with Supervisor(lighthouse.address, *options, command=command, replica_id="x/y") as supervisor:
         assert supervisor.wait() == 0
         shown = [line for line in supervisor.log().splitlines() if line.startswith("[x/y/0] ")]
-        assert "x/y/0 has ended by SIGKILL (kill -9, or the kernel was out of memory)" in supervisor.log()
+        assert "x/y/0 died: SIGKILL (kill -9, or the kernel was out of memory)" in supervisor.log()
     lines = ["attempt 0", "to stderr", "half", "attempt 1"] if tee else []
     assert shown == [f"[x/y/0] {line}" for line in lines]
     written = {str(path.relative_to(tmp_path)): path.read_text() for path in tmp_path.rglob("*.log")}

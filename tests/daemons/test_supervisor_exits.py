@@ -23,7 +23,7 @@ class TestStopsTheRun:
     """What else does, such as a budget that is exhausted, is in manager/supervisor/scenarios.txt."""
 
     def test_130_of_one_of_eight(self, lighthouse: Lighthouse, tmp_path: Path) -> None:
-        go, reason = tmp_path / "go", "rank 0 has ended by exit code 130"
+        go, reason = tmp_path / "go", "rank 0 died: exit code 130"
         script = f'test "$REPLICA_GROUP_ID" = c || {SLEEP}; while ! test -e {go}; do sleep 0.02; done; exit 130'
         run = ("--run-id", "130")
         eight = [Supervisor(lighthouse.address, *run, command=script, replica_id=name) for name in "abcdefgh"]
@@ -98,7 +98,7 @@ class TestWithoutALighthouse:
     def test_at_the_start_it_waits_and_says_so(self) -> None:
         port = free_port()
         with Supervisor(f"{LOCALHOST}:{port}", command="echo started") as supervisor:
-            supervisor.wait_for_log("lighthouse lost: .*; the ranks start when it answers")
+            supervisor.wait_for_log("lighthouse unreachable: .*; the ranks start when it answers")
             assert supervisor.below == []
             with Lighthouse("--bind", f"{LOCALHOST}:{port}"):
                 assert supervisor.wait() == 0
@@ -110,7 +110,7 @@ class TestWithoutALighthouse:
         with Lighthouse() as lighthouse, Supervisor(lighthouse.address, *QUICK, command=script) as supervisor:
             supervisor.wait_for_log("started ranks")
             lighthouse.kill()
-            supervisor.wait_for_log("lighthouse lost: .*; the ranks are supervised all the same")
+            supervisor.wait_for_log("lighthouse unreachable: .*; the ranks keep running")
             go.touch()
             restarted(supervisor, 1)
             assert supervisor.wait() == 0
@@ -126,8 +126,8 @@ class TestWithoutALighthouse:
                 runs(other, 1)
                 lighthouse.kill()
                 (tmp_path / "go").touch()
-                one.wait_for_log("the lighthouse is told of the stop when it is back")
+                one.wait_for_log("the lighthouse will receive the stop when it is reachable again")
                 eventually(lambda: not one.below, "its ranks have ended")
                 with Lighthouse(*options):
                     assert (one.wait(), other.wait()) == (130, 130)
-                    assert "one: rank 0 has ended by exit code 130" in other.log()
+                    assert "one: rank 0 died: exit code 130" in other.log()

@@ -40,7 +40,7 @@ def test_ranks_restart_and_end(lighthouse: Lighthouse, tmp_path: Path) -> None:
         assert supervisor.wait() == 0
         log = supervisor.log()
     assert "[a/0] rank 0 of 2\n" in log
-    assert "a/0 has ended by SIGSEGV" in log
+    assert "a/0 died: SIGSEGV" in log
     assert "started ranks [0, 1], attempt 1" in log
 
 

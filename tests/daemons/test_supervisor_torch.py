@@ -42,7 +42,7 @@ def test_the_store_outlives_ranks_and_comes_back_when_it_is_killed(lighthouse: L
         assert set_and_get(port, "before") == "there"
         store = int(who_listens(port).split()[1])
         os.kill(store, signal.SIGKILL)
-        supervisor.wait_for_log("the group's store has ended by SIGKILL.*; it is started again")
+        supervisor.wait_for_log("the group's store died .SIGKILL.*; restarting it")
         eventually(lambda: str(store) not in who_listens(port) and who_listens(port).startswith("process"))
         assert set_and_get(port, "after") == "there"
         with ManagerClient(supervisor.wait_for_log(r"serves on (\S+);")[1], secret) as manager:
@@ -89,6 +89,6 @@ if rank == "1":
         assert "manager.server.daemon: manager" in log
         assert "of t (2 ranks)" in log
         assert "rank 1 of 2 t" in log
-        assert "t/0 has ended by exit code 3" in log
+        assert "t/0 died: exit code 3" in log
         assert "started ranks [0], attempt 1" in log
-        assert "rank 0 has ended by exit code 130" in log
+        assert "rank 0 died: exit code 130" in log

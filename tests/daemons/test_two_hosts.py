@@ -183,10 +183,10 @@ class TestSilence:
             before = both.run()
             with elsewhere.unplugged() if what == "cable" else getattr(both, what).paused():
                 if what != "first":
-                    both.first.wait_for_log("host 1 has gone")
+                    both.first.wait_for_log("lost host 1")
                     eventually(lambda: not both.first.below, "its half has ended")
                 if what != "second":
-                    both.second.wait_for_log("host 0 is away: .*silent for 10 s")
+                    both.second.wait_for_log("host 0 is unreachable: .*silent for 10 s")
                     eventually(lambda: not both.second.below, "the other half has ended")
             both.restarts_whole_and_stops(before)
 

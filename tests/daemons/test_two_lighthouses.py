@@ -155,7 +155,7 @@ def test_a_supervisor_goes_on_under_the_next_leader_and_hears_the_stop_from_it(e
         with Supervisor(addresses, "--run-id", "r", command=SLEEP) as supervisor:
             runs(supervisor, 1)
             leader.kill()
-            supervisor.wait_for_log("lighthouse back")
+            supervisor.wait_for_log("lighthouse reachable again")
             assert len(supervisor.below) == 1
             stopped = run_cli(LIGHTHOUSE_CODE, "stop", "--lighthouse", addresses, "--run", "r", "--reason", "enough")
             assert stopped.returncode == 0, stopped.stderr
@@ -207,7 +207,7 @@ def test_without_the_store_no_lighthouse_leads_and_each_says_why() -> None:
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        (("--store", "x:1"), "--store: 'x:1' is no store; write etcd://HOST:2379,HOST:2379"),
+        (("--store", "x:1"), "--store: 'x:1' is not a store; write etcd://HOST:2379,HOST:2379"),
         (("--store", "etcd://a", "--journal", "/tmp/x"), "--journal and --store are two places for the same records"),
         (("--store", "etcd://a", "--store-ttl", "1s"), "--store-ttl 1s: give whole seconds, at least 2"),
         (("--store-ca", "/tmp/x"), "--store-ca is for --store, which is not given"),

@@ -173,7 +173,7 @@ def test_a_flood_of_calls_that_are_reset_harms_no_session_no_wait_and_no_new_cal
         assert not first.done()
         assert wait_for_quorum("second") == first.result()
         assert [(group.commits[-1][1], group.discards) for group in groups] == before
-        assert "lighthouse lost" not in "".join(group.manager.log() for group in groups)
+        assert "lighthouse unreachable" not in "".join(group.manager.log() for group in groups)
 
 
 def test_an_address_with_too_many_calls_is_told_so_and_one_with_too_many_connections_gets_none(

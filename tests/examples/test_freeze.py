@@ -91,7 +91,7 @@ def test_the_cure_meets_the_document_s_criteria(tmp_path: Path) -> None:
     with FreezeRun(tmp_path, "ok", *epochs, *long, "--checkpoint-takes", "0.5") as run:
         end(run)
         for log in (run.supervisor_log, tmp_path / "lighthouse.log"):
-            assert "nothing moves" not in log.read_text()
+            assert "nothing has moved" not in log.read_text()
     logs = [log_of(run, rank) for rank in range(RANKS)]
     for rank, log in enumerate(logs):
         assert re.findall(r"Epoch (\d+)/102", log) == [str(epoch) for epoch in range(1, 103)]

@@ -49,7 +49,7 @@ def timeline(now: float) -> tuple[TimelineEntry, ...]:
         (1700, TimelineKind.JOINED, "abcd", ""),
         (1699, TimelineKind.QUORUM, "abcd", "quorum 57: 4 participants at step 0"),
         (600, TimelineKind.KILLED, "b", "driver update"),
-        (599.9, TimelineKind.LOST, "b", "its connection has ended"),
+        (599.9, TimelineKind.LOST, "b", "its connection was lost"),
         (599, TimelineKind.QUORUM, "acd", "quorum 58: 3 participants at step 3316"),
         (571, TimelineKind.JOINED, "b", ""),
         (570, TimelineKind.QUORUM, "abcd", "quorum 59: 4 participants at step 3361"),
@@ -58,7 +58,7 @@ def timeline(now: float) -> tuple[TimelineEntry, ...]:
         (240, TimelineKind.DRAINED, "d", ""),
         (239, TimelineKind.LEFT, "d", ""),
         (239, TimelineKind.QUORUM, "abc", "quorum 60: 3 participants at step 3980"),
-        (13, TimelineKind.STALL, "c", f"nothing moves for 61 s: {SUSPECT}"),
+        (13, TimelineKind.STALL, "c", f"nothing has moved for 61 s: {SUSPECT}"),
     )
     return tuple(TimelineEntry(now - ago, kind, tuple(names), 0, text) for ago, kind, names, text in said)
 
@@ -66,7 +66,7 @@ def timeline(now: float) -> tuple[TimelineEntry, ...]:
 def incidents(now: float) -> tuple[IncidentSummary, ...]:
     stall = IncidentSummary("20261122-101501", "llm-7b", IncidentKind.STALL, SUSPECT, ("c/1",), now - 13, 61.0)
     loss = IncidentSummary(
-        "20261122-100514", "llm-7b", IncidentKind.LOSS, "b was lost: its connection has ended", ("b",), now - 600, 0.004
+        "20261122-100514", "llm-7b", IncidentKind.LOSS, "b was lost: its connection was lost", ("b",), now - 600, 0.004
     )
     return (
         dataclasses.replace(stall, evidence_s=61.9, acted_s=61.9, action="notify"),
@@ -77,7 +77,7 @@ def incidents(now: float) -> tuple[IncidentSummary, ...]:
 def shown(now: float) -> JobStatus:
     members = group("a", 1), group("b", 2, heartbeat_age_s=0.7), group("c", 3), group("e", 5, 0, state=MemberState.IDLE)
     members = *members[:3], dataclasses.replace(members[3], is_participant=False, heartbeat_age_s=0.2, address="")
-    of = job(*members, name="llm-7b", quorum_id=60, explanation="3 participants train; 4 alive")
+    of = job(*members, name="llm-7b", quorum_id=60, explanation="3 of 4 groups")
     everywhere = tuple(rank for host, name in enumerate("abc", start=1) for rank in ranks(name, host))
     return dataclasses.replace(
         of,

@@ -71,5 +71,5 @@ class FakeLighthouse:
 
     def incident(self, name: str, call: Call) -> object:
         if name not in self.incidents:
-            raise UnknownName(f"id: there is no incident {name!r}")
+            raise UnknownName(f"no incident {name!r}")
         return self.incidents[name]

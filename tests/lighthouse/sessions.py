@@ -163,7 +163,7 @@ def recalled(names: str = "ab", now: float = 0.0, **config: object) -> QuorumMac
     """`standing`, and then x has come by session 9 and asks with call 9: nobody has answered the recall yet."""
     machine = standing(names, now, **config)
     machine.handle(opened(9, "x"), now)
-    assert machine.handle(asks(9, 9, "x"), now) == [told("recalled", tuple(range(1, len(names) + 1)), "1 ask")]
+    assert machine.handle(asks(9, 9, "x"), now) == [told("recalled", tuple(range(1, len(names) + 1)), "1 waiting")]
     return machine
 
 

@@ -218,7 +218,7 @@ class Rank(ManagerSide):
         if assignment.revoked or assignment.quorum_id in self._revoked:
             machine.failed("revoked")
         elif machine.cannot_heal:
-            return self.exit("holds no state, and there is no other group to heal from")
+            return self.exit("holds no state, and no other group can heal them")
         elif machine.is_unhealed:
             machine.failed("torn")
             self._drop()

@@ -170,7 +170,7 @@ class StepMachine:
         """A backward pass that was reducing never came to its end: what it has reduced is of no use, and what the peers
         reduce next is not what this rank would."""
         self.is_in_backward = False
-        self.erred("a backward pass was given up before it had reduced all gradients")
+        self.erred("a backward pass was abandoned before it had reduced all gradients")
 
     @property
     def contributes(self) -> bool:

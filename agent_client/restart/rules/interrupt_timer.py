@@ -28,7 +28,7 @@ class InterruptTimer:
     def left(self, now: float) -> None:
         """The function runs no more, and what it has left is ended."""
         self._interrupt_at, self._leaves_by = math.inf, now + self.hard_timeout_s
-        self._overdue = f"what the function left was not ended within {self.hard_timeout_s:g} s"
+        self._overdue = f"what the function left behind did not end within {self.hard_timeout_s:g} s"
 
     def end(self) -> None:
         """That is done, too."""

@@ -169,7 +169,7 @@ class RankMachine:
         if isinstance(error, DuplicateReplica):
             return [events.SlotTaken(str(error))] if self._stream.refuse(now, jitter) else []
         is_news = self._stream.close(now, jitter)
-        return [events.LighthouseLost(str(error or "it has ended the stream"))] if is_news else []
+        return [events.LighthouseLost(str(error or "it closed the stream"))] if is_news else []
 
     def _pass_stream(self, now: float) -> list[events.RankEffect]:
         gives_up_at = self._gives_up_at()
@@ -301,7 +301,7 @@ class RankMachine:
         silent_at = self._silent_at()
         if silent_at is None or now < silent_at or self.generation is None:
             return []
-        reason = f"no ping for {self.config.soft_timeout_s:g} s (soft_timeout): call ping() in what takes long, too"
+        reason = f"no ping for {self.config.soft_timeout_s:g} s (soft_timeout): call ping() in long operations, too"
         self._failure = FailureReport(self.generation, reason)
         self._interrupt(self._failure.reason, now)
         return [*self._send(self._failure), *self._leaving.tick(now)]

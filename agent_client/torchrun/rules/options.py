@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 NOT_NEEDED = frozenset(
     {
-        "heartbeat_timeout",  # a node is known by its stream: it sends no heartbeats that a store keeps
+        "heartbeat_timeout",  # a node is known by its stream: it fell silent that a store keeps
         "is_host",  # the store of a round is on the node of rank 0, whichever that is
         "keep_alive_interval",
         "keep_alive_max_attempt",

@@ -14,13 +14,13 @@ _STYLES = {Level.OK: "green", Level.WARN: "yellow", Level.FAIL: "bold red"}
 
 
 @click.command()
-@client_options(job_help="Only the managers of this job; without it, those of every job.")
+@client_options(job_help="Check only the managers of this job.  [default: all jobs]")
 @click.pass_context
 def doctor(ctx: click.Context, given: ClientOptions) -> None:
-    """Check that this host can use the lighthouse: address, TLS, token, clock, versions, store, managers.
+    """Check that this host can use the lighthouse.
 
-    One line for each check, with the remedy where something is wrong. Exit status 1 if a check fails. Each step ends
-    within --timeout.
+    Checks address, TLS, token, clock, versions, store and managers: one line each, with the remedy if something is
+    wrong. Exit status 1 if a check fails. Each check takes at most --timeout.
     """
     findings = check(gather(given.coordinator, given.status, given.timeout))
     document = {"is_healthy": is_healthy(findings), "findings": list(map(dataclasses.asdict, findings))}

@@ -111,7 +111,7 @@ def _blocks(status: LighthouseStatus, width: int) -> Iterator[_Block]:
     for job in status.jobs:
         stalls = [stall(job)] if job.stall else []
         if has_quorum(job, runs):
-            head, stalls = [Text(""), *job_summary(job), *stalls], []
+            head, stalls = [Text(""), *job_summary(job)], []
             yield _Block(head, len(job.members), functools.partial(_members, job, width), "lighthouse members")
         for run in (run for run in runs if run.job == job.job):
             head, stalls = [Text(""), *run_summary(run), *stalls], []

@@ -30,6 +30,7 @@ class Column(Generic[T]):
     keep: int | None = None
     comfort: int | None = None
     tells_apart: bool = False
+    is_prose: bool = False  # cut at its end, not in the middle
 
     def lines(self, rows: Sequence[T]) -> list[Text]:
         return [Text(self.title, "bold"), *(Text(printable(self.text(row)), self.style(row)) for row in rows)]
@@ -43,7 +44,7 @@ def table(columns: Sequence[Column[T]], rows: Sequence[T], width: int) -> list[T
     widths = fit(columns, natural, width)
     for column in columns:
         for cell in cells[column.title] if column.title in widths else ():
-            cell.plain = shorten(cell.plain, widths[column.title])
+            cell.plain = (cut if column.is_prose else shorten)(cell.plain, widths[column.title])
             cell.align("right" if column.is_number else "left", widths[column.title])
     lines = [Text(" " * GAP).join(row) for row in zip(*(cells[title] for title in widths), strict=True)]
     for line in lines:
@@ -82,6 +83,11 @@ def shorten(text: str, width: int) -> str:
         return set_cell_size(text, max(0, width))
     tail = (width - 1) // 2
     return set_cell_size(text, width - 1 - tail) + "…" + set_cell_size(text[::-1], tail)[::-1]
+
+
+def cut(text: str, width: int) -> str:
+    """Cut at the end, as fits prose."""
+    return text if cell_len(text) <= width else set_cell_size(text, max(0, width - 1)) + "…"[:width]
 
 
 def share(budget: int, wants: Sequence[int]) -> list[int]:

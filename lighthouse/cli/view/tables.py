@@ -1,8 +1,10 @@
 """What the verbs show of a status, as lines of text. The columns are defined here and nowhere else."""
 
+import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 from rich.console import Console
 from rich.text import Text
@@ -76,25 +78,30 @@ def status_lines(status: LighthouseStatus, width: int) -> list[Text]:
     stalled = {job.job for job in status.jobs if job.stall}
     runs = [replace(run, verdict="stalled") if run.job in stalled else run for run in status.runs if run.ranks]
     with_quorum = [job for job in status.jobs if has_quorum(job, runs)]
-    lines = [line for job in status.jobs if job.stall or job in with_quorum for line in _headline(job, width)]
-    lines += [Text(printable(_starting(run)), style="cyan") for run in _starting_runs(status)]
-    if with_quorum:
-        lines += table(_JOB_COLUMNS, with_quorum, width)
+    are_many = len(status.jobs) > 1
+    lines = [line for job in status.jobs if job.stall or job in with_quorum for line in _headline(job, are_many, width)]
+    lines += [line for run in _starting_runs(status) for line in wrapped(Text(_starting(run), style="cyan"), width)]
+    if rows := [job for job in with_quorum if _verdict(job) != "ended"]:
+        lines += table(_JOB_COLUMNS, rows, width)
     if runs:
-        lines += [*([Text("")] if with_quorum else []), *table(_RUN_COLUMNS, runs, width)]
-    return lines or [Text("no jobs: no replica group has joined, and no rank of a run")]
+        lines += [*([Text("")] if rows else []), *table(_RUN_COLUMNS, runs, width)]
+    return lines or [Text("no jobs: no replica group and no rank of a run has joined yet")]
 
 
-def _headline(job: JobStatus, width: int) -> list[Text]:
-    name = printable(job.job)
-    if job.stall:
-        first = Text.assemble(f"{name}: ", stall(job))
-    else:
-        step = f"step {max_step(job)}: " if job.verdict == Verdict.FORMED else ""
-        first = Text(f"{name}: {step}{printable(job.explanation)}", style=_verdict_style(job))
+def _headline(job: JobStatus, has_name: bool, width: int) -> list[Text]:
+    name = f"{printable(job.job)}: " if has_name else ""
     data = () if job.data is None else (Text(f"  data: {job.data}", style="dim" if job.data.is_exact else "yellow"),)
-    texts = (first, *data, *(Text.assemble("  ", heal) for heal in heals(job)))
+    texts = (Text.assemble(name, progress(job)), *data, *(Text.assemble("  ", heal) for heal in heals(job)))
     return [line for text in texts for line in wrapped(text, width)]
+
+
+def progress(job: JobStatus) -> Text:
+    """Say whether the job makes progress, and if not, what it waits for."""
+    if job.stall:
+        return stall(job)
+    is_training = job.verdict == Verdict.FORMED and participants(job) > 0
+    step = f"training: step {max_step(job)}, " if is_training else ""
+    return Text(f"{step}{printable(job.explanation)}", style=_verdict_style(job))
 
 
 def _starting_runs(status: LighthouseStatus) -> list[RunStatus]:
@@ -104,7 +111,7 @@ def _starting_runs(status: LighthouseStatus) -> list[RunStatus]:
 
 
 def _starting(run: RunStatus) -> str:
-    return f"{run.job}: starting: {supervised(run)}; none has joined yet"
+    return printable(f"{run.job}: starting: {supervised(run)}; no rank has joined yet")
 
 
 def has_quorum(job: JobStatus, runs: Sequence[RunStatus]) -> bool:
@@ -158,22 +165,25 @@ def member_lines(rows: Sequence[Row], width: int) -> list[Text]:
 
 
 def member_rows(status: LighthouseStatus) -> list[Row]:
-    return [(job.job, member) for job in status.jobs for member in job.members]
+    return [(j.job, m) for j in status.jobs for m in sorted(j.members, key=lambda m: natural_key(m.replica_id))]
+
+
+def natural_key(name: str) -> list[tuple[int, str]]:
+    """Sort key by which group_2 comes before group_10."""
+    return [(int(part), "") if part.isdecimal() else (-1, part) for part in re.split(r"(\d+)", name)]
 
 
 def job_summary(job: JobStatus) -> list[Text]:
-    """The quorum, why there is or is not one, the known groups, and those that heal."""
+    """The quorum, whether the job makes progress, the known groups, and those that heal."""
     quorum = f"quorum {job.quorum_id}, {format_duration(job.quorum_age_s)} old" if job.quorum_id else "no quorum yet"
     return [
         Text.assemble(
             (printable(job.job), "bold"),
-            f"  {quorum}, {counted(participants(job), 'participant')}, step {max_step(job)}",
-        ),
-        Text.assemble(
-            (printable(_verdict(job)), _verdict_style(job)),
+            f"  {quorum}",
             *((", ", (printable(job.phase), _phase_style(job))) if job.phase not in ("", "none") else ()),
-            f": {printable(job.explanation)}",
+            f", step {max_step(job)}",
         ),
+        progress(job),
         Text(state_counts(job)),
         *heals(job),
     ]
@@ -181,7 +191,7 @@ def job_summary(job: JobStatus) -> list[Text]:
 
 def stall(job: JobStatus) -> Text:
     """The ranks that are behind, where nothing moves."""
-    return Text(f"nothing moves for {format_duration(job.stall_s)}: {printable(job.stall)}", style="red")
+    return Text(f"nothing has moved for {format_duration(job.stall_s)}: {printable(job.stall)}", style="red")
 
 
 def heals(job: JobStatus) -> list[Text]:
@@ -193,12 +203,12 @@ def heals(job: JobStatus) -> list[Text]:
 
 
 def most_urgent(members: Sequence[MemberStatus], count: int) -> list[MemberStatus]:
-    """`count` members, those that need a look first; in the order given where all of them fit."""
-    return list(members) if len(members) <= count else sorted(members, key=_urgency)[:count]
+    """`count` members, those that need a look first; in the order of their names where all of them fit."""
+    return sorted(members, key=(lambda m: natural_key(m.replica_id)) if len(members) <= count else _urgency)[:count]
 
 
 def participants(job: JobStatus) -> int:
-    return sum(member.is_participant for member in job.members)
+    return sum(member.is_participant and member.state is not MemberState.EXPIRED for member in job.members)
 
 
 def max_step(job: JobStatus) -> int:
@@ -231,15 +241,15 @@ def _run_style(run: RunStatus) -> str:
     return "red" if run.stop is not None else "green" if run.verdict in ("stands", "completed") else "yellow"
 
 
-def _urgency(member: MemberStatus) -> tuple[int, bool, str]:
+def _urgency(member: MemberStatus) -> Any:
     place = _STATES.index(member.state) if member.state in _STATES else len(_STATES)
-    return place, member.commit_failures == 0, member.replica_id
+    return place, member.commit_failures == 0, natural_key(member.replica_id)
 
 
 def _verdict(job: JobStatus) -> str:
     """What a person reads: a quorum that has formed does not train if nothing moves, or no member is alive."""
     if job.verdict != Verdict.FORMED:
-        return job.verdict
+        return "ended" if job.explanation.startswith("ended at step ") else job.verdict
     if job.stall:
         return "stalled"
     is_lost = job.members and all(member.state is MemberState.EXPIRED for member in job.members)
@@ -247,7 +257,12 @@ def _verdict(job: JobStatus) -> str:
 
 
 def _verdict_style(job: JobStatus) -> str:
-    return _VERDICT_STYLES.get(_verdict(job), "red")
+    verdict = _verdict(job)
+    if verdict == "ended":
+        return ""
+    if verdict == Verdict.NO_JOINS and any(member.state is not MemberState.EXPIRED for member in job.members):
+        return "cyan"  # its groups are starting
+    return _VERDICT_STYLES.get(verdict, "red")
 
 
 def _phase_style(job: JobStatus) -> str:
@@ -260,13 +275,12 @@ def _beat_style(row: Row) -> str:
 
 _JOB_COLUMNS: Sequence[Column[JobStatus]] = (
     Column("JOB", lambda job: job.job, comfort=12),
+    Column("VERDICT", _verdict, _verdict_style),
+    Column("STEP", lambda job: str(max_step(job)), is_number=True, keep=2),
+    Column("GROUPS", lambda job: f"{participants(job)}/{len(job.members)}", is_number=True, keep=4),
     Column("QUORUM", lambda job: str(job.quorum_id or "-"), is_number=True),
     Column("AGE", lambda job: format_duration(job.quorum_age_s) if job.quorum_id else "-", is_number=True, keep=3),
-    Column("PARTICIPANTS", lambda job: str(participants(job)), is_number=True, keep=4),
-    Column("MEMBERS", lambda job: str(len(job.members)), is_number=True, keep=1),
-    Column("STEP", lambda job: str(max_step(job)), is_number=True, keep=2),
-    Column("PHASE", lambda job: job.phase or "-", _phase_style, keep=5),
-    Column("VERDICT", _verdict, _verdict_style),
+    Column("PHASE", lambda job: job.phase if participants(job) else "-", _phase_style, keep=1),
 )
 
 _RUN_COLUMNS: Sequence[Column[RunStatus]] = (

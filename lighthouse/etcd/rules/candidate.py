@@ -117,9 +117,9 @@ class Candidate:
         if self._store_error:
             return NotLeader(
                 f"store_unavailable: {self._store_error}, for {now - self._answered_at:.0f} s; no lighthouse can lead "
-                "until the store answers, and standing quorums go on under their leases"
+                "until the store answers, and quorums continue under their leases"
             )
-        return NotLeader("no lighthouse leads at this moment; one is being elected")
+        return NotLeader("no lighthouse leads at the moment; an election is running")
 
     def status(self, now: float) -> CandidateStatus:
         role = self._role if self._role is not Role.LEADING or self.may_act(now) else Role.FOLLOWING
@@ -171,7 +171,7 @@ class Candidate:
                 return ()
             case LeaseEnded(number):
                 self._answered(now)
-                return self._end("the store has ended its lease", now) if number in self._renewals else ()
+                return self._end("its lease in the store expired", now) if number in self._renewals else ()
             case _:
                 self._answered(now)
                 if event.number != self._asked:

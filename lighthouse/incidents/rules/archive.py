@@ -80,7 +80,7 @@ class IncidentArchive:
         incident = self._by_id.get(id)
         if incident is None:
             newest = ", ".join(summary.id for summary in self.summaries()[:8]) or "none"
-            raise UnknownName(f"id: there is no incident {id!r}; the newest: {newest}")
+            raise UnknownName(f"no incident {id!r}; the newest: {newest}")
         return incident
 
     def summaries(self, job: str = "") -> tuple[IncidentSummary, ...]:

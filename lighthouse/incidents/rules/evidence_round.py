@@ -115,7 +115,7 @@ def read_ranks(names: Iterable[str]) -> dict[str, tuple[int, ...]] | None:
         if not slash:
             chosen[name] = set()
         elif not number.isdecimal() or len(number) > 5:
-            raise InvalidRequest(f"{name!r} names no rank; write b/1, or b for all of that group", field="rank")
+            raise InvalidRequest(f"{name!r} is not a rank; write b/1, or b for all of that group", field="rank")
         elif chosen.setdefault(group, {int(number)}):  # else all of it are asked for already
             chosen[group].add(int(number))
     return {group: tuple(sorted(ranks)) for group, ranks in chosen.items()} or None

@@ -219,7 +219,7 @@ class IncidentMachine:
         first_s = case.incident.summary.evidence_s
         changed = Changed(case.note(evidence_s=now - case.fault_at if first_s is None else first_s))
         if case is not self._stall:
-            done = self._note_action(case, "something moves again: nothing was done", now)
+            done = self._note_action(case, "progress resumed: nothing was done", now)
             self._drop_if_over(case)
             return [changed, done]
         decision = decide(self._policy, case.verdict.behind, members)

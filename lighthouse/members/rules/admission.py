@@ -60,7 +60,7 @@ def _duplicate(participant: Participant, old: Member | None) -> DuplicateReplica
     return DuplicateReplica(
         f"replica_id: {participant.replica_id} is in use: {before.address or 'no address'} "
         "waits for a quorum, "
-        f"{participant.address or 'no address'} asks for one; give each replica group an id of its own"
+        f"{participant.address or 'no address'} asks for one; give each replica group its own ID"
     )
 
 
@@ -77,7 +77,7 @@ def _backwards(participant: Participant, old: Member | None) -> InvalidRequest |
         return None
     return InvalidRequest(
         f"of {participant.replica_id} went from {before.step} back to {participant.step}; "
-        "a group that lost its state takes a new incarnation (restart its manager)",
+        "a group that lost its state needs a new incarnation (restart its manager)",
         field="step",
     )
 
@@ -92,10 +92,9 @@ def _misfit(participant: Participant, roster: Roster) -> WrongState | None:
         if other := _another(trains, participant):
             return WrongState(
                 f"world_size: {participant.replica_id} has {participant.group_world_size} ranks, {other} has {size}: "
-                "their ranks hold different shards, and rank by rank they cannot be peers; replica groups of one job "
-                "have the same size, or one rank each, which gathers the group's state and scatters it again "
-                "(--group-world-size 1), unless the lighthouse runs with --allow-heterogeneous; if they are two jobs, "
-                "give each a --job of its own"
+                "their ranks hold different shards and cannot be peers; replica groups of one job need the same size, "
+                "or one rank each that gathers and scatters the group's state (--group-world-size 1), unless the "
+                "lighthouse runs with --allow-heterogeneous; if these are two jobs, give each its own --job"
             )
     return None
 

@@ -58,22 +58,22 @@ def why_impostor(
         return None if is_shown(secret, kept) else _in_use(participant, old)
     if is_cut and not is_shown(secret, kept):
         return Unreachable(
-            f"replica_id: the connection of {name} was cut together with most others, and its manager may come back; "
-            "another manager of that name is taken when it counts as lost: ask again"
+            f"replica_id: the connection of {name} was cut together with most others, and its manager may reconnect; "
+            "another manager of this name is admitted once it counts as lost: ask again"
         )
     awaited = remembered.secret if remembered is not None and remembered.is_awaited else ""
     if awaited and not is_shown(secret, awaited):
         return Unreachable(
-            f"replica_id: {name} is a member of the quorum that the lighthouse held before it restarted, and may come "
-            "back until that quorum's lease is over; another manager of that name is taken then: ask again"
+            f"replica_id: {name} is a member of the quorum that the lighthouse held before it restarted, and may "
+            "reconnect until that quorum's lease expires; another manager of this name is admitted then: ask again"
         )
     if not participant.incarnation:
         return None
     for incarnation, digest in _known(old, remembered):
         if digest and incarnation == participant.incarnation and not is_shown(secret, digest):
             return DuplicateReplica(
-                f"replica_id: {name} with incarnation {participant.incarnation} is another manager, which "
-                f"{participant.address or 'no address'} is not; start this one again, so that it has one of its own"
+                f"replica_id: {name} with incarnation {participant.incarnation} is another manager than the one at "
+                f"{participant.address or 'no address'}; restart this one, so that it gets its own"
             )
     return None
 
@@ -87,6 +87,6 @@ def _in_use(participant: Participant, old: Member) -> DuplicateReplica:
     address = old.participant.address if old.participant is not None else ""
     return DuplicateReplica(
         f"replica_id: {participant.replica_id} is in use: {address or 'no address'} holds a session, "
-        f"{participant.address or 'no address'} asks for one; give each replica group an id of its own. If that one is "
-        "gone, the name is free as soon as the lighthouse has noticed it"
+        f"{participant.address or 'no address'} asks for one; give each replica group its own ID. If the "
+        "other one died, the name is free as soon as the lighthouse has detected that"
     )

@@ -24,7 +24,7 @@ def unreachable(hidden: Participant, routable: Participant) -> WrongState:
     return WrongState(
         f"address: {hidden.replica_id} advertises {_what_is_hidden(hidden)} beside "
         f"{routable.replica_id} ({routable.address or routable.store_address}); its peers cannot reach it: "
-        "start its manager with --advertise and an address of its host"
+        "start its manager with --advertise ADDRESS, an address of its host"
     )
 
 

@@ -178,7 +178,7 @@ class Roster:
         if member is None:
             member = self._add(participant.replica_id, participant.incarnation, now)
         if member.down:
-            self._emit(MemberBack(member.replica_id, "all its ranks are there"))
+            self._emit(MemberBack(member.replica_id, "all its ranks are connected"))
             self._emit(GridChanged())
         member.has_missed, member.down, member.is_starting = False, "", False
         self.miss_ranks(member, NO_RANKS)
@@ -290,7 +290,7 @@ class Roster:
                 lapsed.append(member)
                 if member.session is not None:
                     continue  # its loss has consequences that are told first
-                self._lapse(member, now, MemberLost(member.replica_id, None, "it is silent", member.seen_at))
+                self._lapse(member, now, MemberLost(member.replica_id, None, "it fell silent", member.seen_at))
             elif not member.is_alive and self._due_at(member, now) <= now:
                 self.remove(member)
                 continue

@@ -66,7 +66,7 @@ class Samples:
     def take(self, levels: Levels, now: float) -> None:
         """To be called every EVERY_S."""
         self._rate_from(levels, now)
-        self._samples.append(_Sample(now, levels, self._steps_per_s(levels, now)))
+        self._samples.append(_Sample(now, levels, self.steps_per_s(levels, now)))
 
     def pace(self, levels: Levels, discards: int, now: float) -> Pace:
         """`levels` are those of now."""
@@ -76,7 +76,7 @@ class Samples:
             levels.training,
             levels.alive,
             levels.goodput,
-            self._steps_per_s(levels, now),
+            self.steps_per_s(levels, now),
             discards,
             ages_s=[round(now - sample.at, 1) for sample in samples],
             steps_per_s_then=[sample.steps_per_s for sample in samples],
@@ -94,7 +94,7 @@ class Samples:
         while len(rated) > 1 and _is_enough(*rated[1], levels, now):
             rated.popleft()
 
-    def _steps_per_s(self, levels: Levels, now: float) -> float | None:
+    def steps_per_s(self, levels: Levels, now: float) -> float | None:
         if not levels.training:
             return 0.0
         if not self._rated or levels.step < self._rated[-1][1] or now - self._rated[0][0] < EVERY_S:

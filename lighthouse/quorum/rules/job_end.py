@@ -65,8 +65,8 @@ class JobEnd:
         if any(other not in self.absent for other in others):
             return None
         return Drained(
-            f"the job has ended at step {self.step}: all groups that were left have finished. {name} was away at "
-            f"the end and brings step {step}: nothing is left for it to do. To train all the same, start it with "
+            f"the job ended at step {self.step}: all remaining groups have finished. {name} was absent at the end and "
+            f"has step {step}, so it has nothing left to do. To train anyway, start it with "
             f"--continue (LIGHTHOUSE_MANAGER_CONTINUE=1), from a checkpoint of step {self.step} or later, or under "
             "another --job"
         )

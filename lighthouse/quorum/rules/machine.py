@@ -296,7 +296,7 @@ class QuorumMachine:
         if draining:
             self.presence.recall(f"{draining[0]} drains")
         elif self.peers_pending:
-            self.presence.recall(f"{self.joins.newcomers} ask to come in")
+            self.presence.recall(f"{self.joins.newcomers} waiting to join")
 
     # -- forming
 

@@ -218,7 +218,7 @@ class Presence:
             return
         until = self.silence.closing_held_until(member, self.beat_interval_s, now)
         if until is None:
-            self._lose(member, "its connection has ended", now)
+            self._lose(member, "its connection was lost", now)
         else:
             self._drop_join(member, now)
             self.roster.close(member, until, now)
@@ -247,7 +247,7 @@ class Presence:
             return
         leaving, self._leaving = self._leaving, []
         for session in leaving:
-            self._emit(events.SessionRefused(session, None, "the group has left"))
+            self._emit(events.SessionRefused(session, None, "as requested"))
 
     # -- time
 
@@ -433,11 +433,11 @@ class Presence:
         if self.silence.excuse(member, self.beat_interval_s, now):
             return
         session = member.session if member.closes_at is None else None
-        reason = "it is silent" if member.closes_at is None else "its connection has ended"
+        reason = "it fell silent" if member.closes_at is None else "its connection was lost"
         self._lose(member, reason, now, member.seen_at)
         if session is not None:
             timeout_s = self._config.heartbeat_timeout_s
-            gone = Unreachable(f"the lighthouse has heard nothing of {member.replica_id} for {timeout_s:g} s")
+            gone = Unreachable(f"the lighthouse received no heartbeat from {member.replica_id} for {timeout_s:g} s")
             self._emit(events.SessionRefused(session, gone))
 
     def _lose(self, member: Member, reason: str, now: float, last_seen_at: float | None = None) -> None:

@@ -146,9 +146,7 @@ class Standing:
             return None
         if self.is_holder(replica_id, incarnation) and self.quorum and held.quorum_id == self.quorum.quorum_id:
             return self.order()
-        return QuorumOrder(
-            held.quorum_id, QuorumPhase.REVOKED, reason="the lighthouse does not hold this quorum any more"
-        )
+        return QuorumOrder(held.quorum_id, QuorumPhase.REVOKED, reason="the lighthouse no longer holds this quorum")
 
     def may_form(self, chosen: Iterable[Participant], now: float) -> bool:
         """Rule 4. `chosen` have joined, so they grant nothing more under this quorum."""
@@ -239,7 +237,7 @@ class Standing:
                 return self._revoke_without(replica_id, "has left")
             return None  # its join will say more
         if held.mode is HoldState.REVOKED:
-            return self.revoke(f"{replica_id} has given it up")
+            return self.revoke(f"{replica_id} left it")
         if held.mode is HoldState.LEAVING:
             return self._leave(holder, replica_id, held.granted, now)
         if self.phase is QuorumPhase.RETURNING:
@@ -342,7 +340,7 @@ class Standing:
         if not self._holders:
             self._begin(QuorumPhase.NONE)
             return None
-        return self.revoke(f"not back within the lease: {', '.join(missing)}")
+        return self.revoke(f"not reconnected within the lease: {', '.join(missing)}")
 
     # -- within
 
@@ -379,7 +377,7 @@ class Standing:
         self.phase = QuorumPhase.STANDING
         if not self._is_odd:
             return self.order()
-        order = self.recall("a member came back in the middle of a recall")
+        order = self.recall("a member returned during a recall")
         return self._settle() or order
 
     def _told(self, holder: _Holder, granted: int, *, is_spent: bool) -> QuorumOrder | None:

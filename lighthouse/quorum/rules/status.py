@@ -34,6 +34,7 @@ def job_status(
     incidents: tuple[IncidentSummary, ...] = (),
     heals: Mapping[str, HealStatus] = MappingProxyType({}),
     data: DataUse | None = None,
+    steps_per_s: float | None = None,
 ) -> JobStatus:
     """`heals`: of the groups that heal. O(n log n): for a person or a scrape, never for a round."""
     current = machine.current
@@ -43,7 +44,7 @@ def job_status(
         quorum_id=machine.quorum.quorum_id if machine.quorum else 0,
         quorum_age_s=now - current.formed_at if current.formed_at is not None else 0.0,
         verdict=machine.verdict().value,
-        explanation=explain(machine, now),
+        explanation=explain(machine, now, steps_per_s),
         quorums_formed=current.changes,
         rounds=current.rounds,
         members=tuple(_member_status(m, machine, now, heals.get(m.replica_id)) for m in members),
@@ -60,7 +61,7 @@ def job_status(
     )
 
 
-def explain(machine: QuorumMachine, now: float) -> str:
+def explain(machine: QuorumMachine, now: float, steps_per_s: float | None = None) -> str:
     """The verdict with its numbers, in words."""
     held = machine.presence.silence.braked_for if now < machine.braked_until else ""
     silent = machine.presence.silent(now)
@@ -70,7 +71,7 @@ def explain(machine: QuorumMachine, now: float) -> str:
     are_all_starting = machine.verdict() is Verdict.NO_JOINS and all(
         member.is_starting for member in machine.roster if member.is_alive
     )
-    why = "" if starting and are_all_starting else _explain(machine, now)
+    why = "" if starting and are_all_starting else _explain(machine, now, steps_per_s)
     return "; ".join(filter(None, (why, held, overdue, starting, grid.explain())))
 
 
@@ -93,17 +94,17 @@ def _awaited(machine: QuorumMachine) -> str:
         case Verdict.NO_ALLOWED_SIZE:
             return f"more replica groups: allowed sizes are {_sizes(config)}, joined: {names}"
         case Verdict.WAITING_FOR_MEMBERS:
-            return f"the quorum's members to finish their step: {_names(machine)}"
+            return f"{_names(machine)}, the members of the quorum, to finish their step"
         case Verdict.WAITING_FOR_STRAGGLERS:
             return f"{_names(machine)}, at most {config.join_timeout_s:g} s (--join-timeout)"
         case Verdict.WAITING_FOR_RECALL:
-            return "the members of the standing quorum to say how far they are"
+            return "the members of the quorum to report their step"
         case Verdict.WAITING_FOR_RECONNECT:
-            return "the quorum of before the lighthouse's restart to come back"
+            return "the members of the quorum to reconnect after the restart of the lighthouse"
         case Verdict.WAITING_FOR_LEASES:
-            return "the leases of the last quorum to end: none of it has joined, or the lighthouse has restarted"
+            return "the last quorum's leases to expire: none of its members has joined, or the lighthouse has restarted"
         case Verdict.WAITING_FOR_LOST_MEMBER:
-            return "a lost member, which may be back before a spare is spent (--spare-promotion-delay)"
+            return "a lost member to return before a spare replaces it (--spare-promotion-delay)"
         case Verdict.NO_JOINS | Verdict.FORMED | Verdict.READY:
             return ""
 
@@ -115,40 +116,48 @@ def _starting(machine: QuorumMachine, grid: Grid) -> str:
     return f"starting: {_shown(sorted(names))}" if names else ""
 
 
-def _explain(machine: QuorumMachine, now: float) -> str:
+def _explain(machine: QuorumMachine, now: float, steps_per_s: float | None) -> str:
     joined, healthy, config = machine.joins.candidates, len(machine.roster.healthy), machine.config
     match machine.verdict():
         case Verdict.NO_JOINS:
-            return f"no replica group asks for a quorum; {healthy} alive"
+            end = machine.job_end.step
+            return f"waiting for a replica group to join; {healthy} alive" if end is None else f"ended at step {end}"
         case Verdict.FORMED:
-            training = len(machine.quorum.participants) if machine.quorum else 0
-            if not healthy:
-                return f"{training} {'group' if training == 1 else 'groups'} took part; none is alive"
-            return f"{training} {'participant trains' if training == 1 else 'participants train'}; {healthy} alive"
+            return _progress(machine, steps_per_s)
         case Verdict.TOO_FEW_PARTICIPANTS:
-            return f"{joined} of at least {config.min_replicas} joined (--min-replicas)"
+            return f"waiting for replica groups: {joined} of at least {config.min_replicas} joined (--min-replicas)"
         case Verdict.NO_ALLOWED_SIZE:
-            return f"{joined} joined; allowed sizes are {_sizes(config)}"
+            return f"waiting for replica groups: {joined} joined, allowed sizes are {_sizes(config)}"
         case Verdict.WAITING_FOR_MEMBERS:
-            return f"{joined} joined; waiting for the quorum's members to finish their step: {_names(machine)}"
+            return f"waiting for {_names(machine)} to finish their step; {joined} joined"
         case Verdict.WAITING_FOR_STRAGGLERS:
-            left = (machine.missed_at() or now) - now
-            return f"{joined} of {healthy} joined; waiting for {_names(machine)}, at most {max(0.0, left):.0f} s more"
+            left = max(0.0, (machine.missed_at() or now) - now)
+            return f"waiting for {_names(machine)}, {left:.0f} s more at most; {joined} of {healthy} joined"
         case Verdict.WAITING_FOR_RECALL:
-            return f"{joined} joined; the quorum's members say how far they are: {machine.standing.reason}"
+            return f"waiting for the quorum's members to report their step: {machine.standing.reason}; {joined} joined"
         case Verdict.WAITING_FOR_RECONNECT:
             left = (machine.standing.returns_until() or now) - now
-            return f"{joined} joined; the lighthouse has restarted and waits for its quorum, {left:.1f} s more at most"
+            return f"waiting for the quorum to reconnect after a restart, {left:.1f} s more at most; {joined} joined"
         case Verdict.WAITING_FOR_LEASES:
             left = machine.leases_until() - now
             away = _shown(sorted(machine.standing.unheard(now)))
-            who = f"not back after the lighthouse's restart: {away}" if away else "none of the last quorum"
-            return f"{joined} joined; {who}, which may go on for {left:.1f} s more"
+            what = f"{away} to return after a restart" if away else "the last quorum's leases to expire"
+            return f"waiting for {what}, {left:.1f} s more at most; {joined} joined"
         case Verdict.WAITING_FOR_LOST_MEMBER:
             left = (machine.last_call_until or now) - now
-            return f"{joined} joined; a member was lost: it may be back before a spare is spent, for {left:.1f} s more"
+            return f"waiting {left:.1f} s more for a lost member before a spare replaces it; {joined} joined"
         case Verdict.READY:
-            return f"{joined} joined; forming"
+            return f"forming a quorum; {joined} joined"
+
+
+def _progress(machine: QuorumMachine, steps_per_s: float | None) -> str:
+    """Describe a job with a quorum: how fast it trains, and how many of its groups take part."""
+    size = len(machine.quorum.participants) if machine.quorum else 0
+    if not machine.roster.healthy:
+        return f"no group is alive; {size} took part"
+    training = sum(member.is_alive for member in machine.roster.participants())
+    rate = f"{steps_per_s:.3g} steps/s, " if steps_per_s else ""
+    return f"{rate}{training} of {max(size, len(machine.roster))} groups"
 
 
 def _sizes(config: QuorumConfig) -> str:

@@ -90,10 +90,10 @@ class History:
     def stall(self, verdict: StallVerdict | None, at_unix_s: float) -> None:
         """What the log says: a verdict that is new, or None: something moves again."""
         if verdict is None:
-            self.timeline.note(at_unix_s, TimelineKind.MOVES, (), "something moves again")
+            self.timeline.note(at_unix_s, TimelineKind.MOVES, (), "progress resumed")
             return
         names = sorted({rank.replica_id for rank in verdict.behind})
-        text = f"nothing moves for {verdict.still_s:.0f} s: {verdict.text}"
+        text = f"nothing has moved for {verdict.still_s:.0f} s: {verdict.text}"
         self.timeline.note(at_unix_s, TimelineKind.STALL, names, text)
 
     def _formed(self, quorum: Quorum, at_unix_s: float, *, is_new: bool) -> None:

@@ -84,7 +84,7 @@ class Generations:
 
     def pass_time(self, now: float) -> None:
         for rank in self.ranks.lapsed(now):
-            self.lose(rank, f"nothing was heard of it for {self.config.rank_timeout_s:g} s", now)
+            self.lose(rank, f"no heartbeat from it for {self.config.rank_timeout_s:g} s", now)
 
     def was_late(self, by_s: float, now: float) -> None:
         """The lighthouse itself was paused: ranks and formation get that time back."""
@@ -138,7 +138,7 @@ class Generations:
         if now < self._held_until:
             self.ranks.close(rank, self._held_until)
         else:
-            self.lose(rank, "its connection has ended", now)
+            self.lose(rank, "its connection was lost", now)
 
     def lose(self, rank: Rank, reason: str, now: float) -> None:
         self.ranks.lose(rank)
@@ -182,7 +182,7 @@ class Generations:
             return
         rank.generation = generation
         if not self.current.runs(rank.rank, generation):
-            self._emit(events.Interrupted(generation, "this generation is over", (rank.rank,)))
+            self._emit(events.Interrupted(generation, "this generation has ended", (rank.rank,)))
 
     def _ready(self, rank: Rank, generation: int | None, now: float) -> None:
         if not self.current.has_heard(rank.rank, generation):

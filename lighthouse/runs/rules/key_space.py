@@ -79,7 +79,7 @@ class KeySpaces:
     def _fenced(self, generation: int) -> dict[tuple[KeyKind, str], bytes]:
         if generation != self.number:
             now = f"generation {self.number}" if self.number >= 0 else "none yet"
-            raise WrongState(f"generation: {generation} is not the present one ({now}); say ready, and wait for it")
+            raise WrongState(f"generation: {generation} is not the current one ({now}); report ready and wait")
         return self._spaces.setdefault(generation, {})
 
     def _drop_old(self) -> None:

@@ -218,9 +218,9 @@ class RunMachine:
         if theirs == name or not theirs or not name:
             return None
         return WrongState(
-            f"slot: {rank.slot} of this run is a rank of {theirs}, and {name} brings it, too; where each group "
-            f'restarts by itself say Wrapper(restart_scope="group"), where all ranks restart together give {name} a '
-            "--slot-offset of its own"
+            f"slot: {rank.slot} of this run is a rank of {theirs}, and also of {name}; if each group "
+            f'restarts by itself use Wrapper(restart_scope="group"), if all ranks restart together give {name} its '
+            "own --slot-offset"
         )
 
     def _tell_end(self, rank: RankId) -> bool:

@@ -106,7 +106,7 @@ class Ranks:
         found = self._slots.get(rank.slot)
         if found is not None and found.rank != rank:
             return Superseded(f"{rank} has a successor, {found.rank}; end this process")
-        return UnknownName(f"{rank} is not here, or no more; enter again")
+        return UnknownName(f"{rank} is not connected; enter again")
 
     def refusal(self, entry: RankHello, terms: RunTerms) -> LighthouseError | None:
         """Why it may not come in. `terms`: those of the ranks that are here; a refusal changes nothing."""
@@ -240,7 +240,7 @@ def _taken(old: Rank, entry: RankHello) -> DuplicateReplica:
     return DuplicateReplica(
         f"slot: {entry.rank.slot} is that of pid {old.pid} on {old.host or 'an unnamed host'} "
         f"(attempt {old.attempt}); pid {entry.pid} on {entry.host or 'an unnamed host'} "
-        f"(attempt {entry.attempt}) asks for it; give each process of this run a slot of its own (RANK); {_TWO_JOBS}"
+        f"(attempt {entry.attempt}) asks for it; give each process of this run its own slot (RANK); {_TWO_JOBS}"
     )
 
 

@@ -110,7 +110,7 @@ class Supervisors:
             return DuplicateReplica(
                 f"supervisor {entry.name} is already running on {known.entry.host or 'an unnamed host'}; the one on "
                 f"{entry.host or 'an unnamed host'} has the same name: end one of them, or give each its own "
-                "--replica-id. If the first one has ended, the name is free as soon as the lighthouse has noticed it"
+                "--replica-id. If the first one died, the name is free as soon as the lighthouse has detected that"
             )
         if known is not None and entry.incarnation in known.former:
             return _superseded(entry, known.entry)
@@ -248,7 +248,7 @@ class Supervisors:
         whom = f" for {excluded.supervisor}" if excluded.supervisor else ""
         return WrongState(
             f"host: {host} is excluded from this run{whom}: {excluded.reason}; "
-            "repair it, and let it in again by `lighthouse resume`"
+            "repair it, then re-admit it with `lighthouse resume`"
         )
 
     def lift(self) -> bool:

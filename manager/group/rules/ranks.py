@@ -232,7 +232,7 @@ class Ranks:
     def _give_up_rank(self, absence: LostRank) -> list[Effect]:
         rank = absence.group_rank
         is_started = self.watches.is_started(rank)
-        where = ", was started again, and is not here yet" if is_started else ", and is not back"
+        where = ", was restarted and has not connected yet" if is_started else " and has not reconnected"
         reason = self.watches.why_lost(rank) + where
         return [
             *self._end_mates(rank, absence.mates, reason),

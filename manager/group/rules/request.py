@@ -57,9 +57,9 @@ def steps_differ(ask: QuorumRequest, other: QuorumRequest) -> Unrecoverable:
 def no_state(ask: QuorumRequest, other: QuorumRequest, *, may_heal: bool) -> LighthouseError:
     """They hold different states, or `other` holds none. `may_heal`: a peer that could heal them may come back."""
     torn = other.distrust
-    what = f"{torn.text if torn is not None else _differ(ask, other)}, and there is no other group to heal from"
+    what = f"{torn.text if torn is not None else _differ(ask, other)}, and no other group can heal them"
     if may_heal:
-        return WrongState(f"step: {what} any more; ask again until one is back")
+        return WrongState(f"step: {what} at the moment; ask again until one returns")
     what_to_do = "load one checkpoint in all its ranks" if torn is None else "the job from its last checkpoint"
     return Unrecoverable(f"step: {what}: restart the group, or {what_to_do}")
 

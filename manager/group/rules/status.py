@@ -52,8 +52,8 @@ class GroupStatus:
         gone = [rank for rank in self.silent if rank in self.missing]
         late = [rank for rank in self.silent if rank not in self.missing]
         parts = (
-            f"{_ranks_of(gone, self.me)}, not here yet" if gone else "",
-            f"{_ranks_of(late, self.me)}, here and not asking" if late else "",
+            f"{_ranks_of(gone, self.me)}, not connected yet" if gone else "",
+            f"{_ranks_of(late, self.me)}, connected but not asking for a quorum" if late else "",
             lighthouse,
         )
         return "; ".join(filter(None, parts))

@@ -24,7 +24,7 @@ class PythonCommand:
 def read_python(command: Sequence[str]) -> PythonCommand:
     """Raises NoPython."""
     if not _INTERPRETER.fullmatch(command[0].rpartition("/")[2]):
-        raise NoPython(f"{command[0]} is no Python interpreter")
+        raise NoPython(f"{command[0]} is not a Python interpreter")
     words = list(command[1:])
     own = [command[0]]
     while words and words[0].startswith("-") and words[0] != "-":
@@ -35,7 +35,7 @@ def read_python(command: Sequence[str]) -> PythonCommand:
         own += words[:taken]
         words = words[taken:]
     if not words or words[0] == "-":
-        raise NoPython(f"{command[0]} is given neither a script nor -m and a module")
+        raise NoPython(f"{command[0]} has neither a script nor -m MODULE")
     return PythonCommand(tuple(own), tuple(words))
 
 

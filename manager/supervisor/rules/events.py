@@ -137,6 +137,7 @@ class Logged:
     """For the log: what was decided, and why."""
 
     text: str
+    is_asked: bool = False  # no warning: a person asked, or all is done
 
 
 @dataclass(frozen=True, slots=True)

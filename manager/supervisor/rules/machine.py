@@ -142,7 +142,7 @@ class SupervisorMachine:
         late = [host for host, since in self._missing_since.items() if now >= since + self._host_timeout_s]
         effects: list[events.Effect] = []
         if late and self._ending is None:
-            why = f"host {late[0]} of the group was not there for {self._host_timeout_s:g} s"
+            why = f"host {late[0]} of the group was missing for {self._host_timeout_s:g} s"
             effects += self._fail(why, now)
         return [*effects, *self._go_on(now)]
 
@@ -191,7 +191,7 @@ class SupervisorMachine:
         if self._ending is not None or unit.phase is not Phase.RUNNING:
             return []
         cause = ended.cause or unit.misfit
-        why = f"rank {ended.rank} has ended by {described(ended.status)}" + (f": {cause}" if cause else "")
+        why = f"rank {ended.rank} died: {described(ended.status)}" + (f": {cause}" if cause else "")
         match outcome(ended.status, self._policy.stop_exit_code):
             case Outcome.DONE:
                 unit.phase = unit.phase if unit.running else Phase.DONE
@@ -208,7 +208,9 @@ class SupervisorMachine:
             return []
         if self._ending is not None or unit.phase is not Phase.RUNNING:
             return []
-        return self._lose(unit, self._layout.host_of(silent.rank), f"{silent.reason}; its process is still there", now)
+        return self._lose(
+            unit, self._layout.host_of(silent.rank), f"{silent.reason}; its process is still running", now
+        )
 
     def _lose_host(self, host: int, reason: str, now: float) -> list[events.Effect]:
         self._ready.discard(host)
@@ -218,7 +220,7 @@ class SupervisorMachine:
             had = unit.running & set(self._layout.ranks_of(host))
             unit.running -= had
             if had and unit.phase is Phase.RUNNING and self._ending is None:
-                effects += self._lose(unit, host, f"host {host} is lost: {reason}", now)
+                effects += self._lose(unit, host, f"lost host {host}: {reason}", now)
         return effects
 
     def _lose(self, unit: Unit, host: int, why: str, now: float) -> list[events.Effect]:
@@ -229,7 +231,7 @@ class SupervisorMachine:
                 unit.starts_at = now + after_s
                 who = "the group" if self._policy.scope == GROUP_SCOPE else f"rank {unit.ranks[0]}"
                 return [
-                    events.Logged(f"{why}; {who} is started again in {after_s:.2g} s"),
+                    events.Logged(f"{why}; {who} restarts in {after_s:.2g} s"),
                     *self._halt(unit, self._grace_s),
                 ]
             case Exclude() as exclusion:
@@ -241,7 +243,7 @@ class SupervisorMachine:
     def _kill(self, reason: str, now: float) -> list[events.Effect]:
         if self._ending is not None or not self._policy.restart_after_kill:
             return self._end(1, f"killed: {reason}", 0.0, now)
-        effects: list[events.Effect] = [events.Logged(f"killed: {reason}; the ranks are started again")]
+        effects: list[events.Effect] = [events.Logged(f"killed: {reason}; the ranks restart")]
         for unit in self.units:
             if unit.phase is Phase.RUNNING:
                 unit.starts_at = now + self._policy.delay_s
@@ -277,7 +279,7 @@ class SupervisorMachine:
         if known is not None and kill_at >= known.kill_at:
             return []
         self._ending = _Ending(status, why, kill_at) if known is None else replace(known, kill_at=kill_at)
-        noted: list[events.Effect] = [events.Logged(why)] if known is None else []
+        noted: list[events.Effect] = [events.Logged(why, status == 0 or math.isinf(grace_s))] if known is None else []
         if self._ending.is_leaving:
             return noted
         return noted + [effect for unit in self.units for effect in self._halt(unit, grace_s)]

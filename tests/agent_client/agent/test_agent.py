@@ -120,7 +120,7 @@ def test_a_manager_that_is_gone_ends_the_rank(job: Job) -> None:
     [a] = job.groups("a", quorum_timeout_s=1.0, timeout_s=5.0, manager_restart_timeout_s=0.5)
     assert a.call("step")["committed"]
     job.managers["a"].kill()
-    with pytest.raises(RankError, match=r"the group's manager is gone: .* restart the group") as raised:
+    with pytest.raises(RankError, match=r"lost the group's manager: .* restart the group") as raised:
         a.call("steps", 3, within_s=30.0)
     assert raised.value.kind == "AgentError"
 
@@ -129,7 +129,7 @@ def test_a_rank_that_raises_says_why_before_it_dies(job: Job) -> None:
     [a] = job.groups("a")
     assert a.call("step")["committed"]
     a.call("fail", "the loss is not a number")
-    assert "rank 0 has failed: ValueError: the loss is not a number" in job.log("a-manager")
+    assert "rank 0 failed: ValueError: the loss is not a number" in job.log("a-manager")
 
 
 def test_a_refusal_by_the_lighthouse_is_said_and_no_busy_loop(job: Job) -> None:
@@ -143,7 +143,7 @@ def test_a_refusal_by_the_lighthouse_is_said_and_no_busy_loop(job: Job) -> None:
     except RankError as e:
         assert e.kind == "AgentError"
         tried = 1
-    assert "replica groups of one job have the same size" in job.log("b")
+    assert "replica groups of one job need the same size" in job.log("b")
     assert tried <= 10 * tried_for_s, f"{tried} steps tried and refused in {tried_for_s:g} s"
 
 

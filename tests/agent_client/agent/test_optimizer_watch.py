@@ -21,5 +21,5 @@ def test_data_that_are_divided_among_the_ranks_of_one_group(
     sampler = DistributedSampler(range(100), replicas, 0, shuffle=shuffle)  # type: ignore[arg-type]
     with caplog.at_level(logging.WARNING):
         warn_of_split_samplers(2, 2)
-    told = f"divides its 100 samples among {replicas} ranks, those of this replica group alone: each of the 2 groups"
+    told = f"divides its 100 samples among the {replicas} ranks of this replica group only: each of the 2 groups"
     assert (told in caplog.text) == is_told, sampler

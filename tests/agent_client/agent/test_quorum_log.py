@@ -27,9 +27,9 @@ def test_who_was_admitted_and_who_is_gone(caplog: pytest.LogCaptureFixture):
     for before, now in zip([None, *quorums], quorums, strict=False):
         log_quorum(before, now)
     assert caplog.messages == [
-        "quorum 1 from step 3 on, with 2 in it",
-        "quorum 2 from step 3 on, with 3 in it; admitted: c, d; gone: b",
-        "quorum 5 from step 3 on, with 3 in it",
+        "quorum 1: 2 groups from step 3",
+        "quorum 2: 3 groups from step 3; joined: c, d; without: b",
+        "quorum 5: 3 groups from step 3",
     ]
 
 

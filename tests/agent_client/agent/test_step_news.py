@@ -49,7 +49,7 @@ def test_a_heal_whose_step_failed_is_not_told_as_done():
     news.flush()
     assert news.committed(17, ["a", "b"], 51.0) == []
     news.waits(17, ["b"], 60.0)
-    news.lost(Loss("b", "its connection has ended", 17, 71.0))
+    news.lost(Loss("b", "its connection was lost", 17, 71.0))
     assert news.committed(17, ["a"], 71.029) == [
-        "lost b (its connection has ended); step 17 redone without it after 29 ms"
+        "lost b (its connection was lost); step 17 redone without it after 29 ms"
     ]

@@ -78,7 +78,7 @@ def test_a_wait_ends_with_the_group(groups: list[Any], pool: ThreadPoolExecutor,
     with pytest.raises(RuntimeError):
         waiting.result(ENDS_WITHIN_S)
     groups[0].abort()
-    with pytest.raises(RuntimeError, match="the generation of its run is over"):
+    with pytest.raises(RuntimeError, match="the generation of its run ended"):
         groups[0].allreduce([torch.ones(1)])
 
 

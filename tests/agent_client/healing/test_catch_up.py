@@ -117,7 +117,7 @@ def test_where_there_is_no_room_for_a_copy_it_heals_plainly(make_job: MakeJob) -
 def test_where_there_is_no_room_for_another_step_it_heals_plainly(make_job: MakeJob) -> None:
     job, a, b, c = two_and_a_late_one(make_job, Ddp)
     c.ranks[0].call("have_no_room")
-    eventually(lambda: "no room for the gradients of another step" in job.log_of(c), "it gives up", PATIENCE_S)
+    eventually(lambda: "no memory for another step's gradients" in job.log_of(c), "it gives up", PATIENCE_S)
     arrive(job, c, a, b)
 
 

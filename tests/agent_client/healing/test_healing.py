@@ -109,7 +109,7 @@ class TestServing:
         pair = Pair(stack, state_serving=StateServing.HOLD)
         pair.serve()
         pair.source.release(is_committed=True)
-        with pytest.raises(StateUnavailable, match="from a is not there: it answered 409"):
+        with pytest.raises(StateUnavailable, match="from a is not available: it answered 409"):
             pair.fetch()
 
     @pytest.mark.parametrize(
@@ -210,7 +210,7 @@ class TestHolding:
         for side in (pair.source, pair.target):
             side.revoke(quorum_id, "c is lost")
         pair.source.release(is_committed=True)
-        with pytest.raises(StateUnavailable, match="given up: c is lost"):
+        with pytest.raises(StateUnavailable, match="canceled: c is lost"):
             running.result(60)
 
     def test_an_older_revoke_does_nothing(self, transfer: tuple[Pair, Any]) -> None:
@@ -248,7 +248,7 @@ def heal(make_job: MakeJob, prepare: str, **options: Any) -> TrainingJob:
 
 def test_another_source_is_asked_in_the_same_step(make_job: MakeJob) -> None:
     assert re.search(
-        "the state of .* does not come from [ab]: .*refused", heal(make_job, "advertise_nowhere").log("c-rank-0")
+        "cannot receive the state of .* from [ab]: .*refused", heal(make_job, "advertise_nowhere").log("c-rank-0")
     )
 
 
@@ -259,7 +259,7 @@ def test_over_the_process_group(make_job: MakeJob) -> None:
 
 def test_http_follows_where_the_process_group_fails(make_job: MakeJob) -> None:
     job = heal(make_job, "break_groups", heal_transport="process_group", heal_timeout_s=20.0)
-    assert "does not come over the process group" in job.log("c-rank-0")
+    assert "cannot receive the state over the process group" in job.log("c-rank-0")
 
 
 def test_a_source_that_stops_while_it_sends(make_job: MakeJob) -> None:

@@ -108,7 +108,7 @@ def test_a_revoke_ends_it_on_neither_side(pair: Pair, monkeypatch: pytest.Monkey
 def test_who_follows_no_more_can_end_it(pair: Pair) -> None:
     beside = fetch(pair)  # nobody serves yet
     beside.cancel("a test says so")
-    with pytest.raises(StateUnavailable, match="given up: a test says so"):
+    with pytest.raises(StateUnavailable, match="canceled: a test says so"):
         beside.received.result()
 
 

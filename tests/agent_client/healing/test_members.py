@@ -24,6 +24,6 @@ def test_a_state_goes_from_member_to_member_only(source: str, target: str, caplo
             assert torch.equal(ours, theirs)
             return
         before = pair.weights()[1].clone()
-        with pytest.raises(StateUnavailable, match="403|does not prove"):
+        with pytest.raises(StateUnavailable, match="403|did not prove"):
             pair.fetch(replace(TARGETS, secret=target))
         assert torch.equal(pair.weights()[1], before)

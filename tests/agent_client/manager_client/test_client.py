@@ -48,8 +48,8 @@ def sampled(monkeypatch: pytest.MonkeyPatch) -> tuple[Progress, Callable[[], Pro
 @pytest.mark.parametrize(
     ("refusal", "error", "said"),
     [
-        (Drained("a leaves"), GroupDrained, ("INFO", "the manager has left with its group: cancelled")),
-        (Unreachable("gone"), Unreachable, ("WARNING", "the manager is lost: cancelled")),
+        (Drained("a leaves"), GroupDrained, ("INFO", "the manager left with its group: cancelled")),
+        (Unreachable("gone"), Unreachable, ("WARNING", "lost the manager: cancelled")),
     ],
 )
 def test_the_end_of_a_manager_that_has_left_with_its_group_is_no_loss(
@@ -66,7 +66,7 @@ def test_the_end_of_a_manager_that_has_left_with_its_group_is_no_loss(
     eventually(lambda: said[1] in caplog.text, "a line on its end")
     told = [(record.levelname, record.message) for record in caplog.records]
     assert told[-1:] == [said]
-    assert told[:-1] == ([("WARNING", "this rank trains no more: a leaves")] if error is GroupDrained else [])
+    assert told[:-1] == ([("WARNING", "this rank stops training: a leaves")] if error is GroupDrained else [])
     link.close()
 
 
@@ -101,4 +101,4 @@ def test_a_defect_here_is_logged_and_ends_nothing(
     progress, say = sampled
     monkeypatch.setattr(progress, "sample", lambda: 1 / 0)
     assert say() is None
-    assert "where this rank is cannot be told" in caplog.text
+    assert "cannot report the progress of this rank" in caplog.text

@@ -61,7 +61,7 @@ class TestSays:
             link.ask(0, "", tag_quorum_id=None, commit_failures=0, timeout_s=3.0)
         link.close()
         why = "waiting for the manager at 127.0.0.1:1, which does not answer"
-        cure = "start it, or mend LIGHTHOUSE_MANAGER_ADDRESS"
+        cure = "start it, or fix LIGHTHOUSE_MANAGER_ADDRESS"
         assert f"rank 0, step 0: no quorum for N s: {why}: {cure}" in said(caplog)
 
     def test_once_it_lasts_again_and_not_after_its_end(self, caplog: pytest.LogCaptureFixture):

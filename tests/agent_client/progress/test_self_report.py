@@ -128,7 +128,7 @@ class TestOwnEvidence:
         for number in (1, 2):
             own = answered(number, looks)
             assert own.stacks
-            assert own.missing == ("Flight Recorder: torch has said nothing for 0.05 s",)
+            assert own.missing == ("Flight Recorder: no answer from torch within 0.05 s",)
         assert len(began) == 1, "it is not asked again while it hangs"
         go_on.set()
         monkeypatch.setattr(self_report, "RECORDED_WITHIN_S", PATIENCE_S)

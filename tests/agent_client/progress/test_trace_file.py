@@ -100,7 +100,7 @@ def test_a_disk_that_fails_ends_the_log_and_not_the_rank(
     with progress.phase("validation"):
         pass
     assert path.read_text() == ""
-    assert caplog.messages == [f"{path} ends here: No space left on device"]
+    assert caplog.messages == [f"{path}: tracing stopped: No space left on device"]
 
 
 def test_the_variable_names_the_folder_and_each_process_has_its_file(tmp_path: Path) -> None:

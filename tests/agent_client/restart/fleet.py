@@ -138,7 +138,7 @@ class Fleet:
             raise AssertionError(f"not {number} of {active}: {self.logs()}") from None
 
     def becomes_spare(self, slot: int, number: int) -> None:
-        self.ranks[slot].wait_for_log(rf"^generation {number} runs without this rank: it is a spare$")
+        self.ranks[slot].wait_for_log(rf"^generation {number} runs without this rank, which is a spare$")
 
     def ends_with(self, status: int, slots: list[int]) -> None:
         ended = {slot: self.ranks[slot].wait() for slot in slots}

@@ -72,7 +72,7 @@ def test_a_lighthouse_that_was_paused_finds_no_stall_by_that(tmp_path: Path) -> 
             assert client.incidents("", timeout_s=PATIENCE_S) == ()
             fleet.finish()
             fleet.ends_with(0, [0, 1, 2])
-            assert "nothing moves" not in lighthouse.log()
+            assert "nothing has moved" not in lighthouse.log()
 
 
 def test_a_rank_that_hangs_is_interrupted_with_all_and_runs_again_within_the_budget(tmp_path: Path) -> None:
@@ -115,10 +115,10 @@ def test_who_runs_does_without_a_lighthouse_that_restarts(tmp_path: Path) -> Non
             fleet.runs(0, FOUR)
             lighthouse.kill()
             for slot in FOUR:
-                fleet.ranks[slot].wait_for_log("^lighthouse lost")
+                fleet.ranks[slot].wait_for_log("^lighthouse unreachable")
             with Lighthouse("--journal", str(journal), "--bind", lighthouse.address):
                 for slot in FOUR:
-                    fleet.ranks[slot].wait_for_log(r"^lighthouse back \(term 2\)$")
+                    fleet.ranks[slot].wait_for_log(r"^lighthouse reachable again \(term 2\)$")
                 fleet.fail(0)
                 fleet.runs(1, FOUR)  # numbers go on upwards
                 fleet.finish()

@@ -44,7 +44,7 @@ def trained(
     job = follow(iter(log.splitlines()))
     assert job.faults == faults, log
     assert len(job.losses) == ACTIVE, log
-    failures = len(re.findall(r"\] iteration \d+ has failed$", log, re.MULTILINE))
+    failures = len(re.findall(r"\] iteration \d+ failed$", log, re.MULTILINE))
     assert failures == faults - job.lost, f"a consequence is no failure:\n{log}"
     return job
 

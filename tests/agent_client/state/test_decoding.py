@@ -202,7 +202,7 @@ class TestDamage:
 
     def test_more_than_was_announced(self) -> None:
         content = encoded(SMALL)
-        with pytest.raises(CorruptState, match="but more follow"):
+        with pytest.raises(CorruptState, match="but there are more"):
             decode(io.BytesIO(content + b"x"))
         with pytest.raises(CorruptState, match=f"{len(content)} bytes, but {len(content) + 1} were announced"):
             decode(io.BytesIO(content + b"x"), len(content) + 1)
@@ -239,7 +239,7 @@ class TestForgery:
     @pytest.mark.parametrize(
         ("content", "words"),
         [
-            (forged({}, magic=b"PK\3\4    "), "no state"),
+            (forged({}, magic=b"PK\3\4    "), "not a state"),
             (forged({}, version=VERSION + 1), f"version {VERSION + 1}, this side reads {VERSION}"),
             (forged(b"{"), "not the JSON"),
             (forged(b'{"tree": NaN, "tensors": []}'), "NaN is not JSON"),
@@ -259,7 +259,7 @@ class TestForgery:
             (forged({"tree": [{"b": 0}, {"b": 0}], "tensors": FLOATS}, checksummed(bytes(8))), "tensor 0 twice"),
             (forged({"tree": 1, "tensors": FLOATS}, checksummed(bytes(8))), "1 tensors belong nowhere"),
             (forged({"tree": {"b": 0}, "tensors": FLOATS}, bytes(16)), "checksum of tensor 0"),
-            (forged({"tree": {"b": 0}, "tensors": FLOATS}, checksummed(bytes(8))[:-1]), "breaks off"),
+            (forged({"tree": {"b": 0}, "tensors": FLOATS}, checksummed(bytes(8))[:-1]), "ends early"),
             (
                 forged({"tree": {"y": 0}, "tensors": FLOATS}, checksummed(bytes(8))),
                 "float32 of shape .* cannot be bytes",
@@ -300,7 +300,7 @@ class TestForgery:
     def test_a_lying_size_allocates_nothing(self, size: int, tag: str, monkeypatch: pytest.MonkeyPatch) -> None:
         content = forged({"tree": {tag: 0}, "tensors": [["uint8", [size]]]}, bytes(100))
         before = resident_bytes()
-        with pytest.raises(CorruptState, match=r"breaks off|cannot allocate"):
+        with pytest.raises(CorruptState, match=r"ends early|cannot allocate"):
             decode(io.BytesIO(content))
         assert resident_bytes() - before < 64 * 2**20
         monkeypatch.setattr("agent_client.state.decoding._allocate", lambda *_: pytest.fail("allocated"))

@@ -124,7 +124,7 @@ def test_a_description_that_fits_nothing_is_corrupt(mesh: DeviceMesh, wrong: dic
     model = sharded_model(mesh)
     shards = Shards(model.parameters())
     [described, *_] = shards.take_out(dict(model.state_dict())).values()
-    with pytest.raises(CorruptState, match="holds a shard that has no place here"):
+    with pytest.raises(CorruptState, match="has a shard that does not belong to this rank"):
         shards.put_back({"model": described | wrong})
 
 
@@ -180,5 +180,5 @@ def test_the_place_of_a_shard_in_its_whole(mesh: DeviceMesh) -> None:
     described = shards.take_out(dict(model.state_dict()))["0.weight"]
     assert shards.place(described) == ((5, 6), (0, 0))
     for wrong in ({"mesh": 3}, {"placements": ()}, {"placements": (("shard", 0), ("replicate",))}, {"shape": None}):
-        with pytest.raises(CorruptState, match="a shard that has no place here"):
+        with pytest.raises(CorruptState, match="a shard that does not belong to this rank"):
             shards.place(described | wrong)

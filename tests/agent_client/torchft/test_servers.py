@@ -128,7 +128,7 @@ def test_a_manager_under_torchfts_lighthouse_is_a_runtime_error_that_says_so() -
     with StockTorchft() as stock:
         theirs = stock.new("LighthouseServer", bind=f"{LOCALHOST}:0", min_replicas=1)
         port = theirs.do("address").rpartition(":")[2]
-        with pytest.raises(RuntimeError, match="is no lighthouse of ours .*lighthouse serve"):
+        with pytest.raises(RuntimeError, match="is not a Lighthouse server .*lighthouse serve"):
             manager_server(f"http://{LOCALHOST}:{port}")
 
 

@@ -259,7 +259,9 @@ class TestWhatTorchAsksOfABackend:
             handler = nodes.make(1, 1, close_timeout="0.2")
             handler.next_rendezvous()
             lighthouse.kill()
-            with pytest.raises(RendezvousTimeoutError, match=r"not told within 0\.2 s \(close_timeout\)"):
+            with pytest.raises(
+                RendezvousTimeoutError, match=r"cannot tell the lighthouse within 0\.2 s \(close_timeout\)"
+            ):
                 handler.set_closed()
             assert not handler.is_closed()
             assert not handler.shutdown()
@@ -390,7 +392,7 @@ class TestWhatItDoesBeyond:
             nodes = Nodes(good.join_string(), stack, pool)
             assert nodes.join(nodes.make(1, 1))[0].world_size == 1
             for string, what in (
-                (wrong, "127.0.0.1:[0-9]+ shows another CA than the join string names"),
+                (wrong, "127.0.0.1:[0-9]+ has another CA than the join string"),
                 (guessed, "the token is not one of this lighthouse's, or was rotated away: run `lighthouse token join"),
                 (viewer, "needs a credential of role join"),
             ):

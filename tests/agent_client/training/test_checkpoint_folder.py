@@ -138,7 +138,7 @@ class TestOneRank:
                 save(checkpoints)
         steps = [name[:17] for name in names(tmp_path)]
         assert steps == ["step-000000000002", "step-000000000003", "step-000000000050"]
-        assert "holds checkpoints up to step 50, which this run has not resumed" in caplog.text
+        assert "holds checkpoints up to step 50 that this run has not resumed" in caplog.text
 
     def test_a_damaged_one_is_passed_over_by_name(
         self, agent: Agent, tmp_path: Path, caplog: pytest.LogCaptureFixture
@@ -150,15 +150,13 @@ class TestOneRank:
         with make_agent(2) as other:
             assert CheckpointFolder(tmp_path, other).resume()
             assert other.current_step == 1
-        assert (
-            f"a checkpoint is passed over: {path} cannot be used: {path}/rank-0/__0_0.distcp is damaged" in caplog.text
-        )
+        assert f"skipped a checkpoint: {path} cannot be used: {path}/rank-0/__0_0.distcp is damaged" in caplog.text
 
     def test_files_that_cannot_be_used_are_an_error(self, agent: Agent, tmp_path: Path) -> None:
         path = save(CheckpointFolder(tmp_path, at(agent, 1, 1)))
         with make_agent(2) as other:
             path.rename(tmp_path / "step-000000000009-quorum-1")
-            with pytest.raises(AgentError, match="holds step 1, not what its name says.* or remove the files"):
+            with pytest.raises(AgentError, match="holds step 1, which does not match its name.* or remove the files"):
                 CheckpointFolder(tmp_path, other).resume()
             path = path.with_name("step-000000000009-quorum-1").rename(path)
             damage(path)
@@ -502,7 +500,7 @@ class TestGroup:
         Group(folders).save(5, ranks=[0])
         group = Group(folders)
         assert group.resumed == [False, False]
-        assert "none was ever complete, so training begins at step 0" in caplog.text
+        assert "none was ever complete, so training starts at step 0" in caplog.text
         group.save(5)
         group.save(10)
         assert [len(names(folder)) for folder in folders] == [2, 2], "that of the first life is gone"
@@ -539,7 +537,7 @@ class TestGroup:
             group.save(step)
         for error in Group(folders[::-1]).errors:
             assert isinstance(error, AgentError)
-            assert "start each rank on the host on which it was" in str(error)
+            assert "start each rank on the host where it ran" in str(error)
 
     @pytest.mark.parametrize("is_shared", [True, False])
     def test_fewer_ranks(self, tmp_path: Path, *, is_shared: bool) -> None:
@@ -557,7 +555,7 @@ class TestGroup:
             group = Group([tmp_path] * 3)
         assert group.resumed == [True] * 3
         assert [agent.state.tensor.tolist() for agent in group.ranks] == [[50.0] * 3] * 3
-        assert "was saved by 1 ranks: rank 2 takes what rank 0 has saved, and keeps the random numbers" in caplog.text
+        assert "was saved by 1 ranks: rank 2 loads the part of rank 0, and keeps the random numbers" in caplog.text
         assert torch.equal(torch.get_rng_state(), drawn)
         group.save(10)
         assert Group([tmp_path] * 3).holds(10)

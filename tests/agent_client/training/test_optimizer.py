@@ -211,7 +211,7 @@ class TestSeveral:
         _, twins, _ = self.make()
         FaultTolerantOptimizer(twins, voter).load_state_dict(together.state_dict())  # type: ignore[arg-type]
         assert [group["lr"] for each in twins for group in each.param_groups] == [0.05, 0.05]
-        with pytest.raises(ConfigurationError, match="say which of the optimizers"):
+        with pytest.raises(ConfigurationError, match="call add_param_group of the optimizer"):
             together.add_param_group({"params": []})
         with pytest.raises(ConfigurationError, match="the list of optimizers is empty"):
             FaultTolerantOptimizer([], voter)  # type: ignore[arg-type]

@@ -57,7 +57,7 @@ def test_who_waits_is_told_that_nothing_more_comes_and_what_is_here_is_let_go(ar
         waiting = pool.submit(wait)
         has_begun.wait(10)
         arriving.end()
-        with pytest.raises(ConnectionError, match="does not arrive"):
+        with pytest.raises(ConnectionError, match="did not arrive"):
             waiting.result(10)
     with pytest.raises(ConnectionError):
         read(arriving.stripe(0, 5))

@@ -67,7 +67,7 @@ class TestBrokenConnection:
             (rest("", CONTENT[CUT:]), CorruptState, f"asked for bytes {CUT}-"),
             (rest(f"bytes 0-{len(CONTENT) - 1}/{len(CONTENT)}", CONTENT[CUT:]), CorruptState, f"asked for bytes {CUT}"),
             # It has published anew under the same key: the old part is of no use.
-            (b"HTTP/1.0 412 x\r\n\r\n", StateUnavailable, "is not there: it answered 412"),
+            (b"HTTP/1.0 412 x\r\n\r\n", StateUnavailable, "is not available: it answered 412"),
         ],
         ids=["other bytes", "another range", "no range", "from the beginning", "another state"],
     )
@@ -123,8 +123,8 @@ class TestAnotherSource:
                 from_first(one, two, "http://127.0.0.1:1").run()
         for words in (
             f"from {one} cannot be used",
-            f"from {two} is not there: it answered 409",
-            "127.0.0.1:1 cannot be",
+            f"from {two} is not available: it answered 409",
+            "127.0.0.1:1 is not available, no checkpoint server answers",
         ):
             assert words in str(caught.value)
 
@@ -173,7 +173,7 @@ class TestCancel:
             time.sleep(0.2)
             assert not running.done()
             fetch.cancel("the quorum was revoked")
-            with pytest.raises(StateUnavailable, match="given up: the quorum was revoked"):
+            with pytest.raises(StateUnavailable, match="canceled: the quorum was revoked"):
                 running.result(30)
 
     def test_and_no_other_source_is_asked(self) -> None:
@@ -183,12 +183,12 @@ class TestCancel:
             time.sleep(0.2)
             assert not running.done()
             fetch.cancel("the quorum was revoked")
-            with pytest.raises(StateUnavailable, match="given up: the quorum was revoked"):
+            with pytest.raises(StateUnavailable, match="canceled: the quorum was revoked"):
                 running.result(30)
 
     def test_before_it_begins(self) -> None:
         with serving(STATE) as server:
             fetch = from_first(server.address)
             fetch.cancel("revoked")
-            with pytest.raises(StateUnavailable, match="given up: revoked"):
+            with pytest.raises(StateUnavailable, match="canceled: revoked"):
                 fetch.run()

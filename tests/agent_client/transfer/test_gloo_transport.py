@@ -137,9 +137,9 @@ def test_a_source_that_ends_in_the_middle(wire: Wire) -> None:
 @pytest.mark.parametrize(
     ("first", "rest", "words"),
     [
-        ([100], bytes(100), "no state"),
+        ([100], bytes(100), "not a state"),
         ([-5], b"", "a state of -5 bytes"),
-        ([2**39], bytes(MESSAGE_BYTES), "no state"),
+        ([2**39], bytes(MESSAGE_BYTES), "not a state"),
         ([2**60], b"", "a state of 1152921504606846976 bytes was announced, and there is room for 1099511627776"),
     ],
 )

@@ -300,7 +300,7 @@ class TestWithdraw:
 
         monkeypatch.setattr("agent_client.transfer.fetch.decode", decode_once_withdrawn)
         with serving(BIG) as server:
-            with pytest.raises(StateUnavailable, match=r"is not there: it answered 409.*null"):
+            with pytest.raises(StateUnavailable, match=r"is not available: it answered 409.*null"):
                 fetch(server.address, KEY, 60)
 
     def test_what_cannot_be_sent_leaves_the_former_in_place(self) -> None:
@@ -358,7 +358,7 @@ class TestFailingSource:
                 fetch(address, KEY, 60)
 
     def test_an_unknown_host(self) -> None:
-        with pytest.raises(StateUnavailable, match="no checkpoint server answers there"):
+        with pytest.raises(StateUnavailable, match="no checkpoint server answers"):
             fetch("http://no-such-host.invalid:1", KEY, 60)
 
     def test_its_connection_is_reset_mid_stream(self) -> None:
@@ -388,7 +388,7 @@ class TestFailingSource:
             (ok(len(CONTENT) - 1, CONTENT), CorruptState, "were announced"),
             (ok(len(CONTENT) + 1, CONTENT + b"x"), CorruptState, "were announced"),
             (ok(2**60, CONTENT), CorruptState, "were announced"),
-            (ok(len(CONTENT), b"x" + CONTENT[1:]), CorruptState, "no state"),
+            (ok(len(CONTENT), b"x" + CONTENT[1:]), CorruptState, "not a state"),
             (ok(len(CONTENT), CONTENT[:-1] + b"x"), CorruptState, "checksum of tensor 0"),
             (ok(5, b"<html"), CorruptState, "longer than the 5 bytes"),
             (b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n", CorruptState, "Content-Length"),
@@ -443,7 +443,7 @@ class TestServer:
         with serving(STATE) as server:
             with pytest.MonkeyPatch.context() as patch:
                 patch.setattr(Encoding, "chunks", fail)
-                with pytest.raises(StateUnavailable, match="breaks off after 0 bytes"):
+                with pytest.raises(StateUnavailable, match="ended early, after 0 bytes"):
                     fetch(server.address, KEY, 60)
             assert "the device is gone" in caplog.text
             assert same(fetch(server.address, KEY, 60), STATE)

@@ -219,7 +219,7 @@ class TestNotAllOfThem:
 
         monkeypatch.setattr(Encoding, "checksums", checksums)
         assert same(fetch(those).run(), state(step=22, buffers=1.0))
-        assert "does not come from a" in caplog.text
+        assert "cannot receive the state of" in caplog.text
 
     def test_without_its_state_the_others_give_it(self, stack: ExitStack, caplog: pytest.LogCaptureFixture) -> None:
         those = servers(stack, STATE, STATE, STATE)
@@ -248,7 +248,10 @@ class TestNotAllOfThem:
         for server in those.values():
             server.withdraw()
             server.settle(*KEY[:2])
-        with took(0, 30), pytest.raises(StateUnavailable, match=r"(?s)from a is not there: .*409.*from b is not there"):
+        with (
+            took(0, 30),
+            pytest.raises(StateUnavailable, match=r"(?s)from a is not available: .*409.*from b is not available"),
+        ):
             fetch(those).run()
 
 
@@ -386,6 +389,6 @@ def test_cancel_ends_it_at_once(stack: ExitStack, monkeypatch: pytest.MonkeyPatc
         running = pool.submit(it.run)
         assert eventually(lambda: bool(has_begun) and max(has_begun) > MIB)
         it.cancel("the quorum was revoked")
-        with pytest.raises(StateUnavailable, match="given up: the quorum was revoked"):
+        with pytest.raises(StateUnavailable, match="canceled: the quorum was revoked"):
             running.result(30)
         let_go.set()

@@ -15,7 +15,7 @@ BOTH = pytest.mark.parametrize("command", [kill, drain], ids=["kill", "drain"])
     ("command", "asked", "said"),
     [
         (kill, {}, "killed replica group a of job other\n"),
-        (drain, {"verb": "drain"}, "replica group a of job other drains\n"),
+        (drain, {"verb": "drain"}, "replica group a of job other is draining\n"),
     ],
 )
 def test_asks_and_says_so(fake, run, command, asked, said):

@@ -60,7 +60,7 @@ def test_all_that_a_lighthouse_knows(tmp_path: Path) -> None:
     assert files["doctor.txt"].startswith(b"ok    address")
     summary = files["summary.txt"].decode()
     assert re.findall(r"^== (\w+)$", summary, re.MULTILINE) == ["status", "runs", "incidents", "doctor"]
-    assert summary.startswith("== status\nj: step 3: 1 participant trains")
+    assert summary.startswith("== status\ntraining: step 3, 1 of 1 groups\n")
     assert [job["quorum_id"] for job in json.loads(files["status.json"])["jobs"]] == [quorum_id]
     assert b"lighthouse_up 1.0" in files["http/metrics"]
     jobs = json.loads(files["journal.json"])["jobs"]
@@ -106,7 +106,7 @@ def test_one_that_is_gone_leaves_a_file_that_says_so_for_each_part(tmp_path: Pat
     lost = ["status.json", "runs.json", "incidents.json", *pages, "journal.json"]
     whole = ["about.json", "config.json", "summary.txt", "doctor.txt"]
     assert sorted(files) == sorted([*whole, *(f"{name}.error.txt" for name in lost)])
-    assert said == f"wrote {out}: 12 parts; not had: {', '.join(lost)} (NAME.error.txt says why)\n"
+    assert said == f"wrote {out}: 12 parts; missing: {', '.join(lost)} (NAME.error.txt says why)\n"
     assert address.encode() in files["status.json.error.txt"]
     assert b"refused" in files["http/metrics.error.txt"]
 

@@ -21,8 +21,8 @@ def test_shows_the_quorum_the_reason_and_the_members():
     assert text(view()) == [
         "lighthouse 0.1.0 at host:1, up 1h06m",
         "",
-        "default  quorum 42, 3m13s old, 2 participants, step 7",
-        "formed, standing: all train",
+        "default  quorum 42, 3m13s old, standing, step 7",
+        "training: step 7, all train",
         "2 members: 1 participant, 1 expired",
         "REPLICA  STATE        IN   STEP  RANKS  BEAT  FAILED  ADDRESS     START",
         "a        participant  yes     7      8  0.4s       0  host:29512  3f2b8c1e",
@@ -31,17 +31,17 @@ def test_shows_the_quorum_the_reason_and_the_members():
 
 
 def test_a_quorum_that_does_not_stand_has_no_word_for_it():
-    assert "formed: all train" in text(view(status(job(phase="none"))))
+    assert text(view(status(job(phase="none"))))[2] == "default  quorum 42, 3m13s old, step 0"
 
 
 def test_says_who_is_behind_before_the_members():
     stalled = replace(job(member("a")), stall="a/1 behind in loader, a/0 waiting in all_reduce", stall_s=63.0)
     lines = text(view(status(stalled)))
-    assert lines[4:6] == [
+    assert lines[3:5] == [
+        "nothing has moved for 1m03s: a/1 behind in loader, a/0 waiting in all_reduce",
         "1 member: 1 participant",
-        "nothing moves for 1m03s: a/1 behind in loader, a/0 waiting in all_reduce",
     ]
-    assert lines[7].startswith("a ")
+    assert lines[6].startswith("a ")
 
 
 def test_a_run_has_a_block_of_its_own():
@@ -51,7 +51,7 @@ def test_a_run_has_a_block_of_its_own():
         "",
         "default/r  generation 3, 2 restarts, step 7",
         "stands: 2 active, 1 spare",
-        "nothing moves for 1m03s: r/1 behind in step 6, r/0 in step 7",
+        "nothing has moved for 1m03s: r/1 behind in step 6, r/0 in step 7",
         "SLOT  STATE   RANK  GEN  STEP  BEAT  HOST   PID",
         "   0  active     0    3     7  0.4s  host  4711",
         "   1  active     1    3     7  0.4s  host  4712",

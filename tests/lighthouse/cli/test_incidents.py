@@ -35,7 +35,7 @@ STALL = Incident(
     ),
     ("c: not all came within 10 s",),
 )
-LOSS = incident("20251122-111501", kind=IncidentKind.LOSS, text="b: it is silent", suspects=("b",), noticed_s=5.0)
+LOSS = incident("20251122-111501", kind=IncidentKind.LOSS, text="b: it fell silent", suspects=("b",), noticed_s=5.0)
 
 
 def test_a_row_per_incident(fake, run):
@@ -45,7 +45,7 @@ def test_a_row_per_incident(fake, run):
         "ID               NOTICED AT           KIND   NOTICED  RECOVERED  BACK  WHAT\n"
         f"20251122-101501  {at}  stall    1m03s      1m08s     -"
         "  b/1 behind in validation 3/25, a/0, b/0 waiting in all_reduce\n"
-        f"20251122-111501  {at}  loss      5.0s          -     -  b: it is silent\n"
+        f"20251122-111501  {at}  loss      5.0s          -     -  b: it fell silent\n"
     )
 
 
@@ -155,9 +155,9 @@ def test_json(fake, run):
 
 
 def test_an_unknown_id(fake, run):
-    fake.answers = [UnknownName("id: there is no incident 'x'; the newest: none")]
+    fake.answers = [UnknownName("no incident 'x'; the newest: none")]
     result = run(incident_command, "x")
-    assert (result.exit_code, result.output) == (1, "Error: id: there is no incident 'x'; the newest: none\n")
+    assert (result.exit_code, result.output) == (1, "Error: no incident 'x'; the newest: none\n")
 
 
 def test_stacks_of_some_ranks(fake, run):

@@ -28,6 +28,11 @@ def test_the_job_is_shown_where_there_is_more_than_one(fake, run):
     assert [line.split()[0] for line in run(command).output.splitlines()] == ["JOB", "default", "other"]
 
 
+def test_names_are_in_their_natural_order(fake, run):
+    fake.answers = [status(job(*(member(f"group_{n}") for n in (1, 10, 2))))]
+    assert [line.split()[0] for line in run(command).output.splitlines()[1:]] == ["group_1", "group_2", "group_10"]
+
+
 def test_says_that_there_are_none(run):
     assert run(command).output == "no members\n"
 

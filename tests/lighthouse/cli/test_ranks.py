@@ -21,7 +21,7 @@ FEW = stalled(
 def test_the_verdict_and_a_row_per_rank(fake, run):
     fake.answers = [status(FEW)]
     assert run(command).output == (
-        "nothing moves for 1m03s: b/1 behind in validation 3/25, a/0, b/0 waiting in all_reduce\n"
+        "nothing has moved for 1m03s: b/1 behind in validation 3/25, a/0, b/0 waiting in all_reduce\n"
         "RANK  STATE    STEP  WHERE                        DONE  STILL   BEAT  HOST   PID\n"
         "b/1   behind      7  validation                   3/25  1m03s  1m15s  host  4711\n"
         "a/0   waiting     7  all_reduce                      -  1m03s   0.4s  host  4711\n"
@@ -45,8 +45,8 @@ def test_ranks_of_runs_have_a_generation(fake, run):
 def test_of_several_jobs(fake, run):
     fake.answers = [status(FEW, stalled(place("a", 0), name="other"))]
     first, second, titles, *rows = run(command).output.splitlines()
-    assert first.startswith("default: nothing moves")
-    assert second.startswith("other: nothing moves")
+    assert first.startswith("default: nothing has moved")
+    assert second.startswith("other: nothing has moved")
     assert titles.startswith("JOB ")
     assert [row.split()[0] for row in rows] == ["default"] * 4 + ["other"]
 

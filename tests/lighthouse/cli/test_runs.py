@@ -63,7 +63,7 @@ def test_what_is_asked_and_said(fake, run, command, done):
 def test_what_was_not_stopped_is_not_said_to_be_resumed(fake, run, runs):
     fake.runs = runs
     assert run(resume, "--run", "r1").output == (
-        "run r1 of job default was not stopped, and excludes no host: nothing was to be resumed\n"
+        "run r1 of job default was not stopped and excludes no host; nothing to resume\n"
     )
     assert json.loads(run(resume, "--run", "r1", "--format", "json").output)["resumed"] is False
 

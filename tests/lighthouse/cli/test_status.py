@@ -22,7 +22,7 @@ TWO_JOBS = status(
         member("c"),
         name="other",
         verdict="waiting_for_stragglers",
-        explanation="1 of 2 joined; waiting for d",
+        explanation="waiting for d, 52 s more at most; 1 of 2 joined",
         phase="none",
     ),
 )
@@ -31,11 +31,11 @@ TWO_JOBS = status(
 def test_says_of_each_job_whether_it_makes_progress_and_shows_a_row(fake, run):
     fake.answers = [TWO_JOBS]
     assert run(command).output == (
-        "default: step 7: all train\n"
-        "other: 1 of 2 joined; waiting for d\n"
-        "JOB      QUORUM    AGE  PARTICIPANTS  MEMBERS  STEP  PHASE     VERDICT\n"
-        "default      42  3m13s             1        2     7  standing  formed\n"
-        "other        42  3m13s             1        1     7  none      waiting_for_stragglers\n"
+        "default: training: step 7, all train\n"
+        "other: waiting for d, 52 s more at most; 1 of 2 joined\n"
+        "JOB      VERDICT                 STEP  GROUPS  QUORUM    AGE  PHASE\n"
+        "default  formed                     7     1/2      42  3m13s  standing\n"
+        "other    waiting_for_stragglers     7     1/1      42  3m13s  none\n"
         "lighthouse 0.1.0 at localhost:29510, up 1h06m\n"
     )
 
@@ -43,7 +43,7 @@ def test_says_of_each_job_whether_it_makes_progress_and_shows_a_row(fake, run):
 def test_shows_how_far_a_group_has_healed(fake, run):
     fake.answers = [status(job(member("a"), healing("b"), healing("c", source="d", seconds=20.0)))]
     assert run(command).output.splitlines()[:3] == [
-        "default: step 7: all train",
+        "training: step 7, all train",
         "  c is healing from d: 1.2 of 4.0 GiB, 98 MiB/s, 29 s left",
         "  b is healing from a: 1.2 of 4.0 GiB, 98 MiB/s, 29 s left",
     ]
@@ -89,9 +89,9 @@ RUN = run_of("active", "active", "active", "spare")
 def test_runs_stand_below_the_quorums(fake, run):
     fake.answers = [status(job(member("a"), name="other"), runs=(RUN,))]
     assert run(command).output.splitlines()[:-1] == [
-        "other: step 7: all train",
-        "JOB    QUORUM    AGE  PARTICIPANTS  MEMBERS  STEP  PHASE     VERDICT",
-        "other      42  3m13s             1        1     7  standing  formed",
+        "training: step 7, all train",
+        "JOB    VERDICT  STEP  GROUPS  QUORUM    AGE  PHASE",
+        "other  formed      7     1/1      42  3m13s  standing",
         "",
         "RUN  GENERATION  ACTIVE  SPARES  RESTARTS  STEP  VERDICT",
         "r             3       3       1         2     7  stands",
@@ -102,7 +102,7 @@ def test_a_job_that_is_only_a_run_shows_no_quorum(fake, run):
     alone = dataclasses.replace(job(quorum_id=0), stall="r/1 behind in step 6, r/0, r/2 in step 7", stall_s=63)
     fake.answers = [status(alone, runs=(RUN,))]
     assert run(command).output.splitlines()[:-1] == [
-        "default: nothing moves for 1m03s: r/1 behind in step 6, r/0, r/2 in step 7",
+        "nothing has moved for 1m03s: r/1 behind in step 6, r/0, r/2 in step 7",
         "RUN  GENERATION  ACTIVE  SPARES  RESTARTS  STEP  VERDICT",
         "r             3       3       1         2     7  stalled",
     ]
@@ -110,11 +110,11 @@ def test_a_job_that_is_only_a_run_shows_no_quorum(fake, run):
 
 def test_a_job_without_a_quorum_has_no_id_and_no_age(fake, run):
     fake.answers = [status(job(quorum_id=0, verdict="no_joins", explanation="nobody asks", phase="none"))]
-    assert "default       -    -             0        0     0  none   no_joins" in run(command).output
+    assert "default  no_joins     0     0/0       -    -  -" in run(command).output
 
 
 def test_says_that_nobody_has_joined(fake, run):
-    assert run(command).output.splitlines()[0] == "no jobs: no replica group has joined, and no rank of a run"
+    assert run(command).output.splitlines()[0] == "no jobs: no replica group and no rank of a run has joined yet"
 
 
 def test_an_unknown_job_is_an_error(fake, run):
@@ -181,16 +181,31 @@ def test_in_a_stall_the_first_line_says_so_and_nothing_says_the_contrary(fake, r
     fake.answers = [status(dataclasses.replace(job(member("a")), stall=verdict, stall_s=63.0))]
     lines = run(command, env={"COLUMNS": str(width)}).output.splitlines()
     assert max(map(len, lines[:-1])) <= width
-    assert " ".join(line.strip() for line in lines).startswith(f"default: nothing moves for 1m03s: {verdict}")
+    assert " ".join(line.strip() for line in lines).startswith(f"nothing has moved for 1m03s: {verdict}")
     assert [word for line in lines for word in line.split() if word in ("formed", "stalled")] == ["stalled"]
 
 
 def test_a_job_without_a_living_group_does_not_pass_for_one_that_trains(fake, run):
-    gone = job(member("a", MemberState.EXPIRED), explanation="1 group took part; none is alive")
+    gone = job(member("a", MemberState.EXPIRED), explanation="no group is alive; 1 took part")
     fake.answers = [status(gone)]
     first, _, row, _ = run(command).output.splitlines()
-    assert first == "default: step 7: 1 group took part; none is alive"
-    assert row.split()[-1] == "all_lost"
+    assert first == "no group is alive; 1 took part"
+    assert row.split()[1:4] == ["all_lost", "7", "0/1"]
+
+
+def test_a_job_that_has_ended_says_at_which_step(fake, run):
+    fake.answers = [status(job(verdict="no_joins", explanation="ended at step 3000", phase="none"))]
+    assert run(command).output.splitlines()[:-1] == ["ended at step 3000"]
+
+
+def test_fits_80_columns_with_long_names(fake, run):
+    groups = (member(f"replica_group_{n}", step=154_100) for n in (1, 10, 2))
+    name = "a-job-with-a-long-name-2026"
+    waits = dataclasses.replace(job(*groups, name=name, verdict="waiting_for_stragglers"), quorum_id=1_795_781_509_013)
+    fake.answers = [status(waits)]
+    lines = run(command, env={"COLUMNS": "80"}).output.splitlines()
+    assert max(map(len, lines)) <= 80
+    assert all(word in lines[-2] for word in ("waiting_for_stragglers", "154100", "3/3", "1795781509013"))
 
 
 def test_groups_that_import_torch_are_starting(fake, run):
@@ -200,8 +215,23 @@ def test_groups_that_import_torch_are_starting(fake, run):
     starting = dataclasses.replace(run_of(), job="j", supervisors=(supervisor("a", 2), supervisor("b", 1)))
     fake.answers = [status(runs=(starting,))]
     assert run(command).output.splitlines()[0] == (
-        "j: starting: 2 supervisors, 3 of 4 ranks running, 2 restarts; none has joined yet"
+        "j: starting: 2 supervisors, 3 of 4 ranks running, 2 restarts; no rank has joined yet"
     )
+
+
+@pytest.mark.parametrize(
+    ("states", "explanation", "style"),
+    [
+        ("starting", "starting: g0", "cyan"),
+        ("expired starting", "starting: g1", "cyan"),
+        ("expired", "waiting for a replica group to join; 0 alive", "red"),
+        ("expired", "ended at step 60", ""),
+    ],
+)
+def test_colours_a_job_that_starts_as_one_that_waits_and_not_as_a_failure(states: str, explanation: str, style: str):
+    shown_members = (member(f"g{n}", MemberState(state)) for n, state in enumerate(states.split()))
+    shown = tables.progress(job(*shown_members, verdict="no_joins", explanation=explanation))
+    assert (shown.plain, shown.style) == (explanation, style)
 
 
 def test_says_which_run_is_stopped_and_by_what(fake, run):
@@ -210,7 +240,7 @@ def test_says_which_run_is_stopped_and_by_what(fake, run):
     stopped = RunStatus("default", "r1", "stopped", RunCounters(), RunTerms(3), (), False, stop, (), (), ())
     fake.runs = [stopped, dataclasses.replace(stopped, run="r2", stop=None)]
     *_, last, _ = run(command).output.splitlines()
-    assert last == "run r1 of job default is stopped: no? money (by ada); `lighthouse resume --run r1` lifts it"
+    assert last == "run r1 of job default is stopped: no? money (by ada); undo it with `lighthouse resume --run r1`"
 
 
 def test_json_asks_for_ranks_and_timeline_too_as_slash_status_has_them(fake, run):

@@ -253,6 +253,25 @@ async def test_a_page_in_the_background_says_in_its_title_what_is_wrong(browser:
         assert page.requests.count(f"{lighthouse.url}events") == 1
 
 
+async def test_a_job_that_has_ended_is_no_trouble(browser: Chromium, lighthouse: FakeLighthouse):
+    """Whatever was lost shortly before, and whether its groups are still connected or not."""
+    lost = dataclasses.replace(troubled().incidents[1], suspects=("c",), opened_unix_s=time.time(), over_s=None)
+    leaving = (member("a", MemberState.IDLE, is_participant=False), member("c", MemberState.EXPIRED))
+    ended = job(*leaving, verdict="no_joins", explanation="ended at step 60")
+    lighthouse.shown = status(dataclasses.replace(ended, incidents=(lost,)))
+    async with browser.page(lighthouse.url) as page:
+        assert "default Ended Ended at step 60. " in await shown(page)
+        assert await page.run("document.querySelector('.verdict').className") == "verdict pill good"
+        assert await page.run("document.querySelector('.lead').className.trim()") == "lead"
+        await page.run("Object.defineProperty(document, 'hidden', {get: () => true})")
+        await page.run("document.dispatchEvent(new Event('visibilitychange')), askedAt = 0")
+        lighthouse.shown = status(dataclasses.replace(ended, members=(), incidents=(lost,)))
+        await page.run("askedAt = 0")
+        await page.until("!document.querySelector('tbody tr') && document.title === 'Lighthouse'")
+        assert "default Ended Ended at step 60. " in await page.text()
+        assert page.errors == []
+
+
 async def test_of_the_last_live_group_it_says_that_training_ends(browser: Chromium, lighthouse: FakeLighthouse):
     lighthouse.shown = status(job(member("a"), member("c", MemberState.EXPIRED)))
     async with browser.page(lighthouse.url) as page:
@@ -492,7 +511,7 @@ async def test_evidence_opens_from_its_incident(browser: Chromium, lighthouse: F
         assert await page.run("document.querySelectorAll('.incidents a')[1].hidden"), "of a loss there is no evidence"
         lighthouse.incidents.clear()
         await page.run("document.querySelector('.incidents a').click()")
-        await page.until("document.getElementById('evidenceError').textContent.includes('there is no incident')")
+        await page.until("document.getElementById('evidenceError').textContent.includes('no incident')")
 
 
 def mass_loss() -> JobStatus:
@@ -500,9 +519,9 @@ def mass_loss() -> JobStatus:
     lost = tuple(f"g{n}" for n in range(131))
     groups = [member(f"g{n}", MemberState.EXPIRED if n >= 169 else MemberState.PARTICIPANT) for n in range(200)]
     now = time.time()
-    entry = TimelineEntry(now - 60, TimelineKind.LOST, lost[:99], 32, "its connection has ended")
+    entry = TimelineEntry(now - 60, TimelineKind.LOST, lost[:99], 32, "its connection was lost")
     formed = TimelineEntry(now - 59, TimelineKind.QUORUM, ("a",), 0, "quorum 1795781509013: 69 participants at step 7")
-    text = f"{', '.join(lost)} were lost: its connection has ended"
+    text = f"{', '.join(lost)} were lost: its connection was lost"
     loss = IncidentSummary("i", "j", IncidentKind.LOSS, text, lost, now - 60, 0.02, step_s=0.87, back_s=8.0)
     return dataclasses.replace(
         job(*groups, name="j", quorum_id=1795781509013), incidents=(loss,), timeline=(entry, formed)
@@ -518,7 +537,7 @@ async def test_a_mass_loss_is_a_line_and_only_groups_that_need_a_look_are_listed
         assert "Training with 169 of 200 groups (31 lost), at step 7." in seen
         assert "131 groups lost Noticed after 20 ms; training continued after 870 ms, all back after 8.0 s." in seen
         assert re.search(r"Last loss: 131 of 200 groups 1 m 0\d s ago; training continued after 870 ms, all back", seen)
-        assert "lost 131 groups its connection has ended" in seen
+        assert "lost 131 groups its connection was lost" in seen
         assert "quorum …9013: 69 participants at step 7" in seen
         assert "1795781509013" not in seen
         assert "169 healthy groups: show" in seen

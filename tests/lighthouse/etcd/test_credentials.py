@@ -94,5 +94,5 @@ def test_what_is_no_certificate_is_refused_by_the_name_of_the_option(folder: Pat
             StoreCredentials(ca).tls()
     with pytest.raises(InvalidRequest, match="^--store-cert: cannot read "):
         StoreCredentials(folder / "ca.pem", folder / "empty").tls()
-    with pytest.raises(InvalidRequest, match="^--store-cert: needs --store-ca, too"):
+    with pytest.raises(InvalidRequest, match="^--store-cert: also needs --store-ca"):
         StoreCredentials(cert=folder / "client.pem").tls()

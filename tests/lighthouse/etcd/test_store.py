@@ -159,7 +159,7 @@ def test_keys_of_other_programs_are_ignored_and_logged_once(caplog: pytest.LogCa
     written.store.take([kv("/l/leader", b"?"), *foreign, kv("/l/job/j", dump_job(QuorumRecord(7)))])
     assert written.store.load() == {"j": QuorumRecord(7)}
     assert [r.getMessage() for r in caplog.records] == [
-        "--store: no lighthouse of this version has written b'/l/', and 4 other keys below /l/; they are ignored"
+        "--store: ignoring b'/l/' and 4 other keys below /l/, which no lighthouse of this version has written"
     ]
 
 

@@ -33,7 +33,7 @@ class TestArchive:
             kept.put(incident(f"i{number:03}", job="j" if number % 2 else "k"))
         assert len(kept.summaries()) == LIMIT
         assert [summary.id for summary in kept.summaries("j")[:2]] == ["i209", "i207"]
-        with pytest.raises(UnknownName, match="there is no incident 'i005'; the newest: i209, i208"):
+        with pytest.raises(UnknownName, match="no incident 'i005'; the newest: i209, i208"):
             kept.get("i005")
 
     def test_a_change_moves_nothing(self):
@@ -144,7 +144,9 @@ class TestFiles:
             (tmp_path / f"{name}.json").write_text(text)
         files = IncidentFiles(tmp_path)
         assert files.load() == []
-        assert [message.split()[0].rpartition("/")[2] for message in caplog.messages] == [f"{n}.json" for n in "abcd"]
+        assert [message.split()[1].rpartition("/")[2].rstrip(",") for message in caplog.messages] == [
+            f"{n}.json" for n in "abcd"
+        ]
         assert len(list(tmp_path.iterdir())) == 4
         files.close()
 
@@ -157,5 +159,5 @@ class TestFiles:
             files.save(incident(f"i{number}"))
         files.close()
         [said] = caplog.messages
-        assert "incident i0 is not filed" in said
+        assert "incident i0 was not saved" in said
         assert "--incident-dir" in said

@@ -187,7 +187,7 @@ class TestAStall:
         logged = "\n".join(caplog.messages)
         assert f"incident {summary.id}: stall: b/1 behind in loader" in logged
         assert f"incident {summary.id}: evidence of 6 ranks after 0.5 s" in logged
-        assert f"incident {summary.id}: the first step after it was committed 65.00 s after the fault" in logged
+        assert f"incident {summary.id}: recovered: the next step was committed 65.00 s after the fault" in logged
         entries = job.driver.status(has_ranks=True).timeline
         assert [(e.replica_ids, e.text) for e in entries if e.kind is TimelineKind.INCIDENT] == [
             (("b",), f"{summary.id}: stall")
@@ -215,7 +215,7 @@ class TestAStall:
         job.start()
         job.stall()
         [summary] = job.incidents
-        assert summary.action == "something moves again: nothing was done"
+        assert summary.action == "progress resumed: nothing was done"
         assert job.managers["b"].told(KillRequest) == []
 
     def test_a_lighthouse_that_was_held_up_reads_what_has_come_before_it_acts(self, make: Make):
@@ -231,7 +231,7 @@ class TestAStall:
         assert job.newest.missing == ()
         job.managers["b"].moves_when_asked = True
         job.managers["b"].give(asked.number, ())
-        assert job.incidents[0].action == "something moves again: nothing was done"
+        assert job.incidents[0].action == "progress resumed: nothing was done"
         assert job.managers["b"].told(KillRequest) == []
 
     def test_nor_does_it_find_a_stall_by_that(self, make: Make):
@@ -325,7 +325,7 @@ class TestALoss:
         assert (summary.kind, summary.suspects, summary.text) == (
             IncidentKind.LOSS,
             ("b",),
-            "b: its connection has ended",
+            "b: its connection was lost",
         )
         assert (summary.noticed_s, summary.quorum_s, summary.step_s) == pytest.approx((0.007, 3.007, 4.014), abs=0.011)
         assert summary.quorum_id == job.quorum_id

@@ -81,7 +81,7 @@ def test_ranks_as_typed():
     assert read_ranks(["b", "b/1"]) == {"b": ()}
     assert read_ranks(["b/1", "b"]) == {"b": ()}
     for name in ("b/", "b/x", "b/-1", "b/999999"):
-        with pytest.raises(InvalidRequest, match="names no rank; write b/1"):
+        with pytest.raises(InvalidRequest, match="is not a rank; write b/1"):
             read_ranks([name])
 
 

@@ -71,7 +71,7 @@ class Stage:
         return wanted.id
 
     def lost(self, *names: str, seen_at: float | None = None, quorum_id: int = 7, is_asked: bool = False):
-        losses = [MemberLost(name, quorum_id, "its connection has ended", seen_at) for name in names]
+        losses = [MemberLost(name, quorum_id, "its connection was lost", seen_at) for name in names]
         return self.told([e for loss in losses for e in self.machine.lost(loss, self.now, UNIX_S, is_asked=is_asked)])
 
     def took(self, id: str, *names: str) -> list[machine.Effect]:
@@ -175,7 +175,7 @@ class TestAStall:
         incident_id = stage.opens(behind("b/1"))
         stage.machine.moved(stage.now)
         assert not [e for e in stage.took(incident_id, "b/1") if isinstance(e, ActionDue)]
-        assert stage.last.action == "something moves again: nothing was done"
+        assert stage.last.action == "progress resumed: nothing was done"
 
     def test_that_recovers_before_its_evidence_is_there_gets_it_still(self, stage: Stage):
         incident_id = stage.opens(behind("b/1"))
@@ -257,7 +257,7 @@ class TestALoss:
         assert isinstance(opened, Opened)
         summary = opened.incident.summary
         assert (summary.kind, summary.noticed_s, summary.suspects) == (IncidentKind.LOSS, 5.0, ("b",))
-        assert summary.text == "b: its connection has ended"
+        assert summary.text == "b: its connection was lost"
         stage.now += 0.5
         stage.formed(8, step=10)
         assert stage.reached(10) == []
@@ -270,7 +270,7 @@ class TestALoss:
         [changed] = stage.lost("c")
         assert isinstance(changed, Changed)
         assert stage.last.suspects == ("b", "c")
-        assert stage.last.text == "b: its connection has ended; c: its connection has ended"
+        assert stage.last.text == "b: its connection was lost; c: its connection was lost"
         assert stage.lost("b") == [], "its manager has gone, too"
         stage.formed()
         stage.lost("b", quorum_id=8, is_asked=True)
@@ -278,7 +278,7 @@ class TestALoss:
 
     def test_of_very_many_groups_is_short(self, stage: Stage):
         stage.lost(*(f"g{number:03}" for number in range(100)), is_asked=True)
-        assert stage.last.text.endswith("g015: its connection has ended and 84 more")
+        assert stage.last.text.endswith("g015: its connection was lost and 84 more")
         assert len(stage.last.suspects) == MAX_SUSPECTS
 
     def test_of_all_is_the_end_of_the_job(self, stage: Stage):
@@ -338,7 +338,7 @@ class TestAKill:
         stage.lost("a")
         stage.lost("b")
         assert len(stage.opened) == 1
-        assert stage.last.text == "a: killed by ada; b: its connection has ended"
+        assert stage.last.text == "a: killed by ada; b: its connection was lost"
 
 
 class TestNoState:
@@ -411,12 +411,12 @@ class TestOneFaultIsOneIncident:
         assert stage.exited("b") == []
         stage.lost("b", is_asked=True)
         [opened] = stage.opened
-        assert (opened.kind, opened.text) == (IncidentKind.LOSS, "b: its connection has ended: rank 1: SIGKILL")
+        assert (opened.kind, opened.text) == (IncidentKind.LOSS, "b: its connection was lost: rank 1: SIGKILL")
 
     def test_and_so_does_one_after_it(self, stage: Stage):
         stage.lost("b", is_asked=True)
         stage.exited("b", is_member=False)
-        assert stage.last.text == "b: its connection has ended: rank 1: SIGKILL"
+        assert stage.last.text == "b: its connection was lost: rank 1: SIGKILL"
         [effect] = [effect for effect in stage.all if isinstance(effect, Changed)]
         [evidence] = effect.incident.evidence
         assert (evidence.name, evidence.rank.output) == ("b/1", ("last line",))
@@ -428,7 +428,7 @@ class TestOneFaultIsOneIncident:
         stage.formed(8)
         stage.exited("b", "SIGTERM", is_member=False)
         [opened] = stage.opened
-        assert opened.text == "b: its connection has ended: rank 1: SIGKILL"
+        assert opened.text == "b: its connection was lost: rank 1: SIGKILL"
         assert stage.last.text == opened.text, "the first end is the cause; the others follow from it"
 
     def test_one_that_no_loss_follows_is_an_incident_by_itself(self, stage: Stage):

@@ -371,12 +371,20 @@ def other_database(path: Path) -> None:
 
 
 REFUSED: dict[str, tuple[Callable[[Path], object], type[LighthouseError], str]] = {
-    "text": (lambda path: path.write_text("Dear diary"), InvalidRequest, "is no journal; name another file"),
-    "another program's": (other_database, InvalidRequest, "is another program's; name another file"),
+    "text": (lambda path: path.write_text("Dear diary"), InvalidRequest, "is not a journal; name another file"),
+    "another program's": (other_database, InvalidRequest, "belongs to another program; name another file"),
     "newer": (edited("PRAGMA user_version = 3"), WrongState, "has version 3, and this lighthouse knows 2: start the"),
-    "half": (changed(lambda raw: raw[: len(raw) // 2]), WrongState, "move it away and keep it"),
-    "header only": (changed(lambda raw: raw[:50]), WrongState, "is damaged (it is cut off); move it away and keep it"),
-    "a bad page": (changed(lambda raw: raw[:8192] + b"\xa5" * 4096 + raw[12288:]), WrongState, "move it away and keep"),
+    "half": (changed(lambda raw: raw[: len(raw) // 2]), WrongState, "move it away (and keep it)"),
+    "header only": (
+        changed(lambda raw: raw[:50]),
+        WrongState,
+        "is damaged (it is cut off); move it away (and keep it)",
+    ),
+    "a bad page": (
+        changed(lambda raw: raw[:8192] + b"\xa5" * 4096 + raw[12288:]),
+        WrongState,
+        "move it away (and keep",
+    ),
     "an index": (changed(lambda raw: raw[:12288] + b"\xa5" * 4096 + raw[16384:]), WrongState, "is damaged ("),
     "a bit in a record": (changed(lambda raw: flip(raw, b"group-77")), WrongState, "is damaged (job 'job' is not what"),
     "an id": (edited("UPDATE job SET quorum_id = 1 WHERE name = 'old'"), WrongState, "is damaged (job 'old' is not"),
@@ -412,7 +420,7 @@ def test_any_single_bit_of_a_journal_is_noticed_or_harmless(path: Path) -> None:
             journal.claim()
         except LighthouseError as e:
             assert str(e).startswith(f"--journal: {path}")
-            assert at not in tables or "move it away and keep it" in str(e)
+            assert at not in tables or "move it away (and keep it)" in str(e)
             assert path.read_bytes() == damaged
         else:
             assert journal.load() == kept

@@ -17,7 +17,7 @@ from lighthouse_protocol.refusals import LighthouseError
 from tests.lighthouse.lives import FIRST_WALL_MS, Life, Manager, beat_for
 from tests.virtual_loop import VirtualLoop
 
-REMEDIES = ("move it away and keep it", "name another file", "free space on its disk", "stop that one", "restart it")
+REMEDIES = ("move it away (and keep it)", "name another file", "free space on its disk", "stop that one", "restart it")
 
 
 class Oracle:

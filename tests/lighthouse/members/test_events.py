@@ -30,7 +30,7 @@ def test_a_loss_names_the_quorum_that_ends_and_comes_before_its_end():
     machine = at_work()
     assert machine.handle(ended(2), 1) == []
     effects = machine.tick(1 + JUDGED_AFTER_S)
-    assert effects[:2] == [MemberLost("b", 1, "its connection has ended", last_seen_at=1), GridChanged()]
+    assert effects[:2] == [MemberLost("b", 1, "its connection was lost", last_seen_at=1), GridChanged()]
     assert [type(effect) for effect in effects[2:]] == [Ordered]
     assert machine.tick(2) == [], "what was told once is not told again"
 
@@ -47,7 +47,7 @@ def test_a_silent_member_is_lost_with_the_moment_when_it_was_last_heard_of():
         for session in (1, 3):
             effects = machine.handle(pulse(session, held=held(1)), now)
             if lost := [effect for effect in effects if isinstance(effect, MemberLost)]:
-                assert lost == [MemberLost("b", 1, "it is silent", 0)]
+                assert lost == [MemberLost("b", 1, "it fell silent", 0)]
                 return
     raise AssertionError("b is not lost")
 
@@ -55,7 +55,7 @@ def test_a_silent_member_is_lost_with_the_moment_when_it_was_last_heard_of():
 def test_a_group_of_no_standing_quorum_is_lost_to_none():
     machine = QuorumMachine(QuorumConfig(heartbeat_timeout_s=5.0))
     assert told(machine.handle(beat("a"), 0)) == [MemberJoined("a")]
-    assert told(machine.tick(6)) == [MemberLost("a", None, "it is silent", 0), GridChanged()]
+    assert told(machine.tick(6)) == [MemberLost("a", None, "it fell silent", 0), GridChanged()]
     assert told(machine.handle(beat("a"), 7)) == [MemberBack("a", "is back"), GridChanged()]
 
 

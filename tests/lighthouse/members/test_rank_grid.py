@@ -102,7 +102,7 @@ def test_the_status_names_the_missing_ranks():
     made = halves()
     assert made.quorum is None
     assert explain(made, 1) == (
-        "no replica group asks for a quorum; 2 alive; "
+        "waiting for a replica group to join; 2 alive; "
         "a has ranks 0-3 of 8; missing: 4-7; b has ranks 4-7 of 8; missing: 0-3"
     )
     assert world_of(made, grid_of(made.roster)) == World(8, 1, 8)
@@ -114,7 +114,7 @@ def test_with_the_missing_ranks_there_the_quorum_forms():
         made.handle(asks(session, session, native(name, group_world_size=8)), 1)
     assert [p.replica_id for p in made.quorum.participants] == ["a", "b"]
     assert world_of(made, grid_of(made.roster)) == World(16, 2)
-    assert explain(made, 2) == "2 participants train; 2 alive"
+    assert explain(made, 2) == "2 of 2 groups"
 
 
 def test_a_group_none_of_whose_ranks_was_here_is_in_the_grid_when_they_are_seen_before_they_ask():

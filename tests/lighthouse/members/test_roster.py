@@ -119,7 +119,7 @@ class TestReported:
         roster.form()
         roster.beat("another", "i1", 1)
         assert roster.healthy == {"a"}
-        roster.lose(members[0], 2, "it is silent")
+        roster.lose(members[0], 2, "it fell silent")
         assert roster.healthy == {"stranger", "another"}, "as for groups that all come without a session"
 
     def test_a_member_of_the_quorum_is_waited_for_by_its_heartbeats_alone(self):

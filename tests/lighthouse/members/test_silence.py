@@ -41,7 +41,7 @@ class TestSilence:
         assert beating(m, (2, 3), 2, 5.9) == []
         assert beating(m, (2, 3), 5.9, 6.1) == [
             told("revoked", (2, 3), "a", "silent"),
-            closed(1, Unreachable, "nothing of a for 5 s"),
+            closed(1, Unreachable, "no heartbeat from a for 5 s"),
         ]
 
     def test_a_heartbeat_without_a_session_keeps_none_alive(self):

@@ -63,12 +63,12 @@ def test_the_log_says_who_is_behind_over_groups(job: Job, caplog: pytest.LogCapt
     assert (caplog.messages, job.places.verdict()) == ([], None)
     job.loop.go(3)
     [said] = caplog.messages
-    assert said.startswith("nothing moves for 6")
+    assert said.startswith("nothing has moved for 6")
     assert ": b/1 behind in loader, a/0-1, b/0 waiting in all_reduce; no beat from a/0-1, b/0-1" in said
     assert job.shown()[0] == ("b", 1, "behind")
     job.places.take("b", job.b)
     job.loop.go(2)
-    assert caplog.messages[1:] == ["something moves again"]
+    assert caplog.messages[1:] == ["progress resumed"]
 
 
 def test_a_lighthouse_that_was_held_up_judges_nobody_for_that_time(job: Job, caplog: pytest.LogCaptureFixture):
@@ -94,7 +94,7 @@ def test_it_asks_whether_it_was_before_it_judges(loop: VirtualLoop, caplog: pyte
     job.loop.now += 1010
     job.loop.go(0)
     assert late
-    assert "nothing moves" not in caplog.text
+    assert "nothing has moved" not in caplog.text
 
 
 def test_a_session_speaks_for_its_own_group(job: Job):

@@ -58,7 +58,7 @@ def test_who_comes_is_lost_comes_back_drains_and_leaves():
         job.beat(3, "b", now, drains=True)
     job.handle(left(3), 4.5)
     assert job.new() == [
-        "1 lost b its connection has ended",
+        "1 lost b its connection was lost",
         "2 joined b is back",
         "3 lost b its ranks have restarted",
         "3 joined b",
@@ -75,7 +75,7 @@ def test_ranks_that_restart_are_a_loss_and_those_that_never_came_are_none():
     job.beat(3, "c", 3, down=STARTING)
     assert job.new() == ["1 lost b rank 1 has died", "2 joined c"]
     job.handle(asks(9, 2, "b"), 5)
-    assert job.new()[0] == "5 joined b all its ranks are there"
+    assert job.new()[0] == "5 joined b all its ranks are connected"
 
 
 def test_who_is_behind_heals_until_it_works_on_a_later_step():
@@ -106,7 +106,7 @@ def test_who_dies_while_it_heals_has_not_healed():
     job.handle(asks(3, 3, native("b", 0, "i2")), 2)
     job.handle(asks(4, 1, native("a", 8, seen_quorum_id=1)), 3)
     assert job.new() == [
-        "1 lost b its connection has ended",
+        "1 lost b its connection was lost",
         "2 joined b",
         "3 quorum ab quorum 2: 2 participants at step 8",
         "3 healing b from step 0 to 8",
@@ -119,6 +119,6 @@ def test_stalls_and_their_end():
     job.history.stall(StallVerdict(Kind.BEHIND, behind, "b/0-1 behind in loader", 61.2), WALL)
     job.history.stall(None, WALL + 5)
     assert job.new() == [
-        "0 stall b nothing moves for 61 s: b/0-1 behind in loader",
-        "5 moves  something moves again",
+        "0 stall b nothing has moved for 61 s: b/0-1 behind in loader",
+        "5 moves  progress resumed",
     ]

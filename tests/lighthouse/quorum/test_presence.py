@@ -126,7 +126,7 @@ class TestDuplicates:
     def test_another_manager_beside_an_open_session_is_refused_and_changes_nothing(self, incarnation: str, secret: str):
         m = standing("ab")
         thief = native("a", incarnation=incarnation, address="thief.example:1")
-        words = ("a.example:29512 holds a session", "thief.example:1", "as soon as the lighthouse has noticed")
+        words = ("a.example:29512 holds a session", "thief.example:1", "as soon as the lighthouse has detected")
         assert m.handle(opened(7, thief, secret), 1) == [closed(7, DuplicateReplica, *words)]
         assert m.handle(asks(7, 7, thief), 1) == [refused(7, Superseded, "session has ended")]
         assert m.handle(join(8, thief), 1) == [refused(8, DuplicateReplica, *words)]

@@ -51,7 +51,7 @@ class TestNewcomer:
         for session, name in ((3, "x"), (4, "y")):
             m.handle(opened(session, name), 1)
         assert m.handle(asks(3, 3, "x"), 1) == []
-        assert m.handle(asks(4, 4, "y"), 1) == [told("recalled", (1, 2), "2 ask")]
+        assert m.handle(asks(4, 4, "y"), 1) == [told("recalled", (1, 2), "2 waiting")]
 
     def test_waits_while_a_member_asks_for_no_newcomers_at_each_step(self):
         m = connected("ab")

@@ -62,7 +62,7 @@ def test_the_first_that_comes_back_too_late_is_told_what_became_of_its_quorum(
     [welcome] = [message for message in a.heard if isinstance(message, Welcome)][1:]
     assert welcome.order is not None
     assert (welcome.order.quorum_id, welcome.order.phase) == (a.quorum_id, QuorumPhase.REVOKED)
-    assert welcome.order.reason == "not back within the lease: a, b"
+    assert welcome.order.reason == "not reconnected within the lease: a, b"
     again.die()
 
 

@@ -79,7 +79,7 @@ class TestPhases:
         assert standing.pass_time(4.99) is None
         order = standing.pass_time(5)
         assert order is not None
-        assert (order.phase, order.reason) == (QuorumPhase.REVOKED, "not back within the lease: a, c")
+        assert (order.phase, order.reason) == (QuorumPhase.REVOKED, "not reconnected within the lease: a, c")
         assert standing.pass_time(6) is None
 
     def test_while_some_still_come_back_the_others_are_waited_for(self):
@@ -165,7 +165,7 @@ class TestMachine:
         m.handle(opened(2, "a", held=held(1)), 4.5)
         m.handle(asks(1, 1, "x"), 4.5)
         assert ticked(m, 4.5, 5.49) == []
-        assert ticked(m, 5.49, 5.5) == [told("revoked", (2,), "not back", "b")]
+        assert ticked(m, 5.49, 5.5) == [told("revoked", (2,), "not reconnected", "b")]
         m.handle(pulse(1), 5.5)
         lose(m, 2, 5.5)
         assert m.verdict() is Verdict.WAITING_FOR_LEASES
@@ -178,7 +178,7 @@ class TestMachine:
         m.handle(opened(1, "a", held=held(1, "revoked")), 1)
         m.handle(asks(1, 1, "a", seen_quorum_id=1, commit_failures=1), 1)
         assert m.verdict() is Verdict.WAITING_FOR_LEASES
-        assert "not back after the lighthouse's restart: b, which may go on for 4.0 s more" in explain(m, 1)
+        assert "waiting for b to return after a restart, 4.0 s more at most" in explain(m, 1)
         effects = m.handle(opened(2, native("b", seen_quorum_id=2), held=held(2)), 1.5)
         assert JournalOutdated("b", 2, 1, 3.5) in effects
         assert m.verdict() is Verdict.WAITING_FOR_RECONNECT
@@ -311,7 +311,7 @@ class TestNames:
     def test_it_is_taken_when_the_quorum_has_returned_without_that_member(self):
         m = restarted(record_of(standing("ab")))
         m.handle(opened(2, "b", **HOLDS), 1)
-        assert ticked(m, 1, 5) == [told("revoked", (2,), "not back")]
+        assert ticked(m, 1, 5) == [told("revoked", (2,), "not reconnected")]
         thief = native("a", incarnation="i2")
         assert m.handle(opened(3, thief, ANOTHER), 5)[-1] == welcomed(3)
 

@@ -160,7 +160,7 @@ class TestRevoke:
         assert standing.phase == before
         match why:
             case "lost":
-                order = standing.lose("a", "i1", "its connection has ended")
+                order = standing.lose("a", "i1", "its connection was lost")
             case "given up":
                 order = says(standing, "a", "revoked", 5)
             case _:
@@ -201,7 +201,7 @@ class TestRevoke:
         """Their collectives end with its connections, and what they say may come first."""
         standing = formed()
         order = says(standing, "b", "revoked", 5)
-        assert order == QuorumOrder(QUORUM_ID, QuorumPhase.REVOKED, reason="b has given it up")
+        assert order == QuorumOrder(QUORUM_ID, QuorumPhase.REVOKED, reason="b left it")
         assert standing.lose("a", "i1", "ended") == QuorumOrder(
             QUORUM_ID, QuorumPhase.REVOKED, reason="a: ended", lost="a"
         )
@@ -259,7 +259,7 @@ class TestLeaving:
             says(standing, "a", "recalled", 5)
             says(standing, "b", "recalled", 5)
         assert standing.ends_without("c", "i1") is None
-        order = standing.lose("c", "i1", "its connection has ended") if how == "lose" else standing.left("c", "i1")
+        order = standing.lose("c", "i1", "its connection was lost") if how == "lose" else standing.left("c", "i1")
         assert order is None
         for name in "ab":
             says(standing, name, "recalled", 5)
@@ -274,7 +274,7 @@ class TestLeaving:
     def test_while_it_leaves_a_loss_is_a_loss(self):
         standing = formed()
         says(standing, "c", "leaving", 5)
-        assert phase_of(standing.lose("a", "i1", "its connection has ended")) is QuorumPhase.REVOKED
+        assert phase_of(standing.lose("a", "i1", "its connection was lost")) is QuorumPhase.REVOKED
         assert standing.lost == "a"
 
     def test_it_comes_back_with_it_to_a_lighthouse_that_has_restarted(self):

@@ -22,7 +22,7 @@ def states(m: QuorumMachine, now: float) -> dict[str, str]:
 
 def test_of_nothing():
     assert job_status("j", machine(), 5) == JobStatus(
-        "j", 0, 0.0, "no_joins", "no replica group asks for a quorum; 0 alive", 0, 0, ()
+        "j", 0, 0.0, "no_joins", "waiting for a replica group to join; 0 alive", 0, 0, ()
     )
 
 
@@ -36,7 +36,7 @@ def test_of_a_quorum_at_work():
         quorum_id=1,
         quorum_age_s=3.0,
         verdict="waiting_for_stragglers",
-        explanation="1 of 2 joined; waiting for a, at most 59 s more",
+        explanation="waiting for a, 59 s more at most; 1 of 2 joined",
         quorums_formed=1,
         rounds=1,
         members=(a, b),
@@ -73,10 +73,10 @@ class TestStarting:
         m = connected("a", min_replicas=2)
         m.handle(opened(2, "b", down=STARTING, missing=frozenset({0})), 0)
         assert states(m, 0) == {"a": "idle", "b": "starting"}
-        assert explain(m, 0) == "no replica group asks for a quorum; 2 alive; starting: b"
+        assert explain(m, 0) == "waiting for a replica group to join; 2 alive; starting: b"
         m.handle(asks(1, 1, "a"), 1)
         assert states(m, 1) == {"a": "joined", "b": "starting"}
-        assert explain(m, 1) == "1 of at least 2 joined (--min-replicas); starting: b"
+        assert explain(m, 1) == "waiting for replica groups: 1 of at least 2 joined (--min-replicas); starting: b"
         m.handle(pulse(2), 2)
         assert states(m, 2) == {"a": "joined", "b": "straggler"}, "its ranks have come"
 
@@ -84,7 +84,7 @@ class TestStarting:
         m = standing("a")
         m.handle(opened(2, "b", down=STARTING, missing=frozenset({0})), 1)
         assert states(m, 1) == {"a": "participant", "b": "starting"}
-        assert explain(m, 1) == "1 participant trains; 1 alive; starting: b"
+        assert explain(m, 1) == "1 of 2 groups; starting: b"
         m.handle(pulse(2), 2)
         assert states(m, 2)["b"] == "starting"
         m.handle(asks(9, 2, "b"), 3)
@@ -105,7 +105,7 @@ class TestStarting:
         m.handle(opened(2, "b", down=STARTING, missing=frozenset({0})), 0)
         m.handle(ended(2), 1)
         assert states(m, 1)["b"] == "expired"
-        assert explain(m, 1) == "no replica group asks for a quorum; 1 alive"
+        assert explain(m, 1) == "waiting for a replica group to join; 1 alive"
 
 
 def asked(m: QuorumMachine, names: str, now: float = 0.0) -> QuorumMachine:
@@ -117,35 +117,35 @@ def asked(m: QuorumMachine, names: str, now: float = 0.0) -> QuorumMachine:
 @pytest.mark.parametrize(
     ("make", "now", "explained", "waited_for"),
     [
-        (lambda: training("abc"), 1, "3 participants train; 3 alive", ""),
+        (lambda: training("abc"), 1, "3 of 3 groups", ""),
         (
             lambda: asked(machine(min_replicas=3), "a"),
             1,
-            "1 of at least 3 joined (--min-replicas)",
+            "waiting for replica groups: 1 of at least 3 joined (--min-replicas)",
             "2 more replica groups: at least 3 are needed (--min-replicas), joined: a",
         ),
         (
             lambda: asked(machine(min_replicas=3), "ab"),
             1,
-            "2 of at least 3 joined (--min-replicas)",
+            "waiting for replica groups: 2 of at least 3 joined (--min-replicas)",
             "1 more replica group: at least 3 are needed (--min-replicas), joined: a, b",
         ),
         (
             lambda: asked(machine(allowed_sizes=frozenset({8, 4})), "a"),
             0,
-            "1 joined; allowed sizes are 4, 8",
+            "waiting for replica groups: 1 joined, allowed sizes are 4, 8",
             "more replica groups: allowed sizes are 4, 8, joined: a",
         ),
         (
             lambda: asked(training("ab"), "n", 1),
             1,
-            "1 joined; waiting for the quorum's members to finish their step: a, b",
-            "the quorum's members to finish their step: a, b",
+            "waiting for a, b to finish their step; 1 joined",
+            "a, b, the members of the quorum, to finish their step",
         ),
         (
             lambda: asked(training("abc", join_timeout_s=60), "b", 2),
             12,
-            "1 of 3 joined; waiting for a, c, at most 50 s more",
+            "waiting for a, c, 50 s more at most; 1 of 3 joined",
             "a, c, at most 60 s (--join-timeout)",
         ),
     ],
@@ -184,14 +184,14 @@ class TestExplain:
         for call, name in enumerate("dea", start=4):
             m.handle(join(call, name, shrink_only=name == "a"), now=10)
         assert m.verdict() is Verdict.TOO_FEW_PARTICIPANTS
-        assert explain(m, 10).startswith("1 of at least 2 ")
+        assert explain(m, 10).startswith("waiting for replica groups: 1 of at least 2 ")
 
     def test_no_more_names_than_fit(self):
         m = machine()
         for n in range(NAMES_SHOWN + 4):
             m.handle(beat(f"g{n:02}"), now=0)
         m.handle(join(1, "a"), now=0)
-        assert "g00, g01, g02, g03, g04, g05, g06, g07 and 4 more, at most" in explain(m, 0)
+        assert "g00, g01, g02, g03, g04, g05, g06, g07 and 4 more, 60 s more at most" in explain(m, 0)
 
 
 def test_the_step_follows_the_beats_of_a_standing_quorum():

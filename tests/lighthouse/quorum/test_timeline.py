@@ -10,12 +10,12 @@ def test_what_happens_alike_in_one_moment_is_one_entry():
     timeline = Timeline()
     timeline.note(10.0, JOINED, ("a",))
     timeline.note(10.5, JOINED, ("b",))
-    timeline.note(10.6, LOST, ("a",), "it is silent")
+    timeline.note(10.6, LOST, ("a",), "it fell silent")
     timeline.note(10.7, LOST, ("b",), "has restarted")
     timeline.note(12.0, LOST, ("c",), "has restarted")
     assert timeline.entries == (
         TimelineEntry(10.0, JOINED, ("a", "b"), 0, ""),
-        TimelineEntry(10.6, LOST, ("a",), 0, "it is silent"),
+        TimelineEntry(10.6, LOST, ("a",), 0, "it fell silent"),
         TimelineEntry(10.7, LOST, ("b",), 0, "has restarted"),
         TimelineEntry(12.0, LOST, ("c",), 0, "has restarted"),
     )
@@ -32,8 +32,8 @@ def test_a_thousand_that_come_are_one_entry_with_the_first_names():
 
 def test_entries_about_nobody_stay_apart():
     timeline = Timeline()
-    timeline.note(0.0, TimelineKind.MOVES, (), "something moves again")
-    timeline.note(0.0, TimelineKind.MOVES, (), "something moves again")
+    timeline.note(0.0, TimelineKind.MOVES, (), "progress resumed")
+    timeline.note(0.0, TimelineKind.MOVES, (), "progress resumed")
     assert len(timeline.entries) == 2
 
 

@@ -137,12 +137,12 @@ def test_a_group_that_stays_incomplete_is_in_the_log_with_its_missing_ranks(job:
     job.loop.go(2)
     assert caplog.messages == [
         "a has ranks 0-3 of 8; missing: 4-7; b has ranks 4-7 of 8; missing: 0-3; "
-        "a replica group takes part only when all its ranks are there"
+        "a replica group joins only when all its ranks are connected"
     ]
     for session, name in enumerate("ab", start=1):
         job.feed(asks(session, session, native(name, group_world_size=8)))
     job.loop.go(1)
-    assert caplog.messages[1:] == ["every replica group is complete"]
+    assert caplog.messages[1:] == ["all replica groups are complete"]
 
 
 def test_what_is_waited_for_is_told_once_and_its_end(job: Job):

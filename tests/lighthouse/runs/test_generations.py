@@ -60,7 +60,7 @@ class TestAdvance:
         stage = running(3, obedient=False)
         effects = stage.machine.handle(SessionEnded(stage.workers[1].session or 0), stage.now)
         others = (stage.workers[0].rank, stage.workers[2].rank)
-        reason = f"{stage.workers[1].rank}: its connection has ended"
+        reason = f"{stage.workers[1].rank}: its connection was lost"
         (restart,) = stage.machine.generations.restarts.restarts
         assert restart == RestartRecord(0, reason, 0.0, "0.0", (stage.workers[1].rank,))
         assert effects == [DUE, IncidentChanged(restart), Interrupted(0, reason, others, is_new=True)]
@@ -174,7 +174,7 @@ class TestCatchUp:
         worker = stage.workers[0]
         entry = RankHello(worker.rank, stage.terms, generation=0)
         effects = stage.machine.handle(RankJoined(entry, 99), stage.now)
-        assert effects == [Interrupted(0, "this generation is over", (worker.rank,))]
+        assert effects == [Interrupted(0, "this generation has ended", (worker.rank,))]
 
 
 class TestIdentity:

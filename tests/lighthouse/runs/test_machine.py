@@ -127,7 +127,7 @@ class TestLiftedStops:
         stop = told(machine.handle(joins(2), 9.0), 2)
         assert isinstance(stop, RunStopped)
         assert stop.reason == "enough"
-        assert machine.handle(asks(2, "a rank has ended by 130"), 9.0) == []
+        assert machine.handle(asks(2, "a rank died: 130"), 9.0) == []
         assert machine.stop is None
 
     def test_one_of_which_a_rank_was_connected_is_told_it_also_without_having_been_here(self):
@@ -187,7 +187,7 @@ class TestGroups:
             stage.feed(joins(72, "a", "another"))
         second = RankHello(RankId(0, "t.0"), stage.terms, attempt=3)
         [refused] = [e for e in stage.machine.handle(RankJoined(second, 2), 9.0) if isinstance(e, RankRefused)]
-        assert "slot: 0 of this run is a rank of a, and b brings it, too" in str(refused.error)
+        assert "slot: 0 of this run is a rank of a, and also of b" in str(refused.error)
         assert 'restart_scope="group"' in str(refused.error)
         assert stage.machine.generations.ranks.get(first.rank) is not None
 

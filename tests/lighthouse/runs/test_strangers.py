@@ -74,7 +74,7 @@ class TestSupervisors:
         stranger = replace(SUPERVISOR, incarnation=incarnation, host="h2", secret=secret)
         answer = refusal(told(machine.handle(SupervisorJoined(stranger, 9), 1.0), 9))
         assert isinstance(answer, DuplicateReplica)
-        assert all(word in str(answer) for word in ("h1", "h2", "as soon as the lighthouse has noticed"))
+        assert all(word in str(answer) for word in ("h1", "h2", "as soon as the lighthouse has detected"))
         assert machine.supervisors.connected == {"s"}
 
     def test_its_own_newer_stream_takes_the_older_ones_place(self):

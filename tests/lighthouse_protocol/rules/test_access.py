@@ -73,8 +73,8 @@ def test_who_views_does_not_join_and_who_joins_sees_no_page() -> None:
     ("principal", "path", "words"),
     [
         (NOBODY, "/lighthouse.v1.LighthouseService/Session", "Session needs a credential of role join, and the caller"),
-        (of(Role.VIEW), "/LighthouseService/Kill", "Kill needs a credential of role operate; one is of role view"),
-        (of(Role.JOIN), "GET /status", "GET /status needs a credential of role view; one is of role join"),
+        (of(Role.VIEW), "/LighthouseService/Kill", "Kill needs a credential of role operate; one has role view"),
+        (of(Role.JOIN), "GET /status", "GET /status needs a credential of role view; one has role join"),
     ],
 )
 def test_a_refusal_names_the_role_and_the_command(principal: Principal, path: str, words: str) -> None:
@@ -85,5 +85,5 @@ def test_a_refusal_names_the_role_and_the_command(principal: Principal, path: st
     assert "--port" not in str(e.value)
     with pytest.raises(NotPermitted, match=r"`lighthouse token [a-z]+ --port 29599`"):
         check(path, principal, 29599)
-    way = "--lighthouse or LIGHTHOUSE_ADDRESS" if path.startswith("/") else "sign in on the page with what it prints"
+    way = "--lighthouse or LIGHTHOUSE_ADDRESS" if path.startswith("/") else "sign in on the page with its output"
     assert way in str(e.value)

@@ -42,7 +42,7 @@ def test_the_first_line_that_fits_decides(names: tuple[str, ...], principal: Pri
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("no TOML", "is no TOML"),
+        ("no TOML", "is not TOML"),
         ('a.b = { role = "join" }', "set the name in quotation marks"),
         ('"a" = { role = "root" }', "has role 'root'; there are join, view, operate"),
         ('"a" = { role = "join", group = "b" }', "has 'group'; there are role, job and replica_id"),

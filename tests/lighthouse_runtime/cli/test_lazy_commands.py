@@ -55,7 +55,7 @@ def test_each_line_in_the_list_is_the_verbs_own(main: click.Group) -> None:
 
 @pytest.mark.parametrize("main", [lighthouse_main, manager_main], ids=lambda main: main.name)
 def test_the_list_has_every_verb(main: click.Group) -> None:
-    lines = CliRunner().invoke(main, ["--help"]).output.partition("Commands:")[2].split()
+    lines = CliRunner().invoke(main, ["--help"]).output.partition("Options:")[2].split()
     assert set(main.commands) <= set(lines)
 
 
@@ -70,8 +70,8 @@ def completed(main: click.Group, typed: list[str], incomplete: str) -> dict[str,
 
 def test_completes_verbs_with_their_lines_and_options() -> None:
     assert completed(lighthouse_main, [], "inc") == {
-        "incident": "Show an incident: its timeline, and what each rank was doing.",
-        "incidents": "List the newest incidents, the newest first.",
+        "incident": "Show an incident: its timeline and what each rank was doing.",
+        "incidents": "List incidents, newest first.",
     }
     assert set(completed(lighthouse_main, ["incidents"], "--k")) == {"--kind"}
     assert {"stall", "loss"} <= set(completed(lighthouse_main, ["incidents", "--kind"], ""))

@@ -37,14 +37,19 @@ NO_NAME = "errors resolving x:1: [field:hostname lookup error:address lookup fai
     [
         (S.UNAVAILABLE, "connection refused", Unreachable, "h:1 is unreachable: connection refused"),
         (S.CANCELLED, "", Unreachable, "h:1 is unreachable"),
-        (S.DEADLINE_EXCEEDED, "", DeadlinePassed, "h:1 gave no answer within 2 s"),
-        (S.INTERNAL, "Internal error from Core", Unreachable, "h:1 has ended the stream while it was written to"),
+        (S.DEADLINE_EXCEEDED, "", DeadlinePassed, "h:1 did not answer within 2 s"),
+        (S.INTERNAL, "Internal error from Core", Unreachable, "h:1 closed the stream during a write"),
         (S.INTERNAL, "oops", InternalError, "oops"),
-        (S.UNAVAILABLE, REFUSED, Unreachable, "h:1 is unreachable: nothing listens there (connection refused)"),
-        (S.UNAVAILABLE, HTTP, WrongProtocol, "h:1 is unreachable: an HTTP port and no gRPC port; a lighthouse"),
-        (S.UNAVAILABLE, OTHER, WrongProtocol, "h:1 is unreachable: another service listens there"),
-        (S.UNAVAILABLE, NO_NAME, Unreachable, "h:1 is unreachable: this host name does not resolve here"),
-        (S.UNIMPLEMENTED, "Method not found!", NotServed, "h:1 serves gRPC and not this call: it is a manager's port"),
+        (S.UNAVAILABLE, REFUSED, Unreachable, "h:1 is unreachable: connection refused"),
+        (S.UNAVAILABLE, HTTP, WrongProtocol, "h:1 is unreachable: this is an HTTP port, not a gRPC port"),
+        (S.UNAVAILABLE, OTHER, WrongProtocol, "h:1 is unreachable: the service at this port"),
+        (S.UNAVAILABLE, NO_NAME, Unreachable, "h:1 is unreachable: this host cannot resolve the name"),
+        (
+            S.UNIMPLEMENTED,
+            "Method not found!",
+            NotServed,
+            "h:1 speaks gRPC but does not know this call: a manager's port",
+        ),
     ],
 )
 def test_without_a_word_of_ours(status: grpc.StatusCode, details: str, kind: type[LighthouseError], words: str) -> None:

@@ -158,7 +158,7 @@ def test_a_time_that_is_over_is_deadline_passed(lighthouse: Lighthouse, connect:
 def test_a_deadline_passed_is_a_timeout_error(lighthouse: Lighthouse) -> None:
     with LighthouseClient(lighthouse.address, job="slow") as client:
         client.heartbeat("b")
-        with pytest.raises(TimeoutError, match=r"no quorum within .* s: waiting_for_stragglers: 1 of 2 joined"):
+        with pytest.raises(TimeoutError, match=r"no quorum within .* s: waiting_for_stragglers: waiting for b"):
             client.quorum(Participant("a"), timeout_s=3.0)
 
 

@@ -259,7 +259,7 @@ class TestLimits:
             await greeted(session, server)
             for number in range(10_002):
                 session.send(Heartbeat(number))
-            with pytest.raises(Unreachable, match="does not read what it is sent"):
+            with pytest.raises(Unreachable, match="does not read its messages"):
                 async for _ in session:
                     pass
 

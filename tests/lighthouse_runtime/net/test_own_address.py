@@ -214,7 +214,7 @@ def test_a_name_that_does_not_resolve_is_not_given_to_others(
     monkeypatch.setattr(own_address.socket, "gethostname", lambda: "nowhere-1.invalid")
     monkeypatch.setattr(own_address, "_global_address", lambda: "10.0.0.7")
     assert (own_name(), own_name(), served_host("::")) == ("10.0.0.7",) * 3
-    told = "the name of this host, nowhere-1.invalid, does not resolve; other hosts are given its address 10.0.0.7"
+    told = "this host's name, nowhere-1.invalid, does not resolve; other hosts get its address 10.0.0.7 instead"
     assert caplog.messages == [told]
     monkeypatch.setattr(own_address, "_global_address", lambda: None)
     assert own_name() == "nowhere-1.invalid"

@@ -97,7 +97,7 @@ def test_a_socket_that_is_gone_is_a_line_in_the_log(
 ) -> None:
     monkeypatch.setenv("NOTIFY_SOCKET", str(tmp_path / "gone"))
     ServiceManager(VirtualLoop()).ready()
-    assert caplog.messages == ["systemd cannot be told (NOTIFY_SOCKET): No such file or directory"]
+    assert caplog.messages == ["cannot notify systemd (NOTIFY_SOCKET): No such file or directory"]
 
 
 def test_a_lighthouse_is_ready_when_it_serves_and_feeds_its_watchdog(systemd: socket.socket) -> None:

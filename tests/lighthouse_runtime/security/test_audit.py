@@ -79,4 +79,4 @@ def test_a_file_that_cannot_be_written_is_said_once(tmp_path: Path, caplog: pyte
     audit = Audit(tmp_path / "missing" / "audit.jsonl")
     for _ in range(3):
         audit.act(OPERATOR, "here", "Kill", "a")
-    assert len([record for record in caplog.records if "cannot be written" in record.getMessage()]) == 1
+    assert len([record for record in caplog.records if "cannot write the audit log" in record.getMessage()]) == 1

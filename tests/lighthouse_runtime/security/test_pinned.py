@@ -165,7 +165,7 @@ def wrong(authority: Authority, case: str) -> tuple[Coordinator, type[Lighthouse
         case "pin":
             other = Authority()
             there = authority.serve(authority.credentials())
-            return other.at(there.port), Untrusted, "shows another CA than the join string names (pin "
+            return other.at(there.port), Untrusted, "has another CA than the join string (pin "
         case "expired":
             there = authority.serve(authority.credentials(not_before=PAST, not_after=PAST + YEAR))
             return authority.at(there.port), Untrusted, "the lighthouse's certificate has expired; this host's clock"
@@ -174,16 +174,20 @@ def wrong(authority: Authority, case: str) -> tuple[Coordinator, type[Lighthouse
             return authority.at(there.port), Untrusted, "certificate is not valid yet; this host's clock says"
         case "name":
             there = authority.serve(authority.credentials("other.internal"))
-            return authority.at(there.port), Untrusted, "the certificate there does not fit the join string"
+            return authority.at(there.port), Untrusted, "the certificate does not match the join string"
         case "http":
-            return authority.at(authority.https()), WrongProtocol, "an HTTP port and no gRPC port; a lighthouse listens"
+            return authority.at(authority.https()), WrongProtocol, "this is an HTTP port, not a gRPC port"
         case "plain":
-            return authority.at(authority.serve(None).port), WrongProtocol, "speaks no TLS, and the join string asks"
+            return (
+                authority.at(authority.serve(None).port),
+                WrongProtocol,
+                "does not speak TLS, which the join string requires",
+            )
         case "nothing":
-            return authority.at(1), Unreachable, "nothing listens there (connection refused)"
+            return authority.at(1), Unreachable, "connection refused"
         case _:
             there = authority.serve(authority.credentials())
-            return Coordinator((Address("127.0.0.1", there.port),)), Unreachable, "give its join string"
+            return Coordinator((Address("127.0.0.1", there.port),)), Unreachable, "pass its join string"
 
 
 @pytest.mark.parametrize("case", ["pin", "expired", "clock", "name", "http", "plain", "nothing", "tls"])
@@ -198,7 +202,9 @@ def test_what_is_not_the_pinned_server_is_one_clear_line(authority: Authority, c
         assert "\n" not in str(e.value)
 
 
-@pytest.mark.parametrize(("case", "words"), [("expired", "has expired"), ("name", "does not fit"), ("plain", "no TLS")])
+@pytest.mark.parametrize(
+    ("case", "words"), [("expired", "has expired"), ("name", "does not match"), ("plain", "does not speak TLS")]
+)
 def test_a_certificate_that_goes_bad_later_says_so_too(authority: Authority, case: str, words: str) -> None:
     """The process has the CA's certificate by then, and gRPC alone finds out."""
     coordinator, _, _ = wrong(authority, case)
@@ -210,7 +216,7 @@ def test_a_certificate_that_goes_bad_later_says_so_too(authority: Authority, cas
 def test_a_server_that_accepts_and_says_nothing_costs_no_more_than_the_deadline(authority: Authority) -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
         began_at = time.monotonic()
-        with pytest.raises(Unreachable, match="no TLS handshake in time"):
+        with pytest.raises(Unreachable, match="the TLS handshake timed out"):
             fetch_roots(authority.at(silent.getsockname()[1]), 0.3)
         assert time.monotonic() - began_at < 10
 

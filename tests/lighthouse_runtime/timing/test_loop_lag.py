@@ -32,7 +32,7 @@ def test_whoever_looks_first_is_told_before_the_timer(
     for _ in range(2):
         lag.check()
     assert told == [pytest.approx(5 - CHECKED_EVERY_S)]
-    assert caplog.messages == ["this process was held up for 4.8 s; nobody minds"]
+    assert caplog.messages == ["this process was paused for 4.8 s; nobody minds"]
     loop.go(10)
     assert (len(told), lag.late_s) == (1, told[0])
 

@@ -52,14 +52,14 @@ def test_says_it_once_and_when_it_is_over(scene: Scene, watch: StallWatch, caplo
     scene.loop.go(59)
     assert caplog.messages == []
     scene.loop.go(120)
-    assert caplog.messages == ["nothing moves for 60 s: 1 behind in loader"]
+    assert caplog.messages == ["nothing has moved for 60 s: 1 behind in loader"]
     assert watch.said is not None
     scene.text = "1 behind in loader; no beat from 1"
     scene.loop.go(2)
-    assert caplog.messages[1:] == ["nothing moves for 179 s: 1 behind in loader; no beat from 1"]
+    assert caplog.messages[1:] == ["nothing has moved for 179 s: 1 behind in loader; no beat from 1"]
     scene.moved_at = scene.loop.now
     scene.loop.go(2)
-    assert caplog.messages[2:] == ["something moves again"]
+    assert caplog.messages[2:] == ["progress resumed"]
     assert scene.told == ["1 behind in loader", "1 behind in loader; no beat from 1", "moves"]
 
 

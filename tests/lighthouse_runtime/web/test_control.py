@@ -114,10 +114,10 @@ async def test_no_act_goes_without_the_pages_own_token(daemon: Daemon, route: st
         ({"Origin": "http://127.0.0.1:1"}, 403, "a page of http://127.0.0.1:1 may not"),
         ({"Origin": "", "Sec_Fetch_Site": "cross-site"}, 403, "a page of cross-site may not"),
         ({"Content_Type": "text/plain"}, 400, "send application/json"),
-        ({"Host": "evil.example", "Origin": "http://evil.example"}, 403, "does not know itself as 'evil.example'"),
-        ({"Host": "127.0.0.1.evil.example:29511", "Origin": ""}, 403, "does not know itself"),
+        ({"Host": "evil.example", "Origin": "http://evil.example"}, 403, "does not have the name 'evil.example'"),
+        ({"Host": "127.0.0.1.evil.example:29511", "Origin": ""}, 403, "does not have the name"),
         ({"Host": "%00", "Origin": ""}, 403, "Host"),
-        ({"X_Forwarded_For": "10.0.0.1"}, 403, "POST /kill needs a credential of role operate; remote is of role"),
+        ({"X_Forwarded_For": "10.0.0.1"}, 403, "POST /kill needs a credential of role operate; remote has role"),
         ({"Via": "1.1 proxy"}, 403, "POST /kill needs a credential of role operate"),
     ],
 )
@@ -190,7 +190,7 @@ async def test_the_page_is_told_whether_it_may_and_why_not(daemon: Daemon):
     }
     _, told = await daemon.get("/control", Host="evil.example")
     assert (told["may_act"], told["csrf"]) == (False, "")
-    assert "does not know itself" in told["why"]
+    assert "does not have the name" in told["why"]
 
 
 @pytest.mark.usefixtures("from_afar")
@@ -209,7 +209,7 @@ async def test_a_foreign_name_that_resolves_here_reads_nothing(daemon: Daemon, p
     headers = {"Host": f"evil.example:{daemon.port}"}
     async with daemon.client.get(f"http://127.0.0.1:{daemon.port}{path}", headers=headers) as response:
         assert response.status == 403
-        assert "does not know itself" in (await response.json())["error"]
+        assert "does not have the name" in (await response.json())["error"]
 
 
 @pytest.mark.parametrize("path", ["/control", "/status", "/incidents/i1"])
@@ -237,7 +237,7 @@ FOREIGN = ["Bearer x", "Basic eDp4", "Digest y", "bearer"]
 async def test_a_foreign_name_reads_nothing_by_a_header_that_any_page_can_send(daemon: Daemon, path: str, shown: str):
     status, body = await daemon.get(path, Host="evil.example", Authorization=shown)
     assert status == 403
-    assert "does not know itself as 'evil.example'" in body["error"]
+    assert "does not have the name 'evil.example'" in body["error"]
 
 
 async def test_only_a_good_token_opens_it_under_any_name(daemon: Daemon, tmp_path: Path):

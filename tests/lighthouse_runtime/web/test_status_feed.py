@@ -213,7 +213,7 @@ async def test_a_status_that_fails_is_said_in_the_log_and_asked_for_again(
     daemon.feed._status = once
     async with client.get(daemon.url("/events")) as response:
         assert (await event(response))["number"] == 1
-    assert "the status cannot be shown" in caplog.text
+    assert "cannot build the status" in caplog.text
 
 
 async def test_a_large_status_is_compressed_for_whoever_takes_that(daemon: Daemon, client: aiohttp.ClientSession):

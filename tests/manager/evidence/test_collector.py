@@ -232,4 +232,4 @@ async def test_a_look_that_fails_or_takes_too_long_is_named(
     group.desk.give(session.EvidenceRequest(1, (1, 2)), group.view)
     missing = {n: rank.missing for n, rank in (await group.given()).items()}
     assert missing == {1: ("all of it: ZeroDivisionError('1 False')",), 2: ("all of it: not found within 0.05 s",)}
-    assert "what rank 1 does cannot be found out" in caplog.text
+    assert "cannot find out what rank 1 is doing" in caplog.text

@@ -157,7 +157,7 @@ class TestWatches:
         group.driver.report(0, "a stranger", "the loss is odd", ends_group=False)
         [record] = caplog.records
         assert record.levelname == "INFO"
-        assert "an unknown process says that rank 0 has failed: the loss is odd" in record.getMessage()
+        assert "an unknown process reported that rank 0 failed: the loss is odd" in record.getMessage()
 
     def test_only_one_that_nobody_starts_again_is_said_to_be_given_up(
         self, group: Group, caplog: pytest.LogCaptureFixture
@@ -169,8 +169,8 @@ class TestWatches:
         caplog.clear()
         group.loop.go(30.0)
         assert [(record.levelname, record.getMessage()) for record in caplog.records] == [
-            ("ERROR", "rank 0 is given up: rank 0 has ended, and is not back"),
-            ("INFO", "rank 1 has ended, was started again, and is not here yet"),
+            ("ERROR", "lost rank 0: rank 0 has ended and has not reconnected"),
+            ("INFO", "rank 1 has ended, was restarted and has not connected yet"),
         ]
 
     def test_nor_is_one_that_has_left_in_good_order(self, group: Group, caplog: pytest.LogCaptureFixture):
@@ -180,7 +180,7 @@ class TestWatches:
         caplog.clear()
         group.loop.go(30.0)
         assert [(record.levelname, record.getMessage()) for record in caplog.records] == [
-            ("INFO", "rank 0 has ended, and is not back")
+            ("INFO", "rank 0 has ended and has not reconnected")
         ]
 
     def test_one_that_could_not_be_heard_since_the_manager_was_held_up_is_waited_for(
@@ -195,7 +195,7 @@ class TestWatches:
         group.loop.go(4.9)
         assert caplog.messages == []
         group.loop.go(0.2)
-        assert caplog.messages == ["rank 0 is given up: rank 0 has ended, and is not back"]
+        assert caplog.messages == ["lost rank 0: rank 0 has ended and has not reconnected"]
 
     def test_an_observed_rank_is_no_rank_of_the_quorum(self, group: Group):
         group.ask(0), group.ask(1)

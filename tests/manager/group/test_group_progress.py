@@ -76,7 +76,7 @@ def test_the_log_says_who_is_behind(group: Group, caplog: pytest.LogCaptureFixtu
     assert "a/1 behind in validation 3/25, a/0 waiting in all_reduce; no beat from a/0-1" in said
     group.places.take(group.rank_1, VALIDATES)
     group.loop.go(2)
-    assert caplog.messages[1:] == ["something moves again"]
+    assert caplog.messages[1:] == ["progress resumed"]
 
 
 def test_whoever_waits_for_other_groups_is_not_judged_here(group: Group, caplog: pytest.LogCaptureFixture):

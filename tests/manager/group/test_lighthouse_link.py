@@ -58,7 +58,7 @@ async def test_who_has_left_in_good_order_has_lost_nobody(server: StreamServer, 
     await asyncio.wait_for(group.run(), PATIENCE_S)
     assert warnings(caplog) == []
     assert server.heard == [HELLO, Leave("done")]
-    assert (group.link.is_reachable, group.link.error) == (False, "this replica group has left")
+    assert (group.link.is_reachable, group.link.error) == (False, "this replica group has left its job")
 
 
 async def test_who_is_let_go_and_has_not_asked_for_it_says_so_and_comes_back(
@@ -71,7 +71,7 @@ async def test_who_is_let_go_and_has_not_asked_for_it_says_so_and_comes_back(
             await asyncio.sleep(0.01)
     running.cancel()
     await asyncio.wait((running,))
-    assert warnings(caplog) == [f"lighthouse lost: {group.link.address} has ended the session"]
+    assert warnings(caplog) == [f"lighthouse unreachable: {group.link.address} closed the session"]
 
 
 def test_an_absence_is_said_at_once_and_then_less_and_less_often() -> None:

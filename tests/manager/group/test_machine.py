@@ -43,7 +43,10 @@ class TestWaitingFor:
             m.handle(WatchOpened(rank + 1, rank, f"w{rank}"), 0)
         m.handle(ask(1, 0), 0)
         m.handle(ask(2, 1), 0)
-        gone, late = "ranks 6-7 of 8 of a, not here yet", "ranks 2-5 of 8 of a, here and not asking"
+        gone, late = (
+            "ranks 6-7 of 8 of a, not connected yet",
+            "ranks 2-5 of 8 of a, connected but not asking for a quorum",
+        )
         assert m.status().waiting_for("") == f"{gone}; {late}"
         assert (
             m.status().waiting_for("nothing listens there") == f"{gone}; {late}; the lighthouse: nothing listens there"

@@ -56,8 +56,8 @@ def test_what_is_missing_is_logged_once_it_lasts(caplog: pytest.LogCaptureFixtur
         worlds.miss("")
     worlds.close()
     assert caplog.messages == [
-        "a has rank 1 of 2; missing: 0; a replica group takes part only when all its ranks are there",
-        "all ranks of the group are there",
+        "a has rank 1 of 2; missing: 0; a replica group joins only when all its ranks are connected",
+        "all ranks of the group are connected",
     ]
     assert rank.messages == [Waiting("a has rank 1 of 2; missing: 0")], "it waits for the others, and asks for nothing"
     assert loop.timers == 0

@@ -108,7 +108,7 @@ async def test_one_that_is_stopped_is_woken(guard: GuardClient, caplog: pytest.L
     assert await run(guard, "true") == Ended(0, ())
     os.kill(guard.pid, signal.SIGSTOP)
     assert await run(guard, "true") == Ended(0, ())
-    assert "was stopped by a signal; it goes on" in caplog.text
+    assert "was stopped by a signal; continuing it" in caplog.text
 
 
 @pytest.mark.parametrize(

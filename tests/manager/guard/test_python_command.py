@@ -30,8 +30,8 @@ def test_the_cut(command: str, interpreter: str, program: str) -> None:
 @pytest.mark.parametrize(
     ("command", "why"),
     [
-        ("bash train.sh", "bash is no Python interpreter"),
-        ("/opt/pythonic train.py", "is no Python interpreter"),
+        ("bash train.sh", "bash is not a Python interpreter"),
+        ("/opt/pythonic train.py", "is not a Python interpreter"),
         ("python", "neither a script nor -m"),
         ("python -u", "neither a script nor -m"),
         ("python -", "neither a script nor -m"),
@@ -72,9 +72,9 @@ def test_the_option_and_its_variable(words: tuple[str, ...], env: str | None, pr
 @pytest.mark.parametrize(
     ("command", "why"),
     [
-        ("true", "--preload is for python SCRIPT and python -m MODULE: true is no Python interpreter"),
+        ("true", "--preload is for python SCRIPT and python -m MODULE: true is not a Python interpreter"),
         ("torchrun train.py", "--preload: torchrun starts the ranks"),
-        ("python9.99 train.py", "--preload: there is no python9.99"),
+        ("python9.99 train.py", "--preload: python9.99 was not found"),
     ],
 )
 def test_another_command_is_refused_before_anything_starts(command: str, why: str) -> None:

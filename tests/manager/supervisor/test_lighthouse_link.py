@@ -119,5 +119,5 @@ def test_a_name_that_is_taken_is_asked_for_ever_less_often_and_told_once(
 
     assert asyncio.run(refused_often()) == 0
     assert [record.getMessage() for record in caplog.records] == [
-        "the lighthouse refuses: supervisor g on h is there; the ranks start when it answers"
+        "refused by the lighthouse: supervisor g on h is there; the ranks start when it answers"
     ]

@@ -58,7 +58,7 @@ def _keep_old_session(self: Presence, participant: Participant, now: float) -> N
 def _end_any_session(self: Presence, event: SessionEnded, now: float) -> None:
     member = self._sessions.pop(event.session, None)
     if member is not None:
-        self._lose(member, "its connection has ended", now)
+        self._lose(member, "its connection was lost", now)
 
 
 def _judge_each_alone(self: MassSilence, now: float) -> None:
@@ -131,7 +131,7 @@ def _recall_for_anybody(self: QuorumMachine) -> None:
     if draining:
         self.presence.recall(f"{draining[0]} drains")
     elif self.joins.newcomers:
-        self.presence.recall(f"{self.joins.newcomers} ask to come in")
+        self.presence.recall(f"{self.joins.newcomers} waiting to join")
 
 
 def _missed_by_anyones_clock(self: QuorumMachine) -> float | None:

@@ -228,7 +228,7 @@ def _stop_run(simulation: "RunSimulation", fault: Fault) -> bool:
 
 
 def _resume(simulation: "RunSimulation", fault: Fault) -> bool:
-    """If the run is stopped; whoever has ended by it is launched again."""
+    """If the run is stopped; whoever died: it is launched again."""
     return simulation.checkers.stop is not None and simulation.resume()
 
 

@@ -88,8 +88,8 @@ def _tls(facts: Facts) -> Iterator[Finding]:
             yield Finding(
                 "tls",
                 Level.WARN,
-                "other hosts reach this lighthouse without TLS, so anyone may join and look: start it without "
-                "--insecure, and give its join string, which `lighthouse token` prints",
+                "other hosts reach this lighthouse without TLS, so anyone can join and look: start it without "
+                "--insecure, and use the join string that `lighthouse token` prints",
             )
         elif status is not None:
             yield Finding("tls", Level.OK, "none is needed: the lighthouse listens on a loopback")
@@ -104,7 +104,7 @@ def _tls(facts: Facts) -> Iterator[Finding]:
 def _renewal(trust: Trust) -> str:
     if trust is Trust.CA:
         return "renew its --tls-cert"
-    return "the lighthouse should have made a new one: its log says why it could not, or restart it"
+    return "the lighthouse should have renewed it: see its log for the reason, or restart it"
 
 
 def _certificate(name: str, certificate: Certificate, now: float, remedy: str) -> Finding:
@@ -126,11 +126,11 @@ def _token(facts: Facts) -> Iterator[Finding]:
     if facts.asked is None or facts.asked.status is None:
         return
     if credential.has_token:
-        role = "that says no role" if credential.role is None else f"of role {credential.role}"
+        role = "without a role" if credential.role is None else f"of role {credential.role}"
         taken = "is shown" if facts.trust is Trust.NONE else "is accepted"
-        yield Finding("token", Level.OK, f"a token {role} {taken}; it is valid until it is rotated away")
+        yield Finding("token", Level.OK, f"a token {role} {taken}; it is valid until it is rotated")
     elif credential.certificate is None:
-        yield Finding("token", Level.OK, "none is shown, and the lighthouse lets this host look without one")
+        yield Finding("token", Level.OK, "none used; the lighthouse lets this host read without one")
 
 
 def _clock(asked: Asked, status: LighthouseStatus) -> Finding:
@@ -144,8 +144,8 @@ def _clock(asked: Asked, status: LighthouseStatus) -> Finding:
     return Finding(
         "clock",
         Level.WARN,
-        f"this host's clock is {apart_s:.1f} s {which} the lighthouse's: times in logs and incidents do not line up, "
-        "and by a day certificates are refused; run NTP on both hosts",
+        f"this host's clock is {apart_s:.1f} s {which} the lighthouse's: times in logs and incidents do not match, "
+        "and a difference of a day makes certificates invalid; run NTP on both hosts",
     )
 
 
@@ -158,15 +158,15 @@ def _versions(facts: Facts) -> Finding:
             "versions",
             Level.FAIL,
             f"torch {facts.packages['torch']} is too old: training needs {facts.oldest_torch} or newer, because the "
-            f"store of a replica group does not start with an older one; here: {packages}",
+            f"store of a replica group does not start with an older one; this host has {packages}",
         )
     if status is None or status.version == facts.version:
         return Finding("versions", Level.OK, packages)
     return Finding(
         "versions",
         Level.WARN,
-        f"the lighthouse is of version {status.version}, and this host of {facts.version}: install one version "
-        f"everywhere; here: {packages}",
+        f"the lighthouse has version {status.version}, this host {facts.version}: install the same version "
+        f"everywhere; this host has {packages}",
     )
 
 
@@ -188,7 +188,7 @@ def _store(store: StoreStatus) -> Finding:
         return Finding(
             "store",
             Level.WARN,
-            "the lighthouse keeps no journal: stops of runs are forgotten with it; start it with --journal FILE, or "
+            "the lighthouse has no journal: a restart forgets stopped runs; start it with --journal FILE, or "
             "--store for several lighthouses",
         )
     return Finding("store", Level.OK, f"the lighthouse writes to its {store.kind}, term {store.term}")
@@ -200,23 +200,21 @@ def _heard(status: LighthouseStatus) -> Iterator[Finding]:
     lost = [(job, member) for job, member in members if member.state is MemberState.EXPIRED]
     alive = len(members) - len(lost)
     if not members:
-        yield Finding("sessions", Level.OK, "no manager has come to the lighthouse yet")
+        yield Finding("sessions", Level.OK, "no manager has connected to the lighthouse yet")
         return
     if alive:
         oldest_s = max(m.heartbeat_age_s for _, m in members if m.state is not MemberState.EXPIRED)
-        yield Finding(
-            "sessions",
-            Level.OK,
-            f"managers that the lighthouse hears: {alive}, the oldest heartbeat {oldest_s:.1f} s old",
-        )
+        managers = "1 manager" if alive == 1 else f"{alive} managers"
+        text = f"{managers} connected to the lighthouse, oldest heartbeat {oldest_s:.1f} s old"
+        yield Finding("sessions", Level.OK, text)
     yield from (Finding("sessions", Level.WARN, _silent(job, member)) for job, member in lost[:NAMED])
     yield from _others("sessions", Level.WARN, len(lost))
 
 
 def _silent(job: str, member: MemberStatus) -> str:
     return (
-        f"the lighthouse has not heard {member.replica_id} of job {job} at {member.address or 'no address'} for "
-        f"{member.heartbeat_age_s:.0f} s: its host or manager is gone, or cannot reach the lighthouse; look at its log"
+        f"no heartbeat from {member.replica_id} of job {job} at {member.address or 'no address'} for "
+        f"{member.heartbeat_age_s:.0f} s: its host or manager died, or cannot reach the lighthouse; check its log"
     )
 
 
