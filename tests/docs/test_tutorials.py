@@ -85,6 +85,7 @@ def test_the_output_is_that_of_the_page(page: Path) -> None:
         ("; 2 groups at 2027", "; 3 groups at 2027"),
         ("rank b/1\n`", "rank b/0\n`"),
         ("line 13", "line"),
+        ("line 13", "line 12"),
         ("f, node", "f,  x"),
     ],
 )
