@@ -26,6 +26,8 @@ from tests.processes import ROOT, clean_environment
 
 _BLOCK = re.compile(r'^```console(?: title="([^"]+)")?\n(.*?)^```$', re.MULTILINE | re.DOTALL)
 _COMMAND = re.compile(r"^\$ ((?:.*\\\n)*.*)\n", re.MULTILINE)
+LAST_LINES = 20
+"""Lines of each terminal in the report of a difference."""
 _QUERY = re.compile(r"lighthouse (status|members|ranks|runs|incidents?|stacks)\b")
 _TOKENS = {  # how a token looks on the page, and what it matches; None: itself
     "rank": (r"\b[a-z][\w-]*/\d+(?:-\d+)?\b", None),
@@ -107,6 +109,9 @@ class Terminal:
         text, end, _ = self._text()[self.at :].partition(f"end-of-command-{self._count}\n")
         return text, bool(end)
 
+    def last_lines(self) -> str:
+        return "\n".join(self._text().splitlines()[-LAST_LINES:])
+
     def _text(self) -> str:
         return os.pread(self._log.fileno(), os.fstat(self._log.fileno()).st_size, 0).decode(errors="replace")
 
@@ -151,6 +156,10 @@ class Reader:
             if repeats:
                 terminal.type(command)
 
+    def last_lines(self) -> str:
+        """Return what each terminal shows, to find out why an output never came."""
+        return "\n".join(f"--- {title}\n{terminal.last_lines()}" for title, terminal in self._terminals.items())
+
 
 def isolated(*command: str) -> list[str]:
     """Return `command` with its own loopback, host name and process ids, which end with it. Needs root."""
@@ -183,7 +192,7 @@ def main(page: str, within_s: str) -> None:
             except Mismatch as e:
                 terminal, command, shown, output = e.args
                 if not (os.environ.get("REWRITE_DOCS") and command and output):
-                    sys.exit(f"{terminal}\n$ {command}\nthe page:\n{shown}\nthis run:\n{output}")
+                    sys.exit(f"{terminal}\n$ {command}\nthe page:\n{shown}\nthis run:\n{output}\n{reader.last_lines()}")
                 text = text.replace(f"$ {step.command}\n{shown}", f"$ {step.command}\n{output}", 1)
                 Path(page).write_text(text)
 
