@@ -7,9 +7,9 @@ A block's title names its terminal, and "node-2: ..." a terminal of a second hos
 lines. `...` at the end also accepts a command that keeps running. A block without a command shows more output of the
 command that runs in its terminal. Queries such as `lighthouse status` repeat until their output matches.
 
-Times, sizes and numbers of several digits match any others. An ID matches any ID at its first place, and only the same
-ID at later places. REWRITE_DOCS=1 replaces output that differs. Run this under `isolated`, which gives a page its own
-network, host name and processes.
+Times, sizes and numbers of several digits match any others, except a number that was an argument of a command. An ID
+matches any ID at its first place, and only the same ID at later places. REWRITE_DOCS=1 replaces output that differs.
+Run this under `isolated`, which gives a page its own network, host name and processes.
 """
 
 import os
@@ -26,6 +26,8 @@ from tests.processes import ROOT, clean_environment
 
 _BLOCK = re.compile(r'^```console(?: title="([^"]+)")?\n(.*?)^```$', re.MULTILINE | re.DOTALL)
 _COMMAND = re.compile(r"^\$ ((?:.*\\\n)*.*)\n", re.MULTILINE)
+LAST_LINES = 20
+"""Lines of each terminal in the report of a difference."""
 _QUERY = re.compile(r"lighthouse (status|members|ranks|runs|incidents?|stacks)\b")
 _TOKENS = {  # how a token looks on the page, and what it matches; None: itself
     "rank": (r"\b[a-z][\w-]*/\d+(?:-\d+)?\b", None),
@@ -58,16 +60,23 @@ def steps(text: str) -> Iterator[Step]:
         yield from (Step(terminal, *pair) for pair in zip(pairs[::2], pairs[1::2], strict=True))
 
 
-def expression(shown: str, ids: dict[str, str]) -> str:
-    """Return a regular expression for `shown`. `ids`: of the page, with their values in this run."""
-    return "".join(r"(?:.*\n)*?" if line == "..." else _line(line.strip(), ids) for line in shown.splitlines())
+def expression(shown: str, ids: dict[str, str], typed: set[str]) -> str:
+    """Return a regular expression for `shown`.
+
+    Args:
+        shown: Lines of the page.
+        ids: IDs of the page, with their values in this run.
+        typed: Numbers that match only themselves: those in commands.
+    """
+    return "".join(r"(?:.*\n)*?" if line == "..." else _line(line.strip(), ids, typed) for line in shown.splitlines())
 
 
-def _line(line: str, ids: dict[str, str]) -> str:
+def _line(line: str, ids: dict[str, str], typed: set[str]) -> str:
     parts, at = [r"\s*"], 0
     for token in _TOKEN.finditer(line):
         kind = str(token.lastgroup)
-        matches = _id(token[0], ids) if kind == "id" else _TOKENS[kind][1] or re.escape(token[0])
+        itself = re.escape(token[0])
+        matches = _id(token[0], ids) if kind == "id" else itself if token[0] in typed else _TOKENS[kind][1] or itself
         parts += [re.escape(line[at : token.start()]), matches]
         at = token.end()
     return "".join([*parts, re.escape(line[at:]), r"[^\S\n]*\n"])
@@ -100,6 +109,9 @@ class Terminal:
         text, end, _ = self._text()[self.at :].partition(f"end-of-command-{self._count}\n")
         return text, bool(end)
 
+    def last_lines(self) -> str:
+        return "\n".join(self._text().splitlines()[-LAST_LINES:])
+
     def _text(self) -> str:
         return os.pread(self._log.fileno(), os.fstat(self._log.fileno()).st_size, 0).decode(errors="replace")
 
@@ -108,7 +120,7 @@ class Reader:
     """Follows a page with `folder` as a place for the users' homes."""
 
     def __init__(self, text: str, folder: Path) -> None:
-        self._ids, self._terminals = dict[str, str](), dict[str, Terminal]()
+        self._ids, self._typed, self._terminals = dict[str, str](), set[str](), dict[str, Terminal]()
         self._hosts = {"node-1": list[str]()} | ({"node-2": _second_host()} if "node-2: " in text else {})
         self._homes = {host: folder / host for host in self._hosts}
         for home in self._homes.values():
@@ -126,11 +138,12 @@ class Reader:
         last = ""
         if command:
             terminal.type(command)
+            self._typed |= set(re.findall(r"(?<!\S)\d+(?!\S)", command))
         while True:
             output, has_ended = terminal.output()
             last = output if has_ended or not last else last
             ids = dict(self._ids)
-            found = re.match(expression(step.shown, ids) + ("" if may_run else r"\Z"), output)
+            found = re.match(expression(step.shown, ids, self._typed) + ("" if may_run else r"\Z"), output)
             if found and (has_ended or (may_run and not _QUERY.match(command))):
                 names = list(ids)
                 self._ids = ids | {names[int(name[3:])]: value for name, value in found.groupdict().items()}
@@ -142,6 +155,10 @@ class Reader:
             time.sleep(0.2)
             if repeats:
                 terminal.type(command)
+
+    def last_lines(self) -> str:
+        """Return what each terminal shows, to find out why an output never came."""
+        return "\n".join(f"--- {title}\n{terminal.last_lines()}" for title, terminal in self._terminals.items())
 
 
 def isolated(*command: str) -> list[str]:
@@ -175,7 +192,7 @@ def main(page: str, within_s: str) -> None:
             except Mismatch as e:
                 terminal, command, shown, output = e.args
                 if not (os.environ.get("REWRITE_DOCS") and command and output):
-                    sys.exit(f"{terminal}\n$ {command}\nthe page:\n{shown}\nthis run:\n{output}")
+                    sys.exit(f"{terminal}\n$ {command}\nthe page:\n{shown}\nthis run:\n{output}\n{reader.last_lines()}")
                 text = text.replace(f"$ {step.command}\n{shown}", f"$ {step.command}\n{output}", 1)
                 Path(page).write_text(text)
 
