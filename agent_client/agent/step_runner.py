@@ -419,7 +419,7 @@ class StepRunner:
                 return
             if is_covered and is_mean and self._checks_finite and not is_finite(tensor):
                 self._covered.clear()  # all receive the same sum, so all ask now whose gradient it was
-                if not self._agree_on(tensor, name, flags) or not self._reject("the mean", name):
+                if not self._agree_on(tensor, name, flags) or not self._reject("the mean", name, ()):
                     return
         machine.reduced()
         if is_mean:
