@@ -28,7 +28,7 @@ JUDGED_WITHIN_S = 0.1
 """After the first closing of a burst, however long the burst is."""
 LATE_S = 0.005
 """A lighthouse that judges a burst so late was held up."""
-POSTPONED_AT_MOST = 14
+POSTPONED_AT_MOST = 40
 """How often a burst is judged JUDGED_AFTER_S later, as the lighthouse was held up or its host is busy: connections that
 are cut in one moment end there in several. With a load of 20 on two CPUs the ends of three lay up to 98 ms apart."""
 SILENT_TOGETHER = "most members fell silent together; they have one more timeout before they count as lost"
