@@ -62,8 +62,9 @@ class MassSilence:
         return bool(self._burst) and due_at is not None and due_at <= now and self._judge_at <= now
 
     def postpone(self, now: float) -> None:
-        """The ends of more connections may be unread."""
-        if self._postponed < POSTPONED_AT_MOST:
+        """The ends of more connections may be unread, unless all have been read."""
+        members, ended = self._ended()
+        if self._postponed < POSTPONED_AT_MOST and len(ended) < len(members):
             self._postponed += 1
             self._judge_at, self._judge_by = now + JUDGED_AFTER_S, now + JUDGED_WITHIN_S
 
@@ -126,16 +127,20 @@ class MassSilence:
 
     def _judge(self, now: float) -> None:
         """Hold those that are still away, if the burst is one of the network. O(n), once a burst."""
+        members, ended = self._ended()
         burst, self._burst = self._burst, set()
-        members = [m for m in self._roster.participants() if m.session is not None and m.is_alive]
-        ended = sum(m.closes_at is not None or m in burst for m in members)
-        if 2 * ended <= len(members) or len(members) < 2:
+        if 2 * len(ended) <= len(members) or len(members) < 2:
             return
         until = self._cut_until = self._brake(now + self._lease_s, CLOSED_TOGETHER)
         held = [m for m in members if m in burst and m.closes_at is not None]
         for member in held:
             self._roster.close(member, until, now)
         self._emit(ConnectionsCut(tuple(sorted(m.replica_id for m in held)), self._lease_s))
+
+    def _ended(self) -> tuple[list[Member], list[Member]]:
+        """The members that had a session before the burst, and those whose connections have ended in it or before."""
+        members = [m for m in self._roster.participants() if m.session is not None and m.is_alive]
+        return members, [m for m in members if m.closes_at is not None or m in self._burst]
 
     def _brake(self, until: float, why: str) -> float:
         self.braked_until, self.braked_for = until, why

@@ -214,6 +214,13 @@ class TestClosedTogether:
         assert on_a_busy_host(m, 1.5, 1.775) == []
         assert on_a_busy_host(m, 1.785, 1.8)[0] == told("revoked", (4, 6, 7), "a", "connection")
 
+    def test_a_busy_host_waits_for_no_more_ends_than_there_are(self):
+        m = standing("abc")
+        for session in (1, 2, 3):
+            m.handle(ended(session), 0.5)
+        assert on_a_busy_host(m, 0.5, 0.505) == []
+        assert m.braked_until == pytest.approx(5.507)
+
     def test_a_host_that_is_busy_long_before_changes_nothing(self):
         m = standing("abc")
         assert m.handle(HostBusy(), 0.4) == []
