@@ -566,7 +566,7 @@ class StepRunner:
             act()
         except DoesNotFit as e:
             mismatch = ModelMismatch(
-                f"the state received does not fit the local one: {e.difference or first_line(e)}; this group's model "
+                f"the received state does not match the local one: {e.difference or first_line(e)}; this group's model "
                 "or optimizer is not its peers': start it with theirs"
             )
             self._manager.report(f"ModelMismatch: {mismatch}", ends_group=True)

@@ -39,7 +39,7 @@ def test_the_manager_says_how_it_holds_it(groups: tuple[Group, ...]) -> None:
 def test_the_lighthouse_shows_the_phase(lighthouse: Lighthouse, groups: tuple[Group, ...]) -> None:
     titles, row, *_ = run_cli(LIGHTHOUSE_CODE, "status", "--lighthouse", lighthouse.address).stdout.splitlines()[1:]
     shown = dict(zip(titles.split(), row.split(), strict=True))
-    assert (shown["PHASE"], shown["VERDICT"], shown["PARTICIPANTS"]) == ("standing", "formed", "2")
+    assert (shown["PHASE"], shown["VERDICT"], shown["GROUPS"]) == ("standing", "formed", "2/2")
     seen = scrape(lighthouse.http)
     assert (seen["lighthouse_quorum_phase", "standing"], seen["lighthouse_quorum_phase", "none"]) == (1, 0)
     assert seen["lighthouse_sessions", ""] == 2

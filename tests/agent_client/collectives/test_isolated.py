@@ -182,5 +182,5 @@ def test_agents_train_over_it_to_the_bits_of_gloo_and_survive_a_kill(
 
 
 def test_a_process_group_that_is_not_there_is_named() -> None:
-    with pytest.raises(ConfigurationError, match="'glue' is none of gloo, nccl, isolated, isolated:nccl"):
+    with pytest.raises(ConfigurationError, match="'glue' is not one of gloo, nccl, isolated, isolated:nccl"):
         connector("glue")

@@ -161,7 +161,7 @@ def test_a_bad_health_check_ends_the_process(variables: pytest.MonkeyPatch) -> N
         ({"store_kwargs": {"prefix": "x"}}, "no 'prefix'"),
         ({"active_world_size": 6}, "needs use_global_iteration"),
         ({"restart_scope": "group"}, "needs use_global_iteration"),
-        ({"restart_scope": "host", "use_global_iteration": True}, "'host' is none of run, group"),
+        ({"restart_scope": "host", "use_global_iteration": True}, "'host' is not one of run, group"),
         ({"hard_timeout": 0}, "hard_timeout=0"),
         ({"max_iterations": 0}, "max_iterations=0"),
         ({"max_restarts": -1}, "max_restarts=-1 is not at least 0"),

@@ -196,7 +196,7 @@ class TestWhatTorchAsksOfABackend:
 
     def test_too_few_nodes_time_out_and_may_try_again(self, nodes: Nodes) -> None:
         first = nodes.make(join_timeout="0.5")
-        with pytest.raises(RendezvousTimeoutError, match=r"within 0\.5 s \(join_timeout\); are 2 nodes there\?"):
+        with pytest.raises(RendezvousTimeoutError, match=r"within 0\.5 s \(join_timeout\); are 2 nodes running\?"):
             first.next_rendezvous()
         assert not first.is_closed()
         eventually(lambda: "ready" not in nodes.states())
