@@ -64,7 +64,7 @@ def test_a_module_that_is_not_there(lighthouse: Lighthouse, tmp_path: Path) -> N
         log = supervisor.log()
     assert "ends with 1: cannot preload no_such: ModuleNotFoundError: No module named 'no_such'" in log
     assert "[a/0] ran" not in log
-    assert "started again" not in log
+    assert "restarts in" not in log
 
 
 @pytest.mark.slow
