@@ -264,7 +264,6 @@ class TestLostJournal:
         [formed] = [effect for effect in effects if isinstance(effect, QuorumFormed)]
         assert [p.step for p in formed.quorum.participants] == steps
 
-
     def test_nor_has_it_more_time_by_another_quorum(self):
         m = restarted(None, until=0, first_quorum_id=5000)
         m.handle(opened(1, "a"), 1)
