@@ -108,3 +108,14 @@ def test_local_steps_of_a_script_are_its_own() -> None:
     it = Applying()
     step(it, ends=False)
     assert it.begins(never) == ""
+
+
+def test_what_was_not_applied_says_nothing_of_the_next_commit() -> None:
+    it = trained()
+    it.begins(never)
+    it.committed(3)
+    step(it, ends=False)
+    assert it.begins(never) != ""
+    it.committed(4)
+    step(it)
+    assert it.begins(never) == ""

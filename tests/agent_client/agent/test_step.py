@@ -203,6 +203,18 @@ def test_gradients_of_another_state_are_not_reduced_again() -> None:
 # -- healing before it computes
 
 
+def test_a_commit_ends_a_row_of_discards() -> None:
+    machine = computing()
+    for _ in range(2):
+        ended(machine, commit=False)
+        machine.faulted()
+        told(machine)
+    assert (machine.discards, machine.faults) == (2, 2)
+    machine.reduced()
+    ended(machine, commit=True)
+    assert (machine.discards, machine.faults) == (0, 0)
+
+
 def test_nothing_of_a_step_is_left_when_the_next_one_asks() -> None:
     machine = computing(HEALING)
     machine.computes()

@@ -163,6 +163,18 @@ class TestFailing:
         machine.answered(lead(catches_up=False), BEGINS)
         assert not machine.heals_plainly, "and then it may catch up again"
 
+    def test_one_that_got_there_has_all_its_tries_again(self):
+        machine = following()
+        for _ in range(2):
+            for _ in range(MAX_TRIES - 1):
+                machine.failed()
+                assert machine.answered(lead(), BEGINS, "a") is Turn.FETCH
+            machine.arrived(BEGINS)
+            machine.installed()
+            assert not machine.follows
+            assert machine.answered(lead(), HOLDS, "a") is Turn.FETCH
+        assert not machine.heals_plainly
+
     @pytest.mark.parametrize(
         "fail",
         [

@@ -80,6 +80,10 @@ class TestIncarnations:
         old = Member("a", before[0], 0, 1, participant=group("a", before[1], before[0]))
         assert is_reborn(group("a", after[1], after[0]), old) is reborn
 
+    def test_a_join_says_which_step_it_holds_now(self):
+        roster = Roster(5, [].append, CurrentQuorum())
+        assert [roster.admit(group("a", step), 0).step for step in (7, 5)] == [7, 5]
+
     def test_one_that_only_beat_has_no_step_to_go_back_from(self):
         assert not is_reborn(group("a", 0, ""), Member("a", "", 0, 1))
 

@@ -255,6 +255,16 @@ class TestClosedTogether:
             assert m.tick(now) == []
         assert m.tick(0.608)[0] == told("revoked", (2, 3), "a", "connection")
 
+    def test_also_when_it_is_held_up_again(self):
+        m = standing("abc")
+        m.handle(ended(1), 0.5)
+        assert m.tick(0.53) == []
+        assert m.handle(opened(4, "a", **HOLDS), 0.533) == [welcomed(4, STANDING)]
+        m.handle(ended(4), 1.5)
+        assert m.tick(1.53) == []
+        m.handle(ended(2), 1.534)
+        assert ticked(m, 1.535, 3) == []
+
     def test_a_failed_step_shortens_the_wait_for_the_others(self):
         """Two processes of three have died together: the third one's collectives have broken as well."""
         m = standing("abc")

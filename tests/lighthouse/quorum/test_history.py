@@ -113,6 +113,15 @@ def test_who_dies_while_it_heals_has_not_healed():
     ]
 
 
+def test_nor_has_one_whose_connection_ended():
+    job = at_work({"a": 7, "b": 3})
+    job.new()
+    job.lose(2, 1)
+    job.handle(opened(3, native("b", 3)), 2)
+    job.beat(3, "b", 3, held=held(1, granted=8))
+    assert job.new() == ["1 lost b its connection has ended", "2 joined b is back"]
+
+
 def test_stalls_and_their_end():
     job = Job()
     behind = (RankName("b", 0), RankName("b", 1))

@@ -264,6 +264,21 @@ class TestLostJournal:
         [formed] = [effect for effect in effects if isinstance(effect, QuorumFormed)]
         assert [p.step for p in formed.quorum.participants] == steps
 
+    def test_nor_has_it_more_time_by_another_quorum(self):
+        m = restarted(None, until=0, first_quorum_id=5000)
+        m.handle(opened(1, "a"), 1)
+        m.handle(asks(1, 1, "a"), 1)
+        m.handle(opened(1, "a", held=held(5000)), 300)
+        m.handle(asks(2, 1, native("a", 1, tag_quorum_id=5000, seen_quorum_id=5000, commit_failures=1)), 300)
+        now = 2 + EARLIER_COUNTS_FOR_S
+        m.handle(opened(1, "a", held=held(5001)), now)
+        m.handle(opened(2, "b"), now)
+        m.handle(asks(3, 2, native("b", 70, tag_quorum_id=2000, seen_quorum_id=2000)), now)
+        m.handle(pulse(1, held=held(5001, "recalled", 2)), now)
+        effects = m.handle(asks(4, 1, native("a", 2, tag_quorum_id=5001, seen_quorum_id=5001)), now)
+        [formed] = [effect for effect in effects if isinstance(effect, QuorumFormed)]
+        assert [p.step for p in formed.quorum.participants] == [2, 1]
+
 
 class TestMembersAreKnown:
     """A lighthouse that has read its journal knows whom the quorum was of."""

@@ -91,6 +91,13 @@ class TestRecall:
         assert order is not None
         assert (order.phase, "a cannot do step 6" in order.reason) == (QuorumPhase.REVOKED, True)
 
+    def test_who_grants_no_more_stays_so(self):
+        standing = formed("ab")
+        standing.recall("x")
+        for mode in ("joining", "recalled"):
+            assert says(standing, "a", mode, 5) is None
+        assert phase_of(says(standing, "b", "recalled", 6)) is QuorumPhase.REVOKED
+
     @pytest.mark.parametrize("mode", ["recalled", "resumed", "joining"])
     def test_a_member_that_has_stopped_granting_is_a_recall(self, mode: str):
         """Levels, not edges: whatever brought it there, the others must not wait for it."""

@@ -43,6 +43,16 @@ def test_of_a_quorum_at_work():
     )
 
 
+def test_the_age_of_a_quorum_is_that_of_its_id():
+    m = training("ab", now=1)
+    for call, name in enumerate("ab", start=3):
+        m.handle(join(call, name, step=1), now=3)
+    assert job_status("j", m, 4).quorum_age_s == 3
+    for call, name in enumerate("ab", start=5):
+        m.handle(join(call, name, step=1, commit_failures=1), now=7)
+    assert job_status("j", m, 9).quorum_age_s == 2
+
+
 def test_every_state_of_a_member():
     m = training("abc", join_timeout_s=10, heartbeat_timeout_s=5)
     m.handle(beat("z"), now=0)

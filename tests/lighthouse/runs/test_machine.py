@@ -292,6 +292,12 @@ class TestIncidents:
         assert len(incident.lost) <= LOST_KEPT
         assert len(incident.evidence) <= EVIDENCE_KEPT
 
+    def test_of_many_ranks_it_keeps_those_that_were_lost_first(self):
+        stage = running(LOST_KEPT + 2, obedient=False)
+        stage.kill(*range(LOST_KEPT + 1))
+        (incident,) = stage.machine.generations.restarts.restarts
+        assert [rank.slot for rank in incident.lost] == list(range(LOST_KEPT))
+
     def test_a_rank_that_is_lost_twice_is_one(self):
         stage = running(3, obedient=False)
         stage.break_connection(1)
@@ -323,6 +329,14 @@ class TestIncidents:
         stage.wait(3)
         stage.beat(0, step=51)
         assert stage.record.restarts[0].stepped_at == 1003.0
+
+    def test_nor_is_one_that_it_had_done_before_it_came(self):
+        stage = running(1, wall_offset_s=1000.0)
+        stage.fail(0)
+        rank = stage.workers[0].rank
+        stage.feed(RankJoined(RankHello(rank, stage.terms, generation=1, step=57), 90))
+        stage.beat(0, step=57)
+        assert stage.record.restarts[0].stepped_at is None
 
     def test_a_step_while_nobody_may_step_is_none(self):
         stage = running(2, obedient=False)
@@ -476,3 +490,13 @@ def test_a_first_process_takes_a_slot_that_nobody_holds_since_the_lighthouse_res
     stage.start_lighthouse()
     stage.start(0, 1)
     assert stage.running() == {0, 1}
+
+
+def test_a_world_of_another_size_knows_nothing_of_the_hosts_of_the_one_before():
+    stage = RunStage(2, hosts_together=True)
+    stage.start(0, 1, host="h")
+    stage.kill(0, 1)
+    stage.workers.clear()
+    stage.terms = RunTerms(world_size=1, hosts_together=True)
+    stage.start(0, host="h")
+    assert stage.running() == {0}

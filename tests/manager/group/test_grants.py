@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from lighthouse_protocol.messages.membership import CatchUp, Distrust, DistrustKind, Quorum, Tag
-from lighthouse_protocol.messages.session import QuorumPhase
+from lighthouse_protocol.messages.session import QuorumOrder, QuorumPhase
 from manager.group.rules.assignment import assign
 from manager.group.rules.grants import LEASE_SHARE, Granted, GrantMachine, Join, Wait
 from tests.manager.builders import ask, member
@@ -113,6 +113,23 @@ play = player(begin)
 @scenarios_of(Path(__file__).with_name("grants.txt"), play)
 def test_what_is_granted(paragraph: str):
     assert play(paragraph).splitlines() == paragraph.splitlines()
+
+
+def test_one_that_is_told_too_late_counts_the_votes_of_this_quorum_alone():
+    machine = holds(formed(9, 4, "abc"), 4, name="c", size=2)
+    for rank in range(2):
+        assert not machine.voted(rank, 9, 4)
+    machine.take(LATE, 5)
+    assert machine.decide(ask(1, 1, 3, commit_failures=1), 1) == Join(gives_up=True)
+
+
+def test_the_ranks_hear_of_a_lost_group_once_in_each_quorum():
+    machine = holds(formed(1, 5), 5)
+    for quorum_id in (1, 2):
+        machine.take(formed(quorum_id, 5), 5)
+        machine.give_up()
+        lost = QuorumOrder(quorum_id, QuorumPhase.REVOKED, reason="b: ended", lost="b")
+        assert [machine.obey(lost), machine.obey(lost)] == [True, False]
 
 
 def test_clocks_may_differ_by_a_tenth():
