@@ -82,7 +82,7 @@ def test_a_supervisor_reaps_orphans_and_its_ranks_keep_their_statuses(lighthouse
     words = ("run", "--lighthouse", lighthouse.address, *options, *more, "--", "sh", "-c", ranks)
     with container(tmp_path, MANAGER_CODE, *words) as box:
         box.wait_for(r"first/0\] is up")
-        box.wait_for("has ended by exit code 3")
+        box.wait_for("died: exit code 3")
         assert reaps_orphans(box)
         assert box.end(signal.SIGTERM) == 143
         box.wait_for(r"first/0\] asked")

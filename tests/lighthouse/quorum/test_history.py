@@ -119,7 +119,7 @@ def test_nor_has_one_whose_connection_ended():
     job.lose(2, 1)
     job.handle(opened(3, native("b", 3)), 2)
     job.beat(3, "b", 3, held=held(1, granted=8))
-    assert job.new() == ["1 lost b its connection has ended", "2 joined b is back"]
+    assert job.new() == ["1 lost b its connection was lost", "2 joined b is back"]
 
 
 def test_stalls_and_their_end():

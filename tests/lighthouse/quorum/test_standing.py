@@ -219,7 +219,7 @@ class TestRevoke:
         standing.lose("a", "i1", "ended")
         standing.form(dict.fromkeys("abc", ENTRY), dict.fromkeys("abc", 5.0))
         order = says(standing, "b", "revoked", 5)
-        assert order == QuorumOrder(QUORUM_ID, QuorumPhase.REVOKED, reason="b has given it up")
+        assert order == QuorumOrder(QUORUM_ID, QuorumPhase.REVOKED, reason="b left it")
 
     def test_a_leave_after_the_resume_is_none(self):
         standing = formed("ab")
