@@ -98,7 +98,7 @@ class FaultTolerantAccelerator(Accelerator):
         if len(models) != 1 or len(optimizers) != 1 or self.agent is not None:
             raise ConfigurationError(
                 f"prepare() was given {len(models)} models and {len(optimizers)} optimizers; one of each, in one call: "
-                "they heal together. For several, make the Agent yourself (docs/how-to/trainers.md)"
+                "they heal together. For several, make the Agent yourself (docs/how-to/several-optimizers.md)"
             )
         [model], [inner] = models, optimizers
         schedulers = [each for each in args if isinstance(each, LRScheduler)]

@@ -178,7 +178,7 @@ def _refuse(trainer: Any, module: Any, optimizers: list[Any], configs: list[Any]
     if len(optimizers) != 1 or not module.automatic_optimization:
         raise ConfigurationError(
             "FaultTolerantStrategy votes on the step of one optimizer that Lightning calls; with several, or with "
-            "automatic_optimization=False, make the Agent in configure_optimizers (docs/how-to/trainers.md)"
+            "automatic_optimization=False, make the Agent in configure_optimizers (docs/how-to/several-optimizers.md)"
         )
     if isinstance(trainer.val_check_interval, float) and trainer.val_check_interval != 1.0:
         raise ConfigurationError(

@@ -33,6 +33,18 @@ def test_relative_links_lead_somewhere(page: Path) -> None:
     assert missing == []
 
 
+def test_pages_that_the_product_names_are_there() -> None:
+    """In messages and docstrings."""
+    named = {
+        name
+        for package in ("agent_client", "lighthouse", "manager", "lighthouse_runtime", "lighthouse_protocol")
+        for module in (REPOSITORY / package).rglob("*.py")
+        for name in re.findall(r"docs/[\w/-]+\.md", module.read_text())
+    }
+    assert named
+    assert [name for name in sorted(named) if not (REPOSITORY / name).is_file()] == []
+
+
 def test_readme_shows_the_picture() -> None:
     assert "docs/parts.svg" in targets(pages()[0])
 
