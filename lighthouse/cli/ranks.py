@@ -27,7 +27,7 @@ def ranks(given: ClientOptions) -> None:
 
     During a stall, the first line names the ranks that are behind.
 
-    RANK: replica group and rank, or run and slot. GEN: of a run, the last generation in which the rank was active.
+    RANK: replica group and rank, or run and slot. GEN: the last generation in which a rank of a run was active.
     BEAT: time since the last heartbeat of its process. STILL: time since its last progress.
     """
     answer = given.status(ranks=True)

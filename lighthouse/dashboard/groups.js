@@ -10,7 +10,7 @@ const COLUMNS = [
   {key: 'replica', title: 'Replica group', order: byName, group: fillReplica, rank: fillRank},
   {key: 'state', title: 'State', order: (a, b) => badness(a) - badness(b), group: fillState, rank: fillRankState},
   {key: 'phase', title: 'Doing', order: (a, b) => compare(doing(a), doing(b)), group: fillPhase, rank: fillRankPhase},
-  {key: 'generation', title: 'Gen', number: true, hint: 'Of a run: the last generation in which the rank was active',
+  {key: 'generation', title: 'Gen', number: true, hint: 'The last generation in which a rank of a run was active',
     order: (a, b) => (a.generation ?? -1) - (b.generation ?? -1), group: fillGeneration, rank: fillGeneration},
   {key: 'step', title: 'Step', number: true, order: (a, b) => a.step - b.step, group: fillStep, rank: fillRankStep},
   {key: 'beat age', title: 'Heartbeat', number: true, hint: 'Age of the newest heartbeat',
