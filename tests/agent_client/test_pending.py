@@ -33,7 +33,7 @@ def test_a_peer_that_comes_during_inner_steps_is_in_the_next_outer_step(
     job.wait_steps(a, late, more=2, participants=2)
     check_pending(job, a, begins_before)
     assert "waiting to join: late" in job.log_of(a)
-    assert "admitted: late" in job.log_of(a)
+    assert "joined: late" in job.log_of(a)
 
 
 def check_pending(job: TrainingJob, group: Group, begins_before: int) -> None:
