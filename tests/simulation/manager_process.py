@@ -199,6 +199,7 @@ class ManagerProcess(Process):
             self.dies_in -= 1
             if self.dies_in < 0:
                 self.site.crash_manager()
+        self.world.sends(self.name, rank.name, (method, *args))
         self._answered.add((rank, token))
         self._voting.pop((rank, token), None)
         self._calls.pop((rank, token), None)
@@ -270,6 +271,7 @@ class WatchPeer:
 
     def send(self, message: Any) -> None:
         rank, delay_s = self.rank, LOCAL_DELAY_S * self.manager.world.random.uniform(0.3, 3)
+        self.manager.world.sends(self.manager.name, rank.name, message)
         match message:
             case Revoked(quorum_id, reason):
                 self.manager.say(f"pushes: {quorum_id} is revoked ({reason})")

@@ -40,6 +40,7 @@ class End:
 
     def send(self, message: Any) -> None:
         if self.is_open:
+            self._network.world.sends(self.process.name, self.peer.process.name, message)
             self._transmit(message)
             if self.shadow is not None:
                 self.shadow.send(message)

@@ -28,6 +28,9 @@ class Died(Exception):  # noqa: N818
 
 
 class World:
+    on_send: Callable[[str, str, Any], None] | None = None
+    """Of all worlds: hears who has sent what to whom, as it is sent."""
+
     def __init__(self, seed: int, trace: Callable[[str], None] | None = None) -> None:
         self.random = random.Random(seed)
         self.now = 0.0
@@ -43,6 +46,10 @@ class World:
     def say(self, who: str, text: str) -> None:
         if self._trace is not None:
             self._trace(f"{self.now:9.4f}  {who:<12} {text}")
+
+    def sends(self, who: str, to: str, message: Any) -> None:
+        if World.on_send is not None:
+            World.on_send(who, to, message)
 
     def at(self, moment: float, process: "Process | None", act: Callable[..., None], *args: Any) -> None:
         self._pushed += 1
