@@ -15,9 +15,11 @@ os.environ.setdefault("LIGHTHOUSE_JOURNAL", "none")
 _STATE = tempfile.TemporaryDirectory(prefix="lighthouse-tests-")
 os.environ["XDG_STATE_HOME"] = _STATE.name
 
-# Daemons that tests start would inherit that nohup ignores SIGHUP; they do not inherit a handler.
-if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
-    signal.signal(signal.SIGHUP, lambda *_: None)
+# Daemons that tests start would inherit that nohup ignores SIGHUP, and a shell SIGINT and SIGQUIT in the background; they
+# do not inherit a handler.
+for number in (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT):
+    if signal.getsignal(number) is signal.SIG_IGN:
+        signal.signal(number, lambda *_: None)
 
 # The machines are shared: how long an example takes says nothing about the code.
 settings.register_profile("project", deadline=None, suppress_health_check=[HealthCheck.too_slow], print_blob=True)
