@@ -15,8 +15,8 @@ os.environ.setdefault("LIGHTHOUSE_JOURNAL", "none")
 _STATE = tempfile.TemporaryDirectory(prefix="lighthouse-tests-")
 os.environ["XDG_STATE_HOME"] = _STATE.name
 
-# Daemons that tests start would inherit that nohup ignores SIGHUP, and a shell SIGINT and SIGQUIT in the background; they
-# do not inherit a handler.
+# Daemons that tests start would inherit what is ignored: SIGHUP under nohup, SIGINT and SIGQUIT in the background of a
+# shell. They do not inherit a handler.
 for number in (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT):
     if signal.getsignal(number) is signal.SIG_IGN:
         signal.signal(number, lambda *_: None)
