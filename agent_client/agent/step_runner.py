@@ -115,9 +115,9 @@ class StepRunner:
         self._covered: deque[Part] = deque()
         """The reductions to come that were announced together with an earlier one."""
         self._may_cover = True
-        """Whether this rank can announce several together: nothing has ever come in between."""
+        """Whether this rank may announce several together: its script has never reduced anything between them."""
         self._covers = False
-        """Whether all participants can."""
+        """Whether all participants may."""
         self._mismatch: ScriptMismatch | None = None
         self.check_every = 0
         """Steps between two comparisons of the state under the present quorum."""
@@ -417,7 +417,7 @@ class StepRunner:
                 return
             if not self._guarded("reducing", lambda: self._peers.all_reduce(tensor, self._limit_s())):
                 return
-            if is_covered and is_mean and self._checks_finite and not is_finite(tensor):
+            if is_covered and self._checks_finite and not is_finite(tensor):
                 self._covered.clear()  # all receive the same sum, so all ask now whose gradient it was
                 if not self._agree_on(tensor, name, flags) or not self._reject("the mean", name, ()):
                     return

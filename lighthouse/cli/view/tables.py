@@ -85,7 +85,7 @@ def status_lines(status: LighthouseStatus, width: int) -> list[Text]:
         lines += table(_JOB_COLUMNS, rows, width)
     if runs:
         lines += [*([Text("")] if rows else []), *table(_RUN_COLUMNS, runs, width)]
-    return lines or [Text("no jobs: no replica group and no rank of a run is here")]
+    return lines or [Text("no jobs: no replica group or run is connected")]
 
 
 def _headline(job: JobStatus, has_name: bool, width: int) -> list[Text]:

@@ -114,7 +114,7 @@ def test_a_job_without_a_quorum_has_no_id_and_no_age(fake, run):
 
 
 def test_says_that_nobody_has_joined(fake, run):
-    assert run(command).output.splitlines()[0] == "no jobs: no replica group and no rank of a run is here"
+    assert run(command).output.splitlines()[0] == "no jobs: no replica group or run is connected"
 
 
 def test_an_unknown_job_is_an_error(fake, run):
