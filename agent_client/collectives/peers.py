@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from agent_client.collectives.connectors import connector
+from agent_client.collectives.gloo import GlooGroup
 from agent_client.collectives.group_spec import GroupSpec, RankGroup, meeting_name
 from lighthouse_protocol.messages.membership import Assignment
 
@@ -81,10 +82,15 @@ class Peers:
 
     def exchange(self, words: Sequence[int], timeout_s: float) -> list[tuple[int, ...]]:
         """What each participant says, by replica_rank; all say equally many int64. Raises as all_reduce does."""
-        table = torch.zeros(self._size, len(words), dtype=torch.int64)
-        table[self._place] = torch.tensor(words, dtype=torch.int64)
-        self.all_reduce(table, timeout_s)
-        return [tuple(row) for row in table.tolist()]
+        row = torch.tensor(words, dtype=torch.int64)
+        group = self._met.result() if self._quorum_id is not None else None
+        if isinstance(group, GlooGroup):
+            table = group.all_gather(row, timeout_s)
+        else:
+            table = torch.zeros(self._size, len(words), dtype=torch.int64)
+            table[self._place] = row
+            self.all_reduce(table, timeout_s)
+        return [tuple(each) for each in table.tolist()]
 
     def revoke(self, quorum_id: int | None, reason: str) -> None:
         """End what is under way in that quorum, or in any; what has completed has completed."""
