@@ -32,7 +32,7 @@ WORKDIR /
 EXPOSE 29510 29511
 # A manager is asked too, if it is given --http [::]:29511. The store of its own imports torch first, hence the minute.
 HEALTHCHECK --interval=5s --timeout=3s --start-period=60s --retries=3 \
-    CMD ["python", "-m", "lighthouse_runtime.process.healthcheck"]
+    CMD ["python", "-m", "lighthouse_runtime.process.commands"]
 ENTRYPOINT []
 CMD ["lighthouse", "serve"]
 

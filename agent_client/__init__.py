@@ -8,11 +8,10 @@ import os
 from typing import TYPE_CHECKING, Any
 
 # Read by gRPC when it is loaded. A script's data loader forks: gRPC would write two lines for each fork, and start
-# threads of its own in each child, which at times abort it (lighthouse_runtime/client/forks.py).
+# threads of its own in each child, which at times abort it (lighthouse_runtime/client/channel.py).
 os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
 os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
 
-from agent_client.agent.rules.world_size import WorldSizeMode
 from agent_client.errors import (
     AgentError,
     ConfigurationError,
@@ -23,53 +22,55 @@ from agent_client.errors import (
     RankMismatch,
     ScriptMismatch,
 )
+from agent_client.step.rules.world_size import WorldSizeMode
 
 if TYPE_CHECKING:
-    from agent_client.agent.agent import Agent
-    from agent_client.agent.config import AgentConfig
-    from agent_client.agent.observer import observe
     from agent_client.restart.call import CallWrapper
-    from agent_client.restart.monitor import fork_and_monitor
-    from agent_client.restart.state import RestartAbort, State
-    from agent_client.restart.store import StoreMixin
+    from agent_client.restart.rank_thread import fork_and_monitor
+    from agent_client.restart.store import RestartAbort, State, StoreMixin
     from agent_client.restart.wrapper import Wrapper
     from agent_client.state.train_state import TrainState
+    from agent_client.step.agent import Agent
+    from agent_client.step.config import AgentConfig
+    from agent_client.step.observer import observe
     from agent_client.training.checkpoint_folder import CheckpointFolder
     from agent_client.training.ddp import DistributedDataParallel
-    from agent_client.training.diloco import DiLoCo
     from agent_client.training.hsdp import replicate
-    from agent_client.training.local_sgd import LocalSGD
-    from agent_client.training.optimizer import FaultTolerantOptimizer
+    from agent_client.training.local_sgd import DiLoCo, LocalSGD
+    from agent_client.training.optimizer import FaultTolerantOptimizer, FaultTolerantScheduler
     from agent_client.training.sampler import StepSampler
-    from agent_client.training.scheduler import FaultTolerantScheduler
     from agent_client.training.step_loader import StepLoader
-    from lighthouse_runtime.client.lighthouse import AsyncLighthouseClient, LighthouseClient
-    from lighthouse_runtime.client.manager import AsyncManagerClient, ManagerClient
+    from lighthouse_runtime.client.clients import (
+        AsyncLighthouseClient,
+        AsyncManagerClient,
+        LighthouseClient,
+        ManagerClient,
+    )
 
 _WHEN_NAMED = {
-    "Agent": "agent_client.agent.agent",
-    "AgentConfig": "agent_client.agent.config",
-    "AsyncLighthouseClient": "lighthouse_runtime.client.lighthouse",
-    "AsyncManagerClient": "lighthouse_runtime.client.manager",
+    "Agent": "agent_client.step.agent",
+    "AgentConfig": "agent_client.step.config",
+    "AsyncLighthouseClient": "lighthouse_runtime.client.clients",
+    "AsyncManagerClient": "lighthouse_runtime.client.clients",
     "CheckpointFolder": "agent_client.training.checkpoint_folder",
-    "DiLoCo": "agent_client.training.diloco",
+    "DiLoCo": "agent_client.training.local_sgd",
     "DistributedDataParallel": "agent_client.training.ddp",
     "FaultTolerantOptimizer": "agent_client.training.optimizer",
-    "FaultTolerantScheduler": "agent_client.training.scheduler",
-    "LighthouseClient": "lighthouse_runtime.client.lighthouse",
+    "FaultTolerantScheduler": "agent_client.training.optimizer",
+    "LighthouseClient": "lighthouse_runtime.client.clients",
     "LocalSGD": "agent_client.training.local_sgd",
-    "ManagerClient": "lighthouse_runtime.client.manager",
+    "ManagerClient": "lighthouse_runtime.client.clients",
     "StepLoader": "agent_client.training.step_loader",
     "StepSampler": "agent_client.training.sampler",
     "TrainState": "agent_client.state.train_state",
-    "observe": "agent_client.agent.observer",
+    "observe": "agent_client.step.observer",
     "replicate": "agent_client.training.hsdp",
     "CallWrapper": "agent_client.restart.call",
-    "RestartAbort": "agent_client.restart.state",
-    "State": "agent_client.restart.state",
+    "RestartAbort": "agent_client.restart.store",
+    "State": "agent_client.restart.store",
     "StoreMixin": "agent_client.restart.store",
     "Wrapper": "agent_client.restart.wrapper",
-    "fork_and_monitor": "agent_client.restart.monitor",
+    "fork_and_monitor": "agent_client.restart.rank_thread",
 }
 
 __all__ = [

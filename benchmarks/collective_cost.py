@@ -16,9 +16,8 @@ import torch
 import torch.distributed as dist
 
 from agent_client.manager_client.watch import SAMPLED_EVERY_S
-from agent_client.progress.script_groups import newest_going_on
-from agent_client.progress.script_progress import ScriptProgress
-from agent_client.progress.self_report import read_recorders
+from agent_client.progress.progress import ScriptProgress
+from agent_client.progress.script_groups import newest_going_on, read_recorders
 from benchmarks.support.bars import Bar, check_option, conclude
 from benchmarks.support.figures import Spread, json_option, show_machine, spread, table, write_json
 

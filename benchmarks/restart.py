@@ -38,7 +38,7 @@ NVRX_S = {"torch's destroy_process_group": 0.5, "last_call_wait": 1.0, "rank ass
 way, and what the function does again. Source: github.com/NVIDIA/nvidia-resiliency-ext at commit d8686d9 (after 0.7.0),
 docs/source/inprocess/usage_guide.rst, and src/nvidia_resiliency_ext/inprocess/wrap.py for the default."""
 BAR_S = 1.0
-PRELOADED = "torch,agent_client.agent.agent,lighthouse_runtime.client.manager"
+PRELOADED = "torch,agent_client.step.agent,lighthouse_runtime.client.clients"
 PRELOADED_BAR_S = 0.25
 GROUP_BAR_S = 2.0
 GROWTH_BAR = 1.05

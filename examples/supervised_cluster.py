@@ -13,7 +13,7 @@ from examples.daemons import Daemon, command, lighthouse, python_path
 from examples.ports import LOOPBACK, free_port
 
 TRAIN_SCRIPT = Path(__file__).with_name("train_ddp.py")
-PRELOADED = "torch,torch._dynamo,sklearn.datasets,agent_client.agent.agent"
+PRELOADED = "torch,torch._dynamo,sklearn.datasets,agent_client.step.agent"
 
 
 @dataclass(slots=True)

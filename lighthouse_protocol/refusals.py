@@ -1,7 +1,7 @@
 """Why a request was not done. Every refusal says what happened, whose fault it is and what to do.
 
 These are plain exceptions without I/O, so that the pure machines can hand them out as values;
-lighthouse_protocol/wire/status_codes.py maps each to a gRPC status and back.
+lighthouse_protocol/wire/codec.py maps each to a gRPC status and back.
 """
 
 import re

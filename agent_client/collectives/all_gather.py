@@ -18,7 +18,7 @@ import torch
 from agent_client.collectives.gloo import GlooGroup
 from agent_client.collectives.peers import Peers
 from agent_client.errors import EvaluationInterrupted, first_line
-from agent_client.state.decoding import decode, encode
+from agent_client.state.codec import decode, encode
 from agent_client.state.tree import CorruptState
 from lighthouse_protocol.messages.membership import Assignment
 

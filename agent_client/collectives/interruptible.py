@@ -18,11 +18,10 @@ import torch
 from torch.distributed import AllreduceOptions, PrefixStore, ProcessGroup, ProcessGroupGloo, Store, Work
 from torch.futures import Future
 
-from agent_client.collectives import gloo_wait
-from agent_client.collectives.compiling import never_compiled
-from agent_client.collectives.gloo_connections import Connections, of_gloo, open_sockets
-from agent_client.collectives.observed import first_tensor
-from agent_client.collectives.open_groups import enlist
+from agent_client.collectives import gloo as gloo_wait
+from agent_client.collectives.gloo import Connections, of_gloo, open_sockets
+from agent_client.collectives.group_spec import enlist
+from agent_client.collectives.observed import first_tensor, never_compiled
 
 _ABORTED = "the process group was aborted because the generation of its run ended"
 _UNDER_WAY = 1024  # more than can be: gloo works on them in their order

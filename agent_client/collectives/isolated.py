@@ -18,9 +18,8 @@ from typing import Any
 
 import torch
 
-from agent_client.collectives.group_spec import GroupSpec
+from agent_client.collectives.group_spec import GroupSpec, enlist
 from agent_client.collectives.nccl import NcclConnector
-from agent_client.collectives.open_groups import enlist
 from agent_client.collectives.shared_memory import MAX_MESSAGE_BYTES, mapped
 
 START_TIMEOUT_S = 120.0

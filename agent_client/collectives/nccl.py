@@ -11,21 +11,50 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from datetime import timedelta
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import torch
 from torch import distributed
 from torch.distributed import PrefixStore, Store, distributed_c10d
 
-from agent_client.collectives import nccl_watchdog
 from agent_client.collectives.gloo import connect_store
-from agent_client.collectives.group_spec import GroupSpec
-from agent_client.collectives.open_groups import enlist
+from agent_client.collectives.group_spec import GroupSpec, enlist
 from agent_client.errors import ConfigurationError
 
 log = logging.getLogger(__name__)
+
+
+# -- nccl watchdog ------------------------------------------------------------
+#
+# What torch's watchdog of NCCL does when it is the first to see that a peer is lost, and how it is kept from that.
+#
+# The watchdog of a group looks at its collectives ten times a second. When one has failed, it sleeps for a minute, so
+# that all ranks of the job can dump what they did, and tells the monitor of the process's first NCCL group. That one
+# dumps, sleeps for eight minutes, and ends the process unless its group is over; who gives a group up waits for both
+# sleeps. It is meant for jobs that end with their first failure. The first sleep was seen with torch 2.11; the rest
+# is what ProcessGroupNCCL.cpp says.
+
+DUMP = "TORCH_NCCL_DUMP_ON_TIMEOUT"
+QUIET = {
+    "TORCH_NCCL_ASYNC_ERROR_HANDLING": "0",  # it ends the process; where groups are aborted, torch asks for 0
+    DUMP: "0",  # the monitor does not listen
+    "TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC": "0",  # a quarter of the watchdog's sleep
+}
+"""torch reads these when a group is made."""
+
+WARNING = (
+    f"the default process group has NCCL and was made with {DUMP} on, torch's default: torch may end this process "
+    f"eight minutes after a peer was lost. Set {DUMP}=0 where this process is started, make the Agent before "
+    "init_process_group, or take process_group: isolated:nccl"
+)
+
+
+def may_end_the_process(default_backends: str) -> bool:
+    """`default_backends`: of the default group, which was made in this environment."""
+    return "nccl" in default_backends and os.environ.get(DUMP, "1").lower() not in ("0", "n", "no", "f", "false")
+
 
 POLL_S = 0.0001
 NEVER = timedelta(days=365)
@@ -40,9 +69,9 @@ class NcclConnector:
         if not distributed.is_nccl_available() or not torch.cuda.is_available():
             raise ConfigurationError("process_group: nccl needs a CUDA device, and a torch that was built with NCCL")
         self.device = torch.device("cuda", torch.cuda.current_device() if device is None else device)
-        if nccl_watchdog.may_end_the_process(_default_backends()):
-            log.warning("%s", nccl_watchdog.WARNING)
-        os.environ.setdefault(nccl_watchdog.DUMP, "0")  # for the default group, if it is still to be made
+        if may_end_the_process(_default_backends()):
+            log.warning("%s", WARNING)
+        os.environ.setdefault(DUMP, "0")  # for the default group, if it is still to be made
 
     def connect(self, spec: GroupSpec) -> "NcclGroup":
         store = PrefixStore(spec.prefix, connect_store(spec.store_address, spec.connect_timeout_s))
@@ -137,7 +166,7 @@ class NcclGroup:
         self._device = device
         self._timeout_s = timeout_s
         self._fence = Fence()
-        with _environment(**nccl_watchdog.QUIET, TORCH_NCCL_NONBLOCKING_TIMEOUT=str(connect_timeout_s)):
+        with _environment(**QUIET, TORCH_NCCL_NONBLOCKING_TIMEOUT=str(connect_timeout_s)):
             self._backend: Any = distributed.ProcessGroupNCCL(store, rank, size, _options())
             try:
                 self._backend.eager_connect_single_device(device)
@@ -202,3 +231,29 @@ def _environment(**variables: str) -> Generator[None]:
                 del os.environ[name]
             else:
                 os.environ[name] = value
+
+
+# -- cuda streams -------------------------------------------------------------
+#
+# Work on a CUDA tensor that another thread does: in the order of the streams, and done when it says so.
+
+T = TypeVar("T")
+
+
+def in_stream_order(tensor: torch.Tensor, act: Callable[[], T]) -> Callable[[], T]:
+    """`act`, for another thread: begins when what the caller has queued on its stream is done, and returns when what
+    it queues itself is done. On the CPU `act` itself."""
+    if not tensor.is_cuda:
+        return act
+    ready = torch.cuda.Event()
+    ready.record(torch.cuda.current_stream(tensor.device))
+
+    def act_in_order() -> T:
+        with torch.cuda.device(tensor.device):
+            stream = torch.cuda.current_stream()
+            stream.wait_event(ready)
+            done = act()
+            stream.synchronize()
+        return done
+
+    return act_in_order

@@ -16,21 +16,53 @@ import logging
 import os
 import time
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
-from agent_client.healing.rules.modes import StateServing
-from agent_client.healing.state_owner import StateOwner
-from agent_client.state.decoding import encode
+from agent_client.healing.rules import StateServing
+from agent_client.state.codec import encode
 from agent_client.state.snapshot import size_bytes
 from agent_client.state.train_state import TrainState
-from agent_client.transfer.arriving import Arriving
 from agent_client.transfer.gloo_transport import GroupTransport
 from agent_client.transfer.memory import available_bytes
+from agent_client.transfer.offers import Arriving
 from agent_client.transfer.server import StateServer
-from lighthouse_protocol.messages.membership import Assignment
-from lighthouse_runtime.net.own_address import listening_host
+from lighthouse_protocol.messages.membership import Assignment, Tag
+from lighthouse_runtime.net.address import listening_host
 
 log = logging.getLogger(__name__)
+
+
+# -- state owner --------------------------------------------------------------
+#
+# What healing needs of the step that owns the state: where it is, and that it is being taken over.
+
+
+class Share(Protocol):
+    @property
+    def divisor(self) -> int: ...
+
+
+class StateOwner(Protocol):
+    step: int
+    tag_quorum_id: int | None
+    batches_committed: int
+    must_install: bool
+    is_torn: bool
+
+    @property
+    def tag(self) -> Tag: ...
+
+    @property
+    def share(self) -> Share: ...
+
+    def work_at(self, step: int, tag_quorum_id: int | None) -> None: ...
+
+    def installing(self) -> None:
+        """The state is being overwritten: it is torn until `installed`."""
+        ...
+
+    def installed(self, step: int, tag_quorum_id: int | None, batches_committed: int) -> None: ...
+
 
 Key = tuple[int, int, int]
 """Of a state on offer: quorum_id, step, group_rank."""

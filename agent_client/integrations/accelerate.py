@@ -17,17 +17,15 @@ import torch
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 from torch.utils.data import DataLoader
 
-from agent_client.agent.agent import Agent
-from agent_client.agent.config import AgentOptions
-from agent_client.agent.rules.world_size import WorldSizeMode
 from agent_client.errors import ConfigurationError
-from agent_client.integrations.library import library
-from agent_client.integrations.steps import healing_beside
+from agent_client.integrations.library import healing_beside, library
 from agent_client.state.train_state import TrainState
+from agent_client.step.agent import Agent
+from agent_client.step.config import AgentOptions
+from agent_client.step.rules.world_size import WorldSizeMode
 from agent_client.training.ddp import DistributedDataParallel
-from agent_client.training.optimizer import FaultTolerantOptimizer
+from agent_client.training.optimizer import FaultTolerantOptimizer, FaultTolerantScheduler
 from agent_client.training.sampler import Drawn
-from agent_client.training.scheduler import FaultTolerantScheduler
 from agent_client.training.step_loader import StepLoader
 
 with library("accelerate", "accelerate>=1.15"):

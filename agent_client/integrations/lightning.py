@@ -16,15 +16,13 @@ from typing import Any
 
 import torch
 
-from agent_client.agent.agent import Agent
-from agent_client.agent.config import AgentOptions
 from agent_client.errors import ConfigurationError
-from agent_client.integrations.library import library
-from agent_client.integrations.steps import check_max_steps, epochs_of, healing_beside
+from agent_client.integrations.library import check_max_steps, epochs_of, healing_beside, library
 from agent_client.state.train_state import TrainState
+from agent_client.step.agent import Agent
+from agent_client.step.config import AgentOptions
 from agent_client.training.ddp import DistributedDataParallel
-from agent_client.training.optimizer import FaultTolerantOptimizer
-from agent_client.training.scheduler import FaultTolerantScheduler
+from agent_client.training.optimizer import FaultTolerantOptimizer, FaultTolerantScheduler
 from agent_client.training.step_loader import StepLoader
 
 with library("lightning", "lightning>=2.6"):

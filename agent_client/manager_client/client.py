@@ -4,22 +4,198 @@ What the manager tells by itself comes by the watch (watch.py). A manager that h
 a while it is waited for.
 """
 
+import contextlib
 import logging
+import os
+import secrets
+import sys
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from contextlib import suppress
+from types import TracebackType
+from typing import Self
 
 from agent_client.errors import AgentError, GroupDrained
-from agent_client.manager_client.votes import PendingVote, VoteChannel
-from agent_client.manager_client.wait_log import WaitLog
-from agent_client.manager_client.watch import RankWatch
+from agent_client.manager_client.watch import PendingVote, RankWatch, VoteChannel
 from agent_client.progress.progress import Progress
 from lighthouse_protocol.messages.membership import PLAIN, Assignment, CatchUp, Distrust, World
 from lighthouse_protocol.messages.session import Revoked
 from lighthouse_protocol.refusals import DeadlinePassed, Drained, LighthouseError, Unreachable
-from lighthouse_runtime.client.manager import ManagerClient
+from lighthouse_protocol.rules.quorum_change import QuorumWait
+from lighthouse_runtime.client.clients import ManagerClient
 
 log = logging.getLogger(__name__)
+
+
+# -- presence -----------------------------------------------------------------
+#
+# A rank that waits for the other ranks of its group: seen by its manager, and told which of them are missing.
+
+LOOKED_EVERY_S = 1.0
+
+
+class Presence:
+    """A context manager, whose end closes the watch that `show` has opened.
+
+    The Agent's own watch, of the same `rank_incarnation`, takes its place. `meeting_place` is where the ranks of the
+    group find each other.
+    """
+
+    def __init__(self, group_rank: int, meeting_place: str) -> None:
+        self.rank_incarnation = secrets.token_hex(6)
+        self._group_rank = group_rank
+        self._meeting_place = meeting_place
+        self._closed = threading.Event()
+        self._client: ManagerClient | None = None
+        self._watch: RankWatch | None = None
+
+    def show(self, manager_address: str) -> None:
+        """Returns within a few seconds, also if the manager does not answer: the request for a quorum reports that."""
+        progress = Progress()
+        progress.waiting_for("the other ranks of its group").__enter__()
+        self._client = ManagerClient(manager_address)
+        self._watch = RankWatch(
+            self._client,
+            self._group_rank,
+            self.rank_incarnation,
+            VoteChannel(),
+            lambda *_: None,
+            lambda _: None,
+            progress,
+        )
+        self._watch.ensure_open(wait_for_ready=True)
+        threading.Thread(target=self._log, args=(self._watch,), name="lighthouse presence", daemon=True).start()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._closed.set()
+        if self._watch is not None:
+            self._watch.give_up()
+        if self._client is not None:
+            self._client.close()
+
+    def _log(self, watch: RankWatch) -> None:
+        """Each change of what the manager says is missing."""
+        told = ""
+        while not self._closed.wait(LOOKED_EVERY_S):
+            if watch.waiting_for not in ("", told):
+                told = watch.waiting_for
+                log.warning("rank %d waits for the group at %s: %s", self._group_rank, self._meeting_place, told)
+
+
+# -- exit report --------------------------------------------------------------
+#
+# Reports to the manager, at once, the exception by which a rank ends.
+#
+# Such an exception is uncaught, or leaves the `with` block of the Agent. A forked child reports nothing for its
+# parent.
+
+
+class ExitReport:
+    """Calls `report` at most once. It stands in sys.excepthook from `install` to `uninstall`."""
+
+    def __init__(self, report: Callable[[str], None]) -> None:
+        self._report = report
+        self._pid = os.getpid()
+        self._is_over = False
+        self._before = sys.excepthook
+        self._hook = self._on_uncaught
+
+    def install(self) -> None:
+        self._before, sys.excepthook = sys.excepthook, self._hook
+
+    def uninstall(self) -> None:
+        """If another hook was installed since, it stays, and this one passes on."""
+        self._is_over = True
+        if sys.excepthook is self._hook:
+            sys.excepthook = self._before
+
+    def send(self, error: BaseException | None) -> None:
+        """Report a failure: a clean exit and a drained group are none."""
+        is_good = error is None or isinstance(error, GroupDrained) or (isinstance(error, SystemExit) and not error.code)
+        if is_good or self._is_over or os.getpid() != self._pid:
+            return
+        self._is_over = True
+        self._report(f"{type(error).__name__}: {error}".rstrip(": "))
+
+    def _on_uncaught(self, kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+        try:
+            self.send(error)
+        finally:
+            self._before(kind, error, trace)
+
+
+# -- wait log -----------------------------------------------------------------
+#
+# A rank's own lines on a wait for a quorum that lasts: what for. On a thread of its own, since the request blocks.
+
+CLOSED_WITHIN_S = 1.0
+
+
+class WaitLog:
+    """`waiting_for` says it, in words; it is asked on that thread."""
+
+    def __init__(self, group_rank: int, waiting_for: Callable[[], str]) -> None:
+        self._group_rank = group_rank
+        self._waiting_for = waiting_for
+        self._wait = QuorumWait()
+        self._changed = threading.Condition()
+        self._thread: threading.Thread | None = None
+        self._is_idle = self._is_closed = False
+        self._step = 0
+
+    @contextlib.contextmanager
+    def waiting(self, step: int) -> Generator[None]:
+        """A request for the quorum of that step is under way. An exception that leaves the block is no answer."""
+        self._begin(step)
+        try:
+            yield
+        except BaseException:
+            with self._changed:
+                self._wait.leave(time.monotonic())
+                self._changed.notify()
+            raise
+        with self._changed:
+            line = self._wait.answered(time.monotonic())
+            if line:
+                self._changed.notify()  # it looks again late in a wait that it has spoken of
+        if line:
+            log.info("rank %d, step %d: %s", self._group_rank, step, line)
+
+    def close(self) -> None:
+        with self._changed:
+            self._is_closed = True
+            self._changed.notify()
+            thread, self._thread = self._thread, None
+        if thread is not None and thread is not threading.current_thread():
+            thread.join(CLOSED_WITHIN_S)
+
+    def _begin(self, step: int) -> None:
+        with self._changed:
+            self._step = step
+            self._wait.begin(time.monotonic())
+            if self._is_idle:
+                self._changed.notify()
+            if self._thread is None and not self._is_closed:
+                self._thread = threading.Thread(target=self._run, name="lighthouse waits", daemon=True)
+                self._thread.start()
+
+    def _run(self) -> None:
+        while True:
+            with self._changed:
+                if self._is_closed:
+                    return
+                line, step = self._wait.news(self._waiting_for(), time.monotonic()), self._step
+                if not line:
+                    next_at = self._wait.next_at(time.monotonic())
+                    self._is_idle = next_at is None
+                    self._changed.wait(None if next_at is None else max(0.0, next_at - time.monotonic()))
+            if line:
+                log.warning("rank %d, step %d: %s", self._group_rank, step, line)
+
 
 ALIVE_TIMEOUT_S = 5.0
 FIRST_BACKOFF_S = 0.05

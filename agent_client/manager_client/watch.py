@@ -4,20 +4,22 @@ A stream on a thread of its own. A grant and its revoke travel on different stre
 end of the watch is a revoke of whatever is held.
 """
 
+import itertools
 import logging
 import os
+import queue
 import socket
 import sys
 import threading
+import time
 from collections.abc import Callable
+from dataclasses import dataclass, field
 
 from agent_client.errors import AgentError
-from agent_client.manager_client.votes import VoteChannel
-from agent_client.progress import self_report
-from agent_client.progress.progress import Progress
-from agent_client.progress.script_progress import ScriptProgress
-from lighthouse_protocol.messages.evidence import EvidenceAsked
-from lighthouse_protocol.messages.membership import World
+from agent_client.progress import script_groups as self_report
+from agent_client.progress.progress import Progress, ScriptProgress
+from lighthouse_protocol.messages.incident import EvidenceAsked
+from lighthouse_protocol.messages.membership import Decision, World
 from lighthouse_protocol.messages.progress import ProgressSample
 from lighthouse_protocol.messages.session import (
     Killed,
@@ -26,17 +28,92 @@ from lighthouse_protocol.messages.session import (
     Released,
     Revoked,
     ToRank,
+    Vote,
     VoteAnswer,
     Waiting,
     WatchHello,
     WatchOpened,
 )
-from lighthouse_protocol.refusals import LighthouseError, Unreachable
-from lighthouse_runtime.client.manager import ManagerClient
-from lighthouse_runtime.client.stream_kinds import Watch
+from lighthouse_protocol.refusals import DeadlinePassed, LighthouseError, Unreachable
+from lighthouse_runtime.client.clients import ManagerClient
+from lighthouse_runtime.client.streams import Watch
 from lighthouse_runtime.process.children import host_id, started_at
 
 log = logging.getLogger(__name__)
+
+
+# -- votes --------------------------------------------------------------------
+#
+# A rank's votes on their way over its watch: a message on a stream costs half of a call.
+
+
+@dataclass(slots=True)
+class PendingVote:
+    """A vote that has no answer yet."""
+
+    step: int
+    vote: bool
+    quorum_id: int | None
+    ends_at: float
+    number: int = 0
+    """Of its last transmission; 0: it was not sent."""
+    outcome: "queue.SimpleQueue[Decision | LighthouseError]" = field(default_factory=queue.SimpleQueue)
+    """The answer to its last transmission."""
+
+    @property
+    def left_s(self) -> float:
+        return max(0.001, self.ends_at - time.monotonic())
+
+
+class VoteChannel:
+    """For any thread."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._watch: Watch | None = None
+        self._numbers = itertools.count(1)
+        self._under_way: dict[int, PendingVote] = {}
+
+    def open(self, watch: Watch) -> None:
+        """From now on votes go over it."""
+        with self._lock:
+            self._watch = watch
+
+    def end(self, error: LighthouseError) -> None:
+        """The watch has ended, and what was under way with it."""
+        with self._lock:
+            self._watch = None
+            ended, self._under_way = self._under_way, {}
+        for vote in ended.values():
+            vote.outcome.put(error)
+
+    def send(self, vote: PendingVote, *, wants_next: bool) -> None:
+        """Send it, or send it again. Without an open watch its outcome is Unreachable."""
+        vote.number, vote.outcome = next(self._numbers), queue.SimpleQueue()
+        with self._lock:
+            watch = self._watch
+            if watch is None:
+                vote.outcome.put(Unreachable("the watch stream to the manager ended"))
+                return
+            self._under_way[vote.number] = vote
+        watch.send(Vote(vote.number, vote.step, vote.vote, vote.quorum_id, wants_next, vote.left_s))
+
+    def take(self, counted: VoteAnswer) -> None:
+        if (vote := self._under_way.pop(counted.number, None)) is not None:  # else it came too late
+            vote.outcome.put(counted.outcome)
+
+    def result(self, vote: PendingVote, timeout_s: float) -> Decision:
+        """Raises what the manager refused it with, why the watch has ended, or DeadlinePassed."""
+        try:
+            outcome = vote.outcome.get(timeout=timeout_s)
+        except queue.Empty:
+            raise DeadlinePassed(f"the manager did not answer a vote within {timeout_s:g} s") from None
+        finally:
+            self._under_way.pop(vote.number, None)
+        if isinstance(outcome, LighthouseError):
+            raise outcome
+        return outcome
+
 
 OPENED_WITHIN_S = 5.0
 LEFT_WITHIN_S = 1.0

@@ -19,7 +19,7 @@ from types import TracebackType
 from agent_client.errors import ConfigurationError
 from agent_client.progress.activity import Shape, TorchCollective, shown
 from agent_client.progress.progress import Block, Progress
-from agent_client.progress.rules.collective_ids import Number
+from agent_client.progress.rules import Number
 
 log = logging.getLogger(__name__)
 

@@ -1,9 +1,8 @@
 """In-process restart: a function that is run again, in the same process, after a fault anywhere in its run."""
 
 from agent_client.restart.call import CallWrapper
-from agent_client.restart.monitor import fork_and_monitor
-from agent_client.restart.state import RestartAbort, State
-from agent_client.restart.store import StoreMixin
+from agent_client.restart.rank_thread import fork_and_monitor
+from agent_client.restart.store import RestartAbort, State, StoreMixin
 from agent_client.restart.wrapper import Wrapper
 
 __all__ = ["CallWrapper", "RestartAbort", "State", "StoreMixin", "Wrapper", "fork_and_monitor"]

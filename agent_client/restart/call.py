@@ -5,22 +5,90 @@ import logging
 import time
 import traceback
 from collections.abc import Callable
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, Protocol, Self, TypeVar
 
-from agent_client.agent import at_exit
-from agent_client.restart.async_exception import InterruptibleSection, Interruption
-from agent_client.restart.attempts import Attempts, LocalAttempts
-from agent_client.restart.interrupter import Interrupter
+from agent_client.restart.interrupter import Interrupter, InterruptibleSection, Interruption
 from agent_client.restart.options import Hook, Options
-from agent_client.restart.process_groups import ProcessGroups
-from agent_client.restart.rank_environment import RankEnvironment
 from agent_client.restart.rules.events import Ended, Run
-from agent_client.restart.run_session import RunSession
-from agent_client.restart.state import RestartAbort, State
-from agent_client.restart.store import StoreMixin
-from lighthouse_protocol.messages.run import RunCompleted, RunStopped
+from agent_client.restart.run_session import RankEnvironment, RunSession
+from agent_client.restart.store import RestartAbort, State, StoreMixin
+from agent_client.restart.torch_scope import ProcessGroups
+from agent_client.step import stop_signals as at_exit
+from lighthouse_protocol.messages.run import RunCompleted, RunCounters, RunStopped, RunTerms
+from lighthouse_protocol.rules.rate_limits import RestartBudget
 
 log = logging.getLogger(__name__)
+
+
+# -- attempts -----------------------------------------------------------------
+#
+# Where a wrapped function's attempts get their numbers: the lighthouse (rank_thread.py), or this process alone.
+
+
+class Attempts(Protocol):
+    """`ready` or `returned`, then `wait`; after Run: `raised` or `returned`; after Ended: nothing."""
+
+    def __enter__(self) -> Self: ...
+    def __exit__(self, *_: object) -> None: ...
+    def ready(self) -> None: ...
+    def wait(self) -> Run | Ended: ...
+    def raised(self, reason: str) -> None: ...
+    def returned(self) -> None: ...
+    def stepped(self, step: int | None) -> None: ...
+    def is_over(self, number: int) -> bool: ...
+
+
+class LocalAttempts:
+    """No lighthouse: this process's own faults, counted from 0. Other processes' faults do not interrupt it."""
+
+    def __init__(self, rank: int, world_size: int, terms: RunTerms) -> None:
+        self._place = rank, world_size
+        self._terms = terms
+        self._counters = RunCounters()
+        self._has_returned = False
+        self._budget = RestartBudget()
+        self._last_failure = ""
+        self._began_at = 0.0
+        self._has_stepped = False
+        self._delay_s = 0.0
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+    def ready(self) -> None:
+        pass
+
+    def wait(self) -> Run | Ended:
+        if self._has_returned:
+            return Ended(RunCompleted(self._counters.number))
+        number, limit = self._counters.number + 1, self._terms.max_iterations
+        if limit is not None and number >= limit:
+            return Ended(RunStopped(f"max_iterations: {limit} iterations were run", "", number - 1))
+        if why := self._budget.why_exhausted(self._terms):
+            return Ended(RunStopped(f"{why}; the last: {self._last_failure}", "", number - 1))
+        time.sleep(self._delay_s)
+        self._began_at, self._has_stepped = time.monotonic(), False
+        self._counters = RunCounters(number, job_restarts=number, ranks_restarts=number)
+        return Run(self._counters, *self._place)
+
+    def raised(self, reason: str) -> None:
+        now = time.monotonic()
+        lasted_s = now - self._began_at
+        self._delay_s = self._budget.fail(self._terms, now, lasted_s=lasted_s, has_stepped=self._has_stepped)
+        self._last_failure = reason
+
+    def returned(self) -> None:
+        self._has_returned = True
+
+    def stepped(self, step: int | None) -> None:
+        self._has_stepped = True
+
+    def is_over(self, number: int) -> bool:
+        return False
+
 
 CAUSE_WITHIN_S = 2.0
 """How soon after a peer's connections the lighthouse tells that the peer has failed or died, on a busy machine too."""

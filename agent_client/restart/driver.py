@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import Protocol
 
 from agent_client.restart.rules import events
-from agent_client.restart.rules.config import RankPhase
+from agent_client.restart.rules.events import RankPhase
 from agent_client.restart.rules.machine import RankMachine
 from lighthouse_protocol.messages.progress import ProgressSample
 from lighthouse_protocol.messages.run import FromRunRank, RankHeartbeat

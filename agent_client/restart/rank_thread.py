@@ -1,20 +1,126 @@
 """What a wrapped function is told by its rank's driver, and tells it: verdicts, steps, interruptions."""
 
+import logging
+import os
 import queue
+import random
+import sys
+import threading
 import time
-from collections.abc import Callable
-from typing import Self
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from enum import Enum
+from typing import NoReturn, Protocol, Self
 
+from agent_client.errors import ConfigurationError
 from agent_client.progress.progress import Progress
-from agent_client.progress.self_report import SelfReporter
-from agent_client.restart.driver_thread import DriverThread, Stream
+from agent_client.progress.script_groups import SelfReporter
+from agent_client.restart import driver
 from agent_client.restart.interrupter import Interrupter
+from agent_client.restart.options import NO_NAME, Launch
 from agent_client.restart.rules import events
 from agent_client.restart.rules.machine import RankMachine
-from lighthouse_protocol.messages.evidence import EvidenceAsked
+from lighthouse_protocol.messages.incident import EvidenceAsked
 from lighthouse_protocol.messages.progress import ProgressSample
 from lighthouse_protocol.messages.run import RankHeartbeat, ToRunRank
-from lighthouse_protocol.refusals import InternalError
+from lighthouse_protocol.refusals import InternalError, LighthouseError
+from lighthouse_runtime.process.commands import START_MANAGER
+
+log = logging.getLogger(__name__)
+
+
+# -- driver thread ------------------------------------------------------------
+#
+# The thread that a rank's driver runs on, and those that read its streams.
+#
+# The driver is touched by this thread alone; what others have to tell it, they put into its inbox.
+
+CLOSES_WITHIN_S = 5.0
+
+
+class Stream(driver.Stream, Protocol):
+    """lighthouse_runtime.client.streams.RankStream is one."""
+
+    def __iter__(self) -> Iterator[ToRunRank]: ...
+
+
+class _Sign(Enum):
+    TIME = "time has passed"
+    LEAVE = "leave the run"
+
+
+class DriverThread:
+    """`function` is called on this thread. `hear` is given each message on the thread that reads it, before the driver
+    is; `before_each` is called before the driver is fed. `failed` is called if this thread fails, which is a defect."""
+
+    def __init__(
+        self,
+        machine: RankMachine,
+        open_stream: Callable[[], Stream],
+        function: driver.Function,
+        failed: Callable[[InternalError], None],
+        hear: Callable[[ToRunRank, Stream], None] = lambda message, stream: None,
+        before_each: Callable[[], None] = lambda: None,
+    ) -> None:
+        self.driver = driver.RankDriver(machine, time.monotonic, self._connect, function)
+        self._open_stream = open_stream
+        self._failed = failed
+        self._hear = hear
+        self._before_each = before_each
+        self._inbox: queue.SimpleQueue[events.RankEvent | _Sign] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._live, name="lighthouse-rank", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def put(self, event: events.RankEvent) -> None:
+        self._inbox.put(event)
+
+    def leave(self) -> None:
+        """The run: the stream is given up, and the lighthouse knows it at once."""
+        self._inbox.put(_Sign.LEAVE)
+        self._thread.join(CLOSES_WITHIN_S)
+
+    def _live(self) -> None:
+        try:
+            self.driver.start()
+            while (event := self._next()) is not _Sign.LEAVE:
+                self._before_each()
+                if isinstance(event, _Sign):
+                    self.driver.tick()
+                else:
+                    self.driver.feed(event)
+        except Exception as e:
+            log.exception("the thread of this rank failed")
+            self._failed(InternalError(f"the rank's thread has failed: {e}"))
+        finally:
+            self.driver.close()
+
+    def _next(self) -> events.RankEvent | _Sign:
+        deadline = self.driver.deadline()
+        try:
+            return self._inbox.get(timeout=None if deadline is None else max(0.0, deadline - time.monotonic()))
+        except queue.Empty:
+            return _Sign.TIME
+
+    def _connect(self, session: int) -> Stream:
+        stream = self._open_stream()
+        threading.Thread(target=self._read, args=(session, stream), name="lighthouse-stream", daemon=True).start()
+        return stream
+
+    def _read(self, session: int, stream: Stream) -> None:
+        """On a thread of the stream's own."""
+        error: LighthouseError | None = None
+        try:
+            for message in stream:
+                self._hear(message, stream)
+                self._inbox.put(events.MessageReceived(session, message))
+        except LighthouseError as e:
+            error = e
+        except Exception as e:
+            log.exception("the stream of this rank failed")
+            error = InternalError(f"the stream has failed: {e}")
+        self._inbox.put(events.StreamClosed(session, error, random.random()))
+
 
 REPORT_INTERVAL_S = 0.1
 SAMPLE_INTERVAL_S = 0.5
@@ -114,3 +220,79 @@ class RankThread:
 
     def kill(self, reason: str) -> None:
         self._interrupter.kill(reason)
+
+
+# -- monitor ------------------------------------------------------------------
+#
+# fork_and_monitor(): one line that puts a plain script under a supervisor.
+#
+# The process becomes the supervisor (`lighthouse-manager run`, by exec: what was imported and allocated before, CUDA
+# included, is gone with it), and the script runs again from its beginning in a child, where the call returns at once.
+
+_LOOPBACK = "127.0.0.1"
+
+
+def fork_and_monitor(*options: str) -> None:
+    """Put this script under a supervisor.
+
+    Call it first in the script. The process becomes `lighthouse-manager run`, which starts the script again in a child
+    process; there the call returns at once. Code before the call runs in both. The lighthouse and the replica group
+    come from LIGHTHOUSE_ADDRESS and REPLICA_GROUP_ID. Under torchrun each rank gets its own supervisor; give torchrun
+    `--max-restarts=0`.
+
+    Args:
+        *options: Options of `lighthouse-manager run`, such as "--max-restarts", "10".
+
+    Raises:
+        ConfigurationError: No lighthouse is set, or torchrun restarts ranks itself.
+
+    Example:
+        ```python
+        from agent_client import fork_and_monitor
+
+        fork_and_monitor("--max-restarts", "10")
+        import torch  # from here on the code runs in the supervised child only
+        ```
+    """
+    launch = Launch.read()
+    if launch.is_supervised:
+        return
+    _become(
+        [
+            sys.executable,
+            "-P",
+            "-c",  # not -m: a module of the script's folder could stand in the place of ours
+            START_MANAGER,
+            *command(launch, os.environ, [sys.executable, *sys.orig_argv[1:]], options),
+        ]
+    )
+
+
+def command(
+    launch: Launch, variables: Mapping[str, str], invocation: Sequence[str], options: Sequence[str]
+) -> list[str]:
+    """The words after `lighthouse-manager`. `invocation`: how the interpreter was started."""
+    if not launch.lighthouse:
+        raise ConfigurationError("LIGHTHOUSE_ADDRESS is not set; fork_and_monitor() needs a running lighthouse")
+    if (restarts := variables.get("TORCHELASTIC_MAX_RESTARTS", "0")) != "0":
+        raise ConfigurationError(
+            f"torchrun --max-restarts={restarts}: only one of the two may restart the ranks; give torchrun "
+            "--max-restarts=0, and fork_and_monitor() the option --max-restarts"
+        )
+    words = ["run", "--nproc-per-node", "1", "--group-world-size", "1"]
+    if variables.get("TORCHELASTIC_RUN_ID") == NO_NAME and not variables.get("LIGHTHOUSE_RUN_ID"):
+        words += ["--run-id", launch.run]
+    if launch.slots > 1:  # ranks of one run, each a replica group of its own to its supervisor
+        words += ["--slot-offset", str(launch.slot), "--run-world-size", str(launch.slots)]
+        words += ["--replica-id", f"{variables.get('REPLICA_GROUP_ID') or 'rank'}-{launch.slot}"]
+        words += ["--bind", "[::]:0"] if "LIGHTHOUSE_MANAGER_BIND" not in variables else []
+        words += ["--master-addr", variables.get("MASTER_ADDR") or _LOOPBACK]
+    elif not variables.get("REPLICA_GROUP_ID"):
+        words += ["--replica-id", "monitored"]
+    return [*words, *options, "--", *invocation]
+
+
+def _become(words: Sequence[str]) -> NoReturn:
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os.execv(words[0], list(words))

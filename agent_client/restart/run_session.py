@@ -7,23 +7,50 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from agent_client.agent.observer import give_way
 from agent_client.errors import ConfigurationError
-from agent_client.restart.async_exception import Interruption
-from agent_client.restart.interrupter import Interrupter
-from agent_client.restart.launch import Launch
-from agent_client.restart.options import Options
-from agent_client.restart.rank_environment import RankEnvironment
+from agent_client.restart.interrupter import Interrupter, Interruption
+from agent_client.restart.options import Launch, Options
 from agent_client.restart.rank_thread import RankThread
 from agent_client.restart.rules.events import Ended, Run
 from agent_client.restart.rules.machine import RankMachine
-from agent_client.restart.state import RestartAbort
-from agent_client.restart.store import last_generation, present_runs
+from agent_client.restart.store import RestartAbort, State, last_generation, present_runs
+from agent_client.step.observer import give_way
 from lighthouse_protocol.messages.run import RunCompleted
 from lighthouse_protocol.refusals import LighthouseError
-from lighthouse_runtime.client.lighthouse import LighthouseClient
+from lighthouse_runtime.client.clients import LighthouseClient
 
 log = logging.getLogger(__name__)
+
+
+# -- rank environment ---------------------------------------------------------
+#
+# Where a generation puts this rank's place: in its State, and in RANK and WORLD_SIZE while it runs.
+
+_NAMES = ("RANK", "WORLD_SIZE")
+
+
+class RankEnvironment:
+    """A context manager, whose end restores the environment."""
+
+    def __init__(self, state: State) -> None:
+        self.state = state
+        self._before: dict[str, str | None] = {}
+
+    def __enter__(self) -> "RankEnvironment":
+        self._before = {name: os.environ.get(name) for name in _NAMES}
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for name, value in self._before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
+
+    def take(self, run: Run) -> None:
+        self.state.take(run.counters, run.rank, run.world_size)
+        os.environ["RANK"], os.environ["WORLD_SIZE"] = str(run.rank), str(run.world_size)
+
 
 _completed: set[tuple[str, str, str]] = set()
 """Lighthouse, job and run of what this process has seen the end of."""

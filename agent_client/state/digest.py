@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
-from agent_client.state.rules.comparison import WINDOW_BYTES, Digest, Piece, windows
+from agent_client.state.rules import WINDOW_BYTES, Digest, Piece, windows
 
 WORD_BYTES = 8
 HALF_BITS = 32

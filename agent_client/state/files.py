@@ -25,8 +25,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from agent_client.state.host_memory import copy_of
 from agent_client.state.shards import Shards, is_description, without_descriptions
+from agent_client.state.snapshot import copy_of
 from agent_client.state.tree import DTYPES, CorruptState, Json, State, assemble, disassemble
 
 if TYPE_CHECKING:

@@ -3,6 +3,7 @@
 import gc
 import logging
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import torch
@@ -10,12 +11,12 @@ from torch import Tensor
 from torch.optim.lr_scheduler import LRScheduler
 
 from agent_client.errors import ConfigurationError
-from agent_client.state.host_memory import has_no_gaps, in_memory_order
 from agent_client.state.shards import Shards, is_sharded
-from agent_client.state.snapshot import install_matches, snapshot
+from agent_client.state.snapshot import has_no_gaps, in_memory_order, install_matches, snapshot
 from agent_client.state.tree import State, disassemble, format_path
 
 log = logging.getLogger(__name__)
+
 
 SAMPLED_STEPS = 3
 SAMPLE = 8  # elements of each parameter that no optimizer moves
@@ -282,3 +283,43 @@ def _mark_of(tensor: Tensor) -> tuple[int, int]:
 
 def _sample(tensor: Tensor) -> Tensor:
     return in_memory_order(tensor.detach()).reshape(-1)[:SAMPLE]
+
+
+# -- scalers ------------------------------------------------------------------
+#
+# GradScalers move with committed steps only.
+#
+# torch asks for update() after each step(), also after one that was discarded. What it does then is taken back when
+# the next step begins: the groups do not all discard the same attempts, and gradients of two scales have no mean.
+
+
+@dataclass(slots=True)
+class Scalers:
+    """Those that are registered in `state`."""
+
+    state: TrainState
+    _begun: dict[str, Any] = field(default_factory=dict[str, Any])
+
+    def begin_step(self) -> None:
+        """The state has begun it, too."""
+        others, begun = self.state.others, self.state.others_begun
+        self._begun = {name: begun[name] for name, other in others.items() if isinstance(other, torch.amp.GradScaler)}
+
+    @property
+    def may_skip(self) -> bool:
+        """Whether one of them leaves out steps whose gradients are not finite."""
+        return any(isinstance(each, torch.amp.GradScaler) and each.is_enabled() for each in self.state.others.values())
+
+    @property
+    def have_moved(self) -> bool:
+        """Whether one of them has other values than at the beginning of the step, as after a step that it skips."""
+        return any(self.state.others[name].state_dict() != begun for name, begun in self._begun.items())
+
+    def take_back(self) -> None:
+        """The last step was discarded."""
+        for name, begun in self._begun.items():
+            self.state.others[name].load_state_dict(begun)
+
+    def forget(self) -> None:
+        """They have been loaded."""
+        self._begun = {}

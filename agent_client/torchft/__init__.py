@@ -7,9 +7,8 @@ makes a torchft script, and torchft's own Manager, Optimizer, DistributedDataPar
 lighthouse and managers.
 """
 
-from agent_client.torchft.clients import LighthouseClient, ManagerClient
+from agent_client.torchft.clients import LighthouseClient, ManagerClient, Quorum, QuorumMember, QuorumResult, Timestamp
 from agent_client.torchft.installation import install
-from agent_client.torchft.results import Quorum, QuorumMember, QuorumResult, Timestamp
 from agent_client.torchft.servers import LighthouseServer, ManagerServer
 
 __all__ = [

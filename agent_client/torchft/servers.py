@@ -13,10 +13,9 @@ from agent_client.torchft.clients import Channel
 from lighthouse_protocol.identity import Address, split_replica_id
 from lighthouse_protocol.limits import MANAGER_SECRET_VARIABLE
 from lighthouse_runtime.client import rpcs
-from lighthouse_runtime.net.bind import split_bind
-from lighthouse_runtime.net.own_address import served_host
+from lighthouse_runtime.net.address import served_host, split_bind
+from lighthouse_runtime.process.children import ServerProcess
 from lighthouse_runtime.process.commands import START_LIGHTHOUSE, START_MANAGER
-from lighthouse_runtime.process.daemon_child import ServerProcess
 from lighthouse_runtime.security.client_tls import files_from
 
 log = logging.getLogger(__name__)

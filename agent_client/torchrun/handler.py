@@ -31,21 +31,19 @@ from torch.distributed.elastic.rendezvous import (
     RendezvousTimeoutError,
 )
 
-from agent_client.agent.environment import Variables
-from agent_client.restart.launch import NO_NAME
+from agent_client.restart.options import NO_NAME
 from agent_client.restart.rules.events import Run
 from agent_client.restart.store import until_set
-from agent_client.torchrun.node import Node
-from agent_client.torchrun.round_store import RoundStore
-from agent_client.torchrun.rules.options import Options
-from agent_client.torchrun.rules.terms import run_of, terms_of
+from agent_client.step.config import Variables
+from agent_client.torchrun.node import Node, RoundStore
+from agent_client.torchrun.rules import Options, run_of, terms_of
 from lighthouse_protocol.coordinator import parse_coordinator
 from lighthouse_protocol.identity import Address, parse_address
 from lighthouse_protocol.limits import DEFAULT_JOB, SECRET_BYTES
 from lighthouse_protocol.messages.run import KeyKind, RankHello, RankId, RunCompleted, RunStopped
 from lighthouse_protocol.refusals import LighthouseError, NotPermitted, UnknownName, Unreachable, WrongState
-from lighthouse_runtime.client.lighthouse import LighthouseClient
-from lighthouse_runtime.net.own_address import advertised_host
+from lighthouse_runtime.client.clients import LighthouseClient
+from lighthouse_runtime.net.address import advertised_host
 from lighthouse_runtime.security.client_tls import files_from
 
 log = logging.getLogger(__name__)

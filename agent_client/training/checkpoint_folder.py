@@ -34,8 +34,6 @@ from typing import Any
 
 import torch
 
-from agent_client.agent.agent import Agent
-from agent_client.agent.at_exit import close_with
 from agent_client.errors import AgentError, first_line
 from agent_client.state.files import (
     FrozenState,
@@ -49,6 +47,8 @@ from agent_client.state.files import (
 )
 from agent_client.state.snapshot import StateMismatch
 from agent_client.state.tree import CorruptState, State
+from agent_client.step.agent import Agent
+from agent_client.step.stop_signals import close_with
 from lighthouse_protocol.messages.membership import Tag
 
 log = logging.getLogger(__name__)

@@ -25,13 +25,12 @@ from torch.distributed import GradBucket
 from torch.nn import parallel
 from torch.nn.parallel.distributed import _find_tensors  # pyright: ignore[reportPrivateUsage]
 
-from agent_client.agent.agent import Agent
-from agent_client.agent.rules.loop_order import PassOrder
-from agent_client.agent.script_check import BY_HAND, refuse_model
-from agent_client.agent.step_runner import Part
-from agent_client.collectives.compiling import never_compiled, not_itself_compiled
-from agent_client.collectives.observed import ObservedGroup
+from agent_client.collectives.observed import ObservedGroup, never_compiled, not_itself_compiled
 from agent_client.errors import AgentError, ConfigurationError, first_line
+from agent_client.step.agent import Agent
+from agent_client.step.rules.loop_order import PassOrder
+from agent_client.step.runner import Part
+from agent_client.step.script_check import BY_HAND, refuse_model
 from agent_client.training.salvage import Salvage
 from agent_client.training.shared_buffers import SharedBuffers
 

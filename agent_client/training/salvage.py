@@ -13,9 +13,9 @@ import torch
 from torch import Tensor
 from torch.distributed import GradBucket
 
-from agent_client.agent.agent import Agent
-from agent_client.agent.step_runner import Part
-from agent_client.state.host_memory import has_no_gaps
+from agent_client.state.snapshot import has_no_gaps
+from agent_client.step.agent import Agent
+from agent_client.step.runner import Part
 
 log = logging.getLogger(__name__)
 

@@ -13,8 +13,8 @@ from typing import Protocol, TypeVar
 
 import torch
 
-from agent_client.agent.rules.data import DataChoice
 from agent_client.errors import ConfigurationError
+from agent_client.step.rules.comparison import DataChoice
 
 T = TypeVar("T")
 

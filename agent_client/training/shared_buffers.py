@@ -15,7 +15,7 @@ from torch import Tensor
 from torch._utils import _flatten_dense_tensors as flatten  # pyright: ignore[reportPrivateUsage]
 from torch._utils import _unflatten_dense_tensors as unflatten  # pyright: ignore[reportPrivateUsage]
 
-from agent_client.agent.agent import Agent
+from agent_client.step.agent import Agent
 from lighthouse_protocol.messages.membership import Tag
 
 MARK = 1

@@ -7,15 +7,22 @@ import time
 from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
 
-from agent_client.state.decoding import CorruptState, Encoding, decode
+from agent_client.state.codec import Encoding, decode
 from agent_client.state.snapshot import StateMismatch
-from agent_client.state.tree import State
+from agent_client.state.tree import CorruptState, State
+from agent_client.transfer.connection import Pace, StateRefused, StateUnavailable, check_begin, check_rest
 from agent_client.transfer.offers import StateKey
-from agent_client.transfer.priority import Pace
-from agent_client.transfer.requests import WAIT_SHARE, Connection, Requests, key_path
-from agent_client.transfer.response import StateRefused, StateUnavailable, check_begin, check_rest
 from agent_client.transfer.rules.source_order import Broken, Failed, Read, Refused, SourceOrder
-from agent_client.transfer.striped import FindAddress, OnBytes, OtherTargets, StripedFetch
+from agent_client.transfer.striped import (
+    WAIT_SHARE,
+    Connection,
+    FindAddress,
+    OnBytes,
+    OtherTargets,
+    Requests,
+    StripedFetch,
+    key_path,
+)
 from lighthouse_protocol.refusals import LighthouseError
 
 log = logging.getLogger(__name__)

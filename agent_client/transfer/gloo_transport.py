@@ -20,9 +20,8 @@ from torch.distributed import PrefixStore
 
 from agent_client.collectives.gloo import GlooGroup, connect_store
 from agent_client.collectives.group_spec import meeting_name
-from agent_client.state.decoding import CorruptState, decode
-from agent_client.state.encoding import Encoding
-from agent_client.state.tree import State
+from agent_client.state.codec import Encoding, decode
+from agent_client.state.tree import CorruptState, State
 from agent_client.transfer.fetch import OnBytes
 from lighthouse_protocol.messages.membership import Assignment
 

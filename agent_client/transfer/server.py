@@ -39,13 +39,12 @@ from functools import partial
 from http.server import BaseHTTPRequestHandler
 from typing import Any
 
-from agent_client.state.decoding import CHUNK_BYTES, Encoding, encode
-from agent_client.state.encoding import CHECKSUM_BYTES
+from agent_client.state.codec import CHECKSUM_BYTES, CHUNK_BYTES, Encoding, encode
 from agent_client.state.tree import State
-from agent_client.transfer.arriving import Arriving
-from agent_client.transfer.connection import host_in_url
+from agent_client.transfer.connection import CANNOT_BE_SENT, NONCE_HEADER, PROOF_HEADER, Pace, host_in_url
 from agent_client.transfer.listener import Listener
 from agent_client.transfer.offers import (
+    Arriving,
     CannotBeSentError,
     NotHeldError,
     StateKey,
@@ -53,9 +52,7 @@ from agent_client.transfer.offers import (
     StateOffers,
     StrangerError,
 )
-from agent_client.transfer.priority import Pace
-from agent_client.transfer.response import CANNOT_BE_SENT, NONCE_HEADER, PROOF_HEADER
-from lighthouse_protocol.rules.proof import SOURCE_WORD, TARGET_WORD, is_proven, prove
+from lighthouse_protocol.rules.access import SOURCE_WORD, TARGET_WORD, is_proven, prove
 
 logger = logging.getLogger(__name__)
 

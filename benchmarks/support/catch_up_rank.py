@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from agent_client import Agent, AgentConfig, DistributedDataParallel, FaultTolerantOptimizer, TrainState
-from agent_client.state.encoding import Encoding
+from agent_client.state.codec import Encoding
 from benchmarks.support.trainer import BATCH, HERE
 from benchmarks.support.training_rank import tell
 

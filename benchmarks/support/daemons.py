@@ -9,8 +9,7 @@ from examples.ports import free_port
 from lighthouse_protocol.coordinator import Coordinator
 from lighthouse_protocol.identity import Address
 from lighthouse_protocol.rules.access import Role
-from lighthouse_runtime.security.credentials import load_or_make
-from lighthouse_runtime.security.tokens import Tokens
+from lighthouse_runtime.security.credentials import Tokens, load_or_make
 
 OURS = "lighthouse-ft"
 OURS_BY_TLS = "lighthouse-ft, TLS"

@@ -34,7 +34,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, Dataset
 
 from agent_client import CallWrapper, Wrapper
-from agent_client.collectives import gloo_wait
+from agent_client.collectives import gloo as gloo_wait
 from benchmarks.support.shared_gpu import share_gpu
 
 WIDTH = 64

@@ -16,8 +16,8 @@ from typing import Any, Protocol
 import torch
 
 from agent_client.state.train_state import TrainState
-from agent_client.transfer.arriving import Arriving
 from agent_client.transfer.fetch import Fetch, OtherTargets
+from agent_client.transfer.offers import Arriving
 from agent_client.transfer.server import StateServer
 from benchmarks.support.line_protocol import answer_orders
 from benchmarks.support.torchft_native import native

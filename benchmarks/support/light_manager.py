@@ -24,11 +24,10 @@ from lighthouse_protocol.messages.session import (
     ToManager,
     Welcome,
 )
-from lighthouse_runtime.client.lighthouse import AsyncLighthouseClient
-from lighthouse_runtime.timing.deadline_timer import DeadlineTimer
-from manager.group.lighthouse_link import LighthouseLink
-from manager.group.rules.grants import LEASE_SHARE, Join, Wait
-from manager.group.rules.request import QuorumRequest
+from lighthouse_runtime.client.clients import AsyncLighthouseClient
+from lighthouse_runtime.timing.timers import DeadlineTimer
+from manager.group.link import LighthouseLink
+from manager.group.requests import LEASE_SHARE, Join, QuorumRequest, Wait
 
 
 class Crowd(Protocol):
@@ -50,7 +49,7 @@ class Crowd(Protocol):
 
 
 class LightManager:
-    """As manager/group/rules/machine.py and driver.py, without ranks, calls and assignments. It opens no second
+    """As manager/group/machine.py and driver.py, without ranks, calls and assignments. It opens no second
     connection when echoes are late: here it is most often this crowded process that is."""
 
     def __init__(self, crowd: Crowd, number: int) -> None:

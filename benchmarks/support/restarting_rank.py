@@ -6,7 +6,7 @@ Prints `quorum ATTEMPT RANK AGE`: seconds since the process was started, as the 
 import os
 import time
 
-from lighthouse_runtime.client.manager import ManagerClient
+from lighthouse_runtime.client.clients import ManagerClient
 from lighthouse_runtime.process.children import started_at
 
 

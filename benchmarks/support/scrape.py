@@ -5,7 +5,7 @@ import urllib.request
 
 from benchmarks.support.daemons import HERE, Daemon
 from lighthouse_protocol.rules.access import Role
-from lighthouse_runtime.security.tokens import Tokens
+from lighthouse_runtime.security.credentials import Tokens
 
 TIMEOUT_S = 5.0
 

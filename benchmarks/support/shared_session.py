@@ -11,13 +11,12 @@ from lighthouse_protocol.messages.session import GroupReport, JoinAccepted, Quor
 from lighthouse_protocol.pb.documented import lighthouse_pb2
 from lighthouse_protocol.rules.quorum_change import NamedQuorum
 from lighthouse_protocol.wire.streams import SESSION_RESPONSES, accepted_for, changed_for
+from lighthouse_runtime.client.clients import AsyncLighthouseClient
 from lighthouse_runtime.client.connection import OPENED_WITHIN_S
-from lighthouse_runtime.client.lighthouse import AsyncLighthouseClient
-from lighthouse_runtime.client.stream_kinds import SESSION, Session
-from lighthouse_runtime.client.streams import AsyncStream, StreamKind
+from lighthouse_runtime.client.streams import SESSION, AsyncStream, Session, StreamKind
 from lighthouse_runtime.security.client_tls import fetch_tls, known_tls
-from manager.group.rules.grants import GrantMachine
-from manager.group.rules.lighthouse_session import SessionMachine
+from manager.group.requests import GrantMachine
+from manager.group.session import SessionMachine
 
 Answer = JoinAccepted | QuorumChanged
 

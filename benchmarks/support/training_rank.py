@@ -15,8 +15,8 @@ from collections.abc import Mapping
 from datetime import timedelta
 from typing import Any, Protocol
 
-from agent_client.agent.rules.step import StepMachine
 from agent_client.manager_client.client import ManagerConnection
+from agent_client.step.rules.machine import StepMachine
 from benchmarks.support.all_reduce import AllReduce, Place
 from benchmarks.support.torchft_native import native
 from lighthouse_protocol.messages.membership import Assignment

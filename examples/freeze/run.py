@@ -20,13 +20,13 @@ from examples.daemons import Daemon, command, end_by_signals, lighthouse, python
 from examples.freeze.train import MODES
 from examples.ports import LOOPBACK, free_port
 from lighthouse_protocol.messages.status import JobStatus
-from lighthouse_runtime.client.lighthouse import LighthouseClient
+from lighthouse_runtime.client.clients import LighthouseClient
 
 HERE = Path(__file__).parent
 RANKS = 8
 STALL_AFTER_S = 3.0
 PRELOADED = (
-    "torch,torch._dynamo,agent_client.agent.agent,"
+    "torch,torch._dynamo,agent_client.step.agent,"
     "agent_client.training.ddp,agent_client.training.optimizer,agent_client.training.sampler"
 )
 

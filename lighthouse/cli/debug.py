@@ -24,15 +24,13 @@ from typing import Any
 import click
 from rich.text import Text
 
-from lighthouse.cli.doctor.gather import gather
-from lighthouse.cli.doctor.rules.checkup import Level, check
-from lighthouse.cli.doctor.verb import finding_line
+from lighthouse.cli.doctor import finding_line, gather
 from lighthouse.cli.incidents import incident_lines
+from lighthouse.cli.listings import run_lines
 from lighthouse.cli.options import EVERY_JOB, ClientOptions, client_options
-from lighthouse.cli.runs import run_lines
-from lighthouse.cli.view.tables import status_lines
-from lighthouse.journal.journal import default_path
-from lighthouse.journal.summary import journal_summary
+from lighthouse.cli.rules import Level, check
+from lighthouse.cli.tables import status_lines
+from lighthouse.store.sqlite import default_path, journal_summary
 from lighthouse_protocol import VERSION
 from lighthouse_protocol.coordinator import Coordinator
 from lighthouse_protocol.identity import Address, parse_address
@@ -41,11 +39,11 @@ from lighthouse_protocol.messages.incident import IncidentSummary, to_document
 from lighthouse_protocol.refusals import DeadlinePassed, InvalidRequest, LighthouseError, NotServed
 from lighthouse_protocol.rules.access import Role
 from lighthouse_runtime.process.children import command_lines
+from lighthouse_runtime.process.commands import installed_versions
 from lighthouse_runtime.process.logs import REMOVED, without_credentials
-from lighthouse_runtime.process.packages import installed_versions
 from lighthouse_runtime.security.client_tls import ClientTls, fetch_tls
 from lighthouse_runtime.security.serving import with_local_credentials
-from lighthouse_runtime.timing.reading import Reading
+from lighthouse_runtime.timing.pacing import Reading
 
 INCIDENTS_KEPT = 20
 MAX_PART_BYTES = 64 * 2**20

@@ -12,16 +12,14 @@ from lighthouse_protocol.coordinator import Coordinator, TlsFiles, parse_coordin
 from lighthouse_protocol.limits import DEFAULT_JOB, DEFAULT_RUN, LIGHTHOUSE_PORT
 from lighthouse_protocol.refusals import InvalidRequest, UnknownName
 from lighthouse_protocol.rules.access import Role
-from lighthouse_runtime.cli.durations import Duration
-from lighthouse_runtime.cli.output_format import format_options
-from lighthouse_runtime.cli.terminal import reports_errors
+from lighthouse_runtime.cli.terminal import Duration, format_options, reports_errors
 from lighthouse_runtime.security.client_tls import CA_VARIABLE, CERT_VARIABLE, KEY_VARIABLE
 
 if TYPE_CHECKING:
     from rich.text import Text
 
     from lighthouse_protocol.messages.status import LighthouseStatus
-    from lighthouse_runtime.client.lighthouse import LighthouseClient
+    from lighthouse_runtime.client.clients import LighthouseClient
 
 Verb = Callable[..., None]
 
@@ -53,7 +51,7 @@ class ClientOptions:
         return self.job or DEFAULT_JOB
 
     def connect(self, job: str | None = None) -> "LighthouseClient":
-        from lighthouse_runtime.client.lighthouse import LighthouseClient  # gRPC, for which --help need not wait
+        from lighthouse_runtime.client.clients import LighthouseClient  # gRPC, for which --help need not wait
 
         name, run = job or self.job_name, self.run or DEFAULT_RUN
         return LighthouseClient(self.coordinator, job=name, run=run, role=Role.OPERATE)
@@ -73,7 +71,7 @@ class ClientOptions:
         """`document`, a dataclass or what JSON knows, for a program; `lines` of a width for a person."""
         if self.output == "json":
             return click.echo(json.dumps(document, indent=2, default=dataclasses.asdict))
-        from lighthouse.cli.view.output import make_console, print_lines  # rich, which JSON does not need
+        from lighthouse.cli.layout import make_console, print_lines  # rich, which JSON does not need
 
         console = make_console()
         return print_lines(console, lines(console.width))

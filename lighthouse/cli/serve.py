@@ -8,7 +8,7 @@ import click
 
 from lighthouse.server.config import ENV_PREFIX, LighthouseConfig
 from lighthouse_protocol.refusals import LighthouseError
-from lighthouse_runtime.cli.settings import from_options, options
+from lighthouse_runtime.cli.settings import CONTEXT_SETTINGS, from_options, options
 from lighthouse_runtime.process.children import die_with_parent
 from lighthouse_runtime.process.logs import set_up_logging
 from lighthouse_runtime.process.loop import run_daemon
@@ -39,3 +39,20 @@ def serve(quorum_tick_ms: str | None, parent_pid: int | None, announce_fd: int |
     if parent_pid is not None:
         die_with_parent(parent_pid)
     run(config, announce_fd)
+
+
+# -- torchft ------------------------------------------------------------------
+#
+# The command torchft_lighthouse: `lighthouse serve` with torchft's flags, and its page on the next port.
+
+
+@click.command(context_settings=CONTEXT_SETTINGS)
+@options(LighthouseConfig, ENV_PREFIX)
+@click.option("--quorum-tick-ms", hidden=True)
+def main(quorum_tick_ms: str | None, **values: Any) -> None:
+    """lighthouse serve under torchft's name: --bind, --min_replicas, --join_timeout_ms, --heartbeat_timeout_ms ...
+
+    Its clients have no TLS: --insecure is implied.
+    """
+    values["insecure"] = True
+    run(from_options(LighthouseConfig, values))

@@ -1,12 +1,40 @@
 """`lighthouse status`: whether jobs make progress, and if not, why."""
 
+import dataclasses
+import functools
+import json
+import signal
+import sys
+import time
+from collections.abc import Callable, Generator, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from types import FrameType
+
 import click
+from rich.console import Console, ConsoleOptions, RenderResult
+from rich.live import Live
 from rich.text import Text
 
+from lighthouse.cli.layout import is_terminal, make_console, print_lines, share
 from lighthouse.cli.options import EVERY_JOB, ClientOptions, client_options
-from lighthouse.cli.view.tables import greeting, status_lines, wrapped
-from lighthouse_protocol.messages.status import LighthouseStatus
-from lighthouse_runtime.cli.terminal import printable
+from lighthouse.cli.tables import (
+    greeting,
+    has_quorum,
+    job_summary,
+    member_lines,
+    most_urgent,
+    most_urgent_ranks,
+    run_rank_lines,
+    run_summary,
+    stall,
+    status_lines,
+    wrapped,
+)
+from lighthouse_protocol.messages.run import RunStatus
+from lighthouse_protocol.messages.status import JobStatus, LighthouseStatus
+from lighthouse_protocol.refusals import DeadlinePassed, LighthouseError, Unreachable
+from lighthouse_runtime.cli.terminal import Duration, format_duration, printable
 
 
 @click.command()
@@ -39,3 +67,256 @@ def _stopped(given: ClientOptions, job: str) -> list[Text]:
         for run in runs
         if run.stop is not None
     ]
+
+
+# -- frame --------------------------------------------------------------------
+#
+# What `lighthouse watch` knows at one moment, and how it is shown in a given width and height.
+
+_FEWEST_ROWS = 2
+SILENCE_SHOWN_AFTER_S = 2.0
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """`asked_at`, `answered_at` and `failing_since` are wall-clock seconds; `error` is empty while all is well."""
+
+    address: str
+    asked_at: float
+    status: LighthouseStatus | None = None
+    answered_at: float = 0.0
+    failing_since: float | None = None
+    error: str = ""
+    is_unreachable: bool = True
+
+    def lines(self, width: int, height: int, now: float) -> list[Text]:
+        head = [self._headline(now)]
+        if self.error:
+            head.append(Text(f"  {printable(self.error)}", style="red"))
+        body = _body(self.status, width, height - len(head)) if self.status else []
+        if self.failing_since is not None:
+            for line in body:
+                line.stylize("dim")
+        lines = (head + body)[:height]
+        for line in lines:
+            line.truncate(width, overflow="ellipsis")
+        return lines
+
+    def _headline(self, now: float) -> Text:
+        if self.failing_since is not None:
+            since = f"{_clock(self.failing_since)} ({format_duration(now - self.failing_since)})"
+            seen = f"; this is of {_clock(self.answered_at)}" if self.status else ""
+            trouble = "unreachable" if self.is_unreachable else "refuses"
+            return Text(f"lighthouse {trouble} since {since}{seen}", style="bold red")
+        silence_s = now - self.asked_at
+        if self.asked_at > self.answered_at and silence_s > SILENCE_SHOWN_AFTER_S:
+            return Text(f"waiting for {self.address} to answer, {format_duration(silence_s)}", style="bold yellow")
+        return Text(greeting(self.status, self.address) if self.status else f"asking {self.address}", style="bold")
+
+
+@dataclass(frozen=True, slots=True)
+class Screen:
+    """A rich renderable: the newest view, at whatever size the terminal has now."""
+
+    newest: Callable[[], View]
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        height = options.height or options.max_height
+        yield Text("\n", no_wrap=True).join(self.newest().lines(options.max_width, height, time.time()))
+
+
+@dataclass(frozen=True, slots=True)
+class _Block:
+    """Of a job or a run. `rows`: how many it could have below `head`; `table` makes a table of so many of them."""
+
+    head: list[Text]
+    rows: int
+    table: Callable[[int], list[Text]]
+    more: str
+
+    def lines(self, rows: int) -> list[Text]:
+        if not self.rows:
+            return self.head
+        shown = rows if rows >= self.rows else rows - 1
+        left = self.rows - shown
+        note = [Text(f"and {left} more; `{self.more}` lists them all", style="dim")] if left else []
+        return [*self.head, *self.table(shown), *note]
+
+
+def _body(status: LighthouseStatus, width: int, height: int) -> list[Text]:
+    blocks = list(_blocks(status, width))
+    wants = [block.rows for block in blocks]
+    budget = height - sum(len(block.head) + 1 for block in blocks)
+    if not blocks or budget < sum(min(want, _FEWEST_ROWS) for want in wants):
+        return _cut(status_lines(status, width), height)
+    shares = zip(blocks, share(budget, wants), strict=True)
+    return [line for block, rows in shares for line in block.lines(rows)]
+
+
+def _blocks(status: LighthouseStatus, width: int) -> Iterator[_Block]:
+    runs = [run for run in status.runs if run.ranks]
+    for job in status.jobs:
+        stalls = [stall(job)] if job.stall else []
+        if has_quorum(job, runs):
+            head, stalls = [Text(""), *job_summary(job)], []
+            yield _Block(head, len(job.members), functools.partial(_members, job, width), "lighthouse members")
+        for run in (run for run in runs if run.job == job.job):
+            head, stalls = [Text(""), *run_summary(run), *stalls], []
+            yield _Block(head, len(run.ranks), functools.partial(_ranks, run, width), "lighthouse ranks")
+
+
+def _members(job: JobStatus, width: int, count: int) -> list[Text]:
+    return member_lines([(job.job, member) for member in most_urgent(job.members, count)], width)
+
+
+def _ranks(run: RunStatus, width: int, count: int) -> list[Text]:
+    return run_rank_lines(most_urgent_ranks(run.ranks, count), width)
+
+
+def _cut(lines: list[Text], height: int) -> list[Text]:
+    if len(lines) <= height:
+        return lines
+    left = len(lines) - height + 1
+    return [*lines[: height - 1], Text(f"and {left} lines more; `lighthouse status` shows them", style="dim")]
+
+
+def _clock(at: float) -> str:
+    return time.strftime("%H:%M:%S", time.localtime(at))
+
+
+# -- watch --------------------------------------------------------------------
+#
+# `lighthouse watch`: the status again and again, in place on a terminal, block by block elsewhere.
+
+PLAIN_LINES = 100
+FRAMES_PER_S = 4
+
+
+@click.command()
+@click.option("--interval", type=Duration(), default="1s", show_default=True, help="Time between requests.")
+@click.option("--count", type=click.IntRange(min=1), metavar="N", help="Stop after N requests.  [default: never]")
+@client_options(job_help=EVERY_JOB)
+def watch(given: ClientOptions, interval: float, count: int | None) -> None:
+    """Show the status and refresh it until Ctrl-C.
+
+    Reconnects if the lighthouse restarts. With --format json, prints one document per line.
+    """
+    poll = Poll(given)
+    try:
+        with _orderly_leave() as check:
+            _show(poll, Rhythm(interval, count, check), given.output)
+    except KeyboardInterrupt:
+        return
+    if poll.view.error:
+        sys.exit(1)
+
+
+class Poll:
+    """Asks, and keeps the last answer."""
+
+    def __init__(self, given: ClientOptions) -> None:
+        self._given = given
+        self.view: View = View(given.address, asked_at=time.time())
+
+    def begin(self) -> None:
+        self.view = dataclasses.replace(self.view, asked_at=time.time())
+
+    def finish(self) -> View:
+        view = self.view
+        try:
+            status = self._given.status()
+            self.view = View(view.address, view.asked_at, status, answered_at=time.time())
+        except LighthouseError as e:
+            since = view.asked_at if view.failing_since is None else view.failing_since
+            self.view = dataclasses.replace(
+                view,
+                error=str(e) or type(e).__name__,
+                failing_since=since,
+                is_unreachable=isinstance(e, Unreachable | DeadlinePassed),
+            )
+        return self.view
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Rhythm:
+    """Ask every `interval_s`, `count` times (None: for ever), until `check` raises."""
+
+    interval_s: float
+    count: int | None
+    check: Callable[[], None]
+
+
+def _show(poll: Poll, rhythm: Rhythm, output: str) -> None:
+    if output == "json":
+        return _repeat(poll, rhythm, _JsonLines().print)
+    console = make_console()
+    if is_terminal() and not console.is_dumb_terminal:
+        return _live(poll, rhythm, console)
+    return _repeat(poll, rhythm, lambda view: _print_block(view, console))
+
+
+def _repeat(poll: Poll, rhythm: Rhythm, show: Callable[[View], None]) -> None:
+    """An answer that takes longer than the interval delays the next question, and none is made up for."""
+    asked = 0
+    while True:
+        next_at = time.monotonic() + rhythm.interval_s
+        poll.begin()
+        show(poll.finish())
+        asked += 1
+        if asked == rhythm.count:
+            return
+        rhythm.check()
+        time.sleep(max(0.0, next_at - time.monotonic()))
+        rhythm.check()
+
+
+def _live(poll: Poll, rhythm: Rhythm, console: Console) -> None:
+    screen = Screen(lambda: poll.view)
+    with Live(screen, console=console, screen=True, refresh_per_second=FRAMES_PER_S) as live:
+        _repeat(poll, rhythm, lambda _: live.refresh())
+    print_lines(console, poll.view.lines(console.width, console.height, time.time()))
+
+
+def _print_block(view: View, console: Console) -> None:
+    stamp = Text(time.strftime("-- %H:%M:%S --", time.localtime(view.asked_at)))
+    print_lines(console, [stamp, *view.lines(console.width, PLAIN_LINES, time.time())])
+
+
+class _JsonLines:
+    """Answers go to stdout; that there is none goes to stderr, when it changes."""
+
+    def __init__(self) -> None:
+        self._error = ""
+
+    def print(self, view: View) -> None:
+        if view.error and view.error != self._error:
+            click.echo(f"Error: {printable(view.error)}", err=True)
+        self._error = view.error
+        if view.status is not None and not view.error:
+            click.echo(json.dumps(view.status, default=dataclasses.asdict))
+            sys.stdout.flush()
+
+
+@contextmanager
+def _orderly_leave() -> Generator[Callable[[], None], None, None]:
+    """A terminal must be put back in order, however the process is told to end.
+
+    Where the exception that a signal raises falls into code that swallows it (a finalizer, a callback of gRPC's), the
+    function that this gives raises it again.
+    """
+    told: list[int] = []
+
+    def check() -> None:
+        if told:
+            raise KeyboardInterrupt if told[-1] == signal.SIGINT else SystemExit(128 + told[-1])
+
+    def leave(number: int, _: FrameType | None) -> None:
+        told.append(number)
+        check()
+
+    before = {number: signal.signal(number, leave) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield check
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

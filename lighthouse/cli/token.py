@@ -11,12 +11,11 @@ from lighthouse_protocol.limits import LIGHTHOUSE_PORT
 from lighthouse_protocol.refusals import InvalidRequest
 from lighthouse_protocol.rules.access import Principal, Role
 from lighthouse_runtime.cli.terminal import reports_errors
-from lighthouse_runtime.net.own_address import own_name
+from lighthouse_runtime.net.address import own_name
 from lighthouse_runtime.process.state_folder import state_folder
 from lighthouse_runtime.security.audit import Audit
-from lighthouse_runtime.security.credentials import load_or_make, read_pin
+from lighthouse_runtime.security.credentials import FILE, ROLES, Tokens, load_or_make, name_of, read_pin
 from lighthouse_runtime.security.serving import Serving, find_serving, served_ports
-from lighthouse_runtime.security.tokens import FILE, ROLES, Tokens, name_of
 
 _ROLES = [role.value for role in ROLES]
 _ROTATE = "rotate"

@@ -5,19 +5,18 @@ from pathlib import Path
 
 import click
 
-from lighthouse.etcd.address import EtcdAddress, parse_etcd_address
-from lighthouse.etcd.credentials import StoreCredentials
-from lighthouse.incidents.rules.policy import OnStall
-from lighthouse.journal.journal import Journal, default_path
-from lighthouse.quorum.rules.config import QuorumConfig
-from lighthouse.quorum.store import NoJobStore
+from lighthouse.job.incidents import OnStall
+from lighthouse.job.records import QuorumConfig
+from lighthouse.job.store import NoJobStore
+from lighthouse.store.etcd_client import EtcdAddress, StoreCredentials, parse_etcd_address
+from lighthouse.store.sqlite import Journal, default_path
 from lighthouse_protocol.limits import JOIN_TIMEOUT_S, KEEPALIVE_S, LIGHTHOUSE_HTTP_PORT, LIGHTHOUSE_PORT
 from lighthouse_protocol.refusals import InvalidRequest
-from lighthouse_protocol.rules.peer_limits import PeerLimits
+from lighthouse_protocol.rules.rate_limits import PeerLimits
 from lighthouse_protocol.rules.stall import FLOOR_S
-from lighthouse_runtime.cli.durations import Duration
 from lighthouse_runtime.cli.settings import setting
-from lighthouse_runtime.net.bind import check_bind, check_host, split_bind
+from lighthouse_runtime.cli.terminal import Duration
+from lighthouse_runtime.net.address import check_bind, check_host, split_bind
 from lighthouse_runtime.process.logs import FORMATS, LEVELS
 from lighthouse_runtime.process.state_folder import state_folder
 

@@ -12,44 +12,42 @@ import grpc
 from prometheus_client import CollectorRegistry
 
 from lighthouse import dashboard
-from lighthouse.etcd.metrics import LeadershipCollector
-from lighthouse.etcd.shared_store import SharedStore
-from lighthouse.incidents.files import IncidentFiles
-from lighthouse.incidents.metrics import IncidentCollector
-from lighthouse.incidents.registry import IncidentRegistry
-from lighthouse.incidents.rules.policy import OnStall
-from lighthouse.journal.journal import Journal
-from lighthouse.progress.account import JobAccount
-from lighthouse.progress.account_metrics import AccountCollector
-from lighthouse.progress.metrics import PhaseCollector
-from lighthouse.progress.rules.samples import EVERY_S as SAMPLED_EVERY_S
-from lighthouse.quorum.metrics import Counters, LighthouseCollector, render
-from lighthouse.quorum.registry import JobRegistry
-from lighthouse.runs.metrics import RunCollector
-from lighthouse.runs.registry import RunRegistry
-from lighthouse.runs.store import RunStoreInProcess
+from lighthouse.job.incident_driver import IncidentRegistry, JobAccount
+from lighthouse.job.incidents import OnStall
+from lighthouse.job.progress import EVERY_S as SAMPLED_EVERY_S
+from lighthouse.job.registry import JobRegistry, RunRegistry
+from lighthouse.job.store import RunStoreInProcess
 from lighthouse.server.config import LighthouseConfig
-from lighthouse.server.doors import Doors
-from lighthouse.server.incident_service import IncidentService
+from lighthouse.server.listeners import Doors
+from lighthouse.server.metrics import (
+    AccountCollector,
+    Counters,
+    IncidentCollector,
+    LeadershipCollector,
+    LighthouseCollector,
+    PhaseCollector,
+    RunCollector,
+    render,
+)
 from lighthouse.server.page_acts import PageActs
-from lighthouse.server.quorum_service import REFLECTED, LighthouseService
-from lighthouse.server.run_service import RunService
+from lighthouse.server.services import REFLECTED, IncidentService, LighthouseService, RunService
+from lighthouse.store.election import SharedStore
+from lighthouse.store.incident_files import IncidentFiles
+from lighthouse.store.sqlite import Journal
 from lighthouse_protocol import VERSION
 from lighthouse_protocol.identity import Address
 from lighthouse_protocol.messages.incident import to_document
 from lighthouse_protocol.messages.status import LighthouseStatus, StoreKind, StoreStatus
 from lighthouse_protocol.refusals import InvalidRequest, NotLeader
-from lighthouse_protocol.rules.peer_limits import PeerLimits
+from lighthouse_protocol.rules.rate_limits import PeerLimits
 from lighthouse_protocol.rules.stall import Limits
 from lighthouse_runtime.log_event import event
-from lighthouse_runtime.net.bind import grpc_bind, split_bind
-from lighthouse_runtime.net.own_address import served_host
+from lighthouse_runtime.net.address import grpc_bind, served_host, split_bind
 from lighthouse_runtime.process.logs import recent_lines
-from lighthouse_runtime.process.loop import StopRequest, announce
-from lighthouse_runtime.process.service_manager import ServiceManager
+from lighthouse_runtime.process.loop import ServiceManager, StopRequest, announce
 from lighthouse_runtime.server.grpc_server import GrpcServer
-from lighthouse_runtime.server.output_gate import OutputGate
-from lighthouse_runtime.server.peers import Peers
+from lighthouse_runtime.server.rpc_handler import Peers
+from lighthouse_runtime.server.streams import OutputGate
 from lighthouse_runtime.web.control import HttpControl, HttpGuard
 from lighthouse_runtime.web.server import Document, Elsewhere, HttpServer, HttpSide
 

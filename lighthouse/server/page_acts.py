@@ -3,9 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import replace
 
-from lighthouse.server.incident_service import IncidentService
-from lighthouse.server.quorum_service import LighthouseService
-from lighthouse.server.run_service import RunService
+from lighthouse.server.services import IncidentService, LighthouseService, RunService
 from lighthouse_protocol.limits import JOB_METADATA_KEY, RUN_METADATA_KEY
 from lighthouse_protocol.messages.incident import gathered_document
 from lighthouse_protocol.pb.documented import lighthouse_pb2

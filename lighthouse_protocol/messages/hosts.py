@@ -16,7 +16,7 @@ from lighthouse_protocol.constraints import (
     WorldSize,
 )
 from lighthouse_protocol.limits import MAX_GROUP_WORLD_SIZE
-from lighthouse_protocol.messages.evidence import ProcessSnapshot
+from lighthouse_protocol.messages.incident import ProcessSnapshot
 from lighthouse_protocol.messages.session import EvidenceOffer
 from lighthouse_protocol.refusals import InvalidRequest
 

@@ -5,13 +5,17 @@ A generation is one attempt to run a job's function: a number that is never give
 
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
 from lighthouse_protocol.constraints import (
     Advisory,
+    Age,
     Count,
+    Entries,
     LastGeneration,
     Name,
+    Offset,
+    Output,
     Reason,
     Restarts,
     Seconds,
@@ -20,7 +24,8 @@ from lighthouse_protocol.constraints import (
     Text,
     WorldSize,
 )
-from lighthouse_protocol.messages.evidence import EvidenceAsked, SelfReport
+from lighthouse_protocol.limits import MAX_RANKS_PER_HOST
+from lighthouse_protocol.messages.incident import EvidenceAsked, SelfReport
 from lighthouse_protocol.messages.progress import ProgressSample
 from lighthouse_protocol.refusals import InvalidRequest, LighthouseError
 
@@ -285,3 +290,145 @@ ToRunRank = (
     | HelloRejected
     | EvidenceAsked
 )
+
+
+# -- supervisor ---------------------------------------------------------------
+#
+# What a supervisor, who starts and restarts the ranks of one host, and the lighthouse say to each other. No protobuf.
+#
+# Not only runs of wrapped functions have supervisors: the stop of a run holds for all who share its run id.
+
+
+@dataclass(frozen=True, slots=True)
+class SupervisorHello:
+    """`name`: in its run: the replica group's id, with /K for host K of several. `slots`: of the ranks it starts.
+    `secret`: random, made by this start of the supervisor, and known to its ranks."""
+
+    name: Name
+    incarnation: Name
+    host: Text = ""
+    slots: Annotated[tuple[Slot, ...], Entries(MAX_RANKS_PER_HOST)] = ()
+    secret: Secret = field(default="", repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class SupervisorHeartbeat:
+    """Sent while the supervisor runs, so that a connection that has died without a close is noticed.
+
+    Attributes:
+        budget_used: Share of the restart budget that is used up, from 0 to 1.
+        restarts: Restarts since the supervisor was started.
+        restarts_left: Restarts that the budget still allows now, of the ranks that have the fewest.
+        running: Processes of ranks that are running.
+    """
+
+    budget_used: Age = 0.0
+    restarts: Count = 0
+    restarts_left: Count = 0
+    running: Count = 0
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessLost:
+    """A rank's process has ended. `output`: the last lines that it wrote."""
+
+    rank: RankId
+    reason: Reason
+    output: Output = ()
+
+
+@dataclass(frozen=True, slots=True)
+class StopAsked:
+    """The run shall stop for all: an exit by 130, an exhausted budget."""
+
+    reason: Reason
+
+
+@dataclass(frozen=True, slots=True)
+class HostExcluded:
+    """This host's hardware has failed its check, or its ranks too often in a row: none of it comes back."""
+
+    reason: Reason
+
+
+FromSupervisor = SupervisorHello | SupervisorHeartbeat | ProcessLost | StopAsked | HostExcluded
+
+
+@dataclass(frozen=True, slots=True)
+class SupervisorWelcome:
+    """The run is not stopped, and this host is not excluded: start."""
+
+    beat_interval_s: Seconds
+
+
+ToSupervisor = SupervisorWelcome | RunStopped | RunCompleted | HelloRejected
+
+
+# -- run status ---------------------------------------------------------------
+#
+# What the lighthouse says of a run, for people and programs. Moments are wall-clock seconds. No protobuf.
+
+
+class RankState(StrEnum):
+    ACTIVE = "active"
+    READY = "ready"  # waits for the next generation
+    SPARE = "spare"  # of the present one
+    STARTING = "starting"  # is here, and not ready
+    FINISHED = "finished"
+    LOST = "lost"
+
+
+@dataclass(frozen=True, slots=True)
+class RankStatus:
+    """`state`: a RankState, or one that only a newer lighthouse knows. `rank`: in the last generation; None: none.
+    `start`: another one for each incarnation (rules/proof.py)."""
+
+    slot: int
+    start: str
+    state: str
+    rank: int | None
+    generation: Count | None
+    step: Count
+    phase: str
+    beat_age_s: Offset
+    attempt: int
+    host: str
+    pid: Count
+
+
+@dataclass(frozen=True, slots=True)
+class SupervisorStatus:
+    name: str
+    host: str
+    slots: tuple[int, ...]
+    is_connected: bool
+    last: SupervisorHeartbeat = field(default_factory=SupervisorHeartbeat)
+
+
+@dataclass(frozen=True, slots=True)
+class ExcludedHost:
+    """`supervisor`: the only one that it is excluded for; empty: for all."""
+
+    host: str
+    reason: str
+    at: Offset
+    supervisor: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class RunStatus:
+    """`verdict`: why the next generation forms, or does not. `slots[i]` is rank i of the last one. `budget_used`:
+    of the restart budget that is used up the most, be it a supervisor's or that of wrapped functions: 0 none, 1 all."""
+
+    job: str
+    run: str
+    verdict: str
+    counters: RunCounters
+    terms: RunTerms
+    slots: tuple[int, ...]
+    is_complete: bool
+    stop: RunStopped | None
+    ranks: tuple[RankStatus, ...]
+    supervisors: tuple[SupervisorStatus, ...]
+    excluded: tuple[ExcludedHost, ...]
+    budget_used: Offset = 0.0

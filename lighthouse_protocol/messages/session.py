@@ -24,7 +24,7 @@ from lighthouse_protocol.constraints import (
     Text,
 )
 from lighthouse_protocol.limits import MAX_GROUP_WORLD_SIZE
-from lighthouse_protocol.messages.evidence import EvidenceAsked, RankEvidence, SelfReport
+from lighthouse_protocol.messages.incident import EvidenceAsked, RankEvidence, SelfReport
 from lighthouse_protocol.messages.membership import Decision, Participant, Quorum, QuorumChange, World
 from lighthouse_protocol.messages.progress import GroupView, HealTotals, ProgressSample
 from lighthouse_protocol.rank_set import NO_RANKS

@@ -6,7 +6,7 @@ from enum import StrEnum
 from lighthouse_protocol.constraints import Count, Offset, Text
 from lighthouse_protocol.messages.incident import IncidentSummary
 from lighthouse_protocol.messages.progress import DataUse
-from lighthouse_protocol.messages.run_status import RunStatus
+from lighthouse_protocol.messages.run import RunStatus
 
 
 class MemberState(StrEnum):

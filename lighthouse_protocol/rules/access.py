@@ -3,13 +3,19 @@
 A server asks `check` before a handler runs, and does not start with a method or a route that the table lacks.
 """
 
-from collections.abc import Mapping
+import hashlib
+import hmac
+import re
+import tomllib
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import Any
 
 from lighthouse_protocol.coordinator import token_command
+from lighthouse_protocol.identity import check_name
 from lighthouse_protocol.limits import LIGHTHOUSE_PORT, MANAGER_SECRET_VARIABLE
-from lighthouse_protocol.refusals import NotPermitted
+from lighthouse_protocol.refusals import InvalidRequest, NotPermitted
 
 
 class Role(StrEnum):
@@ -196,3 +202,177 @@ def check_bounds_on_run(principal: Principal, job: str, what: str) -> None:
             f"{principal.name} is bound to replica group {principal.replica_id}, and {what} acts on all groups of a "
             f"run; {_BOUND}"
         )
+
+
+# -- identities ---------------------------------------------------------------
+#
+# Which client certificate is whose: a small TOML file, by the names in certificates (SPIFFE ids and DNS names).
+#
+#     "spiffe://example.org/operators/*"                 = { role = "operate" }
+#     "spiffe://example.org/train/{job}/{replica_id}"    = { role = "join" }
+#     "*.workers.example.org"                            = { role = "join", job = "llm" }
+#     "prometheus.example.org"                           = { role = "view" }
+#
+# - The first line that fits one of a certificate's names decides.
+# - `*` stands for any one part of a name: what is between two slashes of a SPIFFE id, or between two dots of a DNS
+#   name.
+# - `{job}` and `{replica_id}` stand for one part, too, and bind the certificate to it: it then acts in that job, and
+#   as that replica group, alone. `job = "..."` and `replica_id = "..."` bind it to one that its name does not tell.
+
+FIELD = "--tls-identities"
+MAX_LINES = 10_000
+MAX_NAME_CHARS = 2048  # of a SPIFFE id
+_SPIFFE = "spiffe://"
+_TERMS = {"role", "job", "replica_id"}
+_HOLE = re.compile(r"\*|\{(job|replica_id)\}")
+_DNS = re.compile(r"[a-z0-9_*{}-]+(\.[a-z0-9_*{}-]+)*")
+_ROLES = (Role.JOIN, Role.VIEW, Role.OPERATE)
+
+
+@dataclass(frozen=True, slots=True)
+class _Line:
+    pattern: re.Pattern[str]
+    role: Role
+    job: str
+    replica_id: str
+
+    def principal(self, name: str) -> Principal | None:
+        found = self.pattern.fullmatch(name)
+        if found is None:
+            return None
+        bound = found.groupdict()
+        job, replica_id = bound.get("job", self.job), bound.get("replica_id", self.replica_id)
+        return Principal(f"certificate {name}", frozenset({self.role}), job, replica_id)
+
+
+class Identities:
+    """Without lines: no certificate has a role."""
+
+    def __init__(self, lines: Iterable[_Line] = ()) -> None:
+        self._lines = tuple(lines)
+
+    def principal(self, names: Iterable[str]) -> Principal | None:
+        """Whose certificate has these `names`. None: it has none, so that nothing tells it from others."""
+        names = tuple(map(_lowered, filter(_is_clean, names)))
+        for line in self._lines:
+            for name in names:
+                if (principal := line.principal(name)) is not None:
+                    return principal
+        return Principal(f"certificate {names[0]}", frozenset()) if names else None
+
+
+def parse_identities(text: str) -> Identities:
+    """Raises InvalidRequest that names the line and the remedy."""
+    try:
+        document = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as e:
+        raise InvalidRequest(f"is not TOML: {e}", field=FIELD) from None
+    if len(document) > MAX_LINES:
+        raise InvalidRequest(f"has {len(document)} lines; at most {MAX_LINES} are allowed", field=FIELD)
+    return Identities(_line(name, terms) for name, terms in document.items())
+
+
+def _line(name: str, terms: Any) -> _Line:
+    if not isinstance(terms, Mapping) or not all(isinstance(value, str) for value in terms.values()):
+        raise InvalidRequest(
+            f'{name!r} is not as "NAME" = {{ role = "join" }}: set the name in quotation marks', field=FIELD
+        )
+    if unknown := sorted(set(terms) - _TERMS):
+        raise InvalidRequest(f"{name!r} has {unknown[0]!r}; there are role, job and replica_id", field=FIELD)
+    role = terms.get("role", "")
+    if role not in _ROLES:
+        raise InvalidRequest(f"{name!r} has role {role!r}; there are {', '.join(_ROLES)}", field=FIELD)
+    pattern = _pattern(name)
+    for term in ("job", "replica_id"):
+        if term in terms:
+            check_name(terms[term], f"{FIELD}: {name!r}: {term}")
+            if term in pattern.groupindex:
+                raise InvalidRequest(f"{name!r} has its {term} twice", field=FIELD)
+    return _Line(pattern, Role(role), terms.get("job", ""), terms.get("replica_id", ""))
+
+
+def _pattern(name: str) -> re.Pattern[str]:
+    """Raises InvalidRequest."""
+    is_spiffe = name.startswith(_SPIFFE)
+    plain = _lowered(name)
+    if not (is_spiffe or _DNS.fullmatch(plain)) or not _is_clean(plain):
+        raise InvalidRequest(f"{name!r} is no SPIFFE id (spiffe://...) and no DNS name", field=FIELD)
+    between, one, at, written = "/" if is_spiffe else ".", "[^/]+" if is_spiffe else "[^.]+", 0, ""
+    for hole in _HOLE.finditer(plain):
+        if plain[hole.start() - 1 : hole.start()] not in ("", between) or plain[hole.end() : hole.end() + 1] not in (
+            "",
+            between,
+        ):
+            raise InvalidRequest(f"{name!r}: {hole[0]} stands for one whole part between two {between!r}", field=FIELD)
+        if hole[1] and f"?P<{hole[1]}>" in written:
+            raise InvalidRequest(f"{name!r} has {hole[0]} twice", field=FIELD)
+        written += re.escape(plain[at : hole.start()]) + (f"(?P<{hole[1]}>{one})" if hole[1] else one)
+        at = hole.end()
+    rest = plain[at:]
+    if set("*{}") & set(_HOLE.sub("", plain)):
+        raise InvalidRequest(f"{name!r}: there are *, {{job}} and {{replica_id}}", field=FIELD)
+    return re.compile(written + re.escape(rest))
+
+
+def _is_clean(name: str) -> bool:
+    """Whether it may be logged. A CA that signs another one has its reasons, and no line fits it."""
+    return name.isascii() and name.isprintable() and " " not in name and len(name) <= MAX_NAME_CHARS
+
+
+def _lowered(name: str) -> str:
+    """The case of a DNS name does not count."""
+    return name if name.startswith(_SPIFFE) else name.lower()
+
+
+# -- proof --------------------------------------------------------------------
+#
+# What shows that a peer is the one that it was, or a member of the same quorum: secrets, digests and proofs.
+#
+# 1. A secret is random text, made by the one that is to be recognised. It is shown to one daemon, over a connection
+#    that it trusts, and never logged, listed in a status or written to a disk: what is kept of it is its digest.
+# 2. A proof shows that a peer knows a secret without showing it. It names what it is for, so that it serves for
+#    nothing else, and whatever makes it good once (a nonce of the other side).
+# 3. All comparisons take the same time for every wrong answer.
+
+# What a proof is for: the first of its words.
+ADDRESS_WORD = "address"  # a member asks where its peer serves its state; then quorum_id, group_rank
+TARGET_WORD = "target"  # a member asks for a state; then what it asks for, and both sides' nonces
+SOURCE_WORD = "source"  # a member answers that; then what it gives, and both sides' nonces
+STORE_WORD = "store"  # members meet in a store under a name that nobody else can guess; then the name
+
+
+def digest_of(secret: str) -> str:
+    """What is kept of a secret; it cannot be shown in its place. Empty for no secret."""
+    return hashlib.sha256(_bytes(secret)).hexdigest() if secret else ""
+
+
+def short_name(incarnation: str) -> str:
+    """For people, who tell one start of a process from the next by it; whoever may look learns no incarnation."""
+    return digest_of(incarnation)[:8]
+
+
+def is_shown(secret: str, digest: str) -> bool:
+    """Whether `secret` is the one with that digest; nothing is, where there is none."""
+    return bool(secret and digest) and is_same(digest_of(secret), digest)
+
+
+def is_same(shown: str, secret: str) -> bool:
+    """Of what is kept as it is. No secret is like none."""
+    return bool(secret) and hmac.compare_digest(_bytes(shown), _bytes(secret))
+
+
+def prove(secret: str, *words: str | int) -> str:
+    """That the caller knows `secret`, for what `words` say: hexadecimal, 64 characters. Empty without a secret."""
+    if not secret:
+        return ""
+    message = "".join(f"{len(word)}:{word}" for word in map(str, words))  # no two lists of words give one message
+    return hmac.new(_bytes(secret), _bytes(message), hashlib.sha256).hexdigest()
+
+
+def is_proven(proof: str, secret: str, *words: str | int) -> bool:
+    """Whether `proof` is that of one who knows `secret`. Nothing is, where there is none."""
+    return is_same(proof, prove(secret, *words))
+
+
+def _bytes(text: str) -> bytes:
+    return text.encode(errors="surrogateescape")

@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from lighthouse_protocol.limits import MAX_COUNT, MAX_SECONDS
 from lighthouse_protocol.messages.progress import HealProgress
 from lighthouse_protocol.messages.status import HealStatus
-from lighthouse_protocol.rules.span import span
+from lighthouse_protocol.rules.stall import span
 
 RATE_OVER_S = 10.0
 RATE_AFTER_S = 0.5

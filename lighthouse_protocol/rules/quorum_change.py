@@ -10,11 +10,14 @@
 
 import hashlib
 from collections import Counter
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence, Set
 from dataclasses import dataclass, fields, replace
-from itertools import pairwise
+from itertools import groupby, islice, pairwise
 from operator import attrgetter
 
 from lighthouse_protocol.messages.membership import Participant, Quorum, QuorumChange
+from lighthouse_protocol.messages.progress import STEP, RankName, RankView
+from lighthouse_protocol.rank_set import RankSet
 
 _WHO = (
     "replica_id",
@@ -80,3 +83,151 @@ def changed(old: Quorum, change: QuorumChange) -> NamedQuorum | None:
 
 def _is_ordered(participants: tuple[Participant, ...]) -> bool:
     return all(one.wire_id < other.wire_id for one, other in pairwise(participants))
+
+
+# -- quorum wait --------------------------------------------------------------
+#
+# When a wait for a quorum is worth a line: once it lasts, when its reason changes, and every minute. No I/O.
+#
+# A request whose time is over is asked again: a wait goes on over such gaps, and ends with an answer.
+
+SAID_AFTER_S = 5.0
+CHANGED_AFTER_S = 10.0
+REPEATED_AFTER_S = 60.0
+LOOKED_EVERY_S = 1.0
+ASKED_AGAIN_WITHIN_S = 2.0
+
+
+class QuorumWait:
+    """Time is the caller's monotonic clock and never goes back."""
+
+    def __init__(self) -> None:
+        self._since: float | None = None
+        self._left_at: float | None = None
+        self._said: str | None = None
+        self._said_at = 0.0
+
+    @property
+    def is_under_way(self) -> bool:
+        return self._since is not None and self._left_at is None
+
+    def begin(self, now: float) -> None:
+        """A request waits. It may have waited before."""
+        if self._left_at is not None and now > self._left_at + ASKED_AGAIN_WITHIN_S:
+            self.answered(now)
+        self._since, self._left_at = now if self._since is None else self._since, None
+
+    def leave(self, now: float) -> None:
+        """No request waits, and none was answered."""
+        if self.is_under_way:
+            self._left_at = now
+
+    def answered(self, now: float) -> str:
+        """The line that ends those that were said; empty: there were none."""
+        said, since = self._said, self._since
+        self._since = self._left_at = self._said = None
+        return "" if said is None or since is None else f"there is a quorum, after {now - since:.0f} s"
+
+    def next_at(self, now: float) -> float | None:
+        """When to ask for news again; None: no request waits."""
+        if self._since is None or self._left_at is not None:
+            return None
+        if self._said is None:
+            return self._since + SAID_AFTER_S
+        return max(self._said_at + CHANGED_AFTER_S, now + LOOKED_EVERY_S)
+
+    def news(self, waiting_for: str, now: float) -> str:
+        """The line that is due; empty: none is."""
+        if self._since is None or self._left_at is not None or now < self._since + SAID_AFTER_S:
+            return ""
+        after_s = REPEATED_AFTER_S if waiting_for == self._said else CHANGED_AFTER_S
+        if self._said is not None and now < self._said_at + after_s:
+            return ""
+        self._said, self._said_at = waiting_for, now
+        return f"no quorum for {now - self._since:.0f} s: waiting for {waiting_for}"
+
+
+# -- rank text ----------------------------------------------------------------
+#
+# Ranks and their places in words: 1-7 behind in validation 0/25, 0 waiting in all_reduce.
+
+MAX_LISTED = 16
+
+
+def operation(rank: RankView) -> str:
+    collective = rank.sample.inside or rank.sample.collective
+    return (collective.operation or "a collective") if collective is not None else ""
+
+
+def signature(rank: RankView) -> str:
+    """What all who enter a collective must agree on."""
+    collective = rank.sample.inside or rank.sample.collective
+    return " ".join(filter(None, (collective.operation, collective.shape))) if collective is not None else ""
+
+
+def place(rank: RankView) -> str:
+    if rank.sample.is_inside:
+        return operation(rank)
+    innermost = rank.sample.innermost
+    return rank.sample.at or f"step {rank.sample.step}" if innermost.name == STEP else str(innermost)
+
+
+def doing(rank: RankView) -> str:
+    if rank.sample.is_inside:
+        return f"waiting in {operation(rank)}"
+    return f"waiting for {rank.sample.waits_for}" if rank.sample.waits_for else f"in {place(rank)}"
+
+
+def parties(key: Callable[[RankView], Hashable], ranks: Iterable[RankView]) -> list[list[RankView]]:
+    """Those with the same key, in the order in which they come."""
+    found: dict[Hashable, list[RankView]] = {}
+    for rank in ranks:
+        found.setdefault(key(rank), []).append(rank)
+    return list(found.values())
+
+
+def each(say: Callable[[RankView], str], ranks: Iterable[RankView]) -> str:
+    """What is to be said of each, once for all of whom it is the same."""
+    return ", ".join(f"{listed(party)} {say(party[0])}" for party in parties(say, ranks))
+
+
+def named(ranks: Sequence[RankView]) -> str:
+    return f"{'rank' if len(ranks) == 1 else 'ranks'} {listed(ranks)}"
+
+
+def listed(ranks: Iterable[RankView]) -> str:
+    return list_names(rank.name for rank in ranks)
+
+
+def list_names(names: Iterable[RankName]) -> str:
+    """0, 3-5; of named groups a/0, b/3-5."""
+    ordered = sorted(names)
+    return _listed(_runs(ordered), len(ordered))
+
+
+def list_ranks(ranks: Set[int]) -> str:
+    """The same of one group's, without looking at each of them."""
+    runs = RankSet.of(ranks).runs()
+    return _listed(((RankName("", first), RankName("", last)) for first, last in runs), len(ranks))
+
+
+def _listed(runs: Iterable[tuple[RankName, RankName]], count: int) -> str:
+    listed = list(islice(runs, MAX_LISTED))
+    texts = [str(first) if first == last else f"{first}-{last.group_rank}" for first, last in listed]
+    left = count - sum(last.group_rank - first.group_rank + 1 for first, last in listed)
+    return ", ".join(texts) + (f" and {left} more" if left else "")
+
+
+def here_and_missing(replica_id: str, group_world_size: int, missing: Set[int]) -> str:
+    """a has ranks 0-3 of 8; missing: 4-7"""
+    here = RankSet.first(group_world_size) - missing
+    has = f"{'rank' if len(here) == 1 else 'ranks'} {list_ranks(here)}" if here else "none"
+    names = list_ranks(missing)
+    return f"{replica_id} has {has} of {group_world_size}" + (f"; missing: {names}" if names else "")
+
+
+def _runs(names: Sequence[RankName]) -> Iterator[tuple[RankName, RankName]]:
+    """Neighbours of one group together, as the first and the last."""
+    for _, run in groupby(enumerate(names), lambda at: (at[1].replica_id, at[1].group_rank - at[0])):
+        members = [name for _, name in run]
+        yield members[0], members[-1]

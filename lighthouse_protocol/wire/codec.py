@@ -11,11 +11,20 @@ from enum import StrEnum
 from types import NoneType, UnionType
 from typing import Annotated, Any, Generic, NamedTuple, TypeVar, Union, get_args, get_origin, get_type_hints
 
+import grpc
 from google.protobuf.message import Message
 from google.protobuf.message_factory import GetMessageClass
 
+from lighthouse_protocol import refusals
 from lighthouse_protocol.constraints import Cut, Dropped, Form
-from lighthouse_protocol.refusals import InvalidRequest
+from lighthouse_protocol.limits import cut_reason
+from lighthouse_protocol.messages.incident import Gathered, Incident, IncidentSummary, RankEvidence
+from lighthouse_protocol.messages.membership import Distrust, World
+from lighthouse_protocol.messages.run import Keys, RunStatus
+from lighthouse_protocol.messages.status import LighthouseStatus, ManagerStatus
+from lighthouse_protocol.pb.documented import lighthouse_pb2, manager_pb2
+from lighthouse_protocol.pb.extensions import evidence_pb2, incident_pb2, refusal_pb2, run_pb2
+from lighthouse_protocol.refusals import InvalidRequest, LighthouseError
 
 M = TypeVar("M")
 P = TypeVar("P", bound=Message)
@@ -242,3 +251,77 @@ def _checked(value: Any) -> Any:
 
 def _missing(field: str) -> Any:
     raise InvalidRequest("is missing", field=field)
+
+
+# -- status codes -------------------------------------------------------------
+#
+# One table for both ends: refusal class <-> gRPC status; and its name, where a refusal is part of a message.
+
+_STATUS: dict[type[LighthouseError], grpc.StatusCode] = {
+    refusals.InvalidRequest: grpc.StatusCode.INVALID_ARGUMENT,
+    refusals.DuplicateReplica: grpc.StatusCode.ALREADY_EXISTS,
+    refusals.WrongState: grpc.StatusCode.FAILED_PRECONDITION,
+    refusals.Unrecoverable: grpc.StatusCode.DATA_LOSS,  # gRPC makes this status of nothing by itself
+    refusals.UnknownName: grpc.StatusCode.NOT_FOUND,
+    refusals.NotPermitted: grpc.StatusCode.PERMISSION_DENIED,
+    refusals.NotServed: grpc.StatusCode.UNIMPLEMENTED,
+    refusals.Superseded: grpc.StatusCode.ABORTED,
+    refusals.Drained: grpc.StatusCode.OUT_OF_RANGE,  # past the end; gRPC makes this status of nothing by itself
+    refusals.LimitReached: grpc.StatusCode.RESOURCE_EXHAUSTED,
+    refusals.NotLeader: grpc.StatusCode.FAILED_PRECONDITION,
+    refusals.Unreachable: grpc.StatusCode.UNAVAILABLE,
+    refusals.DeadlinePassed: grpc.StatusCode.DEADLINE_EXCEEDED,
+    refusals.InternalError: grpc.StatusCode.INTERNAL,
+}
+_CLASS = {status: cls for cls, status in _STATUS.items() if cls is not refusals.NotLeader} | {
+    grpc.StatusCode.CANCELLED: refusals.DeadlinePassed,
+    grpc.StatusCode.UNKNOWN: refusals.InternalError,
+    grpc.StatusCode.UNAUTHENTICATED: refusals.NotPermitted,
+}
+_KINDS = {cls.__name__: cls for cls in (LighthouseError, *LighthouseError.__subclasses__())}
+
+
+def status_of(error: BaseException) -> grpc.StatusCode:
+    """The gRPC status that carries `error`; INTERNAL for what is not a refusal of ours."""
+    return next((_STATUS[cls] for cls in type(error).__mro__ if cls in _STATUS), grpc.StatusCode.INTERNAL)
+
+
+def error_of(status: grpc.StatusCode, details: str | None) -> LighthouseError:
+    """The refusal that a caller raises for a call that ended with `status`."""
+    return _CLASS.get(status, refusals.InternalError)(cut_reason(details or status.name.lower().replace("_", " ")))
+
+
+def kind_of(error: LighthouseError) -> str:
+    """The name that the other side knows it by: a more special refusal goes as its kind."""
+    return next(cls.__name__ for cls in type(error).__mro__ if _KINDS.get(cls.__name__) is cls)
+
+
+def refusal_of(kind: str, text: str) -> LighthouseError:
+    """A refusal that only a newer version knows is a plain one."""
+    return _KINDS.get(kind, LighthouseError)(cut_reason(text))
+
+
+# -- codecs -------------------------------------------------------------------
+#
+# The codecs of messages that unary calls carry, or several streams.
+
+
+def _write_refusal(error: LighthouseError) -> refusal_pb2.Refusal:
+    return refusal_pb2.Refusal(kind=kind_of(error), text=cut_reason(str(error)))
+
+
+def _read_refusal(message: refusal_pb2.Refusal) -> LighthouseError:
+    return refusal_of(message.kind, message.text)
+
+
+REFUSAL = by_hand(LighthouseError, refusal_pb2.Refusal, _write_refusal, _read_refusal)
+WORLD = compiled(World, lighthouse_pb2.World)
+DISTRUST = compiled(Distrust, lighthouse_pb2.Distrust)
+RANK_EVIDENCE = compiled(RankEvidence, evidence_pb2.RankEvidence)
+INCIDENT_SUMMARY = compiled(IncidentSummary, incident_pb2.IncidentSummary)
+INCIDENT = compiled(Incident, incident_pb2.Incident)
+GATHERED = compiled(Gathered, incident_pb2.StacksResponse)
+LIGHTHOUSE_STATUS = compiled(LighthouseStatus, lighthouse_pb2.LighthouseStatusResponse)
+MANAGER_STATUS = compiled(ManagerStatus, manager_pb2.ManagerStatusResponse)
+RUN_STATUS = compiled(RunStatus, run_pb2.RunStatus)
+KEYS = compiled(Keys, run_pb2.GetKeysResponse)

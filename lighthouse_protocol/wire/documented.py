@@ -17,8 +17,7 @@ from lighthouse_protocol.messages.membership import Assignment, Decision, Distru
 from lighthouse_protocol.pb.documented import lighthouse_pb2, manager_pb2
 from lighthouse_protocol.pb.torchft import torchft_pb2
 from lighthouse_protocol.refusals import InvalidRequest
-from lighthouse_protocol.wire.codec import by_hand
-from lighthouse_protocol.wire.codecs import DISTRUST, WORLD
+from lighthouse_protocol.wire.codec import DISTRUST, WORLD, by_hand
 
 
 class _Member(Protocol):

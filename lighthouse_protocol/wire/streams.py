@@ -11,11 +11,11 @@ from typing import Any, Generic, TypeVar
 from google.protobuf.message import DecodeError, Message
 
 from lighthouse_protocol.limits import MAX_REQUEST_BYTES, MAX_RESPONSE_BYTES
-from lighthouse_protocol.messages.evidence import SelfReport
 from lighthouse_protocol.messages.hosts import FromHost, ToHost
+from lighthouse_protocol.messages.incident import SelfReport
 from lighthouse_protocol.messages.membership import Quorum
 from lighthouse_protocol.messages.progress import ProgressSample
-from lighthouse_protocol.messages.run import FromRunRank, ToRunRank
+from lighthouse_protocol.messages.run import FromRunRank, FromSupervisor, ToRunRank, ToSupervisor
 from lighthouse_protocol.messages.session import (
     Evidence,
     FromRank,
@@ -25,7 +25,6 @@ from lighthouse_protocol.messages.session import (
     ToManager,
     ToRank,
 )
-from lighthouse_protocol.messages.supervisor import FromSupervisor, ToSupervisor
 from lighthouse_protocol.pb.documented import lighthouse_pb2, manager_pb2
 from lighthouse_protocol.pb.extensions import hosts_pb2, run_pb2
 from lighthouse_protocol.refusals import InvalidRequest

@@ -12,14 +12,14 @@ from grpc_health.v1.health_pb2 import HealthCheckRequest, HealthCheckResponse
 
 from lighthouse_protocol.messages.incident import Gathered, Incident, IncidentSummary
 from lighthouse_protocol.messages.membership import PLAIN, Assignment, CatchUp, Decision, Distrust, Participant, Quorum
-from lighthouse_protocol.messages.run import KeyKind
-from lighthouse_protocol.messages.run_status import RunStatus
+from lighthouse_protocol.messages.run import KeyKind, RunStatus
 from lighthouse_protocol.messages.status import LighthouseStatus, ManagerStatus
 from lighthouse_protocol.pb.documented import lighthouse_pb2, manager_pb2
 from lighthouse_protocol.pb.extensions import incident_pb2, run_pb2
 from lighthouse_protocol.pb.torchft import torchft_pb2
-from lighthouse_protocol.rules.proof import ADDRESS_WORD, prove
-from lighthouse_protocol.wire import codecs, documented
+from lighthouse_protocol.rules.access import ADDRESS_WORD, prove
+from lighthouse_protocol.wire import codec as codecs
+from lighthouse_protocol.wire import documented
 
 T = TypeVar("T")
 

@@ -8,12 +8,18 @@ that stands on sys.path. Training processes import neither.
 import atexit
 import contextlib
 import gc
+import http.client
 import importlib
 import importlib.util
 import os
 import signal
+import ssl
 import sys
+from collections.abc import Mapping
+from importlib import metadata
 from pathlib import Path
+
+from lighthouse_protocol.limits import LIGHTHOUSE_HTTP_PORT
 
 _GC_THRESHOLD = 100_000
 _OURS = Path(__file__).resolve().parents[2]
@@ -32,7 +38,7 @@ def lighthouse_manager() -> None:
 
 
 def torchft_lighthouse() -> None:
-    _run("lighthouse.cli.torchft", "torchft_lighthouse")
+    _run("lighthouse.cli.serve", "torchft_lighthouse")
 
 
 def _run(module: str, name: str) -> None:
@@ -100,3 +106,58 @@ def _load(package: str) -> None:
     assert spec.loader is not None
     sys.modules[package] = module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
+
+
+# -- healthcheck --------------------------------------------------------------
+#
+# `python -m lighthouse_runtime.process.commands`: whether a daemon in this container lives, for its image.
+#
+# It asks /livez on port 29511, by HTTPS and by HTTP: which one a daemon serves depends on its options, and who
+# answers does not matter on a loopback.
+
+_TIMEOUT_S = 1.0
+
+
+def is_alive(host: str = "127.0.0.1", port: int = LIGHTHOUSE_HTTP_PORT) -> bool:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname = False
+    context.verify_mode = ssl.CERT_NONE
+    for connection in (
+        http.client.HTTPSConnection(host, port, timeout=_TIMEOUT_S, context=context),
+        http.client.HTTPConnection(host, port, timeout=_TIMEOUT_S),
+    ):
+        try:
+            connection.request("GET", "/livez")
+            if connection.getresponse().status == 200:
+                return True
+        except (OSError, http.client.HTTPException):
+            continue
+        finally:
+            connection.close()
+    return False
+
+
+if __name__ == "__main__":
+    sys.exit(0 if is_alive() else 1)
+
+
+# -- packages -----------------------------------------------------------------
+#
+# Which versions are installed here, without importing any of them.
+
+PACKAGES = ("lighthouse-ft", "grpcio", "protobuf", "aiohttp", "prometheus-client", "uvloop", "torch")
+NOT_INSTALLED = "not installed"
+OLDEST_TORCH = "2.8"
+"""As in pyproject.toml: an older TCPStore does not take a socket that already listens."""
+
+
+def installed_versions() -> Mapping[str, str]:
+    """Of PACKAGES, in their order."""
+    return {name: _version(name) for name in PACKAGES}
+
+
+def _version(name: str) -> str:
+    try:
+        return metadata.version(name)
+    except metadata.PackageNotFoundError:
+        return NOT_INSTALLED

@@ -9,12 +9,10 @@ from lighthouse_protocol.identity import Address, parse_address
 from lighthouse_protocol.limits import LIGHTHOUSE_PORT, TOKEN_METADATA_KEY, TOKEN_SCHEME
 from lighthouse_protocol.refusals import InvalidRequest, NotPermitted
 from lighthouse_protocol.rules import access
-from lighthouse_protocol.rules.access import Principal, Role
-from lighthouse_protocol.rules.identities import Identities
-from lighthouse_runtime.net.own_address import is_own_address
+from lighthouse_protocol.rules.access import Identities, Principal, Role
+from lighthouse_runtime.net.address import is_own_address
 from lighthouse_runtime.security.audit import Audit
-from lighthouse_runtime.security.tokens import TokenFile
-from lighthouse_runtime.security.watched_file import WatchedFile
+from lighthouse_runtime.security.credentials import TokenFile, WatchedFile
 
 PROXIED = "a proxy"
 LOCAL = Principal("local", frozenset({Role.OPERATE}))

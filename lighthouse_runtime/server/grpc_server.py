@@ -9,12 +9,10 @@ from grpc_reflection.v1alpha import reflection
 
 from lighthouse_protocol.limits import KEEPALIVE_S, MAX_REQUEST_BYTES, MAX_RESPONSE_BYTES
 from lighthouse_protocol.refusals import InvalidRequest, LighthouseError
-from lighthouse_runtime.net.bind import split_bind
-from lighthouse_runtime.net.own_address import resolves
+from lighthouse_runtime.net.address import resolves, split_bind
 from lighthouse_runtime.security.access import Access
-from lighthouse_runtime.server.output_gate import OutputGate
-from lighthouse_runtime.server.peers import Peers
-from lighthouse_runtime.server.rpc_handler import Entry, Observer, Serving
+from lighthouse_runtime.server.rpc_handler import Entry, Observer, Peers, Serving
+from lighthouse_runtime.server.streams import OutputGate
 
 # grpcio queues a call before any of our code sees it, and cancels queued calls of all clients at random when 1,000 are
 # waiting. A call that its client has reset stays in the queue and counts here, so one connection cannot fill the queue.

@@ -39,7 +39,7 @@ from lighthouse_protocol.identity import parse_address
 from lighthouse_protocol.limits import TOKEN_METADATA_KEY, TOKEN_SCHEME
 from lighthouse_protocol.refusals import InvalidRequest, LighthouseError, NotPermitted
 from lighthouse_protocol.rules.access import NOBODY, Role, check, needed
-from lighthouse_protocol.wire.status_codes import status_of
+from lighthouse_protocol.wire.codec import status_of
 from lighthouse_runtime.security.access import PROXIED, Access, Caller, admit, as_written, names_in_certificate
 from lighthouse_runtime.server.rpc_handler import Call
 

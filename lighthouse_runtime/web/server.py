@@ -16,10 +16,9 @@ from aiohttp import hdrs, web
 from aiohttp.http_exceptions import HttpProcessingError
 
 from lighthouse_protocol.refusals import InvalidRequest, LighthouseError
-from lighthouse_runtime.net.bind import listening_socket, split_bind
+from lighthouse_runtime.net.address import listening_socket, split_bind
 from lighthouse_runtime.server.rpc_handler import Call
-from lighthouse_runtime.timing.snapshots import Snapshots
-from lighthouse_runtime.timing.sparse_log import SparseLog
+from lighthouse_runtime.timing.pacing import Snapshots, SparseLog
 from lighthouse_runtime.web.control import JSON_HEADERS, Handler, HttpControl, HttpGuard, refused
 from lighthouse_runtime.web.status_feed import StatusFeed, cut, to_json
 

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from aiohttp import hdrs, web
 
 from lighthouse_runtime.log_event import event
-from lighthouse_runtime.timing.sparse_log import SparseLog
+from lighthouse_runtime.timing.pacing import SparseLog
 
 log = logging.getLogger(__name__)
 

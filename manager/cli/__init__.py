@@ -4,7 +4,7 @@ import lighthouse_runtime.process.grpc_environment  # noqa: F401, I001  # pyrigh
 
 import click
 
-from lighthouse_runtime.cli.lazy_commands import Lazy, LazyCommands, LazyGroup
+from lighthouse_runtime.cli.settings import Lazy, LazyCommands, LazyGroup
 from lighthouse_runtime.cli.settings import CONTEXT_SETTINGS
 from lighthouse_protocol import VERSION
 

@@ -13,20 +13,20 @@ import click
 from lighthouse_protocol.identity import parse_address
 from lighthouse_protocol.limits import MANAGER_SECRET_VARIABLE, SECRET_BYTES
 from lighthouse_protocol.refusals import InvalidRequest, LighthouseError
-from lighthouse_protocol.rules.proof import prove
+from lighthouse_protocol.rules.access import prove
 from lighthouse_runtime.cli.settings import from_options, options
-from lighthouse_runtime.net.bind import split_bind
+from lighthouse_runtime.net.address import split_bind
 from lighthouse_runtime.process.children import die_with_parent
 from lighthouse_runtime.process.logs import set_up_logging
 from lighthouse_runtime.process.loop import StopRequest, run_daemon
 from manager.guard.client import GuardClient, Preload
-from manager.guard.rules.python_command import NoPython, read_python
-from manager.server.access import secret_from
+from manager.guard.rules import NoPython, read_python
 from manager.server.config import ENV_PREFIX, ManagerConfig
+from manager.server.service import secret_from
 from manager.supervisor.config import SupervisorConfig
 from manager.supervisor.head_host import HeadHost
-from manager.supervisor.launch import Launch
-from manager.supervisor.rules.torchrun import Torchrun, read_torchrun
+from manager.supervisor.local_host import Launch
+from manager.supervisor.rules.plan import Torchrun, read_torchrun
 from manager.supervisor.worker_host import WorkerHost
 
 

@@ -13,8 +13,8 @@ from lighthouse_runtime.process.children import die_with_parent
 from lighthouse_runtime.process.logs import set_up_logging
 from lighthouse_runtime.process.loop import run_daemon
 from manager.server import daemon
-from manager.server.access import secret_from
 from manager.server.config import ENV_PREFIX, ManagerConfig
+from manager.server.service import secret_from
 
 
 @click.command()

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from lighthouse_protocol.messages import session
-from lighthouse_protocol.messages.evidence import (
+from lighthouse_protocol.messages.incident import (
     GATHERED_WITHIN_S,
     EvidenceAsked,
     ProcessSnapshot,
@@ -25,7 +25,7 @@ from lighthouse_protocol.messages.evidence import (
 from lighthouse_protocol.messages.progress import GroupView
 from lighthouse_runtime.log_event import event
 from manager.evidence.process_probe import ProbeProcess, look_alone
-from manager.group.watches import Watch
+from manager.group.driver import Watch
 
 log = logging.getLogger(__name__)
 

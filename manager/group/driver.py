@@ -5,24 +5,27 @@ Synchronous: time, the ranks' streams and waiting calls, the session with the li
 
 import itertools
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Protocol
 
 from lighthouse_protocol.limits import answer_margin_s
-from lighthouse_protocol.messages.evidence import SelfReport
-from lighthouse_protocol.messages.membership import Assignment, Decision, Participant, Quorum
-from lighthouse_protocol.messages.progress import ProgressSample
+from lighthouse_protocol.messages.incident import SelfReport
+from lighthouse_protocol.messages.membership import Assignment, Decision, Participant, Quorum, World
+from lighthouse_protocol.messages.progress import GroupView, HealTotals, ProgressSample
 from lighthouse_protocol.messages.session import (
+    EvidenceRequest,
     FromRank,
     Leaving,
     RankGone,
     Released,
     Revoked,
+    ToLighthouse,
     ToManager,
     ToRank,
     Vote,
     VoteAnswer,
+    Waiting,
     WatchHello,
     WatchOpened,
 )
@@ -36,24 +39,294 @@ from lighthouse_protocol.refusals import (
     Unrecoverable,
     WrongState,
 )
-from lighthouse_protocol.rules.proof import ADDRESS_WORD, is_proven
-from lighthouse_protocol.rules.stall import Limits
+from lighthouse_protocol.rules.access import ADDRESS_WORD, is_proven
+from lighthouse_protocol.rules.quorum_change import LOOKED_EVERY_S, QuorumWait
+from lighthouse_protocol.rules.stall import GroupProgress, Limits, Process, StallVerdict
 from lighthouse_runtime.log_event import event
 from lighthouse_runtime.ports import Peer, Reply, Timer, Timers
-from lighthouse_runtime.timing.deadline_timer import DeadlineTimer
-from manager.group.ports import EvidenceSource, LighthousePort
-from manager.group.progress import GroupProgressDriver
-from manager.group.rules import events
-from manager.group.rules.commit import Decided, Voted
-from manager.group.rules.machine import GroupMachine
-from manager.group.rules.progress import ProgressReporter
-from manager.group.rules.request import QuorumRequest, check_rank
-from manager.group.rules.status import GroupStatus, say_missing
-from manager.group.waits import Waits
-from manager.group.watches import Watch, WatchTable
-from manager.group.worlds import Worlds
+from lighthouse_runtime.timing.timers import DeadlineTimer, StallWatch, Sustained
+from manager.group import events
+from manager.group.counts import GroupStatus, say_missing
+from manager.group.machine import GroupMachine
+from manager.group.requests import QuorumRequest, check_rank
+from manager.group.session import ProgressReporter
+from manager.group.votes import Decided, Voted
 
 log = logging.getLogger(__name__)
+
+
+# -- watches ------------------------------------------------------------------
+#
+# The open watches of the ranks.
+
+
+@dataclass(eq=False, slots=True)
+class Watch:
+    """A rank's stream, and the process that it is of. `is_local`: that process is on this host, in this pid namespace.
+    `heard_at`: when the rank last sent something, whatever that was. `healed`: its heals, as it has told them last."""
+
+    hello: WatchHello
+    peer: Peer[ToRank]
+    is_local: bool
+    heard_at: float
+    is_open: bool = True
+    healed: HealTotals | None = None
+
+
+class WatchTable:
+    """By number. Iterates over the open watches."""
+
+    def __init__(self) -> None:
+        self._watches: dict[int, Watch] = {}
+
+    def __iter__(self) -> Iterator[Watch]:
+        return iter(self._watches.values())
+
+    def get(self, number: int) -> Watch | None:
+        """None: it has ended."""
+        return self._watches.get(number)
+
+    def add(self, number: int, watch: Watch) -> None:
+        self._watches[number] = watch
+
+    def remove(self, number: int) -> Watch | None:
+        """None: it had ended before."""
+        watch = self._watches.pop(number, None)
+        if watch is not None:
+            watch.is_open = False
+            watch.peer.end()
+        return watch
+
+    def send(self, message: ToRank, numbers: Iterable[int]) -> None:
+        for number in numbers:
+            if (watch := self._watches.get(number)) is not None:
+                watch.peer.send(message)
+
+    def send_all(self, message: ToRank) -> None:
+        self.send(message, self._watches)
+
+
+# -- waits --------------------------------------------------------------------
+#
+# Requests for a quorum that wait: if that lasts, the log and the ranks are told what for.
+#
+# A level, not an edge: a new watch is told what holds.
+
+
+class Waits:
+    """`waiting_for` says what for, in words; it is called only while requests wait."""
+
+    def __init__(self, timers: Timers, watches: WatchTable, waiting_for: Callable[[], str]) -> None:
+        self._clock = timers.time
+        self._watches = watches
+        self._waiting_for = waiting_for
+        self._wait = QuorumWait()
+        self._told = ""
+        self._timer = DeadlineTimer(self._look, timers)
+
+    def opened(self, watch: Watch) -> None:
+        if self._told:
+            watch.peer.send(Waiting(self._told))
+
+    def answered(self) -> None:
+        """A request was answered with a quorum."""
+        if line := self._wait.answered(self._clock()):
+            log.info("%s", line, extra=event("quorum_wait"))
+
+    def begin(self) -> None:
+        """A request waits, and it is the first, or those before it were answered."""
+        self._wait.begin(self._clock())
+        self._timer.set_after(LOOKED_EVERY_S)
+
+    def end(self) -> None:
+        """No request waits."""
+        self.close()
+        self._wait.leave(self._clock())
+        self._tell("")
+
+    def close(self) -> None:
+        self._timer.cancel()
+
+    def _look(self) -> None:
+        waiting_for = self._waiting_for()
+        if line := self._wait.news(waiting_for, self._clock()):
+            log.info("%s", line, extra=event("quorum_wait"))
+        self._tell(waiting_for)
+        self._timer.set_after(LOOKED_EVERY_S)
+
+    def _tell(self, waiting_for: str) -> None:
+        if waiting_for != self._told:
+            self._told = waiting_for
+            self._watches.send_all(Waiting(waiting_for))
+
+
+# -- worlds -------------------------------------------------------------------
+#
+# The world, all replica groups with their ranks: the lighthouse tells it to the manager, and the manager to its
+# ranks. Which ranks of this group are missing goes to the log, and to those that are there.
+
+# Ranks of one group come one after the other: only a wait that lasts is worth a line.
+INCOMPLETE_LOGGED_AFTER_S = 10.0
+
+
+class Worlds:
+    """`world` is the newest; None: the lighthouse has told none."""
+
+    def __init__(self, timers: Timers, watches: WatchTable) -> None:
+        self.world: World | None = None
+        self._watches = watches
+        self._incomplete = Sustained(timers, self._say_missing, _log_whole, INCOMPLETE_LOGGED_AFTER_S)
+
+    def opened(self, watch: Watch) -> None:
+        if self.world is not None:
+            watch.peer.send(self.world)
+
+    def tell(self, world: World) -> None:
+        if world.pending and (self.world is None or world.pending != self.world.pending):
+            told = event("groups_join", groups=world.peers_pending)
+            log.info("waiting to join: %s", world.who_joins, extra=told)
+        self.world = world
+        for watch in self._watches:
+            watch.peer.send(world)
+
+    def miss(self, incomplete: str) -> None:
+        """Which ranks of the group are missing; empty: none, or all."""
+        self._incomplete.set(incomplete)
+
+    def close(self) -> None:
+        self._incomplete.close()
+
+    def _say_missing(self, incomplete: str) -> None:
+        """Log it, and tell the ranks that are there: they may wait for the others before they ask for a quorum."""
+        log.warning(
+            "%s; a replica group joins only when all its ranks are connected", incomplete, extra=event("ranks_missing")
+        )
+        self._watches.send_all(Waiting(incomplete))
+
+
+def _log_whole() -> None:
+    log.info("all ranks of the group are connected", extra=event("ranks_complete"))
+
+
+# -- progress -----------------------------------------------------------------
+#
+# Where the ranks are: samples come on their watches, a verdict goes to the log, and heartbeats carry the view.
+
+
+class GroupProgressDriver:
+    """`incarnation` is the group's present one. `check_lag` calls `was_late` if the process itself was held up."""
+
+    def __init__(
+        self,
+        me: Participant,
+        limits: Limits,
+        timers: Timers,
+        incarnation: Callable[[], str],
+        check_lag: Callable[[], None] = lambda: None,
+    ) -> None:
+        self._size = me.group_world_size
+        self._progress = GroupProgress(me.replica_id, limits)
+        self._is_alone = False  # the only group of its quorum
+        self._incarnation = incarnation
+        self._newest: dict[int, Watch] = {}  # by rank
+        self._clock = timers.time
+        self._check_lag = check_lag
+        self._watch = StallWatch(timers, log, "", self._verdict, self._progress.left_s, limits.floor_s)
+
+    def opened(self, watch: Watch) -> None:
+        self._newest[watch.hello.group_rank] = watch
+
+    def answered(self, assignment: Assignment) -> None:
+        """A rank was let into a step."""
+        self._is_alone = assignment.replica_world_size == 1
+
+    def take(self, watch: Watch, sample: ProgressSample) -> None:
+        """A sample of an old watch says nothing of the rank's newer one."""
+        hello = watch.hello
+        if self._newest.get(hello.group_rank) is watch:
+            process = Process(hello.rank_incarnation, hello.hostname, hello.pid)
+            self._progress.take(hello.group_rank, process, sample, self._clock())
+            self._watch.wake()
+
+    def ended(self, watch: Watch) -> None:
+        group_rank = watch.hello.group_rank
+        if self._newest.get(group_rank) is watch:
+            del self._newest[group_rank]
+            self._progress.lose(group_rank)
+
+    def was_late(self, by_s: float) -> None:
+        """The whole process was held up; to be told before anything is judged."""
+        self._progress.was_late(by_s, self._clock())
+
+    def view(self, now: float) -> GroupView:
+        self._check_lag()
+        return replace(self._progress.view(self._incarnation(), now), group_world_size=self._size)
+
+    def close(self) -> None:
+        self._watch.close()
+
+    def _verdict(self, now: float) -> StallVerdict | None:
+        self._check_lag()
+        samples = [rank.sample for rank in self._progress.ranks(now)]
+        is_among_itself = all(_is_within_group(sample) for sample in samples)
+        is_complete = len(samples) == self._size and (is_among_itself or self._is_alone)
+        return self._progress.verdict(now, is_complete=is_complete)
+
+
+def _is_within_group(sample: ProgressSample) -> bool:
+    """What it waits for is a rank of its own group."""
+    return bool(sample.at) or (sample.collective is not None and sample.collective.within_group)
+
+
+# -- ports --------------------------------------------------------------------
+#
+# What the group's driver needs of others in the same daemon.
+
+
+class LighthousePort(Protocol):
+    """The session with the lighthouse, and the connection that carries it.
+
+    A new session is the driver's `opened`, a message `received`, the end of a session `closed`; after it the next one
+    is opened for as long as the driver lives.
+    """
+
+    @property
+    def error(self) -> str:
+        """Why the lighthouse cannot be asked; empty: it can."""
+        ...
+
+    def send(self, message: ToLighthouse) -> None:
+        """On the present session; without one, nothing happens."""
+        ...
+
+    def give_up(self, reason: str) -> None:
+        """End this connection and make another."""
+        ...
+
+    def connect_beside(self, reason: str) -> None:
+        """Make a second connection and move the session there once there is one."""
+        ...
+
+    def stay(self) -> None:
+        """No second connection is needed."""
+        ...
+
+
+class EvidenceSource(Protocol):
+    """Finds out what ranks are doing, and sends that to the lighthouse as it is found."""
+
+    def opened(self, watch: Watch) -> None: ...
+
+    def ended(self, watch: Watch) -> None: ...
+
+    def answered(self, watch: Watch, own: SelfReport) -> None: ...
+
+    def give(self, request: EvidenceRequest, view: Callable[[], GroupView]) -> None:
+        """`view`: where the ranks are, once all is found."""
+        ...
+
+    def close(self) -> None: ...
+
 
 Answer = tuple[Assignment, Quorum | None]
 """To a request for a quorum: what it means for the rank, and the quorum, if it is a new one."""

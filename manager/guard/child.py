@@ -14,7 +14,7 @@ from pathlib import Path
 
 from lighthouse_runtime.process.state_folder import make_private
 from manager.guard.preload import MARK_VARIABLE, die_with
-from manager.guard.rules.output import Lines
+from manager.guard.rules import Lines
 
 _MAX_ERROR_BYTES = 1 << 16
 LOG_WARNED_EVERY_S = 60.0

@@ -18,7 +18,7 @@ from lighthouse_runtime.log_event import event
 from lighthouse_runtime.process import grpc_environment
 from lighthouse_runtime.process.logs import without_credentials
 from manager.guard import process_tree
-from manager.guard.rules.python_command import PythonCommand
+from manager.guard.rules import PythonCommand
 
 log = logging.getLogger(__name__)
 

@@ -37,7 +37,7 @@ from manager.guard import process_tree
 from manager.guard.child import PASSING_ERRORS, Child
 from manager.guard.preloader import NUMBER as PRELOADER
 from manager.guard.preloader import Hooks, Preloader
-from manager.guard.rules.output import Outlet
+from manager.guard.rules import Outlet
 
 _POLL_S = 0.02
 _UNKILLABLE_S = 5.0

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from manager.guard.child import Child
-from manager.guard.rules.exit_status import described
+from manager.guard.rules import described
 
 NUMBER = 0  # no order has it
 MAX_FAILURES = 3

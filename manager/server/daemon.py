@@ -5,42 +5,87 @@ import dataclasses
 import logging
 import secrets
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+
+from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
 
 from lighthouse_protocol import VERSION
 from lighthouse_protocol.identity import Address, parse_address
 from lighthouse_protocol.limits import SECRET_BYTES
 from lighthouse_protocol.messages.membership import Participant
+from lighthouse_protocol.messages.session import HoldState
 from lighthouse_protocol.messages.status import ManagerStatus
 from lighthouse_protocol.refusals import LighthouseError
+from lighthouse_protocol.rules.access import short_name
 from lighthouse_protocol.rules.leader_search import LeaderSearch
-from lighthouse_protocol.rules.proof import short_name
 from lighthouse_protocol.rules.stall import Limits
-from lighthouse_runtime.client.lighthouse import AsyncLighthouseClient
+from lighthouse_runtime.client.clients import AsyncLighthouseClient
 from lighthouse_runtime.log_event import event
-from lighthouse_runtime.net.bind import grpc_bind, split_bind
-from lighthouse_runtime.net.own_address import listening_host, resolves_to_loopback
-from lighthouse_runtime.process.loop import StopRequest, announce
-from lighthouse_runtime.process.service_manager import ServiceManager
+from lighthouse_runtime.net.address import grpc_bind, listening_host, resolves_to_loopback, split_bind
+from lighthouse_runtime.process.loop import ServiceManager, StopRequest, announce
 from lighthouse_runtime.security.access import LocalOperates
 from lighthouse_runtime.server.grpc_server import GrpcServer
 from lighthouse_runtime.server.rpc_handler import Entry
-from lighthouse_runtime.timing.loop_lag import LoopLag
-from lighthouse_runtime.timing.suspension import SuspensionTimers
+from lighthouse_runtime.timing.pacing import SuspensionTimers
+from lighthouse_runtime.timing.timers import LoopLag
 from lighthouse_runtime.web.control import HttpGuard
 from lighthouse_runtime.web.server import HttpServer, HttpSide
 from manager.evidence.collector import EvidenceCollector
 from manager.evidence.process_probe import ProbeProcess, look_alone
 from manager.group.driver import GroupDriver
-from manager.group.lighthouse_link import LighthouseLink
-from manager.group.rules.events import GroupGivenUp, Killed, RankGivenUp
-from manager.server.access import GroupAccess
+from manager.group.events import GroupGivenUp, Killed, RankGivenUp
+from manager.group.link import LighthouseLink
 from manager.server.config import ManagerConfig
-from manager.server.metrics import render
-from manager.server.service import REFLECTED, ManagerService, show_handles
+from manager.server.service import REFLECTED, GroupAccess, ManagerService, show_handles
 from manager.store.process import StoreProcess
 
 log = logging.getLogger(__name__)
+
+
+# -- metrics ------------------------------------------------------------------
+#
+# The manager's numbers, read at scrape time from the one snapshot.
+
+_GAUGES: dict[str, tuple[str, Callable[[ManagerStatus], float]]] = {
+    "uptime_seconds": ("Since the manager started.", lambda s: s.uptime_s),
+    "lighthouse_reachable": ("1 while the lighthouse answers.", lambda s: float(s.lighthouse_reachable)),
+    "quorum_id": ("The quorum last answered.", lambda s: float(s.quorum_id)),
+    "step": ("The step last asked for.", lambda s: float(s.step)),
+    "ranks_waiting": ("Ranks that wait for a quorum.", lambda s: float(len(s.ranks_waiting))),
+}
+_COUNTERS: dict[str, tuple[str, Callable[[ManagerStatus], float]]] = {
+    "commits": ("Steps committed.", lambda s: float(s.commits)),
+    "discards": ("Steps discarded.", lambda s: float(s.discards)),
+    "grants": ("Steps that the ranks began without asking the lighthouse.", lambda s: float(s.grants)),
+}
+_MODES = (*(mode.value for mode in HoldState), "none")
+
+
+class _Snapshot(Collector):
+    def __init__(self, status: ManagerStatus) -> None:
+        self._status = status
+
+    def collect(self) -> Iterator[Metric]:
+        for name, (text, read) in _GAUGES.items():
+            yield GaugeMetricFamily(f"lighthouse_manager_{name}", text, value=read(self._status))
+        for name, (text, read) in _COUNTERS.items():
+            yield CounterMetricFamily(f"lighthouse_manager_{name}", text, value=read(self._status))
+        modes = GaugeMetricFamily(
+            "lighthouse_manager_mode", "1 for how the quorum is held, 0 for the others.", labels=["mode"]
+        )
+        for mode in _MODES:
+            modes.add_metric([mode], self._status.mode == mode)
+        yield modes
+
+
+def render(status: ManagerStatus) -> tuple[bytes, str]:
+    """(body, content type) of the text format."""
+    registry = CollectorRegistry()
+    registry.register(_Snapshot(status))
+    return generate_latest(registry), CONTENT_TYPE_LATEST
+
 
 MISCONFIGURED = 2
 NOT_WAITED_S = 0.01

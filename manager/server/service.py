@@ -1,31 +1,33 @@
 """The manager's RPCs: the documented service, under its own package and bare, and torchft's, on one port."""
 
 import logging
+import os
+import re
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
 from lighthouse_protocol.constraints import check_count, check_quorum_id, check_short
-from lighthouse_protocol.limits import cut_reason
+from lighthouse_protocol.limits import MANAGER_SECRET_VARIABLE, cut_reason
 from lighthouse_protocol.messages.membership import CatchUp, Decision, Quorum, Tag
 from lighthouse_protocol.messages.session import FromRank, WatchHello
 from lighthouse_protocol.messages.status import ManagerStatus
 from lighthouse_protocol.pb.documented import manager_pb2
 from lighthouse_protocol.pb.torchft import torchft_pb2
-from lighthouse_protocol.refusals import Unrecoverable, WrongState
-from lighthouse_protocol.rules.access import Role
+from lighthouse_protocol.refusals import InvalidRequest, NotPermitted, Unrecoverable, WrongState
+from lighthouse_protocol.rules.access import Principal, Role, is_same
 from lighthouse_protocol.wire import documented as wire
-from lighthouse_protocol.wire.codecs import MANAGER_STATUS
+from lighthouse_protocol.wire.codec import MANAGER_STATUS
 from lighthouse_protocol.wire.streams import WATCH_REQUESTS, WATCH_RESPONSES
 from lighthouse_runtime.log_event import event
 from lighthouse_runtime.process.children import ended_process, host_id
-from lighthouse_runtime.server.future_reply import FutureReply
-from lighthouse_runtime.server.rpc_handler import Call, Entry, Method, Stream
-from lighthouse_runtime.server.stream_peer import Frames, StreamPeer
-from lighthouse_runtime.server.streams import FIRST_WITHIN_S, Requests, Sender
+from lighthouse_runtime.security.access import LOCAL, Caller, LocalOperates
+from lighthouse_runtime.server.rpc_handler import Call, Entry, FutureReply, Method, Stream
+from lighthouse_runtime.server.streams import FIRST_WITHIN_S, Frames, Requests, Sender, StreamPeer
 from manager.group.driver import Answer, GroupDriver
-from manager.group.rules.events import Killed
+from manager.group.events import Killed
 
 log = logging.getLogger(__name__)
+
 
 REFLECTED = ("manager.v1.ManagerService", "torchft.ManagerService")
 MAX_CHECKPOINT_ADDRESS_CHARS = 4096
@@ -237,3 +239,52 @@ def _handles(quorum: Quorum | None, group_rank: int) -> list[str]:
         return []
     shown = [torchft_pb2.QuorumMember.FromString(p.wire).reconfigure_handles for p in quorum.participants]
     return [handles[group_rank] for handles in shown] if all(len(h) > group_rank for h in shown) else []
+
+
+# -- access -------------------------------------------------------------------
+#
+# Who may ask a manager. Its calls are those of its own ranks and supervisors: a vote, a request, a watch decide what
+# the whole group does.
+#
+# 1. A group has a secret, where a supervisor or rank 0 has started its manager, or LIGHTHOUSE_MANAGER_SECRET is set.
+#    Then only callers that show it act for the group, from wherever they call.
+# 2. Without one, callers of this host do, as torchft's clients and those of the documented service; no other host's.
+# 3. A caller that may not act for the group may learn that a manager is there, and ask what peers that heal ask
+#    (service.py says to whom that is answered).
+
+GROUP = Principal("the group", frozenset({Role.OPERATE}))
+HOST = Principal("this host", frozenset({Role.VIEW}))
+PEER = Principal("another host", frozenset({Role.PROBE}))
+
+_SECRET = re.compile("[A-Za-z0-9_-]{32,128}")
+
+
+class GroupAccess(LocalOperates):
+    """`secret`: the group's; empty: it has none."""
+
+    def __init__(self, secret: str) -> None:
+        super().__init__()
+        self._secret = secret
+
+    def principal(self, caller: Caller) -> Principal:
+        if not self._secret:
+            return LOCAL if caller.is_local else PEER
+        if is_same(caller.token, self._secret):
+            return GROUP
+        if caller.token:
+            raise NotPermitted(
+                f"the caller's secret is not that of this group: ranks and supervisors of a group share one "
+                f"{MANAGER_SECRET_VARIABLE}, and no other group has it"
+            )
+        return HOST if caller.is_local else PEER
+
+
+def secret_from(variables: Mapping[str, str] = os.environ) -> str:
+    """Empty: it is not set. Raises InvalidRequest, naming the variable, for one that is too weak."""
+    secret = variables.get(MANAGER_SECRET_VARIABLE, "")
+    if secret and not _SECRET.fullmatch(secret):
+        raise InvalidRequest(
+            f"has {len(secret)} characters; it has 32 to 128 of A-Z a-z 0-9 _ -, as `openssl rand -hex 32` prints them",
+            field=MANAGER_SECRET_VARIABLE,
+        )
+    return secret

@@ -8,10 +8,10 @@ from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from lighthouse_protocol.messages import run as messages
-from lighthouse_protocol.messages.supervisor import SupervisorWelcome, ToSupervisor
+from lighthouse_protocol.messages.run import SupervisorWelcome, ToSupervisor
 from lighthouse_runtime.log_event import event
 from lighthouse_runtime.ports import Timers
-from lighthouse_runtime.timing.deadline_timer import DeadlineTimer
+from lighthouse_runtime.timing.timers import DeadlineTimer
 from manager.supervisor.rules import events
 from manager.supervisor.rules.machine import SupervisorMachine
 

@@ -4,7 +4,8 @@ import asyncio
 import logging
 from collections.abc import Callable
 
-from lighthouse_protocol.messages import run, supervisor
+from lighthouse_protocol.messages import run
+from lighthouse_protocol.messages import run as supervisor
 from lighthouse_protocol.refusals import (
     DeadlinePassed,
     LighthouseError,
@@ -14,12 +15,12 @@ from lighthouse_protocol.refusals import (
     WrongProtocol,
 )
 from lighthouse_protocol.rules.leader_search import LeaderSearch
-from lighthouse_runtime.client.lighthouse import AsyncLighthouseClient
-from lighthouse_runtime.client.stream_kinds import SupervisorStream
+from lighthouse_runtime.client.clients import AsyncLighthouseClient
+from lighthouse_runtime.client.streams import SupervisorStream
 from lighthouse_runtime.log_event import event
-from lighthouse_runtime.timing.backoff import Backoff
-from manager.group.lighthouse_link import Absence
-from manager.supervisor.rules.report import Report
+from lighthouse_runtime.timing.pacing import Backoff
+from manager.group.link import Absence
+from manager.supervisor.rules.restart_policy import Report
 
 log = logging.getLogger(__name__)
 

@@ -10,7 +10,7 @@ from lighthouse_protocol.refusals import InvalidRequest
 from lighthouse_runtime.log_event import event
 from lighthouse_runtime.process.children import who_listens
 from manager.guard.client import Command, Ended, GuardClient, shown
-from manager.guard.rules.exit_status import described
+from manager.guard.rules import described
 from manager.store.process import SCRIPT, check_torch
 
 log = logging.getLogger(__name__)

@@ -17,14 +17,14 @@ import torch
 import uvloop
 from torch.distributed import PrefixStore, TCPStore
 
-from agent_client.agent.agent import Agent
-from agent_client.agent.config import AgentConfig
-from agent_client.agent.parts import GroupPlace
 from agent_client.collectives.connectors import connector
 from agent_client.collectives.gloo import GlooGroup, connect_store
 from agent_client.collectives.group_spec import GroupSpec
 from agent_client.collectives.peers import Peers
 from agent_client.state.train_state import TrainState
+from agent_client.step.agent import Agent
+from agent_client.step.config import AgentConfig
+from agent_client.step.internals import GroupPlace
 from agent_client.transfer.fetch import Fetch
 from lighthouse_runtime.process.loop import StopRequest
 from manager.server import daemon

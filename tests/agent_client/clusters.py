@@ -27,7 +27,7 @@ Event = dict[str, Any]
 PRELOADED = (
     "sklearn.datasets",
     "agent_client.training.ddp",
-    "agent_client.training.diloco",
+    "agent_client.training.local_sgd",
     "agent_client.training.hsdp",
     "agent_client.training.optimizer",
     "agent_client.training.sampler",

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from lighthouse_protocol.messages.status import ManagerStatus
-from lighthouse_runtime.client.manager import ManagerClient
+from lighthouse_runtime.client.clients import ManagerClient
 from tests.agent_client.ranks import Pending, Rank, RankServer
 from tests.processes import LIGHTHOUSE_CODE, PATIENCE_S, eventually, run_cli
 

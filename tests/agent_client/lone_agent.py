@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from agent_client.agent.rules.world_size import WorldSizeMode
+from agent_client.step.rules.world_size import WorldSizeMode
 
 
 class LoneAgent:

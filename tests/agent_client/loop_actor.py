@@ -8,8 +8,7 @@ import torch
 
 from agent_client.state.train_state import TrainState
 from agent_client.training.ddp import DistributedDataParallel
-from agent_client.training.optimizer import FaultTolerantOptimizer
-from agent_client.training.scheduler import FaultTolerantScheduler
+from agent_client.training.optimizer import FaultTolerantOptimizer, FaultTolerantScheduler
 from tests.agent_client.actors import build_agent, digest, momenta
 
 

@@ -8,8 +8,7 @@ from torch import Tensor, nn
 from torch.optim.lr_scheduler import ExponentialLR
 
 from agent_client.training.ddp import DistributedDataParallel
-from agent_client.training.optimizer import FaultTolerantOptimizer
-from agent_client.training.scheduler import FaultTolerantScheduler
+from agent_client.training.optimizer import FaultTolerantOptimizer, FaultTolerantScheduler
 from tests.agent_client.training_kinds import (
     BATCH,
     HIDDEN,

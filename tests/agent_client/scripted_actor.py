@@ -8,9 +8,9 @@ from typing import Any
 import torch
 from torch.utils.data import DistributedSampler
 
-from agent_client.agent.step_runner import Part
 from agent_client.errors import EvaluationInterrupted, ScriptMismatch
 from agent_client.state.train_state import TrainState
+from agent_client.step.runner import Part
 from agent_client.training.sampler import StepSampler
 from tests.agent_client.actors import build_agent
 

@@ -10,8 +10,7 @@ from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
 from agent_client.collectives.gloo import connect_store
 from agent_client.state.train_state import TrainState
-from agent_client.training.device_mesh import ManagedGroup, managed_mesh
-from agent_client.training.hsdp import replicate
+from agent_client.training.hsdp import ManagedGroup, managed_mesh, replicate
 from agent_client.training.optimizer import FaultTolerantOptimizer
 from tests.agent_client.actors import MEETS_WITHIN_S, AgentActor, build_agent, digest
 from tests.agent_client.agent.test_agent import Step

@@ -60,4 +60,4 @@ def test_naming_the_agent_loads_torch_and_nothing_generic(tmp_path: Path) -> Non
         (tmp_path / f"{name}.py").write_text("raise SystemExit('imported what is not ours')\n")
     code = "import sys; from agent_client import Agent; print(Agent.__module__, 'torch' in sys.modules)"
     done = python(code, tmp_path, ROOT)
-    assert (done.returncode, done.stdout, done.stderr) == (0, "agent_client.agent.agent True\n", "")
+    assert (done.returncode, done.stdout, done.stderr) == (0, "agent_client.step.agent True\n", "")

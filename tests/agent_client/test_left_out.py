@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from lighthouse_runtime.client.lighthouse import LighthouseClient
+from lighthouse_runtime.client.clients import LighthouseClient
 from tests.agent_client.jobs import Job
 from tests.agent_client.left_out_actor import SAMPLES
 from tests.agent_client.ranks import Rank, together

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from examples.ports import LOOPBACK, free_port
-from lighthouse_runtime.client.lighthouse import LighthouseClient
+from lighthouse_runtime.client.clients import LighthouseClient
 from tests.agent_client.clusters import (
     RECOVERS_WITHIN_S,
     TRAIN_SCRIPT,

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from lighthouse_runtime.client.lighthouse import LighthouseClient
+from lighthouse_runtime.client.clients import LighthouseClient
 from tests.agent_client.clusters import read_events, wait_more
 from tests.agent_client.jobs import Job
 from tests.agent_client.ranks import Pending, Rank, RankEnded, RankError

@@ -23,15 +23,13 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from agent_client.collectives.gloo import connect_store
 from agent_client.healing import catch_up, source
-from agent_client.state.encoding import Encoding
+from agent_client.state.codec import Encoding
 from agent_client.state.train_state import TrainState
 from agent_client.training.ddp import DistributedDataParallel
-from agent_client.training.diloco import DiLoCo
 from agent_client.training.hsdp import replicate
-from agent_client.training.local_sgd import LocalSGD, OuterSteps
-from agent_client.training.optimizer import FaultTolerantOptimizer
+from agent_client.training.local_sgd import DiLoCo, LocalSGD, OuterSteps
+from agent_client.training.optimizer import FaultTolerantOptimizer, FaultTolerantScheduler
 from agent_client.training.sampler import Position
-from agent_client.training.scheduler import FaultTolerantScheduler
 from agent_client.transfer import gloo_transport
 from agent_client.transfer.fetch import Fetch
 from tests.agent_client.actors import build_agent, digest

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from examples.ports import free_port
-from lighthouse.runs.rules.record import parse
+from lighthouse.job.records import parse_run
 from lighthouse_runtime.process.children import who_listens
 from manager.guard.process_tree import environment
 from tests.daemons.supervisors import MARK, Supervisor
@@ -182,7 +182,7 @@ class Cluster:
         """What it has said, and what it had written down and may have said."""
         self.logs.append(self._lighthouse.log())
         with sqlite3.connect(f"file:{self.folder / 'journal'}?mode=ro", uri=True) as db:
-            records = [parse(raw) for (raw,) in db.execute("SELECT record FROM run")]
+            records = [parse_run(raw) for (raw,) in db.execute("SELECT record FROM run")]
         for record in records:
             if record.generation is not None:
                 slots = tuple(rank.slot for rank in record.generation.active)

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from lighthouse_protocol.coordinator import Coordinator, TlsFiles, parse_coordinator
-from lighthouse_runtime.client.lighthouse import LighthouseClient
+from lighthouse_runtime.client.clients import LighthouseClient
 from tests.own_pki import Pair, Pki
 from tests.processes import LOCALHOST, Lighthouse
 

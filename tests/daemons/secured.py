@@ -11,8 +11,7 @@ from typing import Any
 from lighthouse_protocol.coordinator import Coordinator
 from lighthouse_protocol.identity import Address
 from lighthouse_protocol.rules.access import Role
-from lighthouse_runtime.security.credentials import load_or_make
-from lighthouse_runtime.security.tokens import Tokens
+from lighthouse_runtime.security.credentials import Tokens, load_or_make
 from tests.processes import LOCALHOST, Lighthouse
 
 CALLS_OF_A_RANK: dict[str, Callable[[Any], Any]] = {

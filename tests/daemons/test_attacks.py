@@ -26,7 +26,17 @@ from lighthouse_protocol.limits import MANAGER_SECRET_VARIABLE, MAX_GROUP_WORLD_
 from lighthouse_protocol.messages.hosts import HostEndAsked, HostHello
 from lighthouse_protocol.messages.membership import Participant
 from lighthouse_protocol.messages.progress import GroupView, OpenPhase, ProgressSample, RankName, RankView
-from lighthouse_protocol.messages.run import FinishReport, KeyKind, RankHello, RankId, RunTerms
+from lighthouse_protocol.messages.run import (
+    FinishReport,
+    HostExcluded,
+    KeyKind,
+    ProcessLost,
+    RankHello,
+    RankId,
+    RunTerms,
+    StopAsked,
+    SupervisorHello,
+)
 from lighthouse_protocol.messages.session import (
     GroupReport,
     Heartbeat,
@@ -37,13 +47,11 @@ from lighthouse_protocol.messages.session import (
     JoinRequest,
     WatchHello,
 )
-from lighthouse_protocol.messages.supervisor import HostExcluded, ProcessLost, StopAsked, SupervisorHello
 from lighthouse_protocol.rank_set import RankSet
 from lighthouse_protocol.refusals import LighthouseError, LimitReached, NotPermitted
 from lighthouse_protocol.rules.access import Role
-from lighthouse_runtime.client.lighthouse import AsyncLighthouseClient, LighthouseClient
-from lighthouse_runtime.client.manager import AsyncManagerClient, ManagerClient
-from lighthouse_runtime.security.tokens import Tokens
+from lighthouse_runtime.client.clients import AsyncLighthouseClient, AsyncManagerClient, LighthouseClient, ManagerClient
+from lighthouse_runtime.security.credentials import Tokens
 from tests.daemons.secured import CALLS_OF_A_RANK, EVERYWHERE, Secured
 from tests.processes import LIGHTHOUSE_CODE, PATIENCE_S, ROOT, Lighthouse, Manager, run_cli
 

@@ -8,7 +8,17 @@ import pytest
 
 from lighthouse_protocol.limits import MANAGER_SECRET_VARIABLE
 from lighthouse_protocol.messages.membership import Participant
-from lighthouse_protocol.messages.run import HelloRejected, KeyKind, RankHello, RankId, RankWelcome, RunTerms
+from lighthouse_protocol.messages.run import (
+    HelloRejected,
+    KeyKind,
+    RankHello,
+    RankId,
+    RankWelcome,
+    RunTerms,
+    StopAsked,
+    SupervisorHello,
+    SupervisorWelcome,
+)
 from lighthouse_protocol.messages.session import (
     GroupReport,
     HeldQuorum,
@@ -19,10 +29,8 @@ from lighthouse_protocol.messages.session import (
     WatchOpened,
     Welcome,
 )
-from lighthouse_protocol.messages.supervisor import StopAsked, SupervisorHello, SupervisorWelcome
 from lighthouse_protocol.refusals import DuplicateReplica, InvalidRequest, NotPermitted
-from lighthouse_runtime.client.lighthouse import AsyncLighthouseClient
-from lighthouse_runtime.client.manager import ManagerClient
+from lighthouse_runtime.client.clients import AsyncLighthouseClient, ManagerClient
 from tests.daemons.secured import CALLS_OF_A_RANK
 from tests.processes import PATIENCE_S, Lighthouse, Manager
 

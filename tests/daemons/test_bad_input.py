@@ -15,7 +15,7 @@ from grpc import StatusCode
 
 from lighthouse_protocol.pb.documented import lighthouse_pb2, manager_pb2
 from lighthouse_protocol.pb.torchft import torchft_pb2
-from lighthouse_runtime.client.manager import ManagerClient
+from lighthouse_runtime.client.clients import ManagerClient
 from tests.daemons.wire import call, member, rank, refused, snapshot
 from tests.lighthouse_protocol.builders import field
 from tests.processes import LOCALHOST, Lighthouse, Manager, Process, eventually

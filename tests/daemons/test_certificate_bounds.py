@@ -9,13 +9,21 @@ from typing import Any
 import pytest
 
 from lighthouse_protocol.messages.membership import Participant
-from lighthouse_protocol.messages.run import GenerationFormed, RankHello, RankId, RankWelcome, RunTerms
+from lighthouse_protocol.messages.run import (
+    GenerationFormed,
+    RankHello,
+    RankId,
+    RankWelcome,
+    RunTerms,
+    StopAsked,
+    SupervisorHello,
+    SupervisorWelcome,
+)
 from lighthouse_protocol.messages.session import Hello
-from lighthouse_protocol.messages.supervisor import StopAsked, SupervisorHello, SupervisorWelcome
 from lighthouse_protocol.pb.documented import lighthouse_pb2
 from lighthouse_protocol.refusals import NotPermitted, UnknownName
 from lighthouse_runtime.client import rpcs
-from lighthouse_runtime.client.lighthouse import AsyncLighthouseClient, LighthouseClient
+from lighthouse_runtime.client.clients import AsyncLighthouseClient, LighthouseClient
 from lighthouse_runtime.client.rpcs import Rpc
 from lighthouse_runtime.security.client_tls import variables_of
 from tests.daemons.groups import Group, training
@@ -207,7 +215,7 @@ RANK = """
 import os
 from agent_client import CallWrapper, Wrapper
 from lighthouse_protocol.messages.run import KeyKind
-from lighthouse_runtime.client.lighthouse import LighthouseClient
+from lighthouse_runtime.client.clients import LighthouseClient
 
 @Wrapper(use_global_iteration=True)
 def train(call: CallWrapper) -> str:

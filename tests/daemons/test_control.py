@@ -6,8 +6,7 @@ import pytest
 
 from lighthouse_protocol.refusals import UnknownName
 from lighthouse_protocol.rules.access import Role
-from lighthouse_runtime.client.lighthouse import LighthouseClient
-from lighthouse_runtime.client.manager import ManagerClient
+from lighthouse_runtime.client.clients import LighthouseClient, ManagerClient
 from tests.daemons.elsewhere import Elsewhere, another_host
 from tests.processes import LIGHTHOUSE_CODE, Lighthouse, Manager, Process
 
@@ -15,7 +14,7 @@ EVERYWHERE = ("--bind", "[::]:0")
 OPEN = (*EVERYWHERE, "--insecure")
 REMEDY = "needs a credential of role operate; "
 
-KILL_MANAGER = "import sys; from lighthouse_runtime.client.manager import ManagerClient as C\n"
+KILL_MANAGER = "import sys; from lighthouse_runtime.client.clients import ManagerClient as C\n"
 KILL_MANAGER += "C(sys.argv[1]).kill('from afar', timeout_s=10)"
 
 

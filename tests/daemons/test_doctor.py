@@ -8,7 +8,7 @@ import pytest
 
 from lighthouse_protocol.messages.membership import Participant
 from lighthouse_protocol.rules.access import Role
-from lighthouse_runtime.client.lighthouse import LighthouseClient
+from lighthouse_runtime.client.clients import LighthouseClient
 from tests.daemons.secured import EVERYWHERE, Secured
 from tests.processes import LIGHTHOUSE_CODE, LOCALHOST, Lighthouse, Manager, run_cli
 

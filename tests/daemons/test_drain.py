@@ -3,8 +3,7 @@
 import json
 
 from lighthouse_protocol.messages.membership import Participant
-from lighthouse_runtime.client.lighthouse import LighthouseClient
-from lighthouse_runtime.client.manager import ManagerClient
+from lighthouse_runtime.client.clients import LighthouseClient, ManagerClient
 from tests.daemons.groups import training
 from tests.processes import LIGHTHOUSE_CODE, LOCALHOST, Lighthouse, Manager, eventually, run_cli
 

@@ -8,11 +8,10 @@ from contextlib import ExitStack
 
 import pytest
 
-from lighthouse_protocol.messages.evidence import RankEvidence
+from lighthouse_protocol.messages.incident import RankEvidence
 from lighthouse_protocol.messages.session import Evidence, EvidenceDone, EvidenceRequest
 from lighthouse_protocol.wire.streams import SESSION_RESPONSES
-from manager.evidence.proc_status import read_process
-from manager.evidence.process_probe import NO_OUTPUT
+from manager.evidence.process_probe import NO_OUTPUT, read_process
 from tests.lighthouse_runtime.stream_server import StreamServer, running
 from tests.processes import LOCALHOST, Manager, Process, eventually
 

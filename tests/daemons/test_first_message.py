@@ -9,22 +9,22 @@ import grpc
 import grpc.aio
 import pytest
 
-from lighthouse.quorum.metrics import Counters
-from lighthouse.quorum.registry import JobRegistry
-from lighthouse.quorum.rules.config import QuorumConfig
-from lighthouse.quorum.store import NoJobStore
-from lighthouse.server.quorum_service import LighthouseService
+from lighthouse.job.records import QuorumConfig
+from lighthouse.job.registry import JobRegistry
+from lighthouse.job.store import NoJobStore
+from lighthouse.server.metrics import Counters
+from lighthouse.server.services import LighthouseService
 from lighthouse_protocol.messages.membership import Participant
 from lighthouse_protocol.messages.session import Hello
 from lighthouse_protocol.pb.documented import lighthouse_pb2, manager_pb2
 from lighthouse_protocol.wire.streams import SESSION_REQUESTS
-from lighthouse_runtime.client.lighthouse import AsyncLighthouseClient
-from lighthouse_runtime.client.stream_kinds import SESSION, WATCH
+from lighthouse_runtime.client.clients import AsyncLighthouseClient
+from lighthouse_runtime.client.streams import SESSION, WATCH
 from lighthouse_runtime.security.access import HostOnly
 from lighthouse_runtime.server.grpc_server import GrpcServer
 from manager.evidence.collector import EvidenceCollector
 from manager.group.driver import GroupDriver
-from manager.group.lighthouse_link import LighthouseLink
+from manager.group.link import LighthouseLink
 from manager.server.service import ManagerService
 from tests.processes import LOCALHOST, PATIENCE_S
 

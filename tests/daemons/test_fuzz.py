@@ -13,10 +13,9 @@ from google.protobuf.message import Message
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from lighthouse.server.quorum_service import LighthouseService
+from lighthouse.server.services import LighthouseService
 from lighthouse_protocol.messages.membership import Participant
-from lighthouse_runtime.client.lighthouse import LighthouseClient
-from lighthouse_runtime.client.manager import ManagerClient
+from lighthouse_runtime.client.clients import LighthouseClient, ManagerClient
 from lighthouse_runtime.server.rpc_handler import Method
 from manager.server.service import ManagerService
 from tests.processes import LOCALHOST, PATIENCE_S, Lighthouse, Manager, http_get

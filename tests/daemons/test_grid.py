@@ -11,7 +11,7 @@ from agent_client.manager_client.client import ManagerConnection
 from examples.ports import free_port
 from lighthouse_protocol.messages.membership import Assignment, World
 from lighthouse_protocol.refusals import DeadlinePassed
-from lighthouse_runtime.client.lighthouse import LighthouseClient
+from lighthouse_runtime.client.clients import LighthouseClient
 from tests.processes import (
     LIGHTHOUSE_CODE,
     LOCALHOST,

@@ -8,7 +8,7 @@ import pytest
 from agent_client.manager_client.client import ManagerConnection
 from agent_client.progress.progress import Progress
 from lighthouse_protocol.messages.status import MemberState, MemberStatus
-from lighthouse_runtime.client.lighthouse import LighthouseClient
+from lighthouse_runtime.client.clients import LighthouseClient
 from tests.processes import LIGHTHOUSE_CODE, PATIENCE_S, Lighthouse, Manager, eventually, http_get, run_cli
 
 pytestmark = pytest.mark.slow

@@ -19,8 +19,7 @@ from lighthouse_protocol.messages.membership import Participant
 from lighthouse_protocol.pb.documented import lighthouse_pb2
 from lighthouse_protocol.pb.torchft import torchft_pb2
 from lighthouse_protocol.refusals import DeadlinePassed, LighthouseError, UnknownName, Unreachable
-from lighthouse_runtime.client.lighthouse import LighthouseClient
-from lighthouse_runtime.client.manager import ManagerClient
+from lighthouse_runtime.client.clients import LighthouseClient, ManagerClient
 from tests.daemons import document
 from tests.daemons.wire import call, check_health_and_reflection, without_moments
 from tests.processes import (

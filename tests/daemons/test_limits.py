@@ -12,27 +12,32 @@ import grpc
 import grpc.aio
 import pytest
 
-from lighthouse.quorum.metrics import Counters
-from lighthouse.quorum.registry import JobRegistry
-from lighthouse.quorum.rules.config import QuorumConfig
-from lighthouse.runs.registry import RunRegistry
-from lighthouse.runs.store import RunStoreInProcess
-from lighthouse.server.quorum_service import LighthouseService
-from lighthouse.server.run_service import RunService
+from lighthouse.job.records import QuorumConfig
+from lighthouse.job.registry import JobRegistry, RunRegistry
+from lighthouse.job.store import RunStoreInProcess
+from lighthouse.server.metrics import Counters
+from lighthouse.server.services import LighthouseService, RunService
 from lighthouse_protocol.limits import MAX_GROUP_WORLD_SIZE, MAX_RANKS_PER_HOST
 from lighthouse_protocol.messages.membership import Participant
 from lighthouse_protocol.messages.progress import GroupView, ProgressSample, RankName, RankView
-from lighthouse_protocol.messages.run import GenerationFormed, KeyKind, RankHello, RankId, ReadyReport, RunTerms
+from lighthouse_protocol.messages.run import (
+    GenerationFormed,
+    KeyKind,
+    RankHello,
+    RankId,
+    ReadyReport,
+    RunTerms,
+    SupervisorHello,
+)
 from lighthouse_protocol.messages.session import GroupReport, Heartbeat, HeartbeatAck, Hello, Welcome
-from lighthouse_protocol.messages.supervisor import SupervisorHello
 from lighthouse_protocol.rank_set import RankSet
 from lighthouse_protocol.refusals import InvalidRequest, LimitReached
-from lighthouse_protocol.rules.peer_limits import PeerLimits, Rate
-from lighthouse_runtime.client.lighthouse import AsyncLighthouseClient
-from lighthouse_runtime.client.stream_kinds import SESSION, SUPERVISE
+from lighthouse_protocol.rules.rate_limits import PeerLimits, Rate
+from lighthouse_runtime.client.clients import AsyncLighthouseClient
+from lighthouse_runtime.client.streams import SESSION, SUPERVISE
 from lighthouse_runtime.security.access import LocalOperates
 from lighthouse_runtime.server.grpc_server import GrpcServer
-from lighthouse_runtime.server.peers import Peers
+from lighthouse_runtime.server.rpc_handler import Peers
 from tests.processes import LOCALHOST, PATIENCE_S
 
 NEVER = 1e-9  # a second

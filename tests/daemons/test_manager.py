@@ -16,7 +16,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from lighthouse_protocol import VERSION
 from lighthouse_protocol.pb.documented import manager_pb2
 from lighthouse_protocol.pb.torchft import torchft_pb2
-from lighthouse_runtime.client.manager import ManagerClient
+from lighthouse_runtime.client.clients import ManagerClient
 from tests.daemons import document
 from tests.daemons.wire import call, check_health_and_reflection
 from tests.processes import (

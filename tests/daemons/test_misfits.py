@@ -24,7 +24,7 @@ pytest.importorskip("torch")
 pytestmark = pytest.mark.slow
 
 SCRIPT = str(Path(__file__).with_name("misfit_script.py"))
-PRELOADED = "torch,torch._dynamo,agent_client.agent.agent"
+PRELOADED = "torch,torch._dynamo,agent_client.step.agent"
 NAMES = "abc"
 ENDS_WITHIN_S = 5.0
 # At least half of it lies between two starts: time to write the shape of the next one.

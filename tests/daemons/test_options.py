@@ -8,14 +8,14 @@ import click
 import pytest
 from click.testing import CliRunner
 
-import lighthouse.cli.torchft
+import lighthouse.cli.serve
 from lighthouse.cli import main as lighthouse_main
-from lighthouse_runtime.cli.durations import Duration, Milliseconds
+from lighthouse_runtime.cli.terminal import Duration, Milliseconds
 from manager.cli import main as manager_main
 
 COMMANDS: dict[str, tuple[click.Command, list[str]]] = {
     "lighthouse serve": (lighthouse_main, ["serve"]),
-    "torchft_lighthouse": (lighthouse.cli.torchft.main, []),
+    "torchft_lighthouse": (lighthouse.cli.serve.main, []),
     "lighthouse status": (lighthouse_main, ["status"]),
     "lighthouse members": (lighthouse_main, ["members"]),
     "lighthouse watch": (lighthouse_main, ["watch"]),

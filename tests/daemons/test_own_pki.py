@@ -16,9 +16,9 @@ from lighthouse_protocol.messages.session import Hello, Welcome
 from lighthouse_protocol.refusals import LighthouseError, NotPermitted, UnknownName, Unreachable, Untrusted
 from lighthouse_protocol.rules.access import Role
 from lighthouse_runtime.client import rpcs
-from lighthouse_runtime.client.lighthouse import AsyncLighthouseClient, LighthouseClient
+from lighthouse_runtime.client.clients import AsyncLighthouseClient, LighthouseClient
 from lighthouse_runtime.security.client_tls import variables_of
-from lighthouse_runtime.security.tokens import Tokens
+from lighthouse_runtime.security.credentials import Tokens
 from tests.daemons.groups import training
 from tests.daemons.mutual_tls import GROUP_A, IDENTITIES, OPERATOR, SERVER, WORKER, Site
 from tests.own_pki import DAY, Pki

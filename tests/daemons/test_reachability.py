@@ -7,8 +7,7 @@ import sys
 import pytest
 
 from lighthouse_protocol.refusals import WrongState
-from lighthouse_runtime.client.lighthouse import LighthouseClient
-from lighthouse_runtime.client.manager import ManagerClient
+from lighthouse_runtime.client.clients import LighthouseClient, ManagerClient
 from tests.daemons.elsewhere import Elsewhere, another_host
 from tests.processes import MANAGER_CODE, PATIENCE_S, ROOT, Lighthouse, Manager, eventually
 
@@ -49,7 +48,7 @@ def test_a_name_that_resolves_to_a_loopback_at_home(lighthouse: Lighthouse) -> N
 
 def advertised(there: Elsewhere, lighthouse: str) -> str:
     """By a manager there, which is told nothing else."""
-    code = f"from lighthouse_runtime.net.own_address import advertised_host; print(advertised_host({lighthouse!r}))"
+    code = f"from lighthouse_runtime.net.address import advertised_host; print(advertised_host({lighthouse!r}))"
     command = [*there.command, sys.executable, "-c", code]
     return subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True).stdout.strip()
 

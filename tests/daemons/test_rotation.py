@@ -5,8 +5,7 @@ from pathlib import Path
 from lighthouse_protocol.coordinator import Coordinator
 from lighthouse_protocol.identity import Address
 from lighthouse_protocol.rules.access import Role
-from lighthouse_runtime.security.credentials import load_or_make
-from lighthouse_runtime.security.tokens import Tokens
+from lighthouse_runtime.security.credentials import Tokens, load_or_make
 from tests.daemons.groups import training
 from tests.processes import LIGHTHOUSE_CODE, LOCALHOST, Lighthouse, eventually, run_cli
 

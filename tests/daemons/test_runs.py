@@ -16,6 +16,7 @@ from lighthouse_protocol.messages.run import (
     GenerationEnded,
     GenerationFormed,
     KeyKind,
+    ProcessLost,
     RankHeartbeat,
     RankHello,
     RankId,
@@ -23,19 +24,16 @@ from lighthouse_protocol.messages.run import (
     ReadyReport,
     RunCompleted,
     RunCounters,
+    RunStatus,
     RunStopped,
     RunTerms,
-)
-from lighthouse_protocol.messages.run_status import RunStatus
-from lighthouse_protocol.messages.supervisor import (
-    ProcessLost,
     StopAsked,
     SupervisorHello,
     SupervisorWelcome,
 )
 from lighthouse_protocol.refusals import Unreachable, WrongState
-from lighthouse_runtime.client.lighthouse import AsyncLighthouseClient
-from lighthouse_runtime.client.stream_kinds import AsyncRankStream, SupervisorStream
+from lighthouse_runtime.client.clients import AsyncLighthouseClient
+from lighthouse_runtime.client.streams import AsyncRankStream, SupervisorStream
 from tests.processes import LOCALHOST, PATIENCE_S, Lighthouse
 
 TERMS = RunTerms(world_size=2, stride=100)

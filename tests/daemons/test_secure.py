@@ -28,12 +28,10 @@ from lighthouse_protocol.pb.torchft import torchft_pb2
 from lighthouse_protocol.refusals import NotPermitted, UnknownName, Unreachable, Untrusted
 from lighthouse_protocol.rules.access import POLICY, Role
 from lighthouse_runtime.client import channel
-from lighthouse_runtime.client.lighthouse import LighthouseClient
-from lighthouse_runtime.client.manager import ManagerClient
+from lighthouse_runtime.client.clients import LighthouseClient, ManagerClient
 from lighthouse_runtime.security import pinned
 from lighthouse_runtime.security.client_tls import fetch_tls
-from lighthouse_runtime.security.credentials import load_or_make
-from lighthouse_runtime.security.tokens import ROLES, Tokens
+from lighthouse_runtime.security.credentials import ROLES, Tokens, load_or_make
 from tests.daemons.elsewhere import Elsewhere, another_host
 from tests.daemons.secured import EVERYWHERE, Secured
 from tests.daemons.supervisors import Supervisor

@@ -14,8 +14,7 @@ from pathlib import Path
 import pytest
 
 from lighthouse_protocol.limits import MANAGER_SECRET_VARIABLE
-from lighthouse_runtime.client.lighthouse import LighthouseClient
-from lighthouse_runtime.client.manager import ManagerClient
+from lighthouse_runtime.client.clients import LighthouseClient, ManagerClient
 from tests.daemons.supervisors import ONCE, QUICK, SLEEP, Supervisor, marked, python, restarted, runs
 from tests.processes import LIGHTHOUSE_CODE, Lighthouse, eventually, run_cli, together
 
@@ -286,7 +285,7 @@ def test_a_failed_health_check_excludes_the_host_before_anything_runs(lighthouse
 WATCHED = """
 import os, pathlib, sys, time
 from agent_client.manager_client.client import ManagerConnection
-from lighthouse_runtime.client.manager import manager_at
+from lighthouse_runtime.client.clients import manager_at
 while not pathlib.Path(sys.argv[1]).exists():
     time.sleep(0.02)
 here, address = "w" + os.environ["LIGHTHOUSE_ATTEMPT"], os.environ["LIGHTHOUSE_MANAGER_ADDRESS"]
@@ -321,7 +320,7 @@ def test_a_group_is_starting_until_its_ranks_are_there(lighthouse: Lighthouse, t
 MISFIT = """
 import os, sys
 from agent_client.manager_client.client import ManagerConnection
-from lighthouse_runtime.client.manager import manager_at
+from lighthouse_runtime.client.clients import manager_at
 here, address = "w" + os.environ["LIGHTHOUSE_ATTEMPT"], os.environ["LIGHTHOUSE_MANAGER_ADDRESS"]
 manager = manager_at(address, os.environ["LIGHTHOUSE_MANAGER_SECRET"]).join_string()
 link = ManagerConnection(manager, 0, here, lambda *_: None, returns_within_s=60)

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from lighthouse_protocol.messages.run_status import RunStatus
-from lighthouse_runtime.client.lighthouse import LighthouseClient
+from lighthouse_protocol.messages.run import RunStatus
+from lighthouse_runtime.client.clients import LighthouseClient
 from tests.daemons.supervisors import ONCE, QUICK, SLEEP, Supervisor
 from tests.processes import LIGHTHOUSE_CODE, Lighthouse, run_cli
 

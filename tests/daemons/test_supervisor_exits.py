@@ -8,7 +8,7 @@ import pytest
 
 from examples.ports import free_port
 from lighthouse_protocol.messages.incident import IncidentKind
-from lighthouse_runtime.client.lighthouse import LighthouseClient
+from lighthouse_runtime.client.clients import LighthouseClient
 from tests.daemons.supervisors import ONCE, QUICK, SLEEP, Supervisor, restarted, runs
 from tests.processes import LOCALHOST, Lighthouse, eventually, together
 

@@ -11,7 +11,7 @@ import pytest
 
 from examples.ports import free_port
 from lighthouse_protocol.limits import MANAGER_SECRET_VARIABLE
-from lighthouse_runtime.client.manager import ManagerClient
+from lighthouse_runtime.client.clients import ManagerClient
 from lighthouse_runtime.process.children import who_listens
 from tests.daemons.supervisors import QUICK, SLEEP, Supervisor
 from tests.processes import LOCALHOST, ROOT, Lighthouse, eventually

@@ -14,7 +14,7 @@ import pytest
 from examples.ports import free_port
 from lighthouse_protocol.messages.hosts import HostHello, HostWelcome, StartRanks, ToHost
 from lighthouse_protocol.refusals import LighthouseError, Unreachable
-from lighthouse_runtime.client.manager import AsyncManagerClient
+from lighthouse_runtime.client.clients import AsyncManagerClient
 from manager.guard.process_tree import environment
 from tests.daemons.elsewhere import Elsewhere, another_host
 from tests.daemons.supervisors import QUICK, SLEEP, Supervisor, restarted, runs
@@ -131,7 +131,7 @@ def test_a_supervisor_killed_elsewhere_leaves_nothing_behind_and_is_waited_for(
 WATCHED = """
 import ctypes, os, threading
 from agent_client.manager_client.client import ManagerConnection
-from lighthouse_runtime.client.manager import manager_at
+from lighthouse_runtime.client.clients import manager_at
 
 def waits():
     print(f"rank {rank} is there", flush=True)

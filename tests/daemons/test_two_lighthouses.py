@@ -20,7 +20,7 @@ from lighthouse_protocol.limits import LEADER_METADATA_KEY, REFUSAL_METADATA_KEY
 from lighthouse_protocol.messages.run import GenerationFormed, KeyKind, RankHello, RankId, RankWelcome, RunTerms
 from lighthouse_protocol.pb.documented import lighthouse_pb2, lighthouse_pb2_grpc
 from lighthouse_protocol.refusals import NotLeader
-from lighthouse_runtime.client.lighthouse import LighthouseClient
+from lighthouse_runtime.client.clients import LighthouseClient
 from tests.daemons.supervisors import SLEEP, Supervisor, runs
 from tests.etcd_cluster import EtcdCluster, etcd_cluster, needs_etcd
 from tests.processes import (

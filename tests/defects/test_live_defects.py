@@ -21,8 +21,7 @@ from lighthouse_protocol.refusals import (
     Unreachable,
     WrongState,
 )
-from lighthouse_runtime.client.lighthouse import LighthouseClient
-from lighthouse_runtime.client.manager import ManagerClient
+from lighthouse_runtime.client.clients import LighthouseClient, ManagerClient
 from tests.daemons.groups import training
 from tests.processes import Lighthouse, Manager, Process, eventually, together
 
@@ -81,7 +80,7 @@ def seconds(function: Callable[[], Any]) -> float:
 
 
 def test_defect_1_a_killed_voter_has_not_voted() -> None:
-    code = "import sys; from lighthouse_runtime.client.manager import ManagerClient as C\n"
+    code = "import sys; from lighthouse_runtime.client.clients import ManagerClient as C\n"
     code += f"C(sys.argv[1]).should_commit(0, 21, True, timeout_s={LONG_S})"
     with Manager("127.0.0.1:1", ranks=2) as process, ManagerClient(process.address) as manager:
         with Process(code, [process.address]) as voter:
@@ -96,7 +95,7 @@ def test_defect_1_a_killed_voter_has_not_voted() -> None:
 
 CALLER = f"""
 import sys
-from lighthouse_runtime.client.lighthouse import LighthouseClient
+from lighthouse_runtime.client.clients import LighthouseClient
 from lighthouse_protocol.messages.membership import Participant
 LighthouseClient(sys.argv[1]).quorum(Participant(sys.argv[2]), timeout_s={LONG_S})
 """
@@ -117,7 +116,7 @@ def test_defect_3_a_killed_caller_is_not_a_participant(pool: ThreadPoolExecutor)
 
 def test_defect_3_a_group_whose_rank_is_killed_takes_its_join_back(pool: ThreadPoolExecutor) -> None:
     with lighthouse_of("--min-replicas", "2") as (lighthouse, client), Manager(lighthouse.address, ranks=2) as process:
-        code = "import sys; from lighthouse_runtime.client.manager import ManagerClient as C\n"
+        code = "import sys; from lighthouse_runtime.client.clients import ManagerClient as C\n"
         code += f"C(sys.argv[1]).quorum(0, 0, timeout_s={LONG_S})"
         with Process(code, [process.address]) as rank, ManagerClient(process.address) as manager:
             other = pool.submit(manager.quorum, 1, 0, timeout_s=LONG_S)

@@ -11,7 +11,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from lighthouse_protocol.messages.membership import Participant
-from lighthouse_runtime.client.lighthouse import LighthouseClient
+from lighthouse_runtime.client.clients import LighthouseClient
 from tests.processes import PATIENCE_S, Lighthouse, http_get
 
 from .tools import DEPLOY, REPOSITORY, run, tool, yaml_documents

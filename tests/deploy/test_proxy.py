@@ -19,7 +19,7 @@ from lighthouse_protocol.identity import Address
 from lighthouse_protocol.messages.membership import Participant
 from lighthouse_protocol.refusals import NotPermitted, Unreachable
 from lighthouse_protocol.rules.access import Role
-from lighthouse_runtime.client.lighthouse import LighthouseClient
+from lighthouse_runtime.client.clients import LighthouseClient
 from tests.daemons.groups import training
 from tests.daemons.secured import EVERYWHERE, Secured
 from tests.processes import LOCALHOST, PATIENCE_S, ROOT, Lighthouse, eventually

@@ -15,29 +15,32 @@ from prometheus_client.parser import text_string_to_metric_families
 
 import lighthouse.cli
 import manager.cli
-from agent_client.agent.config import AgentConfig
 from agent_client.restart.options import Options as WrapperOptions
-from lighthouse.etcd.metrics import LeadershipCollector
-from lighthouse.incidents.durations import IncidentTimes
-from lighthouse.incidents.metrics import IncidentCollector
-from lighthouse.progress.account import JobAccount
-from lighthouse.progress.account_metrics import AccountCollector
-from lighthouse.progress.metrics import PhaseCollector
-from lighthouse.quorum.metrics import Counters, LighthouseCollector, render
-from lighthouse.runs.metrics import RunCollector
-from lighthouse.runs.rules.machine import RunMachine
-from lighthouse.runs.rules.status import run_status
+from agent_client.step.config import AgentConfig
+from lighthouse.job.incident_driver import IncidentTimes, JobAccount
+from lighthouse.job.restarts import RunMachine
+from lighthouse.job.status import run_status
 from lighthouse.server.config import ENV_PREFIX as LIGHTHOUSE_PREFIX
 from lighthouse.server.config import LighthouseConfig
+from lighthouse.server.metrics import (
+    AccountCollector,
+    Counters,
+    IncidentCollector,
+    LeadershipCollector,
+    LighthouseCollector,
+    PhaseCollector,
+    RunCollector,
+    render,
+)
 from lighthouse_protocol.messages.incident import IncidentKind
 from lighthouse_protocol.messages.session import GroupCounts, GroupReport, HeldQuorum, HoldState
 from lighthouse_protocol.messages.status import ManagerStatus
-from lighthouse_protocol.rules.peer_limits import PeerLimits, Resource
-from lighthouse_runtime.cli.durations import Duration
+from lighthouse_protocol.rules.rate_limits import PeerLimits, Resource
 from lighthouse_runtime.cli.settings import option_name, variables
+from lighthouse_runtime.cli.terminal import Duration
 from manager.server.config import ENV_PREFIX as MANAGER_PREFIX
 from manager.server.config import ManagerConfig
-from manager.server.metrics import render as render_manager
+from manager.server.daemon import render as render_manager
 from manager.supervisor.config import SupervisorConfig
 from tests.lighthouse.statuses import job, member, status
 

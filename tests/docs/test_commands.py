@@ -9,9 +9,9 @@ from pathlib import Path
 import click
 import pytest
 
-from agent_client.agent import environment
-from agent_client.restart import launch
-from lighthouse.cli.torchft import main as torchft_lighthouse
+from agent_client.restart import options as launch
+from agent_client.step import config as environment
+from lighthouse.cli.serve import main as torchft_lighthouse
 from lighthouse_protocol.limits import MANAGER_SECRET_VARIABLE
 from tests.docs.pages import REPOSITORY, code_spans, command_lines, pages, prose
 from tests.docs.tables import PROGRAMS, verbs

@@ -4,7 +4,7 @@ import ast
 import re
 from collections.abc import Iterator
 
-from lighthouse.quorum.rules.verdict import Verdict
+from lighthouse.job.records import Verdict
 from tests.docs.pages import REFERENCE, REPOSITORY
 
 PACKAGES = ("agent_client", "lighthouse", "lighthouse_protocol", "lighthouse_runtime", "manager")

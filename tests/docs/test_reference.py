@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from agent_client.agent import environment
 from agent_client.errors import GroupDrained
-from agent_client.restart import launch
-from agent_client.restart.state import RestartAbort
+from agent_client.restart import options as launch
+from agent_client.restart.store import RestartAbort
+from agent_client.step import config as environment
 from lighthouse_protocol.limits import MANAGER_SECRET_VARIABLE
 from lighthouse_protocol.rules.access import POLICY
 from lighthouse_runtime.process.loop import STOP_SIGNALS

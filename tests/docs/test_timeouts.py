@@ -7,13 +7,13 @@ from typing import Any, NamedTuple, get_args, get_type_hints
 
 import pytest
 
-from agent_client.agent.config import AgentConfig
 from agent_client.restart.options import Options
-from agent_client.torchrun.rules.options import Options as TorchrunOptions
-from lighthouse.quorum.rules.presence import USUAL_BEAT_INTERVAL_S
+from agent_client.step.config import AgentConfig
+from agent_client.torchrun.rules import Options as TorchrunOptions
+from lighthouse.job.presence import USUAL_BEAT_INTERVAL_S
 from lighthouse.server.config import LighthouseConfig
-from lighthouse_runtime.cli.durations import Duration
 from lighthouse_runtime.cli.settings import option_name
+from lighthouse_runtime.cli.terminal import Duration
 from lighthouse_runtime.server import grpc_server
 from manager.server.config import ManagerConfig
 from manager.supervisor.config import SupervisorConfig

@@ -3,19 +3,20 @@
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
-from lighthouse.members.rules.events import GridChanged, MemberEffect
-from lighthouse.members.rules.rank_grid import GroupRanks, grid_of
-from lighthouse.quorum.rules.config import QuorumConfig
-from lighthouse.quorum.rules.events import (
-    Effect,
-    Event,
+from lighthouse.job.events import (
+    GridChanged,
     HeartbeatReceived,
     Joined,
     JoinRefused,
+    MemberEffect,
     NewcomersChanged,
+    QuorumEffect,
+    QuorumEvent,
     QuorumFormed,
 )
-from lighthouse.quorum.rules.machine import QuorumMachine
+from lighthouse.job.forming import QuorumMachine
+from lighthouse.job.progress import GroupRanks, grid_of
+from lighthouse.job.records import QuorumConfig
 from lighthouse_protocol.messages.membership import Participant, Quorum
 from lighthouse_protocol.refusals import LighthouseError
 from tests.lighthouse.recount import recount
@@ -51,7 +52,7 @@ def refused(call: int, kind: type[LighthouseError], *words: str) -> Refused:
     return Refused((JoinRefused,), call, kind, words)
 
 
-def answers(effects: Iterable[Effect]) -> list[Effect]:
+def answers(effects: Iterable[QuorumEffect]) -> list[QuorumEffect]:
     """Without what happens to members: for tests of whom the machine answers, and how."""
     return [effect for effect in effects if not isinstance(effect, MemberEffect | NewcomersChanged)]
 
@@ -61,7 +62,7 @@ class AnswersOnly(QuorumMachine):
 
     _grid: tuple[GroupRanks, ...] = ()
 
-    def handle(self, event: Event, now: float) -> Sequence[Effect]:
+    def handle(self, event: QuorumEvent, now: float) -> Sequence[QuorumEffect]:
         effects = self._followed(super().handle(event, now))
         assert super().tick(now) == [], "a tick at the same moment finds nothing left to do"
         due = self.deadline(now)
@@ -69,10 +70,10 @@ class AnswersOnly(QuorumMachine):
         recount(self, now)
         return effects
 
-    def tick(self, now: float) -> Sequence[Effect]:
+    def tick(self, now: float) -> Sequence[QuorumEffect]:
         return self._followed(super().tick(now))
 
-    def _followed(self, effects: Sequence[Effect]) -> list[Effect]:
+    def _followed(self, effects: Sequence[QuorumEffect]) -> list[QuorumEffect]:
         grid = grid_of(self.roster).groups
         assert GridChanged() in effects or grid == self._grid, "the world that is told is the one that is"
         self._grid = grid

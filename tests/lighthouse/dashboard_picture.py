@@ -11,7 +11,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from lighthouse.progress.rules.samples import KEPT, Levels, Pace, Samples
+from lighthouse.job.progress import KEPT, Levels, Pace, Samples
 from lighthouse_protocol.messages.incident import IncidentKind, IncidentSummary
 from lighthouse_protocol.messages.status import (
     JobStatus,

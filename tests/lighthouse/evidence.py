@@ -2,8 +2,7 @@
 
 import dataclasses
 
-from lighthouse_protocol.messages.evidence import RankEvidence
-from lighthouse_protocol.messages.incident import Incident, IncidentKind, IncidentSummary, MemberEvidence
+from lighthouse_protocol.messages.incident import Incident, IncidentKind, IncidentSummary, MemberEvidence, RankEvidence
 
 STACKS = """\
 Thread 0x00007f1c2dffe700 (most recent call first):

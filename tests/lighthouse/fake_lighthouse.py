@@ -9,7 +9,7 @@ from typing import Any, Self
 
 from examples.ports import free_port
 from lighthouse import dashboard
-from lighthouse.progress.rules.samples import Pace
+from lighthouse.job.progress import Pace
 from lighthouse.server.daemon import PAGE_HEADERS
 from lighthouse_protocol.messages.status import LighthouseStatus
 from lighthouse_protocol.refusals import UnknownName

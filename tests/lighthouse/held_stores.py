@@ -8,21 +8,17 @@ from pathlib import Path
 from types import ModuleType
 from typing import Protocol
 
-import lighthouse.etcd.store
-import lighthouse.journal.journal
-from lighthouse.etcd.address import parse_etcd_address
-from lighthouse.etcd.client import EtcdClient
-from lighthouse.etcd.driver import LeadershipDriver
-from lighthouse.etcd.election import Election
-from lighthouse.etcd.rules.candidate import CandidateConfig
-from lighthouse.etcd.rules.leader import Leader
-from lighthouse.etcd.store import EtcdStore
-from lighthouse.journal import run_rows
-from lighthouse.journal.journal import Journal
-from lighthouse.quorum.store import JobStore
-from lighthouse.runs.store import RunStore
+import lighthouse.store.etcd_store
+import lighthouse.store.sqlite
+from lighthouse.job.store import JobStore, RunStore
+from lighthouse.store import sqlite as run_rows
+from lighthouse.store.election import Election, LeadershipDriver
+from lighthouse.store.etcd_client import EtcdClient, parse_etcd_address
+from lighthouse.store.etcd_store import EtcdStore
+from lighthouse.store.leadership import CandidateConfig, Leader
+from lighthouse.store.sqlite import Journal
 from lighthouse_protocol.refusals import LighthouseError
-from lighthouse_runtime.server.output_gate import OutputGate
+from lighthouse_runtime.server.streams import OutputGate
 
 CLAIM_S = 30.0
 TTL_S = 30.0  # a test may compute for seconds on a busy machine
@@ -74,7 +70,7 @@ class JournalHolder:
 
 
 class Journals:
-    limits = (lighthouse.journal.journal, run_rows)
+    limits = (lighthouse.store.sqlite, run_rows)
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -147,7 +143,7 @@ class EtcdHolder:
 
 
 class Etcds:
-    limits = (lighthouse.etcd.store,)
+    limits = (lighthouse.store.etcd_store,)
 
     def __init__(self, address: str) -> None:
         self._address = address

@@ -7,11 +7,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from lighthouse.journal.journal import Journal
-from lighthouse.quorum.driver import JobDriver
-from lighthouse.quorum.registry import JobRegistry
-from lighthouse.quorum.rules.config import QuorumConfig
-from lighthouse.quorum.store import NoJobStore
+from lighthouse.job.driver import JobDriver
+from lighthouse.job.records import QuorumConfig
+from lighthouse.job.registry import JobRegistry
+from lighthouse.job.store import NoJobStore
+from lighthouse.store.sqlite import Journal
 from lighthouse_protocol.messages.membership import Participant, Quorum
 from lighthouse_protocol.messages.session import (
     GroupReport,

@@ -6,10 +6,10 @@ which birth of an id is meant it takes from the machine's roster, which test_ros
 
 from dataclasses import dataclass, replace
 
-from lighthouse.quorum.rules.events import Effect, Event, HeartbeatReceived, Joined, JoinRefused, QuorumFormed
-from lighthouse.quorum.rules.events import Withdrawn as WithdrawnEvent
-from lighthouse.quorum.rules.machine import QuorumMachine
-from lighthouse.quorum.rules.numbering import LEFT_TO_ANOTHER
+from lighthouse.job.events import HeartbeatReceived, Joined, JoinRefused, QuorumEffect, QuorumEvent, QuorumFormed
+from lighthouse.job.events import Withdrawn as WithdrawnEvent
+from lighthouse.job.forming import QuorumMachine
+from lighthouse.job.lineage import LEFT_TO_ANOTHER
 from lighthouse_protocol.messages.membership import Participant
 
 NEVER = float("inf")
@@ -49,7 +49,7 @@ class PlainQuorum:
 
     # -- what happened
 
-    def check(self, event: Event | None, effects: list[Effect], now: float) -> None:
+    def check(self, event: QuorumEvent | None, effects: list[QuorumEffect], now: float) -> None:
         """Raises AssertionError where `effects` are not what `event` (None: a tick) should have brought about."""
         rest = list(effects)
         while rest and isinstance(rest[0], JoinRefused):
@@ -83,7 +83,7 @@ class PlainQuorum:
         self.spells.append(Spell(name, now))
         self.seen_id = max(self.seen_id, event.participant.seen_quorum_id, event.participant.tag_quorum_id or 0)
 
-    def _end(self, call: int, now: float, refused_join: Event | None) -> None:
+    def _end(self, call: int, now: float, refused_join: QuorumEvent | None) -> None:
         if isinstance(refused_join, Joined) and refused_join.call == call:
             return
         waiting = self._find(call)
@@ -123,7 +123,7 @@ class PlainQuorum:
             self.composition = composition
         return [(self.quorum_id, tuple(w.call for w in chosen), tuple(w.participant.wire_id for w in chosen), is_new)]
 
-    def _shown(self, effect: Effect) -> tuple[object, ...]:
+    def _shown(self, effect: QuorumEffect) -> tuple[object, ...]:
         assert isinstance(effect, QuorumFormed)
         quorum = effect.quorum
         return quorum.quorum_id, effect.calls, tuple(p.wire_id for p in quorum.participants), effect.is_new

@@ -1,7 +1,7 @@
 """The machine's counters and indices against a count of what they count."""
 
-from lighthouse.members.rules.reachability import is_loopback
-from lighthouse.quorum.rules.machine import QuorumMachine
+from lighthouse.job.forming import QuorumMachine
+from lighthouse.job.records import is_loopback
 from lighthouse_protocol.messages.session import QuorumPhase
 
 

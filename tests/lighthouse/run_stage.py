@@ -3,11 +3,8 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from lighthouse.runs.rules.config import RunConfig
-from lighthouse.runs.rules.events import (
+from lighthouse.job.events import (
     Completed,
-    Effect,
-    Event,
     GenerationFormed,
     GenerationTold,
     IncidentChanged,
@@ -19,12 +16,14 @@ from lighthouse.runs.rules.events import (
     RecordChanged,
     RecordDue,
     Resumed,
+    RunEffect,
+    RunEvent,
     SessionEnded,
     Stopped,
     SupervisorTold,
 )
-from lighthouse.runs.rules.machine import RunMachine
-from lighthouse.runs.rules.record import RunRecord, dump, parse
+from lighthouse.job.records import RunConfig, RunRecord, dump_run, parse_run
+from lighthouse.job.restarts import RunMachine
 from lighthouse_protocol.messages.run import (
     CloseReport,
     FailureReport,
@@ -241,7 +240,7 @@ class RunStage:
     def start_lighthouse(self) -> None:
         """On its records alone."""
         self.is_down = False
-        record = parse(dump(self.record))
+        record = parse_run(dump_run(self.record))
         assert record == self.record
         self.machine = RunMachine(self.config, record=record, now=self.now)
         for slot, worker in sorted(self.workers.items()):
@@ -251,7 +250,7 @@ class RunStage:
 
     # -- to the machine
 
-    def feed(self, event: Event) -> None:
+    def feed(self, event: RunEvent) -> None:
         match event:
             case RankSaid(rank, FinishReport(generation)):
                 self.finished.add((rank, generation))
@@ -260,14 +259,14 @@ class RunStage:
         if not self.is_down:
             self.perform(list(self.machine.handle(event, self.now)))
 
-    def perform(self, effects: list[Effect]) -> None:
+    def perform(self, effects: list[RunEffect]) -> None:
         for effect in effects:
             self.carry(effect)
         assert self.machine.tick(self.now) == [], "a tick at the same moment finds nothing left to do"
         due = self.machine.deadline(self.now)
         assert due is None or due > self.now
 
-    def carry(self, effect: Effect) -> None:
+    def carry(self, effect: RunEffect) -> None:
         match effect:
             case RecordDue(record):
                 self.record = record
@@ -356,7 +355,7 @@ class RunStage:
         return set(self.places().values())
 
 
-def refusal(effects: Sequence[Effect]) -> LighthouseError:
+def refusal(effects: Sequence[RunEffect]) -> LighthouseError:
     """The only effect is that a rank is refused."""
     (effect,) = effects
     assert isinstance(effect, RankRefused)

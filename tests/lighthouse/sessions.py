@@ -3,9 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from lighthouse.members.rules.silence import JUDGED_AFTER_S
-from lighthouse.quorum.rules.config import QuorumConfig
-from lighthouse.quorum.rules.events import (
+from lighthouse.job.events import (
     HeartbeatAnswered,
     Joined,
     Left,
@@ -17,8 +15,9 @@ from lighthouse.quorum.rules.events import (
     SessionRefused,
     Welcomed,
 )
-from lighthouse.quorum.rules.machine import QuorumMachine
-from lighthouse.quorum.rules.record import QuorumRecord
+from lighthouse.job.forming import QuorumMachine
+from lighthouse.job.presence import JUDGED_AFTER_S
+from lighthouse.job.records import QuorumConfig, QuorumRecord
 from lighthouse_protocol.messages.membership import Participant, Quorum
 from lighthouse_protocol.messages.session import (
     GroupReport,

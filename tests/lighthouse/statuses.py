@@ -2,8 +2,7 @@
 
 import dataclasses
 
-from lighthouse_protocol.messages.run import RunCounters, RunTerms
-from lighthouse_protocol.messages.run_status import RankStatus, RunStatus
+from lighthouse_protocol.messages.run import RankStatus, RunCounters, RunStatus, RunTerms
 from lighthouse_protocol.messages.status import (
     HealStatus,
     JobStatus,

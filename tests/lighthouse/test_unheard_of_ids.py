@@ -7,11 +7,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lighthouse.quorum.rules.config import QuorumConfig
-from lighthouse.quorum.rules.events import JoinRefused, QuorumFormed, SessionRefused
-from lighthouse.quorum.rules.numbering import AHEAD_MS
-from lighthouse.runs.rules.events import GenerationFormed, RankJoined
-from lighthouse.runs.rules.machine import RunMachine
+from lighthouse.job.events import GenerationFormed, JoinRefused, QuorumFormed, RankJoined, SessionRefused
+from lighthouse.job.lineage import AHEAD_MS
+from lighthouse.job.records import QuorumConfig
+from lighthouse.job.restarts import RunMachine
 from lighthouse_protocol.limits import MAX_COUNT, MAX_LEARNED_GENERATION, MAX_QUORUM_ID
 from lighthouse_protocol.messages.run import RankHello, RankId, RunTerms
 from lighthouse_protocol.messages.session import HeldQuorum, HoldState

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lighthouse_protocol.limits import MAX_REASON_CHARS, cut_reason
-from lighthouse_protocol.wire.status_codes import error_of
+from lighthouse_protocol.wire.codec import error_of
 
 FORGED = "out of memory\n2026-01-01T00:00:00Z E lighthouse: all is lost\r\x1b[2J\x85\u2028."
 

@@ -1,8 +1,7 @@
 """Short words for what goes into the manager's machines."""
 
 from lighthouse_protocol.messages.membership import Participant, Quorum
-from manager.group.rules.gather import GatherMachine
-from manager.group.rules.request import QuorumRequest
+from manager.group.requests import GatherMachine, QuorumRequest
 
 
 def member(name: str, step: int = 0, **fields: object) -> Participant:

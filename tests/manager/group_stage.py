@@ -7,11 +7,11 @@ from lighthouse_protocol.messages import session
 from lighthouse_protocol.messages.membership import Assignment, Participant
 from lighthouse_protocol.messages.session import HoldState, QuorumPhase
 from lighthouse_protocol.refusals import DeadlinePassed, Drained, InvalidRequest, Superseded, Unrecoverable
-from manager.group.rules import events
-from manager.group.rules.commit import Decided, Voted
-from manager.group.rules.machine import GroupMachine
-from manager.group.rules.rank_presence import RETURNS_WITHIN_S
-from manager.group.rules.request import QuorumRequest
+from manager.group import events
+from manager.group.machine import GroupMachine
+from manager.group.presence import RETURNS_WITHIN_S
+from manager.group.requests import QuorumRequest
+from manager.group.votes import Decided, Voted
 from tests.manager.dumb_lighthouse import DumbLighthouse
 from tests.manager.dumb_rank import Call, Lease, Rank
 

@@ -3,9 +3,9 @@
 from lighthouse_protocol.messages import session
 from lighthouse_protocol.messages.membership import Participant, Quorum
 from lighthouse_protocol.messages.session import HeldQuorum, HoldState, QuorumPhase
-from manager.group.rules import events
-from manager.group.rules.commit import Voted
-from manager.group.rules.machine import GroupMachine
+from manager.group import events
+from manager.group.machine import GroupMachine
+from manager.group.votes import Voted
 from tests.manager.builders import ask, member
 
 LEASE_UNTIL = 4.0

@@ -6,7 +6,7 @@ from typing import Any
 from lighthouse_protocol.messages.progress import GroupView
 from lighthouse_protocol.messages.session import EvidenceRequest, ToLighthouse, ToRank, WatchHello
 from lighthouse_protocol.refusals import LighthouseError
-from manager.group.watches import Watch
+from manager.group.driver import Watch
 
 
 class Heard:

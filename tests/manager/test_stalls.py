@@ -7,8 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agent_client.progress.progress import Progress
-from lighthouse_protocol.rules.group_progress import GroupProgress, Process
-from lighthouse_protocol.rules.stall import Kind, StallVerdict
+from lighthouse_protocol.rules.stall import GroupProgress, Kind, Process, StallVerdict
 
 
 class MarkingRanks:

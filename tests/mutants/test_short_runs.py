@@ -7,7 +7,7 @@ from dataclasses import fields
 
 import pytest
 
-from lighthouse.quorum.rules.config import QuorumConfig
+from lighthouse.job.records import QuorumConfig
 from tests.mutants.catalogue import load
 from tests.mutants.short_runs import Aim, find_aim, load_aims, main
 from tests.simulation.faults import KINDS

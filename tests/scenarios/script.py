@@ -18,15 +18,14 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from lighthouse.quorum.rules.config import QuorumConfig
-from lighthouse.quorum.rules.events import (
-    Effect,
-    Event,
+from lighthouse.job.events import (
     JobEnded,
     Joined,
     JoinRefused,
     Left,
     Ordered,
+    QuorumEffect,
+    QuorumEvent,
     QuorumFormed,
     QuorumResent,
     SessionEnded,
@@ -36,9 +35,8 @@ from lighthouse.quorum.rules.events import (
     Welcomed,
     Withdrawn,
 )
-from lighthouse.quorum.rules.record import QuorumRecord
-from lighthouse.quorum.rules.status import explain
-from lighthouse.quorum.rules.verdict import Verdict
+from lighthouse.job.records import QuorumConfig, QuorumRecord, Verdict
+from lighthouse.job.status import explain
 from lighthouse_protocol.messages.membership import Participant, Quorum
 from lighthouse_protocol.messages.session import LEFT, GroupReport, HeldQuorum, Hello, HoldState, QuorumOrder
 from tests.lighthouse.builders import FAR, AnswersOnly, beat, group
@@ -183,10 +181,10 @@ class Script:
     def _status(self, *_: object) -> None:
         self._said.append(explain(self._machine, self._now))
 
-    def _feed(self, event: Event) -> None:
+    def _feed(self, event: QuorumEvent) -> None:
         self._say(self._machine.handle(event, self._now))
 
-    def _say(self, effects: list[Effect]) -> None:
+    def _say(self, effects: list[QuorumEffect]) -> None:
         for effect in effects:
             match effect:
                 case QuorumFormed(quorum, calls, is_new, stands, record):

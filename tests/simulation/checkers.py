@@ -8,7 +8,7 @@ whole run: promises.py.
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from lighthouse.quorum.rules.record import QuorumRecord
+from lighthouse.job.records import QuorumRecord
 from lighthouse_protocol.messages.membership import Assignment, Quorum, Tag
 from tests.simulation.network import LIGHTHOUSE_HOST
 from tests.simulation.world import Violation, World

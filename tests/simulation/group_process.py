@@ -4,7 +4,7 @@ from collections.abc import Callable
 from random import Random
 from typing import TYPE_CHECKING
 
-from agent_client.agent.rules.step import Phase
+from agent_client.step.rules.machine import Phase
 from lighthouse_protocol.messages.membership import Participant, Tag
 from lighthouse_protocol.refusals import DuplicateReplica, Unrecoverable, WrongState
 from tests.simulation.manager_checks import Votes

@@ -8,10 +8,9 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from lighthouse.members.rules.events import MemberLeft, MemberLost
-from lighthouse.quorum.rules import events
-from lighthouse.quorum.rules.config import QuorumConfig
-from lighthouse.quorum.rules.record import QuorumRecord
+from lighthouse.job import events
+from lighthouse.job.events import MemberLeft, MemberLost
+from lighthouse.job.records import QuorumConfig, QuorumRecord
 from lighthouse_protocol.messages.membership import Participant, Quorum
 from lighthouse_protocol.messages.session import HeldQuorum, HoldState, QuorumOrder, QuorumPhase
 from tests.simulation.faults.lighthouse import LEASES_S
@@ -113,7 +112,7 @@ class LighthouseChecks:
 
     # -- what happens
 
-    def handles(self, event: events.Event | None) -> None:
+    def handles(self, event: events.QuorumEvent | None) -> None:
         """Just before the machine does."""
         if isinstance(event, events.WasLate):  # it could answer nobody meanwhile
             self._waits.clear()
@@ -158,7 +157,7 @@ class LighthouseChecks:
             if held.mode is HoldState.LEAVING:
                 self._left.add(key)
 
-    def answers(self, effect: events.Effect) -> None:
+    def answers(self, effect: events.QuorumEffect) -> None:
         match effect:
             case events.Welcomed(_, welcome):
                 self._check_returned(welcome.order)

@@ -10,16 +10,14 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from lighthouse.quorum.driver import JobDriver
-from lighthouse.quorum.registry import JobRegistry
-from lighthouse.quorum.rules.config import QuorumConfig
-from lighthouse.quorum.rules.machine import QuorumMachine
-from lighthouse.quorum.rules.record import QuorumRecord
-from lighthouse.quorum.waiting_joins import Answer
+from lighthouse.job.driver import Answer, JobDriver
+from lighthouse.job.forming import QuorumMachine
+from lighthouse.job.records import QuorumConfig, QuorumRecord
+from lighthouse.job.registry import JobRegistry
 from lighthouse_protocol.messages.membership import Quorum
 from lighthouse_protocol.messages.session import Hello, JoinAccepted, JoinRejected, QuorumChanged
 from lighthouse_protocol.refusals import LighthouseError, WrongState
-from lighthouse_runtime.server.output_gate import OutputGate
+from lighthouse_runtime.server.streams import OutputGate
 from tests.simulation.keepalive import Keepalive
 from tests.simulation.lighthouse_checks import LighthouseChecks
 from tests.simulation.network import End

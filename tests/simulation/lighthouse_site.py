@@ -4,8 +4,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from lighthouse.quorum.rules.config import QuorumConfig
-from lighthouse.quorum.rules.record import QuorumRecord, dump, parse
+from lighthouse.job.records import QuorumConfig, QuorumRecord, dump_quorum, parse_quorum
 from lighthouse_protocol.messages.membership import Quorum
 from tests.simulation.checkers import Checkers
 from tests.simulation.lighthouse_checks import Ledger
@@ -36,7 +35,7 @@ class Journal:
         return self.records[-1] if self.records else None
 
     def write(self, record: QuorumRecord) -> None:
-        self.records.append(parse(dump(record)))
+        self.records.append(parse_quorum(dump_quorum(record)))
         del self.records[:-KEPT]
 
     def lose(self, writes: int | None) -> None:

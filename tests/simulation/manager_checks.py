@@ -21,9 +21,9 @@ from lighthouse_protocol.messages.session import (
     Revoked,
     Welcome,
 )
-from manager.group.rules import events
-from manager.group.rules.commit import Decided, Voted
-from manager.group.rules.request import QuorumRequest
+from manager.group import events
+from manager.group.requests import QuorumRequest
+from manager.group.votes import Decided, Voted
 from tests.simulation.world import MAX_RATE, Violation
 
 if TYPE_CHECKING:

@@ -1,4 +1,4 @@
-"""A manager's link to the lighthouse (manager.group.ports.Link): one session, opened again for as long as it runs."""
+"""A manager's link to the lighthouse (manager.group.driver.Link): one session, opened again for as long as it runs."""
 
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any

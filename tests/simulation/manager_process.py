@@ -18,9 +18,9 @@ from lighthouse_protocol.messages.session import (
     WatchHello,
 )
 from lighthouse_protocol.refusals import LighthouseError
-from lighthouse_runtime.timing.loop_lag import LoopLag
+from lighthouse_runtime.timing.timers import LoopLag
 from manager.group.driver import GroupDriver
-from manager.group.rules.machine import GroupMachine
+from manager.group.machine import GroupMachine
 from tests.simulation.manager_checks import ManagerChecks
 from tests.simulation.manager_link import ManagerLink
 from tests.simulation.network import LOCAL_DELAY_S, End

@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING, Any
 
-from agent_client.agent.rules.step import Phase, StepMachine
+from agent_client.step.rules.machine import Phase, StepMachine
 from lighthouse_protocol.refusals import Unreachable
 from tests.simulation.network import LOCAL_DELAY_S
 from tests.simulation.world import Process

@@ -8,7 +8,7 @@ import random
 from dataclasses import dataclass, replace
 from typing import Any
 
-from lighthouse.quorum.rules.config import QuorumConfig
+from lighthouse.job.records import QuorumConfig
 from tests.simulation.faults import KINDS, draw_mix
 from tests.simulation.faults.lighthouse import LEASES_S, SIZES
 from tests.simulation.faults.misfits import NEED_NO_ROOM, NEED_ROOM

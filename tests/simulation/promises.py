@@ -5,7 +5,7 @@ One promise a scenario (plan.py). What can be broken in a moment is in checkers.
 
 from typing import TYPE_CHECKING
 
-from lighthouse.quorum.rules.job_end import ABSENT_KEPT
+from lighthouse.job.presence import ABSENT_KEPT
 from tests.simulation.collectives import LATE_S
 from tests.simulation.faults import KINDS, Fault
 from tests.simulation.observed import memory_of

@@ -8,8 +8,8 @@ to heal installs before it computes; one that is told so later adds zeros and vo
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from agent_client.agent.rules.patience import Patience
-from agent_client.agent.rules.step import Phase, StepMachine
+from agent_client.step.rules.machine import Phase, StepMachine
+from agent_client.step.rules.news import Patience
 from lighthouse_protocol.messages.membership import PLAIN, Assignment, DistrustKind, Tag
 from lighthouse_protocol.refusals import DeadlinePassed, Drained, LighthouseError, Superseded, Unreachable
 from tests.simulation.collectives import Arrival

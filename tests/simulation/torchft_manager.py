@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from lighthouse_protocol.messages.membership import Participant, Quorum
 from lighthouse_protocol.refusals import Unreachable
-from manager.group.rules.assignment import assign
+from manager.group.requests import assign
 from tests.simulation.network import LOCAL_DELAY_S, End
 from tests.simulation.world import Process
 

@@ -8,22 +8,19 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from lighthouse.etcd import keys
-from lighthouse.etcd.client import KeyValue
-from lighthouse.etcd.driver import LeadershipDriver, Request
-from lighthouse.etcd.keys import Keys
-from lighthouse.etcd.rules import events
-from lighthouse.etcd.rules.candidate import FENCE_SHARE, CandidateConfig
-from lighthouse.etcd.rules.leader import Leader
-from lighthouse.etcd.store import Batch, Delete, EtcdStore, Put
-from lighthouse.quorum.rules.config import QuorumConfig
-from lighthouse.quorum.rules.record import QuorumRecord
+from lighthouse.job.records import QuorumConfig, QuorumRecord
+from lighthouse.store import etcd_store as keys
+from lighthouse.store import leadership as events
+from lighthouse.store.election import LeadershipDriver, Request
+from lighthouse.store.etcd_client import KeyValue
+from lighthouse.store.etcd_store import Batch, Delete, EtcdStore, Keys, Put
+from lighthouse.store.leadership import FENCE_SHARE, CandidateConfig, Leader
 from lighthouse_protocol.identity import Address
 from lighthouse_protocol.messages.membership import Quorum
 from lighthouse_protocol.messages.session import Hello
 from lighthouse_protocol.refusals import LighthouseError, NotLeader, Unreachable
 from lighthouse_protocol.rules.leader_search import LeaderSearch
-from lighthouse_runtime.server.output_gate import OutputGate
+from lighthouse_runtime.server.streams import OutputGate
 from tests.simulation.checkers import Checkers
 from tests.simulation.faults.two_lighthouses import STORE_HOST
 from tests.simulation.lighthouse_checks import Ledger, LighthouseChecks, member_of
@@ -166,7 +163,7 @@ class ChecksOfLeader(LighthouseChecks):
 
 
 class Contender(LighthouseProcess):
-    """One of the two, as lighthouse/etcd/shared_store.py and election.py have it."""
+    """One of the two, as lighthouse/store/election.py and election.py have it."""
 
     site: "Seat"
 

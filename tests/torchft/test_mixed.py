@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from lighthouse_runtime.client.manager import ManagerClient
+from lighthouse_runtime.client.clients import ManagerClient
 from tests.processes import Lighthouse, Manager, together
 from tests.torchft.rounds import Answer, quorum_of, round_of, wait_for_state
 from tests.torchft.stock import Stock, StockTorchft

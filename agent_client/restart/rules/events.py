@@ -1,6 +1,9 @@
 """What happens to a rank of a run, and what its machine answers with. Pure: no I/O, no clock."""
 
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass
+from enum import StrEnum
 
 from lighthouse_protocol.messages.run import FromRunRank, RunCompleted, RunCounters, RunStopped, ToRunRank
 from lighthouse_protocol.refusals import LighthouseError
@@ -143,3 +146,83 @@ class LighthouseBack:
 RankEffect = (
     Connect | Disconnect | Send | Run | StandBy | Interrupt | Kill | Ended | LighthouseLost | SlotTaken | LighthouseBack
 )
+
+
+# -- config -------------------------------------------------------------------
+#
+# How long a rank waits for what, and what it can be doing. Pure: no I/O, no clock.
+
+
+@dataclass(frozen=True, slots=True)
+class RankConfig:
+    beat_interval_s: float = 1.0
+    report_interval_s: float = 0.1
+    """Steps are told at most so often."""
+    accept_timeout_s: float = 10.0
+    lighthouse_timeout_s: float = 600.0
+    """A rank that runs nothing and does not reach the lighthouse for that long ends with an error."""
+    duplicate_timeout_s: float = 45.0
+    """How long a rank that finds its slot taken tries: a predecessor may be dead and not missed yet."""
+    interrupt_interval_s: float = 0.5
+    hard_timeout_s: float = 90.0
+    """What is interrupted and still runs is killed after that."""
+    soft_timeout_s: float | None = None
+    """A function that has made a step and makes no other for so long has failed."""
+
+
+class RankPhase(StrEnum):
+    """`idle`: it runs nothing, and is not ready."""
+
+    IDLE = "idle"
+    READY = "ready"
+    SPARE = "spare"
+    RUNNING = "running"
+    LEAVING = "leaving"
+    FINISHED = "finished"
+
+
+# -- interrupt timer ----------------------------------------------------------
+#
+# A function that is interrupted and still runs. Pure: told what happens and what time it is.
+#
+# It is interrupted at once and again and again, and its process is killed, once, when that does not help in time.
+# What is to be done between two functions has as long.
+
+
+@dataclass(slots=True)
+class InterruptTimer:
+    interval_s: float
+    hard_timeout_s: float
+    _reason: str = ""
+    _overdue: str = ""
+    _interrupt_at: float = 0.0
+    _leaves_by: float | None = None
+
+    def begin(self, reason: str, now: float) -> None:
+        """tick says the first interruption, too."""
+        self._reason, self._interrupt_at, self._leaves_by = reason, now, now + self.hard_timeout_s
+        self._overdue = f"still runs {self.hard_timeout_s:g} s after its interruption: {reason}"
+
+    def left(self, now: float) -> None:
+        """The function runs no more, and what it has left is ended."""
+        self._interrupt_at, self._leaves_by = math.inf, now + self.hard_timeout_s
+        self._overdue = f"what the function left behind did not end within {self.hard_timeout_s:g} s"
+
+    def end(self) -> None:
+        """That is done, too."""
+        self._leaves_by = None
+
+    @property
+    def deadline(self) -> float | None:
+        return None if self._leaves_by is None else min(self._interrupt_at, self._leaves_by)
+
+    def tick(self, now: float) -> Sequence[Interrupt | Kill]:
+        if self._leaves_by is None:
+            return []
+        if now >= self._leaves_by:
+            self._leaves_by = None
+            return [Kill(self._overdue)]
+        if now < self._interrupt_at:
+            return []
+        self._interrupt_at = now + self.interval_s
+        return [Interrupt(self._reason)]

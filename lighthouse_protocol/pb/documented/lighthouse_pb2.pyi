@@ -1399,7 +1399,7 @@ global___Goodbye = Goodbye
 
 @typing.final
 class World(google.protobuf.message.Message):
-    """The ranks of a job, admitted to a quorum or not (lighthouse/members/rules/rank_grid.py). Told when it has changed."""
+    """The ranks of a job, admitted to a quorum or not (lighthouse/job/progress.py). Told when it has changed."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 

@@ -57,7 +57,7 @@ def _observed(init_process_group):
 def _observe() -> None:
     """Whatever fails, the script goes on."""
     try:
-        from agent_client.agent.observer import observe
+        from agent_client.step.observer import observe
 
         observe()
     except Exception as e:  # noqa: BLE001

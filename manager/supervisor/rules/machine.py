@@ -17,8 +17,8 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
-from lighthouse_protocol.messages.supervisor import SupervisorHeartbeat
-from manager.guard.rules.exit_status import described
+from lighthouse_protocol.messages.run import SupervisorHeartbeat
+from manager.guard.rules import described
 from manager.supervisor.rules import events
 from manager.supervisor.rules.restart_policy import (
     GROUP_SCOPE,

@@ -3,19 +3,20 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent_client.agent.rules.agreement import (
+from agent_client.step.rules.comparison import (
     Announced,
+    DataChoice,
     Flag,
     Kind,
     Row,
     Standing,
+    announce_draw,
     explain,
     find_faulty,
     from_words,
     standing_of,
     to_words,
 )
-from agent_client.agent.rules.data import DataChoice, announce_draw
 
 TRAINED, HOLDS_STATE, HEALS = Standing
 

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from lighthouse_protocol.messages.incident import IncidentSummary
-from lighthouse_runtime.client.lighthouse import LighthouseClient
+from lighthouse_runtime.client.clients import LighthouseClient
 from tests.agent_client.agent.test_agent import check_equal as check_states
 from tests.agent_client.jobs import Job
 from tests.agent_client.ranks import Rank, RankError

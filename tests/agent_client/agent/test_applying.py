@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import pytest
 
-from agent_client.agent.rules.applying import Applying
+from agent_client.step.rules.machine import Applying
 
 
 def never() -> bool:

@@ -12,7 +12,7 @@ ROOT = Path(__file__).parents[3]
 
 SCRIPT = """
 import os, sys
-from agent_client.agent.at_exit import close_at_end, opened, was_closed
+from agent_client.step.stop_signals import close_at_end, opened, was_closed
 
 class Opened:
     def __init__(self, name):

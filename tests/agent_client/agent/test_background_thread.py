@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from agent_client.agent.background_thread import BackgroundThread
+from agent_client.step.runner import BackgroundThread
 from tests.processes import PATIENCE_S, eventually
 
 

@@ -7,7 +7,7 @@ from typing import Any, get_type_hints
 import pytest
 
 from agent_client import Agent, AgentConfig, ConfigurationError
-from agent_client.agent.config import AgentOptions, config_of
+from agent_client.step.config import AgentOptions, config_of
 
 REFUSED: list[tuple[str, Any]] = [
     ("timeout_s", 0.0),
@@ -49,7 +49,7 @@ def test_from_env_has_an_option_for_each_field() -> None:
 
 def test_an_option_that_does_not_fit_is_refused_before_anything_is_started(monkeypatch: pytest.MonkeyPatch) -> None:
     """Not even the environment is read, by which rank 0 would start the group's manager."""
-    monkeypatch.setattr("agent_client.agent.agent.Environment.read", lambda: pytest.fail("too late"))
+    monkeypatch.setattr("agent_client.step.agent.Environment.read", lambda: pytest.fail("too late"))
     with pytest.raises(ConfigurationError, match="^heal_mode: "):
         Agent.from_env(state=None, heal_mode="stall")  # type: ignore[arg-type]
 

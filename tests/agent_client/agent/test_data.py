@@ -1,6 +1,6 @@
 """The certificate that each sample is used once an epoch."""
 
-from agent_client.agent.rules.data import DataChoice, DataUses
+from agent_client.step.rules.comparison import DataChoice, DataUses
 
 CHOICE = DataChoice(100, 4, 2, 7)
 

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent_client.agent.rules.loop_order import PassOrder, ZeroGradOrder
+from agent_client.step.rules.loop_order import PassOrder, ZeroGradOrder
 
 LOOPS = {"zero compute step": False, "compute step zero": True, "compute zero step": True, "compute step": True}
 

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from agent_client.agent import observer
-from agent_client.agent.observer import give_way, observe
+from agent_client.step import observer
+from agent_client.step.observer import give_way, observe
 from lighthouse_protocol.messages.session import FromRank, WatchHello
-from lighthouse_runtime.client.manager import ManagerClient
+from lighthouse_runtime.client.clients import ManagerClient
 from tests.agent_client.manager_client.fake_watch import FakeWatch
 from tests.processes import eventually
 

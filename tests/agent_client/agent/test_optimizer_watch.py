@@ -6,7 +6,7 @@ import logging
 import pytest
 from torch.utils.data import DistributedSampler
 
-from agent_client.agent.optimizer_watch import warn_of_split_samplers
+from agent_client.step.script_check import warn_of_split_samplers
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,7 @@
 
 import pytest
 
-from agent_client.agent.rules.patience import MAX_BACKOFF_S, SAID_EVERY_S, SAID_FROM, Patience
+from agent_client.step.rules.news import MAX_BACKOFF_S, SAID_EVERY_S, SAID_FROM, Patience
 from lighthouse_protocol.refusals import (
     DeadlinePassed,
     DuplicateReplica,

@@ -4,9 +4,9 @@ import logging
 
 import pytest
 
-from agent_client.agent.quorum_log import log_quorum
+from agent_client.step.runner import log_quorum
 from lighthouse_protocol.messages.membership import Assignment
-from manager.group.rules.assignment import assign
+from manager.group.requests import assign
 from tests.manager.builders import member, quorum
 
 

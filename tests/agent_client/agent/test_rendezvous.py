@@ -13,11 +13,11 @@ import pytest
 from torch.distributed import HashStore, distributed_c10d
 
 from agent_client import Agent, AgentConfig
-from agent_client.agent import rendezvous as module
-from agent_client.agent.environment import Environment
-from agent_client.agent.parts import GroupPlace
-from agent_client.agent.rendezvous import rendezvous, wait_for_store
 from agent_client.errors import AgentError
+from agent_client.step import rendezvous as module
+from agent_client.step.config import Environment
+from agent_client.step.internals import GroupPlace
+from agent_client.step.rendezvous import rendezvous, wait_for_store
 from examples.ports import free_port
 from lighthouse_protocol.coordinator import Coordinator
 from lighthouse_protocol.identity import Address, parse_address
@@ -94,8 +94,8 @@ def test_the_option_wins_over_the_variable(monkeypatch: pytest.MonkeyPatch, opti
         found.append(config)
         raise AgentError("enough")
 
-    monkeypatch.setattr("agent_client.agent.agent.rendezvous", meet)
-    monkeypatch.setattr("agent_client.agent.agent.Environment.read", lambda: GROUP_OF_TWO)
+    monkeypatch.setattr("agent_client.step.agent.rendezvous", meet)
+    monkeypatch.setattr("agent_client.step.agent.Environment.read", lambda: GROUP_OF_TWO)
     with pytest.raises(AgentError, match="enough"):
         Agent.from_env(state=None, advertise=option)  # type: ignore[arg-type]
     assert [config.advertise for config in found] == [used]
@@ -143,9 +143,9 @@ def test_torchruns_open_store_does_not_hold_the_secret(monkeypatch: pytest.Monke
 def test_the_master_may_have_any_address_of_ipv6(monkeypatch: pytest.MonkeyPatch, written: str, brackets: bool) -> None:
     asked: list[object] = []
     monkeypatch.setattr(distributed_c10d, "rendezvous", lambda *_: iter([(HashStore(), 0, 2)]))
-    monkeypatch.setattr("agent_client.agent.rendezvous.own_host", lambda peer, _: asked.append(peer) or LOCALHOST)
-    monkeypatch.setattr("agent_client.agent.rendezvous.GlooGroup", mock.Mock())
-    monkeypatch.setattr("agent_client.agent.rendezvous.wait_for_store", lambda *_: None)
+    monkeypatch.setattr("agent_client.step.rendezvous.own_host", lambda peer, _: asked.append(peer) or LOCALHOST)
+    monkeypatch.setattr("agent_client.step.rendezvous.GlooGroup", mock.Mock())
+    monkeypatch.setattr("agent_client.step.rendezvous.wait_for_store", lambda *_: None)
     monkeypatch.setenv("MASTER_ADDR", f"[{written}]" if brackets else written)
     rendezvous(GROUP_OF_TWO, AgentConfig())
     assert asked == [f"[{written.removesuffix('%eth0')}]:1"]

@@ -12,12 +12,11 @@ from torch.distributed.optim import _apply_optimizer_in_backward
 from torch.nn import parallel
 from torch.optim import SGD, lr_scheduler
 
-from agent_client.agent.optimizer_watch import OptimizerWatch
-from agent_client.agent.rules.applying import Applying
-from agent_client.agent.script_check import refuse_live_objects, refuse_model, refuse_optimizer
 from agent_client.collectives.gloo import GlooGroup
 from agent_client.errors import ConfigurationError
 from agent_client.state.train_state import TrainState
+from agent_client.step.rules.machine import Applying
+from agent_client.step.script_check import OptimizerWatch, refuse_live_objects, refuse_model, refuse_optimizer
 from agent_client.training.ddp import DistributedDataParallel
 from agent_client.training.hsdp import replicate
 from agent_client.training.optimizer import FaultTolerantOptimizer
@@ -76,7 +75,7 @@ def test_modules_that_cannot_be_replicated(monkeypatch: pytest.MonkeyPatch) -> N
     with pytest.raises(ConfigurationError, match="weight has an optimizer in its backward pass.*after the vote"):
         refuse_model(stepping)
     refuse_model(nn.Linear(2, 2))
-    monkeypatch.setattr("agent_client.agent.script_check.is_sharded", lambda parameter: True)
+    monkeypatch.setattr("agent_client.step.script_check.is_sharded", lambda parameter: True)
     with pytest.raises(ConfigurationError, match=r"weight is a DTensor.*within_group=False"):
         refuse_model(nn.Linear(2, 2))
 

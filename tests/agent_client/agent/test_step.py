@@ -8,7 +8,7 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from agent_client.agent.rules.step import HISTORY_KEPT, InvalidTransition, Phase, StepMachine
+from agent_client.step.rules.machine import HISTORY_KEPT, InvalidTransition, Phase, StepMachine
 from lighthouse_protocol.messages.membership import Assignment, Distrust, DistrustKind
 from tests.agent_client.assignments import assignment
 

@@ -1,6 +1,6 @@
 """The lines about what others have cost a step."""
 
-from agent_client.agent.rules.step_news import LOSS_HELD_S, Loss, StepNews
+from agent_client.step.rules.news import LOSS_HELD_S, Loss, StepNews
 
 LOST_B = Loss("b", "rank 1 has ended", step=1541, at=100.0)
 

@@ -7,8 +7,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from agent_client.agent.config import AgentConfig
-from agent_client.agent.step_runner import StepRunner
+from agent_client.step.config import AgentConfig
+from agent_client.step.runner import StepRunner
 
 
 class Ranks:

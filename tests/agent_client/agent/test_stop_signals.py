@@ -71,7 +71,7 @@ def test_what_a_stop_signal_does(case: str, status: int, said: str) -> None:
 
 WORKER = """
 import os, signal, time
-from agent_client.agent.stop_signals import StopSignals
+from agent_client.step.stop_signals import StopSignals
 
 signals = StopSignals(lambda reason: None, lambda: True, 0)
 signals.install()

@@ -9,10 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agent_client import Agent, AgentConfig, ConfigurationError, StepSampler, TrainState
-from agent_client.agent.rules.step import StepMachine
-from agent_client.agent.rules.world_size import NO_SHARE, Share, WorldSize, WorldSizeMode
+from agent_client.step.rules.machine import StepMachine
+from agent_client.step.rules.world_size import NO_SHARE, Share, WorldSize, WorldSizeMode
 from lighthouse_protocol.messages.membership import Assignment, Participant, Quorum
-from manager.group.rules.assignment import assign
+from manager.group.requests import assign
 from tests.agent_client import batch_training
 from tests.agent_client.assignments import assignment
 from tests.agent_client.clusters import all_events, check_all

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from agent_client.collectives.compiling import never_compiled, not_itself_compiled
+from agent_client.collectives.observed import never_compiled, not_itself_compiled
 
 Leave = Callable[[Callable[..., Any]], Callable[..., Any]]
 

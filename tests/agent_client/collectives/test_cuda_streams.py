@@ -5,7 +5,7 @@ import threading
 import pytest
 import torch
 
-from agent_client.collectives.cuda_streams import in_stream_order
+from agent_client.collectives.nccl import in_stream_order
 
 SLEEP_CYCLES = 1_000_000_000
 

@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch.distributed import PrefixStore, TCPStore
 
-from agent_client.collectives import gloo_wait
+from agent_client.collectives import gloo as gloo_wait
 from agent_client.collectives.gloo import GlooGroup
 from tests.processes import LOCALHOST, PATIENCE_S, eventually
 

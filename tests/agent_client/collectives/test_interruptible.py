@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch.distributed import HashStore, PrefixStore, ProcessGroup, ProcessGroupGloo
 
-from agent_client.collectives import gloo_wait
+from agent_client.collectives import gloo as gloo_wait
 from agent_client.collectives.interruptible import InterruptibleGroup
 from tests.processes import eventually
 

@@ -10,8 +10,7 @@ from torch.distributed import HashStore
 
 from agent_client.collectives.connectors import connector
 from agent_client.collectives.group_spec import GroupSpec
-from agent_client.collectives.nccl import Fence, NcclGroup, wait_for
-from agent_client.collectives.nccl_watchdog import DUMP, may_end_the_process
+from agent_client.collectives.nccl import DUMP, Fence, NcclGroup, may_end_the_process, wait_for
 from agent_client.errors import ConfigurationError
 from tests.processes import LOCALHOST
 

@@ -6,9 +6,9 @@ from typing import Any
 
 import torch
 
-from agent_client.agent.rules.step import StepMachine
 from agent_client.healing.healing import Healing
 from agent_client.state.train_state import TrainState
+from agent_client.step.rules.machine import StepMachine
 from lighthouse_protocol.messages.membership import Assignment
 from tests.agent_client.assignments import assignment
 from tests.processes import LOCALHOST

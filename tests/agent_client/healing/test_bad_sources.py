@@ -10,11 +10,12 @@ from typing import Any
 import pytest
 import torch
 
-from agent_client.agent.rules.step import StepMachine
-from agent_client.healing.target import DoesNotFit
-from agent_client.state.decoding import CorruptState, encode
+from agent_client.healing.healing import DoesNotFit
+from agent_client.state.codec import encode
 from agent_client.state.snapshot import StateMismatch
-from agent_client.transfer.response import StateRefused, StateUnavailable
+from agent_client.state.tree import CorruptState
+from agent_client.step.rules.machine import StepMachine
+from agent_client.transfer.connection import StateRefused, StateUnavailable
 from tests.agent_client.healing.pair import TARGETS, Pair
 from tests.agent_client.transfer.sources import answering, ok, sends
 
@@ -108,7 +109,7 @@ def test_a_state_of_another_model_is_refused_by_its_header(stack: ExitStack, who
 
 def test_a_state_that_does_not_fit_into_memory(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
     pair.serve()
-    monkeypatch.setattr("agent_client.healing.target.available_bytes", lambda: 2**20)
+    monkeypatch.setattr("agent_client.healing.healing.available_bytes", lambda: 2**20)
     with pytest.raises(CorruptState, match=r"\d+ bytes, more than 1048576"):
         pair.fetch()
 

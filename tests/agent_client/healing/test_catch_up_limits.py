@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 import torch
 
-from agent_client.agent.agent import Agent
-from agent_client.agent.config import AgentConfig
 from agent_client.errors import ConfigurationError
-from agent_client.healing.rules.catch_up import CatchUpPlan
+from agent_client.healing.rules import CatchUpPlan
 from agent_client.state.train_state import TrainState
+from agent_client.step.agent import Agent
+from agent_client.step.config import AgentConfig
 from agent_client.training.checkpoint_folder import CheckpointFolder
 from lighthouse_protocol.messages.membership import Tag
 

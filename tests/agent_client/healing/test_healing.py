@@ -12,12 +12,12 @@ from typing import Any
 import pytest
 import torch
 
-from agent_client.agent.rules.step import StepMachine
 from agent_client.healing.healing import Healing
-from agent_client.healing.rules.modes import StateServing
+from agent_client.healing.rules import StateServing
 from agent_client.progress.activity import Activity
-from agent_client.state.encoding import Encoding
-from agent_client.transfer.response import StateUnavailable
+from agent_client.state.codec import Encoding
+from agent_client.step.rules.machine import StepMachine
+from agent_client.transfer.connection import StateUnavailable
 from lighthouse_protocol.messages.membership import Assignment
 from lighthouse_protocol.messages.progress import HealProgress
 from tests.agent_client.healing.pair import ASSIGNMENT, Pair

@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 import torch
 
-from agent_client.healing.rules.modes import StateServing
-from agent_client.healing.target import BackgroundFetch
-from agent_client.state.encoding import Encoding
+from agent_client.healing.healing import BackgroundFetch
+from agent_client.healing.rules import StateServing
+from agent_client.state.codec import Encoding
 from agent_client.state.snapshot import StateMismatch
-from agent_client.transfer.response import StateUnavailable
+from agent_client.transfer.connection import StateUnavailable
 from tests.agent_client.healing.pair import ASSIGNMENT, TARGETS, Pair
 from tests.processes import eventually
 

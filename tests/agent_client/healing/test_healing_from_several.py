@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 import torch
 
-from agent_client.agent.rules.step import StepMachine
 from agent_client.healing.healing import Healing
-from agent_client.state.encoding import encode
+from agent_client.state.codec import encode
 from agent_client.state.train_state import TrainState
+from agent_client.step.rules.machine import StepMachine
 from tests.agent_client.assignments import assignment
 from tests.agent_client.transfer.sources import took
 from tests.processes import LOCALHOST

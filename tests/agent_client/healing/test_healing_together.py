@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
-from agent_client.agent.rules.step import StepMachine
 from agent_client.healing.healing import Healing
-from agent_client.state.encoding import encode
-from agent_client.transfer.arriving import Arriving
-from agent_client.transfer.response import StateUnavailable
+from agent_client.state.codec import encode
+from agent_client.step.rules.machine import StepMachine
+from agent_client.transfer.connection import StateUnavailable
+from agent_client.transfer.offers import Arriving
 from tests.agent_client.assignments import assignment
 from tests.agent_client.healing.test_healing_from_several import make_state
 from tests.agent_client.transfer.sources import bytes_sent

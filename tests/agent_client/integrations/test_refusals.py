@@ -11,7 +11,7 @@ import torch
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 from agent_client.errors import ConfigurationError
-from agent_client.integrations.steps import check_max_steps
+from agent_client.integrations.library import check_max_steps
 from agent_client.training.step_loader import StepLoader
 from tests.agent_client.integrations.libraries import require
 from tests.agent_client.lone_agent import LoneAgent

@@ -4,7 +4,7 @@ import queue
 import threading
 from collections.abc import Callable, Iterator
 
-from lighthouse_protocol.messages.evidence import SelfReport
+from lighthouse_protocol.messages.incident import SelfReport
 from lighthouse_protocol.messages.progress import ProgressSample
 from lighthouse_protocol.messages.session import FromRank, Leaving, Released, ToRank, Vote, WatchOpened
 from lighthouse_protocol.refusals import LighthouseError, Unreachable

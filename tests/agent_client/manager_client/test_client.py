@@ -8,11 +8,11 @@ from agent_client.errors import GroupDrained
 from agent_client.manager_client.client import ManagerConnection
 from agent_client.manager_client.watch import SAMPLED_EVERY_S, RankWatch
 from agent_client.progress.progress import Progress
-from lighthouse_protocol.messages.evidence import EvidenceAsked, SelfReport
+from lighthouse_protocol.messages.incident import EvidenceAsked, SelfReport
 from lighthouse_protocol.messages.membership import Assignment
 from lighthouse_protocol.messages.progress import STEP, ProgressSample
 from lighthouse_protocol.refusals import Drained, LighthouseError, Unreachable
-from lighthouse_runtime.client.manager import ManagerClient
+from lighthouse_runtime.client.clients import ManagerClient
 from tests.agent_client.manager_client.fake_watch import FakeWatch
 from tests.processes import PATIENCE_S, eventually
 

@@ -6,7 +6,7 @@ import sys
 import pytest
 
 from agent_client.errors import AgentError, GroupDrained
-from agent_client.manager_client.exit_report import ExitReport
+from agent_client.manager_client.client import ExitReport
 
 
 @pytest.fixture

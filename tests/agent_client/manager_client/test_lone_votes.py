@@ -12,7 +12,7 @@ from agent_client.manager_client.client import ManagerConnection
 from lighthouse_protocol.messages.membership import Assignment, Decision
 from lighthouse_protocol.messages.session import Revoked, Vote, VoteAnswer
 from lighthouse_protocol.refusals import LighthouseError, Unreachable, WrongState
-from lighthouse_runtime.client.manager import ManagerClient
+from lighthouse_runtime.client.clients import ManagerClient
 from tests.agent_client.assignments import assignment
 from tests.agent_client.jobs import Job
 from tests.agent_client.manager_client.fake_watch import FakeWatch

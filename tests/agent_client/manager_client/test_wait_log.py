@@ -5,12 +5,11 @@ import threading
 
 import pytest
 
-from agent_client.manager_client.client import ManagerConnection
-from agent_client.manager_client.wait_log import WaitLog
+from agent_client.manager_client.client import ManagerConnection, WaitLog
 from lighthouse_protocol.messages.session import Waiting
 from lighthouse_protocol.refusals import DeadlinePassed, LighthouseError
-from lighthouse_protocol.rules import quorum_wait
-from lighthouse_runtime.client.manager import ManagerClient
+from lighthouse_protocol.rules import quorum_change as quorum_wait
+from lighthouse_runtime.client.clients import ManagerClient
 from tests.agent_client.manager_client.fake_watch import FakeWatch
 from tests.processes import LOCALHOST, PATIENCE_S, eventually
 

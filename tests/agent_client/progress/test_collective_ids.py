@@ -1,6 +1,6 @@
 """The numbers of collectives are the same at all ranks, however many a group has of its own."""
 
-from agent_client.progress.rules.collective_ids import CollectiveIds, Entry
+from agent_client.progress.rules import CollectiveIds, Entry
 from lighthouse_protocol.messages.progress import Collective
 
 

@@ -1,7 +1,6 @@
 """What a rank says of its heal."""
 
-from agent_client.progress.activity import Activity
-from agent_client.progress.heal_mark import KEPT_S
+from agent_client.progress.activity import KEPT_S, Activity
 from lighthouse_protocol.messages.progress import HealProgress
 
 

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agent_client.progress.progress import MAX_UNREAD, Progress
-from agent_client.progress.rules.phase_times import WAITING
+from agent_client.progress.rules import WAITING
 from lighthouse_protocol.messages.progress import (
     MAX_DEPTH,
     MAX_LABEL_CHARS,

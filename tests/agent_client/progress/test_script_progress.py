@@ -6,9 +6,10 @@ from typing import Any
 
 import pytest
 
-from agent_client.progress import script_groups, script_progress
+from agent_client.progress import progress as script_progress
+from agent_client.progress import script_groups
+from agent_client.progress.progress import FIRST_COLLECTIVES, ScriptPlace, ScriptProgress
 from agent_client.progress.script_groups import STILL_S
-from agent_client.progress.script_progress import FIRST_COLLECTIVES, ScriptPlace, ScriptProgress
 
 SCRIPT = """
 def validate(look):

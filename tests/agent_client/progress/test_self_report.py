@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from agent_client.progress import self_report
-from agent_client.progress.self_report import NEWEST_ENTRIES, SelfReporter, flight_recorder, shortened
-from lighthouse_protocol.messages.evidence import MAX_FLIGHT_RECORDER_BYTES, SelfReport
+from agent_client.progress import script_groups as self_report
+from agent_client.progress.script_groups import NEWEST_ENTRIES, SelfReporter, flight_recorder, shortened
+from lighthouse_protocol.messages.incident import MAX_FLIGHT_RECORDER_BYTES, SelfReport
 from tests.processes import PATIENCE_S, Process, eventually
 
 NOW = 1_700_000_000.0
@@ -36,7 +36,7 @@ import faulthandler, os, signal, sys, threading
 faulthandler.enable()
 faulthandler.register(signal.SIGRTMIN + 10)
 signal.signal(signal.SIGRTMIN + 11, signal.SIG_IGN)
-from agent_client.progress.self_report import offer
+from agent_client.progress.script_groups import offer
 first = offer()
 assert offer() == first
 if (child := os.fork()) == 0:

@@ -9,9 +9,9 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from lighthouse.runs.driver import RunDriver
-from lighthouse.runs.rules.machine import RunMachine
-from lighthouse.runs.store import RunStoreInProcess
+from lighthouse.job.restarts import RunMachine
+from lighthouse.job.run_driver import RunDriver
+from lighthouse.job.store import RunStoreInProcess
 from lighthouse_protocol.messages.progress import ProgressSample
 from lighthouse_protocol.messages.run import FromRunRank, RankHeartbeat, RankHello, ToRunRank
 from lighthouse_protocol.messages.session import Evidence, EvidenceDone, EvidenceRequest

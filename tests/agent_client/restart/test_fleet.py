@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from lighthouse_protocol.messages.incident import IncidentKind
-from lighthouse_runtime.client.lighthouse import LighthouseClient
+from lighthouse_runtime.client.clients import LighthouseClient
 from tests.agent_client.restart.fleet import Fleet
 from tests.processes import PATIENCE_S, Lighthouse, eventually
 

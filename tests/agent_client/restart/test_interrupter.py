@@ -7,10 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from agent_client.collectives import open_groups
-from agent_client.restart.async_exception import InterruptibleSection, Interruption
-from agent_client.restart.interrupter import KILLED_STATUS, Interrupter
-from lighthouse_runtime.client.lighthouse import LighthouseClient
+from agent_client.collectives import group_spec as open_groups
+from agent_client.restart.interrupter import KILLED_STATUS, Interrupter, InterruptibleSection, Interruption
+from lighthouse_runtime.client.clients import LighthouseClient
 from tests.processes import Lighthouse, Process, eventually
 
 STUCK = """

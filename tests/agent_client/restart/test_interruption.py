@@ -13,9 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from agent_client.agent.uninterrupted import uninterrupted
-from agent_client.restart import async_exception
-from agent_client.restart.async_exception import InterruptibleSection, Interruption
+from agent_client.restart import interrupter as async_exception
+from agent_client.restart.interrupter import InterruptibleSection, Interruption
+from agent_client.step.stop_signals import uninterrupted
 
 
 def never() -> bool:

@@ -7,8 +7,7 @@ from typing import Any
 import pytest
 
 from agent_client.errors import ConfigurationError
-from agent_client.restart.launch import Launch
-from agent_client.restart.options import Options
+from agent_client.restart.options import Launch, Options
 from lighthouse_protocol.messages.run import RankId, RunTerms
 
 

@@ -3,9 +3,9 @@
 import pytest
 
 from agent_client.errors import ConfigurationError
-from agent_client.restart import monitor
-from agent_client.restart.launch import Launch
-from agent_client.restart.monitor import command, fork_and_monitor
+from agent_client.restart import rank_thread as monitor
+from agent_client.restart.options import Launch
+from agent_client.restart.rank_thread import command, fork_and_monitor
 
 SCRIPT = ["python", "train.py", "--lr", "3"]
 LIGHTHOUSE = {"LIGHTHOUSE_ADDRESS": "h:1"}

@@ -13,8 +13,15 @@ from pathlib import Path
 import pytest
 
 from agent_client.restart.rules import events
-from agent_client.restart.rules.config import RankConfig
-from agent_client.restart.rules.events import Connect, MessageReceived, RankEffect, RankEvent, Send, StreamClosed
+from agent_client.restart.rules.events import (
+    Connect,
+    MessageReceived,
+    RankConfig,
+    RankEffect,
+    RankEvent,
+    Send,
+    StreamClosed,
+)
 from agent_client.restart.rules.machine import RankMachine
 from lighthouse_protocol import refusals
 from lighthouse_protocol.messages import run as messages

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from examples.ports import free_port
-from lighthouse_runtime.client.lighthouse import LighthouseClient
+from lighthouse_runtime.client.clients import LighthouseClient
 from lighthouse_runtime.process.commands import START_MANAGER
 from tests.processes import LOCALHOST, Lighthouse, Process
 

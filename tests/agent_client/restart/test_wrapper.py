@@ -10,13 +10,13 @@ from typing import Any
 
 import pytest
 
-from agent_client.agent import at_exit
-from agent_client.collectives import open_groups
+from agent_client.collectives import group_spec as open_groups
 from agent_client.errors import ConfigurationError
 from agent_client.restart import call, run_session
 from agent_client.restart.call import CallWrapper
-from agent_client.restart.state import RestartAbort, State
+from agent_client.restart.store import RestartAbort, State
 from agent_client.restart.wrapper import Wrapper
+from agent_client.step import stop_signals as at_exit
 from examples.ports import free_port
 from lighthouse_protocol.messages.session import EvidenceDone
 from lighthouse_protocol.refusals import InvalidRequest

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent_client.state.rules.comparison import (
+from agent_client.state.rules import (
     LEAST_COST,
     MAX_DIVERGENCES,
     WINDOW_BYTES,

@@ -18,8 +18,8 @@ from hypothesis import strategies as st
 from xxhash import xxh3_64
 
 from agent_client import state, transfer
-from agent_client.state.decoding import MAGIC, MAX_HEADER_BYTES, VERSION, CorruptState, TruncatedState, decode, encode
-from agent_client.state.tree import DTYPES, MAX_DEPTH
+from agent_client.state.codec import MAGIC, MAX_HEADER_BYTES, VERSION, TruncatedState, decode, encode
+from agent_client.state.tree import DTYPES, MAX_DEPTH, CorruptState
 from agent_client.training import checkpoint_folder
 from tests.agent_client.state.trees import resident_bytes, same, trees
 
@@ -178,7 +178,7 @@ class TestRefusalToSend:
         assert same(decode(io.BytesIO(encoded(DEEP[0]))), DEEP[0])
 
     def test_a_header_that_no_peer_would_take(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr("agent_client.state.encoding.MAX_HEADER_BYTES", 100)
+        monkeypatch.setattr("agent_client.state.codec.MAX_HEADER_BYTES", 100)
         with pytest.raises(ValueError, match=r"header of .* bytes, more than 100: keep"):
             encode(list(range(100)))
 
@@ -303,7 +303,7 @@ class TestForgery:
         with pytest.raises(CorruptState, match=r"ends early|cannot allocate"):
             decode(io.BytesIO(content))
         assert resident_bytes() - before < 64 * 2**20
-        monkeypatch.setattr("agent_client.state.decoding._allocate", lambda *_: pytest.fail("allocated"))
+        monkeypatch.setattr("agent_client.state.codec._allocate", lambda *_: pytest.fail("allocated"))
         with pytest.raises(CorruptState, match=f"but {len(content)} were announced"):
             decode(io.BytesIO(content), len(content))
 

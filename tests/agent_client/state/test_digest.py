@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agent_client.state.digest import Digests
-from agent_client.state.rules.comparison import Digest
+from agent_client.state.rules import Digest
 
 
 def of(*tensors: torch.Tensor, number: int = 0) -> Digest:

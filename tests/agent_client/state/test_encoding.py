@@ -8,11 +8,19 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agent_client.state import decoding as format_module
-from agent_client.state import encoding
-from agent_client.state.decoding import CorruptState, allocate, decode, piece_views, read_head
-from agent_client.state.encoding import CHECKSUM_BYTES, PIECE_BYTES, encode, layout_digest
-from agent_client.state.tree import assemble
+from agent_client.state import codec as encoding
+from agent_client.state import codec as format_module
+from agent_client.state.codec import (
+    CHECKSUM_BYTES,
+    PIECE_BYTES,
+    allocate,
+    decode,
+    encode,
+    layout_digest,
+    piece_views,
+    read_head,
+)
+from agent_client.state.tree import CorruptState, assemble
 from tests.agent_client.state.trees import resident_bytes, same, trees
 
 pytestmark = pytest.mark.filterwarnings("ignore:ComplexHalf support")

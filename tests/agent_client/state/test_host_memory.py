@@ -11,8 +11,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent_client.state import host_memory
-from agent_client.state.host_memory import HUGE_PAGE_BYTES, copy_of, empty_bytes
+from agent_client.state import snapshot as host_memory
+from agent_client.state.snapshot import HUGE_PAGE_BYTES, copy_of, empty_bytes
 from tests.agent_client.state.trees import resident_bytes
 
 SIZES = [0, 1, HUGE_PAGE_BYTES - 1, HUGE_PAGE_BYTES, HUGE_PAGE_BYTES + 1, 3 * HUGE_PAGE_BYTES + 5]

@@ -14,7 +14,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 from torch.distributed.tensor.placement_types import _StridedShard
 
-from agent_client.state.decoding import decode, encode
+from agent_client.state.codec import decode, encode
 from agent_client.state.shards import Shards
 from agent_client.state.train_state import TrainState
 from agent_client.state.tree import CorruptState

@@ -10,10 +10,10 @@ import torch
 from torch.optim import lr_scheduler
 
 from agent_client.errors import ConfigurationError
-from agent_client.state.decoding import decode, encode
+from agent_client.state.codec import decode, encode
 from agent_client.state.snapshot import StateMismatch
 from agent_client.state.train_state import TrainState
-from agent_client.training.scheduler import FaultTolerantScheduler
+from agent_client.training.optimizer import FaultTolerantScheduler
 from tests.agent_client.lone_agent import LoneAgent
 
 

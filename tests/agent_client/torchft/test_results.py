@@ -1,6 +1,7 @@
 """From the wire to torchft's classes: every field, and those that may be missing."""
 
-from agent_client.torchft import QuorumResult, results
+from agent_client.torchft import QuorumResult
+from agent_client.torchft import clients as results
 from lighthouse_protocol.pb.torchft import torchft_pb2
 
 

@@ -16,9 +16,9 @@ from agent_client.torchft import LighthouseClient, LighthouseServer, ManagerClie
 from examples.ports import free_port
 from lighthouse_protocol.identity import Address
 from lighthouse_protocol.messages.status import MemberState
-from lighthouse_runtime.client.lighthouse import LighthouseClient as NativeLighthouseClient
-from lighthouse_runtime.client.manager import ManagerClient as NativeManagerClient
-from lighthouse_runtime.net.own_address import own_name
+from lighthouse_runtime.client.clients import LighthouseClient as NativeLighthouseClient
+from lighthouse_runtime.client.clients import ManagerClient as NativeManagerClient
+from lighthouse_runtime.net.address import own_name
 from lighthouse_runtime.security.client_tls import variables_of
 from tests.daemons.mutual_tls import WORKER, Site
 from tests.processes import LOCALHOST, PATIENCE_S, Lighthouse, Process, eventually

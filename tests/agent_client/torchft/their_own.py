@@ -26,7 +26,7 @@ from torchft.manager_integ_test import (  # noqa: E402  on what is installed
 
 from agent_client.torchft import servers  # noqa: E402
 from lighthouse_protocol.messages.status import MemberState  # noqa: E402
-from lighthouse_runtime.client.lighthouse import LighthouseClient  # noqa: E402
+from lighthouse_runtime.client.clients import LighthouseClient  # noqa: E402
 from tests.processes import eventually  # noqa: E402
 
 servers._JOIN_TIMEOUT_MS = 5000  # pyright: ignore[reportPrivateUsage]

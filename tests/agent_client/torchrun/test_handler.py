@@ -32,7 +32,7 @@ from agent_client.torchrun.entry import get_handler
 from agent_client.torchrun.handler import LighthouseRendezvous, create
 from examples.ports import free_port
 from lighthouse_protocol.rules.access import Role
-from lighthouse_runtime.client.lighthouse import LighthouseClient
+from lighthouse_runtime.client.clients import LighthouseClient
 from lighthouse_runtime.security import pinned
 from lighthouse_runtime.security.client_tls import variables_of
 from lighthouse_runtime.security.credentials import load_or_make

@@ -1,7 +1,6 @@
 import pytest
 
-from agent_client.torchrun.rules.options import NOT_NEEDED, Options
-from agent_client.torchrun.rules.terms import run_of, terms_of
+from agent_client.torchrun.rules import NOT_NEEDED, Options, run_of, terms_of
 from lighthouse_protocol.refusals import InvalidRequest
 
 

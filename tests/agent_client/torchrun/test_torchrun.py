@@ -10,9 +10,8 @@ from typing import Protocol
 import pytest
 
 from lighthouse_protocol.rules.access import Role
-from lighthouse_runtime.client.lighthouse import LighthouseClient
-from lighthouse_runtime.security.credentials import load_or_make
-from lighthouse_runtime.security.tokens import Tokens
+from lighthouse_runtime.client.clients import LighthouseClient
+from lighthouse_runtime.security.credentials import Tokens, load_or_make
 from tests.agent_client.torchrun.nodes import TorchrunNode, rounds, run_together
 from tests.daemons.secured import EVERYWHERE, Secured
 from tests.processes import Lighthouse, eventually

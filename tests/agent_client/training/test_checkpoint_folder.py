@@ -23,12 +23,12 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch.distributed import HashStore
 
-from agent_client.agent.agent import Agent
 from agent_client.errors import AgentError
 from agent_client.state import files
 from agent_client.state.files import write_part
 from agent_client.state.snapshot import StateMismatch
 from agent_client.state.train_state import TrainState
+from agent_client.step.agent import Agent
 from agent_client.training import checkpoint_folder
 from agent_client.training.checkpoint_folder import CheckpointFolder, Tag, newest_common
 from tests.agent_client.jobs import Job

@@ -11,11 +11,11 @@ import torch
 from torch.distributed import HashStore
 from torch.nn import parallel
 
-from agent_client.agent.background_thread import BackgroundThread
-from agent_client.agent.rules.loop_order import StepPart
 from agent_client.collectives.gloo import GlooGroup
 from agent_client.collectives.observed import ObservedGroup
 from agent_client.progress.progress import Progress
+from agent_client.step.rules.loop_order import StepPart
+from agent_client.step.runner import BackgroundThread
 from agent_client.training.ddp import DistributedDataParallel, _name_in
 from tests.processes import LOCALHOST, PATIENCE_S
 

@@ -6,7 +6,7 @@ from torch import distributed
 from torch.distributed import AllreduceOptions, HashStore, ReduceOp
 from torch.distributed.device_mesh import init_device_mesh
 
-from agent_client.training.device_mesh import ManagedGroup, managed_mesh
+from agent_client.training.hsdp import ManagedGroup, managed_mesh
 from tests.agent_client.lone_agent import LoneAgent
 
 

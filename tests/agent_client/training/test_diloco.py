@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from agent_client.training.diloco import DiLoCo, _balanced
+from agent_client.training.local_sgd import DiLoCo, _balanced
 from tests.agent_client.lone_agent import LoneAgent, back_propagate, inner_step, model_of, values
 
 LR, MOMENTUM = 0.7, 0.9

@@ -9,9 +9,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent_client.agent.rules.world_size import WorldSizeMode
 from agent_client.state.snapshot import snapshot
 from agent_client.state.train_state import TrainState
+from agent_client.step.rules.world_size import WorldSizeMode
 from agent_client.training.local_sgd import LocalSGD
 from agent_client.training.sampler import StepSampler
 from tests.agent_client.lone_agent import LoneAgent, inner_step, model_of, values

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from torch.optim import lr_scheduler
 
 from agent_client.errors import ConfigurationError
-from agent_client.state.decoding import encode
+from agent_client.state.codec import encode
 from agent_client.state.train_state import TrainState
 from agent_client.training.optimizer import FaultTolerantOptimizer
 from tests.agent_client.lone_agent import LoneAgent, back_propagate, model_of, values

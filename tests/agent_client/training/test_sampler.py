@@ -10,10 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.utils.data import DataLoader
 
-from agent_client.agent.rules.data import DataChoice
-from agent_client.agent.rules.step import StepMachine
-from agent_client.agent.rules.world_size import WorldSize, WorldSizeMode
 from agent_client.errors import ConfigurationError
+from agent_client.step.rules.comparison import DataChoice
+from agent_client.step.rules.machine import StepMachine
+from agent_client.step.rules.world_size import WorldSize, WorldSizeMode
 from agent_client.training.sampler import StepSampler
 from tests.agent_client.assignments import assignment
 

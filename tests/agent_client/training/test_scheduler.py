@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import torch
 from torch.optim import lr_scheduler
 
-from agent_client.training.scheduler import FaultTolerantScheduler
+from agent_client.training.optimizer import FaultTolerantScheduler
 
 
 def scheduler_of(agent: SimpleNamespace) -> tuple[torch.optim.Optimizer, FaultTolerantScheduler]:

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from agent_client.state.encoding import Encoding
+from agent_client.state.codec import Encoding
 from agent_client.transfer.fetch import Fetch
 from agent_client.transfer.offers import StateKey
 from agent_client.transfer.server import StateServer

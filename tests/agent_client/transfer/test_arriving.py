@@ -6,7 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from agent_client.transfer.arriving import Arriving
+from agent_client.transfer.offers import Arriving
 
 PLACES = [b"first", b"", b"third", b"4"]
 SUMS = [b"SUM-%03d!" % number for number in range(4)]

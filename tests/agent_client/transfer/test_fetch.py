@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 import torch
 
-from agent_client.state.decoding import CorruptState, encode
-from agent_client.state.encoding import Encoding
+from agent_client.state.codec import Encoding, encode
 from agent_client.state.snapshot import StateMismatch, install_matches
+from agent_client.state.tree import CorruptState
+from agent_client.transfer.connection import StateUnavailable
 from agent_client.transfer.fetch import Fetch
-from agent_client.transfer.response import StateUnavailable
 from agent_client.transfer.rules.source_order import TRIES
 from tests.agent_client.state.trees import same
 from tests.agent_client.transfer.sources import KEY, Script, answering, ok, sends, serving, threads, took

@@ -12,8 +12,8 @@ import pytest
 import torch
 from torch.distributed import TCPStore
 
-from agent_client.state.decoding import CorruptState
-from agent_client.state.encoding import Encoding, encode
+from agent_client.state.codec import Encoding, encode
+from agent_client.state.tree import CorruptState
 from agent_client.transfer import gloo_transport
 from agent_client.transfer.gloo_transport import MESSAGE_BYTES, GroupTransport, messages
 from lighthouse_protocol.messages.membership import Assignment

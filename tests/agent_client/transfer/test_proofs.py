@@ -11,9 +11,9 @@ import pytest
 import torch
 
 from agent_client.transfer import listener, server
-from agent_client.transfer.response import NONCE_HEADER, PROOF_HEADER, StateUnavailable
+from agent_client.transfer.connection import NONCE_HEADER, PROOF_HEADER, StateUnavailable
 from agent_client.transfer.server import StateServer
-from lighthouse_protocol.rules.proof import TARGET_WORD, prove
+from lighthouse_protocol.rules.access import TARGET_WORD, prove
 from tests.agent_client.state.trees import same
 from tests.agent_client.transfer.sources import KEY, fetch, threads, took
 from tests.processes import eventually

@@ -17,12 +17,12 @@ from typing import Any
 import pytest
 import torch
 
-from agent_client.state.decoding import CorruptState, Encoding, decode, encode
-from agent_client.transfer.connection import split_address
+from agent_client.state.codec import Encoding, decode, encode
+from agent_client.state.tree import CorruptState
+from agent_client.transfer.connection import StateUnavailable, split_address
 from agent_client.transfer.fetch import Fetch
 from agent_client.transfer.listener import MAX_CONNECTIONS, MAX_CONNECTIONS_OF_A_HOST
 from agent_client.transfer.offers import StateKey
-from agent_client.transfer.response import StateUnavailable
 from agent_client.transfer.server import StateServer
 from tests.agent_client.state.trees import same
 from tests.agent_client.transfer.sources import (

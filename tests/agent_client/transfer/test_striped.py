@@ -13,12 +13,11 @@ from typing import Any
 import pytest
 import torch
 
-from agent_client.state.decoding import encode
-from agent_client.state.encoding import Encoding
+from agent_client.state.codec import Encoding, encode
 from agent_client.state.snapshot import StateMismatch
-from agent_client.transfer.arriving import Arriving
+from agent_client.transfer.connection import StateUnavailable
 from agent_client.transfer.fetch import Fetch, OtherTargets
-from agent_client.transfer.response import StateUnavailable
+from agent_client.transfer.offers import Arriving
 from agent_client.transfer.server import StateServer
 from tests.agent_client.state.trees import same
 from tests.agent_client.transfer.sources import (

@@ -8,11 +8,10 @@ from click.testing import CliRunner, Result
 
 from lighthouse_protocol.coordinator import Coordinator
 from lighthouse_protocol.messages.incident import Gathered, Incident, IncidentSummary
-from lighthouse_protocol.messages.run import KeyKind
-from lighthouse_protocol.messages.run_status import RunStatus
+from lighthouse_protocol.messages.run import KeyKind, RunStatus
 from lighthouse_protocol.messages.status import LighthouseStatus
 from lighthouse_protocol.rules.access import Role
-from lighthouse_runtime.client import lighthouse
+from lighthouse_runtime.client import clients as lighthouse
 from tests.lighthouse.statuses import status
 
 Answer = LighthouseStatus | BaseException

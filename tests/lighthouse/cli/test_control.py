@@ -3,8 +3,7 @@ import sys
 
 import pytest
 
-from lighthouse.cli.drain import drain
-from lighthouse.cli.kill import kill
+from lighthouse.cli.control import drain, kill
 from lighthouse_protocol.messages.status import MemberState
 from tests.lighthouse.statuses import job, member, status
 
@@ -51,7 +50,7 @@ def test_the_last_one_is_known_by_torchfts_name_of_it_too(fake, run):
 @pytest.mark.parametrize(("typed", "is_killed"), [("y\n", True), ("n\n", False), ("\n", False)])
 def test_a_person_is_asked(fake, run, monkeypatch, typed, is_killed):
     fake.answers = [status(job(member("a")))]
-    monkeypatch.setattr(sys.modules["lighthouse.cli.kill"], "is_terminal", lambda: True)
+    monkeypatch.setattr(sys.modules["lighthouse.cli.control"], "is_terminal", lambda: True)
     result = run(kill, "a", typed=typed)
     assert "Kill it? [y/N]" in result.stderr
     assert any("replica_id" in call for call in fake.calls) is is_killed

@@ -20,10 +20,9 @@ from lighthouse_protocol.identity import Address
 from lighthouse_protocol.messages.membership import Participant
 from lighthouse_protocol.refusals import InvalidRequest
 from lighthouse_protocol.rules.access import Role
-from lighthouse_runtime.client.lighthouse import LighthouseClient
+from lighthouse_runtime.client.clients import LighthouseClient
 from lighthouse_runtime.process.children import command_lines
-from lighthouse_runtime.security.credentials import load_or_make
-from lighthouse_runtime.security.tokens import Tokens
+from lighthouse_runtime.security.credentials import Tokens, load_or_make
 from tests.processes import PATIENCE_S, Lighthouse
 
 

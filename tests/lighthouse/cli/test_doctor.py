@@ -5,12 +5,24 @@ import tomllib
 
 import pytest
 
-from lighthouse.cli.doctor.rules.checkup import NAMED, Finding, Level, check, is_healthy
-from lighthouse.cli.doctor.rules.facts import Asked, Certificate, Credential, Facts, ManagerSeen, Place, Trust
+from lighthouse.cli.rules import (
+    NAMED,
+    Asked,
+    Certificate,
+    Credential,
+    Facts,
+    Finding,
+    Level,
+    ManagerSeen,
+    Place,
+    Trust,
+    check,
+    is_healthy,
+)
 from lighthouse_protocol.messages.status import LighthouseStatus, MemberState, StoreKind, StoreStatus
 from lighthouse_protocol.refusals import LighthouseError, NotPermitted, Unreachable, Untrusted, WrongProtocol
 from lighthouse_protocol.rules.access import Role
-from lighthouse_runtime.process.packages import OLDEST_TORCH
+from lighthouse_runtime.process.commands import OLDEST_TORCH
 from tests.lighthouse.statuses import job, member, status
 from tests.processes import ROOT
 

@@ -2,7 +2,7 @@ from dataclasses import replace
 
 import pytest
 
-from lighthouse.cli.view.frame import View
+from lighthouse.cli.status import View
 from lighthouse_protocol.messages.status import MemberState
 from tests.lighthouse.statuses import job, many, member, run_of, status
 

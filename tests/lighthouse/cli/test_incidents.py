@@ -3,15 +3,14 @@ import re
 
 import pytest
 
-from lighthouse.cli.incident import incident as incident_command
 from lighthouse.cli.incidents import clock
+from lighthouse.cli.incidents import incident as incident_command
 from lighthouse.cli.incidents import incidents as incidents_command
-from lighthouse.cli.stacks import stacks as stacks_command
-from lighthouse.runs.rules.incident import incident_of
-from lighthouse.runs.rules.record import RestartRecord
+from lighthouse.cli.listings import stacks as stacks_command
+from lighthouse.job.incidents import incident_of
+from lighthouse.job.records import RestartRecord
 from lighthouse_protocol.messages.incident import Gathered, Incident, IncidentKind, from_document
-from lighthouse_protocol.messages.run import RankId
-from lighthouse_protocol.messages.supervisor import ProcessLost
+from lighthouse_protocol.messages.run import ProcessLost, RankId
 from lighthouse_protocol.refusals import UnknownName
 from tests.lighthouse.evidence import STACKS, incident, member, summary
 

@@ -2,7 +2,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lighthouse.cli.view.layout import Column, share, shorten, table
+from lighthouse.cli.layout import Column, share, shorten, table
 
 COLUMNS = (
     Column("NAME", lambda row: row[0], comfort=10),

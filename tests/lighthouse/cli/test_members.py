@@ -1,6 +1,6 @@
 import pytest
 
-from lighthouse.cli.members import members as command
+from lighthouse.cli.listings import members as command
 from lighthouse_protocol.messages.status import MemberState
 from tests.lighthouse.statuses import job, many, member, status
 

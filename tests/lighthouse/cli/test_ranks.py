@@ -1,6 +1,6 @@
 from dataclasses import replace
 
-from lighthouse.cli.ranks import ranks as command
+from lighthouse.cli.listings import ranks as command
 from lighthouse_protocol.messages.status import JobStatus, RankPlace, RankState
 from tests.lighthouse.statuses import job, member, place, status
 

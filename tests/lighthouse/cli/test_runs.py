@@ -3,12 +3,17 @@ from dataclasses import replace
 
 import pytest
 
-from lighthouse.cli.keys import keys
-from lighthouse.cli.runs import runs
-from lighthouse.cli.stop import resume, stop
-from lighthouse_protocol.messages.run import KeyKind, RunCounters, RunStopped, RunTerms
-from lighthouse_protocol.messages.run_status import RunStatus, SupervisorStatus
-from lighthouse_protocol.messages.supervisor import SupervisorHeartbeat
+from lighthouse.cli.control import resume, stop
+from lighthouse.cli.listings import keys, runs
+from lighthouse_protocol.messages.run import (
+    KeyKind,
+    RunCounters,
+    RunStatus,
+    RunStopped,
+    RunTerms,
+    SupervisorHeartbeat,
+    SupervisorStatus,
+)
 
 RUN = RunStatus("default", "r1", "stands", RunCounters(1, 0, 1, 1), RunTerms(3), (0, 2), False, None, (), (), ())
 

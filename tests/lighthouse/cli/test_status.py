@@ -3,16 +3,20 @@ import json
 
 import pytest
 
-from lighthouse.cli.members import members
-from lighthouse.cli.ranks import ranks
+from lighthouse.cli import tables
+from lighthouse.cli.listings import members, ranks
 from lighthouse.cli.status import status as command
-from lighthouse.cli.view import tables
 from lighthouse_protocol.messages.progress import DataUse
-from lighthouse_protocol.messages.run import RunCounters, RunStopped, RunTerms
-from lighthouse_protocol.messages.run_status import RunStatus, SupervisorStatus
+from lighthouse_protocol.messages.run import (
+    RunCounters,
+    RunStatus,
+    RunStopped,
+    RunTerms,
+    SupervisorHeartbeat,
+    SupervisorStatus,
+)
 from lighthouse_protocol.messages.session import QuorumPhase
 from lighthouse_protocol.messages.status import MemberState
-from lighthouse_protocol.messages.supervisor import SupervisorHeartbeat
 from lighthouse_protocol.refusals import Unreachable
 from tests.lighthouse.statuses import healing, job, member, run_of, status
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from lighthouse.cli.watch import watch as command
+from lighthouse.cli.status import watch as command
 from lighthouse_protocol.refusals import Unreachable
 from tests.lighthouse.statuses import job, member, status
 from tests.processes import PATIENCE_S
@@ -25,7 +25,7 @@ ROOT = Path(__file__).parents[3]
 WATCHED = """
 import os, sys
 from lighthouse_runtime.client import lighthouse
-from lighthouse.cli.watch import watch
+from lighthouse.cli.status import watch
 from tests.lighthouse.cli.conftest import FakeClient, FakeLighthouse
 from tests.lighthouse.cli.test_watch import GONE, UP
 

@@ -5,7 +5,7 @@ import re
 from html.parser import HTMLParser
 
 from lighthouse import dashboard
-from lighthouse.quorum.rules.verdict import Verdict
+from lighthouse.job.records import Verdict
 from lighthouse_protocol.messages.incident import IncidentKind, IncidentSummary
 from lighthouse_protocol.messages.session import QuorumPhase
 from lighthouse_protocol.messages.status import (

@@ -10,22 +10,19 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 
-from lighthouse.progress.rules.samples import EVERY_S, Levels, Pace, Samples
-from lighthouse.runs.rules.machine import RunMachine
-from lighthouse.runs.rules.record import RunRecord
-from lighthouse.runs.rules.status import run_status
+from lighthouse.job.progress import EVERY_S, Levels, Pace, Samples
+from lighthouse.job.records import RunRecord
+from lighthouse.job.restarts import RunMachine
+from lighthouse.job.status import run_status
 from lighthouse_protocol.messages.incident import IncidentKind, IncidentSummary
-from lighthouse_protocol.messages.run import RunStopped
-from lighthouse_protocol.messages.run_status import SupervisorStatus
+from lighthouse_protocol.messages.run import RunStopped, SupervisorHeartbeat, SupervisorStatus
 from lighthouse_protocol.messages.status import JobStatus, MemberState, RankState, TimelineEntry, TimelineKind
-from lighthouse_protocol.messages.supervisor import SupervisorHeartbeat
 from lighthouse_protocol.refusals import Unreachable
 from lighthouse_protocol.rules.access import Role
 from lighthouse_runtime.security import access
 from lighthouse_runtime.security.access import ByCredential, LocalOperates
 from lighthouse_runtime.security.audit import Audit
-from lighthouse_runtime.security.credentials import load_or_make
-from lighthouse_runtime.security.tokens import TokenFile
+from lighthouse_runtime.security.credentials import TokenFile, load_or_make
 from lighthouse_runtime.web.control import Order
 from tests.chromium import Chromium, Page, needs_browser, pictures
 from tests.lighthouse.fake_lighthouse import FakeLighthouse

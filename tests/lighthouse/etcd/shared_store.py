@@ -7,9 +7,8 @@ import random
 from collections.abc import Callable
 from typing import Any
 
-from lighthouse.etcd.rules import events
-from lighthouse.etcd.rules.candidate import Candidate, CandidateConfig
-from lighthouse.etcd.rules.leader import Leader
+from lighthouse.store import leadership as events
+from lighthouse.store.leadership import Candidate, CandidateConfig, Leader
 
 TTL_S = 3.0
 

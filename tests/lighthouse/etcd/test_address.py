@@ -2,7 +2,7 @@
 
 import pytest
 
-from lighthouse.etcd.address import parse_etcd_address
+from lighthouse.store.etcd_client import parse_etcd_address
 from lighthouse_protocol.refusals import InvalidRequest
 
 

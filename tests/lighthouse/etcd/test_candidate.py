@@ -4,10 +4,9 @@ from dataclasses import replace
 
 import pytest
 
-from lighthouse.etcd.rules import candidate as module
-from lighthouse.etcd.rules import events
-from lighthouse.etcd.rules.candidate import Candidate, CandidateConfig, Role
-from lighthouse.etcd.rules.leader import Leader, dump, parse
+from lighthouse.store import leadership as events
+from lighthouse.store import leadership as module
+from lighthouse.store.leadership import Candidate, CandidateConfig, Leader, Role, dump, parse
 from tests.lighthouse.etcd.shared_store import Race
 
 OTHER = Leader("other", "b:1", "b:2", 7)

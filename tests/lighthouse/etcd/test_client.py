@@ -7,9 +7,8 @@ from collections.abc import AsyncIterator, Iterator
 
 import pytest
 
-from lighthouse.etcd import client as api
-from lighthouse.etcd.address import parse_etcd_address
-from lighthouse.etcd.client import EtcdClient, LeaseGone, StoreUnavailable
+from lighthouse.store import etcd_client as api
+from lighthouse.store.etcd_client import EtcdClient, LeaseGone, StoreUnavailable, parse_etcd_address
 from tests.etcd_cluster import EtcdCluster, etcd_cluster, free_ports, needs_etcd
 
 pytestmark = needs_etcd

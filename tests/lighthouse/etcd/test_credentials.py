@@ -7,9 +7,7 @@ from pathlib import Path
 import pytest
 import trustme
 
-from lighthouse.etcd.address import parse_etcd_address
-from lighthouse.etcd.client import EtcdClient, StoreUnavailable
-from lighthouse.etcd.credentials import StoreCredentials
+from lighthouse.store.etcd_client import EtcdClient, StoreCredentials, StoreUnavailable, parse_etcd_address
 from lighthouse_protocol.refusals import InvalidRequest, NotPermitted
 from tests.etcd_cluster import EtcdCluster, etcd_cluster, needs_etcd
 

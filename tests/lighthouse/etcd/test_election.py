@@ -5,16 +5,14 @@ from typing import Any
 
 import pytest
 
-from lighthouse.etcd.client import Answer, EtcdClient, KeyValue, Lease
-from lighthouse.etcd.driver import LeadershipDriver
-from lighthouse.etcd.election import Election
-from lighthouse.etcd.rules import events
-from lighthouse.etcd.rules.candidate import CandidateConfig
-from lighthouse.etcd.rules.leader import Leader
-from lighthouse.etcd.store import EtcdStore
-from lighthouse.quorum.rules.record import QuorumRecord
+from lighthouse.job.records import QuorumRecord
+from lighthouse.store import leadership as events
+from lighthouse.store.election import Election, LeadershipDriver
+from lighthouse.store.etcd_client import Answer, EtcdClient, KeyValue, Lease
+from lighthouse.store.etcd_store import EtcdStore
+from lighthouse.store.leadership import CandidateConfig, Leader
 from lighthouse_protocol.refusals import NotLeader
-from lighthouse_runtime.server.output_gate import OutputGate
+from lighthouse_runtime.server.streams import OutputGate
 from tests.processes import PATIENCE_S
 
 TTL_S = 1.2

@@ -5,18 +5,15 @@ from collections.abc import Callable, Sequence
 
 import pytest
 
-import lighthouse.etcd.keys
-import lighthouse.etcd.store
-from lighthouse.etcd import store as module
-from lighthouse.etcd.client import KeyValue
-from lighthouse.etcd.keys import Keys, dump_job
-from lighthouse.etcd.store import Batch, Delete, EtcdStore, Put
-from lighthouse.quorum.rules.record import JoinState, QuorumRecord
-from lighthouse.runs.rules.record import RunRecord
+import lighthouse.store.etcd_store
+from lighthouse.job.records import JoinState, QuorumRecord, RunRecord
+from lighthouse.store import etcd_store as module
+from lighthouse.store.etcd_client import KeyValue
+from lighthouse.store.etcd_store import Batch, Delete, EtcdStore, Keys, Put, dump_job
 from lighthouse_protocol.messages.membership import Quorum
 from lighthouse_protocol.messages.run import KeyKind
 from lighthouse_protocol.refusals import NotLeader, WrongState
-from lighthouse_runtime.server.output_gate import OutputGate
+from lighthouse_runtime.server.streams import OutputGate
 from tests.etcd_cluster import EtcdCluster, needs_etcd
 from tests.lighthouse.builders import group
 from tests.lighthouse.held_stores import Etcds
@@ -85,12 +82,12 @@ def test_a_batch_names_no_key_twice_and_a_range_goes_alone() -> None:
 
 
 def test_a_batch_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lighthouse.etcd.store, "BATCH_OPERATIONS", 3)
+    monkeypatch.setattr(lighthouse.store.etcd_store, "BATCH_OPERATIONS", 3)
     written = Written()
     for i in range(4):
         written.store.commit(f"j{i}", QuorumRecord(1))
     assert len(written.batch().changes) == 3
-    monkeypatch.setattr(lighthouse.etcd.store, "BATCH_BYTES", 1)
+    monkeypatch.setattr(lighthouse.store.etcd_store, "BATCH_BYTES", 1)
     written.store.written()
     written.store.commit("large", QuorumRecord(1))
     assert keys_of(written.batch()) == ["/l/job/j3"], "one change always has room"
@@ -168,7 +165,7 @@ def test_keys_of_other_programs_are_ignored_and_logged_once(caplog: pytest.LogCa
 
 @pytest.fixture
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lighthouse.etcd.keys, "RECORD_BYTES", 300)
+    monkeypatch.setattr(lighthouse.store.etcd_store, "RECORD_BYTES", 300)
 
 
 def large(quorum_id: int) -> QuorumRecord:
@@ -186,7 +183,7 @@ class Disk:
         for change in batch.changes:
             match change:
                 case Put(key, value):
-                    assert len(value) <= lighthouse.etcd.keys.RECORD_BYTES
+                    assert len(value) <= lighthouse.store.etcd_store.RECORD_BYTES
                     self.rows[key] = value
                 case Delete(key, end):
                     gone = [row for row in self.rows if row == key or (end is not None and key <= row < end)]
@@ -203,7 +200,7 @@ class Disk:
 @pytest.mark.usefixtures("small")
 def test_a_large_record_is_written_in_parts_and_whole_at_any_end(monkeypatch: pytest.MonkeyPatch) -> None:
     """A lighthouse may end after each of its transactions: then the record that was told last is read."""
-    monkeypatch.setattr(lighthouse.etcd.store, "BATCH_BYTES", 1)
+    monkeypatch.setattr(lighthouse.store.etcd_store, "BATCH_BYTES", 1)
     disk, store = Disk(), Written().store
     before: list[QuorumRecord] = []
     for record in (large(1), large(2), QuorumRecord(3), large(4)):
@@ -248,7 +245,7 @@ def test_etcd_takes_a_record_of_several_megabytes(etcd: EtcdCluster) -> None:
     data = [random.Random(i).randbytes(2048).hex() for i in range(1000)]
     members = tuple(group(f"g{i}", data=text, wire=text.encode()) for i, text in enumerate(data))
     record = QuorumRecord(5, Quorum(5, members), entries={m.replica_id: JoinState(0, 0, 0) for m in members})
-    assert len(dump_job(record)) > 3 * lighthouse.etcd.keys.RECORD_BYTES
+    assert len(dump_job(record)) > 3 * lighthouse.store.etcd_store.RECORD_BYTES
     holder.store.commit("j", record)
     holder.settle()
     holder.release()

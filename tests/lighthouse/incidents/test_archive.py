@@ -9,12 +9,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lighthouse.incidents import files as incident_files
-from lighthouse.incidents.files import IncidentFiles
-from lighthouse.incidents.registry import IncidentRegistry
-from lighthouse.incidents.rules import archive
-from lighthouse.incidents.rules.archive import DROPPED, LIMIT, IncidentArchive, surplus
+from lighthouse.job import incidents as archive
+from lighthouse.job.incident_driver import IncidentRegistry
+from lighthouse.job.incidents import DROPPED, LIMIT, IncidentArchive, surplus
 from lighthouse.server.config import LighthouseConfig
+from lighthouse.store import incident_files as incident_files
+from lighthouse.store.incident_files import IncidentFiles
 from lighthouse_protocol.refusals import UnknownName
 from tests.lighthouse.evidence import incident, member
 

@@ -8,18 +8,23 @@ from typing import Any
 
 import pytest
 
-from lighthouse.incidents.registry import IncidentRegistry
-from lighthouse.incidents.rules.policy import OnStall
-from lighthouse.members.rules.silence import JUDGED_AFTER_S
-from lighthouse.quorum.driver import JobDriver
-from lighthouse.quorum.rules.config import QuorumConfig
-from lighthouse.quorum.rules.machine import QuorumMachine
-from lighthouse.runs.driver import RunDriver
-from lighthouse.runs.rules.config import RunConfig
-from lighthouse.runs.rules.machine import RunMachine
-from lighthouse.runs.store import RunStoreInProcess
-from lighthouse_protocol.messages.evidence import EvidenceAsked, SelfReport
-from lighthouse_protocol.messages.incident import Gathered, Incident, IncidentKind, IncidentSummary
+from lighthouse.job.driver import JobDriver
+from lighthouse.job.forming import QuorumMachine
+from lighthouse.job.incident_driver import IncidentRegistry
+from lighthouse.job.incidents import OnStall
+from lighthouse.job.presence import JUDGED_AFTER_S
+from lighthouse.job.records import QuorumConfig, RunConfig
+from lighthouse.job.restarts import RunMachine
+from lighthouse.job.run_driver import RunDriver
+from lighthouse.job.store import RunStoreInProcess
+from lighthouse_protocol.messages.incident import (
+    EvidenceAsked,
+    Gathered,
+    Incident,
+    IncidentKind,
+    IncidentSummary,
+    SelfReport,
+)
 from lighthouse_protocol.messages.progress import STEP, GroupView, PhaseTime, ProgressSample
 from lighthouse_protocol.messages.run import FromRunRank, RankHeartbeat, RankHello, RankId, RunTerms
 from lighthouse_protocol.messages.session import (

@@ -2,15 +2,8 @@
 
 import pytest
 
-from lighthouse.incidents.rules import evidence_round
-from lighthouse.incidents.rules.evidence_round import (
-    MAX_ASKED,
-    EvidenceRound,
-    EvidenceTarget,
-    Question,
-    check_ranks,
-    read_ranks,
-)
+from lighthouse.job import incidents as evidence_round
+from lighthouse.job.incidents import MAX_ASKED, EvidenceRound, EvidenceTarget, Question, check_ranks, read_ranks
 from lighthouse_protocol.refusals import InvalidRequest, UnknownName
 from tests.lighthouse.evidence import rank
 

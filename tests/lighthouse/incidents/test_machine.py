@@ -5,9 +5,9 @@ from dataclasses import dataclass, field, replace
 
 import pytest
 
-from lighthouse.incidents.rules import machine
-from lighthouse.incidents.rules.archive import IncidentArchive
-from lighthouse.incidents.rules.machine import (
+from lighthouse.job import incidents as machine
+from lighthouse.job.events import MemberLost
+from lighthouse.job.incidents import (
     MAX_DISTRUSTED,
     MAX_FOLLOWED,
     MAX_LOOKS,
@@ -15,15 +15,16 @@ from lighthouse.incidents.rules.machine import (
     UNCONFIRMED_S,
     ActionDue,
     Changed,
+    Decision,
     EvidenceWanted,
+    IncidentArchive,
     IncidentMachine,
+    OnStall,
     Opened,
     Recovered,
+    decide,
 )
-from lighthouse.incidents.rules.policy import Decision, OnStall, decide
-from lighthouse.members.rules.events import MemberLost
-from lighthouse_protocol.messages.evidence import RankEvidence
-from lighthouse_protocol.messages.incident import Gathered, IncidentKind, IncidentSummary, MemberEvidence
+from lighthouse_protocol.messages.incident import Gathered, IncidentKind, IncidentSummary, MemberEvidence, RankEvidence
 from lighthouse_protocol.messages.membership import Distrust, DistrustKind
 from lighthouse_protocol.messages.progress import RankName, RejectedStep
 from lighthouse_protocol.rules.stall import Kind, StallVerdict

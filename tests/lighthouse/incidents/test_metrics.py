@@ -2,9 +2,8 @@
 
 from prometheus_client import CollectorRegistry
 
-from lighthouse.incidents.durations import BOUNDS_S, IncidentTimes
-from lighthouse.incidents.metrics import IncidentCollector
-from lighthouse.quorum.metrics import render
+from lighthouse.job.incident_driver import BOUNDS_S, IncidentTimes
+from lighthouse.server.metrics import IncidentCollector, render
 from lighthouse_protocol.messages.incident import IncidentKind
 from tests.lighthouse.quorum.test_metrics import samples
 

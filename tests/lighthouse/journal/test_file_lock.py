@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from lighthouse.journal import file_lock
-from lighthouse.journal.file_lock import FileLock
+from lighthouse.store import file_lock
+from lighthouse.store.file_lock import FileLock
 from lighthouse_protocol.refusals import WrongState
 
 

@@ -16,10 +16,9 @@ from pathlib import Path
 
 import pytest
 
-import lighthouse.journal.database
-import lighthouse.journal.journal
-from lighthouse.journal.journal import Journal, default_path
-from lighthouse.quorum.rules.record import JoinState, QuorumRecord
+import lighthouse.store.sqlite
+from lighthouse.job.records import JoinState, QuorumRecord
+from lighthouse.store.sqlite import Journal, default_path
 from lighthouse_protocol.limits import MAX_QUORUM_ID
 from lighthouse_protocol.messages.membership import Participant, Quorum
 from lighthouse_protocol.refusals import InvalidRequest, LighthouseError, WrongState
@@ -57,8 +56,8 @@ def child(code: str, path: Path, **env: str) -> Generator[subprocess.Popen[str],
     """A process that has `journal` on `path`; it is killed at the end."""
     head = (
         "import os, random, signal, sys, time\nfrom pathlib import Path\n"
-        "from lighthouse.journal.journal import Journal\n"
-        "from lighthouse.quorum.rules.record import QuorumRecord as Record\n"
+        "from lighthouse.store.sqlite import Journal\n"
+        "from lighthouse.job.records import QuorumRecord as Record\n"
         "from lighthouse_protocol.messages.membership import Participant, Quorum\n"
         "from lighthouse_protocol.refusals import LighthouseError\n"
         f"journal = Journal(Path({str(path)!r}), '[::]:29510')\n"
@@ -142,7 +141,7 @@ def test_a_change_that_fails_in_the_middle_leaves_nothing_of_it(path: Path, monk
     with claimed(path) as journal:
         journal.commit("job", record(7))
         with monkeypatch.context() as patched:
-            patched.setattr(lighthouse.journal.database, "pop_forgotten", fail)
+            patched.setattr(lighthouse.store.sqlite, "pop_forgotten", fail)
             with pytest.raises(WrongState, match="disk I/O error"):
                 journal.forget("job")
         assert journal.load() == {"job": record(7)}

@@ -6,13 +6,21 @@ from pathlib import Path
 
 import pytest
 
-from lighthouse.journal import database
-from lighthouse.journal.journal import Journal
-from lighthouse.runs.rules.record import Former, RestartRecord, RunRecord, SupervisorRecord
-from lighthouse.runs.store import RunStoreInProcess
-from lighthouse_protocol.messages.run import Generation, KeyKind, RankId, RunCounters, RunStopped, RunTerms
-from lighthouse_protocol.messages.run_status import ExcludedHost
-from lighthouse_protocol.messages.supervisor import ProcessLost, SupervisorHello
+from lighthouse.job.records import Former, RestartRecord, RunRecord, SupervisorRecord
+from lighthouse.job.store import RunStoreInProcess
+from lighthouse.store import sqlite as database
+from lighthouse.store.sqlite import Journal
+from lighthouse_protocol.messages.run import (
+    ExcludedHost,
+    Generation,
+    KeyKind,
+    ProcessLost,
+    RankId,
+    RunCounters,
+    RunStopped,
+    RunTerms,
+    SupervisorHello,
+)
 from lighthouse_protocol.refusals import WrongState
 from tests.lighthouse.journal.test_journal import claimed
 

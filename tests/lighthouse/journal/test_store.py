@@ -11,8 +11,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from lighthouse.quorum.rules.record import JoinState, QuorumRecord
-from lighthouse.runs.rules.record import RunRecord, SavedRun
+from lighthouse.job.records import JoinState, QuorumRecord, RunRecord, SavedRun
 from lighthouse_protocol.messages.membership import Participant, Quorum
 from lighthouse_protocol.messages.run import KeyKind
 from lighthouse_protocol.refusals import LighthouseError

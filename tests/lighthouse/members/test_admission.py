@@ -2,9 +2,8 @@
 
 import pytest
 
-from lighthouse.members.rules.admission import refusal, sent_away
-from lighthouse.members.rules.roster import LastQuorumTold, Roster
-from lighthouse.quorum.rules.current import CurrentQuorum
+from lighthouse.job.records import CurrentQuorum, LastQuorumTold
+from lighthouse.job.roster import Roster, refusal, sent_away
 from lighthouse_protocol.messages.membership import Participant, Tag
 from lighthouse_protocol.messages.session import RESTARTING
 from lighthouse_protocol.refusals import DuplicateReplica, InvalidRequest, LighthouseError, LimitReached, WrongState

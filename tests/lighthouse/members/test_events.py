@@ -1,6 +1,6 @@
 """What happens to members is among the effects of the machine, in the order in which it happens."""
 
-from lighthouse.members.rules.events import (
+from lighthouse.job.events import (
     ConnectionsCut,
     GridChanged,
     MemberBack,
@@ -8,11 +8,12 @@ from lighthouse.members.rules.events import (
     MemberJoined,
     MemberLeft,
     MemberLost,
+    Ordered,
+    QuorumEffect,
 )
-from lighthouse.members.rules.silence import JUDGED_AFTER_S
-from lighthouse.quorum.rules.config import QuorumConfig
-from lighthouse.quorum.rules.events import Effect, Ordered
-from lighthouse.quorum.rules.machine import QuorumMachine
+from lighthouse.job.forming import QuorumMachine
+from lighthouse.job.presence import JUDGED_AFTER_S
+from lighthouse.job.records import QuorumConfig
 from tests.lighthouse.builders import answers, beat, join
 from tests.lighthouse.sessions import asks, ended, held, left, native, pulse, standing
 
@@ -21,7 +22,7 @@ def at_work(names: str = "ab") -> QuorumMachine:
     return standing(names, kind=QuorumMachine, heartbeat_timeout_s=5.0)
 
 
-def told(effects: list[Effect]) -> list[Effect]:
+def told(effects: list[QuorumEffect]) -> list[QuorumEffect]:
     """What is told of members, without the answers."""
     return [effect for effect in effects if not answers([effect])]
 

@@ -5,11 +5,11 @@ from collections import Counter
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lighthouse.members.rules.events import GridChanged
-from lighthouse.members.rules.rank_grid import GROUPS_NAMED, Grid, GroupRanks, grid_of
-from lighthouse.quorum.rules.machine import QuorumMachine
-from lighthouse.quorum.rules.status import explain
-from lighthouse.quorum.world_broadcast import world_of
+from lighthouse.job.driver import world_of
+from lighthouse.job.events import GridChanged
+from lighthouse.job.forming import QuorumMachine
+from lighthouse.job.progress import GROUPS_NAMED, Grid, GroupRanks, grid_of
+from lighthouse.job.status import explain
 from lighthouse_protocol.messages.membership import World
 from lighthouse_protocol.messages.session import STARTING
 from tests.lighthouse.builders import join, machine, training

@@ -4,9 +4,9 @@ from itertools import permutations
 
 import pytest
 
-from lighthouse.members.rules.reachability import is_loopback, unreachable
-from lighthouse.quorum.rules.events import JoinRefused
-from lighthouse.quorum.rules.machine import QuorumMachine
+from lighthouse.job.events import JoinRefused
+from lighthouse.job.forming import QuorumMachine
+from lighthouse.job.records import is_loopback, unreachable
 from lighthouse_protocol.messages.membership import Participant
 from lighthouse_protocol.refusals import WrongState
 from tests.lighthouse.builders import group, join, machine

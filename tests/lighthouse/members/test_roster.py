@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lighthouse.members.rules.roster import Member, Roster, is_reborn
-from lighthouse.quorum.rules.current import CurrentQuorum
+from lighthouse.job.records import CurrentQuorum, Member
+from lighthouse.job.roster import Roster, is_reborn
 from lighthouse_protocol.messages.membership import Quorum
 from tests.lighthouse.builders import group
 

@@ -4,9 +4,9 @@ from collections.abc import Iterable
 
 import pytest
 
-from lighthouse.quorum.rules.events import HeartbeatReceived, HostBusy, WasLate
-from lighthouse.quorum.rules.machine import QuorumMachine
-from lighthouse.quorum.rules.status import explain
+from lighthouse.job.events import HeartbeatReceived, HostBusy, WasLate
+from lighthouse.job.forming import QuorumMachine
+from lighthouse.job.status import explain
 from lighthouse_protocol.messages.session import QuorumOrder, QuorumPhase
 from lighthouse_protocol.refusals import Unreachable
 from tests.lighthouse.builders import refused, ticked

@@ -1,4 +1,4 @@
-from lighthouse.progress.account import MAX_HEALS_TOLD, JobAccount
+from lighthouse.job.incident_driver import MAX_HEALS_TOLD, JobAccount
 from lighthouse_protocol.messages.progress import HealTotals
 from lighthouse_protocol.messages.session import Discards, GroupCounts, GroupReport
 

@@ -3,9 +3,8 @@
 import pytest
 from prometheus_client import CollectorRegistry
 
-from lighthouse.progress.account import JobAccount
-from lighthouse.progress.account_metrics import AccountCollector
-from lighthouse.quorum.metrics import render
+from lighthouse.job.incident_driver import JobAccount
+from lighthouse.server.metrics import AccountCollector, render
 from lighthouse_protocol.messages.session import GroupCounts, GroupReport, HeldQuorum, HoldState
 from tests.lighthouse.quorum.test_metrics import samples
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from lighthouse.progress.driver import ProgressDriver
+from lighthouse.job.incident_driver import ProgressDriver
 from lighthouse_protocol.messages.progress import GroupView
 from tests.lighthouse_protocol.views import after, all_reduce, rank
 from tests.virtual_loop import VirtualLoop

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from lighthouse.progress.heals import JobHeals
+from lighthouse.job.incident_driver import JobHeals
 from lighthouse_protocol.messages.progress import GroupView, HealProgress
 from tests.lighthouse_protocol.views import rank
 from tests.virtual_loop import VirtualLoop

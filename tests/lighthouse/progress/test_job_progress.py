@@ -5,8 +5,7 @@ from typing import Any
 
 import pytest
 
-from lighthouse.members.rules.run_rank import RunRank
-from lighthouse.progress.rules.job_progress import MAX_KNOWN, JobProgress, RanksKept
+from lighthouse.job.progress import MAX_KNOWN, JobProgress, RanksKept, RunRank
 from lighthouse_protocol.messages.progress import OTHER, DataUse, GroupCalls, GroupView, OpenPhase, RankName, RankView
 from lighthouse_protocol.messages.status import RankState
 from lighthouse_protocol.rules.stall import Kind

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lighthouse.progress.rules.ledger import NOTHING, Ledger, difference
+from lighthouse.job.progress import NOTHING, Ledger, difference
 from lighthouse_protocol.messages.progress import HealTotals
 from lighthouse_protocol.messages.session import Discards, GroupCounts, GroupReport, HeldQuorum, HoldState
 

@@ -5,8 +5,8 @@ import dataclasses
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lighthouse.progress.rules.samples import EVERY_S, KEPT, RATE_OVER_S, RATE_STEPS, Levels, Pace, Samples, levels_of
-from lighthouse.quorum.rules.status import job_status
+from lighthouse.job.progress import EVERY_S, KEPT, RATE_OVER_S, RATE_STEPS, Levels, Pace, Samples, levels_of
+from lighthouse.job.status import job_status
 from lighthouse_protocol.messages.status import MemberState, RankState
 from tests.lighthouse.builders import beat, beating, join, machine, training
 from tests.lighthouse.lives import Life, beat_for, formed

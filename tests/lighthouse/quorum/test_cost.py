@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from lighthouse.quorum.rules.config import QuorumConfig
-from lighthouse.quorum.rules.events import Effect, Event, QuorumFormed, Withdrawn
-from lighthouse.quorum.rules.machine import QuorumMachine
+from lighthouse.job.events import QuorumEffect, QuorumEvent, QuorumFormed, Withdrawn
+from lighthouse.job.forming import QuorumMachine
+from lighthouse.job.records import QuorumConfig
 from lighthouse_protocol.messages.session import QuorumPhase
 from tests.lighthouse.builders import beat, join
 from tests.lighthouse.sessions import asks, held, left, native, opened, pulse, record_of
@@ -111,7 +111,7 @@ def replaced(groups: int) -> None:
 class Driven(QuorumMachine):
     """As by its driver: after each event it is asked when to be called next, and for its verdict."""
 
-    def handle(self, event: Event, now: float) -> Sequence[Effect]:
+    def handle(self, event: QuorumEvent, now: float) -> Sequence[QuorumEffect]:
         effects = super().handle(event, now)
         self.deadline(now)
         self.verdict()

@@ -5,12 +5,10 @@ from collections.abc import Callable, Sequence
 
 import pytest
 
-from lighthouse.quorum.driver import JobDriver
-from lighthouse.quorum.rules.config import QuorumConfig
-from lighthouse.quorum.rules.events import Effect, Event, Withdrawn
-from lighthouse.quorum.rules.machine import QuorumMachine
-from lighthouse.quorum.rules.record import QuorumRecord
-from lighthouse.quorum.waiting_joins import Answer
+from lighthouse.job.driver import Answer, JobDriver
+from lighthouse.job.events import QuorumEffect, QuorumEvent, Withdrawn
+from lighthouse.job.forming import QuorumMachine
+from lighthouse.job.records import QuorumConfig, QuorumRecord
 from lighthouse_protocol.messages.session import (
     GroupCounts,
     GroupReport,
@@ -64,7 +62,7 @@ def test_nor_does_one_that_comes_first_after_a_pause():
 
 def test_a_call_whose_time_is_over_is_answered_though_the_next_quorum_cannot_be_written_down():
     class Machine(QuorumMachine):
-        def handle(self, event: Event, now: float) -> Sequence[Effect]:
+        def handle(self, event: QuorumEvent, now: float) -> Sequence[QuorumEffect]:
             if isinstance(event, Withdrawn):
                 unwritable(None)  # pyright: ignore[reportArgumentType]
             return super().handle(event, now)

@@ -1,9 +1,9 @@
 """What a job's machine does becomes its timeline."""
 
-from lighthouse.quorum.rules.config import QuorumConfig
-from lighthouse.quorum.rules.events import Event
-from lighthouse.quorum.rules.machine import QuorumMachine
-from lighthouse.quorum.rules.timeline import History
+from lighthouse.job.events import QuorumEvent
+from lighthouse.job.forming import QuorumMachine
+from lighthouse.job.records import QuorumConfig
+from lighthouse.job.status import History
 from lighthouse_protocol.messages.progress import RankName
 from lighthouse_protocol.messages.session import STARTING
 from lighthouse_protocol.rules.stall import Kind, StallVerdict
@@ -20,7 +20,7 @@ class Job:
         self.history = History(self.machine.roster)
         self.read = 0
 
-    def handle(self, event: Event, now: float) -> None:
+    def handle(self, event: QuorumEvent, now: float) -> None:
         self.history.read(self.machine.handle(event, now), WALL + now)
 
     def lose(self, session: int, now: float) -> None:

@@ -3,12 +3,10 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent_client.agent.config import AgentConfig
-from lighthouse.members.rules.roster import Member
-from lighthouse.quorum.rules.config import QuorumConfig
-from lighthouse.quorum.rules.current import CurrentQuorum
-from lighthouse.quorum.rules.events import QuorumFormed
-from lighthouse.quorum.rules.joins import JoinQueue
+from agent_client.step.config import AgentConfig
+from lighthouse.job.events import QuorumFormed
+from lighthouse.job.records import CurrentQuorum, Member, QuorumConfig
+from lighthouse.job.roster import JoinQueue
 from lighthouse_protocol.limits import ANSWER_MARGIN_S, JOIN_TIMEOUT_S, QUORUM_TIMEOUT_S
 from lighthouse_protocol.messages.membership import Quorum
 from tests.lighthouse.builders import beat, beating, group, join, machine

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from lighthouse.members.rules.roster import LastQuorumTold
-from lighthouse.quorum.rules.lineage import RANGES_KEPT, Claim, History, assign_steps, foreign, tag_of
+from lighthouse.job.lineage import RANGES_KEPT, Claim, History, assign_steps, foreign, tag_of
+from lighthouse.job.records import LastQuorumTold
 from lighthouse_protocol.messages.membership import Participant
 from tests.lighthouse.builders import group
 

@@ -5,10 +5,10 @@ Events in, the whole list of effects out.
 
 import pytest
 
-from lighthouse.quorum.rules.events import Withdrawn
-from lighthouse.quorum.rules.numbering import LEFT_TO_ANOTHER
-from lighthouse.quorum.rules.presence import MAX_REPORTED
-from lighthouse.quorum.rules.verdict import Verdict
+from lighthouse.job.events import Withdrawn
+from lighthouse.job.lineage import LEFT_TO_ANOTHER
+from lighthouse.job.presence import MAX_REPORTED
+from lighthouse.job.records import Verdict
 from lighthouse_protocol.refusals import LimitReached, WrongState
 from tests.lighthouse.builders import (
     FAR,

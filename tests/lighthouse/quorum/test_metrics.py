@@ -8,8 +8,8 @@ import pytest
 from prometheus_client import CollectorRegistry
 from prometheus_client.parser import text_string_to_metric_families
 
-from lighthouse.quorum.metrics import METHODS, OTHER, REFUSALS, Counters, LighthouseCollector, render
-from lighthouse.quorum.rules.verdict import Verdict
+from lighthouse.job.records import Verdict
+from lighthouse.server.metrics import METHODS, OTHER, REFUSALS, Counters, LighthouseCollector, render
 from lighthouse_protocol.messages.session import QuorumPhase
 from lighthouse_protocol.messages.status import LighthouseStatus, MemberState
 from lighthouse_protocol.refusals import LighthouseError, WrongState

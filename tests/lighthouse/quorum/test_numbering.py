@@ -1,8 +1,7 @@
 """Which ids were given out in this life, and which before it."""
 
-from lighthouse.quorum.rules.current import CurrentQuorum
-from lighthouse.quorum.rules.numbering import Numbering
-from lighthouse.quorum.rules.record import QuorumRecord
+from lighthouse.job.lineage import Numbering
+from lighthouse.job.records import CurrentQuorum, QuorumRecord
 
 
 def test_an_id_that_was_told_is_known_if_it_was_written_down_or_given_out_here():

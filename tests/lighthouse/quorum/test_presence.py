@@ -2,10 +2,9 @@
 
 import pytest
 
-from lighthouse.quorum.rules.config import QuorumConfig
-from lighthouse.quorum.rules.events import HeartbeatReceived, WasLate
-from lighthouse.quorum.rules.machine import QuorumMachine
-from lighthouse.quorum.rules.verdict import Verdict
+from lighthouse.job.events import HeartbeatReceived, WasLate
+from lighthouse.job.forming import QuorumMachine
+from lighthouse.job.records import QuorumConfig, Verdict
 from lighthouse_protocol.messages.session import STARTING, QuorumOrder, QuorumPhase
 from lighthouse_protocol.refusals import (
     Drained,

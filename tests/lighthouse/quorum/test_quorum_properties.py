@@ -7,17 +7,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lighthouse.quorum.rules.config import QuorumConfig
-from lighthouse.quorum.rules.events import (
-    Effect,
-    Event,
+from lighthouse.job.events import (
     HeartbeatReceived,
     Joined,
     JoinRefused,
+    QuorumEffect,
+    QuorumEvent,
     QuorumFormed,
     Withdrawn,
 )
-from lighthouse.quorum.rules.verdict import Verdict
+from lighthouse.job.records import QuorumConfig, Verdict
 from lighthouse_protocol.messages.membership import Participant
 from tests.lighthouse.builders import AnswersOnly, beat, group
 from tests.lighthouse.plain_quorum import PlainQuorum
@@ -134,7 +133,7 @@ class Story:
             self.feed(None)
         self.now = until
 
-    def feed(self, event: Event | None) -> None:
+    def feed(self, event: QuorumEvent | None) -> None:
         effects = list(self.machine.handle(event, self.now) if event else self.machine.tick(self.now))
         self.plain.check(event, effects, self.now)
         self.formed += [effect for effect in effects if isinstance(effect, QuorumFormed)]
@@ -201,6 +200,6 @@ def may_form(config: QuorumConfig, asking: int) -> bool:
 
 def test_the_witness_notices_an_answer_to_a_call_that_ended():
     plain = PlainQuorum(AnswersOnly(QuorumConfig()))
-    effects: list[Effect] = [JoinRefused(7, RuntimeError())]  # type: ignore[arg-type]
+    effects: list[QuorumEffect] = [JoinRefused(7, RuntimeError())]  # type: ignore[arg-type]
     with pytest.raises(AssertionError, match="did not wait"):
         plain.check(HeartbeatReceived("a"), effects, 0.0)

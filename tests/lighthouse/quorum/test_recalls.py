@@ -4,8 +4,8 @@ from dataclasses import replace
 
 import pytest
 
-from lighthouse.quorum.rules.events import QuorumFormed, Withdrawn
-from lighthouse.quorum.rules.verdict import Verdict
+from lighthouse.job.events import QuorumFormed, Withdrawn
+from lighthouse.job.records import Verdict
 from tests.lighthouse.builders import ticked
 from tests.lighthouse.sessions import (
     asks,

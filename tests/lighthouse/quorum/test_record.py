@@ -5,8 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lighthouse.quorum.rules.record import JoinState, QuorumRecord, dump, parse
-from lighthouse.quorum.store import JobStore, NoJobStore
+from lighthouse.job.records import JoinState, QuorumRecord, dump_quorum, parse_quorum
+from lighthouse.job.store import JobStore, NoJobStore
 from lighthouse_protocol.messages.membership import Participant, Quorum
 
 # Every field by its type: one that is added is drawn from then on. `distrust` ends with its join, and is not kept.
@@ -32,7 +32,7 @@ def wires(record: QuorumRecord) -> list[bytes]:
 
 @given(RECORDS)
 def test_a_record_comes_back_as_it_was(record: QuorumRecord) -> None:
-    back = parse(dump(record))
+    back = parse_quorum(dump_quorum(record))
     assert back == record
     assert wires(back) == wires(record)  # Participant does not compare these
 
@@ -43,27 +43,27 @@ FULL = QuorumRecord(
 
 
 def test_what_another_version_wrote_beside_is_skipped() -> None:
-    document: dict[str, Any] = json.loads(dump(FULL))
+    document: dict[str, Any] = json.loads(dump_quorum(FULL))
     document["generation"] = 12
     for columns, rows in (("participant", "participants"), ("entry", "entries")):
         document[columns].insert(1, "of_tomorrow")
         for row in document[rows]:
             row.insert(1, "?")
-    assert parse(json.dumps(document).encode()) == FULL
+    assert parse_quorum(json.dumps(document).encode()) == FULL
 
 
 def test_what_another_version_did_not_know_has_its_default() -> None:
-    document: dict[str, Any] = json.loads(dump(FULL))
+    document: dict[str, Any] = json.loads(dump_quorum(FULL))
     column = document["participant"].index("commit_failures")
     for row in (document["participant"], *document["participants"]):
         del row[column]
-    assert parse(json.dumps(document).encode()) == FULL
+    assert parse_quorum(json.dumps(document).encode()) == FULL
 
 
-@pytest.mark.parametrize("raw", [b"", b"{}", b"[]", b"null", b'{"entry": 1}', b"\xff", dump(FULL)[:-1]])
+@pytest.mark.parametrize("raw", [b"", b"{}", b"[]", b"null", b'{"entry": 1}', b"\xff", dump_quorum(FULL)[:-1]])
 def test_anything_else_is_refused(raw: bytes) -> None:
     with pytest.raises((ValueError, TypeError, KeyError)):
-        parse(raw)
+        parse_quorum(raw)
 
 
 def test_no_memory_keeps_nothing() -> None:

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from lighthouse.journal.journal import Journal
-from lighthouse.quorum import registry
+from lighthouse.job import registry
+from lighthouse.store.sqlite import Journal
 from lighthouse_protocol.messages.session import QuorumPhase, Welcome
 from lighthouse_protocol.refusals import LimitReached
 from tests.lighthouse.builders import ticked

@@ -2,12 +2,11 @@
 
 import pytest
 
-from lighthouse.quorum.rules.events import HeartbeatReceived, JournalOutdated, QuorumFormed, QuorumResent
-from lighthouse.quorum.rules.lineage import EARLIER_COUNTS_FOR_S
-from lighthouse.quorum.rules.record import QuorumRecord
-from lighthouse.quorum.rules.standing import Standing
-from lighthouse.quorum.rules.status import explain, job_status
-from lighthouse.quorum.rules.verdict import Verdict
+from lighthouse.job.events import HeartbeatReceived, JournalOutdated, QuorumFormed, QuorumResent
+from lighthouse.job.lineage import EARLIER_COUNTS_FOR_S
+from lighthouse.job.records import QuorumRecord, Verdict
+from lighthouse.job.standing import Standing
+from lighthouse.job.status import explain, job_status
 from lighthouse_protocol.messages.session import QuorumOrder, QuorumPhase
 from lighthouse_protocol.refusals import DuplicateReplica, Unreachable
 from tests.lighthouse.builders import join, refused, ticked

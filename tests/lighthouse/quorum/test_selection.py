@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lighthouse.quorum.rules.selection import choose, size_for
+from lighthouse.job.lineage import choose, size_for
 from tests.lighthouse.builders import group
 
 

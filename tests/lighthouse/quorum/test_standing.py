@@ -4,9 +4,8 @@ from dataclasses import replace
 
 import pytest
 
-from lighthouse.quorum.rules.current import CurrentQuorum
-from lighthouse.quorum.rules.record import JoinState, QuorumRecord
-from lighthouse.quorum.rules.standing import Standing, entry_of
+from lighthouse.job.records import CurrentQuorum, JoinState, QuorumRecord
+from lighthouse.job.standing import Standing, entry_of
 from lighthouse_protocol.messages.membership import Participant, Quorum
 from lighthouse_protocol.messages.session import QuorumOrder, QuorumPhase
 from tests.lighthouse.sessions import held, native

@@ -4,12 +4,12 @@ from collections.abc import Callable
 
 import pytest
 
-from lighthouse.quorum.rules.machine import QuorumMachine
-from lighthouse.quorum.rules.status import NAMES_SHOWN, awaited, explain, job_status
-from lighthouse.quorum.rules.verdict import Verdict
+from lighthouse.job.forming import QuorumMachine
+from lighthouse.job.records import Verdict
+from lighthouse.job.status import NAMES_SHOWN, awaited, explain, job_status
 from lighthouse_protocol.messages.session import RESTARTING, STARTING
 from lighthouse_protocol.messages.status import JobStatus, MemberState, MemberStatus
-from lighthouse_protocol.rules.proof import short_name
+from lighthouse_protocol.rules.access import short_name
 from tests.lighthouse.builders import beat, beating, group, join, machine, training
 from tests.lighthouse.sessions import asks, connected, ended, held, native, opened, pulse, standing
 

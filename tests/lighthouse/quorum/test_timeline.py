@@ -1,6 +1,6 @@
 """What happened to a job: what is one entry, what is kept."""
 
-from lighthouse.quorum.rules.timeline import NAMES, Timeline
+from lighthouse.job.status import NAMES, Timeline
 from lighthouse_protocol.messages.status import TimelineEntry, TimelineKind
 
 JOINED, LOST = TimelineKind.JOINED, TimelineKind.LOST

@@ -4,15 +4,16 @@ import logging
 
 import pytest
 
-from lighthouse.quorum.rules.config import QuorumConfig
-from lighthouse.quorum.rules.machine import QuorumMachine
-from lighthouse.quorum.sessions import Session, SessionTable
-from lighthouse.quorum.world_broadcast import (
+from lighthouse.job.driver import (
     HELD_BACK_LOGGED_AFTER_S,
     TOLD_AFTER_S,
     TOLD_AT_ONCE,
+    Session,
+    SessionTable,
     WorldBroadcast,
 )
+from lighthouse.job.forming import QuorumMachine
+from lighthouse.job.records import QuorumConfig
 from lighthouse_protocol.messages.membership import MAX_PENDING_NAMED, World
 from lighthouse_protocol.messages.session import STARTING
 from tests.lighthouse.peers import Listener

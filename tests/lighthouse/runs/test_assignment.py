@@ -3,7 +3,7 @@
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from lighthouse.runs.rules.assignment import Candidate, assign
+from lighthouse.job.generations import Candidate, assign
 from lighthouse_protocol.messages.run import RankId, RunTerms
 
 WORLD = 10

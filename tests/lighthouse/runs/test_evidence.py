@@ -1,8 +1,8 @@
 """Ranks of a run that are asked what they do: what they answer, and that those that do not are named."""
 
-from lighthouse.runs.evidence import ANSWERED_WITHIN_S, OUTSIDE, SILENT, RunEvidence
-from lighthouse.runs.rules.ranks import Rank
-from lighthouse_protocol.messages.evidence import EvidenceAsked, SelfReport
+from lighthouse.job.records import Rank
+from lighthouse.job.run_driver import ANSWERED_WITHIN_S, OUTSIDE, SILENT, RunEvidence
+from lighthouse_protocol.messages.incident import EvidenceAsked, SelfReport
 from lighthouse_protocol.messages.run import RankId
 from lighthouse_protocol.messages.session import Evidence, EvidenceDone, EvidenceRequest
 from tests.virtual_loop import VirtualLoop

@@ -4,7 +4,7 @@ import itertools
 
 import pytest
 
-from lighthouse.runs.rules.events import (
+from lighthouse.job.events import (
     GenerationFormed,
     GenerationTold,
     IncidentChanged,
@@ -19,9 +19,8 @@ from lighthouse.runs.rules.events import (
     StopAsked,
     Stopped,
 )
-from lighthouse.runs.rules.key_space import SPACES_KEPT
-from lighthouse.runs.rules.machine import RunMachine
-from lighthouse.runs.rules.record import RestartRecord, RunRecord
+from lighthouse.job.records import SPACES_KEPT, RestartRecord, RunRecord
+from lighthouse.job.restarts import RunMachine
 from lighthouse_protocol.messages.run import (
     FailureReport,
     FinishReport,

@@ -2,8 +2,8 @@
 
 import pytest
 
-from lighthouse.runs.rules import key_space
-from lighthouse.runs.rules.key_space import KeySpaces
+from lighthouse.job import records as key_space
+from lighthouse.job.records import KeySpaces
 from lighthouse_protocol.messages.run import KeyKind
 from lighthouse_protocol.refusals import InvalidRequest, LimitReached, UnknownName, WrongState
 

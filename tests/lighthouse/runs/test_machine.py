@@ -2,13 +2,9 @@
 
 import pytest
 
-from lighthouse.members.rules.identity import Membership
-from lighthouse.runs.rules import supervisors as supervisors_module
-from lighthouse.runs.rules.config import RunConfig
-from lighthouse.runs.rules.events import (
+from lighthouse.job import restarts as supervisors_module
+from lighthouse.job.events import (
     Completed,
-    Effect,
-    Event,
     IncidentChanged,
     RankJoined,
     RankLost,
@@ -18,6 +14,8 @@ from lighthouse.runs.rules.events import (
     RecordDue,
     ResumeAsked,
     Resumed,
+    RunEffect,
+    RunEvent,
     SessionEnded,
     StopAsked,
     Stopped,
@@ -26,14 +24,14 @@ from lighthouse.runs.rules.events import (
     SupervisorJoined,
     SupervisorTold,
 )
-from lighthouse.runs.rules.machine import RunMachine
-from lighthouse.runs.rules.record import RunRecord, dump, parse
-from lighthouse.runs.rules.restart_log import EVIDENCE_KEPT, KEPT, LOST_KEPT
-from lighthouse.runs.rules.supervisors import MAX_SUPERVISORS, Supervisors
-from lighthouse_protocol.messages import supervisor
+from lighthouse.job.generations import EVIDENCE_KEPT, KEPT, LOST_KEPT
+from lighthouse.job.records import Membership, RunConfig, RunRecord, dump_run, parse_run
+from lighthouse.job.restarts import MAX_SUPERVISORS, RunMachine, Supervisors
+from lighthouse_protocol.messages import run as supervisor
 from lighthouse_protocol.messages.run import (
     FinishReport,
     HelloRejected,
+    ProcessLost,
     RankHeartbeat,
     RankHello,
     RankId,
@@ -41,8 +39,9 @@ from lighthouse_protocol.messages.run import (
     RunCompleted,
     RunStopped,
     RunTerms,
+    SupervisorHello,
+    SupervisorWelcome,
 )
-from lighthouse_protocol.messages.supervisor import ProcessLost, SupervisorHello, SupervisorWelcome
 from lighthouse_protocol.refusals import LighthouseError, Superseded, WrongState
 from tests.lighthouse.run_stage import RunStage, running
 
@@ -53,7 +52,7 @@ DUE = RecordDue(RunRecord())
 
 def again(machine: RunMachine) -> RunMachine:
     """After a restart of the lighthouse."""
-    return RunMachine(RunConfig(), record=parse(dump(machine.record(5.0))), now=5.0)
+    return RunMachine(RunConfig(), record=parse_run(dump_run(machine.record(5.0))), now=5.0)
 
 
 def joins(session: int, name: str = "g", incarnation: str = "1", host: str = "") -> SupervisorJoined:
@@ -114,7 +113,7 @@ class TestSupervisors:
 class TestLiftedStops:
     """Who was told a stop ends by it. What it asks for later is no second stop."""
 
-    def stopped(self, *before: Event) -> RunMachine:
+    def stopped(self, *before: RunEvent) -> RunMachine:
         machine = RunMachine()
         for event in (*before, StopAsked("enough", "operator"), SupervisorEnded(1), ResumeAsked()):
             machine.handle(event, 0.0)
@@ -135,7 +134,7 @@ class TestLiftedStops:
         assert isinstance(told(machine.handle(joins(2), 9.0), 2), RunStopped)
 
     @pytest.mark.parametrize("came", [joins(1), RankJoined(RankHello(RankId(0, "1.7"), RunTerms(2)), 7)])
-    def test_who_comes_while_it_is_in_force_ends_by_it_and_that_is_written_down(self, came: Event):
+    def test_who_comes_while_it_is_in_force_ends_by_it_and_that_is_written_down(self, came: RunEvent):
         machine = RunMachine()
         machine.handle(StopAsked("enough", "operator"), 0.0)
         assert machine.handle(came, 1.0)[-1] == RecordChanged()
@@ -145,7 +144,7 @@ class TestLiftedStops:
 
     @pytest.mark.parametrize(("before", "incarnation"), [((joins(1), SupervisorEnded(1)), "1"), ((joins(1),), "2")])
     def test_one_that_was_away_with_all_its_ranks_and_a_successor_may_stop_the_run(
-        self, before: tuple[Event, ...], incarnation: str
+        self, before: tuple[RunEvent, ...], incarnation: str
     ):
         machine = self.stopped(*before)
         assert told(machine.handle(joins(2, incarnation=incarnation), 9.0), 2) == WELCOME
@@ -360,7 +359,7 @@ class TestIncidents:
 
 
 class TestCompletion:
-    def completed(self, *before: Event) -> RunStage:
+    def completed(self, *before: RunEvent) -> RunStage:
         """Both ranks of a supervisor have finished, and have ended."""
         stage = running(2, stride=100)
         for event in (joins(70, incarnation="old"), *before):
@@ -475,7 +474,7 @@ def test_effects_of_time_come_first():
     stage.workers[1].is_alive = False
     stage.start_lighthouse()
     stage.now += 31
-    effects: list[Effect] = list(stage.machine.handle(joins(70), stage.now))
+    effects: list[RunEffect] = list(stage.machine.handle(joins(70), stage.now))
     assert isinstance(effects[-2], SupervisorTold)
     assert len(effects) > 2
 

@@ -2,12 +2,16 @@
 
 from prometheus_client import CollectorRegistry
 
-from lighthouse.quorum.metrics import render
-from lighthouse.runs.metrics import RunCollector
-from lighthouse.runs.rules.supervisors import Supervisors
-from lighthouse_protocol.messages.run import RunCounters, RunStopped, RunTerms
-from lighthouse_protocol.messages.run_status import RunStatus
-from lighthouse_protocol.messages.supervisor import SupervisorHeartbeat, SupervisorHello
+from lighthouse.job.restarts import Supervisors
+from lighthouse.server.metrics import RunCollector, render
+from lighthouse_protocol.messages.run import (
+    RunCounters,
+    RunStatus,
+    RunStopped,
+    RunTerms,
+    SupervisorHeartbeat,
+    SupervisorHello,
+)
 from tests.lighthouse.quorum.test_metrics import samples
 
 

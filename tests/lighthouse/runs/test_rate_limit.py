@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lighthouse.runs.rules.rate_limit import RateLimit
+from lighthouse.job.run_driver import RateLimit
 from lighthouse_protocol.refusals import LimitReached
 
 

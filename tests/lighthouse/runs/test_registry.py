@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
-from lighthouse.incidents.registry import IncidentRegistry
-from lighthouse.runs import registry as module
-from lighthouse.runs.driver import KEY_WRITES_AT_ONCE, NOTED_WITHIN_S, RunDriver
-from lighthouse.runs.registry import RunRegistry
-from lighthouse.runs.rules.machine import RunMachine
-from lighthouse.runs.store import RunStoreInProcess
+from lighthouse.job import registry as module
+from lighthouse.job.incident_driver import IncidentRegistry
+from lighthouse.job.registry import RunRegistry
+from lighthouse.job.restarts import RunMachine
+from lighthouse.job.run_driver import KEY_WRITES_AT_ONCE, NOTED_WITHIN_S, RunDriver
+from lighthouse.job.store import RunStoreInProcess
 from lighthouse_protocol.identity import group_run
 from lighthouse_protocol.messages.incident import IncidentKind
 from lighthouse_protocol.messages.run import (
@@ -31,8 +31,8 @@ from lighthouse_protocol.messages.run import (
     RunCounters,
     RunTerms,
     SlotGiven,
+    SupervisorHello,
 )
-from lighthouse_protocol.messages.supervisor import SupervisorHello
 from lighthouse_protocol.refusals import (
     InvalidRequest,
     LimitReached,
@@ -40,8 +40,8 @@ from lighthouse_protocol.refusals import (
     Unreachable,
     WrongState,
 )
-from lighthouse_protocol.rules.proof import short_name
-from lighthouse_runtime.timing.loop_lag import LoopLag
+from lighthouse_protocol.rules.access import short_name
+from lighthouse_runtime.timing.timers import LoopLag
 from tests.lighthouse.peers import Listener
 from tests.virtual_loop import VirtualLoop
 
@@ -330,7 +330,7 @@ async def test_the_name_of_a_supervisor_that_does_not_come_back_is_kept_once(
     runs.get("j", "r").open_supervisor(gone, Listener())
     runs.close("a restart")
     again = RunRegistry(memory, 30.0, LoopLag(asyncio.get_running_loop()))
-    monkeypatch.setattr("lighthouse.runs.rules.machine.NAMES_KEPT_S", 0.2)
+    monkeypatch.setattr("lighthouse.job.restarts.NAMES_KEPT_S", 0.2)
 
     def is_refused() -> bool:
         listener = Listener()

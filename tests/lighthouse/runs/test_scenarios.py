@@ -12,7 +12,7 @@ import ast
 from collections.abc import Callable
 from pathlib import Path
 
-from lighthouse.runs.rules.events import RanksBehind, ResumeAsked, RunVerdict, SessionEnded, StopAsked, WasLate
+from lighthouse.job.events import RanksBehind, ResumeAsked, RunVerdict, SessionEnded, StopAsked, WasLate
 from tests.lighthouse.run_stage import RunStage, running
 from tests.scenarios.paragraphs import scenarios_of
 

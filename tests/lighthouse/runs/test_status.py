@@ -1,7 +1,7 @@
 """The ranks of a run as they stand beside those of replica groups: what each does, and which are judged."""
 
-from lighthouse.runs.rules.events import RankSaid
-from lighthouse.runs.rules.status import run_ranks, run_status
+from lighthouse.job.events import RankSaid
+from lighthouse.job.status import run_ranks, run_status
 from lighthouse_protocol.messages.progress import ProgressSample
 from lighthouse_protocol.messages.run import RankHeartbeat
 from tests.lighthouse.run_stage import RunStage

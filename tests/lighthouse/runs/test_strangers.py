@@ -5,16 +5,13 @@ from dataclasses import replace
 
 import pytest
 
-from lighthouse.members.rules.identity import Membership
-from lighthouse.runs.driver import RunDriver
-from lighthouse.runs.rules.config import RunConfig
-from lighthouse.runs.rules.events import (
-    Effect,
+from lighthouse.job.events import (
     OutsiderHeard,
     RankJoined,
     RankLost,
     RankRefused,
     ResumeAsked,
+    RunEffect,
     SessionEnded,
     Stopped,
     SupervisorAsked,
@@ -23,23 +20,22 @@ from lighthouse.runs.rules.events import (
     SupervisorTold,
     WasLate,
 )
-from lighthouse.runs.rules.events import StopAsked as StopAskedByOperator
-from lighthouse.runs.rules.machine import RunMachine
-from lighthouse.runs.rules.ranks import NAMES_KEPT_S
-from lighthouse.runs.rules.record import dump, parse
-from lighthouse.runs.store import RunStoreInProcess
+from lighthouse.job.events import StopAsked as StopAskedByOperator
+from lighthouse.job.generations import NAMES_KEPT_S
+from lighthouse.job.records import Membership, RunConfig, dump_run, parse_run
+from lighthouse.job.restarts import RunMachine
+from lighthouse.job.run_driver import RunDriver
+from lighthouse.job.store import RunStoreInProcess
 from lighthouse_protocol.messages.run import (
     HelloRejected,
+    HostExcluded,
     KeyKind,
+    ProcessLost,
     RankHello,
     RankId,
     RankWelcome,
     RunStopped,
     RunTerms,
-)
-from lighthouse_protocol.messages.supervisor import (
-    HostExcluded,
-    ProcessLost,
     StopAsked,
     SupervisorHello,
     SupervisorWelcome,
@@ -109,7 +105,7 @@ class TestSupervisors:
     def test_the_record_has_no_secret(self):
         machine = supervised()
         machine.handle(RankJoined(RANK, 5), 0.0)
-        assert OURS.encode() not in dump(machine.record(1.0))
+        assert OURS.encode() not in dump_run(machine.record(1.0))
         assert OURS not in repr(SUPERVISOR) + repr(RANK)
 
 
@@ -138,7 +134,7 @@ class TestRanks:
         assert machine.impostor(replace(RANK, rank=RankId(0, "x"), secret=THEIRS), 1.0) is None
 
     def test_after_a_restart_of_the_lighthouse_it_is_kept_for_a_while(self):
-        machine = RunMachine(RunConfig(), record=parse(dump(self.entered().record(5.0))), now=5.0)
+        machine = RunMachine(RunConfig(), record=parse_run(dump_run(self.entered().record(5.0))), now=5.0)
         another = replace(RANK, rank=RankId(0, "x"), attempt=3, secret=THEIRS)
         assert isinstance(machine.impostor(another, 5 + 0.9 * NAMES_KEPT_S), DuplicateReplica)
         assert machine.impostor(RANK, 5 + 0.9 * NAMES_KEPT_S) is None
@@ -160,7 +156,9 @@ STOP, EXCLUDE = StopAsked("a stranger says so"), HostExcluded("a stranger says s
 STRANGER = SupervisorHello("z", "z", "h1", (), THEIRS)
 
 
-def asked(machine: RunMachine, session: int, message: StopAsked | HostExcluded, membership: Membership) -> list[Effect]:
+def asked(
+    machine: RunMachine, session: int, message: StopAsked | HostExcluded, membership: Membership
+) -> list[RunEffect]:
     return list(machine.handle(SupervisorAsked(session, message, membership), 2.0))
 
 

@@ -1,6 +1,6 @@
 """What goes to many sessions is serialised once, and each reads its own."""
 
-from lighthouse.server.frames import SessionFrames
+from lighthouse.server.services import SessionFrames
 from lighthouse_protocol.messages.membership import Participant, Quorum
 from lighthouse_protocol.messages.session import JoinAccepted, QuorumChanged, ToManager
 from lighthouse_protocol.rules.quorum_change import NamedQuorum, change_between

@@ -1,7 +1,7 @@
 """Evidence is bounded, whatever a rank has to say."""
 
 from lighthouse_protocol.limits import MAX_REQUEST_BYTES
-from lighthouse_protocol.messages.evidence import (
+from lighthouse_protocol.messages.incident import (
     MAX_FLIGHT_RECORDER_BYTES,
     MAX_MISSING,
     MAX_STACKS_BYTES,
@@ -9,7 +9,7 @@ from lighthouse_protocol.messages.evidence import (
     cut_middle,
     fitting,
 )
-from lighthouse_protocol.wire.codecs import RANK_EVIDENCE
+from lighthouse_protocol.wire.codec import RANK_EVIDENCE
 
 HUGE = "gr\u00f6\u00dfer\ud800\n" * 100_000
 WHOLE = RankEvidence(3, "w", 7, "node-1", "stack", "[]", "State: R", ("a", "b"), ("x",), 0.5)

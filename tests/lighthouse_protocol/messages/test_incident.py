@@ -12,7 +12,7 @@ from lighthouse_protocol.messages.incident import (
     to_document,
 )
 from lighthouse_protocol.refusals import InvalidRequest
-from lighthouse_protocol.wire.codecs import INCIDENT_SUMMARY
+from lighthouse_protocol.wire.codec import INCIDENT_SUMMARY
 from tests.lighthouse.evidence import member, summary
 
 FULL = Incident(

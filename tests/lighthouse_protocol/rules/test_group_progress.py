@@ -11,8 +11,7 @@ from lighthouse_protocol.messages.progress import (
     ProgressSample,
     RankName,
 )
-from lighthouse_protocol.rules.group_progress import MAX_KNOWN, SOON_S, GroupProgress, Process
-from lighthouse_protocol.rules.stall import Limits
+from lighthouse_protocol.rules.stall import MAX_KNOWN, SOON_S, GroupProgress, Limits, Process
 
 W = Process("w", "host", 77)
 

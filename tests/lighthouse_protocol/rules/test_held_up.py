@@ -4,8 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lighthouse_protocol.rules.held_up import MAX_TIMES, HeldUp
-from lighthouse_protocol.rules.stall import judge
+from lighthouse_protocol.rules.stall import MAX_TIMES, HeldUp, judge
 from tests.lighthouse_protocol.views import rank
 
 

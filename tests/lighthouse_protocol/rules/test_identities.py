@@ -3,8 +3,7 @@
 import pytest
 
 from lighthouse_protocol.refusals import InvalidRequest, NotPermitted
-from lighthouse_protocol.rules.access import Principal, Role, check_bounds, check_bounds_on_run
-from lighthouse_protocol.rules.identities import parse_identities
+from lighthouse_protocol.rules.access import Principal, Role, check_bounds, check_bounds_on_run, parse_identities
 
 FILE = """
 "spiffe://example.org/operators/*" = { role = "operate" }

@@ -3,7 +3,7 @@
 import pytest
 
 from lighthouse_protocol.refusals import LimitReached
-from lighthouse_protocol.rules.peer_limits import Peer, PeerLimits, PeerTable, Rate, Resource, StreamMeter
+from lighthouse_protocol.rules.rate_limits import Peer, PeerLimits, PeerTable, Rate, Resource, StreamMeter
 
 SMALL = PeerLimits(
     open=2,

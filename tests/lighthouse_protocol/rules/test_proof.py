@@ -6,7 +6,7 @@ import hmac
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lighthouse_protocol.rules.proof import digest_of, is_proven, is_same, is_shown, prove
+from lighthouse_protocol.rules.access import digest_of, is_proven, is_same, is_shown, prove
 
 SECRET, OTHER = "one secret of a group", "the secret of another"
 words = st.lists(st.text(max_size=5) | st.integers(0, 99), max_size=4)

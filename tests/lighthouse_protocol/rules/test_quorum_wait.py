@@ -1,6 +1,6 @@
 """When a wait for a quorum is worth a line."""
 
-from lighthouse_protocol.rules.quorum_wait import (
+from lighthouse_protocol.rules.quorum_change import (
     ASKED_AGAIN_WITHIN_S,
     CHANGED_AFTER_S,
     LOOKED_EVERY_S,

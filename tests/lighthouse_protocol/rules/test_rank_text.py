@@ -3,7 +3,7 @@
 import pytest
 
 from lighthouse_protocol.messages.progress import OpenPhase, RankName
-from lighthouse_protocol.rules.rank_text import MAX_LISTED, here_and_missing, listed, place
+from lighthouse_protocol.rules.quorum_change import MAX_LISTED, here_and_missing, listed, place
 from tests.lighthouse_protocol.views import rank
 
 

@@ -1,7 +1,7 @@
 import pytest
 
 from lighthouse_protocol.messages.run import RunTerms
-from lighthouse_protocol.rules.restart_budget import RestartBudget, share_used
+from lighthouse_protocol.rules.rate_limits import RestartBudget, share_used
 
 TERMS = RunTerms(max_restarts=3, restart_window_s=100.0, restart_delay_s=1.0)
 

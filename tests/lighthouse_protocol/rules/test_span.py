@@ -2,7 +2,7 @@
 
 import pytest
 
-from lighthouse_protocol.rules.span import span
+from lighthouse_protocol.rules.stall import span
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lighthouse_protocol.rules.token_bucket import TokenBucket
+from lighthouse_protocol.rules.rate_limits import TokenBucket
 
 TAKES = st.lists(st.tuples(st.floats(0, 10), st.floats(0, 5)), max_size=30)  # after so long, so much
 

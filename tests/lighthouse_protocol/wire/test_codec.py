@@ -6,13 +6,12 @@ from typing import Any
 
 import pytest
 
-from lighthouse_protocol.messages.evidence import EvidenceAsked, RankEvidence
+from lighthouse_protocol.messages.incident import EvidenceAsked, RankEvidence
 from lighthouse_protocol.messages.session import Killed, RankGone
 from lighthouse_protocol.pb.documented import lighthouse_pb2, manager_pb2
 from lighthouse_protocol.pb.extensions import evidence_pb2, incident_pb2
 from lighthouse_protocol.refusals import InvalidRequest
-from lighthouse_protocol.wire.codec import Oneof, compiled
-from lighthouse_protocol.wire.codecs import GATHERED
+from lighthouse_protocol.wire.codec import GATHERED, Oneof, compiled
 
 
 class Half(StrEnum):

@@ -11,11 +11,14 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from lighthouse_protocol.constraints import Cut, Entries
-from lighthouse_protocol.messages import hosts, incident, run, run_status, session, status, supervisor
-from lighthouse_protocol.messages.evidence import RankEvidence, SelfReport
+from lighthouse_protocol.messages import hosts, incident, run, session, status
+from lighthouse_protocol.messages import run as run_status
+from lighthouse_protocol.messages import run as supervisor
+from lighthouse_protocol.messages.incident import RankEvidence, SelfReport
 from lighthouse_protocol.messages.progress import GroupView, OpenPhase, ProgressSample, RankName, RankView
 from lighthouse_protocol.refusals import InvalidRequest
-from lighthouse_protocol.wire import codecs, streams
+from lighthouse_protocol.wire import codec as codecs
+from lighthouse_protocol.wire import streams
 from lighthouse_protocol.wire.codec import CODECS, Codec
 from lighthouse_protocol.wire.streams import Stream
 from tests.lighthouse_protocol.builders import field

@@ -15,7 +15,7 @@ from lighthouse_protocol.refusals import (
     Unreachable,
     WrongState,
 )
-from lighthouse_protocol.wire.status_codes import error_of, status_of
+from lighthouse_protocol.wire.codec import error_of, status_of
 
 CLASSES = [
     cls

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lighthouse_runtime.cli.durations import Duration, format_duration, parse_duration
+from lighthouse_runtime.cli.terminal import Duration, format_duration, parse_duration
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ from click.shell_completion import ShellComplete
 from click.testing import CliRunner
 
 from lighthouse.cli import main as lighthouse_main
-from lighthouse_runtime.cli.lazy_commands import LONGEST, Lazy, LazyCommands, LazyGroup
+from lighthouse_runtime.cli.settings import LONGEST, Lazy, LazyCommands, LazyGroup
 from lighthouse_runtime.process.commands import START_LIGHTHOUSE, START_MANAGER
 from manager.cli import main as manager_main
 from tests.processes import clean_environment

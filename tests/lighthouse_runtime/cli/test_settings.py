@@ -8,9 +8,8 @@ import pytest
 from click.testing import CliRunner
 
 from lighthouse.cli import main as lighthouse_main
-from lighthouse.cli.torchft import main as torchft_main
+from lighthouse.cli.serve import main as torchft_main
 from lighthouse.server.config import LighthouseConfig
-from lighthouse_runtime.cli.durations import Duration
 from lighthouse_runtime.cli.settings import (
     CONTEXT_SETTINGS,
     from_options,
@@ -18,6 +17,7 @@ from lighthouse_runtime.cli.settings import (
     setting,
     variables,
 )
+from lighthouse_runtime.cli.terminal import Duration
 from manager.cli import main as manager_main
 from manager.server.config import ManagerConfig
 

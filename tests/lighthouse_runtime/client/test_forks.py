@@ -27,7 +27,7 @@ def lighthouse() -> Iterator[Lighthouse]:
 WITH_A_STREAM = """
 import gc, os, sys, threading, time
 import agent_client
-from lighthouse_runtime.client.manager import ManagerClient
+from lighthouse_runtime.client.clients import ManagerClient
 from lighthouse_protocol.messages.session import WatchHello
 
 client = ManagerClient(sys.argv[1])
@@ -76,7 +76,7 @@ def test_a_fork_harms_neither_side(server: RemoteStreamServer, child: str, env: 
 WHILE_STREAMS_OPEN = """
 import os, sys, threading, time
 import agent_client
-from lighthouse_runtime.client.manager import ManagerClient
+from lighthouse_runtime.client.clients import ManagerClient
 from lighthouse_protocol.messages.session import WatchHello
 
 heard, children, clients = [], [], []
@@ -120,7 +120,7 @@ USING = """
 import os, sys
 import agent_client
 import grpc
-from lighthouse_runtime.client.lighthouse import LighthouseClient
+from lighthouse_runtime.client.clients import LighthouseClient
 from lighthouse_protocol.refusals import WrongState
 
 client = LighthouseClient(sys.argv[1], job="forked")

@@ -19,8 +19,7 @@ from lighthouse_protocol.refusals import (
     UnknownName,
     Unreachable,
 )
-from lighthouse_runtime.client.lighthouse import AsyncLighthouseClient, LighthouseClient
-from lighthouse_runtime.client.manager import AsyncManagerClient, ManagerClient
+from lighthouse_runtime.client.clients import AsyncLighthouseClient, AsyncManagerClient, LighthouseClient, ManagerClient
 from tests.processes import LOCALHOST, Lighthouse, Manager
 
 NOWHERE = f"{LOCALHOST}:1"

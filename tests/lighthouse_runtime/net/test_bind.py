@@ -5,7 +5,7 @@ import socket
 import pytest
 
 from lighthouse_protocol.refusals import InvalidRequest
-from lighthouse_runtime.net.bind import grpc_bind, listening_socket, split_bind
+from lighthouse_runtime.net.address import grpc_bind, listening_socket, split_bind
 
 
 @pytest.mark.parametrize(

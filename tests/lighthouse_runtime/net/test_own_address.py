@@ -8,8 +8,8 @@ import pytest
 
 from lighthouse_protocol.identity import Address
 from lighthouse_protocol.refusals import InvalidRequest
-from lighthouse_runtime.net import own_address
-from lighthouse_runtime.net.own_address import (
+from lighthouse_runtime.net import address as own_address
+from lighthouse_runtime.net.address import (
     advertised_host,
     interface_host,
     listening_host,

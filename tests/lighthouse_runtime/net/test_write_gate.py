@@ -5,8 +5,7 @@ import asyncio
 import pytest
 
 from lighthouse_runtime.net import outbox
-from lighthouse_runtime.net.outbox import Outbox
-from lighthouse_runtime.net.write_gate import WriteGate
+from lighthouse_runtime.net.outbox import Outbox, WriteGate
 
 
 async def settled() -> None:

@@ -12,7 +12,7 @@ import lighthouse_runtime.process.grpc_environment
 import uvloop
 from lighthouse_protocol.messages.membership import Participant
 from lighthouse_protocol.messages.session import Hello
-from lighthouse_runtime.client.lighthouse import AsyncLighthouseClient
+from lighthouse_runtime.client.clients import AsyncLighthouseClient
 
 async def main():
     ended = []

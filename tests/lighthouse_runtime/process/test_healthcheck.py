@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from examples.ports import free_port
-from lighthouse_runtime.process.healthcheck import is_alive
+from lighthouse_runtime.process.commands import is_alive
 from tests.processes import Lighthouse
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from lighthouse_runtime.process.service_manager import FED_PER_TIMEOUT, STATUS_EVERY_S, ServiceManager
+from lighthouse_runtime.process.loop import FED_PER_TIMEOUT, STATUS_EVERY_S, ServiceManager
 from tests.processes import Lighthouse, eventually
 from tests.virtual_loop import VirtualLoop
 

@@ -7,9 +7,8 @@ from pathlib import Path
 import pytest
 
 from lighthouse_protocol.refusals import InvalidRequest
-from lighthouse_runtime.security import certificates
-from lighthouse_runtime.security.credentials import CertificateFiles, load_or_make, pin_of, read_pin
-from lighthouse_runtime.security.tokens import Tokens
+from lighthouse_runtime.security import serving as certificates
+from lighthouse_runtime.security.credentials import CertificateFiles, Tokens, load_or_make, pin_of, read_pin
 
 
 def test_a_second_start_uses_what_the_first_has_made(tmp_path: Path) -> None:

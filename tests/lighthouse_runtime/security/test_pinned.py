@@ -27,7 +27,7 @@ from lighthouse_protocol.refusals import (
     WrongProtocol,
 )
 from lighthouse_runtime.client import rpcs
-from lighthouse_runtime.client.lighthouse import AsyncLighthouseClient, LighthouseClient
+from lighthouse_runtime.client.clients import AsyncLighthouseClient, LighthouseClient
 from lighthouse_runtime.security import pinned
 from lighthouse_runtime.security.pinned import SERVER_NAME, fetch_roots
 

@@ -6,8 +6,8 @@ import pytest
 
 from lighthouse_protocol.refusals import InvalidRequest, NotPermitted
 from lighthouse_protocol.rules.access import Role
-from lighthouse_runtime.security import watched_file
-from lighthouse_runtime.security.tokens import FILE, ROLES, TokenFile, Tokens, name_of
+from lighthouse_runtime.security import credentials as watched_file
+from lighthouse_runtime.security.credentials import FILE, ROLES, TokenFile, Tokens, name_of
 
 
 def test_the_newest_two_are_valid() -> None:

@@ -18,8 +18,8 @@ from lighthouse_runtime.security.access import HostOnly
 from lighthouse_runtime.server import grpc_server as server
 from lighthouse_runtime.server import rpc_handler
 from lighthouse_runtime.server.grpc_server import GrpcServer
-from lighthouse_runtime.server.output_gate import OutputGate
 from lighthouse_runtime.server.rpc_handler import Call, Method
+from lighthouse_runtime.server.streams import OutputGate
 
 Request = lighthouse_pb2.LighthouseHeartbeatRequest
 

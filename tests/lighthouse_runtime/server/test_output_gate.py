@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from lighthouse_protocol.refusals import LighthouseError, NotLeader
-from lighthouse_runtime.server.output_gate import OutputGate
+from lighthouse_runtime.server.streams import OutputGate
 
 DEPOSED = NotLeader("deposed", leader="b:1")
 

@@ -5,8 +5,8 @@ import asyncio
 import pytest
 
 from lighthouse_protocol.refusals import LimitReached
-from lighthouse_protocol.rules.peer_limits import PeerLimits, Rate, Resource
-from lighthouse_runtime.server.peers import Peers, peer_name
+from lighthouse_protocol.rules.rate_limits import PeerLimits, Rate, Resource
+from lighthouse_runtime.server.rpc_handler import Peers, peer_name
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ from typing import Any
 from google.protobuf.wrappers_pb2 import StringValue
 
 from lighthouse_protocol.refusals import Unreachable
-from lighthouse_runtime.server.stream_peer import Frames, StreamPeer
+from lighthouse_runtime.server.streams import Frames, StreamPeer
 
 
 class Recorder:

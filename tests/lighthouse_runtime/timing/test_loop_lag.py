@@ -2,7 +2,7 @@
 
 import pytest
 
-from lighthouse_runtime.timing.loop_lag import CHECKED_EVERY_S, LATE_AFTER_S, LoopLag
+from lighthouse_runtime.timing.timers import CHECKED_EVERY_S, LATE_AFTER_S, LoopLag
 from tests.virtual_loop import VirtualLoop
 
 

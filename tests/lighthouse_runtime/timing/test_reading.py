@@ -3,7 +3,7 @@ import threading
 import pytest
 
 from lighthouse_protocol.refusals import DeadlinePassed, WrongState
-from lighthouse_runtime.timing.reading import Reading
+from lighthouse_runtime.timing.pacing import Reading
 
 
 def test_what_was_read_is_returned() -> None:

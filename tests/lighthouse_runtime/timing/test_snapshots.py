@@ -2,8 +2,8 @@
 
 import pytest
 
-from lighthouse_runtime.timing import snapshots
-from lighthouse_runtime.timing.snapshots import CHEAP_S, LOOP_SHARE, Snapshots
+from lighthouse_runtime.timing import pacing as snapshots
+from lighthouse_runtime.timing.pacing import CHEAP_S, LOOP_SHARE, Snapshots
 
 
 class Builder:

@@ -4,7 +4,7 @@ import logging
 
 import pytest
 
-from lighthouse_runtime.timing.sparse_log import SparseLog
+from lighthouse_runtime.timing.pacing import SparseLog
 
 
 def test_what_was_left_out_is_counted_in_the_next_line(caplog: pytest.LogCaptureFixture):

@@ -6,7 +6,7 @@ import logging
 import pytest
 
 from lighthouse_protocol.rules.stall import Kind, StallVerdict
-from lighthouse_runtime.timing.stall_watch import StallWatch
+from lighthouse_runtime.timing.timers import StallWatch
 from tests.virtual_loop import VirtualLoop
 
 LOG = logging.getLogger("stalls")

@@ -5,7 +5,7 @@ from collections.abc import Callable
 import pytest
 
 from lighthouse_runtime.ports import Timer
-from lighthouse_runtime.timing.suspension import SuspensionTimers
+from lighthouse_runtime.timing.pacing import SuspensionTimers
 
 
 @pytest.fixture

@@ -2,7 +2,7 @@
 
 import asyncio
 
-from lighthouse_runtime.timing.sustained import Sustained
+from lighthouse_runtime.timing.timers import Sustained
 
 AFTER_S = 0.02
 

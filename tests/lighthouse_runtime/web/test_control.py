@@ -16,8 +16,7 @@ from lighthouse_protocol.rules.access import Role
 from lighthouse_runtime.security import access
 from lighthouse_runtime.security.access import ANONYMOUS, Access, ByCredential, LocalOperates
 from lighthouse_runtime.security.audit import Audit
-from lighthouse_runtime.security.credentials import load_or_make
-from lighthouse_runtime.security.tokens import TokenFile
+from lighthouse_runtime.security.credentials import TokenFile, load_or_make
 from lighthouse_runtime.server.rpc_handler import Call
 from lighthouse_runtime.web import control
 from lighthouse_runtime.web.control import CSRF_HEADER, Act, HttpControl, HttpGuard, Order

@@ -7,12 +7,12 @@ from dataclasses import replace
 import pytest
 
 from lighthouse_protocol.messages import session
-from lighthouse_protocol.messages.evidence import EvidenceAsked, ProcessSnapshot, RankEvidence, SelfReport
+from lighthouse_protocol.messages.incident import EvidenceAsked, ProcessSnapshot, RankEvidence, SelfReport
 from lighthouse_protocol.messages.progress import GroupView
 from manager.evidence import collector
 from manager.evidence.collector import EvidenceCollector
 from manager.evidence.process_probe import ELSEWHERE, NO_OUTPUT, look_alone
-from manager.group.watches import Watch
+from manager.group.driver import Watch
 from tests.lighthouse_protocol.views import rank as view_of
 from tests.processes import PATIENCE_S
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from manager.evidence.proc_status import ProcessState, ThreadState, read_process, read_thread
+from manager.evidence.process_probe import ProcessState, ThreadState, read_process, read_thread
 from tests.processes import PATIENCE_S
 
 MAIN = ThreadState(77, "pt_main_thread", "T", 12.34, 0.5, "do_signal_stop")

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from lighthouse_protocol.messages.evidence import ProcessSnapshot
+from lighthouse_protocol.messages.incident import ProcessSnapshot
 from lighthouse_protocol.messages.session import EvidenceOffer, WatchHello
 from lighthouse_runtime.process.children import host_id, started_at
 from manager.evidence import process_probe

@@ -10,16 +10,15 @@ import pytest
 
 from lighthouse_protocol.messages.session import EvidenceOffer
 from lighthouse_runtime.process.children import process_descriptor, started_at
-from manager.evidence.proc_status import read_process
-from manager.evidence.python_stacks import NoStacksError, take_stacks
+from manager.evidence.process_probe import NoStacksError, read_process, take_stacks
 from tests.processes import PATIENCE_S, Process, eventually
 
 NUMBER = signal.SIGRTMIN + 12
 # On SIGUSR1 it does what its argument says.
 STAND_IN = f"""
 import faulthandler, fcntl, os, signal, sys, time
-import lighthouse_protocol.messages.evidence
-file = os.memfd_create(lighthouse_protocol.messages.evidence.STACKS_FILE)
+import lighthouse_protocol.messages.incident
+file = os.memfd_create(lighthouse_protocol.messages.incident.STACKS_FILE)
 fcntl.fcntl(file, fcntl.F_SETFL, os.O_APPEND)
 faulthandler.register({NUMBER}, file=file)
 def change(*_):

@@ -17,9 +17,9 @@ from lighthouse_protocol import refusals
 from lighthouse_protocol.messages import session
 from lighthouse_protocol.messages.membership import Assignment, Participant, Quorum
 from lighthouse_protocol.messages.session import GroupReport, Heartbeat, HeldQuorum, Hello, JoinRequest, QuorumPhase
-from manager.group.rules import events
-from manager.group.rules.commit import Decided
-from manager.group.rules.machine import GroupMachine
+from manager.group import events
+from manager.group.machine import GroupMachine
+from manager.group.votes import Decided
 from tests.manager import groups
 from tests.manager.builders import ask, member
 from tests.manager.groups import FOR_PEOPLE, IDENTITY, echo, formed, handed, order, told, vote

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lighthouse_protocol.messages.membership import Assignment, Participant, Quorum
-from manager.group.rules.assignment import assign, is_for_one_step
+from manager.group.requests import assign, is_for_one_step
 from tests.manager.builders import member, quorum
 from tests.manager.plain_assignment import Plan, plan
 

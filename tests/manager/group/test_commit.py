@@ -13,7 +13,7 @@ from pathlib import Path
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from manager.group.rules import commit
+from manager.group import votes as commit
 from tests.manager.scripts import player
 from tests.scenarios.paragraphs import scenarios_of
 

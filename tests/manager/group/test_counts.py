@@ -4,9 +4,9 @@ from dataclasses import replace
 
 from lighthouse_protocol.messages.progress import HealTotals
 from lighthouse_protocol.messages.session import Discards, GroupCounts
-from manager.group.rules import events
-from manager.group.rules.counts import StepCounts
-from manager.group.rules.machine import GroupMachine
+from manager.group import events
+from manager.group.counts import StepCounts
+from manager.group.machine import GroupMachine
 from tests.manager.groups import echo, holding, order, told, vote
 
 

@@ -8,8 +8,8 @@ from lighthouse_protocol.messages import session
 from lighthouse_protocol.messages.membership import Decision, Participant, World
 from lighthouse_protocol.messages.progress import ProgressSample
 from lighthouse_protocol.refusals import DeadlinePassed, InvalidRequest, Unreachable
+from manager.group import events
 from manager.group.driver import GroupDriver
-from manager.group.rules import events
 from tests.manager.groups import formed
 from tests.manager.recorders import Heard, Link, NoEvidence, Outcome
 from tests.virtual_loop import VirtualLoop

@@ -21,10 +21,8 @@ from hypothesis import strategies as st
 from lighthouse_protocol import refusals
 from lighthouse_protocol.messages.membership import Assignment, CatchUp, Distrust, DistrustKind, Participant, Tag
 from lighthouse_protocol.refusals import InvalidRequest, Unreachable, WrongState
-from manager.group.rules import gather
-from manager.group.rules.assignment import assign
-from manager.group.rules.gather import GatherMachine
-from manager.group.rules.request import QuorumRequest
+from manager.group import requests as gather
+from manager.group.requests import GatherMachine, QuorumRequest, assign
 from tests.manager.builders import ask, gathered, member, quorum
 from tests.manager.scripts import player
 from tests.scenarios.paragraphs import scenarios_of

@@ -18,8 +18,7 @@ import pytest
 
 from lighthouse_protocol.messages.membership import CatchUp, Distrust, DistrustKind, Quorum, Tag
 from lighthouse_protocol.messages.session import QuorumOrder, QuorumPhase
-from manager.group.rules.assignment import assign
-from manager.group.rules.grants import LEASE_SHARE, Granted, GrantMachine, Join, Wait
+from manager.group.requests import LEASE_SHARE, Granted, GrantMachine, Join, Wait, assign
 from tests.manager.builders import ask, member
 from tests.manager.groups import formed, order
 from tests.manager.scripts import player

@@ -7,8 +7,7 @@ import pytest
 from lighthouse_protocol.messages.membership import Assignment, Participant
 from lighthouse_protocol.messages.progress import Collective, OpenPhase, PhaseTime, ProgressSample
 from lighthouse_protocol.rules.stall import Limits
-from manager.group.progress import GroupProgressDriver
-from manager.group.watches import Watch
+from manager.group.driver import GroupProgressDriver, Watch
 from tests.manager.recorders import watch
 from tests.virtual_loop import VirtualLoop
 

@@ -8,9 +8,9 @@ import pytest
 
 from lighthouse_protocol.messages.membership import Participant
 from lighthouse_protocol.messages.session import Goodbye, Hello, Leave, ToManager, Welcome
-from lighthouse_runtime.client.lighthouse import AsyncLighthouseClient
-from manager.group import lighthouse_link
-from manager.group.lighthouse_link import Absence, LighthouseLink
+from lighthouse_runtime.client.clients import AsyncLighthouseClient
+from manager.group import link as lighthouse_link
+from manager.group.link import Absence, LighthouseLink
 from tests.lighthouse_runtime.stream_server import StreamServer, running
 from tests.processes import LOCALHOST, PATIENCE_S
 

@@ -15,7 +15,7 @@ from lighthouse_protocol.messages.session import (
     WithdrawRequest,
 )
 from lighthouse_protocol.rules.quorum_change import NamedQuorum, change_between
-from manager.group.rules.lighthouse_session import FIRST_LEASE_S, SessionMachine
+from manager.group.session import FIRST_LEASE_S, SessionMachine
 from tests.manager.builders import member
 from tests.manager.groups import formed, held
 

@@ -14,8 +14,8 @@ from lighthouse_protocol.messages.session import (
     QuorumChanged,
 )
 from lighthouse_protocol.rules.quorum_change import NamedQuorum, change_between
-from manager.group.rules.events import QuorumAnswered, Sent, SessionClosed, SessionOpened, WatchOpened
-from manager.group.rules.machine import SECRETS_KEPT, GroupMachine
+from manager.group.events import QuorumAnswered, Sent, SessionClosed, SessionOpened, WatchOpened
+from manager.group.machine import SECRETS_KEPT, GroupMachine
 from tests.manager.builders import ask
 from tests.manager.group.group_script import play
 from tests.manager.groups import LEASE_UNTIL, done, formed, joined, past, told, unwatched, vote

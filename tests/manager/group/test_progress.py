@@ -3,8 +3,8 @@
 import pytest
 
 from lighthouse_protocol.messages.progress import HealProgress, ProgressSample
-from lighthouse_protocol.rules.group_progress import GroupProgress, Process
-from manager.group.rules.progress import REPEATED_S, TOLD_S, ProgressReporter
+from lighthouse_protocol.rules.stall import GroupProgress, Process
+from manager.group.session import REPEATED_S, TOLD_S, ProgressReporter
 
 W = Process("w", "host", 77)
 

@@ -7,14 +7,14 @@ from collections import Counter
 from collections.abc import Iterable
 from typing import Any
 
-from lighthouse.members.rules.rank_grid import grid_of
-from lighthouse.quorum.rules import events
-from lighthouse.quorum.rules.config import QuorumConfig
-from lighthouse.quorum.world_broadcast import world_of
+from lighthouse.job import events
+from lighthouse.job.driver import world_of
+from lighthouse.job.progress import grid_of
+from lighthouse.job.records import QuorumConfig
 from lighthouse_protocol.messages.membership import Participant, World
 from lighthouse_protocol.messages.session import Heartbeat, HeartbeatAck, Hello, JoinAccepted, JoinRequest
-from manager.group.rules.events import QuorumAnswered, Received, Sent, SessionOpened, WatchOpened
-from manager.group.rules.machine import GroupMachine
+from manager.group.events import QuorumAnswered, Received, Sent, SessionOpened, WatchOpened
+from manager.group.machine import GroupMachine
 from tests.lighthouse.builders import AnswersOnly
 from tests.manager.builders import ask
 from tests.manager.groups import vote

@@ -1,6 +1,6 @@
 """Which ranks are there."""
 
-from manager.group.rules.rank_presence import LostRank, RankPresence
+from manager.group.presence import LostRank, RankPresence
 
 
 def watched(size: int = 2) -> RankPresence:

@@ -14,11 +14,11 @@ import pytest
 
 from lighthouse_protocol.messages.membership import Distrust, DistrustKind
 from lighthouse_protocol.refusals import DeadlinePassed, Unrecoverable
-from manager.group.rules import events
-from manager.group.rules.commit import Decided, Voted
-from manager.group.rules.counts import StepCounts
-from manager.group.rules.rank_presence import RETURNS_WITHIN_S
-from manager.group.rules.ranks import Ranks
+from manager.group import events
+from manager.group.counts import StepCounts
+from manager.group.machine import Ranks
+from manager.group.presence import RETURNS_WITHIN_S
+from manager.group.votes import Decided, Voted
 from tests.manager.builders import ask
 from tests.manager.groups import formed
 

@@ -5,8 +5,7 @@ import logging
 import pytest
 
 from lighthouse_protocol.messages.session import Waiting
-from manager.group.waits import Waits
-from manager.group.watches import WatchTable
+from manager.group.driver import Waits, WatchTable
 from tests.manager.recorders import Heard, watch
 from tests.virtual_loop import VirtualLoop
 

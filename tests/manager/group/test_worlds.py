@@ -6,8 +6,7 @@ import pytest
 
 from lighthouse_protocol.messages.membership import World
 from lighthouse_protocol.messages.session import Waiting
-from manager.group.watches import WatchTable
-from manager.group.worlds import INCOMPLETE_LOGGED_AFTER_S, Worlds
+from manager.group.driver import INCOMPLETE_LOGGED_AFTER_S, WatchTable, Worlds
 from tests.manager.recorders import Heard, watch
 from tests.virtual_loop import VirtualLoop
 

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from manager.guard.rules.output import MAX_LINE_BYTES, MAX_TAIL_CHARS, PIECE_BYTES, TAIL_LINES, Lines, Outlet
+from manager.guard.rules import MAX_LINE_BYTES, MAX_TAIL_CHARS, PIECE_BYTES, TAIL_LINES, Lines, Outlet
 
 
 @given(st.lists(st.binary(max_size=20)))

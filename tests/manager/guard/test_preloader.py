@@ -17,7 +17,7 @@ from manager.guard import process_tree
 from manager.guard.child import Child
 from manager.guard.client import Command, Ended, GuardClient, Preload
 from manager.guard.preloader import Hooks, Preloader
-from manager.guard.rules.python_command import read_python
+from manager.guard.rules import read_python
 from tests.processes import PATIENCE_S, eventually
 
 SLEEP = "import time; time.sleep(600)"

@@ -6,7 +6,7 @@ from click.testing import CliRunner
 
 from lighthouse_runtime.cli.settings import from_options, options
 from manager.cli import main
-from manager.guard.rules.python_command import NoPython, PythonCommand, read_python
+from manager.guard.rules import NoPython, PythonCommand, read_python
 from manager.server.config import ENV_PREFIX
 from manager.supervisor.config import SupervisorConfig
 

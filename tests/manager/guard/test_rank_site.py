@@ -35,7 +35,7 @@ def folder(tmp_path: Path) -> Path:
         (tmp_path / package / "__init__.py").touch()
     for name, text in {
         "torch/distributed/distributed_c10d.py": TORCH,
-        "agent_client/agent/observer.py": OBSERVER,
+        "agent_client/step/observer.py": OBSERVER,
         "script.py": SCRIPT,
     }.items():
         (tmp_path / name).write_text(text)
@@ -60,7 +60,7 @@ def test_a_process_that_it_has_started_is_not(folder: Path):
 
 
 def test_a_defect_of_ours_never_reaches_the_script(folder: Path):
-    (folder / "agent_client/agent/observer.py").write_text("1 / 0")
+    (folder / "agent_client/step/observer.py").write_text("1 / 0")
     said = run(folder)
     assert "made none of mine\n" in said
     assert "WARNING: lighthouse does not see this rank's collectives: ZeroDiv" in said

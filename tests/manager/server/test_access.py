@@ -6,7 +6,7 @@ from lighthouse_protocol.limits import MANAGER_SECRET_VARIABLE, TOKEN_METADATA_K
 from lighthouse_protocol.refusals import InvalidRequest, NotPermitted
 from lighthouse_protocol.rules.access import POLICY, check
 from lighthouse_runtime.security.access import Caller
-from manager.server.access import GroupAccess, secret_from
+from manager.server.service import GroupAccess, secret_from
 
 SECRET, OTHER = "the_secret_of_this_group_0123456789", "the_secret_of_another_group_0123456789"
 HERE, ELSEWHERE = "ipv4:127.0.0.1:4711", "ipv4:203.0.113.7:4711"

@@ -5,12 +5,18 @@ from typing import Any, Self, cast
 
 import pytest
 
-from lighthouse_protocol.messages.run import HelloRejected, RankId
-from lighthouse_protocol.messages.supervisor import ProcessLost, SupervisorHeartbeat, SupervisorHello, SupervisorWelcome
+from lighthouse_protocol.messages.run import (
+    HelloRejected,
+    ProcessLost,
+    RankId,
+    SupervisorHeartbeat,
+    SupervisorHello,
+    SupervisorWelcome,
+)
 from lighthouse_protocol.refusals import DuplicateReplica, Unreachable
-from lighthouse_runtime.timing.backoff import Backoff
+from lighthouse_runtime.timing.pacing import Backoff
 from manager.supervisor.lighthouse_link import SupervisorLink
-from manager.supervisor.rules import report
+from manager.supervisor.rules import restart_policy as report
 
 ENTRY = SupervisorHello("g", "s", "h", (0, 1))
 WELCOME = SupervisorWelcome(60.0)

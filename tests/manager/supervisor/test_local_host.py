@@ -8,8 +8,7 @@ import pytest
 from manager.guard.client import GuardClient
 from manager.supervisor.local_host import LocalHost, Output
 from manager.supervisor.rules.machine import Layout
-from manager.supervisor.rules.plan import LaunchPlan
-from manager.supervisor.rules.torchrun import Torchrun
+from manager.supervisor.rules.plan import LaunchPlan, Torchrun
 from tests.processes import PATIENCE_S
 
 

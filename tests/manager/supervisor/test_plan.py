@@ -3,8 +3,7 @@
 import dataclasses
 
 from manager.supervisor.rules.machine import Layout
-from manager.supervisor.rules.plan import LaunchPlan
-from manager.supervisor.rules.torchrun import Torchrun
+from manager.supervisor.rules.plan import LaunchPlan, Torchrun
 
 PLAN = LaunchPlan(
     command=("train",),

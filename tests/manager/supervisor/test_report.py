@@ -3,7 +3,7 @@
 import pytest
 
 from lighthouse_protocol.refusals import DuplicateReplica, LighthouseError, Superseded, WrongState
-from manager.supervisor.rules.report import DUPLICATE_TIMEOUT_S, Report
+from manager.supervisor.rules.restart_policy import DUPLICATE_TIMEOUT_S, Report
 
 TAKEN = DuplicateReplica("supervisor g is there")
 

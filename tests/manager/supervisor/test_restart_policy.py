@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from manager.guard.rules.exit_status import described
+from manager.guard.rules import described
 from manager.supervisor.rules.restart_policy import (
     Decision,
     Exclude,

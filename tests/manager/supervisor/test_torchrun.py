@@ -4,7 +4,7 @@ import shlex
 
 import pytest
 
-from manager.supervisor.rules.torchrun import Failure, Torchrun, failure_behind, read_torchrun
+from manager.supervisor.rules.plan import Failure, Torchrun, failure_behind, read_torchrun
 
 
 @pytest.mark.parametrize(

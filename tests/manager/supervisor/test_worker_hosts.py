@@ -4,9 +4,9 @@ import pytest
 
 from lighthouse_protocol.messages.hosts import HostEndAsked
 from lighthouse_protocol.refusals import InvalidRequest
+from manager.supervisor.head_host import WorkerHosts
 from manager.supervisor.rules.events import Event
 from manager.supervisor.rules.plan import LaunchPlan
-from manager.supervisor.worker_hosts import WorkerHosts
 
 
 def test_only_a_stop_signal_ends_the_group() -> None:

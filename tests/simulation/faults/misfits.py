@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from agent_client.agent.rules.step import Phase
+from agent_client.step.rules.machine import Phase
 from lighthouse_protocol.messages.membership import Assignment, Decision, Participant
 from lighthouse_protocol.messages.session import (
     GroupReport,

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from agent_client.agent.rules.step import Phase
+from agent_client.step.rules.machine import Phase
 from tests.simulation.faults.groups import find_group
 from tests.simulation.faults.kinds import Fault, fault
 

@@ -6,18 +6,15 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from lighthouse.members.rules.roster import Member, Roster
-from lighthouse.members.rules.silence import MassSilence
-from lighthouse.quorum.driver import JobDriver
-from lighthouse.quorum.registry import JobRegistry
-from lighthouse.quorum.rules.events import Effect, Left, QuorumFormed, SessionEnded
-from lighthouse.quorum.rules.joins import JoinQueue
-from lighthouse.quorum.rules.lineage import Claim
-from lighthouse.quorum.rules.machine import QuorumMachine
-from lighthouse.quorum.rules.numbering import Numbering
-from lighthouse.quorum.rules.presence import Presence
-from lighthouse.quorum.rules.record import QuorumRecord
-from lighthouse.quorum.rules.standing import Standing
+from lighthouse.job.driver import JobDriver
+from lighthouse.job.events import Left, QuorumEffect, QuorumFormed, SessionEnded
+from lighthouse.job.forming import QuorumMachine
+from lighthouse.job.lineage import Claim, Numbering
+from lighthouse.job.presence import MassSilence, Presence
+from lighthouse.job.records import Member, QuorumRecord
+from lighthouse.job.registry import JobRegistry
+from lighthouse.job.roster import JoinQueue, Roster
+from lighthouse.job.standing import Standing
 from lighthouse_protocol.messages.membership import Participant
 from lighthouse_protocol.messages.session import QuorumOrder, QuorumPhase
 from lighthouse_protocol.refusals import DuplicateReplica, LighthouseError
@@ -157,7 +154,7 @@ def _no_other_is_ahead(self: QuorumMachine, member: Member, participant: Partici
     return replace(claim, may_be_ahead=claim.may_be_ahead and 0)
 
 
-def _tell_then_write(self: JobDriver, effect: Effect) -> None:
+def _tell_then_write(self: JobDriver, effect: QuorumEffect) -> None:
     if isinstance(effect, QuorumFormed) and effect.record is not None:
         _perform_one(self, replace(effect, record=None))
         self._remember(effect.record)

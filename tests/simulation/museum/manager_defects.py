@@ -19,17 +19,23 @@ from lighthouse_protocol.messages.session import (
 )
 from lighthouse_protocol.refusals import InvalidRequest, LighthouseError
 from lighthouse_protocol.rules.quorum_change import NamedQuorum
+from manager.group import votes as commit
 from manager.group.driver import GroupDriver
-from manager.group.rules import commit
-from manager.group.rules.commit import CommitMachine
-from manager.group.rules.events import Pushed
-from manager.group.rules.gather import Effect, GatherMachine, GroupJoined, RankAnswered, RankRefused
-from manager.group.rules.grants import GrantMachine
-from manager.group.rules.lighthouse_session import SessionMachine
-from manager.group.rules.machine import GroupMachine
-from manager.group.rules.ranks import Effect as RanksEffect
-from manager.group.rules.ranks import Ranks
-from manager.group.rules.request import QuorumRequest, no_state
+from manager.group.events import Pushed
+from manager.group.machine import Effect as RanksEffect
+from manager.group.machine import GroupMachine, Ranks
+from manager.group.requests import (
+    Effect,
+    GatherMachine,
+    GrantMachine,
+    GroupJoined,
+    QuorumRequest,
+    RankAnswered,
+    RankRefused,
+    no_state,
+)
+from manager.group.session import SessionMachine
+from manager.group.votes import CommitMachine
 from tests.simulation.manager_process import ManagerProcess
 from tests.simulation.museum.exhibit import Replaced
 from tests.simulation.world import Process

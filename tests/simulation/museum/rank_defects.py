@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from agent_client.agent.rules.step import Phase, StepMachine
+from agent_client.step.rules.machine import Phase, StepMachine
 from lighthouse_protocol.messages.membership import Assignment, DistrustKind
 from tests.simulation.museum.exhibit import Replaced
 from tests.simulation.rank import Rank

@@ -3,10 +3,9 @@
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from lighthouse.etcd.rules.candidate import Candidate, Role
-from lighthouse.etcd.rules.events import Effect
-from lighthouse.etcd.store import Batch
-from lighthouse_runtime.server.output_gate import OutputGate
+from lighthouse.store.etcd_store import Batch
+from lighthouse.store.leadership import Candidate, Effect, Role
+from lighthouse_runtime.server.streams import OutputGate
 from tests.simulation.museum.exhibit import Replaced
 from tests.simulation.two_lighthouses import Etcd
 

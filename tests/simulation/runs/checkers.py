@@ -7,9 +7,9 @@ ranks know still bind.
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from lighthouse.runs.rules import events
-from lighthouse.runs.rules.machine import RunMachine
-from lighthouse.runs.rules.record import RunRecord
+from lighthouse.job import events
+from lighthouse.job.records import RunRecord
+from lighthouse.job.restarts import RunMachine
 from lighthouse_protocol.messages.run import Generation, GenerationFormed, HelloRejected, RankHello, RankId, RunStopped
 from lighthouse_protocol.refusals import DuplicateReplica, LighthouseError, NotPermitted, WrongState
 from tests.simulation.runs.counters import Recount
@@ -95,12 +95,12 @@ class Checkers:
 
     # -- the machine, after an event and at each of its effects
 
-    def handled(self, machine: RunMachine, event: events.Event | None) -> None:
+    def handled(self, machine: RunMachine, event: events.RunEvent | None) -> None:
         self.recount.handled(machine, event, stood=self.newest is not None and self.is_standing(self.newest.number))
         if self.stop is not None and not machine.stop and not isinstance(event, events.ResumeAsked):
             self._broken("G5", "a stop was lifted by nobody")
 
-    def effect(self, machine: RunMachine, effect: events.Effect) -> None:
+    def effect(self, machine: RunMachine, effect: events.RunEffect) -> None:
         match effect:
             case events.GenerationFormed(generation, spares):
                 self._formed(machine, generation, spares)

@@ -2,8 +2,8 @@
 
 from collections.abc import Container, Mapping
 
-from lighthouse.runs.rules import events
-from lighthouse.runs.rules.machine import RunMachine
+from lighthouse.job import events
+from lighthouse.job.restarts import RunMachine
 from lighthouse_protocol.messages.run import (
     FailureReport,
     FinishReport,
@@ -65,7 +65,7 @@ class Recount:
         self._generation, self._here, self._has_fault = None, set(), False
         self._slots, self._successors = {}, set()
 
-    def begins(self, machine: RunMachine, event: events.Event | None, now: float) -> None:
+    def begins(self, machine: RunMachine, event: events.RunEvent | None, now: float) -> None:
         """To be called before it handles `event`: whose time is over is lost by it, even if it comes back by it."""
         ranks = [machine.generations.ranks.get(rank) for rank in self._members]
         is_late = isinstance(event, events.WasLate)
@@ -75,7 +75,7 @@ class Recount:
     def broken_by_a_return(self) -> None:
         self._is_return_open = not self._has_fault
 
-    def handled(self, machine: RunMachine, event: events.Event | None, *, stood: bool) -> None:
+    def handled(self, machine: RunMachine, event: events.RunEvent | None, *, stood: bool) -> None:
         """To be called when it has handled `event`, before what came of it is looked at. `stood`: until then.
         Whoever dies after a stop makes no incident, but makes a fault of a return that was one already."""
         if isinstance(event, events.RankJoined) and machine.generations.ranks.get(event.entry.rank) is not None:

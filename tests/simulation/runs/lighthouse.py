@@ -6,14 +6,11 @@ It can die before each write and before each message. A new life has the journal
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from lighthouse.runs.driver import RunDriver
-from lighthouse.runs.rules import events
-from lighthouse.runs.rules.config import RunConfig
-from lighthouse.runs.rules.key_space import Row
-from lighthouse.runs.rules.machine import RunMachine
-from lighthouse.runs.rules.record import RunName, RunRecord, SavedRun, dump, parse
-from lighthouse_protocol.messages.run import HelloRejected, KeyKind, RankHello, RankId
-from lighthouse_protocol.messages.supervisor import SupervisorHello
+from lighthouse.job import events
+from lighthouse.job.records import Row, RunConfig, RunName, RunRecord, SavedRun, dump_run, parse_run
+from lighthouse.job.restarts import RunMachine
+from lighthouse.job.run_driver import RunDriver
+from lighthouse_protocol.messages.run import HelloRejected, KeyKind, RankHello, RankId, SupervisorHello
 from lighthouse_protocol.refusals import LighthouseError, NotPermitted
 from tests.simulation.keepalive import PULSE_S, Keepalive
 from tests.simulation.network import End
@@ -43,11 +40,11 @@ class RunLighthouse(Process):
         self.checkers = site.simulation.checkers
         skew_s = self.world.random.choice(WALL_SKEW_S)
         config = RunConfig(site.simulation.plan.rank_timeout_s, wall_offset_s=skew_s, run=NAME[1])
-        record = None if site.record is None else parse(site.record)
+        record = None if site.record is None else parse_run(site.record)
         self.machine = CheckedMachine(self, config, record=record, keys=tuple(site.rows.values()), now=self.clock())
         self.driver = RunDriver(NAME, self.machine, self, Timers(self))
         self._sessions: dict[End, tuple[int, bool]] = {}
-        self._undurable: Sequence[events.Effect] = ()
+        self._undurable: Sequence[events.RunEffect] = ()
         self._crash_in: int | None = None
         self._is_armed = False
         self._keepalive = Keepalive(self, self._ended)
@@ -169,7 +166,7 @@ class RunLighthouse(Process):
 
     def commit_run(self, name: RunName, record: RunRecord, keys_from: int) -> None:
         self.may_die()
-        self.site.record = dump(record)
+        self.site.record = dump_run(record)
         self.site.rows = {key: row for key, row in self.site.rows.items() if key[0] >= keys_from}
         self.checkers.written(record)
         effects, self._undurable = self._undurable, ()
@@ -183,7 +180,7 @@ class RunLighthouse(Process):
 
     # -- the machine
 
-    def handled(self, event: events.Event | None, effects: Sequence[events.Effect]) -> None:
+    def handled(self, event: events.RunEvent | None, effects: Sequence[events.RunEffect]) -> None:
         """What depends on the record holds from its write on, whether it is told or not."""
         self.checkers.handled(self.machine, event)
         if any(isinstance(effect, events.RecordDue) for effect in effects):
@@ -191,7 +188,7 @@ class RunLighthouse(Process):
         else:
             self._check(effects)
 
-    def _check(self, effects: Sequence[events.Effect]) -> None:
+    def _check(self, effects: Sequence[events.RunEffect]) -> None:
         for effect in effects:
             self.say(f"{effect}")
             self.checkers.effect(self.machine, effect)
@@ -263,13 +260,13 @@ class CheckedMachine(RunMachine):
         super().__init__(*args, **kwargs)
         self._lighthouse = lighthouse
 
-    def handle(self, event: events.Event, now: float) -> Sequence[events.Effect]:
+    def handle(self, event: events.RunEvent, now: float) -> Sequence[events.RunEffect]:
         self._lighthouse.checkers.recount.begins(self, event, now)
         effects = super().handle(event, now)
         self._lighthouse.handled(event, effects)
         return effects
 
-    def tick(self, now: float) -> Sequence[events.Effect]:
+    def tick(self, now: float) -> Sequence[events.RunEffect]:
         self._lighthouse.checkers.recount.begins(self, None, now)
         effects = super().tick(now)
         self._lighthouse.handled(None, effects)

@@ -10,17 +10,15 @@ from unittest import mock
 
 from agent_client.restart.rules import events
 from agent_client.restart.rules.machine import RankMachine
-from lighthouse.runs.rules import assignment, formation, restart_log
-from lighthouse.runs.rules import counters as iteration
-from lighthouse.runs.rules import events as lighthouse_events
-from lighthouse.runs.rules.events import GenerationTold
-from lighthouse.runs.rules.generation import GenerationState
-from lighthouse.runs.rules.generations import Generations
-from lighthouse.runs.rules.key_space import KeySpaces
-from lighthouse.runs.rules.machine import RunMachine
-from lighthouse.runs.rules.ranks import Ranks
-from lighthouse.runs.rules.restart_log import RestartLog
-from lighthouse.runs.rules.supervisors import Supervisors
+from lighthouse.job import events as lighthouse_events
+from lighthouse.job import generations as assignment
+from lighthouse.job import generations as formation
+from lighthouse.job import generations as iteration
+from lighthouse.job import generations as restart_log
+from lighthouse.job.events import GenerationTold
+from lighthouse.job.generations import Generations, Ranks, RestartLog
+from lighthouse.job.records import GenerationState, KeySpaces
+from lighthouse.job.restarts import RunMachine, Supervisors
 from lighthouse_protocol.messages.run import GenerationEnded, RankHello, RankId, RunCounters, RunStopped
 from tests.simulation import world
 from tests.simulation.runs.plan import RunPlan, draw_plan

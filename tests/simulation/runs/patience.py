@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING, NoReturn
 
-from lighthouse.runs.rules.machine import RunMachine
+from lighthouse.job.restarts import RunMachine
 from lighthouse_protocol.messages.run import RankId
 from tests.simulation.runs.checkers import OBEYED_WITHIN_S
 from tests.simulation.world import MIN_RATE, Violation

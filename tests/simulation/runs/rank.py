@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING, Any
 
 from agent_client.restart.driver import RankDriver
 from agent_client.restart.rules import events
-from agent_client.restart.rules.config import RankConfig, RankPhase
+from agent_client.restart.rules.events import RankConfig, RankPhase
 from agent_client.restart.rules.machine import RankMachine
 from lighthouse_protocol.messages.progress import ProgressSample
 from lighthouse_protocol.messages.run import GenerationFormed, KeyKind, RankHello, RankId, RunCompleted, RunStopped

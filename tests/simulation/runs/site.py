@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from lighthouse.runs.rules.key_space import Row
+from lighthouse.job.records import Row
 from tests.simulation.runs.lighthouse import RunLighthouse
 
 if TYPE_CHECKING:

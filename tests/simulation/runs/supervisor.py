@@ -3,9 +3,12 @@
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from lighthouse_protocol.messages.run import HelloRejected, RankId, RunCompleted, RunStopped
-from lighthouse_protocol.messages.supervisor import (
+from lighthouse_protocol.messages.run import (
+    HelloRejected,
     ProcessLost,
+    RankId,
+    RunCompleted,
+    RunStopped,
     SupervisorHeartbeat,
     SupervisorHello,
     SupervisorWelcome,
@@ -13,8 +16,7 @@ from lighthouse_protocol.messages.supervisor import (
 from manager.supervisor.driver import SupervisorDriver
 from manager.supervisor.rules import events
 from manager.supervisor.rules.machine import Layout, SupervisorMachine
-from manager.supervisor.rules.report import Report
-from manager.supervisor.rules.restart_policy import GROUP_SCOPE, RANK_SCOPE, RestartPolicy
+from manager.supervisor.rules.restart_policy import GROUP_SCOPE, RANK_SCOPE, Report, RestartPolicy
 from tests.simulation.runs.links import Link
 from tests.simulation.runs.rank import RankProcess
 from tests.simulation.world import Process, Timers

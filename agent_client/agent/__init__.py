@@ -1,1 +1,0 @@
-"""The Agent and its step."""

@@ -1,1 +1,0 @@
-"""The rules of a step. No I/O, no clock."""

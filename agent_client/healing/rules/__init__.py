@@ -1,1 +1,0 @@
-"""How a group catches up. No I/O, no clock."""

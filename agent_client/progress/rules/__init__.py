@@ -1,1 +1,0 @@
-"""Counting phases and collectives. No I/O, no clock."""

@@ -1,0 +1,403 @@
+"""The sender's side of decoding.py: a state as a stream of bytes that can begin anywhere, without a copy of it."""
+
+import json
+import struct
+import sys
+from bisect import bisect_right
+from collections.abc import Callable, Iterator, Sequence
+from itertools import accumulate
+from operator import mul
+from typing import NamedTuple, Protocol
+
+import torch
+from xxhash import xxh3_64, xxh3_128_hexdigest
+
+from agent_client.state.snapshot import empty_bytes, has_no_gaps, in_memory_order, is_dense, kept_strides, with_layout
+from agent_client.state.tree import DTYPES, MAX_DIMENSIONS, CorruptState, Json, State, assemble, disassemble
+
+MAGIC = b"LHSTATE" + (b"<" if sys.byteorder == "little" else b">")
+VERSION = 5
+MAX_HEADER_BYTES = 64 * 2**20
+CHUNK_BYTES = 2**19
+"""How much is copied before it goes into the checksum: so much stays in a core's cache meanwhile."""
+PIECE_BYTES = 4 * 2**20
+"""How much of a tensor one checksum covers."""
+PREFIX = struct.Struct(">8sIQ")
+CHECKSUM_BYTES = 8
+"""XXH3 with 64 bits: a CRC would take longer than the transfer over a fast network."""
+
+
+class Encoding:
+    """A state as chunks of bytes: read it as often as needed, from several threads at once too.
+
+    It holds the tensors themselves: change none of them while it is read. Chunks of tensors on the CPU are views; what
+    is elsewhere, or not contiguous, is copied a piece at a time.
+    """
+
+    def __init__(self, state: State, chunk_bytes: int = CHUNK_BYTES) -> None:
+        skeleton, tensors = disassemble(state)
+        self.head = _encode_head(skeleton, tensors)
+        """All but the tensors."""
+        self._chunk_bytes = chunk_bytes
+        self._tensors = [in_memory_order(tensor.detach()) for tensor in tensors]
+        self._starts = list(accumulate(map(encoded_size, self._tensors), initial=len(self.head)))
+        self.length = self._starts[-1]
+        """Bytes in all."""
+        self.body_length = self.length - len(self.head)
+        """Of what follows the head."""
+        self.pieces = sum(map(count_pieces, self._tensors))
+        self.layout = layout_digest(tensors)
+        self._checksums: dict[int, bytes] = {}
+
+    def __iter__(self) -> Iterator[memoryview]:
+        return self.chunks(0)
+
+    def chunks(self, start: int) -> Iterator[memoryview]:
+        """All from byte `start` on; what lies before is not read, but for the beginning of one piece."""
+        if start < len(self.head):
+            yield memoryview(self.head)[start:]
+        first = max(0, bisect_right(self._starts, start) - 1)
+        for position, tensor in zip(self._starts[first:], self._tensors[first:], strict=False):
+            yield from self._tensor(tensor.detach(), max(0, start - position))
+
+    def stripe(self, start: int, stop: int) -> Iterator[memoryview]:
+        """From `start` to `stop`, both counted from the end of the head."""
+        left = stop - start
+        chunks = self.chunks(len(self.head) + start) if left > 0 else iter(())
+        for chunk in chunks:
+            yield chunk[:left]
+            left -= len(chunk)
+            if left <= 0:
+                return
+
+    def checksums(self) -> Iterator[bytes]:
+        """Of each piece, in order. Each is reckoned once, however many readers there are."""
+        begins = ((it, first) for it in self._tensors for first in range(0, max(it.nbytes, 1), PIECE_BYTES))
+        for piece, (tensor, first) in enumerate(begins):
+            if piece not in self._checksums:
+                checksum = xxh3_64()
+                for chunk in self._split(tensor.detach(), first, min(first + PIECE_BYTES, tensor.nbytes)):
+                    checksum.update(chunk)
+                self._checksums[piece] = checksum.digest()
+            yield self._checksums[piece]
+
+    def _tensor(self, tensor: torch.Tensor, start: int) -> Iterator[memoryview]:
+        skipped, within = divmod(start, PIECE_BYTES + CHECKSUM_BYTES)
+        for first in range(skipped * PIECE_BYTES, max(tensor.nbytes, 1), PIECE_BYTES):
+            yield from self._piece(tensor, first, min(first + PIECE_BYTES, tensor.nbytes), within)
+            within = 0
+
+    def _piece(self, tensor: torch.Tensor, first: int, last: int, skip: int) -> Iterator[memoryview]:
+        checksum = xxh3_64()
+        for chunk in self._split(tensor, first, last):
+            checksum.update(chunk)
+            if skip < len(chunk):
+                yield chunk[skip:]
+            skip = max(0, skip - len(chunk))
+        yield memoryview(checksum.digest())[skip:]
+
+    def _split(self, tensor: torch.Tensor, first: int, last: int) -> Iterator[memoryview]:
+        for view in _raw(tensor, first, last):
+            for start in range(0, len(view), self._chunk_bytes):
+                yield view[start : start + self._chunk_bytes]
+
+
+def encode(state: State, *, chunk_bytes: int = CHUNK_BYTES) -> Encoding:
+    """TypeError or ValueError, with the path, for what a state cannot hold (see tree.py)."""
+    return Encoding(state, chunk_bytes)
+
+
+def encoded_size(tensor: torch.Tensor) -> int:
+    """In bytes, with the checksum of each piece; an empty tensor is one empty piece."""
+    return tensor.nbytes + count_pieces(tensor) * CHECKSUM_BYTES
+
+
+def count_pieces(tensor: torch.Tensor) -> int:
+    return max(1, -(-tensor.nbytes // PIECE_BYTES))
+
+
+def layout_digest(tensors: Sequence[torch.Tensor]) -> str:
+    """Two states with the same one have their pieces at the same places."""
+    return xxh3_128_hexdigest(json.dumps(_describe(tensors)).encode())
+
+
+def _describe(tensors: Sequence[torch.Tensor]) -> list[tuple[str | Sequence[int], ...]]:
+    return [(str(tensor.dtype).removeprefix("torch."), tensor.shape, *_strides(tensor)) for tensor in tensors]
+
+
+def _strides(tensor: torch.Tensor) -> list[Sequence[int]]:
+    """Those of a copy, unless they are the row-major ones."""
+    strides = kept_strides(tensor)
+    return [strides] if strides != row_major_strides(tensor.shape) and tensor.numel() else []
+
+
+def row_major_strides(shape: Sequence[int]) -> tuple[int, ...]:
+    return tuple(accumulate(reversed([*shape, 1][1:]), mul))[::-1]
+
+
+def _encode_head(skeleton: Json, tensors: Sequence[torch.Tensor]) -> bytes:
+    header_json = {"tree": skeleton, "tensors": _describe(tensors)}
+    header = json.dumps(header_json, ensure_ascii=False, separators=(",", ":")).encode("utf-8", "surrogatepass")
+    if len(header) > MAX_HEADER_BYTES:
+        raise ValueError(
+            f"everything but tensors and bytes makes a header of {len(header)} bytes, more than {MAX_HEADER_BYTES}: "
+            "keep long lists of numbers in tensors"
+        )
+    prefix = PREFIX.pack(MAGIC, VERSION, len(header))
+    return prefix + xxh3_64(prefix + header).digest() + header
+
+
+def _raw(tensor: torch.Tensor, first: int, last: int) -> Iterator[memoryview]:
+    """The bytes from `first` to `last`, at most one piece, in row-major order (of `in_memory_order`).
+
+    Of a tensor that is not contiguous no more than a piece is ever copied.
+    """
+    if first == last:
+        return
+    if is_dense(tensor):
+        # not reshape: a tensor of one element is contiguous whatever its strides, and view() insists on 1
+        flat = tensor.as_strided((tensor.numel(),), (1,)).view(torch.uint8)
+        yield flat[first:last].cpu().numpy().data
+        return
+    if tensor.dim() == 0:
+        tensor = tensor.unsqueeze(0)
+    row = tensor.nbytes // len(tensor)
+    rows = range(first // row, -(-last // row))
+    if row <= PIECE_BYTES:
+        dense = tensor[rows.start : rows.stop].contiguous().resolve_conj().resolve_neg()
+        yield from _raw(dense, first - rows.start * row, last - rows.start * row)
+        return
+    for at in rows:
+        yield from _raw(tensor[at], max(0, first - at * row), min(row, last - at * row))
+
+
+# -- decoding -----------------------------------------------------------------
+#
+# The bytes of a state: streamed, checksummed, without pickle.
+#
+#     magic (8 bytes) · version (u32) · header length (u64) · XXH3 of all that and of the header (u64)   big endian
+#     header: JSON {"tree": skeleton, "tensors": [[dtype, shape], ...]}; and strides unless they are row-major
+#     per tensor: its bytes, in memory order and in the byte order of the host, in pieces of 4 MiB · XXH3 of each (u64)
+#
+# The length is known before the first byte is sent, and no tensor is allocated before the header has proved
+# consistent. A stream can begin at any byte (encoding.py), so a transfer that breaks off goes on where it broke.
+# Checksums find accidents, not attackers; what stops an attacker is that nothing here can name code.
+
+__all__ = [
+    "CHUNK_BYTES",
+    "MAX_HEADER_BYTES",
+    "CorruptState",
+    "Encoding",
+    "Head",
+    "TruncatedState",
+    "allocate",
+    "decode",
+    "encode",
+    "piece_views",
+    "read_head",
+]
+
+_MAX_DIMENSION = 2**62
+"""Torch itself refuses a product of dimensions that is too large."""
+
+
+class Source(Protocol):
+    """Anything that fills a buffer: BytesIO, an HTTP response, an open file. 0 or None is the end."""
+
+    def readinto(self, buffer: memoryview, /) -> int | None: ...
+
+
+class TruncatedState(CorruptState):
+    """The bytes ended before the state did."""
+
+
+class _Reader:
+    """Counts every byte and feeds it to a checksum; takes no memory for bytes that have not arrived."""
+
+    def __init__(self, source: Source, chunk_bytes: int) -> None:
+        self._source = source
+        self._chunk_bytes = chunk_bytes
+        self.consumed = 0
+
+    def fill(self, buffer: memoryview, checksum: xxh3_64) -> None:
+        """Fill `buffer` to its end."""
+        filled = 0
+        while filled < len(buffer):
+            count = self._source.readinto(buffer[filled : filled + self._chunk_bytes])
+            if not count:
+                raise TruncatedState(f"the state ends early, after {self.consumed} bytes")
+            checksum.update(buffer[filled : filled + count])
+            filled += count
+            self.consumed += count
+
+    def take(self, count: int, checksum: xxh3_64) -> bytes:
+        """`count` bytes; never holds much more than what has arrived."""
+        pieces: list[bytes] = []
+        while count:
+            piece = bytearray(min(count, self._chunk_bytes))
+            self.fill(memoryview(piece), checksum)
+            pieces.append(bytes(piece))
+            count -= len(piece)
+        return b"".join(pieces)
+
+    def check(self, checksum: xxh3_64, what: str) -> None:
+        """Read the checksum that was sent and compare it."""
+        if self.take(CHECKSUM_BYTES, xxh3_64()) != checksum.digest():
+            raise CorruptState(f"the checksum of {what} is wrong: damaged in transit, or changed while it was sent")
+
+    def expect_end(self) -> None:
+        if self._source.readinto(memoryview(bytearray(1))):
+            raise CorruptState(f"the state ends after {self.consumed} bytes, but there are more")
+
+
+def decode(
+    source: Source,
+    length: int | None = None,
+    *,
+    chunk_bytes: int = CHUNK_BYTES,
+    expect: Callable[[State], object] | None = None,
+) -> State:
+    """The state whose encoding `source` yields, its tensors on the CPU; CorruptState for anything else.
+
+    `length`: bytes that were announced; exactly so many are read. Without it the source must end with the state.
+    `expect` gets the layout of the state before any tensor is read: its tensors on the meta device, its bytes empty.
+    What it raises ends the decoding.
+    """
+    reader = _Reader(source, chunk_bytes)
+    head = _read_head(reader)
+    _check_length(head.length, length)
+    if expect is not None:
+        expect(assemble(head.skeleton, head.layouts))
+    tensors = [_read_tensor(reader, layout, index) for index, layout in enumerate(head.layouts)]
+    if length is None:
+        reader.expect_end()
+    return assemble(head.skeleton, tensors)
+
+
+class Head(NamedTuple):
+    """What an encoding begins with: the skeleton, the tensors on the meta device, and how many bytes that took."""
+
+    skeleton: Json
+    layouts: Sequence[torch.Tensor]
+    size: int
+
+    @property
+    def length(self) -> int:
+        """Of the whole encoding."""
+        return self.size + sum(map(encoded_size, self.layouts))
+
+
+def read_head(source: Source) -> Head:
+    """And nothing beyond. CorruptState for anything else."""
+    return _read_head(_Reader(source, CHUNK_BYTES))
+
+
+def _read_head(reader: _Reader) -> Head:
+    skeleton, layouts = _check_header(_read_header(reader))
+    return Head(skeleton, layouts, reader.consumed)
+
+
+def allocate(layouts: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """A tensor for each, on the CPU; the system commits their bytes only as they are filled."""
+    return [_shaped(_allocate(layout.nbytes, index), layout) for index, layout in enumerate(layouts)]
+
+
+def piece_views(tensors: Sequence[torch.Tensor]) -> Iterator[memoryview]:
+    """The bytes of each piece of what `allocate` has made."""
+    for tensor in tensors:
+        flat = tensor.as_strided((tensor.numel(),), (1,))
+        view = flat.view(torch.uint8).numpy().data if tensor.nbytes else memoryview(bytearray())
+        for first in range(0, max(len(view), 1), PIECE_BYTES):
+            yield view[first : first + PIECE_BYTES]
+
+
+def _read_header(reader: _Reader) -> bytes:
+    checksum = xxh3_64()
+    prefix = reader.take(PREFIX.size, checksum)
+    magic, version, length = PREFIX.unpack(prefix)
+    if magic != MAGIC:
+        raise CorruptState(
+            f"this is not a state, or one of another byte order: it starts with {magic!r}, not {MAGIC!r}"
+        )
+    if version != VERSION:
+        raise CorruptState(f"the state has format version {version}, this side reads {VERSION}: run the same release")
+    if length > MAX_HEADER_BYTES:
+        raise CorruptState(f"the state announces a header of {length} bytes, more than {MAX_HEADER_BYTES}")
+    sent = reader.take(CHECKSUM_BYTES, xxh3_64())
+    header = reader.take(length, checksum)
+    if sent != checksum.digest():
+        raise CorruptState("the checksum of the header is wrong: it was damaged in transit")
+    return header
+
+
+def _check_header(header: bytes) -> tuple[Json, list[torch.Tensor]]:
+    """The skeleton, and the tensors on the meta device."""
+    try:
+        parsed = json.loads(header.decode("utf-8", "surrogatepass"), parse_constant=_refuse_constant)
+    except (ValueError, RecursionError) as error:
+        raise CorruptState(f"the header of the state is not the JSON it should be: {error}") from error
+    match parsed:
+        case {"tree": tree, "tensors": [*tensors]}:
+            return tree, [_lay_out(entry, index) for index, entry in enumerate(tensors)]
+        case _:
+            raise CorruptState("the header of the state lacks its tree or its tensors")
+
+
+def _refuse_constant(name: str) -> None:
+    raise ValueError(f"{name} is not JSON")
+
+
+def _lay_out(entry: Json, index: int) -> torch.Tensor:
+    match entry:
+        case [str() as name, [*shape], *rest] if len(shape) <= MAX_DIMENSIONS and all(map(_is_dimension, shape)):
+            dtype = _dtype(name)
+        case _:
+            raise CorruptState(f"tensor {index} is not described by a dtype and a shape")
+    try:
+        match rest:
+            case []:
+                return torch.empty(shape, dtype=dtype, device="meta")
+            case [[*strides]] if len(strides) == len(shape) and all(map(_is_dimension, strides)):
+                if has_no_gaps(shape, strides):
+                    return torch.empty_strided(shape, strides, dtype=dtype, device="meta")
+            case _:
+                pass
+        raise CorruptState(f"tensor {index} has strides that leave gaps, overlap, or are none")
+    except RuntimeError as error:
+        raise CorruptState(f"tensor {index} cannot have the shape {shape}") from error
+
+
+def _is_dimension(value: Json) -> bool:
+    return type(value) is int and 0 <= value <= _MAX_DIMENSION
+
+
+def _dtype(name: str) -> torch.dtype:
+    if (dtype := DTYPES.get(name)) is None:
+        raise CorruptState(f"torch {torch.__version__} has no dtype {name[:40]!r}: run the same torch on both sides")
+    return dtype
+
+
+def _check_length(described: int, announced: int | None) -> None:
+    if announced is not None and described != announced:
+        raise CorruptState(f"the header describes {described} bytes, but {announced} were announced")
+
+
+def _read_tensor(reader: _Reader, layout: torch.Tensor, index: int) -> torch.Tensor:
+    raw = _allocate(layout.nbytes, index)
+    view = raw.numpy().data
+    for first in range(0, max(len(view), 1), PIECE_BYTES):
+        checksum = xxh3_64()
+        reader.fill(view[first : first + PIECE_BYTES], checksum)
+        reader.check(checksum, f"tensor {index}")
+    return _shaped(raw, layout)
+
+
+def _shaped(raw: torch.Tensor, layout: torch.Tensor) -> torch.Tensor:
+    return with_layout(raw, layout.dtype, layout.shape, layout.stride())
+
+
+def _allocate(size: int, index: int) -> torch.Tensor:
+    try:
+        return empty_bytes(size)
+    except RuntimeError as error:
+        raise CorruptState(f"tensor {index} is announced with {size} bytes, which this host cannot allocate") from error

@@ -1,1 +1,0 @@
-"""What is compared of a state. No I/O, no clock."""

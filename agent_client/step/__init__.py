@@ -1,0 +1,1 @@
+"""One training step: the quorum before it, its collectives, its vote."""

@@ -1,0 +1,278 @@
+"""The options of an Agent: one frozen dataclass. The table in docs/reference/options.md is generated from it.
+
+`AgentOptions` has the same names for keyword arguments, so that type checkers and editors know each of them; a test
+compares the two.
+"""
+
+import difflib
+import logging
+import math
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from enum import StrEnum
+from typing import Any, Literal, TypedDict, get_args
+
+from agent_client.collectives.connectors import PROCESS_GROUPS, ProcessGroupName
+from agent_client.errors import ConfigurationError
+from agent_client.healing.rules import HealMode, HealTransport, StateServing
+from agent_client.step.rules.world_size import WorldSize, WorldSizeMode
+from lighthouse_protocol.coordinator import parse_coordinator
+from lighthouse_protocol.limits import MANAGER_SECRET_VARIABLE, QUORUM_TIMEOUT_S
+from lighthouse_protocol.refusals import InvalidRequest
+from lighthouse_runtime.net.address import advertised_host, interface_host
+
+log = logging.getLogger(__name__)
+
+
+StateServingName = Literal["auto", "snapshot", "hold"]
+HealTransportName = Literal["http", "process_group"]
+HealModeName = Literal["blocking", "catch_up"]
+ReduceDtypeName = Literal["tensor", "float32"]
+WorldSizeModeName = Literal["dynamic", "fixed_with_spares", "constant_batch"]
+OnNonfiniteName = Literal["commit", "discard", "raise"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class AgentConfig:
+    """Options of an Agent. `Agent.from_env` takes each field as a keyword argument.
+
+    Raises:
+        ConfigurationError: A field has a value that it does not take. The message names the field.
+
+    Example:
+        ```python
+        agent = Agent.from_env(state=TrainState(model, sgd), timeout_s=120.0, heal_mode="catch_up")
+        ```
+    """
+
+    timeout_s: float = 60.0
+    """Maximum seconds of each collective and each vote. In a step in which a peer heals, `heal_timeout_s` is added."""
+    connect_timeout_s: float = 10.0
+    """Maximum seconds for each part of connecting to the peers of a new quorum: reaching their store, connecting, and
+    with NCCL a first collective. A rank waits for a missing peer up to three times as long."""
+    quorum_timeout_s: float = QUORUM_TIMEOUT_S
+    """Maximum seconds of a request for a quorum. After it, the step is discarded and the request is repeated."""
+    heal_timeout_s: float = 300.0
+    """Maximum seconds of a transfer of state."""
+    process_group: ProcessGroupName = "gloo"
+    """Connection between a rank and the same rank of the other replica groups. `gloo` moves tensors of any device
+    through the CPU, `nccl` through the CUDA device. `isolated` and `isolated:nccl` run gloo or NCCL in a child process
+    that can be killed. With `nccl`, create the Agent before any default process group that has NCCL, or set
+    `TORCH_NCCL_DUMP_ON_TIMEOUT=0`: otherwise torch may end the process minutes after a peer was lost."""
+    state_serving: StateServingName = "auto"
+    """How this rank serves its state to a peer that heals. `snapshot` copies it, `hold` delays the next write until the
+    peer has read it, `auto` copies if there is enough memory and holds otherwise."""
+    heal_transport: HealTransportName = "http"
+    """Transport for the state of a peer: `http`, or `process_group` for gloo connections with `http` as the fallback.
+    All replica groups must use the same value."""
+    heal_mode: HealModeName = "blocking"
+    """How this group heals. With `blocking` the other groups wait for it in one step. With `catch_up` it heals in
+    parallel with its steps and they do not wait."""
+    reduce_dtype: ReduceDtypeName = "tensor"
+    """How float16 and bfloat16 gradients are averaged. `tensor` keeps their dtype and divides before the sum, as
+    torch's DDP does. `float32` sums in float32 and rounds at the end, for twice the bytes. All groups must use the same
+    value."""
+    max_consecutive_discards: int = 30
+    """Number of discarded steps in a row after which the Agent raises AgentError. Steps that another group caused (it
+    ended, its healing failed, it runs another script) do not count, and neither do steps without a quorum. The same
+    number of refused requests for a quorum in a row also raises AgentError."""
+    manager_restart_timeout_s: float = 10.0
+    """How many seconds a rank waits for a manager that has ended to restart before it raises AgentError. A rank does
+    not wait for a manager that it started itself."""
+    world_size_mode: WorldSizeModeName | WorldSizeMode = "dynamic"
+    """Which batches a step consists of. `dynamic`: one batch of each contributing group. `fixed_with_spares`: those of
+    the first `world_size` groups. `constant_batch`: always `world_size` batches, distributed among the present
+    groups."""
+    world_size: int = 0
+    """Number of batches in a step, at least 1. Not used with `dynamic`."""
+    check_state_every: int = 16
+    """Interval, in steps, at which ranks compare a part of their parameters with their peers. 0 turns it off. If groups
+    differ, the largest interval applies; if one of them has 0, no group compares."""
+    on_nonfinite: OnNonfiniteName = "discard"
+    """What to do with a step in which a gradient is infinite or NaN. `discard` repeats it in all groups, `raise` also
+    ends the rank with AgentError, `commit` does not check. A step that a GradScaler skips does not count. If groups
+    differ, the strictest value applies to all."""
+    advertise: str | None = None
+    """Address of this host that the peers can reach. Default: LIGHTHOUSE_MANAGER_ADVERTISE; without it, the interface
+    that GLOO_SOCKET_IFNAME or NCCL_SOCKET_IFNAME names; without these, the address that routes to the manager."""
+
+    def __post_init__(self) -> None:
+        for name in ("timeout_s", "connect_timeout_s", "quorum_timeout_s", "heal_timeout_s"):
+            if not (getattr(self, name) > 0 and math.isfinite(getattr(self, name))):
+                raise ConfigurationError(f"{name}: {getattr(self, name)} is not a positive number of seconds")
+        if not self.manager_restart_timeout_s >= 0:
+            raise ConfigurationError(f"manager_restart_timeout_s: {self.manager_restart_timeout_s} s is negative")
+        for name, allowed in _CHOICES.items():
+            if getattr(self, name) not in allowed:
+                raise ConfigurationError(f"{name}: {getattr(self, name)!r} is not one of {', '.join(allowed)}")
+        if self.max_consecutive_discards < 1:
+            raise ConfigurationError(f"max_consecutive_discards: {self.max_consecutive_discards} is not at least 1")
+        if self.world_size_mode != WorldSizeMode.DYNAMIC and self.world_size < 1:
+            raise ConfigurationError(f"world_size: {self.world_size}; {self.world_size_mode} needs at least 1")
+        if self.check_state_every < 0:
+            raise ConfigurationError(f"check_state_every: {self.check_state_every} is negative; 0 compares nothing")
+
+    @property
+    def counting(self) -> WorldSize:
+        """Return the mode and the size as one value."""
+        return WorldSize(WorldSizeMode(self.world_size_mode), self.world_size)
+
+
+def _values(kind: type[StrEnum]) -> tuple[str, ...]:
+    return tuple(each.value for each in kind)
+
+
+_CHOICES = {
+    "process_group": PROCESS_GROUPS,
+    "state_serving": _values(StateServing),
+    "heal_transport": _values(HealTransport),
+    "heal_mode": _values(HealMode),
+    "reduce_dtype": get_args(ReduceDtypeName),
+    "world_size_mode": _values(WorldSizeMode),
+    "on_nonfinite": get_args(OnNonfiniteName),
+}
+
+DEFAULTS = AgentConfig()
+
+
+def config_of(options: Mapping[str, Any]) -> AgentConfig:
+    """Raises ConfigurationError that names the option, also for one that there is not."""
+    known = [field.name for field in fields(AgentConfig)]
+    for name in options:
+        if name not in known:
+            near = difflib.get_close_matches(name, known, 1)
+            advice = f"did you mean {near[0]}?" if near else f"its options are {', '.join(known)}"
+            raise ConfigurationError(f"Agent.from_env has no option {name}; {advice}")
+    return AgentConfig(**options)
+
+
+class AgentOptions(TypedDict, total=False):
+    """The fields of AgentConfig as keyword arguments."""
+
+    timeout_s: float
+    connect_timeout_s: float
+    quorum_timeout_s: float
+    heal_timeout_s: float
+    process_group: ProcessGroupName
+    state_serving: StateServingName
+    heal_transport: HealTransportName
+    heal_mode: HealModeName
+    reduce_dtype: ReduceDtypeName
+    max_consecutive_discards: int
+    manager_restart_timeout_s: float
+    world_size_mode: WorldSizeModeName | WorldSizeMode
+    world_size: int
+    check_state_every: int
+    on_nonfinite: OnNonfiniteName
+    advertise: str | None
+
+
+# -- environment --------------------------------------------------------------
+#
+# The environment variables of a rank: ours, torchrun's and torchft's.
+
+_MEETING_PLACE = ("MASTER_ADDR", "MASTER_PORT")
+_INTERFACES = (("GLOO_SOCKET_IFNAME", False), ("NCCL_SOCKET_IFNAME", True))
+"""Each with whether it lists beginnings of names."""
+
+
+@dataclass(frozen=True, slots=True)
+class Variables:
+    """Each method reads the first of several variables that is set and not empty."""
+
+    variables: Mapping[str, str]
+
+    def text(self, *names: str) -> str:
+        return next((self.variables[name] for name in names if self.variables.get(name)), "")
+
+    def number(self, *names: str, least: int = 0) -> int | None:
+        """None: none is set. Raises ConfigurationError, which names the variable; an empty one is no number."""
+        given = [name for name in names if name in self.variables]
+        if not given:
+            return None
+        name = next((name for name in given if self.variables[name]), given[0])
+        text = self.variables[name]
+        if not text.isascii() or not text.isdigit() or int(text) < least:
+            raise ConfigurationError(f"{name}={text!r} is not a number of at least {least}")
+        return int(text)
+
+
+@dataclass(frozen=True, slots=True)
+class Environment:
+    """Where a rank and its manager are."""
+
+    group_rank: int
+    group_world_size: int
+    manager: str = field(repr=False)
+    """The group's manager: host:port, with the group's secret where it has one (Coordinator.join_string). Empty: rank 0
+    starts one, which needs `lighthouse` and `replica_id`."""
+    lighthouse: str
+    replica_id: str
+    attempt: str
+    """The number of this start of the group, so that its ranks do not meet those of an earlier one."""
+    advertise: str | None
+    """Address of this host that the peers can reach."""
+    is_supervised: bool = False
+    """`lighthouse-manager run` has started this rank, or its torchrun; it drains the group before it ends the rank."""
+
+    @classmethod
+    def read(cls, variables: Mapping[str, str] = os.environ) -> "Environment":
+        """Raises ConfigurationError, which names the variable."""
+        reader = Variables(variables)
+        size = reader.number("LIGHTHOUSE_GROUP_WORLD_SIZE", "WORLD_SIZE", least=1) or 1
+        rank = reader.number("LIGHTHOUSE_GROUP_RANK", "RANK") or 0
+        if rank >= size:
+            raise ConfigurationError(f"RANK={rank} is not below WORLD_SIZE={size}; both count in the group")
+        found = cls(
+            group_rank=rank,
+            group_world_size=size,
+            manager=_manager(reader.text("LIGHTHOUSE_MANAGER_ADDRESS"), reader.text(MANAGER_SECRET_VARIABLE)),
+            lighthouse=reader.text("LIGHTHOUSE_ADDRESS", "TORCHFT_LIGHTHOUSE"),
+            replica_id=reader.text("LIGHTHOUSE_MANAGER_REPLICA_ID", "REPLICA_GROUP_ID"),
+            attempt=reader.text("TORCHELASTIC_RESTART_COUNT") or "0",
+            advertise=reader.text("LIGHTHOUSE_MANAGER_ADVERTISE") or None,
+            is_supervised=bool(reader.text("LIGHTHOUSE_INCARNATION")),
+        )
+        if not found.manager and not found.lighthouse:
+            raise ConfigurationError(
+                "neither LIGHTHOUSE_MANAGER_ADDRESS (a running lighthouse-manager) nor LIGHTHOUSE_ADDRESS (rank 0 "
+                "starts a manager for the group) is set"
+            )
+        if not found.manager and not found.replica_id:
+            raise ConfigurationError("REPLICA_GROUP_ID is not set; give each replica group its own name")
+        missing = [name for name in _MEETING_PLACE if not reader.text(name)]
+        if size > 1 and missing:
+            raise ConfigurationError(
+                f"WORLD_SIZE={size} and no {' and no '.join(missing)}: the ranks of a group find each other as under "
+                f"torchrun, by {' and '.join(_MEETING_PLACE)}"
+            )
+        return found
+
+
+def own_host(peer: str, advertise: str | None, variables: Mapping[str, str] = os.environ) -> str:
+    """The address of this host at which the peers reach its gradients (gloo) and its state: `advertise`, or one of the
+    interface that gloo's or NCCL's variable names, or the one that routes to `peer` (host:port).
+
+    Raises ConfigurationError, which names the variable.
+    """
+    try:
+        for variable, by_prefix in _INTERFACES:
+            if not advertise and (wanted := Variables(variables).text(variable)):
+                host = interface_host(wanted, variable, peer, by_prefix=by_prefix)
+                log.info("gradients and heals use address %s (%s=%s)", host, variable, wanted)
+                return host
+        return advertised_host(peer, advertise)
+    except InvalidRequest as e:
+        raise ConfigurationError(str(e)) from None
+
+
+def _manager(address: str, secret: str) -> str:
+    """Where the manager is, as a client of the group reaches it."""
+    if not address or not secret:
+        return address
+    try:
+        place = parse_coordinator(address, "LIGHTHOUSE_MANAGER_ADDRESS", None)
+        return parse_coordinator(place.with_token(secret).join_string(), MANAGER_SECRET_VARIABLE).join_string()
+    except InvalidRequest as e:
+        raise ConfigurationError(str(e)) from None

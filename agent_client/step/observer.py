@@ -1,0 +1,135 @@
+"""Observe a rank whose script has no Agent: report its position to the manager. The script itself does not change."""
+
+import importlib
+import logging
+import os
+import secrets
+import sys
+import threading
+from typing import Any
+
+from agent_client.manager_client.watch import RankWatch, VoteChannel
+from agent_client.progress.progress import ScriptProgress
+from agent_client.step.config import Environment
+from agent_client.step.stop_signals import close_at_end
+from lighthouse_runtime.client.clients import ManagerClient
+
+log = logging.getLogger(__name__)
+
+
+MANAGER_KEY = "lighthouse/observer/manager"
+TORCH_GROUPS = "torch.distributed.distributed_c10d"
+RETRY_S = 1.0
+CLOSED_WITHIN_S = 2.0
+
+_lock = threading.Lock()
+_present: "Observer | None" = None
+_is_told = False
+
+
+def observe() -> None:
+    """Show this rank in `lighthouse ranks`, and report it if it falls behind the other ranks. It needs no Agent.
+
+    `lighthouse ranks` then shows the rank's newest collective on any process group (torch.distributed, DDP, FSDP) and
+    the line of the script. torch counts the collectives and a thread reads the counters twice a second, so a collective
+    costs nothing. Under `lighthouse-manager run` a script is observed without this call.
+
+    The environment names the manager, as for `Agent.from_env`. With only LIGHTHOUSE_ADDRESS and REPLICA_GROUP_ID set,
+    rank 0 starts a manager once the script has made its process group. The call returns at once; a manager that does
+    not answer is not an error. A second call, or a call in a process with an Agent or a Wrapper, does nothing.
+
+    Raises:
+        ConfigurationError: A variable is missing or does not fit; the message names it.
+
+    Example:
+        ```python
+        import agent_client
+
+        agent_client.observe()
+        torch.distributed.init_process_group()
+        ```
+    """
+    global _present
+    environment = Environment.read()
+    with _lock:
+        if not _is_told and (_present is None or _present.pid != os.getpid()):
+            _present = Observer(environment)
+
+
+def give_way() -> None:
+    """Something else tells where this rank is: its Agent, or its wrapped function's session."""
+    global _is_told
+    with _lock:
+        _is_told = True
+        observer = _present
+    if observer is not None and observer.pid == os.getpid():
+        observer.close()
+
+
+class Observer:
+    """Waits for the manager on a thread of its own."""
+
+    def __init__(self, environment: Environment) -> None:
+        self.pid = os.getpid()
+        self._environment = environment
+        self._closed = threading.Event()
+        self._manager: Any = None  # the process, if this rank has started it
+        self._thread = threading.Thread(target=self._run, name="lighthouse observer", daemon=True)
+        self._thread.start()
+        close_at_end(self, is_of_process=True)
+
+    def close(self) -> None:
+        self._closed.set()
+        self._thread.join(CLOSED_WITHIN_S)
+        if self._manager is not None:
+            self._manager.stop()
+
+    def _run(self) -> None:
+        try:
+            address = self._environment.manager or self._meet()
+            if address:
+                self._follow(address)
+        except Exception:
+            log.warning("this rank cannot be observed: `lighthouse ranks` will not show it", exc_info=True)
+
+    def _follow(self, address: str) -> None:
+        """A manager that has ended may be started again."""
+        with ManagerClient(address) as client:
+            watch = RankWatch(
+                client,
+                self._environment.group_rank,
+                secrets.token_hex(6),
+                VoteChannel(),
+                lambda *_: None,
+                lambda _: None,
+                ScriptProgress(),
+                is_observer=True,
+            )
+            while not self._closed.is_set():
+                watch.ensure_open(wait_for_ready=True)
+                self._closed.wait(RETRY_S)
+            watch.close(None)
+
+    def _meet(self) -> str:
+        """The address of the manager that rank 0 starts, by the store of the script's own group; empty at the end."""
+        while (store := _script_store()) is None:
+            if self._closed.wait(RETRY_S):
+                return ""
+        if self._environment.group_rank == 0:
+            from agent_client.step.rendezvous import start_manager  # it imports torch, as the script has
+
+            self._manager, address = start_manager(self._environment)
+            store.set(MANAGER_KEY, address)
+        while not store.check([MANAGER_KEY]):  # get() would keep the script from its store
+            if self._closed.wait(RETRY_S):
+                return ""
+        return store.get(MANAGER_KEY).decode()
+
+
+def _script_store() -> Any:
+    """Of its own process group; None: it has made none. torch is not imported for that; where the script is just
+    importing it, that is waited for, since a module that is half imported lacks what is asked of it."""
+    if TORCH_GROUPS not in sys.modules:
+        return None
+    module: Any = importlib.import_module(TORCH_GROUPS)
+    return module._get_default_store() if module.is_initialized() else None

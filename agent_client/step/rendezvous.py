@@ -1,0 +1,157 @@
+"""How the ranks of a replica group find each other and their manager when they start."""
+
+import contextlib
+import os
+import secrets
+import socket
+import time
+
+from torch.distributed import PrefixStore, distributed_c10d
+
+from agent_client.collectives.gloo import GlooGroup
+from agent_client.errors import AgentError
+from agent_client.manager_client.client import Presence
+from agent_client.step.config import AgentConfig, Environment, own_host
+from agent_client.step.internals import GroupPlace
+from lighthouse_protocol.coordinator import parse_coordinator
+from lighthouse_protocol.identity import Address, parse_address
+from lighthouse_protocol.limits import MANAGER_SECRET_VARIABLE, SECRET_BYTES
+from lighthouse_protocol.refusals import LighthouseError
+from lighthouse_protocol.rules.access import prove
+from lighthouse_runtime.client.clients import ManagerClient, manager_at
+from lighthouse_runtime.process.children import START_TIMEOUT_S, ServerProcess
+from lighthouse_runtime.process.commands import START_MANAGER
+
+MANAGER_KEY = "manager_address"
+GROUP_WORD = "group"  # what the secret of a group is derived for; then a nonce and the replica id
+STORE_RETRY_S = 0.1
+
+
+def rendezvous(env: Environment, config: AgentConfig) -> tuple[str, GroupPlace]:
+    """(the address of the group's manager, this rank's place in its group). Rank 0 starts the manager if none is named.
+
+    The ranks find each other as under torchrun, by MASTER_ADDR and MASTER_PORT. Raises AgentError or RuntimeError.
+    """
+    rank, size = env.group_rank, env.group_world_size
+    if size == 1:
+        process, address = (None, env.manager) if env.manager else start_manager(env)
+        wait_for_store(address, START_TIMEOUT_S)
+        return address, GroupPlace(manager_process=process)
+    os.environ["MASTER_ADDR"] = os.environ["MASTER_ADDR"].strip("[]")  # torch takes no brackets
+    presence = Presence(rank, f"{os.environ.get('MASTER_ADDR')}:{os.environ.get('MASTER_PORT')}")
+    with contextlib.ExitStack() as until_met:
+        until_met.enter_context(presence)
+        met = _meet(env, config, presence)
+        until_met.pop_all()  # the Agent's own watch takes its place
+        return met
+
+
+def _meet(env: Environment, config: AgentConfig, presence: Presence) -> tuple[str, GroupPlace]:
+    """Of several ranks. The manager sees those that are there before they have met, and names the missing ones."""
+    rank, size = env.group_rank, env.group_world_size
+    if env.manager:
+        presence.show(env.manager)
+    shared, _, _ = next(distributed_c10d.rendezvous("env://", rank, size))  # a wrapped function's own, in one
+    store = PrefixStore(f"lighthouse/{env.attempt}", shared)
+    process = None
+    if not env.manager and rank == 0:
+        nonce = secrets.token_hex(SECRET_BYTES)
+        process, address = start_manager(env, _group_secret(env, nonce))
+        store.set(MANAGER_KEY, f"{manager_at(address)} {'token' if _join_token(env) else 'open'} {nonce}")
+    else:
+        address = env.manager or _read_manager(env, store.get(MANAGER_KEY).decode())
+    if not env.manager:
+        presence.show(address)
+    group = GlooGroup(
+        PrefixStore("group", store),
+        rank,
+        size,
+        own_host(_meeting_place(), config.advertise),
+        connect_timeout_s=START_TIMEOUT_S,
+        timeout_s=config.timeout_s,
+    )
+    wait_for_store(address, START_TIMEOUT_S)
+    return address, GroupPlace(rank, size, group, process, presence)
+
+
+def _group_secret(env: Environment, nonce: str) -> str:
+    """Derive the group's secret from the join token, which all ranks have: torchrun's store is open to anyone.
+
+    Without a token (a lighthouse on a loopback, or --insecure) the nonce is the secret.
+    """
+    token = _join_token(env)
+    return prove(token, GROUP_WORD, nonce, env.replica_id) if token else nonce
+
+
+def _join_token(env: Environment) -> str:
+    return parse_coordinator(env.lighthouse).token if env.lighthouse else ""
+
+
+def _read_manager(env: Environment, announced: str) -> str:
+    """The manager's address with the group's secret, from what rank 0 has put into the store."""
+    address, kind, nonce = announced.split()
+    if kind == "token" and not _join_token(env):
+        raise AgentError(
+            "rank 0 has the lighthouse's join token and this rank has none: set LIGHTHOUSE_ADDRESS to the same join "
+            "string for all ranks of the group"
+        )
+    secret = os.environ.get(MANAGER_SECRET_VARIABLE) or _group_secret(env, nonce)
+    return manager_at(address, secret).join_string()
+
+
+def _meeting_place() -> str:
+    """Host and port of rank 0. The zone of an address of this link leads nowhere but there."""
+    return str(Address(os.environ["MASTER_ADDR"].partition("%")[0], 1))
+
+
+def start_manager(env: Environment, secret: str = "") -> tuple[ServerProcess, str]:
+    """Start the manager of a group that was given only a lighthouse: a child process of rank 0, which ends with it.
+
+    Args:
+        env: The rank's environment.
+        secret: The group's, unless the environment has one. By default a random one.
+
+    Returns:
+        The process, and the manager's address with the secret.
+    """
+    secret = os.environ.get(MANAGER_SECRET_VARIABLE) or secret or secrets.token_hex(SECRET_BYTES)
+    options = {
+        "--replica-id": env.replica_id,
+        "--group-world-size": str(env.group_world_size),
+        "--bind": "[::]:0",
+    }
+    try:
+        process = ServerProcess(
+            START_MANAGER,
+            options,
+            name="the group's manager",
+            variables={MANAGER_SECRET_VARIABLE: secret, "LIGHTHOUSE_MANAGER_LIGHTHOUSE": env.lighthouse},
+        )
+    except RuntimeError as e:
+        raise AgentError(str(e)) from None
+    return process, manager_at(process.announced, secret).join_string()
+
+
+def wait_for_store(manager: str, timeout_s: float) -> None:
+    """Wait until the group's TCPStore answers: a supervisor starts it beside the ranks, and a quorum names it to the
+    peers.
+
+    A manager that does not answer is not waited for here: the request for a quorum reports it. Raises AgentError.
+    """
+    ends_at = time.monotonic() + timeout_s
+    try:
+        with ManagerClient(manager) as client:
+            store = client.status(timeout_s=timeout_s).store_address
+    except LighthouseError:
+        return
+    while store and not _answers(store):
+        if time.monotonic() > ends_at:
+            raise AgentError(f"the group's store at {store} does not answer for {timeout_s:g} s; see its manager's log")
+        time.sleep(STORE_RETRY_S)
+
+
+def _answers(store: str) -> bool:
+    address = parse_address(store, "store")
+    with contextlib.suppress(OSError), socket.create_connection((address.host, address.port or 0), timeout=1.0):
+        return True
+    return False

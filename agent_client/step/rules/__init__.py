@@ -1,0 +1,1 @@
+"""Rules of a training step. No I/O, no clock."""

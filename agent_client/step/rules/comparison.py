@@ -1,0 +1,273 @@
+"""Compares what the participants of a quorum are about to do together, before its first byte, and finds which of them
+are at fault. Rules only, no I/O.
+
+A process group does not check it: gloo ends a process that receives more than it expects, and sums whatever is not
+longer. So each collective over the participants is preceded by a sum of numbers that announce it, in a row for each
+participant, of the same size for all. The buckets of a backward pass are announced together, with the first one. The
+step is part of the announcement: a participant that has ended a step and one that still reduces in it never sum their
+tensors. The end of the first step under a quorum is announced, too, with the number of its collectives, and after it
+what the batches were drawn from. All participants receive the same rows, so all find the same answer:
+
+1. The participants that hold the state of the job and have committed a step of it decide. If there are none, those
+   that hold its state do; if there are none either, all do.
+2. Right is what most of the deciding ones announce; then what most of all announce; then what the deciding one
+   announces that has committed the most steps since it joined; then the first deciding one.
+3. A participant that announces anything else is at fault.
+
+A row says more that all must know before the first byte, and that need not agree: flags, and the payload of a small
+exchange that needs no other collective.
+"""
+
+import functools
+import hashlib
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import IntEnum, IntFlag
+from typing import NamedTuple
+
+WORD_BYTES = 8
+TEXT_WORDS = 12
+NAMES_TOLD = 8
+PAYLOAD_WORDS = 3
+
+
+class Kind(IntEnum):
+    """NONE is no announcement: a row of zeros."""
+
+    NONE = 0
+    REDUCE = 1
+    END = 2
+    GATHER = 3
+    STATE = 4
+    GRADIENTS = 5
+    OPTIONS = 6
+    DRAW = 7
+
+
+class Flag(IntFlag):
+    """What a participant says of the tensor that it is about to reduce."""
+
+    NONE = 0
+    NOT_FINITE = 1
+    """It has an element that is infinite or not a number."""
+    PASSES_OVER = 2
+    """It is zeros: the participant passes over its batch, so it does not count in this step."""
+
+
+class Standing(IntEnum):
+    """Of a participant in the job: those with the lowest decide."""
+
+    TRAINED = 0
+    HOLDS_STATE = 1
+    HEALS = 2
+
+
+def standing_of(*, heals: bool, max_step: int, has_trained: bool) -> Standing:
+    """At step 0 there is no state that counts for more than another."""
+    if heals and max_step > 0:
+        return Standing.HEALS
+    return Standing.TRAINED if has_trained else Standing.HOLDS_STATE
+
+
+class Announced(NamedTuple):
+    """What a participant is about to do. REDUCE: a collective. END: the end of the step. GATHER: the exchange of values
+    between two steps. STATE, GRADIENTS: the comparison of their digests. OPTIONS: that of the options that must agree.
+    DRAW: what it has drawn its batches from.
+    """
+
+    kind: Kind
+    number: int = 0
+    """REDUCE: which collective of the step. END: how many there were. DRAW: 1, or 0 if no sampler of ours is used."""
+    size: int = 0
+    """Bytes."""
+    dtype: str = ""
+    name: str = ""
+    """The part of the script, if it is known."""
+    step: int = 0
+
+    def __str__(self) -> str:
+        match self.kind:
+            case Kind.REDUCE:
+                part = f" ({self.name})" if self.name else ""
+                return f"reduces {self.size} bytes of {self.dtype}{part} as collective {self.number}"
+            case Kind.END:
+                return f"ends the step after {self.number} collectives"
+            case Kind.GATHER:
+                return f"gathers values ({self.name})"
+            case Kind.STATE:
+                return "compares its state"
+            case Kind.GRADIENTS:
+                return "compares its gradients"
+            case Kind.OPTIONS:
+                return "compares its options"
+            case Kind.DRAW:
+                return f"draws from {self.dtype} {self.name}"
+            case Kind.NONE:
+                return "says nothing"
+
+
+class Row(NamedTuple):
+    """Of one participant: `words` are its announcement, as they are compared."""
+
+    standing: int
+    seniority: int
+    """Steps that this participant has committed since it joined."""
+    flags: Flag
+    words: tuple[int, ...]
+    payload: tuple[int, ...]
+
+    @property
+    def is_silent(self) -> bool:
+        """Whether it fits whatever the others announce: a rank that draws nothing, or not yet."""
+        return self.words[0] == Kind.DRAW and not self.words[2]
+
+    @property
+    def announced(self) -> Announced:
+        kind, step, number, size, _, *text = self.words
+        told = b"".join(word.to_bytes(WORD_BYTES, "little", signed=True) for word in text).rstrip(b"\0")
+        dtype, _, name = told.decode(errors="replace").partition(" ")
+        return Announced(Kind(kind) if kind in set(Kind) else Kind.NONE, number, size, dtype, name, step)
+
+
+def to_words(
+    announced: Announced,
+    standing: Standing,
+    seniority: int = 0,
+    flags: Flag = Flag.NONE,
+    payload: Sequence[int] = (),
+) -> tuple[int, ...]:
+    """Always the same number of words. A long text is cut, and compared by its digest."""
+    head = (standing, seniority, flags, announced.kind, announced.step, announced.number, announced.size)
+    rest = (0,) * (PAYLOAD_WORDS - len(payload))
+    return (*head, *_text_words(announced.dtype, announced.name), *payload, *rest)
+
+
+@functools.lru_cache(1024)
+def _text_words(dtype: str, name: str) -> tuple[int, ...]:
+    text = f"{dtype} {name}".encode()
+    digest = hashlib.sha256(text).digest()[:WORD_BYTES]
+    padded = text[: TEXT_WORDS * WORD_BYTES].ljust(TEXT_WORDS * WORD_BYTES, b"\0")
+    pieces = [digest, *(padded[at : at + WORD_BYTES] for at in range(0, len(padded), WORD_BYTES))]
+    return tuple(int.from_bytes(piece, "little", signed=True) for piece in pieces)
+
+
+def from_words(words: Sequence[int]) -> Row:
+    standing, seniority, flags, *rest = words
+    announced, payload = rest[:-PAYLOAD_WORDS], rest[-PAYLOAD_WORDS:]
+    known = Flag(flags & (Flag.NOT_FINITE | Flag.PASSES_OVER))
+    return Row(standing, seniority, known, tuple(announced), tuple(payload))
+
+
+def find_faulty(rows: Sequence[Row]) -> frozenset[int]:
+    """The places of the participants at fault."""
+    speaking = [row for row in rows if not row.is_silent]
+    if all(row.words == speaking[0].words for row in speaking):
+        return frozenset()
+    right = _find_right(speaking)
+    return frozenset(place for place, row in enumerate(rows) if not row.is_silent and row.words != right)
+
+
+def _find_right(rows: Sequence[Row]) -> tuple[int, ...]:
+    best = min(row.standing for row in rows)
+    deciding = [row for row in rows if row.standing == best]
+    among_deciding, among_all = Counter(row.words for row in deciding), Counter(row.words for row in rows)
+    return max(deciding, key=lambda row: (among_deciding[row.words], among_all[row.words], row.seniority)).words
+
+
+def explain(rows: Sequence[Row], faulty: frozenset[int], names: Sequence[str], place: int) -> str:
+    """For the participant at `place`: what it does that the others do not, or which other participants differ."""
+    right = [other for other in range(len(rows)) if other not in faulty and not rows[other].is_silent]
+    has_one_step = len({row.announced.step for row in rows}) == 1
+
+    def says(other: int, count: int) -> str:
+        announced = rows[other].announced
+        return _plural(announced, count) + ("" if has_one_step else f" of step {announced.step}")
+
+    where = f"where {_list([names[other] for other in right])} {says(right[0], len(right))}"
+    if place in faulty:
+        return f"this group ({names[place]}) {says(place, 1)} {where}"
+    said: dict[tuple[int, ...], list[int]] = {}
+    for other in sorted(faulty):
+        said.setdefault(rows[other].words, []).append(other)
+    parties = [f"{_list([names[other] for other in party])} {says(party[0], len(party))}" for party in said.values()]
+    return f"{'; '.join(parties)}, {where}"
+
+
+def _plural(announced: Announced, count: int) -> str:
+    verb, _, rest = str(announced).partition(" ")
+    return f"{verb[:-1] if count > 1 else verb} {rest}"
+
+
+def _list(names: Sequence[str]) -> str:
+    *others, last = names[:NAMES_TOLD]
+    more = len(names) - NAMES_TOLD
+    if more > 0:
+        return f"{', '.join(names[:NAMES_TOLD])} and {more} more"
+    return f"{', '.join(others)} and {last}" if others else last
+
+
+# -- data ---------------------------------------------------------------------
+#
+# What a rank draws its batches from, and whether the committed steps use each sample once. Rules only, no I/O.
+
+
+class DataChoice(NamedTuple):
+    """The same in all groups, or they train on each other's samples."""
+
+    length: int
+    """Number of samples in the data set."""
+    batch_size: int
+    accumulate: int
+    """Number of batches in a microbatch."""
+    seed: int
+    """Of the order."""
+
+    def __str__(self) -> str:
+        accumulated = f" x {self.accumulate}" if self.accumulate > 1 else ""
+        return f"{self.length} samples, in batches of {self.batch_size}{accumulated}, in the order of seed {self.seed}"
+
+
+def announce_draw(choice: DataChoice | None) -> Announced:
+    """Return what a rank that draws its batches from `choice` announces to its peers."""
+    if choice is None:
+        return Announced(Kind.DRAW)
+    length, _, rest = str(choice).partition(" ")
+    return Announced(Kind.DRAW, 1, dtype=length, name=rest)
+
+
+@dataclass(slots=True)
+class DataUses:
+    """Checks that a rank draws anew for each step that it commits, under the quorum of that step."""
+
+    choice: DataChoice | None = None
+    irregular: int = 0
+    """Number of committed steps whose batches were drawn for another quorum, or not at all."""
+    has_changed: bool = False
+    """Whether `choice` was another one before."""
+    _drawn: tuple[int, int] = (-1, -1)
+
+    def drawn(self, choice: DataChoice, step: int, quorum_id: int) -> None:
+        """Note that the batches of `step` are drawn from `choice`."""
+        self.has_changed |= self.choice not in (None, choice)
+        self.choice, self._drawn = choice, (step, quorum_id)
+
+    def committed(self, step: int, quorum_id: int) -> None:
+        """Note a committed step in which this rank's batches counted."""
+        if self.choice is not None and self._drawn != (step, quorum_id):
+            self.irregular += 1
+
+    def report(self, rank_batches: int) -> dict[str, int | bool]:
+        """Return the certificate; empty before the first batch. See Agent.data_report."""
+        if self.choice is None:
+            return {}
+        samples = rank_batches * self.choice.accumulate * self.choice.batch_size
+        epoch, position = divmod(samples, self.choice.length)
+        return {
+            **self.choice._asdict(),
+            "samples": samples,
+            "epoch": epoch,
+            "position": position,
+            "irregular_steps": self.irregular,
+            "is_exact": not self.irregular and not self.has_changed,
+        }

@@ -1,0 +1,166 @@
+"""Finds what a script has beside the Agent that would make its groups differ, and refuses it with the way out.
+
+Most of it is known by what the registered model and optimizer are. A torch DDP around ours, and a GradScaler or a
+scheduler that heals with nothing, are found among the live objects of the process: once, before the first vote.
+"""
+
+import gc
+import logging
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn import parallel
+from torch.optim import Optimizer
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+from torch.utils.data.distributed import DistributedSampler
+
+from agent_client.errors import ConfigurationError
+from agent_client.state.shards import is_sharded
+from agent_client.state.train_state import TrainState, live_objects
+from agent_client.step.rules.machine import Applying
+
+log = logging.getLogger(__name__)
+
+
+BY_HAND = "average each gradient with agent.all_reduce(gradient, within_group=False), without our DDP"
+AFTER_THE_VOTE = (
+    "an optimizer must step after the vote: create it for all parameters, wrap it in FaultTolerantOptimizer, and call "
+    "its step() after the backward pass"
+)
+
+
+def refuse_optimizer(optimizer: object, *, votes_each_step: bool = False) -> None:
+    """Raise ConfigurationError for an optimizer whose state or step cannot be made fault tolerant."""
+    name = type(optimizer).__name__
+    if any(each.__name__ == "ZeroRedundancyOptimizer" for each in type(optimizer).__mro__):
+        raise ConfigurationError(
+            f"{name} (ZeRO-1) keeps a part of its state in each rank, so it cannot heal: shard with torch's "
+            "fully_shard (FSDP2) and agent_client.replicate, or use a plain optimizer"
+        )
+    if votes_each_step and hasattr(optimizer, "first_step") and hasattr(optimizer, "second_step"):
+        raise ConfigurationError(
+            f"{name} (SAM) needs two backward passes in a step, and a step is voted on only once: register its base "
+            "optimizer, run both passes, put the parameters back, and apply the base optimizer by hand "
+            "(agent.should_commit(), then its step() inside agent.applying())"
+        )
+
+
+def refuse_model(module: nn.Module) -> None:
+    """Raise ConfigurationError for a module that our DistributedDataParallel cannot replicate."""
+    if (name := find_fsdp1(module)) is not None:
+        raise ConfigurationError(
+            f"{name} is a FullyShardedDataParallel (FSDP1), which is not supported: use torch's fully_shard "
+            "(FSDP2) and agent_client.replicate"
+        )
+    for name, parameter in module.named_parameters():
+        if is_sharded(parameter):
+            raise ConfigurationError(
+                f"{name} is a DTensor, and each rank holds a part of it: with fully_shard use agent_client.replicate; "
+                f"with tensor parallelism alone {BY_HAND}"
+            )
+        if hasattr(parameter, "_in_backward_optimizers"):
+            raise ConfigurationError(f"{name} has an optimizer in its backward pass: {AFTER_THE_VOTE}")
+
+
+def find_fsdp1(module: nn.Module) -> str | None:
+    """Return the name of the first FullyShardedDataParallel in `module`, or None."""
+    for name, part in module.named_modules():
+        if any(each.__name__ == "FullyShardedDataParallel" for each in type(part).__mro__):
+            return name or type(part).__name__
+    return None
+
+
+def refuse_step_in_backward(optimizer: Optimizer, state: TrainState) -> None:
+    """Raise ConfigurationError if a registered parameter is about to be moved inside a backward pass."""
+    if torch.compiler.is_compiling() or torch._C._current_graph_task_id() == -1:  # pyright: ignore[reportPrivateUsage]
+        return
+    registered = set(map(id, state.model.parameters()))
+    if any(id(parameter) in registered for group in optimizer.param_groups for parameter in group["params"]):
+        raise ConfigurationError(f"{type(optimizer).__name__} steps inside the backward pass: {AFTER_THE_VOTE}")
+
+
+def refuse_live_objects(state: TrainState, *, has_reduced: bool) -> None:
+    """Raise ConfigurationError for what in this process would make the groups differ. Before the first vote.
+
+    Args:
+        state: What is registered.
+        has_reduced: Whether anything was reduced over the groups.
+    """
+    for wrapper in live_objects(parallel.DistributedDataParallel):
+        _refuse_wrapper(wrapper, state, has_reduced=has_reduced)
+    for scaler in live_objects(torch.amp.GradScaler):
+        if scaler.is_enabled() and scaler._scale is not None and not state.heals(scaler):
+            raise ConfigurationError(
+                "a GradScaler scales the loss and is not in the Agent's TrainState: a returning group would "
+                "begin with another scale. Register it: TrainState(model, optimizer, scaler=scaler)"
+            )
+    for scheduler in state.unregistered_schedulers():
+        raise ConfigurationError(
+            f"a {type(scheduler).__name__} of the registered optimizer was created after the first step had begun, and "
+            "is not in the Agent's TrainState: a returning group would begin with another learning rate. "
+            "Register it: TrainState(model, optimizer, scheduler=scheduler)"
+        )
+
+
+def _refuse_wrapper(wrapper: Any, state: TrainState, *, has_reduced: bool) -> None:
+    is_nested = any(isinstance(part, parallel.DistributedDataParallel) for part in wrapper.module.modules())
+    if is_nested:
+        raise ConfigurationError(
+            "torch's DistributedDataParallel is around ours, so no gradient of ours is used: wrap the model once, in "
+            "agent_client.DistributedDataParallel. With accelerate, use FaultTolerantAccelerator, or do not pass the "
+            "model to prepare()"
+        )
+    registered = set(map(id, state.model.parameters()))
+    if not has_reduced and any(id(parameter) in registered for parameter in wrapper.parameters()):
+        raise ConfigurationError(
+            "torch's own DistributedDataParallel is around the model, and no gradient goes through the Agent: use "
+            "agent_client.DistributedDataParallel in its place"
+        )
+
+
+# -- optimizer watch ----------------------------------------------------------
+#
+# Which optimizers of this process step after a commit, and whether their steps end (rules/applying.py); and what else
+# of a script's objects does not go with replica groups.
+
+
+class OptimizerWatch:
+    """Tells `applying` of each step of an optimizer, until it is closed."""
+
+    def __init__(self, state: TrainState, applying: Applying) -> None:
+        self._state = state
+        self._hooks = [
+            register_optimizer_step_pre_hook(lambda optimizer, *_: refuse_step_in_backward(optimizer, state)),
+            register_optimizer_step_pre_hook(self._telling(applying.optimizer_began)),
+            register_optimizer_step_post_hook(self._telling(applying.optimizer_ended)),
+        ]
+
+    def close(self) -> None:
+        for hook in self._hooks:
+            hook.remove()
+
+    def _telling(self, tell: Callable[..., None]) -> Callable[..., None]:
+        def hook(optimizer: Any, *_: object) -> None:
+            tell(id(optimizer), type(optimizer).__name__, is_registered=self._state.holds(optimizer))
+
+        return hook
+
+
+def may_skip() -> bool:
+    """Whether a step may be left out: a GradScaler skips one whose gradients overflow, in all ranks alike."""
+    return any(issubclass(type(thing), torch.amp.GradScaler) and thing.is_enabled() for thing in gc.get_objects())
+
+
+def warn_of_split_samplers(group_world_size: int, groups: int) -> None:
+    """Warn if the training data are divided among the ranks of this group only. Looks at all objects: some 50 ms."""
+    for thing in gc.get_objects():
+        if issubclass(type(thing), DistributedSampler) and thing.shuffle and thing.num_replicas <= group_world_size:
+            log.warning(
+                "a DistributedSampler divides its %d samples among the %d ranks of this replica group only: each "
+                "of the %d groups trains on the same samples. Use StepSampler(len(data), batch_size, agent), or "
+                "StepLoader.of(loader, agent), which divide them among the ranks of all groups",
+                *(len(thing.dataset), thing.num_replicas, groups),
+            )
+            return

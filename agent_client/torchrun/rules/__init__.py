@@ -1,1 +1,0 @@
-"""Pure: no I/O, no clock."""

@@ -1,0 +1,207 @@
+"""`lighthouse doctor`: whether a lighthouse can be used from this host, and if not, what to do."""
+
+import dataclasses
+import itertools
+import os
+import platform
+import ssl
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import click
+from rich.text import Text
+
+from lighthouse.cli.options import ClientOptions, client_options
+from lighthouse.cli.rules import (
+    Asked,
+    Certificate,
+    Credential,
+    Facts,
+    Finding,
+    Level,
+    ManagerSeen,
+    Place,
+    Trust,
+    check,
+    is_healthy,
+)
+from lighthouse_protocol import VERSION
+from lighthouse_protocol.coordinator import Coordinator
+from lighthouse_protocol.identity import Address
+from lighthouse_protocol.limits import MANAGER_SECRET_VARIABLE
+from lighthouse_protocol.messages.status import LighthouseStatus, MemberState
+from lighthouse_protocol.refusals import LighthouseError, NotPermitted, NotServed
+from lighthouse_protocol.rules.access import Role
+from lighthouse_runtime.cli.terminal import printable
+from lighthouse_runtime.client.clients import ManagerClient
+from lighthouse_runtime.process.commands import OLDEST_TORCH, installed_versions
+from lighthouse_runtime.security import serving as certificates
+from lighthouse_runtime.security.credentials import ROLES
+from lighthouse_runtime.security.pinned import connected, shown_certificates
+from lighthouse_runtime.security.serving import with_local_credentials
+from lighthouse_runtime.timing.pacing import Reading
+
+# -- gather -------------------------------------------------------------------
+#
+# The facts, each within a deadline: it asks the lighthouse as every verb does, and each manager for its status.
+
+AT_ONCE = 64
+"""Managers that are asked side by side."""
+_SLACK_S = 1.0
+
+AskStatus = Callable[[], LighthouseStatus]
+
+
+def gather(given: Coordinator, ask: AskStatus, timeout_s: float) -> Facts:
+    """`ask`: for the status of every job, of the lighthouse `given`; may raise any refusal. Each step takes `timeout_s`
+    at most, and managers are asked in steps of AT_ONCE."""
+    coordinator = with_local_credentials(given, Role.OPERATE)
+    limit_s = timeout_s + _SLACK_S
+    connecting = [Reading("address", lambda a=a: _place(a, timeout_s), limit_s) for a in coordinator.addresses]
+    places = tuple(map(_read_place, connecting, coordinator.addresses))
+    open_addresses = [a for a, place in zip(coordinator.addresses, places, strict=True) if not place.error]
+    certificate, asked = None, None
+    if open_addresses:
+        showing = Reading("certificate", lambda: _shown(open_addresses[0], coordinator, timeout_s), limit_s)
+        asked = _ask(str(coordinator), ask, limit_s)
+        certificate = _read_certificate(showing)
+    status = None if asked is None else asked.status
+    return Facts(
+        now=time.time(),
+        places=places,
+        trust=Trust.PIN if coordinator.ca_pin else Trust.CA if coordinator.has_tls else Trust.NONE,
+        certificate=certificate,
+        credential=_credential(coordinator),
+        asked=asked,
+        version=VERSION,
+        packages={"python": platform.python_version(), **installed_versions()},
+        managers=() if status is None else _managers(status, timeout_s),
+        oldest_torch=OLDEST_TORCH,
+    )
+
+
+def _place(address: Address, timeout_s: float) -> Place:
+    """Raises Unreachable."""
+    with connected(address, timeout_s) as connection:
+        return Place(str(address), str(connection.getpeername()[0]))
+
+
+def _read_place(reading: Reading[Place], address: Address) -> Place:
+    try:
+        return reading.result()
+    except LighthouseError as e:
+        return Place(str(address), error=str(e))
+
+
+def _ask(address: str, ask: AskStatus, limit_s: float) -> Asked:
+    began_at = time.time()
+    try:
+        status, refusal = Reading("status", ask, limit_s).result(), None
+    except LighthouseError as e:
+        status, refusal = None, e
+    return Asked(address, began_at, time.time(), status, refusal)
+
+
+def _shown(address: Address, coordinator: Coordinator, timeout_s: float) -> Certificate | None:
+    """None: no TLS, or no handshake: what is wrong then, the status' refusal says in words."""
+    if not coordinator.has_tls:
+        return None
+    try:
+        shown = shown_certificates(address, timeout_s)
+    except LighthouseError:
+        return None
+    return _certificate("the lighthouse's certificate", ssl.DER_cert_to_PEM_cert(shown[0]).encode()) if shown else None
+
+
+def _read_certificate(reading: Reading[Certificate | None]) -> Certificate | None:
+    try:
+        return reading.result()
+    except LighthouseError as e:
+        return Certificate("the lighthouse's certificate", error=str(e))
+
+
+def _certificate(of: str, pem: bytes) -> Certificate:
+    try:
+        return Certificate(of, certificates.expires_at(pem).timestamp())
+    except ValueError as e:
+        return Certificate(of, error=str(e))
+
+
+def _credential(coordinator: Coordinator) -> Credential:
+    token, path = coordinator.token, coordinator.files.cert
+    role = next((role for role, start in ROLES.items() if token.startswith(start)), None)
+    if not path:
+        return Credential(bool(token), role)
+    of = f"this host's certificate {path}"
+    try:
+        certificate = _certificate(of, Path(path).read_bytes())
+    except OSError as e:
+        certificate = Certificate(of, error=e.strerror or str(e))
+    return Credential(bool(token), role, certificate)
+
+
+def _managers(status: LighthouseStatus, timeout_s: float) -> tuple[ManagerSeen, ...]:
+    named = [
+        ManagerSeen(job.job, member.replica_id, member.address)
+        for job in status.jobs
+        for member in job.members
+        if member.address and member.state is not MemberState.EXPIRED
+    ]
+    secret = os.environ.get(MANAGER_SECRET_VARIABLE, "")
+    return tuple(
+        itertools.chain.from_iterable(
+            _ask_managers(named[start : start + AT_ONCE], secret, timeout_s) for start in range(0, len(named), AT_ONCE)
+        )
+    )
+
+
+def _ask_managers(named: Sequence[ManagerSeen], secret: str, timeout_s: float) -> list[ManagerSeen]:
+    asking = [
+        Reading(one.replica_id, lambda one=one: _ask_manager(one, secret, timeout_s), timeout_s + _SLACK_S)
+        for one in named
+    ]
+    return [_read_manager(reading, one) for reading, one in zip(asking, named, strict=True)]
+
+
+def _ask_manager(manager: ManagerSeen, secret: str, timeout_s: float) -> ManagerSeen:
+    """Raises a refusal where it is not reached."""
+    try:
+        with ManagerClient(manager.address, secret) as client:
+            told = client.status(timeout_s=timeout_s)
+    except (NotPermitted, NotServed):  # it answers, and does not tell; torchft's has no such call
+        return manager
+    return (
+        manager if told.lighthouse_reachable else replace(manager, lighthouse_error=told.lighthouse_error or "no word")
+    )
+
+
+def _read_manager(reading: Reading[ManagerSeen], manager: ManagerSeen) -> ManagerSeen:
+    try:
+        return reading.result()
+    except LighthouseError as e:
+        return replace(manager, error=str(e))
+
+
+_STYLES = {Level.OK: "green", Level.WARN: "yellow", Level.FAIL: "bold red"}
+
+
+@click.command()
+@client_options(job_help="Check only the managers of this job.  [default: all jobs]")
+@click.pass_context
+def doctor(ctx: click.Context, given: ClientOptions) -> None:
+    """Check that this host can use the lighthouse.
+
+    Checks address, TLS, token, clock, versions, store and managers: one line each, with the remedy if something is
+    wrong. Exit status 1 if a check fails. Each check takes at most --timeout.
+    """
+    findings = check(gather(given.coordinator, given.status, given.timeout))
+    document = {"is_healthy": is_healthy(findings), "findings": list(map(dataclasses.asdict, findings))}
+    given.show(document, lambda width: list(map(finding_line, findings)))
+    ctx.exit(0 if is_healthy(findings) else 1)
+
+
+def finding_line(finding: Finding) -> Text:
+    style = _STYLES[finding.level]
+    return Text.assemble((f"{finding.level:<4}", style), f"  {finding.check:<10}  {printable(finding.text)}")

@@ -1,1 +1,0 @@
-"""What facts mean: a finding for each, with its remedy. Pure."""

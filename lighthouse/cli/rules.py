@@ -1,0 +1,326 @@
+"""From facts to findings. A finding that is not good says what to do.
+
+- What keeps this host from its lighthouse fails; what will one day, or is worth a look, is a warning.
+- A fact that is missing because of an earlier failure makes no finding of its own.
+"""
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+
+from lighthouse_protocol.messages.status import LighthouseStatus, MemberState, MemberStatus, StoreKind, StoreStatus
+from lighthouse_protocol.refusals import LighthouseError, NotPermitted, Untrusted
+from lighthouse_protocol.rules.access import Role
+
+# -- facts --------------------------------------------------------------------
+#
+# What is known of a lighthouse from this host. Moments are Unix seconds by this host's clock.
+
+
+class Trust(StrEnum):
+    """By what this host knows the lighthouse."""
+
+    NONE = "none"  # no TLS
+    PIN = "pin"  # of the CA, in a join string
+    CA = "ca"  # a file with certificates of the user's own PKI
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """An address of the lighthouse, and the IP address to which a TCP connection was made; or why none was."""
+
+    address: str
+    ip: str = ""
+    error: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Certificate:
+    """`of`: whose, in words. `expires_at`: None: it could not be read, and `error` says why."""
+
+    of: str
+    expires_at: float | None = None
+    error: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Credential:
+    """What this host shows of itself. `role`: of its token, by how that begins; None: there is no token, or one that
+    says no role."""
+
+    has_token: bool = False
+    role: Role | None = None
+    certificate: Certificate | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """The lighthouse's status, or why there is none."""
+
+    address: str
+    began_at: float
+    ended_at: float
+    status: LighthouseStatus | None = None
+    refusal: LighthouseError | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ManagerSeen:
+    """A manager from this host. `error`: why it is not reached; empty: it is. `lighthouse_error`: why it does not reach
+    the lighthouse, by its own word; None: it does, or may not tell."""
+
+    job: str
+    replica_id: str
+    address: str
+    error: str = ""
+    lighthouse_error: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """`managers`: those that the lighthouse counts as alive and that have an address."""
+
+    now: float
+    places: tuple[Place, ...]
+    trust: Trust
+    certificate: Certificate | None
+    credential: Credential
+    asked: Asked | None
+    version: str
+    packages: Mapping[str, str]
+    managers: tuple[ManagerSeen, ...] = ()
+    oldest_torch: str = ""
+
+
+DAY_S = 86400.0
+EXPIRES_SOON_S = 14 * DAY_S  # a lighthouse makes its own certificate anew 30 days before
+CLOCKS_DIFFER_S = 1.0
+NAMED = 16
+"""Managers that get a line of their own; the others are counted."""
+_CHECKS: Mapping[type[object], str] = {NotPermitted: "token", Untrusted: "tls"}
+"""Where a refusal belongs; all others say something of the lighthouse."""
+
+
+class Level(StrEnum):
+    OK = "ok"
+    WARN = "warn"
+    FAIL = "fail"
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """`check`: what was looked at, in a word. `text`: what was found, and where it is not good, what to do."""
+
+    check: str
+    level: Level
+    text: str
+
+
+def check(facts: Facts) -> list[Finding]:
+    """In the order in which they are worth reading."""
+    return list(_all(facts))
+
+
+def is_healthy(findings: list[Finding]) -> bool:
+    return all(finding.level is not Level.FAIL for finding in findings)
+
+
+def _all(facts: Facts) -> Iterator[Finding]:
+    asked = facts.asked
+    is_served = asked is not None and asked.status is not None
+    yield from (_place(place, is_served=is_served) for place in facts.places)
+    if asked is not None:
+        yield _answer(asked)
+    yield from _tls(facts)
+    yield from _token(facts)
+    if asked is not None and asked.status is not None:
+        yield _clock(asked, asked.status)
+    yield _versions(facts)
+    if asked is not None and asked.status is not None:
+        yield _store(asked.status.store)
+        yield from _heard(asked.status)
+        yield from _managers(facts.managers)
+
+
+def _place(place: Place, *, is_served: bool) -> Finding:
+    if not place.error:
+        return Finding("address", Level.OK, f"{place.address} accepts connections at {place.ip}")
+    if is_served:
+        return Finding("address", Level.WARN, f"{place.error}; another lighthouse answers meanwhile")
+    return Finding("address", Level.FAIL, place.error)
+
+
+def _answer(asked: Asked) -> Finding:
+    status = asked.status
+    if status is None:
+        return Finding(_CHECKS.get(type(asked.refusal), "lighthouse"), Level.FAIL, str(asked.refusal))
+    took_ms = (asked.ended_at - asked.began_at) * 1000
+    return Finding(
+        "lighthouse", Level.OK, f"version {status.version} at {asked.address} answers after {took_ms:.0f} ms, and leads"
+    )
+
+
+def _tls(facts: Facts) -> Iterator[Finding]:
+    status = None if facts.asked is None else facts.asked.status
+    if facts.trust is Trust.NONE:
+        if status is not None and status.insecure:
+            yield Finding(
+                "tls",
+                Level.WARN,
+                "other hosts reach this lighthouse without TLS, so anyone can join and look: start it without "
+                "--insecure, and use the join string that `lighthouse token` prints",
+            )
+        elif status is not None:
+            yield Finding("tls", Level.OK, "none is needed: the lighthouse listens on a loopback")
+        return
+    if facts.certificate is not None:
+        yield _certificate("tls", facts.certificate, facts.now, _renewal(facts.trust))
+    if status is not None:
+        by = "the pin of the join string" if facts.trust is Trust.PIN else "the CA in --tls-ca"
+        yield Finding("tls", Level.OK, f"the lighthouse's certificate is trusted by {by}")
+
+
+def _renewal(trust: Trust) -> str:
+    if trust is Trust.CA:
+        return "renew its --tls-cert"
+    return "the lighthouse should have renewed it: see its log for the reason, or restart it"
+
+
+def _certificate(name: str, certificate: Certificate, now: float, remedy: str) -> Finding:
+    if certificate.expires_at is None:
+        return Finding(name, Level.FAIL, f"{certificate.of} cannot be read: {certificate.error}")
+    left_s = certificate.expires_at - now
+    if left_s <= 0:
+        return Finding(name, Level.FAIL, f"{certificate.of} expired {-left_s / DAY_S:.0f} days ago: {remedy}")
+    text = f"{certificate.of} is valid for {left_s / DAY_S:.0f} more days"
+    if left_s < EXPIRES_SOON_S:
+        return Finding(name, Level.WARN, f"{text}: {remedy}")
+    return Finding(name, Level.OK, text)
+
+
+def _token(facts: Facts) -> Iterator[Finding]:
+    credential = facts.credential
+    if credential.certificate is not None:
+        yield _certificate("token", credential.certificate, facts.now, "renew it, or name another by --client-cert")
+    if facts.asked is None or facts.asked.status is None:
+        return
+    if credential.has_token:
+        role = "without a role" if credential.role is None else f"of role {credential.role}"
+        taken = "is shown" if facts.trust is Trust.NONE else "is accepted"
+        yield Finding("token", Level.OK, f"a token {role} {taken}; it is valid until it is rotated")
+    elif credential.certificate is None:
+        yield Finding("token", Level.OK, "none used; the lighthouse lets this host read without one")
+
+
+def _clock(asked: Asked, status: LighthouseStatus) -> Finding:
+    """The lighthouse read its clock at some time between the question and the answer."""
+    ahead_s = max(status.now_unix_s - asked.ended_at, 0.0)
+    behind_s = max(asked.began_at - status.now_unix_s, 0.0)
+    apart_s = max(ahead_s, behind_s)
+    if apart_s <= CLOCKS_DIFFER_S:
+        return Finding("clock", Level.OK, f"this host's clock is within {CLOCKS_DIFFER_S:g} s of the lighthouse's")
+    which = "behind" if ahead_s else "ahead of"
+    return Finding(
+        "clock",
+        Level.WARN,
+        f"this host's clock is {apart_s:.1f} s {which} the lighthouse's: times in logs and incidents do not match, "
+        "and a difference of a day makes certificates invalid; run NTP on both hosts",
+    )
+
+
+def _versions(facts: Facts) -> Finding:
+    status = None if facts.asked is None else facts.asked.status
+    packages = ", ".join(f"{name} {version}" for name, version in facts.packages.items())
+    torch, oldest = _release(facts.packages.get("torch", "")), _release(facts.oldest_torch)
+    if torch and torch < oldest:
+        return Finding(
+            "versions",
+            Level.FAIL,
+            f"torch {facts.packages['torch']} is too old: training needs {facts.oldest_torch} or newer, because the "
+            f"store of a replica group does not start with an older one; this host has {packages}",
+        )
+    if status is None or status.version == facts.version:
+        return Finding("versions", Level.OK, packages)
+    return Finding(
+        "versions",
+        Level.WARN,
+        f"the lighthouse has version {status.version}, this host {facts.version}: install the same version "
+        f"everywhere; this host has {packages}",
+    )
+
+
+def _release(version: str) -> tuple[int, ...]:
+    """(2, 13) of 2.13.0+cpu; empty if it is no version."""
+    found = re.match(r"(\d+)\.(\d+)", version)
+    return (int(found[1]), int(found[2])) if found else ()
+
+
+def _store(store: StoreStatus) -> Finding:
+    if store.error:
+        return Finding(
+            "store",
+            Level.FAIL,
+            f"the lighthouse's {store.kind} does not answer: {store.error}; no quorum changes until it does, and then "
+            "another lighthouse may lead: look at the store",
+        )
+    if store.kind is StoreKind.NONE:
+        return Finding(
+            "store",
+            Level.WARN,
+            "the lighthouse has no journal: a restart forgets stopped runs; start it with --journal FILE, or "
+            "--store for several lighthouses",
+        )
+    return Finding("store", Level.OK, f"the lighthouse writes to its {store.kind}, term {store.term}")
+
+
+def _heard(status: LighthouseStatus) -> Iterator[Finding]:
+    """The lighthouse talks to a manager over the session that the manager has opened: what it hears, it reaches."""
+    members = [(job.job, member) for job in status.jobs for member in job.members]
+    lost = [(job, member) for job, member in members if member.state is MemberState.EXPIRED]
+    alive = len(members) - len(lost)
+    if not members:
+        yield Finding("sessions", Level.OK, "no manager has connected to the lighthouse yet")
+        return
+    if alive:
+        oldest_s = max(m.heartbeat_age_s for _, m in members if m.state is not MemberState.EXPIRED)
+        managers = "1 manager" if alive == 1 else f"{alive} managers"
+        text = f"{managers} connected to the lighthouse, oldest heartbeat {oldest_s:.1f} s old"
+        yield Finding("sessions", Level.OK, text)
+    yield from (Finding("sessions", Level.WARN, _silent(job, member)) for job, member in lost[:NAMED])
+    yield from _others("sessions", Level.WARN, len(lost))
+
+
+def _silent(job: str, member: MemberStatus) -> str:
+    return (
+        f"no heartbeat from {member.replica_id} of job {job} at {member.address or 'no address'} for "
+        f"{member.heartbeat_age_s:.0f} s: its host or manager died, or cannot reach the lighthouse; check its log"
+    )
+
+
+def _managers(managers: tuple[ManagerSeen, ...]) -> Iterator[Finding]:
+    unreached = [manager for manager in managers if manager.error]
+    cut_off = [manager for manager in managers if manager.lighthouse_error is not None]
+    if reached := len(managers) - len(unreached):
+        yield Finding("managers", Level.OK, f"this host reaches {reached} of {len(managers)} managers")
+    for manager in unreached[:NAMED]:
+        yield Finding(
+            "managers",
+            Level.FAIL,
+            f"{manager.replica_id} of job {manager.job}: {manager.error}; the lighthouse hears it, so look at its "
+            "--advertise, and at the firewall between this host and it",
+        )
+    yield from _others("managers", Level.FAIL, len(unreached))
+    for manager in cut_off[:NAMED]:
+        yield Finding(
+            "managers",
+            Level.FAIL,
+            f"{manager.replica_id} of job {manager.job} at {manager.address} does not reach the lighthouse: "
+            f"{manager.lighthouse_error}",
+        )
+    yield from _others("managers", Level.FAIL, len(cut_off))
+
+
+def _others(name: str, level: Level, count: int) -> Iterator[Finding]:
+    if count > NAMED:
+        yield Finding(name, level, f"so do {count - NAMED} others; `lighthouse members` lists them")

@@ -1,1 +1,0 @@
-"""Tables and the live view of the CLI."""

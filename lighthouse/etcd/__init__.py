@@ -1,1 +1,0 @@
-"""A store that several lighthouses share, in etcd, and which of them leads."""

@@ -1,1 +1,0 @@
-"""Stalls and losses: evidence, policy, archive, files."""

@@ -1,0 +1,1 @@
+"""One job: its replica groups, its runs, its quorum and its incidents."""

@@ -1,0 +1,691 @@
+"""One job: its machine is fed, its effects are performed in order, one timer is set again.
+
+Synchronous: time, sessions, waiting calls and the journal are ports, so the simulator runs this very code.
+"""
+
+import itertools
+import logging
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+
+from lighthouse.job.events import (
+    ConnectionsCut,
+    GridChanged,
+    HeartbeatAnswered,
+    HeartbeatReceived,
+    HostBusy,
+    JobEnded,
+    Joined,
+    JoinRefused,
+    JournalOutdated,
+    Left,
+    MemberBack,
+    MemberDraining,
+    MemberJoined,
+    MemberLeft,
+    MemberLost,
+    NewcomersChanged,
+    Ordered,
+    QuorumEffect,
+    QuorumEvent,
+    QuorumFormed,
+    QuorumResent,
+    SessionEnded,
+    SessionHeartbeatReceived,
+    SessionOpened,
+    SessionRefused,
+    WasLate,
+    Welcomed,
+    Withdrawn,
+)
+from lighthouse.job.forming import QuorumMachine
+from lighthouse.job.incident_driver import IncidentDriver, IncidentRegistry, JobAccount, ProgressDriver
+from lighthouse.job.log import VerdictLog, log_cut, log_end, log_journal_outdated, log_order, log_quorum
+from lighthouse.job.progress import Grid, Levels, Pace, RanksKept, Samples, grid_of, levels_of
+from lighthouse.job.records import Member, QuorumRecord
+from lighthouse.job.run_driver import RunDriver
+from lighthouse.job.status import History, explain, job_status
+from lighthouse_protocol.identity import split_replica_id
+from lighthouse_protocol.limits import answer_margin_s
+from lighthouse_protocol.messages.membership import MAX_PENDING_NAMED, Participant, Quorum, QuorumChange, World
+from lighthouse_protocol.messages.session import (
+    Evidence,
+    EvidenceDone,
+    Goodbye,
+    Heartbeat,
+    HeartbeatAck,
+    Hello,
+    JoinAccepted,
+    JoinRejected,
+    JoinRequest,
+    Leave,
+    QuorumChanged,
+    ToLighthouse,
+    ToManager,
+    WithdrawRequest,
+)
+from lighthouse_protocol.messages.status import JobStatus, TimelineKind
+from lighthouse_protocol.refusals import DeadlinePassed, LighthouseError, Unreachable
+from lighthouse_protocol.rules.quorum_change import NamedQuorum, change_between
+from lighthouse_protocol.rules.stall import FLOOR_S, StallVerdict
+from lighthouse_runtime.log_event import event
+from lighthouse_runtime.ports import Peer, Reply, Timer, Timers
+from lighthouse_runtime.timing.timers import DeadlineTimer, Sustained
+
+log = logging.getLogger(__name__)
+
+
+# -- waiting joins ------------------------------------------------------------
+#
+# Joins that wait for a quorum: each by a call of its own, or by a session.
+
+
+class Handout:
+    """A quorum as it is handed out, and what has changed since the one before, which most managers hold. Of that, and
+    of its digest, nothing is reckoned before somebody needs it, and all of it once."""
+
+    def __init__(self, quorum: Quorum, before: "Handout | None" = None) -> None:
+        self._quorum = quorum
+        self._before = before
+        if before is not None:
+            before._before = None
+
+    def change_for(self, held: str) -> QuorumChange | None:
+        """For a manager that holds the quorum of that digest; None: it needs the whole list."""
+        if not held or self._before is None or held != self._before._named.digest:
+            return None
+        return self._change
+
+    @cached_property
+    def _named(self) -> NamedQuorum:
+        return NamedQuorum.of(self._quorum)
+
+    @cached_property
+    def _change(self) -> QuorumChange | None:
+        return change_between(self._before._quorum, self._named) if self._before is not None else None
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """`secret`: of the quorum's members, for those that have sessions. `handout`: None for a quorum that is told whole
+    to whoever asks."""
+
+    quorum: Quorum
+    stands: bool
+    secret: str = field(default="", repr=False)
+    handout: Handout | None = field(default=None, repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class SessionReply:
+    """Join number `join` of a session, and the digest of the quorum that its manager holds. A
+    lighthouse_runtime.ports.Reply."""
+
+    peer: Peer[ToManager]
+    join: int
+    holds: str = field(default="", compare=False)
+
+    def answer(self, value: Answer) -> None:
+        change = value.handout.change_for(self.holds) if value.handout is not None else None
+        if change is None:
+            self.peer.send(JoinAccepted(self.join, value.quorum, value.stands, value.secret))
+        else:
+            self.peer.send(QuorumChanged(self.join, change, value.stands, value.secret))
+
+    def refuse(self, error: LighthouseError) -> None:
+        self.peer.send(JoinRejected(self.join, error))
+
+
+@dataclass(frozen=True, slots=True)
+class _Waiting:
+    """Since the moment `began_at`. `limit`: the end of its time."""
+
+    reply: Reply[Answer]
+    limit: Timer
+    began_at: float
+
+
+class WaitingJoins:
+    """`waited` is called with the seconds that a join took to get its quorum, `refused` with why it got none."""
+
+    def __init__(
+        self,
+        clock: Callable[[], float],
+        waited: Callable[[float], None] = lambda seconds: None,
+        refused: Callable[[LighthouseError], None] = lambda error: None,
+    ) -> None:
+        self._clock = clock
+        self._waited = waited
+        self._refused = refused
+        self._calls: dict[int, _Waiting] = {}
+
+    def __bool__(self) -> bool:
+        return bool(self._calls)
+
+    def add(self, call: int, reply: Reply[Answer], limit: Timer) -> None:
+        self._calls[call] = _Waiting(reply, limit, self._clock())
+
+    def drop(self, call: int | None) -> bool:
+        """Whether it still waited. It gets no answer."""
+        return self._take(call) is not None
+
+    def answer(self, calls: Sequence[int], answer: Answer) -> None:
+        for call in calls:
+            if (waiting := self._take(call)) is not None:
+                self._waited(self._clock() - waiting.began_at)
+                waiting.reply.answer(answer)
+
+    def refuse(self, call: int, error: LighthouseError) -> None:
+        if (waiting := self._take(call)) is not None:
+            self._refused(error)
+            waiting.reply.refuse(error)
+
+    def refuse_all(self, error: LighthouseError) -> None:
+        for call in list(self._calls):
+            self.refuse(call, error)
+
+    def _take(self, call: int | None) -> _Waiting | None:
+        waiting = self._calls.pop(call, None) if call is not None else None
+        if waiting is not None:
+            waiting.limit.cancel()
+        return waiting
+
+
+# -- sessions -----------------------------------------------------------------
+#
+# The open sessions of a job: one record each.
+
+
+@dataclass(slots=True)
+class Session:
+    """`replica_id` is that of its hello. `join` and `reply`: the call by which it has asked for a quorum last, and
+    where its answer goes."""
+
+    peer: Peer[ToManager]
+    replica_id: str
+    join: int | None = None
+    reply: SessionReply | None = None
+
+
+class SessionTable(dict[int, Session]):
+    """By number."""
+
+    def send(self, number: int, message: ToManager) -> None:
+        if (session := self.get(number)) is not None:
+            session.peer.send(message)
+
+    def send_all(self, numbers: Sequence[int], message: ToManager) -> None:
+        for number in numbers:
+            self.send(number, message)
+
+    def end(self, number: int, error: LighthouseError | None, reason: str = "") -> None:
+        if (session := self.get(number)) is None:
+            return
+        if error is None:
+            session.peer.send(Goodbye(reason))
+        session.peer.end(error)
+
+
+# -- world broadcast ----------------------------------------------------------
+#
+# Managers are told of the world when it has changed; the log is told which groups wait for missing ranks.
+#
+# Levels, not edges: a new session is told as soon as it is open, and a burst of changes is told once. Many sessions
+# are told a few at a time, so that nothing else waits for it, and each the newest that is known then.
+
+TOLD_AFTER_S = 0.1
+TOLD_AT_ONCE = 50
+SESSIONS_LOOKED_AT_PER_S = 5000
+# Ranks of one group come one after the other: only a wait that lasts is worth a line.
+HELD_BACK_LOGGED_AFTER_S = 10.0
+
+
+class WorldBroadcast:
+    def __init__(self, job: str, machine: QuorumMachine, sessions: SessionTable, timers: Timers) -> None:
+        self._job = job
+        self._machine = machine
+        self._sessions = sessions
+        self._behind: dict[int, None] = {}  # sessions that are still to be told the world, in that order
+        self._has_grid_changed = False
+        self._has_changed = False
+        self._clock = timers.time
+        self._look_at = 0.0
+        self._grid = Grid(())
+        self._world: World | None = None
+        self._waiting_for = ""
+        self._held_back = Sustained(timers, self._log_held_back, self._log_whole, HELD_BACK_LOGGED_AFTER_S)
+        self._timer = DeadlineTimer(self._look, timers)
+
+    def opened(self, number: int) -> None:
+        """A session."""
+        self._behind[number] = None
+
+    def wait(self, waiting_for: str) -> None:
+        """What requests for a quorum wait for, now that it lasts; empty: nothing."""
+        if waiting_for != self._waiting_for:
+            self._waiting_for = waiting_for
+            self.wake()
+
+    def read(self, effects: Sequence[QuorumEffect]) -> None:
+        """What the machine has just done."""
+        for effect in effects:
+            self._has_grid_changed |= isinstance(effect, GridChanged)
+            self._has_changed |= isinstance(effect, GridChanged | NewcomersChanged | QuorumFormed)
+        self.wake()
+
+    def wake(self) -> None:
+        """Tell soon what is new, if anything is. O(1)."""
+        if not self._timer.is_set and (self._behind or self._is_new):
+            self._timer.set_after(TOLD_AFTER_S)
+
+    @property
+    def _is_new(self) -> bool:
+        """Something has changed since the world was looked at."""
+        told = self._world.waiting_for if self._world is not None else ""
+        return self._has_changed or self._waiting_for != told
+
+    def close(self) -> None:
+        self._held_back.close()
+        self._timer.cancel()
+
+    def _look(self) -> None:
+        if self._world is None or (self._is_new and self._clock() >= self._look_at):
+            self._renew()
+        for number in list(itertools.islice(self._behind, TOLD_AT_ONCE)):
+            del self._behind[number]
+            assert self._world is not None
+            self._sessions.send(number, self._world)
+        self.wake()
+
+    def _renew(self) -> None:
+        """A round without newcomers changes nothing of the grid: only the groups that ask are looked at."""
+        self._look_at = self._clock() + len(self._sessions) / SESSIONS_LOOKED_AT_PER_S
+        has_grid_changed, self._has_grid_changed, self._has_changed = self._has_grid_changed, False, False
+        if has_grid_changed:
+            self._grid = grid_of(self._machine.roster)
+            self._held_back.set(self._grid.explain())
+        world = world_of(self._machine, self._grid, self._waiting_for)
+        if world.pending and (self._world is None or world.pending != self._world.pending):
+            told = event("groups_join", job=self._job, groups=world.peers_pending)
+            log.info("waiting to join: %s", world.who_joins, extra=told)
+        if world != self._world:
+            self._behind |= dict.fromkeys(self._sessions)  # those that wait already stay in front
+        self._world = world
+
+    def _log_held_back(self, groups: str) -> None:
+        told = event("groups_incomplete", job=self._job)
+        log.warning("%s; a replica group joins only when all its ranks are connected", groups, extra=told)
+
+    def _log_whole(self) -> None:
+        log.info("all replica groups are complete", extra=event("groups_complete", job=self._job))
+
+
+def world_of(machine: QuorumMachine, grid: Grid, waiting_for: str = "") -> World:
+    """As any group is told it: without its own size."""
+    pending = machine.peers_pending
+    return World(
+        global_world_size=grid.global_world_size,
+        largest_peer_group_world_size=grid.largest_peer_group_world_size,
+        ranks_pending=grid.ranks_pending,
+        peers_pending=pending,
+        pending=tuple(machine.joins.list_newcomers()[: min(pending, MAX_PENDING_NAMED)]),
+        waiting_for=waiting_for,
+    )
+
+
+# A timer has no caller to tell that the journal cannot be written. registry.py logs that, and ends the daemon.
+_FROM_TIMER = suppress(LighthouseError)
+
+
+class JobDriver:
+    """Its ports: `timers`; `wall`, seconds since the epoch; `remember`, which writes a record down before it returns;
+    `check_lag`, which calls `was_late` if the process itself was held up; a Peer per session; a Reply per join; `runs`,
+    those of the job; `refused` is called with why a join, or the hello of a session, was refused."""
+
+    def __init__(
+        self,
+        job: str,
+        machine: QuorumMachine,
+        timers: Timers,
+        wall: Callable[[], float],
+        remember: Callable[[QuorumRecord], None] = lambda record: None,
+        check_lag: Callable[[], None] = lambda: None,
+        stall_after_s: float = FLOOR_S,
+        incident_registry: IncidentRegistry | None = None,
+        runs: Callable[[], Sequence[RunDriver]] = tuple,
+        refused: Callable[[LighthouseError], None] = lambda error: None,
+        ranks_kept: RanksKept | None = None,
+        draw_secret: Callable[[], str] = str,
+        secret: str = "",
+        is_busy: Callable[[], bool] = lambda: False,
+    ) -> None:
+        """`draw_secret`: another one for each quorum, which only its members are told. `secret`: that of the quorum
+        that an earlier lighthouse has formed. `is_busy`: whether this host has more to do than it can."""
+        self.job = job
+        self._account = JobAccount()
+        self._samples = Samples()
+        self._refused = refused
+        self._opening = 0  # the session whose hello is being read
+        self._draw_secret, self._secret = draw_secret, secret
+        self._is_busy = is_busy
+        self._runs = runs
+        self.machine = machine
+        self._remember = remember
+        self._check_lag = check_lag
+        self._timers = timers
+        self._clock = timers.time
+        self._wall = wall
+        self._timer = DeadlineTimer(self._tick, timers)
+        self._numbers = itertools.count(1)
+        self._sessions = SessionTable()
+        self._history = History(machine.roster)
+        self._incident_registry = incident_registry or IncidentRegistry()
+        self.incidents = IncidentDriver(
+            job,
+            machine.roster,
+            self._incident_registry,
+            self.tell,
+            self.note,
+            lambda: len(machine.joins) > 0,
+            timers,
+            wall,
+            runs,
+            lambda: self.progress.observed,
+            lambda: self.progress.look(),
+            self._check_lag_for_looks,
+        )
+        self.progress = ProgressDriver(
+            job,
+            machine.roster,
+            timers,
+            stall_after_s,
+            self._stalled,
+            lambda: [run.ranks() for run in runs()],
+            ranks_kept,
+            self._check_lag_for_looks,
+        )
+        self._worlds = WorldBroadcast(job, machine, self._sessions, timers)
+        self._waiting = WaitingJoins(self._clock, self._account.waits.add, refused)
+        self._verdicts = VerdictLog(job, machine, timers, self._worlds.wait)
+        self._handout: Handout | None = None  # the last one; none of an earlier lighthouse
+        self._is_closed = False
+        self._timer.set(machine.deadline(self._clock()))  # of what an earlier lighthouse has left
+
+    # -- calls
+
+    def join(self, participant: Participant, time_left_s: float, reply: Reply[Answer]) -> int:
+        """The next quorum with `participant` in it, or a refusal, at the latest when the time is over. The number of
+        the call."""
+        call = next(self._numbers)
+        self._ask(Joined(call, participant, self._clock() + time_left_s), time_left_s, reply)
+        return call
+
+    def withdraw(self, call: int) -> None:
+        """The caller has gone. A call that has its answer is over already: then nothing happens."""
+        if self._waiting.drop(call):
+            self._feed(Withdrawn(call))
+
+    def _ask(self, joined: Joined, time_left_s: float, reply: Reply[Answer]) -> None:
+        give_up_in_s = time_left_s - answer_margin_s(time_left_s)
+        limit = self._timers.call_later(give_up_in_s, self._give_up, joined.call, time_left_s)
+        self._waiting.add(joined.call, reply, limit)
+        self._feed(joined)
+
+    def _give_up(self, call: int, time_left_s: float) -> None:
+        self._waiting.refuse(call, self._too_late(time_left_s))
+        with _FROM_TIMER:
+            self._feed(Withdrawn(call))
+
+    def _too_late(self, time_left_s: float) -> DeadlinePassed:
+        reason = f"{self.machine.verdict()}: {explain(self.machine, self._clock())}"
+        return DeadlinePassed(f"no quorum within {time_left_s:.3g} s: {reason}")
+
+    def beat(self, replica_id: str, incarnation: str) -> None:
+        self._feed(HeartbeatReceived(replica_id, incarnation))
+
+    # -- sessions
+
+    def open_session(self, hello: Hello, peer: Peer[ToManager]) -> int:
+        """The number of the session."""
+        number = next(self._numbers)
+        self._sessions[number] = Session(peer, hello.participant.replica_id)
+        self._worlds.opened(number)
+        self._opening = number
+        self._feed(SessionOpened(number, hello))
+        if self._opening:  # it was not refused
+            self._account.take(hello.participant.replica_id, hello.levels, self._clock())
+        self._opening = 0
+        return number
+
+    def receive(self, number: int, message: ToLighthouse) -> None:
+        session = self._sessions.get(number)
+        if session is None:
+            return
+        match message:
+            case Heartbeat():
+                self._feed(SessionHeartbeatReceived(number, message))
+                self._account.take(session.replica_id, message.levels, self._clock())
+                self._history.beat(session.replica_id, self._wall())
+                if message.progress is not None:
+                    self.progress.take(session.replica_id, message.progress)
+                    self.incidents.viewed(session.replica_id, message.progress)
+            case JoinRequest(join, participant, time_left_s, holds):
+                older = session.join if self._waiting.drop(session.join) else None  # the newer one takes its place
+                session.join, session.reply = next(self._numbers), SessionReply(session.peer, join, holds)
+                joined = Joined(session.join, participant, self._clock() + time_left_s, number)
+                self._ask(joined, time_left_s, session.reply)
+                if older is not None:
+                    self._feed(Withdrawn(older))  # where the newer one is refused, the older one has no answer, either
+            case WithdrawRequest(join):
+                if session.join is not None and session.reply == SessionReply(session.peer, join):
+                    self.withdraw(session.join)
+            case Leave():
+                self._feed(Left(number))
+            case Evidence() | EvidenceDone():
+                if isinstance(message, EvidenceDone) and message.progress is not None:
+                    self.progress.take(session.replica_id, message.progress)
+                self.incidents.received(number, message)
+            case Hello():
+                self._sessions.end(number, None, "a session has one hello")
+
+    def end_session(self, number: int) -> None:
+        session = self._sessions.pop(number, None)
+        if session is not None:
+            self._waiting.drop(session.join)
+            self._feed(SessionEnded(number))
+
+    def tell(self, member: Member, message: ToManager) -> bool:
+        """Whether `member` has a session to be told by."""
+        if member.session is None or not member.is_connected:
+            return False
+        self._sessions.send(member.session, message)
+        return True
+
+    def killed(self, member: Member, why: str) -> None:
+        """An operator has killed it."""
+        quorum = self.machine.quorum
+        if quorum is not None and self.machine.current.has(member):
+            self.incidents.killed(member.replica_id, quorum.quorum_id, why)
+
+    def run_moved(self) -> None:
+        """A rank of one of its runs has said something."""
+        self.progress.run_moved()
+        self.incidents.run_moved()
+
+    # -- what it is
+
+    def status(self, *, has_ranks: bool = False) -> JobStatus:
+        """`has_ranks`: with the place of every rank, and the timeline."""
+        verdict, now, incidents = self.progress.verdict(), self._clock(), self._incident_registry.newest(self.job)
+        ranks = self.progress.ranks() if has_ranks else ()
+        timeline = self._history.timeline.entries if has_ranks else ()
+        rate, progress = self._samples.steps_per_s(self._levels(), now), self.progress
+        return job_status(
+            self.job, self.machine, now, verdict, ranks, timeline, incidents, progress.heals, progress.data, rate
+        )
+
+    @property
+    def account(self) -> JobAccount:
+        """Of the groups that are present, and of those that were."""
+        self._account.ledger.keep({member.replica_id for member in self.machine.roster}, self._clock())
+        return self._account
+
+    def sample(self) -> None:
+        """To be called every samples.EVERY_S."""
+        self._samples.take(self._levels(), self._clock())
+
+    def pace(self) -> Pace:
+        """How it goes now, and went in the last minutes."""
+        return self._samples.pace(self._levels(), sum(self._account.discards.values()), self._clock())
+
+    def _levels(self) -> Levels:
+        ranks = () if len(self.machine.roster) else self.progress.ranks()
+        return levels_of(self.machine.roster, ranks, self.account.ledger.goodput(self._clock()))
+
+    def note(self, kind: TimelineKind, replica_ids: Sequence[str], text: str) -> None:
+        """It goes to the timeline."""
+        self._history.timeline.note(self._wall(), kind, replica_ids, text)
+
+    def _stalled(self, verdict: StallVerdict | None) -> None:
+        self._history.stall(verdict, self._wall())
+        self.incidents.said(verdict)
+
+    def run(self, run_id: str) -> RunDriver | None:
+        """Of the job, if it has ranks."""
+        return next((run for run in self._runs() if run.run_id == run_id and run.has_ranks), None)
+
+    def member(self, wire_id: str) -> Member | None:
+        return self.machine.roster.get(wire_id) or self.machine.roster.get(split_replica_id(wire_id)[0])
+
+    @property
+    def remembers_end(self) -> bool:
+        return self.machine.remembers_end(self._clock())
+
+    @property
+    def is_quiet(self) -> bool:
+        has_ranks = any(run.has_ranks for run in self._runs())
+        return self.machine.is_quiet(self._clock()) and not self._waiting and not self._sessions and not has_ranks
+
+    def was_late(self, by_s: float) -> None:
+        """The whole process was held up; feed that before anything that has waited meanwhile."""
+        self.progress.was_late(by_s)
+        self.incidents.was_late(by_s)
+        now = self._clock()
+        self._perform(self.machine.handle(WasLate(by_s), now), now)
+
+    def close(self, reason: str) -> None:
+        """No member counts as lost by it."""
+        self._is_closed = True
+        self._timer.cancel()
+        self.progress.close()
+        self.incidents.close(reason)
+        self._worlds.close()
+        self._verdicts.close()
+        self._waiting.refuse_all(Unreachable(reason))
+        for session in list(self._sessions):
+            self._sessions.end(session, None, reason)
+
+    # -- feed and perform
+
+    def _feed(self, event: QuorumEvent) -> None:
+        if self._is_closed:
+            return
+        self._check_lag()
+        now = self._now()
+        self._perform(self.machine.handle(event, now), now)
+        self._tell_incidents(event)
+
+    def _tell_incidents(self, event: QuorumEvent) -> None:
+        match event:
+            case SessionEnded(session):
+                self.incidents.session_ended(session)
+            case Joined(_, participant):
+                self.incidents.joined(participant)
+            case SessionHeartbeatReceived(_, beat) if beat.levels.held is not None:
+                self.incidents.held(beat.levels.held)
+            case _:
+                pass
+
+    def _check_lag_for_looks(self) -> None:
+        """Looks at progress and evidence have no caller to tell, as a timer has none."""
+        with _FROM_TIMER:
+            self._check_lag()
+
+    def _tick(self) -> None:
+        with _FROM_TIMER:
+            self._check_lag()
+            now = self._now()
+            self._perform(self.machine.tick(now), now)
+
+    def _now(self) -> float:
+        """As the clock says, once the machine has heard that the host is busy, where it asks."""
+        now = self._clock()
+        if self.machine.is_judging_closings(now) and self._is_busy():
+            self._perform(self.machine.handle(HostBusy(), now), now)
+        return now
+
+    def _perform(self, effects: Sequence[QuorumEffect], now: float) -> None:
+        for effect in effects:
+            self._perform_one(effect)
+        news = [effect for effect in effects if not isinstance(effect, HeartbeatAnswered)]
+        if news:
+            self._history.read(news, self._wall())
+        for effect in news:
+            match effect:
+                case MemberLost():
+                    self.incidents.lost(effect)
+                case MemberLeft(replica_id):
+                    self._account.ledger.left(replica_id, now)
+                case QuorumFormed():
+                    self.incidents.formed(effect.quorum, is_new=effect.is_new)
+                case _:
+                    pass
+        self._verdicts.look()
+        self._worlds.read(news)
+        if not self._is_closed:
+            self._timer.set(self.machine.deadline(now))
+
+    def _perform_one(self, effect: QuorumEffect) -> None:
+        match effect:
+            case QuorumFormed(quorum, calls, is_new, stands, record):
+                if is_new:
+                    self._secret = self._draw_secret()
+                if record is not None:
+                    self._remember(replace(record, secret=self._secret))
+                self._handout = Handout(quorum, self._handout)
+                self._waiting.answer(calls, Answer(quorum, stands, self._secret, self._handout))
+                log_quorum(self.job, quorum, is_new=is_new)
+            case QuorumResent(quorum, call):
+                self._waiting.answer([call], Answer(quorum, stands=True, secret=self._secret))
+            case JobEnded(_, _, record):
+                self._remember(replace(record, secret=self._secret))
+                log_end(self.job, effect)
+            case JoinRefused(call, error):
+                self._waiting.refuse(call, error)
+            case HeartbeatAnswered(session, number, order):
+                self._sessions.send(session, HeartbeatAck(number, self.machine.presence.beat_interval_s, order))
+            case Welcomed(session, welcome):
+                self._sessions.send(session, welcome)
+            case Ordered(order, sessions):
+                self._sessions.send_all(sessions, order)
+                log_order(self.job, order)
+            case JournalOutdated():
+                log_journal_outdated(self.job, effect)
+            case ConnectionsCut():
+                log_cut(self.job, effect)
+            case SessionRefused(session, error, reason):
+                if session == self._opening and error is not None:
+                    self._opening = 0
+                    self._refused(error)
+                self._end(session, error, reason)
+            case MemberJoined() | MemberBack() | MemberLost() | MemberLeft() | MemberDraining():
+                pass  # read by the timeline and the incidents
+            case GridChanged() | NewcomersChanged():
+                pass  # read by the world broadcast
+
+    def _end(self, number: int, error: LighthouseError | None, reason: str) -> None:
+        if (session := self._sessions.get(number)) is not None:
+            self._waiting.drop(session.join)
+        self._sessions.end(number, error, reason)

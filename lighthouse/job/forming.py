@@ -1,0 +1,400 @@
+"""Which groups are in a quorum, and when one forms.
+
+On every event and every tick, in this order:
+
+1. Candidates are the joined members (a joined member is alive and healthy: its call is open). If a member of the
+   previous quorum asks to shrink, only that quorum's members stay candidates.
+2. Fewer candidates than `min_replicas`, or than the smallest allowed size: no quorum, on no path.
+3. Every member of the previous quorum is a candidate: form now.
+4. Every healthy member has joined: form now.
+5. Wait for the stragglers until `join_timeout_s` after the first join. Then they have missed it: they are not waited
+   for, and not counted, until they join. A newcomer's join does not start that clock while members of the previous
+   quorum are alive: they are in their step, and a long step is no fault.
+6. If `active` leaves spares, a spare that is to take a lost place is held back until `last_call_s` after the loss: a
+   group that is back by then keeps its place. A deadline ends that wait early, as in 7.
+7. Form earlier, `deadline_margin_s` before the first waiting call's deadline, if the candidates are more than half of
+   the healthy ones: one straggler must not let all calls expire. While members of the previous quorum are alive theirs
+   alone count: a spare always waits.
+
+Before any of that, a quorum that stands (standing.py) holds back all forming while it stands, and after that forms the
+next one only with a member of it, or when its leases are over. Which id the next one gets is in numbering.py.
+
+Nothing here is remembered of ids that have gone. An event that changes nothing costs O(1), a round O(n log n) once.
+"""
+
+from collections.abc import Iterator, Sequence
+
+from lighthouse.job import events
+from lighthouse.job.events import GridChanged
+from lighthouse.job.lineage import (
+    EARLIER_COUNTS_FOR_S,
+    Claim,
+    History,
+    Numbering,
+    assign_steps,
+    choose,
+    foreign,
+    size_for,
+    tag_of,
+)
+from lighthouse.job.presence import JobEnd, Presence
+from lighthouse.job.records import CurrentQuorum, LastQuorumTold, Member, QuorumConfig, QuorumRecord, Verdict
+from lighthouse.job.standing import Standing, entry_of
+from lighthouse_protocol.messages.membership import Participant, Quorum, Tag
+from lighthouse_protocol.messages.session import LEFT, QuorumPhase
+
+END_KEPT_S = 7 * 86400.0
+"""How long the end of a job is remembered, for groups that their scheduler starts late."""
+
+
+class QuorumMachine:
+    """One job's quorum. Time is the caller's monotonic clock and never goes back."""
+
+    def __init__(
+        self, config: QuorumConfig, *, record: QuorumRecord | None = None, holders_until: float | None = None
+    ) -> None:
+        """`record`: what an earlier lighthouse has written down. `holders_until`: until then a quorum of an earlier
+        lighthouse may be held by a member; None: there was none."""
+        self.config = config
+        self._effects: list[events.QuorumEffect] = []
+        self._has_grid_changed = False
+        self.current = CurrentQuorum()
+        self.standing = Standing(self.current)
+        self._numbering = Numbering(config.first_quorum_id, record, self.current)
+        may_be_older = None if record is None else holders_until
+        self.job_end = JobEnd() if record is None else JobEnd(record.ended, record.absent)
+        self.presence = Presence(
+            config, self.current, self.standing, self._numbering, self._emit, may_be_older, self.job_end
+        )
+        self.roster = self.presence.roster
+        self.joins = self.presence.joins
+        self._history = History(record.named if record is not None else ())
+        self._ended_at: float | None = None
+        self._now, self._working = 0.0, 0
+        self._first_formed_at: float | None = None  # by this lighthouse
+        self._lost_at: float | None = None  # when the last loss of a member of the present quorum was
+        if record is not None and record.quorum is not None:
+            self.current.restore(record.quorum)
+            self._history.add(record.quorum.quorum_id)
+        if holders_until is not None:
+            self.standing.restore(record, holders_until, holders_until + config.lease_s)
+
+    def remembers_end(self, now: float) -> bool:
+        """Groups are away that would come too late."""
+        is_recent = self._ended_at is None or now < self._ended_at + END_KEPT_S
+        return self.job_end.step is not None and bool(self.job_end.absent) and is_recent
+
+    def is_quiet(self, now: float) -> bool:
+        """No member is alive or remembered, and no lease of one that was here can still run."""
+        return (
+            len(self.roster) == 0
+            and self.standing.phase is not QuorumPhase.RETURNING
+            and now >= self.standing.free_at()
+        )
+
+    @property
+    def braked_until(self) -> float:
+        """Until then members that fell silent, or whose connections ended, together are held for alive."""
+        return self.presence.silence.braked_until
+
+    def is_judging_closings(self, now: float) -> bool:
+        """It is to be told first if this host has more to do than it can (HostBusy)."""
+        return self.presence.silence.is_judging(now)
+
+    @property
+    def quorum(self) -> Quorum | None:
+        """The present one."""
+        return self.current.quorum
+
+    def handle(self, event: events.QuorumEvent, now: float) -> Sequence[events.QuorumEffect]:
+        if isinstance(event, events.WasLate):  # before anything lapses by it
+            self.presence.was_late(event.by_s, now)
+        elif isinstance(event, events.HostBusy):  # before closings are judged
+            self.presence.silence.postpone(now)
+        self._pass_time(now)
+        match event:
+            case events.Joined():
+                self.presence.join(event, now)
+            case events.HeartbeatReceived(replica_id, incarnation):
+                self.presence.beat_without_session(replica_id, incarnation, now)
+            case events.Withdrawn(call):
+                self.joins.withdraw(call, now)
+            case events.SessionOpened():
+                self.presence.open(event, now)
+            case events.SessionHeartbeatReceived():
+                self.presence.beat(event, now)
+            case events.SessionEnded():
+                self.presence.end(event, now)
+            case events.Left():
+                self.presence.leave(event, now)
+            case events.WasLate() | events.HostBusy():
+                pass
+        self._settle(now)
+        return self._take_effects()
+
+    def tick(self, now: float) -> Sequence[events.QuorumEffect]:
+        self._pass_time(now)
+        self._settle(now)
+        return self._take_effects()
+
+    def deadline(self, now: float) -> float | None:
+        """When to call tick next; after `now`, once handle or tick was called for `now`."""
+        moments = [self.roster.next_at(), self.standing.returns_until()]
+        if self._is_enough():  # else no moment lets a quorum form
+            moments += [
+                self.missed_at(),
+                self._cut_at() if self._is_majority() else None,
+                self.standing.free_at(),
+                self.leases_until() if self.standing.unheard(now) else None,
+                self.last_call_until,
+            ]
+        return min((moment for moment in moments if moment is not None and moment > now), default=None)
+
+    def verdict(self) -> Verdict:
+        """Why there is, or is not, a quorum, as of the last event or tick."""
+        candidates = self.joins.candidates
+        if candidates == 0:
+            return Verdict.FORMED if self.roster.working else Verdict.NO_JOINS
+        if self.standing.phase is QuorumPhase.RETURNING:
+            return Verdict.WAITING_FOR_RECONNECT
+        if self.standing.phase is QuorumPhase.RECALLED:
+            return Verdict.WAITING_FOR_RECALL
+        if self.standing.phase is QuorumPhase.STANDING:  # the groups that ask would change nothing
+            return Verdict.FORMED
+        if candidates < self.config.min_replicas:
+            return Verdict.TOO_FEW_PARTICIPANTS
+        if self._size(candidates) < self.config.min_replicas:
+            return Verdict.NO_ALLOWED_SIZE
+        if not (self.joins.has_all_members or not self._has_stragglers()):
+            return Verdict.WAITING_FOR_MEMBERS if self.missed_at() is None else Verdict.WAITING_FOR_STRAGGLERS
+        if self.last_call_until is not None and self._now < self.last_call_until:
+            return Verdict.WAITING_FOR_LOST_MEMBER
+        return Verdict.READY if self._is_free() else Verdict.WAITING_FOR_LEASES
+
+    @property
+    def peers_pending(self) -> int:
+        """How many ask to come in and would have a place beside the members of the present quorum."""
+        members = len(self.current.replica_ids)
+        return max(0, self._size(members + self.joins.newcomers) - members)
+
+    def stragglers(self) -> list[str]:
+        """Healthy and not joined, sorted. O(n log n)."""
+        return sorted(name for name in self.roster.healthy if name not in self.joins)
+
+    # -- effects
+
+    def _emit(self, effect: events.QuorumEffect) -> None:
+        """The one outlet, for each part of the machine."""
+        if isinstance(effect, GridChanged):
+            if self._has_grid_changed:
+                return
+            self._has_grid_changed = True
+        self._effects.append(effect)
+
+    def _take_effects(self) -> list[events.QuorumEffect]:
+        effects, self._effects, self._has_grid_changed = self._effects, [], False
+        return effects
+
+    # -- time
+
+    def _pass_time(self, now: float) -> None:
+        self.current.pass_time(now)
+        self._now = now
+        if self.job_end.step is None:
+            self._ended_at = None
+        elif self._ended_at is None:
+            self._ended_at = now
+        self.presence.pass_time(now)
+        self.presence.standing_time(now)
+
+    def _note_missed(self) -> None:
+        missed_at = self.missed_at()
+        if missed_at is not None and self._now >= missed_at:
+            for name in self.stragglers():
+                member = self.roster.get(name)
+                if member is not None:
+                    self.roster.miss(member)
+
+    def missed_at(self) -> float | None:
+        """When the present stragglers will have missed their join_timeout; None while no wait counts."""
+        if not self._has_stragglers() or not len(self.joins) or self.standing.holds_back:
+            return None
+        clock = self.joins.members if self.roster.working else self.joins.anyone
+        started_at = clock.running_since(self._now)
+        return None if started_at is None else started_at + self.config.join_timeout_s
+
+    @property
+    def last_call_until(self) -> float | None:
+        """Rule 6; None while no spare would take a lost member's place."""
+        members = self.joins.members.asking
+        if self.config.active is None or self._lost_at is None or members >= self._size(self.joins.candidates):
+            return None
+        until, answer_by = self._lost_at + self.config.last_call_s, self._answer_by()
+        return until if answer_by is None else min(until, answer_by)
+
+    def _cut_at(self) -> float | None:
+        """As `_answer_by`, while a member's wait counts; only a majority may form by it."""
+        return None if self.missed_at() is None else self._answer_by()
+
+    def _answer_by(self) -> float | None:
+        """When the first of the calls that count (rule 7) has to be answered."""
+        earliest = self.joins.members_deadline_at if self.roster.working else self.joins.earliest_deadline_at
+        return None if earliest is None else earliest - self.config.deadline_margin_s
+
+    def _has_stragglers(self) -> bool:
+        return len(self.roster.healthy) > len(self.joins)
+
+    def _is_majority(self) -> bool:
+        return 2 * self.joins.candidates > len(self.roster.healthy)
+
+    def _is_enough(self) -> bool:
+        candidates = self.joins.candidates
+        return candidates >= self.config.min_replicas and self._size(candidates) >= self.config.min_replicas
+
+    def _size(self, candidates: int) -> int:
+        return size_for(candidates, self.config.allowed_sizes, self.config.active)
+
+    def _is_free(self) -> bool:
+        """A standing quorum's leases do not forbid to form with the waiting groups."""
+        if self.standing.phase is QuorumPhase.NONE or self._now >= self.standing.free_at():
+            return not self.standing.holds_back
+        return self.standing.may_form(self._chosen(), self._now)
+
+    def leases_until(self) -> float:
+        """When the leases will have run out that forbid to form with the waiting groups."""
+        return self.standing.free_at(self._chosen())
+
+    def _chosen(self) -> Iterator[Participant]:
+        return (member.participant for member in self._choose() if member.participant)
+
+    def _settle(self, now: float) -> None:
+        if len(self.roster.working) < self._working:
+            self._lost_at = now
+        self._review()
+        self._end_job(now)
+        has_formed = self._form(now)
+        self._working = len(self.roster.working)
+        if has_formed:
+            self._review()
+        self.presence.dismiss()
+
+    def _end_job(self, now: float) -> None:
+        if not self.presence.has_ended():
+            return
+        members = self.current.replica_ids
+        others = [m for m in self.roster if m.is_alive and not m.is_reported and m.down != LEFT]
+        self.job_end.reach(sorted(members), [m.replica_id for m in others if m.replica_id not in members])
+        assert self.job_end.step is not None
+        record = self._record(stands=self.standing.phase is not QuorumPhase.NONE)
+        self._emit(events.JobEnded(self.job_end.step, self.job_end.absent, record))
+        self.presence.refuse_late(now)
+
+    # -- a standing quorum
+
+    def _review(self) -> None:
+        """Recall the standing quorum if forming with the waiting groups would give another list, or a member drains."""
+        if self.standing.phase is not QuorumPhase.STANDING:
+            return
+        draining = self.presence.draining()
+        if draining:
+            self.presence.recall(f"{draining[0]} drains")
+        elif self.peers_pending:
+            self.presence.recall(f"{self.joins.newcomers} waiting to join")
+
+    # -- forming
+
+    def _form(self, now: float) -> bool:
+        """Whether a quorum was formed."""
+        if self.standing.holds_back or not self._is_enough():
+            return False
+        self._note_missed()
+        cut_at = self._cut_at()
+        is_cut = cut_at is not None and now >= cut_at and self._is_majority() and self._is_free()
+        if self.verdict() is not Verdict.READY and not is_cut:
+            return False
+        chosen = self._choose()
+        participants = [member.participant for member in chosen if member.participant]
+        tags = [tag_of(member.participant, member.last_told) for member in chosen if member.participant]
+        lineage = assign_steps(participants, tags, self._foreign(chosen))
+        stands = self.config.stands and all(m.is_connected and _can_stand(m.participant) for m in chosen)
+        always = stands or self.standing.phase is not QuorumPhase.NONE
+        is_new = self._numbering.number(chosen, self.presence.seen_id, always=always)
+        for member, joined, given in zip(chosen, participants, lineage.participants, strict=True):
+            # A group that is sent back a step and comes again at max_step may have healed, or not.
+            tag_quorum_id = lineage.tag_quorum_id if given.step == joined.step else None
+            was_at = joined.step if joined.step > lineage.max_step else None
+            max_step, held = lineage.max_step, Tag(joined.step, joined.tag_quorum_id)
+            lowest = max_step if member.last_told is None else member.last_told.lowest_with(held, max_step)
+            member.last_told = LastQuorumTold(
+                self._numbering.quorum_id, max_step, tag_quorum_id, was_at, held, lowest, lineage.tag_quorum_id
+            )
+            self.roster.see(member, now)
+        quorum = Quorum(self._numbering.quorum_id, lineage.participants)
+        for quorum_id in (lineage.tag_quorum_id, quorum.quorum_id):
+            if quorum_id:
+                self._history.add(quorum_id)
+        self.job_end.formed(self.current.replica_ids, frozenset(p.replica_id for p in participants))
+        self.current.form(quorum, chosen, now, is_new=is_new, remembered=self.roster.names)
+        self._stand(participants, chosen, stands)
+        self._lost_at = None
+        self._first_formed_at = now if self._first_formed_at is None else self._first_formed_at
+        self.roster.form()
+        calls = self.joins.take(chosen, now)
+        record = self._record(stands) if is_new else None
+        self._emit(events.QuorumFormed(quorum, calls, is_new, stands, record))
+        return True
+
+    def _foreign(self, candidates: Sequence[Member]) -> list[bool]:
+        if self._does_earlier_count():
+            for member in candidates:
+                if member.participant and self._numbering.is_unknown(member.participant.seen_quorum_id):
+                    self._history.add(member.participant.seen_quorum_id)
+        claims = [self._claim(member, member.participant) for member in candidates if member.participant]
+        return foreign(claims, self._history, self.current.max_step)
+
+    def _does_earlier_count(self) -> bool:
+        """Whether a manager's word counts that an earlier lighthouse has told it of a quorum (lineage.py)."""
+        return self._first_formed_at is None or self._now < self._first_formed_at + EARLIER_COUNTS_FOR_S
+
+    def _claim(self, member: Member, participant: Participant) -> Claim:
+        told, tag = member.last_told, tag_of(participant, member.last_told)
+        is_member = self.current.has(member) and not (told is not None and told.has_not_healed(participant))
+        was_told = tag is not None and (
+            (told is not None and tag in (told.quorum_id, told.formed_from))
+            or self.current.may_hold(member.replica_id, tag)
+        )
+        # A step of a quorum takes all its members: they are one step apart at most.
+        may_be_ahead: int | None = int(was_told)
+        if tag is not None and self._numbering.is_unknown(tag):
+            may_be_ahead = None
+        return Claim(participant.step, tag, is_member, may_be_ahead, participant.ranks_disagree, participant.works_at)
+
+    def _stand(self, participants: list[Participant], chosen: list[Member], stands: bool) -> None:
+        if not stands:
+            return self.standing.replace()
+        secrets = {member.replica_id: member.secret for member in chosen}
+        entries = {p.replica_id: entry_of(p, secrets[p.replica_id]) for p in participants}
+        return self.standing.form(entries, {member.replica_id: member.lease_until for member in chosen})
+
+    def _record(self, stands: bool) -> QuorumRecord:
+        quorum = self.current.quorum
+        assert quorum is not None
+        entries, lease_s = self.standing.entries, self.config.lease_s
+        ended, absent = self.job_end.step, self.job_end.absent
+        return QuorumRecord(quorum.quorum_id, quorum, stands, entries, lease_s, self._history.ranges, ended, absent)
+
+    def _choose(self) -> list[Member]:
+        candidates = self.joins.list_candidates()
+        by_id = {member.replica_id: member for member in candidates}
+        participants = [member.participant for member in candidates if member.participant]
+        strangers = frozenset(
+            member.replica_id for member, heals in zip(candidates, self._foreign(candidates), strict=True) if heals
+        )
+        places = choose(participants, self.current.replica_ids, self._size(len(candidates)), strangers)
+        chosen = [by_id[participant.replica_id] for participant in places]
+        return sorted(chosen, key=lambda member: member.participant.wire_id if member.participant else "")
+
+
+def _can_stand(participant: Participant | None) -> bool:
+    """Its collectives can be aborted, and its wish to shrink is not to be asked for at each step."""
+    return participant is not None and participant.watched and not participant.shrink_only

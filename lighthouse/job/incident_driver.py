@@ -1,0 +1,718 @@
+"""One job's incidents: the machine is told what happens, evidence is asked for, and what is decided is done."""
+
+import functools
+import itertools
+import logging
+import math
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Protocol
+
+from lighthouse.job import incidents
+from lighthouse.job.events import MemberLost
+from lighthouse.job.incidents import (
+    EXIT_KEPT_S,
+    SHOWN,
+    WITHIN_S,
+    Asked,
+    Decision,
+    EvidenceRound,
+    EvidenceTarget,
+    IncidentArchive,
+    IncidentMachine,
+    OnStall,
+)
+from lighthouse.job.progress import REASONS, JobProgress, Ledger, RanksKept, Runs
+from lighthouse.job.records import Member
+from lighthouse.job.roster import Roster
+from lighthouse_protocol.limits import cut_reason
+from lighthouse_protocol.messages.incident import Gathered, Incident, IncidentKind, IncidentSummary, RankEvidence
+from lighthouse_protocol.messages.membership import Participant, Quorum
+from lighthouse_protocol.messages.progress import DataUse, GroupView, RankName
+from lighthouse_protocol.messages.session import (
+    Evidence,
+    EvidenceDone,
+    EvidenceRequest,
+    GroupReport,
+    HeldQuorum,
+    KillRequest,
+    ToManager,
+)
+from lighthouse_protocol.messages.status import HealStatus, RankPlace, TimelineKind
+from lighthouse_protocol.refusals import LimitReached
+from lighthouse_protocol.rules.heal import GroupHeal
+from lighthouse_protocol.rules.stall import FLOOR_S, Kind, StallVerdict
+from lighthouse_runtime.histogram import Histogram
+from lighthouse_runtime.log_event import event
+from lighthouse_runtime.ports import Reply, Timers
+from lighthouse_runtime.process.logs import without_credentials
+from lighthouse_runtime.timing.timers import DeadlineTimer, StallWatch
+
+log = logging.getLogger(__name__)
+
+
+# -- account ------------------------------------------------------------------
+#
+# The account of one job: what a scrape shows of its steps, heals and joins.
+
+WAIT_BOUNDS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0)
+HEAL_BOUNDS_S = (0.01, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0, 1800.0)
+MAX_HEALS_TOLD = 1000
+"""Of one report: more are no heals, but a number that is wrong."""
+
+
+class JobAccount:
+    """Each number only grows. For one event loop: no locks."""
+
+    def __init__(self) -> None:
+        self.ledger = Ledger()
+        self.commits = 0
+        self.discards = dict.fromkeys(REASONS, 0)
+        self.heal_bytes = 0
+        self.heals = Histogram(HEAL_BOUNDS_S)
+        self.waits = Histogram(WAIT_BOUNDS_S)
+
+    def take(self, replica_id: str, report: GroupReport, now: float) -> None:
+        """A group's report, in the hello of its session or in a heartbeat."""
+        new = self.ledger.take(replica_id, report, now)
+        self.commits += new.commits
+        for reason in REASONS:
+            self.discards[reason] += getattr(new.discards, reason)
+        self.heal_bytes += new.healed.bytes
+        heals = min(new.healed.heals, MAX_HEALS_TOLD)
+        for _ in range(heals):  # of several between two reports, only the sum is known
+            self.heals.add(new.healed.seconds / heals)
+
+
+# -- heals --------------------------------------------------------------------
+#
+# The heals of a job's replica groups, from the views that their managers send: how far they are, and their lines in
+# the log.
+
+
+class JobHeals:
+    """Nothing is kept of a group that reports no heal."""
+
+    def __init__(self, job: str, timers: Timers) -> None:
+        self._job = job
+        self._clock = timers.time
+        self._heals: dict[str, GroupHeal] = {}
+        self._timer = DeadlineTimer(self._look, timers)
+
+    def take(self, view: GroupView) -> None:
+        is_reported = any(rank.sample.heal is not None for rank in view.ranks)
+        heal = self._heals.get(view.replica_id)
+        if heal is None:
+            if not is_reported:
+                return
+            heal = self._heals[view.replica_id] = GroupHeal()
+        now = self._clock()
+        heal.keep({rank.name.group_rank for rank in view.ranks}, now)
+        for rank in view.ranks:
+            at = now - rank.beat_age_s
+            heal.take(rank.name.group_rank, rank.rank_incarnation, rank.sample.heal, at)
+        self._say(view.replica_id, heal, now)
+        if not is_reported and heal.next_at(now) is None:
+            del self._heals[view.replica_id]
+        self._set_timer(now)
+
+    def drop(self, replica_id: str) -> None:
+        """The group is lost, or has left."""
+        self._heals.pop(replica_id, None)
+
+    def status(self) -> dict[str, HealStatus]:
+        """Of the groups that heal."""
+        now = self._clock()
+        found = {name: heal.status(now) for name, heal in self._heals.items()}
+        return {name: status for name, status in found.items() if status is not None}
+
+    def close(self) -> None:
+        self._timer.cancel()
+
+    def _look(self) -> None:
+        now = self._clock()
+        for replica_id, heal in self._heals.items():
+            self._say(replica_id, heal, now)
+        self._set_timer(now)
+
+    def _set_timer(self, now: float) -> None:
+        due = [at for heal in self._heals.values() if (at := heal.next_at(now)) is not None]
+        self._timer.set(min(due, default=None))
+
+    def _say(self, replica_id: str, heal: GroupHeal, now: float) -> None:
+        while line := heal.news(now):
+            told = event("heal", job=self._job, replica_group=replica_id)
+            log.info("%s: %s", replica_id, line, extra=told)
+
+
+# -- driver -------------------------------------------------------------------
+#
+# Where a job's ranks are: views come with the managers' heartbeats, runs are asked, a verdict goes to the log.
+
+
+class ProgressDriver:
+    """Members of the quorum are judged, groups that are observed, and active ranks of runs: the others take part in no
+    collective."""
+
+    def __init__(
+        self,
+        job: str,
+        roster: Roster,
+        timers: Timers,
+        floor_s: float = FLOOR_S,
+        said: Callable[[StallVerdict | None], None] = lambda verdict: None,
+        runs: Callable[[], Runs] = tuple,
+        kept: RanksKept | None = None,
+        check_lag: Callable[[], None] = lambda: None,
+    ) -> None:
+        """`said` is called with each new verdict, and with None when something moves again. `runs` says where the
+        ranks of the job's runs are now. `check_lag` calls `was_late` if the process itself was held up."""
+        self._roster = roster
+        self._runs = runs
+        self._progress = JobProgress(floor_s, kept)
+        self._heals = JobHeals(job, timers)
+        self._clock = timers.time
+        self._check_lag = check_lag
+        self._watch = StallWatch(timers, log, job, self._verdict, self._left_s, floor_s, said)
+
+    def take(self, replica_id: str, view: GroupView) -> None:
+        """`replica_id` is that of the session."""
+        if view.replica_id == replica_id:
+            self._progress.take(view, self._clock())
+            self._heals.take(view)
+            self._watch.wake()
+
+    def run_moved(self) -> None:
+        """A rank of a run is there."""
+        self._watch.wake()
+
+    def was_late(self, by_s: float) -> None:
+        """The whole process was held up; to be told before anything is judged."""
+        self._progress.was_late(by_s, self._clock())
+
+    def look(self) -> None:
+        """For a verdict, now; else that is done when there may be one."""
+        self._watch.look()
+
+    def verdict(self) -> StallVerdict | None:
+        """As it is now, and as the log has it."""
+        return self._verdict(self._clock())
+
+    def ranks(self) -> tuple[RankPlace, ...]:
+        """The worst first."""
+        self._forget()
+        return self._progress.places(self._members, self._alive, self._clock(), self._runs())
+
+    @property
+    def heals(self) -> dict[str, HealStatus]:
+        """By replica group; of those that heal."""
+        self._forget()
+        return self._heals.status()
+
+    @property
+    def data(self) -> DataUse | None:
+        """What is used of the data, by the ranks of all groups; None: none reports it."""
+        self._forget()
+        return self._progress.data
+
+    @property
+    def observed(self) -> list[str]:
+        """The replica groups whose ranks have no Agents."""
+        return self._progress.observed
+
+    @property
+    def seconds(self) -> dict[str, float]:
+        """By phase."""
+        return self._progress.seconds
+
+    def close(self) -> None:
+        self._watch.close()
+        self._heals.close()
+        for name in self._progress.names:
+            self._drop(name)
+
+    @property
+    def _members(self) -> list[str]:
+        return [member.replica_id for member in self._roster.participants()]
+
+    @property
+    def _alive(self) -> set[str]:
+        return {member.replica_id for member in self._roster if member.is_alive}
+
+    def _forget(self) -> None:
+        for name in self._progress.names:
+            if self._roster.get(name) is None:
+                self._drop(name)
+
+    def _drop(self, replica_id: str) -> None:
+        self._progress.drop(replica_id)
+        self._heals.drop(replica_id)
+
+    def _verdict(self, now: float) -> StallVerdict | None:
+        self._check_lag()
+        return self._progress.verdict(self._members, now, self._runs())
+
+    def _left_s(self, now: float) -> float | None:
+        self._forget()
+        return self._progress.left_s(self._members, now, self._runs())
+
+
+# -- durations ----------------------------------------------------------------
+#
+# How many incidents each job has had, and how long they took to notice and to recover from.
+
+BOUNDS_S = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 25.0, 60.0, 120.0, 300.0, 600.0)
+MAX_JOBS = 1000
+
+Key = tuple[str, IncidentKind]
+
+
+class IncidentTimes:
+    """For one event loop: nothing is locked."""
+
+    def __init__(self) -> None:
+        self.opened: Counter[Key] = Counter()
+        self.detect: dict[Key, Histogram] = {}
+        self.recover: dict[Key, Histogram] = {}
+
+    def began(self, job: str, kind: IncidentKind) -> None:
+        """An incident is new."""
+        key = job, kind
+        if key not in self.opened and len(self.opened) >= MAX_JOBS * len(IncidentKind):
+            del self.opened[next(iter(self.opened))]
+        self.opened[key] += 1
+
+    def detected(self, job: str, kind: IncidentKind, seconds: float) -> None:
+        """From the fault until it was noticed."""
+        _add(self.detect, (job, kind), seconds)
+
+    def recovered(self, job: str, kind: IncidentKind, seconds: float) -> None:
+        """From the fault until a step was committed after it."""
+        _add(self.recover, (job, kind), seconds)
+
+
+def _add(times: dict[Key, Histogram], key: Key, seconds: float) -> None:
+    if key not in times and len(times) >= MAX_JOBS * len(IncidentKind):
+        del times[next(iter(times))]
+    times.setdefault(key, Histogram(BOUNDS_S)).add(seconds)
+
+
+# -- registry -----------------------------------------------------------------
+#
+# What the incidents of all jobs share: the policy, the archive, its files, the times that a scrape shows.
+
+
+class IncidentStore(Protocol):
+    """Where incidents are filed (files.py)."""
+
+    def load(self) -> Iterable[Incident]: ...
+
+    def save(self, incident: Incident) -> None:
+        """Does not wait."""
+        ...
+
+    def close(self) -> None: ...
+
+
+def _no_runs(job: str, reason: str, requested_by: str) -> Iterable[str]:
+    return ()
+
+
+def _restart_none(job: str, name: str, ranks: Collection[int], reason: str) -> bool:
+    return False
+
+
+@dataclass(slots=True)
+class IncidentRegistry:
+    """`stop_runs(job, reason, requested_by)` stops the runs of a job and returns their names. `restart_ranks(job, name,
+    ranks, reason)` has ranks that are behind, and all that run with them, run their function again: where a Wrapper
+    runs it; else it returns False."""
+
+    policy: OnStall = OnStall.NOTIFY
+    files: IncidentStore | None = None
+    stop_runs: Callable[[str, str, str], Iterable[str]] = _no_runs
+    restart_ranks: Callable[[str, str, Collection[int], str], bool] = _restart_none
+    archive: IncidentArchive = field(default_factory=IncidentArchive)
+    times: IncidentTimes = field(default_factory=IncidentTimes)
+
+    def load(self) -> None:
+        """What an earlier lighthouse has filed; blocking, and before any job."""
+        if self.files is not None:
+            self.archive = IncidentArchive(self.files.load())
+
+    def opened(self, incident: Incident) -> None:
+        summary = incident.summary
+        self.times.began(summary.job, summary.kind)
+        self.times.detected(summary.job, summary.kind, summary.noticed_s)
+        self.keep(incident)
+
+    def recovered(self, incident: Incident) -> None:
+        summary = incident.summary
+        self.times.recovered(summary.job, summary.kind, summary.step_s or 0.0)
+        self.keep(incident)
+
+    def keep(self, incident: Incident) -> None:
+        self.archive.put(incident)
+        if self.files is not None:
+            self.files.save(incident)
+
+    def make_id(self, unix_s: float) -> str:
+        return self.archive.make_id(unix_s)
+
+    def report(self, incident: Incident) -> None:
+        """An incident of a run, which is followed elsewhere, is new or has changed."""
+        before, after_s = self.archive.find(incident.id), incident.summary.step_s
+        if before is None:
+            self.times.began(incident.summary.job, incident.summary.kind)
+        if after_s is not None and (before is None or before.summary.step_s is None):
+            self.recovered(incident)
+        else:
+            self.keep(incident)
+
+    def newest(self, job: str) -> tuple[IncidentSummary, ...]:
+        """Of the job, the newest first."""
+        return self.archive.summaries(job)[:SHOWN]
+
+    def close(self) -> None:
+        """Blocking, for a moment."""
+        if self.files is not None:
+            self.files.close()
+
+
+MAX_ROUNDS = 8
+
+
+def without_secrets(evidence: RankEvidence) -> RankEvidence:
+    """What ranks print may hold credentials; incidents are kept in files and go into bug reports."""
+    return replace(
+        evidence,
+        stacks=without_credentials(evidence.stacks),
+        process=without_credentials(evidence.process),
+        output=tuple(map(without_credentials, evidence.output)),
+    )
+
+
+class Run(Protocol):
+    """A run of the job, whose ranks are judged (runs/driver.py is one)."""
+
+    @property
+    def run_id(self) -> str: ...
+
+    @property
+    def size(self) -> int:
+        """So many ranks are active."""
+        ...
+
+    @property
+    def steps(self) -> int:
+        """It grows with each step of a rank."""
+        ...
+
+    def look(self, request: EvidenceRequest, told: Callable[[Evidence | EvidenceDone], None]) -> None: ...
+
+
+@dataclass(slots=True)
+class _OpenRound:
+    round: EvidenceRound
+    told: Callable[[Gathered], None]
+    due_at: float
+    limit: DeadlineTimer
+
+
+class IncidentDriver:
+    """`tell` says something to a member, and whether it could; `note` writes a line of the timeline; `is_asked`:
+    whether any group waits for a quorum; `wall`: seconds since the epoch; `observed`: groups without Agents; `runs`:
+    those that have ranks; `look_again`: whether anything moves, now; `check_lag` calls `was_late` if the process itself
+    was held up. Where there is a quorum, its members are followed and asked, not the runs of which they are ranks,
+    too."""
+
+    def __init__(
+        self,
+        job: str,
+        roster: Roster,
+        registry: IncidentRegistry,
+        tell: Callable[[Member, ToManager], bool],
+        note: Callable[[TimelineKind, Sequence[str], str], None],
+        is_asked: Callable[[], bool],
+        timers: Timers,
+        wall: Callable[[], float],
+        runs: Callable[[], Sequence[Run]] = tuple,
+        observed: Callable[[], Iterable[str]] = tuple,
+        look_again: Callable[[], None] = lambda: None,
+        check_lag: Callable[[], None] = lambda: None,
+    ) -> None:
+        self._job = job
+        self._roster = roster
+        self._registry = registry
+        self._tell = tell
+        self._note = note
+        self._is_asked = is_asked
+        self._incidents = IncidentMachine(job, registry.policy, registry.archive.make_id)
+        self._timers = timers
+        self._clock = timers.time
+        self._wall = wall
+        self._all_runs, self._observed = runs, observed
+        self._look_again, self._check_lag = look_again, check_lag
+        self._numbers = itertools.count(1)
+        self._rounds: dict[int, _OpenRound] = {}
+        self._is_closed = False
+
+    # -- what happens
+
+    def was_late(self, by_s: float) -> None:
+        """The whole process was held up: what was asked for may have come without being read."""
+        for round_ in self._rounds.values():
+            round_.due_at += by_s
+            round_.limit.set(round_.due_at)
+
+    def session_ended(self, session: int) -> None:
+        for number in list(self._rounds):
+            self._rounds[number].round.ended(session)
+            self._finish_if_complete(number)
+
+    def joined(self, participant: Participant) -> None:
+        if self._incidents.is_followed or self._incidents.listens_to(participant):
+            now = self._clock()
+            self._perform(self._incidents.told(participant.replica_id, participant.distrust, now, self._wall()))
+            self._perform(self._incidents.asked(now))
+            self._perform(self._incidents.reached(participant.asks_for, participant.seen_quorum_id, now))
+
+    def viewed(self, replica_id: str, view: GroupView) -> None:
+        """Where the ranks of the member are."""
+        if view.replica_id == replica_id:
+            ranks = [rank for rank in view.ranks if rank.sample.rejected is not None]
+            name, rejected = (ranks[0].name, ranks[0].sample.rejected) if ranks else (RankName(replica_id, 0), None)
+            self._perform(self._incidents.rejected(name, rejected, self._clock(), self._wall()))
+
+    def held(self, held: HeldQuorum) -> None:
+        """What a member says that it holds."""
+        if self._incidents.is_followed:
+            self._perform(self._incidents.reached(held.granted, held.quorum_id, self._clock()))
+
+    def killed(self, replica_id: str, quorum_id: int, why: str) -> None:
+        """By a person; a member of that quorum, whether it stands or not."""
+        self._perform(self._incidents.killed(replica_id, quorum_id, why, self._clock(), self._wall()))
+
+    def lost(self, loss: MemberLost) -> None:
+        """A member of no quorum is no incident."""
+        if loss.quorum_id is None:
+            return
+        self._perform(self._incidents.lost(loss, self._clock(), self._wall(), is_asked=self._is_asked()))
+
+    def formed(self, quorum: Quorum, *, is_new: bool) -> None:
+        if self._incidents.awaits_quorum:
+            step, names = (
+                max(member.asks_for for member in quorum.participants),
+                {m.replica_id for m in quorum.participants},
+            )
+            self._perform(self._incidents.formed(quorum.quorum_id, step, self._clock(), is_new=is_new, members=names))
+
+    def exited(self, replica_id: str, reason: str, evidence: RankEvidence) -> bool:
+        """A supervisor reports the end of a process. Whether that belongs, or may belong, to a loss of its group."""
+        now, is_member = self._clock(), any(m.replica_id == replica_id for m in self._roster.participants())
+        effects = self._incidents.exited(replica_id, reason, evidence, now, self._wall(), is_member=is_member)
+        if effects is None:
+            return False
+        self._perform(effects)
+        self._timers.call_later(EXIT_KEPT_S, self._expire)
+        return True
+
+    def _expire(self) -> None:
+        if not self._is_closed:
+            self._perform(self._incidents.expire(self._clock()))
+
+    def said(self, verdict: StallVerdict | None) -> None:
+        """A verdict that is new; None: something moves again. That all wait for a quorum is no incident: it is the
+        lighthouse that lets them wait, and says why."""
+        now = self._clock()
+        if verdict is None:
+            return self._perform(self._incidents.moved(now))
+        if verdict.kind is Kind.WAITING and self._is_asked():
+            return None
+        step = max([member.step for member in self._members()] or [self._run_steps()])
+        return self._perform(self._incidents.stalled(verdict, step, now, self._wall()))
+
+    def run_moved(self) -> None:
+        """A rank of a run has said where it is."""
+        if self._incidents.is_followed:
+            self._perform(self._incidents.reached(self._run_steps(), 0, self._clock()))
+
+    @property
+    def _runs(self) -> dict[str, Run]:
+        return {} if self._roster.participants() else {run.run_id: run for run in self._all_runs() if run.size}
+
+    def _run_steps(self) -> int:
+        return sum(run.steps for run in self._runs.values())
+
+    def received(self, session: Asked, message: Evidence | EvidenceDone) -> None:
+        round_ = self._rounds.get(message.number)
+        if round_ is None:
+            return
+        if isinstance(message, Evidence):
+            round_.round.took(session, without_secrets(message.rank))
+        else:
+            round_.round.done(session)
+            self._finish_if_complete(message.number)
+
+    # -- evidence
+
+    def gather(self, ranks: Mapping[str, tuple[int, ...]] | None, reply: Reply[Gathered]) -> None:
+        """Of these ranks now; None: of all members of the quorum. Raises a refusal."""
+        if len(self._rounds) >= MAX_ROUNDS:
+            raise LimitReached(f"evidence is being taken {MAX_ROUNDS} times over; ask again in {WITHIN_S:g} s")
+        self._begin(EvidenceRound(self._targets()) if ranks is None else self._of(ranks), reply.answer)
+
+    def _of(self, ranks: Mapping[str, tuple[int, ...]]) -> EvidenceRound:
+        found = (self._roster.get(name) for name in ranks)
+        members = [self._target(member) for member in found if member is not None]
+        runs = [EvidenceTarget(run.run_id, run.run_id) for run in self._all_runs() if run.run_id in ranks]
+        return EvidenceRound([*runs, *members], ranks=ranks)
+
+    def _targets(self) -> list[EvidenceTarget]:
+        members = [self._target(member) for member in self._members()]
+        return [*members, *(EvidenceTarget(name, name) for name in self._runs)]
+
+    def _members(self) -> list[Member]:
+        """Those that are judged: of the quorum, and those observed."""
+        observed = (self._roster.get(name) for name in self._observed())
+        return list(dict.fromkeys((*self._roster.participants(), *(one for one in observed if one is not None))))
+
+    def _target(self, member: Member) -> EvidenceTarget:
+        session = member.session if member.is_connected else None
+        return EvidenceTarget(member.replica_id, session)
+
+    def _begin(self, evidence_round: EvidenceRound, told: Callable[[Gathered], None]) -> None:
+        number = next(self._numbers)
+        due_at, limit = self._clock() + WITHIN_S, DeadlineTimer(functools.partial(self._tick, number), self._timers)
+        limit.set(due_at)
+        self._rounds[number] = _OpenRound(evidence_round, told, due_at, limit)
+        runs = {run.run_id: run for run in self._all_runs()}
+        for question in evidence_round.questions:
+            request = EvidenceRequest(number, question.group_ranks)
+            member = self._roster.get(question.replica_id)
+            if isinstance(question.session, str):
+                runs[question.session].look(request, functools.partial(self.received, question.session))
+            elif member is None or not self._tell(member, request):
+                evidence_round.ended(question.session)
+        self._finish_if_complete(number)
+
+    def _tick(self, number: int) -> None:
+        self._check_lag()
+        round_ = self._rounds.get(number)
+        if round_ is not None and self._clock() < round_.due_at:
+            round_.limit.set(round_.due_at)
+        elif round_ is not None:
+            self._finish(number)
+
+    def _finish_if_complete(self, number: int) -> None:
+        if self._rounds[number].round.is_complete:
+            self._finish(number)
+
+    def _finish(self, number: int) -> None:
+        round_ = self._rounds.pop(number)
+        round_.limit.cancel()
+        round_.told(round_.round.result())
+
+    # -- what the machine wants
+
+    def _perform(self, effects: Sequence[incidents.Effect]) -> None:
+        for effect in effects:
+            match effect:
+                case incidents.Opened(incident):
+                    self._registry.opened(incident)
+                    self._say_opened(incident)
+                case incidents.Changed(incident):
+                    self._registry.keep(incident)
+                case incidents.Recovered(incident):
+                    self._registry.recovered(incident)
+                    log.info(
+                        "incident %s: recovered: the next step was committed %.2f s after the fault",
+                        incident.id,
+                        incident.summary.step_s or 0.0,
+                        extra=event(
+                            "incident_recovered", job=self._job, incident=incident.id, after_s=incident.summary.step_s
+                        ),
+                    )
+                case incidents.EvidenceWanted(id, suspects):
+                    self._look_at(id, suspects)
+                case incidents.ActionDue(id, decision):
+                    self._act(id, decision)
+
+    def _say_opened(self, incident: Incident) -> None:
+        summary = incident.summary
+        told = event(
+            "incident_opened",
+            job=self._job,
+            incident=summary.id,
+            kind=summary.kind.value,
+            suspects=list(summary.suspects),
+        )
+        log.warning("incident %s: %s: %s", summary.id, summary.kind, summary.text, extra=told)
+        groups = sorted({name.rpartition("/")[0] or name for name in summary.suspects})
+        self._note(TimelineKind.INCIDENT, groups, f"{summary.id}: {summary.kind}")
+
+    def _look_at(self, id: str, suspects: Sequence[str]) -> None:
+        began_at = self._clock()
+
+        def told(gathered: Gathered) -> None:
+            now = self._clock()
+            log.info(
+                "incident %s: evidence of %d ranks after %.1f s%s",
+                id,
+                len(gathered.evidence),
+                now - began_at,
+                f"; missing: {'; '.join(gathered.missing)}" if gathered.missing else "",
+                extra=event("incident_evidence", job=self._job, incident=id, ranks=len(gathered.evidence)),
+            )
+            if not self._is_closed:
+                self._look_again()  # what was so when the evidence was asked for is no reason to kill
+            members = {
+                member.replica_id: member.participant.group_world_size if member.participant is not None else 1
+                for member in self._members()
+            } | {name: run.size for name, run in self._runs.items()}
+            self._perform(self._incidents.took(id, gathered, members, now))
+
+        self._begin(EvidenceRound(self._targets(), suspects=suspects), told)
+
+    def _act(self, id: str, decision: Decision) -> None:
+        if self._is_closed:
+            return self._perform(self._incidents.acted(id, "the lighthouse stopped: nothing was done", self._clock()))
+        text = decision.text
+        if decision.stop:
+            text = self._stop(id)
+        elif decision.restart:
+            text = self._restart(id, decision)
+        log.warning(
+            "incident %s: %s", id, text, extra=event("incident_action", job=self._job, incident=id, action=text)
+        )
+        return self._perform(self._incidents.acted(id, text, self._clock()))
+
+    def _stop(self, id: str) -> str:
+        text = self._registry.archive.get(id).summary.text
+        reason = cut_reason(f"incident {id}: nothing moves: {text}")
+        runs = list(self._registry.stop_runs(self._job, reason, f"--on-stall stop-run, incident {id}"))
+        if runs:
+            return f"stopped the run {', '.join(runs)}"
+        members = sorted(member.replica_id for member in self._members())
+        return f"killed {', '.join(members)}: the job has no run to stop" + self._kill(members, reason)
+
+    def _restart(self, id: str, decision: Decision) -> str:
+        reason, groups = cut_reason(f"incident {id}: {decision.text}"), decision.groups
+        killed = [name for name in groups if not self._registry.restart_ranks(self._job, name, groups[name], reason)]
+        return f"{'killed' if killed else 'interrupted'} {decision.text}" + self._kill(killed, reason, groups)
+
+    def _kill(self, names: Iterable[str], reason: str, behind: Mapping[str, frozenset[int]] | None = None) -> str:
+        """`behind`: for which of their ranks; without it, as a person would."""
+        requests = {name: KillRequest(reason, (behind or {}).get(name, frozenset())) for name in names}
+        found = {name: self._roster.get(name) for name in requests}
+        missed = [n for n, m in found.items() if m is None or not self._tell(m, requests[n])]
+        return f"; not notified: {', '.join(missed)}" if missed else ""
+
+    def close(self, reason: str) -> None:
+        """What stands still is the next lighthouse's to kill."""
+        self._is_closed = True
+        self._perform(self._incidents.expire(math.inf))
+        for number in list(self._rounds):
+            log.info("evidence round %d ended: %s", number, reason, extra=event("evidence_ended", job=self._job))
+            self._finish(number)

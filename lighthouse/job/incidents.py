@@ -1,0 +1,775 @@
+"""The incidents of one job: when one begins, what belongs to it, what is done about it, and when training goes on.
+
+1. A stall is one incident from its verdict until something moves again. Its fault is the last move.
+2. On its verdict the evidence is asked for; only when that is there does the policy decide (policy.py). A verdict that
+   names other ranks, or another cause, has its evidence taken anew, MAX_LOOKS times at most, and never after the policy
+   has killed or stopped.
+3. The loss of members is an incident as soon as a group asks for the quorum after it, or one forms: if all groups end,
+   training is over. The loss of a group that an operator has killed is one at once. All losses of one quorum are one
+   incident; the fault is the last heartbeat of the first. A member that is killed because of a stall is lost within
+   that incident.
+4. A group that joins and says that it holds no state any more (a commit was not applied, or its state differs from that
+   of its peers) is an incident, once for each such state: it says so in every join until it has healed.
+5. A step that a group discards because its gradients are not finite is an incident.
+6. A supervisor says why a process of a member has ended. That explains the loss of the member, before or after it, and
+   is part of its incident. If no loss comes within EXIT_KEPT_S, it is an incident by itself.
+7. An incident is followed until a step is committed after it, which is read from what is told anyway: the steps that
+   managers have let their ranks into, and those that groups join with. A loss is also followed until all lost groups
+   have been in a quorum again.
+
+No I/O; time is an argument.
+"""
+
+import itertools
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
+from enum import StrEnum
+from typing import TypeAlias
+
+from lighthouse.job.events import MemberLost
+from lighthouse.job.records import RestartRecord, RunName
+from lighthouse_protocol.messages.incident import (
+    Gathered,
+    Incident,
+    IncidentKind,
+    IncidentSummary,
+    MemberEvidence,
+    RankEvidence,
+    suspects_first,
+)
+from lighthouse_protocol.messages.membership import Distrust, Participant
+from lighthouse_protocol.messages.progress import RankName, RejectedStep
+from lighthouse_protocol.refusals import InvalidRequest, UnknownName
+from lighthouse_protocol.rules.quorum_change import MAX_LISTED, list_names
+from lighthouse_protocol.rules.stall import StallVerdict
+
+# -- policy -------------------------------------------------------------------
+#
+# What is done about training that stands still, once its evidence is there. No I/O.
+#
+# - notify: nothing, but that it is known.
+# - restart-suspects: the replica groups of the ranks that are behind are killed, and their supervisors restart them;
+#   what a Wrapper runs is interrupted, and runs again in its processes. If no rank is behind (the network, a
+#   divergence) nothing is killed, and never all of several members. A group that is alone has none to wait for: it is
+#   restarted, unless all of its ranks are equally behind.
+# - stop-run: the job's run is stopped; without a run, its groups are killed.
+
+LEFT_TO_PEOPLE = "nothing is killed; `lighthouse kill` restarts a group, `lighthouse stop` ends the run"
+
+
+class OnStall(StrEnum):
+    NOTIFY = "notify"
+    RESTART_SUSPECTS = "restart-suspects"
+    STOP_RUN = "stop-run"
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """The ranks for which their replica groups are to be restarted, or that all is to `stop`; `text` says which, and
+    why."""
+
+    text: str
+    restart: tuple[RankName, ...] = ()
+    stop: bool = False
+
+    @property
+    def is_final(self) -> bool:
+        """Something is done: nothing more in this incident."""
+        return self.stop or bool(self.restart)
+
+    @property
+    def groups(self) -> dict[str, frozenset[int]]:
+        """Those that are to be restarted, and for which of their ranks."""
+        names = sorted({rank.replica_id for rank in self.restart})
+        return {name: frozenset(rank.group_rank for rank in self.restart if rank.replica_id == name) for name in names}
+
+
+def decide(policy: OnStall, behind: Iterable[RankName], members: Mapping[str, int]) -> Decision:
+    """`members`: the replica groups that train together, and how many ranks each has."""
+    match policy:
+        case OnStall.NOTIFY:
+            return Decision("notified: nothing is killed (--on-stall notify)")
+        case OnStall.STOP_RUN:
+            return Decision("stop", stop=True)
+        case OnStall.RESTART_SUSPECTS:
+            return _restart(tuple(sorted(name for name in set(behind) if name.replica_id in members)), members)
+
+
+def _restart(ranks: tuple[RankName, ...], members: Mapping[str, int]) -> Decision:
+    behind = sorted({name.replica_id for name in ranks})
+    groups = ", ".join(behind)
+    if not behind:
+        return Decision(f"no rank is behind: {LEFT_TO_PEOPLE}")
+    if len(members) == 1:
+        if len(ranks) >= members[groups]:
+            return Decision(f"all ranks of {groups} are equally behind: {LEFT_TO_PEOPLE}")
+        return Decision(f"{groups}, the only group: {list_names(ranks)} behind", ranks)
+    if len(behind) == len(members):
+        return Decision(f"all groups have ranks that are behind ({groups}): {LEFT_TO_PEOPLE}")
+    return Decision(f"{groups}, whose ranks are behind", ranks)
+
+
+MAX_LOOKS = 3
+MAX_FOLLOWED = 8
+UNCONFIRMED_S = 60.0
+MAX_TOLD = 16  # losses by their reasons
+MAX_DISTRUSTED = 256  # groups of which the last report is remembered
+MAX_SUSPECTS = 64  # by their names
+EXIT_KEPT_S = 10.0  # how much earlier than the loss that it explains the end of a process may be reported
+MAX_EXITS = 256
+MAX_EVIDENCE = 8  # processes of one loss
+
+
+@dataclass(frozen=True, slots=True)
+class Opened:
+    incident: Incident
+
+
+@dataclass(frozen=True, slots=True)
+class Changed:
+    incident: Incident
+
+
+@dataclass(frozen=True, slots=True)
+class EvidenceWanted:
+    """Of all members of the quorum; `took` is to be told what came."""
+
+    id: str
+    suspects: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ActionDue:
+    """`acted` is to be told what came of it."""
+
+    id: str
+    decision: Decision
+
+
+@dataclass(frozen=True, slots=True)
+class Recovered:
+    """A step was committed after the fault."""
+
+    incident: Incident
+
+
+Effect = Opened | Changed | EvidenceWanted | ActionDue | Recovered
+
+
+@dataclass(slots=True)
+class _Case:
+    """`base`: the step beyond which one is committed after the fault; None: the next quorum tells it."""
+
+    incident: Incident
+    fault_at: float
+    base: int | None = None
+    verdict: StallVerdict | None = None
+    looks: int = 0
+    is_looking: bool = False
+    is_final: bool = False
+    killed: frozenset[str] = frozenset()
+    losses: "_Lost | None" = None
+    away: set[str] = field(default_factory=set[str])
+
+    def note(self, **changes: object) -> Incident:
+        summary = replace(self.incident.summary, **changes)  # pyright: ignore[reportArgumentType]
+        self.incident = replace(self.incident, summary=summary)
+        return self.incident
+
+    def has_killed(self, replica_id: str) -> bool:
+        """Its loss is of this incident, and of no quorum after it."""
+        return replica_id in self.killed and self.incident.summary.quorum_s is None
+
+    @property
+    def is_over(self) -> bool:
+        summary = self.incident.summary
+        is_still = summary.kind is IncidentKind.STALL and summary.over_s is None
+        return summary.step_s is not None and not is_still and not self.is_looking and not self.away
+
+
+@dataclass(slots=True)
+class _Lost:
+    """The losses of one quorum, which may be the end of the job."""
+
+    first: MemberLost
+    noticed_at: float
+    noticed_unix_s: float
+    by_name: dict[str, MemberLost] = field(init=False)
+    _explained: set[str] = field(default_factory=set[str])
+
+    def __post_init__(self) -> None:
+        self.by_name = {self.first.replica_id: self.first}
+
+    def explain(self, replica_id: str, exit_: "_Exit") -> None:
+        """Add why a process of that group has ended; the first one counts, since the others end because of it."""
+        loss, rank = self.by_name[replica_id], f"rank {exit_.evidence.group_rank}"
+        if replica_id not in self._explained:
+            self._explained.add(replica_id)
+            cause = exit_.reason if rank in loss.reason else f"{rank}: {exit_.reason}"
+            self.by_name[replica_id] = replace(loss, reason=f"{loss.reason}: {cause}")
+
+    @property
+    def text(self) -> str:
+        more = f" and {len(self.by_name) - MAX_TOLD} more" if len(self.by_name) > MAX_TOLD else ""
+        told = itertools.islice(self.by_name.items(), MAX_TOLD)
+        return "; ".join(f"{name}: {loss.reason}" for name, loss in told) + more
+
+    @property
+    def suspects(self) -> tuple[str, ...]:
+        return tuple(itertools.islice(self.by_name, MAX_SUSPECTS))
+
+
+@dataclass(frozen=True, slots=True)
+class _Exit:
+    """A process of a member that has ended, and whose loss has not been noticed yet."""
+
+    reason: str
+    evidence: RankEvidence
+    at: float
+    unix_s: float
+
+
+class IncidentMachine:
+    """`make_id` makes an unused id of a moment of the wall clock. `now` is monotonic and never goes back."""
+
+    def __init__(self, job: str, policy: OnStall, make_id: Callable[[float], str]) -> None:
+        self._job = job
+        self._policy = policy
+        self._make_id = make_id
+        self._cases: dict[str, _Case] = {}
+        self._stall: _Case | None = None
+        self._lost: _Lost | None = None
+        self._loss: _Case | None = None  # that of the losses
+        self._distrusted: dict[str, Distrust] = {}  # by replica_id, what was said last
+        self._rejected: dict[str, int] = {}  # by replica_id, the step
+        self._exits: dict[str, list[_Exit]] = {}  # by replica_id
+
+    @property
+    def is_followed(self) -> bool:
+        """Whether the next committed step matters."""
+        return self._lost is not None or any(case.incident.summary.step_s is None for case in self._cases.values())
+
+    @property
+    def awaits_quorum(self) -> bool:
+        """Whether the next quorum matters."""
+        return self._lost is not None or bool(self._cases)
+
+    # -- a stall
+
+    def stalled(self, verdict: StallVerdict, step: int, now: float, unix_s: float) -> list[Effect]:
+        """`step`: the highest that a rank was let into."""
+        case = self._stall
+        if case is None:
+            return self._open_stall(verdict, step, now, unix_s)
+        if case.is_final or verdict.says_the_same(case.verdict):
+            return []  # what follows from a kill is not what it was for
+        if case.incident.summary.suspects and not verdict.behind:
+            return []  # the rank that was behind is still the cause: the others wait, and go on without it
+        case.verdict = verdict
+        changed = Changed(case.note(text=verdict.text, suspects=_suspects(verdict)))
+        return [changed, *self._look(case)]
+
+    def moved(self, now: float) -> list[Effect]:
+        case, self._stall = self._stall, None
+        if case is None:
+            return []
+        changed = Changed(case.note(over_s=now - case.fault_at))
+        self._drop_if_over(case)
+        return [changed]
+
+    def took(self, id: str, gathered: Gathered, members: Mapping[str, int], now: float) -> list[Effect]:
+        """The evidence has come, or was waited for long enough. `members`: the replica groups of the quorum, and how
+        many ranks each has."""
+        case = self._cases.get(id)
+        if case is None or case.verdict is None:
+            return []
+        case.is_looking = False
+        evidence = suspects_first(gathered.evidence, case.incident.summary.suspects)
+        case.incident = replace(case.incident, evidence=evidence, missing=gathered.missing)
+        first_s = case.incident.summary.evidence_s
+        changed = Changed(case.note(evidence_s=now - case.fault_at if first_s is None else first_s))
+        if case is not self._stall:
+            done = self._note_action(case, "progress resumed: nothing was done", now)
+            self._drop_if_over(case)
+            return [changed, done]
+        decision = decide(self._policy, case.verdict.behind, members)
+        if not decision.is_final and decision.text == case.incident.summary.action:
+            return [changed]
+        case.is_final, case.killed = decision.is_final, frozenset(members if decision.stop else decision.groups)
+        return [changed, ActionDue(id, decision)]
+
+    def acted(self, id: str, action: str, now: float) -> list[Effect]:
+        case = self._cases.get(id)
+        return [] if case is None else [self._note_action(case, action, now)]
+
+    # -- losses
+
+    def lost(self, loss: MemberLost, now: float, unix_s: float, *, is_asked: bool) -> list[Effect]:
+        """`is_asked`: a group asks for the next quorum already."""
+        if any(case.has_killed(loss.replica_id) for case in self._cases.values()):
+            return []
+        before = self._lost
+        if before is None or before.first.quorum_id != loss.quorum_id:
+            self._lost, self._loss = _Lost(loss, now, unix_s), None
+        elif loss.replica_id in before.by_name:
+            return []
+        else:
+            before.by_name[loss.replica_id] = loss
+        lost = self._lost
+        assert lost is not None
+        exits = self._exits.pop(loss.replica_id, [])
+        for each in exits:
+            lost.explain(loss.replica_id, each)
+        if self._loss is not None:
+            self._loss.away.add(loss.replica_id)
+            self._attach(self._loss, loss.replica_id, exits)
+            return [Changed(self._loss.note(text=lost.text, suspects=lost.suspects))]
+        if exits:
+            self._exits[loss.replica_id] = exits  # their evidence belongs to the incident, if there will be one
+        return self.asked(now) if is_asked else []
+
+    def killed(self, replica_id: str, quorum_id: int, why: str, now: float, unix_s: float) -> list[Effect]:
+        """A person has a member killed: that is an incident at once, and its loss is the same one."""
+        return self.lost(MemberLost(replica_id, quorum_id, f"killed {why}", None), now, unix_s, is_asked=True)
+
+    def asked(self, now: float) -> list[Effect]:
+        """A group asks for the next quorum: training is to go on."""
+        lost = self._lost
+        if lost is None or self._loss is not None:
+            return []
+        if now - lost.noticed_at > UNCONFIRMED_S:
+            self._lost = None
+            return []
+        seen_at = lost.first.last_seen_at
+        fault_at = lost.noticed_at if seen_at is None else min(seen_at, lost.noticed_at)
+        noticed_s = lost.noticed_at - fault_at
+        case = self._begin(IncidentKind.LOSS, lost.text, lost.suspects, fault_at, noticed_s, lost.noticed_unix_s)
+        case.losses, case.away, self._loss = lost, set(lost.by_name), case
+        for name in lost.by_name:
+            self._attach(case, name, self._exits.pop(name, []))
+        return [Opened(case.incident)]
+
+    # -- processes that have ended
+
+    def exited(
+        self, replica_id: str, reason: str, evidence: RankEvidence, now: float, unix_s: float, *, is_member: bool
+    ) -> list[Effect] | None:
+        """A supervisor reports that a process of a replica group has ended. `is_member`: of the present quorum.
+
+        Returns:
+            None if that is not for this machine: the group is no member, and no loss of it is followed.
+        """
+        exit_ = _Exit(reason, evidence, now, unix_s)
+        for case in reversed(self._cases.values()):
+            if case.losses is not None and replica_id in case.away:
+                case.losses.explain(replica_id, exit_)
+                self._attach(case, replica_id, [exit_])
+                return [Changed(case.note(text=case.losses.text))]
+        is_lost = self._lost is not None and replica_id in self._lost.by_name
+        if is_lost and self._lost is not None:
+            self._lost.explain(replica_id, exit_)
+        if not (is_member or is_lost) or len(self._exits) >= MAX_EXITS:
+            return None
+        self._exits.setdefault(replica_id, []).append(exit_)
+        return []
+
+    def expire(self, now: float) -> list[Effect]:
+        """File the exits that no loss has come for."""
+        old = {name: exits for name, exits in self._exits.items() if now >= exits[0].at + EXIT_KEPT_S}
+        effects: list[Effect] = []
+        for name, exits in old.items():
+            del self._exits[name]
+            first = exits[0]
+            summary = IncidentSummary(
+                self._make_id(first.unix_s),
+                self._job,
+                IncidentKind.EXIT,
+                f"{name}: rank {first.evidence.group_rank}: {first.reason}",
+                (name,),
+                first.unix_s,
+                0.0,
+                over_s=0.0,
+            )
+            effects.append(Opened(Incident(summary, tuple(MemberEvidence(name, each.evidence) for each in exits))))
+        return effects
+
+    def _attach(self, case: _Case, replica_id: str, exits: list[_Exit]) -> None:
+        evidence = (*case.incident.evidence, *(MemberEvidence(replica_id, each.evidence) for each in exits))
+        case.incident = replace(case.incident, evidence=evidence[:MAX_EVIDENCE])
+
+    # -- a state that is none
+
+    def listens_to(self, participant: Participant) -> bool:
+        """What it says of its state is news."""
+        return self._distrusted.get(participant.replica_id) != participant.distrust
+
+    def told(self, replica_id: str, distrust: Distrust | None, now: float, unix_s: float) -> list[Effect]:
+        """A group joins, and says whether it holds a state."""
+        if distrust is None:
+            self._distrusted.pop(replica_id, None)
+            return []
+        if self._distrusted.get(replica_id) == distrust:
+            return []
+        self._distrusted[replica_id] = distrust
+        while len(self._distrusted) > MAX_DISTRUSTED:
+            del self._distrusted[next(iter(self._distrusted))]
+        text = f"{replica_id}: {distrust.text}"
+        case = self._begin(IncidentKind(distrust.kind), text, (replica_id,), now, 0.0, unix_s)
+        return [Opened(case.incident)]
+
+    # -- gradients that are not finite
+
+    def rejected(self, rank: RankName, rejected: RejectedStep | None, now: float, unix_s: float) -> list[Effect]:
+        """The step that a group has discarded for its gradients, as it says for a while; None: there is none."""
+        if rejected is None:
+            self._rejected.pop(rank.replica_id, None)
+            return []
+        if self._rejected.get(rank.replica_id) == rejected.step:
+            return []
+        self._rejected[rank.replica_id] = rejected.step
+        while len(self._rejected) > MAX_DISTRUSTED:
+            del self._rejected[next(iter(self._rejected))]
+        suspects = (str(rank),) if rejected.is_own else ()
+        text = f"{rank}: step {rejected.step} discarded: {rejected.reason}"
+        case = self._begin(IncidentKind.NONFINITE, text, suspects, now, 0.0, unix_s)
+        case.base = rejected.step
+        return [Opened(case.incident)]
+
+    # -- training goes on
+
+    def formed(
+        self, quorum_id: int, step: int, now: float, *, is_new: bool, members: Collection[str] = ()
+    ) -> list[Effect]:
+        """A quorum was formed for `step`, of `members`."""
+        effects = self.asked(now)
+        self._lost = self._loss = None
+        effects += self.reached(step, quorum_id, now)
+        for case in self._cases.values():
+            if is_new and case.incident.summary.quorum_s is None:
+                effects.append(Changed(case.note(quorum_s=now - case.fault_at, quorum_id=quorum_id)))
+            if is_new or case.base is None:
+                case.base = step
+            effects += self._came_back(case, members, now)
+        for id in [id for id, case in self._cases.items() if case.is_over]:
+            del self._cases[id]
+        return effects
+
+    def _came_back(self, case: _Case, members: Collection[str], now: float) -> list[Effect]:
+        if not case.away or not case.away.intersection(members):
+            return []
+        case.away.difference_update(members)
+        return [] if case.away else [Changed(case.note(back_s=now - case.fault_at))]
+
+    def reached(self, step: int, quorum_id: int, now: float) -> list[Effect]:
+        """A rank was let into `step` under that quorum, or joins with it: all steps before it are committed."""
+        effects: list[Effect] = []
+        for case in list(self._cases.values()):
+            summary = case.incident.summary
+            if case.base is None or step <= case.base or quorum_id < summary.quorum_id or summary.step_s is not None:
+                continue
+            effects.append(Recovered(case.note(step_s=now - case.fault_at)))
+            self._drop_if_over(case)
+        return effects
+
+    # -- within
+
+    def _open_stall(self, verdict: StallVerdict, step: int, now: float, unix_s: float) -> list[Effect]:
+        still_s = verdict.still_s
+        case = self._begin(IncidentKind.STALL, verdict.text, _suspects(verdict), now - still_s, still_s, unix_s)
+        case.verdict, case.base = verdict, step
+        self._stall = case
+        return [Opened(case.incident), *self._look(case)]
+
+    def _look(self, case: _Case) -> list[Effect]:
+        if case.is_looking or case.is_final or case.looks >= MAX_LOOKS:
+            return []
+        case.is_looking, case.looks = True, case.looks + 1
+        return [EvidenceWanted(case.incident.id, case.incident.summary.suspects)]
+
+    def _begin(
+        self,
+        kind: IncidentKind,
+        text: str,
+        suspects: tuple[str, ...],
+        fault_at: float,
+        noticed_s: float,
+        unix_s: float,
+    ) -> _Case:
+        summary = IncidentSummary(self._make_id(unix_s), self._job, kind, text, suspects, unix_s, noticed_s)
+        case = self._cases[summary.id] = _Case(Incident(summary), fault_at)
+        while len(self._cases) > MAX_FOLLOWED:
+            del self._cases[next(iter(self._cases))]
+        return case
+
+    def _note_action(self, case: _Case, action: str, now: float) -> Changed:
+        return Changed(case.note(action=action, acted_s=now - case.fault_at))
+
+    def _drop_if_over(self, case: _Case) -> None:
+        if case.is_over:
+            self._cases.pop(case.incident.id, None)
+
+
+def _suspects(verdict: StallVerdict) -> tuple[str, ...]:
+    return tuple(map(str, verdict.behind[:MAX_SUSPECTS]))
+
+
+# -- evidence round -----------------------------------------------------------
+#
+# One round of evidence: which managers to ask, what has come, what is missing. No I/O.
+#
+# The lighthouse asks MAX_ASKED replica groups at most, those under suspicion first, and keeps MAX_BYTES at most, so
+# that a large job's evidence fits its memory and one message.
+
+MAX_ASKED = 64
+MAX_EVIDENCE_BYTES = 24 * 1024 * 1024
+WITHIN_S = 10.0
+
+Asked: TypeAlias = int | str
+"""The number of a manager's session; the name of a run."""
+
+
+@dataclass(frozen=True, slots=True)
+class EvidenceTarget:
+    """A member, or a run, that may be asked. `session` None: it holds none."""
+
+    replica_id: str
+    session: Asked | None
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    session: Asked
+    replica_id: str
+    group_ranks: tuple[int, ...] = ()
+
+
+class EvidenceRound:
+    """`ranks`: of which replica groups which ranks, empty: all of the group; None: every target."""
+
+    def __init__(
+        self,
+        targets: Iterable[EvidenceTarget],
+        *,
+        ranks: Mapping[str, tuple[int, ...]] | None = None,
+        suspects: Sequence[str] = (),
+    ) -> None:
+        self._evidence: list[MemberEvidence] = []
+        self._missing: list[str] = []
+        self._bytes = 0
+        here = {target.replica_id: target for target in targets}
+        first = {name.rpartition("/")[0] or name for name in suspects}
+        wanted = sorted(here if ranks is None else ranks, key=lambda name: (name not in first, name))
+        able = [name for name in wanted if self._is_able(name, here.get(name))]
+        self._leave_out(able[MAX_ASKED:])
+        self.questions = tuple(
+            Question(here[name].session or 0, name, (ranks or {}).get(name, ())) for name in able[:MAX_ASKED]
+        )
+        self._waiting = {question.session: question for question in self.questions}
+
+    @property
+    def is_complete(self) -> bool:
+        return not self._waiting
+
+    def took(self, session: Asked, rank: RankEvidence) -> None:
+        question = self._waiting.get(session)
+        if question is None:
+            return
+        self._bytes += size_of(rank)
+        if self._bytes > MAX_EVIDENCE_BYTES:
+            rank = without_text(rank, f"left out: there is more than {MAX_EVIDENCE_BYTES >> 20} MiB of evidence")
+        self._evidence.append(MemberEvidence(question.replica_id, rank))
+
+    def done(self, session: Asked) -> None:
+        self._waiting.pop(session, None)
+
+    def ended(self, session: Asked) -> None:
+        """The session, before all has come."""
+        if (question := self._waiting.pop(session, None)) is not None:
+            self._missing.append(f"{question.replica_id}: its session has ended")
+
+    def result(self) -> Gathered:
+        """What has come by now, naming the ranks that are missing."""
+        late = [f"{question.replica_id}: not all came within {WITHIN_S:g} s" for question in self._waiting.values()]
+        evidence = sorted(self._evidence, key=lambda one: (one.replica_id, one.rank.group_rank))
+        return Gathered(tuple(evidence), (*self._missing, *late))
+
+    def _is_able(self, name: str, target: EvidenceTarget | None) -> bool:
+        if target is None or target.session is None:
+            self._missing.append(f"{name}: it holds no session with the lighthouse")
+            return False
+        return True
+
+    def _leave_out(self, names: Sequence[str]) -> None:
+        if names:
+            shown, more = names[:MAX_LISTED], len(names) - MAX_LISTED
+            and_more = f" and {more} more" if more > 0 else ""
+            self._missing.append(f"{', '.join(shown)}{and_more}: at most {MAX_ASKED} replica groups are asked")
+
+
+def size_of(rank: RankEvidence) -> int:
+    return sum(map(len, (rank.stacks, rank.flight_recorder, rank.process, *rank.output, *rank.missing)))
+
+
+def without_text(rank: RankEvidence, why: str) -> RankEvidence:
+    return replace(rank, stacks="", flight_recorder="", process="", output=(), missing=(why,))
+
+
+def read_ranks(names: Iterable[str]) -> dict[str, tuple[int, ...]] | None:
+    """What a person has typed: b/1 is a rank, b all of a replica group. None: nothing. Raises InvalidRequest."""
+    chosen: dict[str, set[int]] = {}
+    for name in names:
+        group, slash, number = name.rpartition("/")
+        if not slash:
+            chosen[name] = set()
+        elif not number.isdecimal() or len(number) > 5:
+            raise InvalidRequest(f"{name!r} is not a rank; write b/1, or b for all of that group", field="rank")
+        elif chosen.setdefault(group, {int(number)}):  # else all of it are asked for already
+            chosen[group].add(int(number))
+    return {group: tuple(sorted(ranks)) for group, ranks in chosen.items()} or None
+
+
+def check_ranks(replica_id: str, ranks: Sequence[int], group_world_size: int) -> None:
+    """Raises UnknownName for a rank that the group does not have. `group_world_size` 0: it has not said how many."""
+    unknown = [rank for rank in ranks if rank >= group_world_size > 0]
+    if unknown:
+        last = group_world_size - 1
+        has = f"ranks {replica_id}/0 to {replica_id}/{last}" if last else f"rank {replica_id}/0 only"
+        raise UnknownName(f"rank: there is no {replica_id}/{unknown[0]}; this group has {has}")
+
+
+# -- archive ------------------------------------------------------------------
+#
+# The newest incidents of all jobs, and their ids. No I/O.
+#
+# An id is the second at which the incident was noticed, and a number where that second has another one. Evidence
+# takes memory: that of the newest incidents is kept, MAX_BYTES together.
+
+LIMIT = 200
+SHOWN = 50
+MAX_ARCHIVE_BYTES = 64 * 1024 * 1024
+DROPPED = "the evidence of an incident as old as this is not kept in memory"
+
+
+def surplus(kept: Sequence[tuple[str, str, int]], limit: int, max_bytes: int) -> list[str]:
+    """Choose the incidents to drop so that at most `limit` are left, of at most `max_bytes` together.
+
+    Each job has an equal share: the oldest goes of the job that has most, so no job pushes out those of others.
+
+    Args:
+        kept: (id, job, bytes) of each, the oldest first.
+        limit: How many are kept.
+        max_bytes: How many bytes are kept. The newest incident stays, however large it is.
+    """
+    by_job: dict[str, list[tuple[str, int]]] = {}
+    for id, job, size in kept:
+        by_job.setdefault(job, []).append((id, size))
+    counts = {job: len(entries) for job, entries in by_job.items()}
+    sizes = {job: sum(size for _, size in entries) for job, entries in by_job.items()}
+    dropped: list[str] = []
+    while (is_over := sum(counts.values()) > limit) or (sum(sizes.values()) > max_bytes and sum(counts.values()) > 1):
+        measure = counts if is_over else sizes
+        job = max(measure, key=lambda name: measure[name])
+        id, size = by_job[job].pop(0)
+        counts[job] -= 1
+        sizes[job] -= size
+        dropped.append(id)
+    return dropped
+
+
+class IncidentArchive:
+    def __init__(self, incidents: Iterable[Incident] = ()) -> None:
+        """`incidents`: of a life before this one."""
+        self._by_id: dict[str, Incident] = {}
+        self._taken: set[str] = set()
+        for incident in sorted(incidents, key=lambda i: (i.summary.opened_unix_s, i.id)):
+            self.put(incident)
+
+    def make_id(self, unix_s: float) -> str:
+        stem = datetime.fromtimestamp(unix_s, UTC).strftime("%Y%m%d-%H%M%S")
+        number = 1
+        while (name := stem if number == 1 else f"{stem}-{number}") in self._taken:
+            number += 1
+        self._taken.add(name)
+        return name
+
+    def put(self, incident: Incident) -> None:
+        """It is new, or has changed."""
+        self._by_id[incident.id] = incident
+        self._taken.add(incident.id)
+        if len(self._by_id) > LIMIT:
+            every = [(each.id, each.summary.job, 0) for each in self._by_id.values()]
+            for id in surplus(every, LIMIT, 0):
+                del self._by_id[id]
+                self._taken.discard(id)
+        if incident.evidence:
+            self._save_memory()
+
+    def find(self, id: str) -> Incident | None:
+        return self._by_id.get(id)
+
+    def get(self, id: str) -> Incident:
+        """Raises UnknownName."""
+        incident = self._by_id.get(id)
+        if incident is None:
+            newest = ", ".join(summary.id for summary in self.summaries()[:8]) or "none"
+            raise UnknownName(f"no incident {id!r}; the newest: {newest}")
+        return incident
+
+    def summaries(self, job: str = "") -> tuple[IncidentSummary, ...]:
+        """Of `job`, or of every one, the newest first."""
+        newest = reversed(self._by_id.values())
+        return tuple(incident.summary for incident in newest if job in ("", incident.summary.job))
+
+    def _save_memory(self) -> None:
+        left = MAX_ARCHIVE_BYTES
+        for incident in reversed(tuple(self._by_id.values())):
+            left -= sum(size_of(one.rank) for one in incident.evidence)
+            if left < 0 and incident.evidence:
+                self._by_id[incident.id] = replace(incident, evidence=(), missing=(*incident.missing, DROPPED))
+
+
+# -- incident -----------------------------------------------------------------
+#
+# An incident of a run, as people see it beside the stalls and losses of the job.
+
+
+def incident_of(name: RunName, restart: RestartRecord) -> Incident:
+    """Its ranks are named run/slot."""
+    job, run = name
+    kind = IncidentKind.EXIT if restart.ends_nothing else IncidentKind.RESTART
+    formed_s = _since(restart, restart.formed_at)
+    at = f"run {run}" if restart.ends_nothing else f"run {run}, generation {restart.generation}"
+    summary = IncidentSummary(
+        restart.incident,
+        job,
+        kind,
+        f"{at}: {restart.cause}",
+        tuple(f"{run}/{rank.slot}" for rank in restart.lost),
+        opened_unix_s=restart.noticed_at,
+        noticed_s=0.0,
+        quorum_s=formed_s,
+        quorum_id=restart.formed or 0,
+        step_s=_since(restart, restart.stepped_at),
+        over_s=0.0 if restart.ends_nothing else formed_s,
+    )
+    return Incident(
+        summary,
+        tuple(
+            MemberEvidence(
+                run,
+                RankEvidence(
+                    process.rank.slot,
+                    rank_incarnation=process.rank.incarnation,
+                    process=f"ended: {process.reason}",
+                    output=process.output,
+                ),
+            )
+            for process in restart.evidence
+        ),
+    )
+
+
+def _since(restart: RestartRecord, at: float | None) -> float | None:
+    """The wall clock may have been set back since."""
+    return None if at is None else max(0.0, at - restart.noticed_at)

@@ -1,0 +1,142 @@
+"""A job's quorums in the log."""
+
+import logging
+from collections.abc import Callable, Mapping
+
+from lighthouse.job import events
+from lighthouse.job.events import ConnectionsCut, JobEnded, JournalOutdated
+from lighthouse.job.forming import QuorumMachine
+from lighthouse.job.records import RunName, Verdict
+from lighthouse.job.status import awaited, explain
+from lighthouse_protocol.messages.membership import Quorum
+from lighthouse_protocol.messages.session import QuorumOrder, QuorumPhase
+from lighthouse_runtime.log_event import event
+from lighthouse_runtime.ports import Timers
+from lighthouse_runtime.timing.timers import DeadlineTimer
+
+log = logging.getLogger(__name__)
+
+
+NAMES_LOGGED = 16
+# A round takes milliseconds: only a wait that lasts is worth a line.
+WAIT_LOGGED_AFTER_S = 1.0
+_WORTH_A_LINE = (QuorumPhase.RECALLED, QuorumPhase.REVOKED, QuorumPhase.STANDING)
+
+
+def log_quorum(job: str, quorum: Quorum, *, is_new: bool) -> None:
+    if not is_new:
+        return
+    names = [f"{p.replica_id}@{p.step}" for p in quorum.participants]
+    more = f" and {len(names) - NAMES_LOGGED} more" if len(names) > NAMES_LOGGED else ""
+    step = max(p.step for p in quorum.participants)
+    told = event("quorum_formed", job=job, quorum_id=quorum.quorum_id, step=step, participants=len(names))
+    log.info("quorum %d: %s%s", quorum.quorum_id, " ".join(names[:NAMES_LOGGED]), more, extra=told)
+
+
+def log_order(job: str, order: QuorumOrder) -> None:
+    if order.phase in _WORTH_A_LINE:
+        reason = f": {order.reason}" if order.reason else ""
+        told = event(f"quorum_{order.phase}", job=job, quorum_id=order.quorum_id, lost=order.lost or None)
+        log.info("quorum %d %s%s", order.quorum_id, order.phase, reason, extra=told)
+
+
+def log_end(job: str, end: JobEnded) -> None:
+    late = f"; absent: {', '.join(end.absent[:NAMES_LOGGED])}" if end.absent else ""
+    told = event("job_ended", job=job, step=end.step)
+    log.info("the job ended at step %d: all remaining groups have finished%s", end.step, late, extra=told)
+
+
+def log_journal_outdated(job: str, found: JournalOutdated) -> None:
+    log.warning(
+        "the journal is outdated: %s has seen quorum %d, but the newest one in the journal is %d. Either an old copy "
+        "was restored, or another lighthouse serves this job. No quorum forms for %.1f s, until all leases "
+        "that the journal does not know have expired. Make sure that no other lighthouse serves this job. Do not "
+        "restore copies of the journal: a lighthouse without one waits just as long",
+        found.replica_id,
+        found.seen_id,
+        found.last_id,
+        found.wait_s,
+        extra=event("journal_outdated", job=job, replica_group=found.replica_id, quorum_id=found.seen_id),
+    )
+
+
+def log_cut(job: str, cut: ConnectionsCut) -> None:
+    names = ", ".join(cut.replica_ids[:NAMES_LOGGED])
+    more = f" and {len(cut.replica_ids) - NAMES_LOGGED} more" if len(cut.replica_ids) > NAMES_LOGGED else ""
+    log.warning(
+        "the connections of %s%s ended at the same moment: probably the network between (a load balancer, a sidecar, a "
+        "firewall), not their processes. They have %g s to reconnect before they count as lost",
+        names,
+        more,
+        cut.hold_s,
+        extra=event("connections_cut", job=job, participants=len(cut.replica_ids)),
+    )
+
+
+class VerdictLog:
+    """Why there is no quorum, once that has lasted, and again when the reason changes. `said` hears what is waited for;
+    empty: nothing."""
+
+    def __init__(self, job: str, machine: QuorumMachine, timers: Timers, said: Callable[[str], None]) -> None:
+        self._job = job
+        self._machine = machine
+        self._clock = timers.time
+        self._said = said
+        self._logged: Verdict | None = None
+        self._timer = DeadlineTimer(self._say, timers)
+
+    def look(self) -> None:
+        """Something has happened."""
+        if self._machine.verdict() in (Verdict.FORMED, Verdict.NO_JOINS):
+            self._logged = None
+            self.close()
+            self._said("")
+        elif not self._timer.is_set:
+            self._timer.set_after(WAIT_LOGGED_AFTER_S)
+
+    def close(self) -> None:
+        self._timer.cancel()
+
+    def _say(self) -> None:
+        verdict = self._machine.verdict()
+        if verdict is not self._logged:
+            self._logged = verdict
+            told = event("no_quorum", job=self._job, verdict=verdict.value)
+            log.info("no quorum: %s (%s)", verdict, explain(self._machine, self._clock()), extra=told)
+        self._said(awaited(self._machine))
+        self.look()
+
+
+# -- log ----------------------------------------------------------------------
+#
+# What happens to a run, in the log.
+
+SLOTS_LOGGED = 16
+
+
+def log_effect(name: RunName, effect: events.RunEffect) -> None:
+    def told(kind: str, generation: int | None = None) -> Mapping[str, object]:
+        return event(kind, job=name[0], run=name[1], generation=generation)
+
+    match effect:
+        case events.GenerationFormed(generation, spares):
+            number, active = generation.number, generation.active
+            slots = [str(rank.slot) for rank in active[:SLOTS_LOGGED]]
+            more = " ..." if len(active) > SLOTS_LOGGED else ""
+            text = "generation %d: slots %s%s; %d spares"
+            log.info(text, number, " ".join(slots), more, len(spares), extra=told("generation_formed", number))
+        case events.Interrupted(number, reason, _, is_new=True):
+            log.info("generation %d ended: %s", number, reason, extra=told("generation_over", number))
+        case events.RankRefused(rank, error):
+            log.info("refused %s: %s", rank, error, extra=told("rank_refused"))
+        case events.Completed(number, _, is_new=True):
+            log.info("completed in generation %d", number, extra=told("run_completed", number))
+        case events.Stopped(stop, _, is_new=True):
+            log.warning("stopped by %s: %s", stop.who or "the lighthouse", stop.reason, extra=told("run_stopped"))
+        case events.OutsiderHeard(who, what):
+            text = "ignored supervisor %s, which has no rank in run %s and no place in the quorum of job %s: %s"
+            log.warning(text, who, name[1], name[0], what, extra=told("outsider_heard"))
+        case events.Resumed():
+            log.info("resumed", extra=told("run_resumed"))
+        case _:
+            pass

@@ -1,0 +1,692 @@
+"""Which groups are present: sessions, calls, joins, withdrawals, losses, and what each means for the standing quorum.
+
+1. A session's end without a leave is a loss 7 ms later: that is how a killed process shows. Where the sessions of
+   more than half of a quorum end together, it is rather the network (silence.py). The end of an old session
+   never touches a newer one of the same group. The same manager's new session takes the old one's place; that it is
+   the same manager, its secret shows (identity.py).
+2. A group that falls silent (a lapse, or a connection that keepalive closed) is lost too, unless the fault is more
+   likely the lighthouse's own (silence.py).
+3. A group that is down (its ranks restart) is lost to its quorum, and not waited for until it joins. One whose ranks
+   have ended in good order is not lost: it has left its quorum (standing.py).
+4. A participant is (replica_id, incarnation): a join or a hello of another incarnation is the loss of the old one.
+"""
+
+from collections.abc import Callable, Collection, Iterable, Iterator
+
+from lighthouse.job import events
+from lighthouse.job.events import ConnectionsCut, MemberDraining, MemberLeft, MemberLost
+from lighthouse.job.lineage import Numbering
+from lighthouse.job.records import CurrentQuorum, Member, Membership, QuorumConfig
+from lighthouse.job.roster import JoinQueue, Roster, is_reborn, membership_of, refusal, sent_away, why_impostor
+from lighthouse.job.standing import ResendQuorum, Standing
+from lighthouse_protocol.messages.membership import Participant
+from lighthouse_protocol.messages.session import (
+    LEFT,
+    RESTARTING,
+    STARTING,
+    GroupReport,
+    HoldState,
+    QuorumOrder,
+    QuorumPhase,
+    Welcome,
+)
+from lighthouse_protocol.refusals import Drained, InvalidRequest, LighthouseError, Superseded, Unreachable
+from lighthouse_protocol.rules.access import digest_of
+
+# -- silence ------------------------------------------------------------------
+#
+# Which members are lost by their silence or the end of their connections, and where the network is the likelier
+# cause.
+#
+# 1. If more than half of the members of a quorum fall silent in one moment, that is rather the lighthouse's own
+#    network: they are held for alive for one timeout more.
+# 2. A lighthouse that was itself paused moves every lapse by its lateness, and holds the closings that it reads then
+#    for the lateness and CLOSINGS_HELD_S: their managers come back.
+# 3. A closed connection is not a dead process: a load balancer, a sidecar or a firewall that restarts closes them
+#    all. So the end of a member's connection is judged some milliseconds later, and later still while this host is
+#    busy, as the ends are read one after the other there. If the connections of more than half of the quorum's
+#    members have ended by then, their members are held for a lease, as after a restart of the lighthouse. A member
+#    that reports a failed step meanwhile shows that more than connections to the lighthouse has broken: those that
+#    are held then have CLOSINGS_HELD_S more, and those that are not judged yet are judged at once.
+
+BEAT_SLACK_S = 0.25
+CLOSINGS_HELD_S = 2.0
+SAME_MOMENT_S = 0.1
+"""What was found to be shared is, for all who are lost within this: ten thousand are counted once, not for each."""
+JUDGED_AFTER_S = 0.007
+"""How long after the last closing of a burst its closings are judged. A manager that is killed alone is to be noticed
+within 20 ms, of which the kernel, gRPC and the way to the other ranks take 11 (benchmarks/recovery.py)."""
+JUDGED_WITHIN_S = 0.1
+"""After the first closing of a burst, however long the burst is."""
+LATE_S = 0.005
+"""A lighthouse that judges a burst so late was held up."""
+POSTPONED_AT_MOST = 40
+"""How often a burst is judged JUDGED_AFTER_S later, as the lighthouse was held up or its host is busy: connections that
+are cut in one moment end there in several. With a load of 20 on two CPUs the ends of three lay up to 98 ms apart."""
+SILENT_TOGETHER = "most members fell silent together; they have one more timeout before they count as lost"
+CLOSED_TOGETHER = "the connections of most members ended together: held for a lease"
+
+
+class MassSilence:
+    def __init__(
+        self, roster: Roster, heartbeat_timeout_s: float, lease_s: float, emit: Callable[[ConnectionsCut], None]
+    ) -> None:
+        self._emit = emit
+        self._roster = roster
+        self._timeout_s = heartbeat_timeout_s
+        self._lease_s = lease_s
+        self._closings_held_until = 0.0
+        self._is_shared_until = 0.0
+        self.braked_until = 0.0
+        self._burst: set[Member] = set()  # those whose connections have ended, and are not judged yet
+        self._judge_at = self._judge_by = 0.0
+        self._postponed = 0
+        self._cut_until = 0.0  # members of a burst are held
+        self.braked_for = ""
+
+    def was_late(self, by_s: float, now: float) -> None:
+        self._roster.shift(by_s)
+        self._closings_held_until = now + by_s + CLOSINGS_HELD_S
+
+    def is_judging(self, now: float) -> bool:
+        """A burst is judged now, unless `postpone` is called first."""
+        due_at = self._roster.next_at()
+        return bool(self._burst) and due_at is not None and due_at <= now and self._judge_at <= now
+
+    def postpone(self, now: float) -> None:
+        """The ends of more connections may be unread, unless all have been read."""
+        members, ended = self._ended()
+        if self._postponed < POSTPONED_AT_MOST and len(ended) < len(members):
+            self._postponed += 1
+            self._judge_at, self._judge_by = now + JUDGED_AFTER_S, now + JUDGED_WITHIN_S
+
+    def closing_held_until(self, member: Member, beat_interval_s: float, now: float) -> float | None:
+        """Its stream has ended without a leave: until when it may come back, or when that is judged; None if it is
+        lost at once."""
+        if now < self._closings_held_until:
+            return self._closings_held_until
+        is_silent = _is_silent(member, beat_interval_s, now)
+        if is_silent and self._is_shared(beat_interval_s, now):
+            return self._brake(now + self._timeout_s, SILENT_TOGETHER)
+        if not self._roster.has_peers(member):
+            return None
+        if not self._burst or now > self._judge_by:
+            self._burst, self._judge_by, self._postponed = set(), now + JUDGED_WITHIN_S, 0
+        self._burst.add(member)
+        self._judge_at = min(now + JUDGED_AFTER_S, self._judge_by)
+        if not is_silent:
+            member.seen_at = now
+        return self._judge_at
+
+    def excuse(self, member: Member, beat_interval_s: float, now: float) -> bool:
+        """Its connection has ended, or it has not been heard of for the timeout: whether it gets more time. A silent
+        member does once."""
+        if member.closes_at is not None:
+            return self._excuse_closing(member, now)
+        was_excused = member.excused_until > member.seen_at + self._timeout_s
+        if was_excused or not self._is_shared(beat_interval_s, now):
+            return False
+        self._roster.excuse(member, self._brake(now + self._timeout_s, SILENT_TOGETHER), now)
+        return True
+
+    def is_cut(self, member: Member, now: float) -> bool:
+        """It is held since its connection was cut together with most others, and no step has failed since."""
+        return member.closes_at is not None and now < self._cut_until
+
+    def step_failed(self, now: float) -> None:
+        """A member of the quorum reports it. O(n), once a burst."""
+        if self._burst:
+            self._judge_at = min(self._judge_at, now)
+            for member in self._burst:
+                if member.closes_at is not None:
+                    self._roster.close(member, now, now)
+        if now >= self._cut_until:
+            return
+        self._cut_until, until = now, now + CLOSINGS_HELD_S
+        for member in self._roster.participants():
+            if member.closes_at is not None and member.closes_at > until:
+                self._roster.close(member, until, now)
+
+    def _excuse_closing(self, member: Member, now: float) -> bool:
+        if member in self._burst:
+            if now > self._judge_at + LATE_S:
+                self.postpone(now)
+            if now < self._judge_at:
+                self._roster.close(member, self._judge_at, now)
+            else:
+                self._judge(now)
+        return member.closes_at is None or now < member.closes_at
+
+    def _judge(self, now: float) -> None:
+        """Hold those that are still away, if the burst is one of the network. O(n), once a burst."""
+        members, ended = self._ended()
+        burst, self._burst = self._burst, set()
+        if 2 * len(ended) <= len(members) or len(members) < 2:
+            return
+        until = self._cut_until = self._brake(now + self._lease_s, CLOSED_TOGETHER)
+        held = [m for m in members if m in burst and m.closes_at is not None]
+        for member in held:
+            self._roster.close(member, until, now)
+        self._emit(ConnectionsCut(tuple(sorted(m.replica_id for m in held)), self._lease_s))
+
+    def _ended(self) -> tuple[list[Member], list[Member]]:
+        """The members that had a session before the burst, and those whose connections have ended in it or before."""
+        members = [m for m in self._roster.participants() if m.session is not None and m.is_alive]
+        return members, [m for m in members if m.closes_at is not None or m in self._burst]
+
+    def _brake(self, until: float, why: str) -> float:
+        self.braked_until, self.braked_for = until, why
+        return until
+
+    def _is_shared(self, beat_interval_s: float, now: float) -> bool:
+        """Whether more than half of the quorum's members with a session are silent. O(n), when one is lost."""
+        if now < self._is_shared_until:
+            return True
+        members = silent = 0
+        for member in self._roster.participants():
+            if member.session is not None and member.is_alive:
+                members += 1
+                silent += _is_silent(member, beat_interval_s, now)
+        if 2 * silent <= members or members < 2:
+            return False
+        self._is_shared_until = now + SAME_MOMENT_S
+        return True
+
+
+def _is_silent(member: Member, beat_interval_s: float, now: float) -> bool:
+    """Its heartbeat is overdue: a process that is killed was heard within an interval."""
+    return now - member.seen_at > beat_interval_s + BEAT_SLACK_S
+
+
+# -- job end ------------------------------------------------------------------
+#
+# When a job has ended, and which groups come too late for it.
+#
+# A group has finished when it leaves its quorum by the end of its script (HoldState.LEAVING). The job has ended when
+# a member of the last quorum has finished and none of the others is present any more: they have finished, too, were
+# lost, or have drained. So scripts of different lengths end a job with the longest one.
+#
+# A group is absent if it was in a quorum of the job and has not finished, or was present at the end without being in
+# the last quorum. After the end an absent group is late: alone, it would train the job once more from the step that
+# it brings. It is refused, unless
+#
+# - it brings at least the step of the end (a checkpoint), or its manager was started with --continue;
+# - a group that is not absent is present: someone has started the job again, on purpose.
+#
+# A group that has finished, or is not known, is never refused: it begins another training under this name. The next
+# quorum forgets the end.
+
+ABSENT_KEPT = 256
+
+
+class JobEnd:
+    """`step`: at which the job has ended; None: it has not. `absent` in the order in which the groups went."""
+
+    def __init__(self, step: int | None = None, absent: Iterable[str] = ()) -> None:
+        self.step = step
+        self.absent = tuple(absent)
+        self._finished: dict[str, int] = {}  # steps that are done, by member of the present quorum
+
+    @property
+    def is_near(self) -> bool:
+        """A member of the present quorum has finished."""
+        return self.step is None and bool(self._finished)
+
+    def has_finished(self, replica_id: str) -> bool:
+        return replica_id in self._finished
+
+    def finish(self, replica_id: str, steps_done: int) -> None:
+        """A member's script has ended."""
+        self._finished[replica_id] = steps_done
+
+    def reach(self, members: Iterable[str], present: Iterable[str]) -> None:
+        """The job has ended: `members` of the last quorum have finished or are away; `present` are other groups."""
+        self.step = max(self._finished.values())
+        self._keep(name for name in (*self.absent, *members, *present) if name not in self._finished)
+
+    def formed(self, before: Collection[str], members: Collection[str]) -> None:
+        """A quorum of `members` follows one of `before`."""
+        if self.step is None:
+            away = (*self.absent, *sorted(before))
+            self._keep(name for name in away if name not in members and name not in self._finished)
+        else:
+            self.absent = ()
+        self.step, self._finished = None, {}
+
+    def refusal(self, participant: Participant, others: Iterable[str]) -> Drained | None:
+        """Why a late group gets no quorum; None: it is not late. `others`: the groups that are present, or start."""
+        name, step = participant.replica_id, participant.asks_for
+        if self.step is None or participant.continues or name not in self.absent or step >= self.step:
+            return None
+        if any(other not in self.absent for other in others):
+            return None
+        return Drained(
+            f"the job ended at step {self.step}: all remaining groups have finished. {name} was absent at the end and "
+            f"has step {step}, so it has nothing left to do. To train anyway, start it with "
+            f"--continue (LIGHTHOUSE_MANAGER_CONTINUE=1), from a checkpoint of step {self.step} or later, or under "
+            "another --job"
+        )
+
+    def _keep(self, names: Iterable[str]) -> None:
+        self.absent = tuple(dict.fromkeys(names))[-ABSENT_KEPT:]
+
+
+USUAL_BEAT_INTERVAL_S = 1.0
+USUAL_BEAT_SHARE = 0.25  # of the lease and of the heartbeat timeout
+BEATS_PER_S = 500
+"""Of all sessions. With more of them each beats more rarely."""
+LONGEST_BEAT_SHARE = 0.4
+"""Of the lease and of the heartbeat timeout. Beside it there is room for a pause as long as the keepalive allows."""
+SILENT_AFTER_INTERVALS = 1.5
+MAX_REPORTED = 500
+
+
+class Presence:
+    def __init__(
+        self,
+        config: QuorumConfig,
+        current: CurrentQuorum,
+        standing: Standing,
+        numbering: Numbering,
+        emit: Callable[[events.QuorumEffect], None],
+        holders_until: float | None = None,
+        end: JobEnd | None = None,
+    ) -> None:
+        """`holders_until`: until then quorums of an earlier lighthouse may be held that are not in its record."""
+        self._config = config
+        self._current = current
+        self._emit = emit
+        self.job_end = end or JobEnd()
+        self.standing = standing
+        self.roster = Roster(config.heartbeat_timeout_s, emit, current)
+        self.silence = MassSilence(self.roster, config.heartbeat_timeout_s, config.lease_s, emit)
+        self.joins = JoinQueue(config.heartbeat_timeout_s, emit, current)
+        self.seen_id = 0
+        self._numbering = numbering
+        self._holders_until = holders_until
+        self._sessions: dict[int, Member] = {}
+        self._leaving: list[int] = []
+        self._draining: set[str] = set()
+
+    @property
+    def sessions(self) -> int:
+        """How many are open."""
+        return len(self._sessions)
+
+    @property
+    def beat_interval_s(self) -> float:
+        """Heartbeats get rarer with more sessions, as far as the lease and the timeout allow."""
+        shortest_s = min(self._config.lease_s, self._config.heartbeat_timeout_s)
+        usual_s = min(USUAL_BEAT_INTERVAL_S, USUAL_BEAT_SHARE * shortest_s)
+        return max(usual_s, min(len(self._sessions) / BEATS_PER_S, LONGEST_BEAT_SHARE * shortest_s))
+
+    def membership(self, replica_id: str, digest: str) -> Membership:
+        """Of the group of that name, by the digest of its secret."""
+        is_held = bool(self.roster.working or self.standing.at_work)
+        known, remembered = self._current.secret_of(replica_id), self.standing.remembered(replica_id)
+        return membership_of(digest, known, remembered, is_held=is_held)
+
+    # -- calls and joins
+
+    def join(self, event: events.Joined, now: float) -> None:
+        participant = event.participant
+        if (error := self._join_refusal(event, now)) is not None:
+            return self._emit(events.JoinRefused(event.call, error))
+        self._send_away(participant, now)
+        self._supersede(participant, now)
+        member = self._admit(participant, event.session, now)
+        self._learn(participant, participant.seen_quorum_id, now)
+        self.seen_id = max(self.seen_id, participant.tag_quorum_id or 0)
+        if participant.commit_failures > 0 and self._current.has(member):
+            self.silence.step_failed(now)
+            self.pass_time(now)
+        outcome = self.standing.joined(participant, now)
+        if isinstance(outcome, ResendQuorum):
+            self._resend(member, event.call)
+            return self._tell(outcome.order)
+        self.joins.add(member, event.call, event.deadline_at, now)
+        return self._tell(outcome)
+
+    def _join_refusal(self, event: events.Joined, now: float) -> LighthouseError | None:
+        if event.session is not None:
+            ours = self._sessions.get(event.session)
+            if ours is None:
+                return Superseded("this session has ended")
+            if ours.replica_id != event.participant.replica_id:
+                return InvalidRequest(
+                    f"is {event.participant.replica_id}; this session is that of {ours.replica_id}, and speaks for no "
+                    "other replica group",
+                    field="replica_id",
+                )
+        error = self._refusal(event.participant, now, session=event.session)
+        if error is None and event.session is not None and event.participant.replica_id in self._draining:
+            return _drains(event.participant.replica_id)
+        return error or self.job_end.refusal(event.participant, self._others(event.participant.replica_id))
+
+    def _others(self, replica_id: str) -> Iterator[str]:
+        """The groups that train, or are about to."""
+        for member in self.roster:
+            if member.replica_id != replica_id and member.is_alive and not member.is_reported and member.down != LEFT:
+                yield member.replica_id
+
+    def refuse_late(self, now: float) -> None:
+        """The job has ended: joins that have waited for its next quorum are refused."""
+        for member in list(self.joins):
+            assert member.participant is not None
+            late = self.job_end.refusal(member.participant, self._others(member.replica_id))
+            if late is not None and member.call is not None:
+                self._emit(events.JoinRefused(member.call, late))
+                self.joins.withdraw(member.call, now)
+
+    def has_ended(self) -> bool:
+        """A member of the last quorum has finished, and none of the others is present."""
+        if not self.job_end.is_near or self.roster.working or self.standing.phase is QuorumPhase.RETURNING:
+            return False
+        return not any(
+            member.is_alive and not member.down and not self.job_end.has_finished(member.replica_id)
+            for member in self.roster.participants()
+        )
+
+    def _admit(self, participant: Participant, session: int | None, now: float) -> Member:
+        """Its manager may come with another incarnation on the same session, and with the lease that it holds."""
+        old = self.roster.get(participant.replica_id)
+        if old is not None and is_reborn(participant, old):
+            reason = "its ranks have restarted"
+            if old.is_alive:
+                self._emit(MemberLost(old.replica_id, self._ends_without(old), reason))
+            self._tell(self.standing.lose(old.replica_id, old.incarnation, reason))
+            if session is not None and session == old.session:
+                self.standing.end_lease(old.replica_id, old.incarnation)
+        member = self.roster.admit(participant, now)
+        if old is not None and old is not member and old.session is not None and old.is_connected:
+            member.session, member.lease_until, member.secret = old.session, old.lease_until, old.secret
+            self._sessions[old.session] = member
+            self.roster.connect(member)
+        return member
+
+    def beat_without_session(self, replica_id: str, incarnation: str, now: float) -> None:
+        """Of an unknown group nothing comes of it where there are too many of its kind: when it joins, it is let in.
+        One that does not speak for the group (identity.py) shows nothing of it."""
+        old = self.roster.get(replica_id)
+        if self._impostor(Participant(replica_id, incarnation), None, "", now) is not None:
+            return
+        if old is not None or len(self.roster.reported) < min(MAX_REPORTED, self._config.max_replicas):
+            self.roster.beat(replica_id, incarnation, now)
+
+    # -- sessions
+
+    def open(self, event: events.SessionOpened, now: float) -> None:
+        participant, session = event.hello.participant, event.session
+        secret = event.hello.secret
+        error = self._refusal(participant, now, event.hello.levels, session=session, is_hello=True, secret=secret)
+        if error is not None:
+            return self._emit(events.SessionRefused(session, error))
+        self._send_away(participant, now)
+        self._take_place(participant, now)
+        member = self._sessions[session] = self.roster.greet(participant, session, now, digest_of(secret))
+        self._learn(participant, participant.seen_quorum_id, now)
+        self._read_levels(member, event.hello.levels, now)
+        order = self.standing.order_for(member.replica_id, member.incarnation, event.hello.levels.held)
+        return self._emit(events.Welcomed(session, Welcome(self.beat_interval_s, self._config.lease_s, order)))
+
+    def beat(self, event: events.SessionHeartbeatReceived, now: float) -> None:
+        member = self._sessions.get(event.session)
+        if member is None:
+            return
+        levels = event.beat.levels
+        if (error := self._unheard_of(None, levels, now)) is not None:
+            self._emit(events.SessionRefused(event.session, error))
+            return
+        self.roster.see(member, now)
+        self._read_levels(member, levels, now)
+        order = self.standing.order_for(member.replica_id, member.incarnation, levels.held)
+        self._emit(events.HeartbeatAnswered(event.session, event.beat.number, order))
+
+    def end(self, event: events.SessionEnded, now: float) -> None:
+        member = self._sessions.pop(event.session, None)
+        if event.session in self._leaving:
+            self._leaving.remove(event.session)
+        if member is None or member.session != event.session:
+            return
+        until = self.silence.closing_held_until(member, self.beat_interval_s, now)
+        if until is None:
+            self._lose(member, "its connection was lost", now)
+        else:
+            self._drop_join(member, now)
+            self.roster.close(member, until, now)
+
+    def leave(self, event: events.Left, now: float) -> None:
+        member = self._sessions.pop(event.session, None)
+        if member is None or member.session != event.session:
+            return
+        self._drop_join(member, now)
+        self._emit(MemberLeft(member.replica_id))
+        self._tell(self.standing.left(member.replica_id, member.incarnation))
+        self.roster.remove(member)
+        self._draining.discard(member.replica_id)
+        self._leaving.append(event.session)
+
+    def _are_needed(self) -> bool:
+        """Members of the quorum still do the granted steps, with the peers of those that have left."""
+        if self.standing.phase is not QuorumPhase.RESUMED:
+            return False
+        members = (self.roster.get(replica_id) for replica_id in self.standing.at_work)
+        return any(member is not None and member.is_connected for member in members)
+
+    def dismiss(self) -> None:
+        """Those that have left, once they are not needed any more."""
+        if not self._leaving or self._are_needed():
+            return
+        leaving, self._leaving = self._leaving, []
+        for session in leaving:
+            self._emit(events.SessionRefused(session, None, "as requested"))
+
+    # -- time
+
+    def pass_time(self, now: float) -> None:
+        for member in self.roster.expire(now):
+            if member.session is not None:
+                self._lapse(member, now)
+
+    def silent(self, now: float) -> list[str]:
+        """Those whose heartbeat is overdue, in open sessions: they count as there until they lapse. O(n)."""
+        overdue = now - SILENT_AFTER_INTERVALS * self.beat_interval_s
+        return sorted(member.replica_id for member in self._sessions.values() if member.seen_at < overdue)
+
+    def was_late(self, by_s: float, now: float) -> None:
+        self.silence.was_late(by_s, now)
+        self.standing.shift(by_s)
+
+    # -- within
+
+    def _refusal(
+        self,
+        participant: Participant,
+        now: float,
+        levels: GroupReport | None = None,
+        *,
+        session: int | None,
+        is_hello: bool = False,
+        secret: str = "",
+    ) -> LighthouseError | None:
+        return (
+            self._unheard_of(participant, levels, now)
+            or self._impostor(participant, session, secret, now)
+            or refusal(
+                participant,
+                self.roster,
+                max_replicas=self._config.max_replicas,
+                allow_heterogeneous=self._config.allow_heterogeneous,
+                session=session,
+                is_hello=is_hello,
+                is_starting=levels is not None and levels.down == STARTING,
+            )
+        )
+
+    def _impostor(
+        self, participant: Participant, session: int | None, secret: str, now: float
+    ) -> LighthouseError | None:
+        """A session that is open has shown its secret."""
+        if session in self._sessions:
+            return None
+        name = participant.replica_id
+        old = self.roster.get(name)
+        is_cut = old is not None and self.silence.is_cut(old, now)
+        return why_impostor(participant, secret, old, self.standing.remembered(name), is_cut=is_cut)
+
+    def _unheard_of(
+        self, participant: Participant | None, levels: GroupReport | None, now: float
+    ) -> LighthouseError | None:
+        """An id that was never given out is not adopted."""
+        held = levels.held if levels is not None else None
+        try:
+            if participant is not None:
+                self._numbering.check(participant.seen_quorum_id, "seen_quorum_id", now)
+                self._numbering.check(participant.tag_quorum_id or 0, "tag_quorum_id", now)
+            if held is not None:
+                self._numbering.check(held.quorum_id, "quorum_id", now)
+        except InvalidRequest as error:
+            return error
+        return None
+
+    def _learn(self, member: Participant | Member, seen_id: int, now: float) -> None:
+        """It was told that id. Where the journal should know it and does not, it is older than what was told."""
+        self.seen_id = max(self.seen_id, seen_id)
+        if self._holders_until is None or not self._numbering.is_unknown(seen_id):
+            return
+        until, self._holders_until = self._holders_until, None
+        self._emit(events.JournalOutdated(member.replica_id, seen_id, self._numbering.quorum_id, max(0.0, until - now)))
+        if now >= until:
+            return
+        sessions = self._holders()
+        order = self.standing.distrust(until, f"{member.replica_id} was told quorum {seen_id}, which is not remembered")
+        if order is not None:
+            self._emit(events.Ordered(order, sessions))
+
+    def _tell(self, order: QuorumOrder | None) -> None:
+        """To every holder with a session."""
+        if order is not None:
+            self._emit(events.Ordered(order, self._holders()))
+
+    def _holders(self) -> tuple[int, ...]:
+        """Their sessions."""
+        sessions: list[int] = []
+        for member in self.standing.quorum.participants if self.standing.quorum else ():
+            here = self.roster.get(member.replica_id)
+            if here is not None and here.is_connected and here.incarnation == member.incarnation:
+                assert here.session is not None
+                sessions.append(here.session)
+        return tuple(sessions)
+
+    def draining(self) -> list[str]:
+        """Members of the standing quorum that want to leave."""
+        return sorted(name for name in self._draining if self.standing.is_member(name))
+
+    def recall(self, reason: str) -> None:
+        self._tell(self.standing.recall(reason))
+
+    def standing_time(self, now: float) -> None:
+        self._tell(self.standing.pass_time(now))
+
+    def _resend(self, member: Member, call: int) -> None:
+        assert self.standing.quorum is not None
+        self._emit(events.QuorumResent(self.standing.quorum, call))
+        if (
+            self.standing.phase in (QuorumPhase.RECALLED, QuorumPhase.RESUMED, QuorumPhase.REVOKED)
+            and member.session is not None
+        ):
+            self._emit(events.Ordered(self.standing.order(), (member.session,)))
+
+    def _send_away(self, participant: Participant, now: float) -> None:
+        for member, error in sent_away(participant, self.roster):
+            if member.call is not None:
+                self._emit(events.JoinRefused(member.call, error))
+            if member.session is not None:
+                self._emit(events.SessionRefused(member.session, error))
+            self._lose(member, "its address is a loopback", now)
+            self.roster.remove(member)
+
+    def _supersede(self, participant: Participant, now: float) -> None:
+        old = self.roster.get(participant.replica_id)
+        if old is None or old.call is None:
+            return
+        call = old.call
+        self.joins.withdraw(call, now)
+        error = Superseded(f"{participant.replica_id} has asked again; its newer call is answered")
+        self._emit(events.JoinRefused(call, error))
+
+    def _take_place(self, participant: Participant, now: float) -> None:
+        """The new session takes the place of an older one; another incarnation's coming is the old one's loss."""
+        old = self.roster.get(participant.replica_id)
+        if old is None:
+            return
+        self._supersede(participant, now)
+        if old.session is not None and old.is_connected:
+            self._sessions.pop(old.session, None)
+            self._emit(events.SessionRefused(old.session, Superseded(f"{old.replica_id} has opened a newer session")))
+        if old.incarnation != participant.incarnation:
+            self._lose(old, "has restarted", now)
+
+    def _read_levels(self, member: Member, levels: GroupReport, now: float) -> None:
+        member.lease_until = now + self._config.lease_s
+        name, incarnation = member.replica_id, member.incarnation
+        self.standing.renew(name, incarnation, member.lease_until)
+        self.roster.miss_ranks(member, levels.missing)
+        if levels.held is not None:
+            self._learn(member, levels.held.quorum_id, now)
+            member.step = max(member.step, levels.held.granted)
+            if levels.held.mode is HoldState.LEAVING and self.standing.is_holder(name, incarnation):
+                self.job_end.finish(name, levels.held.granted + 1)
+        if levels.drains and name not in self._draining:
+            self._emit(MemberDraining(name))
+        (self._draining.add if levels.drains else self._draining.discard)(name)
+        if levels.drains and member.call is not None:
+            self._emit(events.JoinRefused(member.call, _drains(name)))
+            self._drop_join(member, now)
+        if levels.down or not member.down:  # one that is down starts until it joins
+            member.is_starting = levels.down in (STARTING, RESTARTING)
+        is_waited_for = levels.down == STARTING and self._current.quorum is None
+        if levels.down and not member.down and not is_waited_for:
+            self._go_down(member, levels.down, now)
+        self._tell(self.standing.observe(name, incarnation, levels.held, now))
+
+    def _go_down(self, member: Member, reason: str, now: float) -> None:
+        self._drop_join(member, now)
+        quorum_id = self._ends_without(member)
+        if reason == LEFT:
+            self._emit(MemberLeft(member.replica_id))
+        elif reason != STARTING or quorum_id is not None:
+            self._emit(MemberLost(member.replica_id, quorum_id, reason))
+        self.roster.go_down(member, reason)
+        if reason != LEFT:
+            self._tell(self.standing.lose(member.replica_id, member.incarnation, reason))
+
+    def _lapse(self, member: Member, now: float) -> None:
+        if self.silence.excuse(member, self.beat_interval_s, now):
+            return
+        session = member.session if member.closes_at is None else None
+        reason = "it fell silent" if member.closes_at is None else "its connection was lost"
+        self._lose(member, reason, now, member.seen_at)
+        if session is not None:
+            timeout_s = self._config.heartbeat_timeout_s
+            gone = Unreachable(f"the lighthouse received no heartbeat from {member.replica_id} for {timeout_s:g} s")
+            self._emit(events.SessionRefused(session, gone))
+
+    def _lose(self, member: Member, reason: str, now: float, last_seen_at: float | None = None) -> None:
+        self._drop_join(member, now)
+        self._draining.discard(member.replica_id)
+        if member.session is not None:
+            self._sessions.pop(member.session, None)
+        self.roster.lose(member, now, reason, quorum_id=self._ends_without(member), last_seen_at=last_seen_at)
+        self._tell(self.standing.lose(member.replica_id, member.incarnation, reason))
+
+    def _ends_without(self, member: Member) -> int | None:
+        return self.standing.ends_without(member.replica_id, member.incarnation)
+
+    def _drop_join(self, member: Member, now: float) -> None:
+        if member.call is not None:
+            self.joins.withdraw(member.call, now)
+
+
+def _drains(replica_id: str) -> Drained:
+    return Drained(f"{replica_id} drains; it is in no further quorum")

@@ -1,0 +1,428 @@
+"""Every job's driver; made when first asked for, dropped when it has gone quiet."""
+
+import asyncio
+import logging
+import secrets
+import time
+from collections.abc import Callable, Collection, Generator, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import replace
+
+from lighthouse.job.driver import JobDriver
+from lighthouse.job.forming import QuorumMachine
+from lighthouse.job.incident_driver import IncidentRegistry
+from lighthouse.job.log import NAMES_LOGGED
+from lighthouse.job.progress import RanksKept
+from lighthouse.job.records import Membership, QuorumConfig, QuorumRecord, RunConfig, RunName, RunRecord, SavedRun
+from lighthouse.job.restarts import RunMachine
+from lighthouse.job.run_driver import RunDriver
+from lighthouse.job.status import saved_run_status
+from lighthouse.job.store import JobStore, NoJobStore, RunStore
+from lighthouse_protocol.identity import check_name
+from lighthouse_protocol.limits import SECRET_BYTES
+from lighthouse_protocol.messages.incident import Incident, RankEvidence
+from lighthouse_protocol.messages.run import RunStatus
+from lighthouse_protocol.messages.status import JobStatus
+from lighthouse_protocol.refusals import LighthouseError, LimitReached, UnknownName, Unreachable
+from lighthouse_protocol.rules.stall import FLOOR_S, Limits
+from lighthouse_runtime.log_event import event
+from lighthouse_runtime.ports import Timers
+from lighthouse_runtime.timing.timers import LoopLag
+
+log = logging.getLogger(__name__)
+
+
+MAX_JOBS = 1000
+# Anyone can send heartbeats under any name: jobs of which nothing else is known have a limit of their own.
+MAX_REPORTED_JOBS = 200
+ENDED_SHOWN = 16
+QUIET_LOOKED_FOR_EVERY_S = 1.0
+
+
+class JobRegistry:
+    """`config` makes a job's settings from its first quorum_id; `memory` is claimed; `give_up` ends the daemon; `wall`:
+    seconds since the epoch; `runs`: those of a job; `refused` is called with each refused join's error; `draw_secret`:
+    for each new quorum."""
+
+    def __init__(
+        self,
+        config: Callable[[int], QuorumConfig],
+        timers: Timers,
+        memory: JobStore | None = None,
+        give_up: Callable[[int], None] = lambda status: None,
+        stall_after_s: float = FLOOR_S,
+        incident_registry: IncidentRegistry | None = None,
+        wall: Callable[[], float] = time.time,
+        runs: Callable[[str], Sequence[RunDriver]] = lambda job: (),
+        refused: Callable[[LighthouseError], None] = lambda error: None,
+        draw_secret: Callable[[], str] = lambda: secrets.token_hex(SECRET_BYTES),
+        is_busy: Callable[[], bool] = lambda: False,
+    ) -> None:
+        self._is_busy = is_busy
+        self._draw_secret = draw_secret
+        self._config = config
+        self._memory = memory or NoJobStore()
+        self._give_up = give_up
+        self._stall_after_s = stall_after_s
+        self._incident_registry = incident_registry or IncidentRegistry()
+        self._timers = timers
+        self._wall = wall
+        self._runs = runs
+        self._refused = refused
+        self._started_at: float | None = None
+        self._records: Mapping[str, QuorumRecord] = {}
+        self._drivers: dict[str, JobDriver] = {}
+        self._reported: set[str] = set()
+        self._ended: dict[str, JobStatus] = {}
+        self._ranks_kept = RanksKept()
+        self._looked_at = -QUIET_LOOKED_FOR_EVERY_S
+        self._closed = ""
+        self.lag = LoopLag(timers)
+        self.lag.listen(self._was_late)
+
+    def remember(self, records: Mapping[str, QuorumRecord]) -> None:
+        """The memory has just been claimed: quorums of before may still be held. After a `close`, it serves again."""
+        self._records = records
+        self._started_at = self._timers.time()
+        if self._closed:
+            self._closed = ""
+            self.lag.begin_anew()
+
+    def __iter__(self) -> Iterator[JobDriver]:
+        return iter(self._drivers.values())
+
+    def get(self, job: str) -> JobDriver:
+        """Raises a refusal for an unusable name, for too many jobs, and while the lighthouse is going away."""
+        driver = self._known(job)
+        if driver is not None and job not in self._reported:
+            return driver
+        if self._is_full(lambda: len(self._drivers) - len(self._reported), MAX_JOBS):
+            raise LimitReached(f"job: {job} would be number {MAX_JOBS + 1}; the lighthouse takes {MAX_JOBS} at once")
+        self._reported.discard(job)
+        return self._drivers.get(job) or self._add(job)
+
+    def get_reported(self, job: str) -> JobDriver:
+        """The same for a heartbeat without a session."""
+        driver = self._known(job)
+        if driver is not None:
+            return driver
+        if self._is_full(lambda: len(self._reported), MAX_REPORTED_JOBS):
+            raise LimitReached(
+                f"job: {job} is known by heartbeats alone, as {MAX_REPORTED_JOBS} others are; ask for a quorum of it"
+            )
+        driver = self._add(job)
+        self._reported.add(job)
+        return driver
+
+    def _known(self, job: str) -> JobDriver | None:
+        if self._closed:
+            raise Unreachable(self._closed)
+        driver = self._drivers.get(job)
+        if driver is None:
+            check_name(job, "job")
+        return driver
+
+    def ended(self, job: str) -> tuple[JobStatus, ...]:
+        """Last status of the newest jobs that have ended and been forgotten, or of `job` alone."""
+        return tuple(last for name, last in self._ended.items() if name not in self._drivers and job in ("", name))
+
+    def _is_full(self, count: Callable[[], int], limit: int) -> bool:
+        """Looks for quiet jobs first; not at every call, which would be O(n) each."""
+        now = self._timers.time()
+        if count() >= limit and now - self._looked_at >= QUIET_LOOKED_FOR_EVERY_S:
+            self._looked_at = now
+            self.forget_quiet(is_full=True)
+        return count() >= limit
+
+    def _add(self, job: str) -> JobDriver:
+        driver = self._drivers[job] = self._make(job)
+        return driver
+
+    def membership(self, job: str, replica_id: str, digest: str) -> Membership:
+        """Of that group in the quorum of that job, by the digest of its secret."""
+        driver = self._add(job) if job in self._records and not self._closed else self._drivers.get(job)
+        return Membership.OPEN if driver is None else driver.machine.presence.membership(replica_id, digest)
+
+    def exited(self, job: str, replica_id: str, reason: str, evidence: RankEvidence) -> bool:
+        """As IncidentDriver.exited, of that job."""
+        driver = self._drivers.get(job)
+        return driver is not None and driver.incidents.exited(replica_id, reason, evidence)
+
+    def peek(self, job: str) -> JobDriver | None:
+        """None: no job of that name is here."""
+        return self._drivers.get(job)
+
+    def find(self, job: str) -> JobDriver:
+        """Raises UnknownName for a job that no group has joined."""
+        driver = self._drivers.get(check_name(job, "job"))
+        if driver is None:
+            known = ", ".join(sorted(self._drivers)[:NAMES_LOGGED]) or "none"
+            raise UnknownName(f"job: no replica group has asked for a quorum of {job!r}; known jobs: {known}")
+        return driver
+
+    def forget_quiet(self, *, is_full: bool = False) -> None:
+        """What the memory has of one stays where it cannot be written: nothing is told because of that.
+
+        Jobs that have ended are kept for groups that come late, unless the registry `is_full`.
+        """
+        for driver in [d for d in self._drivers.values() if d.is_quiet and (is_full or not d.remembers_end)]:
+            if driver.machine.job_end.step is not None:
+                newest = {**self._ended, driver.job: driver.status()}
+                self._ended = dict(list(newest.items())[-ENDED_SHOWN:])
+            driver.close("this job has no members any more")
+            del self._drivers[driver.job]
+            self._reported.discard(driver.job)
+            try:
+                self._memory.forget(driver.job)
+            except LighthouseError as e:
+                log.warning(
+                    "cannot remove the inactive job %s from the journal: %s",
+                    driver.job,
+                    e,
+                    extra=event("job_not_forgotten", job=driver.job),
+                )
+
+    def close(self, reason: str) -> None:
+        """End every waiting call and every session with `reason`; refuse new ones."""
+        self._closed = reason
+        self.lag.stop()
+        drivers, self._drivers = self._drivers, {}
+        for driver in drivers.values():
+            driver.close(reason)
+
+    # -- within
+
+    def _make(self, job: str) -> JobDriver:
+        self.lag.watch()
+        last_id = self._memory.last_id(job)
+        # Above every id that an earlier lighthouse, or an earlier life of this job, can have given out, whatever has
+        # become of the journal.
+        config = self._config(max(last_id + 1, int(self._wall() * 1000)))
+        record, self._records = self._records.get(job), {k: v for k, v in self._records.items() if k != job}
+        until = None
+        if self._started_at is not None:
+            until = self._started_at + max(config.lease_s, record.lease_s if record is not None else 0.0)
+            until = until if until > self._timers.time() or (record and record.stands) else None
+        if record is not None and record.lease_s < config.lease_s:
+            record = replace(record, lease_s=config.lease_s)  # in force from the first welcome on
+            self._commit(job, record)
+        machine = QuorumMachine(config, record=record, holders_until=until)
+        return JobDriver(
+            job,
+            machine,
+            self._timers,
+            self._wall,
+            lambda record: self._commit(job, record),
+            self.lag.check,
+            self._stall_after_s,
+            self._incident_registry,
+            lambda: self._runs(job),
+            self._refused,
+            self._ranks_kept,
+            self._draw_secret,
+            record.secret if record is not None else "",
+            self._is_busy,
+        )
+
+    def _commit(self, job: str, record: QuorumRecord) -> None:
+        with self.guarded():
+            self._memory.commit(job, record)
+
+    @contextmanager
+    def guarded(self) -> Generator[None, None, None]:
+        """A lighthouse that cannot write down what it is about to tell must not tell it: it ends."""
+        try:
+            yield
+        except LighthouseError as e:
+            log.critical("shutting down: cannot write the journal: %s", e, extra=event("journal_failed"))
+            self.close(f"the lighthouse cannot write its journal: {e}")
+            self._give_up(1)
+            raise
+
+    def _was_late(self, by_s: float) -> None:
+        for driver in self._drivers.values():
+            driver.was_late(by_s)
+
+
+# -- registry -----------------------------------------------------------------
+#
+# Every run's driver; made when first asked for, dropped when it has gone quiet. Its record stays (run_memory.py).
+
+MAX_RUNS = 1000
+SAVED_SHOWN = 32  # of those without processes at present, the newest
+NAMES_SHOWN = 16
+
+
+class RunRegistry:
+    """`store` is claimed when the first run is asked for; `guarded` ends the daemon where it cannot be
+    written.
+
+    `make_id` makes an id for each incident, `report` gets each one that changes; `moved` is called with the job of a
+    rank that has said more than its hello; `limits` say when ranks stall; `membership` says of a job's replica group,
+    and the digest of its secret, whether it is in the quorum; `exited`: as RunDriver's, of a job.
+    """
+
+    def __init__(
+        self,
+        store: RunStore,
+        rank_timeout_s: float,
+        lateness: LoopLag,
+        guarded: Callable[[], AbstractContextManager[None]] = nullcontext,
+        make_id: Callable[[float], str] = str,
+        report: Callable[[Incident], None] = lambda incident: None,
+        moved: Callable[[str], None] = lambda job: None,
+        limits: Limits | None = None,
+        membership: Callable[[str, str, str], Membership] = lambda job, replica_id, digest: Membership.OPEN,
+        exited: Callable[[str, str, str, RankEvidence], bool] = lambda job, replica_id, reason, evidence: False,
+    ) -> None:
+        self._store = store
+        self._guarded = guarded
+        self._rank_timeout_s = rank_timeout_s
+        self._make_id = make_id
+        self._report = report
+        self._moved = moved
+        self._limits = limits or Limits()
+        self._membership = membership
+        self._exited = exited
+        self._lateness = lateness
+        self._lateness.listen(self._was_late)
+        self._drivers: dict[RunName, RunDriver] = {}
+        self._closed = ""
+        self._began_at: float | None = None  # to serve runs
+        self._stopped: dict[RunName, RunStatus] = {}
+
+    def __iter__(self) -> Iterator[RunDriver]:
+        return iter(self._drivers.values())
+
+    def get(self, job: str, run: str) -> RunDriver:
+        """Raises a refusal for an unusable name, for too many runs, and while the lighthouse is going away."""
+        if self._closed:
+            raise Unreachable(self._closed)
+        name = check_name(job, "job"), check_name(run, "run")
+        driver = self._drivers.get(name)
+        if driver is None:
+            self.forget_quiet()
+            if len(self._drivers) >= MAX_RUNS:
+                raise LimitReached(
+                    f"run: {run} would be number {MAX_RUNS + 1}; the lighthouse takes {MAX_RUNS} at once"
+                )
+            driver = self._drivers[name] = self._make(name)
+        return driver
+
+    def has(self, job: str, run: str) -> bool:
+        """Whether it has processes."""
+        return (job, run) in self._drivers
+
+    def of_job(self, job: str) -> list[RunDriver]:
+        """Those that have processes."""
+        return [driver for driver in self if driver.name[0] == job]
+
+    def find(self, job: str, run: str) -> RunDriver:
+        """Raises UnknownName for a run that never had a process."""
+        name = check_name(job, "job"), check_name(run, "run")
+        if name not in self._drivers and self._store.load_run(name) is None:
+            known = ", ".join(sorted(other for at, other in self._names() if at == job)[:NAMES_SHOWN]) or "none"
+            raise UnknownName(f"run: job {job!r} has no run {run!r}; known runs: {known}")
+        return self.get(job, run)
+
+    def status(self, job: str = "", run: str = "") -> tuple[RunStatus, ...]:
+        """Of `run`; or of every run of `job`, or of all, those without processes at present included."""
+        self.forget_quiet()
+        names = [(job, run)] if run else [name for name in self._names() if not job or name[0] == job]
+        found = [self._status(name) for name in names]
+        return tuple(status for status in found if status is not None)
+
+    def live_status(self, job: str = "") -> tuple[RunStatus, ...]:
+        """Of those that have processes, of `job` or of all."""
+        self.forget_quiet()
+        return tuple(driver.status() for driver in self if job in ("", driver.name[0]))
+
+    def stopped_status(self) -> tuple[RunStatus, ...]:
+        """Of those without processes that were stopped, and not resumed, since this lighthouse serves; the newest
+        last."""
+        return tuple(self._stopped.values())
+
+    def stop_all(self, job: str, reason: str, who: str) -> list[str]:
+        """Stop those of `job` that have processes and are not over. Returns their names."""
+        machines = {driver: driver.machine for driver in self.of_job(job) if not driver.is_quiet}
+        live = [driver for driver, machine in machines.items() if machine.stop is None and machine.completed is None]
+        for driver in live:
+            driver.stop(reason, who)
+        return [driver.name[1] for driver in live]
+
+    def restart(self, job: str, name: str, ranks: Collection[int], reason: str) -> bool:
+        """As RunDriver.restart, of the run of `job` in which they are active."""
+        return any(driver.restart(name, ranks, reason) for driver in self.of_job(job))
+
+    def forget_quiet(self) -> None:
+        for driver in [driver for driver in self if driver.is_quiet]:
+            driver.write_notes()
+            if driver.machine.stop is not None:
+                self._stopped[driver.name] = driver.status()
+            driver.close("this run has no members any more")
+            del self._drivers[driver.name]
+        while len(self._stopped) > SAVED_SHOWN:
+            del self._stopped[next(iter(self._stopped))]
+
+    def close(self, reason: str) -> None:
+        """Write down what is noted, end every stream with `reason`, refuse new ones."""
+        for driver in self:
+            driver.write_notes()
+        self.drop(reason)
+
+    def drop(self, reason: str) -> None:
+        """As close, where nothing can be written any more."""
+        self._closed = reason
+        drivers, self._drivers = self._drivers, {}
+        for driver in drivers.values():
+            driver.close(reason)
+
+    def begin_anew(self) -> None:
+        """After a close: what the store has by now counts."""
+        self._closed = ""
+        self._stopped.clear()
+        self._began_at = None
+
+    # -- within
+
+    def _make(self, name: RunName) -> RunDriver:
+        self._lateness.watch()
+        self._stopped.pop(name, None)
+        now = asyncio.get_running_loop().time()
+        self._began_at = now if self._began_at is None else self._began_at
+        saved = self._store.load_run(name) or SavedRun(RunRecord())
+        config = RunConfig(self._rank_timeout_s, wall_offset_s=time.time() - now, run=name[1], limits=self._limits)
+        machine = RunMachine(
+            config,
+            record=saved.record,
+            keys=saved.keys,
+            now=now,
+            make_id=self._make_id,
+            began_at=self._began_at,
+        )
+        loop = asyncio.get_running_loop()
+        return RunDriver(
+            name,
+            machine,
+            self._store,
+            loop,
+            self._lateness.check,
+            self._report,
+            self._guarded,
+            lambda: self._moved(name[0]),
+            lambda replica_id, digest: self._membership(name[0], replica_id, digest),
+            lambda replica_id, reason, evidence: self._exited(name[0], replica_id, reason, evidence),
+        )
+
+    def _names(self) -> list[RunName]:
+        return sorted({*self._store.run_names(SAVED_SHOWN), *self._drivers})
+
+    def _status(self, name: RunName) -> RunStatus | None:
+        if (driver := self._drivers.get(name)) is not None:
+            return driver.status()
+        saved = self._store.load_run(name)
+        return None if saved is None else saved_run_status(name, saved)
+
+    def _was_late(self, by_s: float) -> None:
+        for driver in self:
+            driver.was_late(by_s)

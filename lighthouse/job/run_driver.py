@@ -1,0 +1,497 @@
+"""One run: its machine is fed, its effects are performed in order, one timer is set again.
+
+Synchronous: time, streams and the store are ports, so the simulator runs this very code.
+"""
+
+import itertools
+from collections.abc import Callable, Collection, Iterable, Sequence
+from contextlib import AbstractContextManager, nullcontext, suppress
+from dataclasses import dataclass, replace
+from typing import Generic, TypeVar
+
+from lighthouse.job import events
+from lighthouse.job.incidents import incident_of
+from lighthouse.job.log import log_effect
+from lighthouse.job.progress import RunRank
+from lighthouse.job.records import Membership, Rank, RunName, RunRecord
+from lighthouse.job.restarts import RunMachine
+from lighthouse.job.status import run_ranks, run_status
+from lighthouse.job.store import RunStore
+from lighthouse_protocol.identity import group_of_supervisor
+from lighthouse_protocol.messages import run
+from lighthouse_protocol.messages import run as supervisor
+from lighthouse_protocol.messages.incident import EvidenceAsked, Incident, RankEvidence, SelfReport, fitting
+from lighthouse_protocol.messages.run import RankId, RunStatus, ToRunRank
+from lighthouse_protocol.messages.session import Evidence, EvidenceDone, EvidenceRequest
+from lighthouse_protocol.refusals import (
+    InvalidRequest,
+    LighthouseError,
+    LimitReached,
+    NotPermitted,
+    Superseded,
+    Unreachable,
+)
+from lighthouse_protocol.rules.access import digest_of
+from lighthouse_protocol.rules.rate_limits import TokenBucket
+from lighthouse_runtime.ports import Peer, Timer, Timers
+from lighthouse_runtime.process.logs import without_credentials
+from lighthouse_runtime.timing.timers import DeadlineTimer
+
+# -- streams ------------------------------------------------------------------
+#
+# The open streams of a run, by their numbers: those of its ranks and of its supervisors.
+
+W = TypeVar("W")
+M = TypeVar("M")
+
+
+@dataclass(frozen=True, slots=True)
+class Stream(Generic[W, M]):
+    who: W
+    peer: Peer[M]
+
+
+class Streams(dict[int, Stream[W, M]]):
+    """`who` is told apart by what it has said of itself: a rank, or a supervisor's hello."""
+
+    def who(self, session: int) -> W | None:
+        """None: it was refused, or another one has taken its place."""
+        stream = self.get(session)
+        return None if stream is None else stream.who
+
+    def send(self, session: int, message: M) -> None:
+        if (stream := self.get(session)) is not None:
+            stream.peer.send(message)
+
+    def send_all(self, message: M) -> None:
+        for stream in self.values():
+            stream.peer.send(message)
+
+    def refuse(self, session: int, refusal: M) -> None:
+        """It is the last word."""
+        if (stream := self.pop(session, None)) is not None:
+            stream.peer.send(refusal)
+            stream.peer.end()
+
+    def close(self, error: LighthouseError) -> None:
+        for stream in self.values():
+            stream.peer.end(error)
+
+
+class RankStreams:
+    """A newer stream of the same process takes the place of its older one."""
+
+    def __init__(self) -> None:
+        self.open = Streams[RankId, ToRunRank]()
+        self._newest: dict[RankId, int] = {}
+
+    def add(self, session: int, rank: RankId, peer: Peer[ToRunRank]) -> None:
+        older = self.open.pop(self._newest.get(rank, 0), None)
+        if older is not None:
+            older.peer.end(Superseded(f"{rank} has come by another stream; this one ends"))
+        self.open[session] = Stream(rank, peer)
+        self._newest[rank] = session
+
+    def tell(self, ranks: Sequence[RankId], message: ToRunRank) -> None:
+        for rank in ranks:
+            self.open.send(self._newest.get(rank, 0), message)
+
+    def refuse(self, rank: RankId, refusal: ToRunRank) -> None:
+        self.open.refuse(self._newest.pop(rank, 0), refusal)
+
+    def remove(self, session: int) -> None:
+        stream = self.open.pop(session, None)
+        if stream is not None and self._newest.get(stream.who) == session:
+            del self._newest[stream.who]
+
+
+# -- evidence -----------------------------------------------------------------
+#
+# What the ranks of a run are doing, asked of each on its own stream, and told as a manager tells it of its group.
+
+ANSWERED_WITHIN_S = 3.0
+SILENT = (
+    f"all of it: no answer within {ANSWERED_WITHIN_S:g} s; it is stopped, or something keeps it from running Python"
+)
+OUTSIDE = "process and output: they are its manager's to tell, of a rank with an Agent"
+
+Told = Callable[[Evidence | EvidenceDone], None]
+
+
+@dataclass(slots=True)
+class _Look:
+    """`waiting`: what is known of those that have not answered."""
+
+    number: int
+    told: Told
+    began_at: float
+    size: int
+    waiting: dict[RankId, RankEvidence]
+    limit: Timer
+
+
+class RunEvidence:
+    def __init__(self, timers: Timers, ask: Callable[[Iterable[RankId], EvidenceAsked], None]) -> None:
+        self._timers = timers
+        self._ask = ask
+        self._numbers = itertools.count(1)
+        self._looks: dict[int, _Look] = {}
+
+    def look(self, request: EvidenceRequest, ranks: Iterable[Rank], told: Told) -> None:
+        waiting = {
+            rank.rank: RankEvidence(rank.rank.slot, rank.rank.incarnation, rank.pid, rank.host)
+            for rank in ranks
+            if not request.group_ranks or rank.rank.slot in request.group_ranks
+        }
+        number, now = next(self._numbers), self._timers.time()
+        limit = self._timers.call_later(ANSWERED_WITHIN_S, self._end, number)
+        self._looks[number] = _Look(request.number, told, now, len(waiting), waiting, limit)
+        self._ask(waiting, EvidenceAsked(number))
+
+    def answered(self, rank: RankId, own: SelfReport) -> None:
+        look = self._looks.get(own.number)
+        known = None if look is None else look.waiting.pop(rank, None)
+        if look is None or known is None:
+            return
+        took_s = self._timers.time() - look.began_at
+        said = replace(
+            known,
+            stacks=own.stacks,
+            flight_recorder=own.flight_recorder,
+            missing=(*own.missing, OUTSIDE),
+            took_s=took_s,
+        )
+        look.told(Evidence(look.number, fitting(said, look.size)))
+        if not look.waiting:
+            self._end(own.number)
+
+    def close(self) -> None:
+        for number in list(self._looks):
+            self._end(number)
+
+    def _end(self, number: int) -> None:
+        look = self._looks.pop(number)
+        look.limit.cancel()
+        for known in look.waiting.values():
+            look.told(Evidence(look.number, replace(known, missing=(SILENT,))))
+        look.told(EvidenceDone(look.number))
+
+
+# -- rate limit ---------------------------------------------------------------
+#
+# How often something may be done: so many at once, and so many a second after that. No I/O.
+
+
+class RateLimit:
+    """`what` is named in the refusal."""
+
+    def __init__(self, what: str, per_s: float, at_once: int) -> None:
+        self._what = what
+        self._bucket = TokenBucket(per_s, at_once)
+
+    def take(self, now: float) -> None:
+        """Once more. Raises LimitReached, and then nothing is taken."""
+        if not self._bucket.take(now):
+            at_once, per_s = self._bucket.at_once, self._bucket.per_s
+            raise LimitReached(
+                f"{self._what}: at most {at_once:g} at once and {per_s:g} a second are taken; try again later"
+            )
+
+
+NOTED_WITHIN_S = 0.2
+NOTES_SHARE = 0.05  # of the loop's time, at most, is spent on what no message asked to be durable
+# A durable write holds up the loop for a millisecond or more. All ranks may write at once when a generation begins.
+KEY_WRITES_PER_S = 100.0
+KEY_WRITES_AT_ONCE = 1000
+
+
+class RunDriver:
+    """`check_lateness` says by how much the loop itself was late; `report` gets each incident that changes;
+    `guarded` is around each write; `moved` is called when a rank has said more than its hello; `members` says whether a
+    replica group is in the job's quorum, by the digest of its secret; `exited` takes the end of a process of a replica
+    group if that belongs to a loss."""
+
+    def __init__(
+        self,
+        name: RunName,
+        machine: RunMachine,
+        store: RunStore,
+        timers: Timers,
+        check_lateness: Callable[[], None] = lambda: None,
+        report: Callable[[Incident], None] = lambda incident: None,
+        guarded: Callable[[], AbstractContextManager[None]] = nullcontext,
+        moved: Callable[[], None] = lambda: None,
+        members: Callable[[str, str], Membership] = lambda replica_id, digest: Membership.OPEN,
+        exited: Callable[[str, str, RankEvidence], bool] = lambda replica_id, reason, evidence: False,
+    ) -> None:
+        self.name = name
+        self.machine = machine
+        self._store = store
+        self._check_lateness = check_lateness
+        self._report = report
+        self._guarded = guarded
+        self._moved = moved
+        self._members = members
+        self._exited = exited
+        self._clock = timers.time
+        self._timer = DeadlineTimer(self._tick, timers)
+        self._note_timer = DeadlineTimer(self._write_due_notes, timers)
+        self._noted_after_s = NOTED_WITHIN_S
+        self._is_closed = False
+        self._key_writes = RateLimit("keys written for one run", KEY_WRITES_PER_S, KEY_WRITES_AT_ONCE)
+        self._numbers = itertools.count(1)
+        self._ranks = RankStreams()
+        self._evidence = RunEvidence(timers, lambda ranks, asked: self._ranks.tell(tuple(ranks), asked))
+        self._supervisors = Streams[supervisor.SupervisorHello, supervisor.ToSupervisor]()
+
+    # -- ranks
+
+    def open_rank(self, entry: run.RankHello, peer: Peer[run.ToRunRank]) -> int:
+        """The number of the stream. One that does not show the secret of its rank takes no other stream's place."""
+        session, asked = next(self._numbers), entry.rank
+        entry = self.machine.placed(entry)
+        if (error := self.machine.impostor(entry, self._clock())) is not None:
+            log_effect(self.name, events.RankRefused(entry.rank, error))
+            peer.send(run.HelloRejected(error))
+            peer.end()
+            return session
+        self._ranks.add(session, entry.rank, peer)
+        if entry.rank != asked:
+            self._ranks.open.send(session, run.SlotGiven(entry.rank.slot))
+        self._feed(events.RankJoined(entry, session))
+        self._ranks.open.send(session, run.RankWelcome(self._store.term))
+        return session
+
+    def receive_from_rank(self, session: int, message: run.FromRunRank) -> None:
+        rank = self._ranks.open.who(session)
+        if rank is None:
+            return
+        if isinstance(message, run.RankHello):
+            raise InvalidRequest("a rank's stream has one", field="hello")
+        if isinstance(message, SelfReport):
+            self._evidence.answered(rank, message)
+        else:
+            self._feed(events.RankSaid(rank, message))
+            self._moved()
+
+    def end_rank(self, session: int) -> None:
+        self._ranks.remove(session)
+        self._feed(events.SessionEnded(session))
+
+    # -- supervisors
+
+    def open_supervisor(self, entry: supervisor.SupervisorHello, peer: Peer[supervisor.ToSupervisor]) -> int:
+        """The number of the stream."""
+        session = next(self._numbers)
+        self._supervisors[session] = Stream(entry, peer)
+        self._feed(events.SupervisorJoined(entry, session))
+        return session
+
+    def receive_from_supervisor(self, session: int, message: supervisor.FromSupervisor) -> None:
+        entry = self._supervisors.who(session)
+        if entry is None:
+            return
+        match message:
+            case supervisor.SupervisorHeartbeat():
+                self.machine.supervisors.hear(session, message)
+            case supervisor.ProcessLost(rank, reason, output):
+                output = tuple(map(without_credentials, output))  # it is kept in files, and goes into bug reports
+                message = supervisor.ProcessLost(rank, reason, output)
+                if self.machine.generations.ranks.knows(rank) or not self._explains_loss(entry, message):
+                    self._feed(events.RankLost(rank, reason, output, entry.name))
+            case supervisor.StopAsked() | supervisor.HostExcluded():
+                self._feed(events.SupervisorAsked(session, message, self._membership(entry)))
+            case supervisor.SupervisorHello():
+                raise InvalidRequest("a supervisor's stream has one", field="hello")
+
+    def has_say(self, session: int) -> bool:
+        """Whether what that supervisor asks for counts for the others (rules/supervisors.py, rule 4)."""
+        entry = self._supervisors.who(session)
+        return entry is not None and self.machine.has_say(session, self._membership(entry))
+
+    def is_changed_by(
+        self, entry: supervisor.SupervisorHello, asked: supervisor.StopAsked | supervisor.HostExcluded
+    ) -> bool:
+        """Whether what that supervisor asks for is not so already."""
+        if self.machine.stop is not None or self.machine.completed is not None:
+            return False
+        if isinstance(asked, supervisor.StopAsked):
+            return True
+        host = entry.host or entry.name
+        return all((excluded.host, excluded.supervisor) != (host, "") for excluded in self.machine.supervisors.excluded)
+
+    def _explains_loss(self, entry: supervisor.SupervisorHello, lost: supervisor.ProcessLost) -> bool:
+        """Whether the process was one of a replica group that is, or was, in the quorum."""
+        group, slot = group_of_supervisor(entry.name), lost.rank.slot
+        slots = self.machine.supervisors.slots_of(group)
+        group_rank = slots.index(slot) if slot in slots else slot
+        evidence = RankEvidence(
+            group_rank, lost.rank.incarnation, host=entry.host, process=f"ended: {lost.reason}", output=lost.output
+        )
+        return self._exited(group, lost.reason, evidence)
+
+    def _membership(self, entry: supervisor.SupervisorHello) -> Membership:
+        return self._members(group_of_supervisor(entry.name), digest_of(entry.secret))
+
+    def end_supervisor(self, session: int) -> None:
+        self._supervisors.pop(session, None)
+        self._feed(events.SupervisorEnded(session))
+
+    # -- where its ranks are
+
+    def ranks(self) -> tuple[RunRank, ...]:
+        return run_ranks(self.machine, self._clock())
+
+    @property
+    def has_ranks(self) -> bool:
+        return not self.machine.generations.ranks.is_empty
+
+    @property
+    def run_id(self) -> str:
+        return self.name[1]
+
+    @property
+    def size(self) -> int:
+        """So many ranks are active."""
+        return len(self.machine.generations.current.active)
+
+    @property
+    def steps(self) -> int:
+        """That were told of; it grows when any rank moves."""
+        return self.machine.generations.steps
+
+    def look(self, request: EvidenceRequest, told: Told) -> None:
+        """What its active ranks are doing, or those that are asked for."""
+        generations = self.machine.generations
+        here = generations.ranks.here
+        ranks = here if request.group_ranks else [rank for rank in here if rank.rank in generations.current.active]
+        self._evidence.look(request, ranks, told)
+
+    # -- people, and keys
+
+    def restart(self, name: str, ranks: Collection[int], reason: str) -> bool:
+        """The others wait for these ranks in vain: the present generation is to end. Whether any of them is in it.
+        `name`: a replica group's, or this run's, of which they are slots."""
+        active = self.machine.active_slots(name, ranks)
+        if active:
+            self._feed(events.RanksBehind(active, reason))
+        return bool(active)
+
+    def stop(self, reason: str, who: str) -> None:
+        self._feed(events.StopAsked(reason, who))
+
+    def resume(self) -> None:
+        self._feed(events.ResumeAsked())
+
+    def put_key(self, generation: int, kind: run.KeyKind, name: str, value: bytes, *, slot: int, secret: str) -> None:
+        """Durable when it returns. Raises a refusal; NotPermitted for a caller that is no rank of the run."""
+        if not self.machine.generations.ranks.is_of_slot(slot, secret):
+            raise NotPermitted(
+                f"slot: only ranks of run {self.run_id} set its keys, and this caller is not the rank of slot {slot}"
+            )
+        self._key_writes.take(self._clock())
+        row = self.machine.keys.put(generation, kind, name, value)
+        with self._guarded():
+            self._store.commit_key(self.name, row)
+
+    def status(self) -> RunStatus:
+        return run_status(self.name, self.machine, self._clock())
+
+    # -- its own life
+
+    @property
+    def is_quiet(self) -> bool:
+        return self.machine.is_quiet and not self._ranks.open and not self._supervisors
+
+    def was_late(self, by_s: float) -> None:
+        """The whole process was held up; feed that before anything that has waited meanwhile."""
+        now = self._clock()
+        self._perform(self.machine.handle(events.WasLate(by_s), now), now)
+
+    def write_notes(self) -> None:
+        """Whatever was not worth a write of its own."""
+        if self._note_timer.is_set:
+            self._note_timer.cancel()
+            self._write_due_notes()
+
+    def close(self, reason: str) -> None:
+        """No rank counts as lost by it."""
+        self._is_closed = True
+        self._evidence.close()
+        self._timer.cancel()
+        self._note_timer.cancel()
+        self._ranks.open.close(Unreachable(reason))
+        self._supervisors.close(Unreachable(reason))
+
+    # -- feed and perform
+
+    def _feed(self, event: events.RunEvent) -> None:
+        if self._is_closed:
+            return
+        self._check_lateness()
+        now = self._clock()
+        self._perform(self.machine.handle(event, now), now)
+
+    def _tick(self) -> None:
+        with suppress(LighthouseError):  # the journal cannot be written: registry.py logs that, and ends the daemon
+            self._check_lateness()
+            now = self._clock()
+            self._perform(self.machine.tick(now), now)
+
+    def _perform(self, effects: Sequence[events.RunEffect], now: float) -> None:
+        for effect in effects:
+            self._perform_one(effect)
+        if not self._is_closed:
+            self._timer.set(self.machine.deadline(now))
+
+    def _perform_one(self, effect: events.RunEffect) -> None:
+        match effect:
+            case events.RecordDue(record):
+                self._remember(record)
+            case events.GenerationFormed(generation, spares):
+                self._tell(generation, (*generation.active, *spares))
+            case events.GenerationTold(rank, generation):
+                self._tell(generation, (rank,))
+            case events.Interrupted(number, reason, ranks, is_failure=is_failure):
+                self._ranks.tell(ranks, run.GenerationEnded(number, reason, is_failure))
+            case events.RankRefused(rank, error):
+                self._ranks.refuse(rank, run.HelloRejected(error))
+            case events.Completed(number, ranks, is_new):
+                self._ranks.tell(ranks, run.RunCompleted(number))
+                if is_new:
+                    self._supervisors.send_all(run.RunCompleted(number))
+            case events.Stopped(stop, ranks, is_new):
+                self._ranks.tell(ranks, stop)
+                if is_new:
+                    self._supervisors.send_all(stop)
+            case events.Resumed() | events.OutsiderHeard():
+                pass
+            case events.SupervisorTold(session, run.HelloRejected() as refusal):
+                self._supervisors.refuse(session, refusal)
+            case events.SupervisorTold(session, message):
+                self._supervisors.send(session, message)
+            case events.RecordChanged():
+                self._note()
+            case events.IncidentChanged(restart):
+                self._report(incident_of(self.name, restart))
+                self._note()
+        log_effect(self.name, effect)
+
+    def _tell(self, generation: run.Generation, ranks: Sequence[run.RankId]) -> None:
+        slots = tuple(rank.slot for rank in generation.active)
+        self._ranks.tell(ranks, run.GenerationFormed(generation.counters, slots))
+
+    def _remember(self, record: RunRecord) -> None:
+        kept = self.machine.keys.generations
+        with self._guarded():
+            self._store.commit_run(self.name, record, kept[0] if kept else 0)
+
+    def _note(self) -> None:
+        if not self._note_timer.is_set:
+            self._note_timer.set_after(self._noted_after_s)
+
+    def _write_due_notes(self) -> None:
+        began_at = self._clock()
+        with suppress(LighthouseError):  # as in _tick
+            self._remember(self.machine.record(began_at))
+        self._noted_after_s = max(NOTED_WITHIN_S, (self._clock() - began_at) / NOTES_SHARE)

@@ -1,0 +1,413 @@
+"""A quorum that stands: its managers grant the next step by themselves; here it is recalled, resumed and revoked.
+
+It is a lease with recall, as file servers delegate files to clients.
+
+1. STANDING: no group asks. A group wants in or out: RECALLED. Each member then reports what it has granted; when all
+   have, the highest is m, and they are RESUMED up to m: no group is ahead or left behind in a collective, and no step
+   is lost. Then they join.
+2. A member is lost, joins after a failed commit, or joins below m: REVOKED. They stop, abort, vote, and join.
+3. A member's script has ended with the step that it committed last: it has left, and is no loss. m is that step at
+   most. A member that was granted a later one cannot do it any more; it is told so once no member is in an earlier one,
+   as that step's data may still be on its way between them. When all have done their last step, the quorum is over.
+4. The next quorum may form at once if a member (replica_id and incarnation) is in it: that one has stopped granting for
+   good, and without it the others cannot complete a step. If none is, only after the leases of all have run out; a
+   member whose manager joins with new ranks has none any more. After a restart of the lighthouse each member must have
+   been heard of besides, or its lease have run out: a journal can be older than what was told, and then a member that
+   is still away holds a later quorum.
+5. After a restart of the lighthouse the quorum is RETURNING: its members go on, and come back. When all are back it
+   stands again. A member that comes back revoked, or not within the lease, revokes it; one that comes back recalled,
+   resumed or joining makes it a recall. Nothing forms before that is settled. A lighthouse that many come back to may
+   need more than a lease to welcome them: while some still come, the others are waited for, for a lease more at most.
+6. A member that was told its quorum and did not hear it (its connection broke, the lighthouse died) comes back with
+   the very join that the quorum was formed from: it is told the quorum again.
+
+All is read from levels (what a member says that it holds), again and again, so that no message must arrive.
+"""
+
+import math
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+
+from lighthouse.job.records import CurrentQuorum, JoinState, QuorumRecord, Remembered
+from lighthouse_protocol.messages.membership import Participant, Quorum
+from lighthouse_protocol.messages.session import HeldQuorum, HoldState, QuorumOrder, QuorumPhase
+
+STILL_COME_S = 1.0
+"""How long after the last one that came back another one is expected."""
+
+
+@dataclass(slots=True)
+class _Holder:
+    """A member of the standing quorum. `granted`: as it has told since the recall; `is_spent`: it grants no more;
+    `has_left`: and its ranks have ended in good order; `is_back`, `is_heard`: it has said to this lighthouse that it
+    holds the quorum, or anything at all."""
+
+    incarnation: str
+    lease_until: float
+    entry: JoinState
+    granted: int | None = None
+    is_spent: bool = False
+    has_left: bool = False
+    is_back: bool = True
+    is_heard: bool = True
+
+
+class _Awaited:
+    """Whether all holders have done what stays done. Each is looked at once, however often that is asked."""
+
+    def __init__(self, holders: Iterable[_Holder], has_done: Callable[[_Holder], bool]) -> None:
+        self._left = list(holders)
+        self._has_done = has_done
+
+    def all_have(self) -> bool:
+        while self._left and self._has_done(self._left[-1]):
+            self._left.pop()
+        return not self._left
+
+
+@dataclass(frozen=True, slots=True)
+class ResendQuorum:
+    """The member joins with the very join that the quorum was formed from: it has not heard of it.
+
+    `order` is to be told to all after that.
+    """
+
+    order: QuorumOrder | None = None
+
+
+Outcome = QuorumOrder | ResendQuorum | None
+"""What is to be told to all holders; or to one, the quorum again; or nothing."""
+
+
+class Standing:
+    """The quorum that stands, or stood last. Moments are the lighthouse's monotonic clock."""
+
+    def __init__(self, current: CurrentQuorum) -> None:
+        self._current = current
+        self.phase = QuorumPhase.NONE
+        self.upto = 0
+        self.reason = ""
+        self.lost = ""  # the member because of which the quorum was revoked, where one is known
+        self.recalls = 0
+        self.revokes = 0
+        self._holders: dict[str, _Holder] = {}
+        self._returns_until = self._returns_at_most = 0.0
+        self._came_back_at = -math.inf
+        self._is_odd = self._has_leaver = False
+        self._await()
+
+    # -- what it is
+
+    @property
+    def quorum(self) -> Quorum | None:
+        """The present one, if it stands or stood; None: nothing stands, or it is not known what."""
+        return self._current.quorum if self._holders else None
+
+    @property
+    def holds_back(self) -> bool:
+        """Nothing may form now."""
+        return self.phase in (QuorumPhase.STANDING, QuorumPhase.RECALLED, QuorumPhase.RETURNING)
+
+    @property
+    def entries(self) -> Mapping[str, JoinState]:
+        return {name: holder.entry for name, holder in self._holders.items()}
+
+    @property
+    def at_work(self) -> list[str]:
+        """The members that may still do a step."""
+        return [name for name, holder in self._holders.items() if not holder.is_spent]
+
+    def is_member(self, replica_id: str) -> bool:
+        return replica_id in self._holders
+
+    def remembered(self, replica_id: str) -> Remembered | None:
+        """By what a member is known; None: it is none."""
+        holder = self._holders.get(replica_id)
+        if holder is None:
+            return None
+        is_awaited = self.phase is QuorumPhase.RETURNING and not holder.is_back
+        return Remembered(holder.incarnation, holder.entry.secret, is_awaited)
+
+    def is_holder(self, replica_id: str, incarnation: str) -> bool:
+        return self._holder(replica_id, incarnation) is not None
+
+    def ends_without(self, replica_id: str, incarnation: str) -> int | None:
+        """The id of the quorum, if it ends with the loss of that member."""
+        return self.quorum.quorum_id if self.quorum is not None and self._misses(replica_id, incarnation) else None
+
+    def order(self) -> QuorumOrder:
+        return QuorumOrder(self.quorum.quorum_id if self.quorum else 0, self.phase, self.upto, self.reason, self.lost)
+
+    def order_for(self, replica_id: str, incarnation: str, held: HeldQuorum | None) -> QuorumOrder | None:
+        """What is wanted of the quorum that a member says it holds: any but the present one is over."""
+        if held is None:
+            return None
+        if self.is_holder(replica_id, incarnation) and self.quorum and held.quorum_id == self.quorum.quorum_id:
+            return self.order()
+        return QuorumOrder(held.quorum_id, QuorumPhase.REVOKED, reason="the lighthouse no longer holds this quorum")
+
+    def may_form(self, chosen: Iterable[Participant], now: float) -> bool:
+        """Rule 4. `chosen` have joined, so they grant nothing more under this quorum."""
+        return not self.holds_back and now >= self.free_at(chosen)
+
+    def free_at(self, chosen: Iterable[Participant] = ()) -> float:
+        """When the leases will have run out that forbid to form with `chosen`: of all members, or, if one of them is
+        chosen, of those that are unheard."""
+        has_member = any(self.is_holder(p.replica_id, p.incarnation) for p in chosen)
+        holders = self._holders.values()
+        if has_member:
+            is_free = self._heard.all_have()
+            return 0.0 if is_free else max((h.lease_until for h in holders if not h.is_heard), default=0.0)
+        if self._free_at is None:
+            self._free_at = max((h.lease_until for h in holders), default=0.0)
+        return self._free_at
+
+    def unheard(self, now: float) -> list[str]:
+        """The members of which this lighthouse has not heard since its start, and whose leases may still run."""
+        if self._heard.all_have():
+            return []
+        return [name for name, holder in self._holders.items() if not holder.is_heard and now < holder.lease_until]
+
+    def returns_until(self) -> float | None:
+        if self.phase is not QuorumPhase.RETURNING:
+            return None
+        return max(self._returns_until, min(self._came_back_at + STILL_COME_S, self._returns_at_most))
+
+    # -- what happens to it
+
+    def form(self, entries: Mapping[str, JoinState], leases: Mapping[str, float]) -> None:
+        """The present quorum stands from now on; `leases[replica_id]`: until when a member may hold one already."""
+        assert self._current.quorum is not None
+        self._begin(QuorumPhase.STANDING)
+        for member in self._current.quorum.participants:
+            name = member.replica_id
+            self._holders[name] = _Holder(member.incarnation, leases[name], entries[name])
+        self._await()
+
+    def replace(self) -> None:
+        """A quorum that does not stand has formed."""
+        self._begin(QuorumPhase.NONE)
+
+    def restore(self, record: QuorumRecord | None, until: float, at_most: float | None = None) -> None:
+        """After a start of the lighthouse: `record` may be held by its members; or, where it knows of no quorum, some
+        quorum by any member. They come back `until` then; while they still come, until `at_most`; None: not longer."""
+        if record is not None and record.quorum is not None and not record.stands:
+            return
+        self._begin(QuorumPhase.RETURNING)
+        self._returns_until, self._returns_at_most = until, until if at_most is None else at_most
+        if record is not None and record.quorum is not None:
+            for member in record.quorum.participants:
+                name = member.replica_id
+                self._holders[name] = _Holder(
+                    member.incarnation, until, record.entries[name], is_back=False, is_heard=False
+                )
+            self._await()
+
+    def distrust(self, until: float, reason: str) -> QuorumOrder | None:
+        """What was remembered is older than what was told: until then some quorum may be held by members unknown;
+        and the present one for as long as a lease of it may run."""
+        order = self.revoke(reason)
+        self._returns_until = self._returns_at_most = max(until, self.free_at())
+        self._begin(QuorumPhase.RETURNING)
+        return order
+
+    def shift(self, by_s: float) -> None:
+        """The lighthouse was paused: no member could come back for that long."""
+        self._returns_until += by_s
+        self._returns_at_most += by_s
+        self._came_back_at += by_s
+
+    def renew(self, replica_id: str, incarnation: str, until: float) -> None:
+        """A heartbeat was answered. No answer renews anything of a revoked quorum."""
+        holder = self._holder(replica_id, incarnation)
+        if holder is not None and self.phase is not QuorumPhase.REVOKED:
+            holder.lease_until = max(holder.lease_until, until)
+            self._free_at = None if self._free_at is None else max(self._free_at, holder.lease_until)
+
+    def observe(self, replica_id: str, incarnation: str, held: HeldQuorum | None, now: float) -> QuorumOrder | None:
+        """A hello or a heartbeat reports what the member holds."""
+        holder = self._hear(replica_id, incarnation)
+        if holder is None or self.phase in (QuorumPhase.NONE, QuorumPhase.REVOKED):
+            return None
+        if held is None or self.quorum is None or held.quorum_id != self.quorum.quorum_id:
+            # Its script has ended while its join was answered: it will not do a step of this quorum, nor join again.
+            if held is not None and held.mode is HoldState.LEAVING:
+                return self._revoke_without(replica_id, "has left")
+            return None  # its join will say more
+        if held.mode is HoldState.REVOKED:
+            return self.revoke(f"{replica_id} left it")
+        if held.mode is HoldState.LEAVING:
+            return self._leave(holder, replica_id, held.granted, now)
+        if self.phase is QuorumPhase.RETURNING:
+            return self._come_back(holder, now, is_odd=held.mode is not HoldState.STANDING)
+        if held.mode is HoldState.STANDING:
+            return self.recall(f"{replica_id} has caught up, or cannot") if held.wants_next else None
+        order = self.recall("a member has stopped granting") if self.phase is QuorumPhase.STANDING else None
+        is_spent = held.mode is HoldState.JOINING
+        if is_spent or (self.phase is QuorumPhase.RECALLED and held.mode is HoldState.RECALLED):
+            return self._told(holder, held.granted, is_spent=is_spent) or order
+        return order
+
+    def _leave(self, holder: _Holder, replica_id: str, committed: int, now: float) -> QuorumOrder | None:
+        holder.has_left = self._has_leaver = True
+        if self.phase is QuorumPhase.RETURNING:
+            holder.granted, holder.is_spent = committed, True
+            return self._come_back(holder, now, is_odd=True)
+        order = self.recall(f"{replica_id} has left") if self.phase is QuorumPhase.STANDING else None
+        return self._told(holder, committed, is_spent=True) or order
+
+    def joined(self, participant: Participant, now: float) -> Outcome:
+        """A member asks for the next quorum."""
+        holder = self._hear(participant.replica_id, participant.incarnation)
+        if holder is None or self.quorum is None or self.phase in (QuorumPhase.NONE, QuorumPhase.REVOKED):
+            return None
+        name = participant.replica_id
+        if participant.seen_quorum_id != self.quorum.quorum_id:
+            if entry_of(participant) != holder.entry:
+                return self.revoke(f"{name} has lost it")
+            is_awaited = self.phase is QuorumPhase.RETURNING
+            return ResendQuorum(self._come_back(holder, now, is_odd=False) if is_awaited else None)
+        if participant.commit_failures > 0:
+            return self.revoke(f"{name} has discarded its step")
+        if self.phase is QuorumPhase.RETURNING:
+            holder.granted, holder.is_spent = participant.asks_for - 1, True
+            return self._come_back(holder, now, is_odd=True)
+        if self.phase is QuorumPhase.RESUMED:
+            if participant.asks_for <= self.upto:
+                return self.revoke(f"{name} asks for step {participant.asks_for} already")
+            return self._told(holder, participant.asks_for - 1, is_spent=True)
+        order = self.recall(f"{name} asks for a quorum") if self.phase is QuorumPhase.STANDING else None
+        return self._told(holder, participant.asks_for - 1, is_spent=True) or order
+
+    def lose(self, replica_id: str, incarnation: str, reason: str) -> QuorumOrder | None:
+        """A member has gone, is down, or has taken another incarnation."""
+        if not self._misses(replica_id, incarnation):
+            return None
+        return self._revoke_without(replica_id, reason)
+
+    def end_lease(self, replica_id: str, incarnation: str) -> None:
+        """Its manager has joined with new ranks: it grants nothing more under this quorum."""
+        holder = self._holder(replica_id, incarnation)
+        if holder is not None:
+            holder.lease_until = 0.0
+            self._free_at = None
+
+    def left(self, replica_id: str, incarnation: str) -> QuorumOrder | None:
+        """A member has gone in good order; after the resume no member waits for it."""
+        if self.phase is QuorumPhase.RESUMED or not self._misses(replica_id, incarnation):
+            return None
+        return self._revoke_without(replica_id, "has left")
+
+    def _revoke_without(self, replica_id: str, reason: str) -> QuorumOrder | None:
+        """Its peers may have given the quorum up before the loss was seen: then the order names the member now."""
+        if self.phase is QuorumPhase.REVOKED and not self.lost:
+            self.reason, self.lost = f"{replica_id}: {reason}", replica_id
+            return self.order()
+        order = self.revoke(f"{replica_id}: {reason}")
+        if order is None:
+            return None
+        self.lost = replica_id
+        return self.order()
+
+    def _misses(self, replica_id: str, incarnation: str) -> bool:
+        """The quorum ends without that one."""
+        holder = self._holder(replica_id, incarnation)
+        if holder is None or holder.has_left:
+            return False
+        return self.phase is not QuorumPhase.RETURNING or holder.is_back
+
+    def recall(self, reason: str) -> QuorumOrder | None:
+        if self.phase is not QuorumPhase.STANDING:
+            return None
+        self.phase, self.reason = QuorumPhase.RECALLED, reason
+        self.recalls += 1
+        return self.order()
+
+    def revoke(self, reason: str) -> QuorumOrder | None:
+        if self.phase in (QuorumPhase.NONE, QuorumPhase.REVOKED):
+            return None
+        self.phase, self.reason = QuorumPhase.REVOKED, reason
+        self.revokes += 1
+        return self.order()
+
+    def pass_time(self, now: float) -> QuorumOrder | None:
+        until = self.returns_until()
+        if until is None or now < until:
+            return None
+        missing = sorted(name for name, holder in self._holders.items() if not holder.is_back)
+        if not self._holders:
+            self._begin(QuorumPhase.NONE)
+            return None
+        return self.revoke(f"not reconnected within the lease: {', '.join(missing)}")
+
+    # -- within
+
+    def _begin(self, phase: QuorumPhase) -> None:
+        self.phase, self.upto, self.reason, self.lost = phase, 0, "", ""
+        self._holders = {}
+        self._is_odd = self._has_leaver = False
+        self._await()
+
+    def _await(self) -> None:
+        holders = self._holders.values()
+        self._free_at: float | None = None  # when the leases of all will have run out; None: not reckoned yet
+        self._heard = _Awaited(holders, lambda holder: holder.is_heard)
+        self._back = _Awaited(holders, lambda holder: holder.is_back)
+        self._have_told = _Awaited(holders, lambda holder: holder.granted is not None)
+        self._have_done = _Awaited(holders, lambda holder: holder.is_spent or (holder.granted or 0) > self.upto)
+
+    def _holder(self, replica_id: str, incarnation: str) -> _Holder | None:
+        holder = self._holders.get(replica_id)
+        return holder if holder is not None and holder.incarnation == incarnation else None
+
+    def _hear(self, replica_id: str, incarnation: str) -> _Holder | None:
+        holder = self._holder(replica_id, incarnation)
+        if holder is not None:
+            holder.is_heard = True
+        return holder
+
+    def _come_back(self, holder: _Holder, now: float, *, is_odd: bool) -> QuorumOrder | None:
+        if not holder.is_back:
+            holder.is_back, self._came_back_at = True, now
+        self._is_odd |= is_odd
+        if not self._back.all_have():
+            return None
+        self.phase = QuorumPhase.STANDING
+        if not self._is_odd:
+            return self.order()
+        order = self.recall("a member returned during a recall")
+        return self._settle() or order
+
+    def _told(self, holder: _Holder, granted: int, *, is_spent: bool) -> QuorumOrder | None:
+        holder.granted = granted
+        holder.is_spent |= is_spent
+        return self._settle() if self.phase is QuorumPhase.RECALLED else self._end_when_done()
+
+    def _settle(self) -> QuorumOrder | None:
+        """All have said what they granted: resume up to the highest that all can do."""
+        if self.phase is not QuorumPhase.RECALLED:
+            return None
+        if not self._have_told.all_have():
+            return None
+        told = [holder.granted or 0 for holder in self._holders.values()]
+        last_steps = [holder.granted or 0 for holder in self._holders.values() if holder.has_left]
+        self.upto = min([max(told), *last_steps])
+        behind = [n for n, h in self._holders.items() if h.is_spent and (h.granted or 0) < self.upto]
+        if behind:
+            return self.revoke(f"{behind[0]} cannot do step {self.upto} any more")
+        self.phase = QuorumPhase.RESUMED
+        return self._end_when_done() or self.order()
+
+    def _end_when_done(self) -> QuorumOrder | None:
+        """Rule 3."""
+        if self.phase is not QuorumPhase.RESUMED or not self._has_leaver or not self._have_done.all_have():
+            return None
+        left = next(name for name, holder in self._holders.items() if holder.has_left)
+        if any(not holder.is_spent for holder in self._holders.values()):
+            return self._revoke_without(left, "has left")
+        self.phase, self.reason = QuorumPhase.REVOKED, f"{left} has left, and all have done step {self.upto}"
+        return self.order()
+
+
+def entry_of(participant: Participant, secret: str = "") -> JoinState:
+    return JoinState(participant.step, participant.tag_quorum_id, participant.commit_failures, secret)

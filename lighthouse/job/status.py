@@ -1,0 +1,440 @@
+"""The one snapshot that log, CLI, page and metrics show."""
+
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from types import MappingProxyType
+
+from lighthouse.job.events import (
+    MemberBack,
+    MemberDraining,
+    MemberJoined,
+    MemberLeft,
+    MemberLost,
+    QuorumEffect,
+    QuorumFormed,
+)
+from lighthouse.job.forming import QuorumMachine
+from lighthouse.job.progress import Grid, RunRank, grid_of
+from lighthouse.job.records import Member, QuorumConfig, Rank, RunName, SavedRun, Verdict
+from lighthouse.job.restarts import RunMachine
+from lighthouse.job.roster import Roster
+from lighthouse_protocol.messages.incident import IncidentSummary
+from lighthouse_protocol.messages.membership import Quorum
+from lighthouse_protocol.messages.progress import STEP, DataUse, OpenPhase, ProgressSample, RankName, RankView
+from lighthouse_protocol.messages.run import RankState, RankStatus, RunStatus, SupervisorStatus
+from lighthouse_protocol.messages.status import (
+    HealStatus,
+    JobStatus,
+    MemberState,
+    MemberStatus,
+    RankPlace,
+    TimelineEntry,
+    TimelineKind,
+)
+from lighthouse_protocol.messages.status import RankState as PlaceState
+from lighthouse_protocol.rules.access import short_name
+from lighthouse_protocol.rules.stall import FIRST_S, StallVerdict
+
+NAMES_SHOWN = 8
+
+
+def job_status(
+    job: str,
+    machine: QuorumMachine,
+    now: float,
+    stall: StallVerdict | None = None,
+    ranks: tuple[RankPlace, ...] = (),
+    timeline: tuple[TimelineEntry, ...] = (),
+    incidents: tuple[IncidentSummary, ...] = (),
+    heals: Mapping[str, HealStatus] = MappingProxyType({}),
+    data: DataUse | None = None,
+    steps_per_s: float | None = None,
+) -> JobStatus:
+    """`heals`: of the groups that heal. O(n log n): for a person or a scrape, never for a round."""
+    current = machine.current
+    members = sorted(machine.roster, key=lambda member: member.replica_id)
+    return JobStatus(
+        job=job,
+        quorum_id=machine.quorum.quorum_id if machine.quorum else 0,
+        quorum_age_s=now - current.formed_at if current.formed_at is not None else 0.0,
+        verdict=machine.verdict().value,
+        explanation=explain(machine, now, steps_per_s),
+        quorums_formed=current.changes,
+        rounds=current.rounds,
+        members=tuple(_member_status(m, machine, now, heals.get(m.replica_id)) for m in members),
+        phase=machine.standing.phase.value,
+        sessions=machine.presence.sessions,
+        recalls=machine.standing.recalls,
+        revokes=machine.standing.revokes,
+        ranks=ranks,
+        stall=stall.text if stall is not None else "",
+        stall_s=stall.still_s if stall is not None else 0.0,
+        timeline=timeline,
+        incidents=incidents,
+        data=data,
+    )
+
+
+def explain(machine: QuorumMachine, now: float, steps_per_s: float | None = None) -> str:
+    """The verdict with its numbers, in words."""
+    held = machine.presence.silence.braked_for if now < machine.braked_until else ""
+    silent = machine.presence.silent(now)
+    overdue = f"no heartbeat in time from {_shown(silent)}" if silent else ""
+    grid = grid_of(machine.roster)
+    starting = _starting(machine, grid)
+    are_all_starting = machine.verdict() is Verdict.NO_JOINS and all(
+        member.is_starting for member in machine.roster if member.is_alive
+    )
+    why = "" if starting and are_all_starting else _explain(machine, now, steps_per_s)
+    return "; ".join(filter(None, (why, held, overdue, starting, grid.explain())))
+
+
+def awaited(machine: QuorumMachine) -> str:
+    """What requests for a quorum wait for, without a number that changes by itself; empty: nothing."""
+    if not (what := _awaited(machine)):
+        return ""
+    grid = grid_of(machine.roster)
+    return "; ".join(filter(None, (what, _starting(machine, grid), grid.explain())))
+
+
+def _awaited(machine: QuorumMachine) -> str:
+    joined, config = machine.joins.candidates, machine.config
+    names = _shown(sorted(member.replica_id for member in machine.joins.list_candidates()))
+    match machine.verdict():
+        case Verdict.TOO_FEW_PARTICIPANTS:
+            more = config.min_replicas - joined
+            groups = f"{more} more replica group{'s' if more > 1 else ''}"
+            return f"{groups}: at least {config.min_replicas} are needed (--min-replicas), joined: {names}"
+        case Verdict.NO_ALLOWED_SIZE:
+            return f"more replica groups: allowed sizes are {_sizes(config)}, joined: {names}"
+        case Verdict.WAITING_FOR_MEMBERS:
+            return f"{_names(machine)}, the members of the quorum, to finish their step"
+        case Verdict.WAITING_FOR_STRAGGLERS:
+            return f"{_names(machine)}, at most {config.join_timeout_s:g} s (--join-timeout)"
+        case Verdict.WAITING_FOR_RECALL:
+            return "the members of the quorum to report their step"
+        case Verdict.WAITING_FOR_RECONNECT:
+            return "the members of the quorum to reconnect after the restart of the lighthouse"
+        case Verdict.WAITING_FOR_LEASES:
+            return "the last quorum's leases to expire: none of its members has joined, or the lighthouse has restarted"
+        case Verdict.WAITING_FOR_LOST_MEMBER:
+            return "a lost member to return before a spare replaces it (--spare-promotion-delay)"
+        case Verdict.NO_JOINS | Verdict.FORMED | Verdict.READY:
+            return ""
+
+
+def _starting(machine: QuorumMachine, grid: Grid) -> str:
+    """Groups of which no rank is here yet; of the others the grid says which are missing."""
+    begun = {group.replica_id for group in grid.groups}
+    names = [m.replica_id for m in machine.roster if m.is_alive and m.is_starting and m.replica_id not in begun]
+    return f"starting: {_shown(sorted(names))}" if names else ""
+
+
+def _explain(machine: QuorumMachine, now: float, steps_per_s: float | None) -> str:
+    joined, healthy, config = machine.joins.candidates, len(machine.roster.healthy), machine.config
+    match machine.verdict():
+        case Verdict.NO_JOINS:
+            end = machine.job_end.step
+            return f"waiting for a replica group to join; {healthy} alive" if end is None else f"ended at step {end}"
+        case Verdict.FORMED:
+            return _progress(machine, steps_per_s)
+        case Verdict.TOO_FEW_PARTICIPANTS:
+            return f"waiting for replica groups: {joined} of at least {config.min_replicas} joined (--min-replicas)"
+        case Verdict.NO_ALLOWED_SIZE:
+            return f"waiting for replica groups: {joined} joined, allowed sizes are {_sizes(config)}"
+        case Verdict.WAITING_FOR_MEMBERS:
+            return f"waiting for {_names(machine)} to finish their step; {joined} joined"
+        case Verdict.WAITING_FOR_STRAGGLERS:
+            left = max(0.0, (machine.missed_at() or now) - now)
+            return f"waiting for {_names(machine)}, {left:.0f} s more at most; {joined} of {healthy} joined"
+        case Verdict.WAITING_FOR_RECALL:
+            return f"waiting for the quorum's members to report their step: {machine.standing.reason}; {joined} joined"
+        case Verdict.WAITING_FOR_RECONNECT:
+            left = (machine.standing.returns_until() or now) - now
+            return f"waiting for the quorum to reconnect after a restart, {left:.1f} s more at most; {joined} joined"
+        case Verdict.WAITING_FOR_LEASES:
+            left = machine.leases_until() - now
+            away = _shown(sorted(machine.standing.unheard(now)))
+            what = f"{away} to return after a restart" if away else "the last quorum's leases to expire"
+            return f"waiting for {what}, {left:.1f} s more at most; {joined} joined"
+        case Verdict.WAITING_FOR_LOST_MEMBER:
+            left = (machine.last_call_until or now) - now
+            return f"waiting {left:.1f} s more for a lost member before a spare replaces it; {joined} joined"
+        case Verdict.READY:
+            return f"forming a quorum; {joined} joined"
+
+
+def _progress(machine: QuorumMachine, steps_per_s: float | None) -> str:
+    """Describe a job with a quorum: how fast it trains, and how many of its groups take part."""
+    size = len(machine.quorum.participants) if machine.quorum else 0
+    if not machine.roster.healthy:
+        return f"no group is alive; {size} took part"
+    training = sum(member.is_alive for member in machine.roster.participants())
+    rate = f"{steps_per_s:.3g} steps/s, " if steps_per_s else ""
+    return f"{rate}{training} of {max(size, len(machine.roster))} groups"
+
+
+def _sizes(config: QuorumConfig) -> str:
+    return ", ".join(str(size) for size in sorted(config.allowed_sizes)) or f"at most {config.active}"
+
+
+def _names(machine: QuorumMachine) -> str:
+    return _shown(machine.stragglers())
+
+
+def _shown(names: Sequence[str]) -> str:
+    more = f" and {len(names) - NAMES_SHOWN} more" if len(names) > NAMES_SHOWN else ""
+    return ", ".join(names[:NAMES_SHOWN]) + more
+
+
+def _member_status(member: Member, machine: QuorumMachine, now: float, heal: HealStatus | None) -> MemberStatus:
+    participant, state = member.participant, _state(member, machine)
+    return MemberStatus(
+        replica_id=member.replica_id,
+        start=short_name(member.incarnation),
+        state=MemberState.HEALING if heal is not None and state is MemberState.PARTICIPANT else state,
+        is_participant=machine.current.has(member),
+        step=member.step,
+        world_size=participant.group_world_size if participant else 0,
+        heartbeat_age_s=0.0 if member.call is not None and member.session is None else max(0.0, now - member.seen_at),
+        commit_failures=participant.commit_failures if participant else 0,
+        address=participant.address if participant else "",
+        store_address=participant.store_address if participant else "",
+        heal=heal,
+    )
+
+
+def _state(member: Member, machine: QuorumMachine) -> MemberState:
+    if not member.is_alive:
+        return MemberState.EXPIRED
+    if member.call is not None:
+        return MemberState.JOINED
+    if member.is_starting:
+        return MemberState.STARTING
+    if member.down:
+        return MemberState.DOWN
+    if member.has_missed:
+        return MemberState.TIMED_OUT
+    if len(machine.joins) and machine.missed_at() is not None:
+        return MemberState.STRAGGLER
+    return MemberState.PARTICIPANT if machine.current.has(member) else MemberState.IDLE
+
+
+# -- timeline -----------------------------------------------------------------
+#
+# What happened to a job, for a person: the newest entries, filled from its machine's effects and its members' steps.
+#
+# Several replica groups to which the same happens in the same moment are one entry: a thousand that come fill no
+# page.
+#
+# A participant below its quorum's highest step heals. It has healed once it works on a later step than that one, or
+# joins at that one at least. A group that catches up beside its steps works on later ones all the while: its join
+# tells.
+
+ENTRIES_KEPT = 500
+NAMES = 16
+TOGETHER_S = 1.0
+
+
+class Timeline:
+    def __init__(self, limit: int = ENTRIES_KEPT) -> None:
+        self._entries: deque[TimelineEntry] = deque(maxlen=limit)
+
+    def note(self, at_unix_s: float, kind: TimelineKind, replica_ids: Sequence[str], text: str = "") -> None:
+        """It joins the newest entry if that says the same of others, a moment ago. Of many names the first are kept."""
+        newest = self._entries[-1] if self._entries else None
+        if newest is None or not _is_same(newest, at_unix_s, kind, text) or not replica_ids:
+            names = tuple(replica_ids)
+            self._entries.append(TimelineEntry(at_unix_s, kind, names[:NAMES], len(names[NAMES:]), text))
+            return
+        names = (*newest.replica_ids, *replica_ids)
+        self._entries[-1] = replace(newest, replica_ids=names[:NAMES], more=newest.more + len(names[NAMES:]))
+
+    @property
+    def entries(self) -> tuple[TimelineEntry, ...]:
+        """The newest last."""
+        return tuple(self._entries)
+
+
+def _is_same(newest: TimelineEntry, at_unix_s: float, kind: TimelineKind, text: str) -> bool:
+    is_now = abs(at_unix_s - newest.at_unix_s) <= TOGETHER_S
+    return is_now and (newest.kind, newest.text) == (kind, text) and bool(newest.replica_ids)
+
+
+@dataclass(frozen=True, slots=True)
+class _Heal:
+    incarnation: str
+    upto: int
+    is_beside: bool
+
+
+class History:
+    def __init__(self, roster: Roster) -> None:
+        self.timeline = Timeline()
+        self._roster = roster
+        self._heals: dict[str, _Heal] = {}
+
+    def read(self, effects: Sequence[QuorumEffect], at_unix_s: float) -> None:
+        """What the machine has just done."""
+        for effect in effects:
+            match effect:
+                case MemberJoined(replica_id):
+                    self.timeline.note(at_unix_s, TimelineKind.JOINED, (replica_id,))
+                case MemberBack(replica_id, text):
+                    self.timeline.note(at_unix_s, TimelineKind.JOINED, (replica_id,), text)
+                case MemberLost(replica_id, _, reason):
+                    self._heals.pop(replica_id, None)
+                    self.timeline.note(at_unix_s, TimelineKind.LOST, (replica_id,), reason)
+                case MemberLeft(replica_id):
+                    self._heals.pop(replica_id, None)
+                    self.timeline.note(at_unix_s, TimelineKind.LEFT, (replica_id,))
+                case MemberDraining(replica_id):
+                    self.timeline.note(at_unix_s, TimelineKind.DRAINED, (replica_id,))
+                case QuorumFormed():
+                    self._formed(effect.quorum, at_unix_s, is_new=effect.is_new)
+                case _:
+                    pass
+
+    def beat(self, replica_id: str, at_unix_s: float) -> None:
+        """Its newest step is in the roster."""
+        heal, member = self._heals.get(replica_id), self._roster.get(replica_id)
+        if heal is not None and member is not None and not heal.is_beside and member.step > heal.upto:
+            self._healed(replica_id, member.step, at_unix_s)
+
+    def stall(self, verdict: StallVerdict | None, at_unix_s: float) -> None:
+        """What the log says: a verdict that is new, or None: something moves again."""
+        if verdict is None:
+            self.timeline.note(at_unix_s, TimelineKind.MOVES, (), "progress resumed")
+            return
+        names = sorted({rank.replica_id for rank in verdict.behind})
+        text = f"nothing has moved for {verdict.still_s:.0f} s: {verdict.text}"
+        self.timeline.note(at_unix_s, TimelineKind.STALL, names, text)
+
+    def _formed(self, quorum: Quorum, at_unix_s: float, *, is_new: bool) -> None:
+        max_step = max(member.step for member in quorum.participants)
+        if is_new:
+            names = [member.replica_id for member in quorum.participants]
+            noun = "participant" if len(names) == 1 else "participants"
+            text = f"quorum {quorum.quorum_id}: {len(names)} {noun} at step {max_step}"
+            self.timeline.note(at_unix_s, TimelineKind.QUORUM, names, text)
+        for member in quorum.participants:
+            name, heal = member.replica_id, self._heals.get(member.replica_id)
+            if heal is not None and (member.incarnation != heal.incarnation or member.step >= heal.upto):
+                self._healed(name, member.step, at_unix_s, is_it=member.incarnation == heal.incarnation)
+            if member.step < max_step and name not in self._heals:
+                self._heals[name] = _Heal(member.incarnation, max_step, member.catch_up)
+                text = f"from step {member.step} to {max_step}"
+                self.timeline.note(at_unix_s, TimelineKind.HEALING, (name,), text)
+
+    def _healed(self, replica_id: str, step: int, at_unix_s: float, *, is_it: bool = True) -> None:
+        """`is_it`: not another incarnation, which begins anew."""
+        del self._heals[replica_id]
+        if is_it:
+            self.timeline.note(at_unix_s, TimelineKind.HEALED, (replica_id,), f"at step {step}")
+
+
+# -- status -------------------------------------------------------------------
+#
+# The one snapshot of a run that CLI, page and metrics show.
+
+_WAITS = {RankState.READY: "the next generation", RankState.FINISHED: "the other ranks to finish"}
+
+
+def run_status(name: RunName, machine: RunMachine, now: float) -> RunStatus:
+    """O(n log n): for a person or a scrape."""
+    generations = machine.generations
+    generation = generations.current.generation
+    places = {rank: place for place, rank in enumerate(generation.active if generation else ())}
+    heard = {view.name.group_rank: view.sample.step for view in generations.progress.ranks(now)}
+    return RunStatus(
+        job=name[0],
+        run=name[1],
+        verdict=machine.verdict(now).value,
+        counters=generations.restarts.counters,
+        terms=generations.terms,
+        slots=tuple(generations.current.slots),
+        is_complete=machine.completed is not None,
+        stop=machine.stop,
+        ranks=tuple(
+            _rank(rank, places.get(rank.rank), heard.get(rank.rank.slot, rank.step), _run_state(rank, machine), now)
+            for rank in sorted(generations.ranks, key=lambda rank: rank.rank)
+        ),
+        supervisors=tuple(
+            SupervisorStatus(each.entry.name, each.entry.host, each.entry.slots, each.session is not None, each.last)
+            for each in sorted(machine.supervisors, key=lambda each: each.entry.name)
+        ),
+        excluded=machine.supervisors.excluded,
+        budget_used=max(
+            machine.supervisors.budget_used, generations.budget.used(generations.terms, generations.wall(now))
+        ),
+    )
+
+
+def saved_run_status(name: RunName, saved: SavedRun) -> RunStatus:
+    """Of a run without processes at present."""
+    machine = RunMachine(record=saved.record)
+    ranks = machine.generations.ranks
+    for rank in ranks.here:
+        ranks.lose(rank)
+    return run_status(name, machine, 0.0)
+
+
+def run_ranks(machine: RunMachine, now: float) -> tuple[RunRank, ...]:
+    """As they stand beside the ranks of replica groups; without those that have finished and ended."""
+    heard = {view.name.group_rank: view for view in machine.generations.progress.ranks(now)}
+    current = machine.generations.current
+    found: list[RunRank] = []
+    for rank in machine.generations.ranks:
+        state = _run_state(rank, machine)
+        if state is RankState.FINISHED and not rank.is_here:
+            continue
+        shown = {RankState.LOST: PlaceState.LOST, RankState.SPARE: PlaceState.SPARE}.get(state)
+        is_bare = machine.generations.terms.is_elastic  # its ranks are launchers of what trains, and never move
+        is_judged = shown is None and rank.rank in current.active and not current.is_broken and not is_bare
+        view = heard.get(rank.rank.slot)
+        if view is None or state is not RankState.ACTIVE:
+            view = _idle(RankName(machine.config.run, rank.rank.slot), rank, view, state, now)
+        found.append(RunRank(view, rank.generation, shown, is_judged))
+    return tuple(found)
+
+
+def _idle(name: RankName, rank: Rank, heard: RankView | None, state: RankState, now: float) -> RankView:
+    """Of one that does not say where it is: it runs nothing, or has just begun, and nothing is expected of it for long.
+    What it has said last still ages."""
+    beat_age_s, limit_s, waits_for = max(0.0, now - rank.seen_at), FIRST_S, _WAITS.get(state, "")
+    phase = rank.phase if state is RankState.STARTING and rank.phase else STEP
+    sample = ProgressSample(rank.step, (OpenPhase(phase),), waits_for=waits_for)
+    if heard is not None:
+        still_s = max(0.0, heard.progress_age_s - beat_age_s)
+        sample, limit_s = replace(heard.sample, still_s=still_s, waits_for=waits_for), heard.limit_s
+    return RankView(name, sample, limit_s, beat_age_s, rank.rank.incarnation, rank.host, rank.pid)
+
+
+def _rank(rank: Rank, place: int | None, step: int, state: RankState, now: float) -> RankStatus:
+    return RankStatus(
+        slot=rank.rank.slot,
+        start=short_name(rank.rank.incarnation),
+        state=state,
+        rank=place,
+        generation=rank.generation,
+        step=step,
+        phase=rank.phase,
+        beat_age_s=max(0.0, now - rank.seen_at),
+        attempt=rank.attempt,
+        host=rank.host,
+        pid=rank.pid,
+    )
+
+
+def _run_state(rank: Rank, machine: RunMachine) -> RankState:
+    current = machine.generations.current
+    if rank.rank in current.finished and not rank.is_ready:
+        return RankState.FINISHED
+    if not rank.is_here:
+        return RankState.LOST
+    if rank.rank in current.running:
+        return RankState.ACTIVE
+    if not rank.is_ready:
+        return RankState.STARTING
+    return RankState.SPARE if current.stands else RankState.READY

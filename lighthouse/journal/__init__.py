@@ -1,1 +1,0 @@
-"""What the lighthouse must not forget, in SQLite; one process at a time."""

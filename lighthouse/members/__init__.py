@@ -1,1 +1,0 @@
-"""The replica groups that are present: roster, admission, reachability, the grid of ranks."""

@@ -1,1 +1,0 @@
-"""Which groups are there. No I/O, no clock."""

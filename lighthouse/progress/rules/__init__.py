@@ -1,1 +1,0 @@
-"""What progress amounts to. No I/O, no clock."""

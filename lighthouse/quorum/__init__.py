@@ -1,1 +1,0 @@
-"""One job: which groups train together, and what its sessions are told."""

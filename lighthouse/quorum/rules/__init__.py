@@ -1,1 +1,0 @@
-"""The rules of the quorum. No I/O, no clock."""

@@ -1,1 +1,0 @@
-"""Restarts: generations, ranks, supervisors, spares, keys."""

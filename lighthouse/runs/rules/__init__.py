@@ -1,1 +1,0 @@
-"""The rules of restarts. No I/O, no clock."""

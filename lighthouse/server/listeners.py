@@ -1,0 +1,208 @@
+"""What stands between the lighthouse's ports and the network: certificates, tokens, and what goes without.
+
+A port on a loopback needs none of it, unless certificates are named. Every other one has TLS, and takes tokens and,
+with --tls-client-ca, certificates, unless --insecure was given.
+"""
+
+import logging
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from lighthouse.server.config import LighthouseConfig
+from lighthouse.store.sqlite import default_path
+from lighthouse_protocol.coordinator import Coordinator, token_command
+from lighthouse_protocol.identity import Address
+from lighthouse_protocol.refusals import InvalidRequest
+from lighthouse_protocol.rules.access import FIELD as IDENTITIES_OPTION
+from lighthouse_protocol.rules.access import Identities, Principal, Role, parse_identities
+from lighthouse_runtime.log_event import event
+from lighthouse_runtime.net.address import own_name, served_host, split_bind
+from lighthouse_runtime.security.access import ANONYMOUS, Access, ByCredential, HostOnly, OpenTo
+from lighthouse_runtime.security.audit import Audit
+from lighthouse_runtime.security.credentials import (
+    CertificateFiles,
+    Credentials,
+    TokenFile,
+    WatchedFile,
+    left,
+    load_or_make,
+    load_or_make_tokens,
+    renew_if_due,
+)
+from lighthouse_runtime.security.serving import Serving, note_serving
+
+log = logging.getLogger(__name__)
+
+
+TOLD_BEFORE_DAYS = 3
+TORCHFT = Principal("torchft", frozenset({Role.JOIN}))
+
+
+@dataclass(frozen=True, slots=True)
+class Door:
+    """One port. `files`: None without TLS."""
+
+    access: Access
+    files: CertificateFiles | None
+
+
+class Doors:
+    """Raises InvalidRequest, naming the option, for credentials that cannot be used."""
+
+    def __init__(self, config: LighthouseConfig) -> None:
+        self._config = config
+        self._is_exposed = not (_is_loopback(config.bind) and _is_loopback(config.http))
+        torchft = config.torchft_listen
+        is_open = torchft is not None and not _is_loopback(torchft)
+        self.is_insecure = is_open or (config.insecure and self._is_exposed)
+        self.audit = Audit(_audit_path(config))
+        self._credentials: Credentials | None = None
+        self._files: CertificateFiles | None = None
+        self._tokens: TokenFile | None = None
+        self._identities: WatchedFile[Identities] | None = None
+        self._errors: dict[str, str] = {}
+        if self._is_exposed or config.asks_for_tls:
+            folder = config.credentials_folder()
+            has_own_ca = config.tls_cert is None
+            self._credentials = load_or_make(folder, self._names()) if has_own_ca else load_or_make_tokens(folder)
+            self._tokens = TokenFile(self._credentials.folder)
+            if not config.insecure:
+                self._files = _certificate_files(config, self._credentials)
+            if config.tls_identities is not None:
+                path = config.tls_identities
+                self._identities = WatchedFile(path, lambda: _read_identities(path))
+        self.grpc = self._door(config.bind)
+        self.http = self._door(config.http)
+        self.torchft = OpenTo(TORCHFT, self.audit)
+
+    @property
+    def ca_pin(self) -> str:
+        """Empty: no CA of this lighthouse's own vouches for it."""
+        return self._credentials.ca_pin if self._credentials is not None and self._files is not None else ""
+
+    def _door(self, bind: str) -> Door:
+        if _is_loopback(bind) and not self._config.asks_for_tls:
+            return Door(HostOnly(self.audit), None)
+        assert self._tokens is not None
+        if self._config.insecure:
+            return Door(ByCredential(self._tokens, self.audit, without=ANONYMOUS), None)
+        return Door(ByCredential(self._tokens, self.audit, self._identities), self._files)
+
+    def announce(self, port: int) -> None:
+        """To other processes of this user, and in the remedies of refusals; called when gRPC's port is known."""
+        for door in (self.grpc, self.http):
+            if isinstance(door.access, ByCredential):
+                door.access.port = port
+        found = None
+        if self._credentials is not None and not isinstance(self.grpc.access, HostOnly):
+            has_own_pki = self._config.tls_cert is not None
+            found = Serving(self.ca_pin, self._credentials.folder, has_own_pki)
+        try:
+            note_serving(port, found)
+        except (OSError, InvalidRequest) as e:
+            log.warning(
+                "other processes of this user on this host also need the join string: %s",
+                e,
+                extra=event("not_announced"),
+            )
+
+    def greet(self, port: int) -> None:
+        """What a person must know: how to join, once; that it is insecure, at each start."""
+        if self._is_exposed and self._config.insecure:
+            log.warning(
+                "INSECURE: other hosts reach this lighthouse without TLS: anyone can join jobs and read model weights; "
+                "leave --insecure out, and give managers the join string",
+                extra=event("insecure"),
+            )
+        elif self._credentials is not None and self._credentials.is_new and self._tokens is not None:
+            where = Address(served_host(split_bind(self._config.bind, "--bind")[0]), port)
+            token = self._tokens.value.newest(Role.JOIN)
+            join = Coordinator((where,), self.ca_pin, token, has_own_pki=not self.ca_pin)
+            log.info(
+                "created credentials in %s; %s prints the join string for other hosts",
+                self._credentials.folder,
+                token_command(port, Role.JOIN),
+                extra=event("credentials_made", folder=str(self._credentials.folder)),
+            )
+            if sys.stderr.isatty():  # what else collects standard error keeps the token, for whoever reads that
+                print(f"LIGHTHOUSE_ADDRESS={join.join_string()}", file=sys.stderr, flush=True)
+
+    def renew(self) -> None:
+        """To be called now and then: certificates are made anew before they expire, or read again. What cannot be read
+        is said once."""
+        files, credentials = self._files, self._credentials
+        if files is not None and credentials is not None:
+            try:
+                if credentials.ca_pin and renew_if_due(credentials, self._names()):
+                    log.info("new server certificate in %s", credentials.folder, extra=event("certificate_made"))
+                if self._config.tls_cert is not None:
+                    self._note("certificate_expires", _expiry(self._config.tls_cert))
+            except (OSError, ValueError) as e:
+                self._note("certificate_not_renewed", f"the server certificate cannot be renewed: {e}")
+            else:
+                self._note("certificate_not_renewed", "")
+            files.look()
+            self._note("certificate_unreadable", files.error and f"keeping the previous certificates: {files.error}")
+        for watched, name in ((self._tokens, "tokens"), (self._identities, "identities")):
+            if watched is not None:
+                watched.look()
+                self._note(f"{name}_unreadable", watched.error and f"keeping the previous {name}: {watched.error}")
+
+    def _note(self, what: str, error: str) -> None:
+        if error and self._errors.get(what) != error:
+            log.error("%s", error, extra=event(what))
+        self._errors[what] = error
+
+    def _names(self) -> Iterator[str]:
+        """Of this host, for its certificate."""
+        yield from ("localhost", "127.0.0.1", "::1", own_name())
+        for bind in (self._config.bind, self._config.http):
+            host = split_bind(bind, "--bind")[0]
+            if not Address(host, None).is_unspecified:
+                yield host
+
+
+def _certificate_files(config: LighthouseConfig, credentials: Credentials) -> CertificateFiles:
+    """Raises InvalidRequest."""
+    certificate, key = config.tls_cert or credentials.certificate, config.tls_key or credentials.key
+    try:
+        return CertificateFiles(certificate, key, config.tls_client_ca)
+    except (OSError, ValueError) as e:
+        if config.tls_client_ca is not None and str(config.tls_client_ca) in str(e):
+            raise InvalidRequest(str(e), field="--tls-client-ca") from None
+        raise InvalidRequest(str(e), field="--credentials" if config.tls_cert is None else "--tls-cert") from None
+
+
+def _read_identities(path: Path) -> Identities:
+    """Raises InvalidRequest."""
+    try:
+        return parse_identities(path.read_text())
+    except (OSError, UnicodeDecodeError) as e:
+        raise InvalidRequest(f"cannot read {path}: {e}", field=IDENTITIES_OPTION) from None
+
+
+def _expiry(certificate: Path) -> str:
+    """What a person must know of its end; empty: nothing yet. Raises OSError, ValueError."""
+    days = left(certificate).days
+    if days >= TOLD_BEFORE_DAYS:
+        return ""
+    when = f"expires in {days} days" if days > 0 else "expires within a day" if days == 0 else "has expired"
+    return f"the certificate {certificate} {when}: renew it; the file is read again when it changes"
+
+
+def _is_loopback(bind: str) -> bool:
+    return Address(split_bind(bind, "--bind")[0], None).is_loopback
+
+
+def _audit_path(config: LighthouseConfig) -> Path | None:
+    """Beside the credentials, or the journal. None: nothing of this lighthouse is kept."""
+    if config.asks_for_tls or not (_is_loopback(config.bind) and _is_loopback(config.http)):
+        return config.credentials_folder().parent / "audit.jsonl"
+    if config.journal == "none" or (config.journal is None and not split_bind(config.bind, "--bind")[1]):
+        return None
+    try:
+        return (Path(config.journal) if config.journal else default_path()).parent / "audit.jsonl"
+    except InvalidRequest:
+        return None

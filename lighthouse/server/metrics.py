@@ -1,0 +1,350 @@
+"""What a scrape shows: read from the snapshot at scrape time, on the daemon's own loop.
+
+Labels come from closed sets, the job's name apart; a job that is gone from the snapshot is forgotten here, too.
+"""
+
+import time
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+
+import grpc
+from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
+from prometheus_client.core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+    InfoMetricFamily,
+    Metric,
+)
+from prometheus_client.registry import Collector
+
+from lighthouse.job.incident_driver import BOUNDS_S, IncidentTimes, JobAccount, Key
+from lighthouse.job.records import Verdict
+from lighthouse.store.leadership import CandidateStatus, Role
+from lighthouse_protocol.messages.incident import IncidentKind
+from lighthouse_protocol.messages.run import RankState, RunStatus
+from lighthouse_protocol.messages.session import QuorumPhase
+from lighthouse_protocol.messages.status import JobStatus, LighthouseStatus, MemberState
+from lighthouse_protocol.pb.documented.lighthouse_pb2 import DESCRIPTOR
+from lighthouse_protocol.refusals import LighthouseError
+from lighthouse_runtime.histogram import Histogram
+
+METHODS = frozenset(DESCRIPTOR.services_by_name["LighthouseService"].methods_by_name)
+REFUSALS = frozenset(cls.__name__ for cls in LighthouseError.__subclasses__())
+OTHER = "other"
+
+
+class Counters:
+    """Counts that no snapshot has, and that are of no one job. For one event loop: no locks."""
+
+    def __init__(self) -> None:
+        self._refused: Counter[str] = Counter(dict.fromkeys(sorted(REFUSALS), 0))
+        self._called: Counter[tuple[str, str]] = Counter({(method, "ok"): 0 for method in sorted(METHODS)})
+
+    def refused(self, error: LighthouseError) -> None:
+        """A join, or the hello of a session, was refused."""
+        name = type(error).__name__
+        self._refused[name if name in REFUSALS else OTHER] += 1
+
+    def called(self, method: str, status: grpc.StatusCode) -> None:
+        """A call of the RPC `method` (its bare name) ended with `status`."""
+        self._called[method if method in METHODS else OTHER, status.name.lower()] += 1
+
+    def collect(self) -> Iterator[Metric]:
+        refused = CounterMetricFamily("lighthouse_join_refusals", "Refused joins, by reason", labels=["reason"])
+        for error, count in self._refused.items():
+            refused.add_metric([error], count)
+        yield refused
+        called = CounterMetricFamily(
+            "lighthouse_grpc_calls", "Completed gRPC calls, by status code", labels=["method", "code"]
+        )
+        for labels, count in self._called.items():
+            called.add_metric(labels, count)
+        yield called
+
+
+class LighthouseCollector(Collector):
+    """`snapshot` is called once a scrape; `late_s`: for how long in all the loop was held up; `wall`:
+    seconds since the epoch."""
+
+    def __init__(
+        self,
+        snapshot: Callable[[], LighthouseStatus],
+        counters: Counters,
+        late_s: Callable[[], float] = float,
+        wall: Callable[[], float] = time.time,
+    ) -> None:
+        self._snapshot = snapshot
+        self._counters = counters
+        self._late_s = late_s
+        self._wall = wall
+
+    def collect(self) -> Iterator[Metric]:
+        status = self._snapshot()
+        yield GaugeMetricFamily("lighthouse_up", "1 while the lighthouse serves", 1)
+        yield InfoMetricFamily("lighthouse", "The lighthouse's version", {"version": status.version})
+        yield GaugeMetricFamily("lighthouse_uptime_seconds", "Time since the lighthouse started", status.uptime_s)
+        yield GaugeMetricFamily(
+            "lighthouse_insecure",
+            "1 if other hosts reach the lighthouse without TLS",
+            int(status.insecure),
+        )
+        yield CounterMetricFamily(
+            "lighthouse_loop_late_seconds",
+            "Time for which the process was paused, in pauses of 0.75 s or more",
+            self._late_s(),
+        )
+        yield GaugeMetricFamily(
+            "lighthouse_clock_seconds",
+            "This host's clock, in seconds since 1970; quorum ids begin with it",
+            self._wall(),
+        )
+        yield from _quorum_families(status.jobs)
+        yield from _standing_families(status.jobs)
+        yield from _member_families(status.jobs)
+        yield from self._counters.collect()
+
+
+def _quorum_families(jobs: Iterable[JobStatus]) -> Iterator[Metric]:
+    ids = _gauge("lighthouse_quorum_id", "Id of the current quorum; 0 before the first")
+    ages = _gauge("lighthouse_quorum_age_seconds", "Time since the current membership formed")
+    formed = CounterMetricFamily("lighthouse_quorums_formed", "Quorums formed with a new id", labels=["job"])
+    rounds = CounterMetricFamily(
+        "lighthouse_quorum_rounds", "Quorums sent to members; one per step without a standing quorum", labels=["job"]
+    )
+    verdicts = _gauge(
+        "lighthouse_quorum_verdict", "1 for the reason why there is or is not a quorum, 0 for the others", "verdict"
+    )
+    for job in jobs:
+        ids.add_metric([job.job], job.quorum_id)
+        if job.quorum_id:
+            ages.add_metric([job.job], job.quorum_age_s)
+        formed.add_metric([job.job], job.quorums_formed)
+        rounds.add_metric([job.job], job.rounds)
+        for verdict in Verdict:
+            verdicts.add_metric([job.job, verdict.value], job.verdict == verdict)
+    return iter((ids, ages, formed, rounds, verdicts))
+
+
+def _standing_families(jobs: Iterable[JobStatus]) -> Iterator[Metric]:
+    phases = _gauge("lighthouse_quorum_phase", "1 for the phase of the standing quorum, 0 for the others", "phase")
+    sessions = _gauge("lighthouse_sessions", "Open sessions of managers")
+    recalls = CounterMetricFamily(
+        "lighthouse_quorum_recalls", "Standing quorums recalled because a group joins or leaves", labels=["job"]
+    )
+    revokes = CounterMetricFamily(
+        "lighthouse_quorum_revocations", "Standing quorums revoked by a loss or a failed step", labels=["job"]
+    )
+    for job in jobs:
+        for phase in QuorumPhase:
+            phases.add_metric([job.job, phase.value], job.phase == phase)
+        sessions.add_metric([job.job], job.sessions)
+        recalls.add_metric([job.job], job.recalls)
+        revokes.add_metric([job.job], job.revokes)
+    return iter((phases, sessions, recalls, revokes))
+
+
+def _member_families(jobs: Iterable[JobStatus]) -> Iterator[Metric]:
+    participants = _gauge("lighthouse_participants", "Replica groups in the current quorum")
+    members = _gauge("lighthouse_members", "Replica groups known, by state", "state")
+    steps = _gauge("lighthouse_quorum_step", "The highest step among the participants")
+    stalled = _gauge("lighthouse_stalled_seconds", "How long no rank has moved; 0 while one does")
+    heal_left = _gauge("lighthouse_heal_remaining_bytes", "Bytes that healing replica groups have still to receive")
+    heal_rate = _gauge("lighthouse_heal_bytes_per_second", "Rate at which healing replica groups receive state")
+    for job in jobs:
+        stalled.add_metric([job.job], job.stall_s if job.stall else 0.0)
+        heals = [member.heal for member in job.members if member.heal is not None]
+        heal_left.add_metric([job.job], sum(heal.total - heal.received for heal in heals if heal.total is not None))
+        heal_rate.add_metric([job.job], sum(heal.bytes_per_s or 0 for heal in heals))
+        training = [member.step for member in job.members if member.is_participant]
+        states = Counter(member.state for member in job.members)
+        participants.add_metric([job.job], len(training))
+        steps.add_metric([job.job], max(training, default=0))
+        for state in MemberState:
+            members.add_metric([job.job, state.value], states[state])
+    return iter((participants, members, steps, stalled, heal_left, heal_rate))
+
+
+def _gauge(name: str, text: str, *labels: str) -> GaugeMetricFamily:
+    return GaugeMetricFamily(name, text, labels=["job", *labels])
+
+
+def render(registry: CollectorRegistry) -> tuple[bytes, str]:
+    """(body, content type) of a scrape."""
+    return generate_latest(registry), CONTENT_TYPE_LATEST
+
+
+# -- metrics ------------------------------------------------------------------
+#
+# The metrics of runs, read from their snapshots at scrape time on the daemon's own loop.
+
+_LABELS = ["job", "run"]
+
+
+class RunCollector(Collector):
+    """`snapshot` is called once a scrape: all runs, or those of a job, also without processes at present."""
+
+    def __init__(self, snapshot: Callable[[], Sequence[RunStatus]]) -> None:
+        self._snapshot = snapshot
+
+    def collect(self) -> Iterator[Metric]:
+        numbers = GaugeMetricFamily(
+            "lighthouse_run_generation", "Current generation of the run; -1 before the first", labels=_LABELS
+        )
+        restarts = CounterMetricFamily("lighthouse_run_restarts", "Generations that an incident ended", labels=_LABELS)
+        ranks = GaugeMetricFamily("lighthouse_run_ranks", "Ranks of the run, by state", labels=[*_LABELS, "state"])
+        supervisors = GaugeMetricFamily(
+            "lighthouse_run_supervisors", "Connected supervisors of the run", labels=_LABELS
+        )
+        stopped = GaugeMetricFamily("lighthouse_run_stopped", "1 while the run is stopped", labels=_LABELS)
+        budgets = GaugeMetricFamily(
+            "lighthouse_run_restart_budget_used_ratio",
+            "How much of a restart budget is used, of the one that is used up the most",
+            labels=_LABELS,
+        )
+        for run in self._snapshot():
+            labels = [run.job, run.run]
+            numbers.add_metric(labels, run.counters.number)
+            restarts.add_metric(labels, run.counters.job_restarts)
+            states = Counter(rank.state for rank in run.ranks)
+            for state in RankState:
+                ranks.add_metric([*labels, state.value], states[state])
+            supervisors.add_metric(labels, sum(supervisor.is_connected for supervisor in run.supervisors))
+            stopped.add_metric(labels, run.stop is not None)
+            budgets.add_metric(labels, run.budget_used)
+        yield from (numbers, restarts, ranks, supervisors, stopped, budgets)
+
+
+# -- metrics ------------------------------------------------------------------
+#
+# How many incidents there were, how soon they were detected, and how soon training recovered.
+
+
+class IncidentCollector(Collector):
+    """`jobs`: those that are shown though they have had no incident; with zeros, so that a first incident is a rise."""
+
+    def __init__(self, times: IncidentTimes, jobs: Callable[[], Iterable[str]] = tuple) -> None:
+        self._times = times
+        self._jobs = jobs
+
+    def collect(self) -> Iterator[Metric]:
+        times, keys = self._times, [(job, kind) for job in self._jobs() for kind in IncidentKind]
+        opened = CounterMetricFamily("lighthouse_incidents", "Incidents, by kind", labels=["job", "kind"])
+        for job, kind in dict.fromkeys([*keys, *times.opened]):
+            opened.add_metric([job, kind.value], times.opened.get((job, kind), 0))
+        yield opened
+        yield _family(
+            "lighthouse_incident_detection_seconds", "From a fault until the lighthouse detects it", times.detect, keys
+        )
+        yield _family(
+            "lighthouse_incident_recovery_seconds",
+            "From a fault until the first step that is committed after it",
+            times.recover,
+            keys,
+        )
+
+
+def _family(name: str, text: str, times: Mapping[Key, Histogram], keys: Collection[Key]) -> Metric:
+    family, none = HistogramMetricFamily(name, text, labels=["job", "kind"]), Histogram(BOUNDS_S)
+    for job, kind in dict.fromkeys([*keys, *times]):
+        histogram = times.get((job, kind), none)
+        family.add_metric([job, kind.value], histogram.buckets(), histogram.total)
+    return family
+
+
+# -- metrics ------------------------------------------------------------------
+#
+# The time that ranks spent in each phase, read at scrape time on the daemon's own loop.
+
+
+class PhaseCollector(Collector):
+    """`seconds` is called once a scrape: by job, each phase's own time over all ranks that ever were."""
+
+    def __init__(self, seconds: Callable[[], Mapping[str, Mapping[str, float]]]) -> None:
+        self._seconds = seconds
+
+    def collect(self) -> Iterator[Metric]:
+        family = CounterMetricFamily(
+            "lighthouse_rank_phase_seconds",
+            "Time of all ranks in each phase that scripts name; step: outside of any phase",
+            labels=["job", "phase"],
+        )
+        for job, phases in self._seconds().items():
+            for phase, seconds in sorted(phases.items()):
+                family.add_metric([job, phase], seconds)
+        yield family
+
+
+# -- account metrics ----------------------------------------------------------
+#
+# What failures have cost each job, read at scrape time on the daemon's own loop.
+
+
+class AccountCollector(Collector):
+    """`accounts`, by job, and `clock`, that of their moments, are read once a scrape."""
+
+    def __init__(self, accounts: Callable[[], Mapping[str, JobAccount]], clock: Callable[[], float]) -> None:
+        self._accounts = accounts
+        self._clock = clock
+
+    def collect(self) -> Iterator[Metric]:
+        accounts, now = self._accounts(), self._clock()
+        commits = _counter("lighthouse_commits", "Committed steps, summed over replica groups")
+        discards = _counter("lighthouse_discards", "Discarded steps, summed over replica groups, by reason", "reason")
+        heals = _counter("lighthouse_heals", "Times that a replica group took over the state of another one")
+        heal_bytes = _counter("lighthouse_heal_bytes", "Bytes of the states that healing groups received")
+        step_s = _counter("lighthouse_committed_step_seconds", "Time of replica groups in committed steps")
+        group_s = _counter("lighthouse_group_seconds", "Time of replica groups since their first quorum")
+        goodput = GaugeMetricFamily(
+            "lighthouse_goodput_ratio", "Time in committed steps over the time of all replica groups", labels=["job"]
+        )
+        heal_s = _histogram("lighthouse_heal_seconds", "From the request for a state until it was received")
+        waits = _histogram("lighthouse_quorum_wait_seconds", "From a join to its quorum")
+        for job, account in accounts.items():
+            commits.add_metric([job], account.commits)
+            for reason, count in account.discards.items():
+                discards.add_metric([job, reason], count)
+            heals.add_metric([job], account.heals.count)
+            heal_bytes.add_metric([job], account.heal_bytes)
+            step_s.add_metric([job], account.ledger.step_s)
+            group_s.add_metric([job], account.ledger.group_s(now))
+            if (ratio := account.ledger.goodput(now)) is not None:
+                goodput.add_metric([job], ratio)
+            heal_s.add_metric([job], account.heals.buckets(), account.heals.total)
+            waits.add_metric([job], account.waits.buckets(), account.waits.total)
+        yield from (commits, discards, heals, heal_bytes, step_s, group_s, goodput, heal_s, waits)
+
+
+def _counter(name: str, text: str, *labels: str) -> CounterMetricFamily:
+    return CounterMetricFamily(name, text, labels=["job", *labels])
+
+
+def _histogram(name: str, text: str) -> HistogramMetricFamily:
+    return HistogramMetricFamily(name, text, labels=["job"])
+
+
+# -- metrics ------------------------------------------------------------------
+#
+# Who leads, in Prometheus' form.
+
+
+class LeadershipCollector(Collector):
+    """None: this lighthouse has its store alone, and leads."""
+
+    def __init__(self, status: Callable[[], CandidateStatus | None]) -> None:
+        self._status = status
+
+    def collect(self) -> Iterator[Metric]:
+        status = self._status()
+        leads = status is None or status.role is Role.LEADING
+        yield GaugeMetricFamily("lighthouse_leader", "1 if this lighthouse leads, 0 if it follows", float(leads))
+        yield GaugeMetricFamily(
+            "lighthouse_store_available",
+            "0 while the shared store does not answer this lighthouse",
+            float(status is None or not status.store_error),
+        )
+        yield GaugeMetricFamily(
+            "lighthouse_leader_term",
+            "The term that this lighthouse led last, 0 if none",
+            float(status.term if status else 0),
+        )

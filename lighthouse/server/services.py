@@ -1,0 +1,550 @@
+"""The lighthouse's RPCs: the documented service, under its own package and bare, and torchft's, on one port."""
+
+import logging
+import time
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from typing import Any
+
+from lighthouse.job.driver import Answer, JobDriver
+from lighthouse.job.incident_driver import IncidentRegistry
+from lighthouse.job.incidents import check_ranks, read_ranks
+from lighthouse.job.records import Member
+from lighthouse.job.registry import JobRegistry, RunRegistry
+from lighthouse.job.run_driver import RunDriver
+from lighthouse.server.metrics import Counters
+from lighthouse_protocol import VERSION
+from lighthouse_protocol.identity import check_name, group_of_supervisor, read_identity
+from lighthouse_protocol.limits import DEFAULT_JOB, DEFAULT_RUN, JOB_METADATA_KEY, RUN_METADATA_KEY, cut_reason
+from lighthouse_protocol.messages.incident import Gathered, Incident
+from lighthouse_protocol.messages.membership import Participant, Quorum, QuorumChange
+from lighthouse_protocol.messages.run import (
+    FromRunRank,
+    FromSupervisor,
+    HostExcluded,
+    Key,
+    Keys,
+    RankHello,
+    RunStatus,
+    StopAsked,
+    SupervisorHello,
+    check_kind,
+)
+from lighthouse_protocol.messages.session import (
+    DrainRequest,
+    Hello,
+    JoinAccepted,
+    KillRequest,
+    QuorumChanged,
+    ToLighthouse,
+    ToManager,
+)
+from lighthouse_protocol.messages.status import LighthouseStatus, StoreStatus, TimelineKind
+from lighthouse_protocol.pb.documented import lighthouse_pb2
+from lighthouse_protocol.pb.extensions import incident_pb2 as incident_pb
+from lighthouse_protocol.pb.extensions import run_pb2 as pb
+from lighthouse_protocol.pb.torchft import torchft_pb2
+from lighthouse_protocol.refusals import (
+    InvalidRequest,
+    LighthouseError,
+    NotServed,
+    UnknownName,
+    Unreachable,
+    WrongState,
+)
+from lighthouse_protocol.rules.access import check_bounds, check_bounds_on_run
+from lighthouse_protocol.rules.rate_limits import Resource
+from lighthouse_protocol.wire import documented
+from lighthouse_protocol.wire import documented as wire
+from lighthouse_protocol.wire.codec import GATHERED, INCIDENT, INCIDENT_SUMMARY, KEYS, LIGHTHOUSE_STATUS, RUN_STATUS
+from lighthouse_protocol.wire.streams import (
+    RANK_REQUESTS,
+    RANK_RESPONSES,
+    SESSION_REQUESTS,
+    SESSION_RESPONSES,
+    SUPERVISOR_REQUESTS,
+    SUPERVISOR_RESPONSES,
+    accepted_for,
+    accepted_shared,
+    changed_for,
+    changed_shared,
+)
+from lighthouse_runtime.client.clients import AsyncManagerClient
+from lighthouse_runtime.log_event import event
+from lighthouse_runtime.net.outbox import Body
+from lighthouse_runtime.security.audit import Audit
+from lighthouse_runtime.server.rpc_handler import Call, Entry, FutureReply, Method, Peers, Stream
+from lighthouse_runtime.server.streams import FIRST_WITHIN_S, Frames, Requests, Sender, StreamPeer
+from lighthouse_runtime.timing.pacing import Snapshots
+
+log = logging.getLogger(__name__)
+
+
+# -- lookup -------------------------------------------------------------------
+#
+# The job and the member that a request names.
+
+
+def job_named(call: Call) -> str:
+    """For what only looks: what a caller is bound to is where it acts."""
+    return call.metadata.get(JOB_METADATA_KEY) or DEFAULT_JOB
+
+
+def job_of(call: Call, named: str = "", replica_id: str = "") -> str:
+    """The job that a call acts in: `named` in its message, or its metadata's. `replica_id`: as or on which group.
+
+    Raises NotPermitted for a caller that is bound to another.
+    """
+    job = named or job_named(call)
+    check_bounds(call.principal, job, replica_id)
+    return job
+
+
+def live_member(driver: JobDriver, replica_id: str) -> Member:
+    member = driver.member(replica_id)
+    if member is None or not member.is_alive:
+        alive = ", ".join(sorted(m.replica_id for m in driver.machine.roster if m.is_alive)[:16]) or "none"
+        raise UnknownName(f"replica_id: no live replica group {replica_id!r}; alive: {alive}")
+    return member
+
+
+# -- run service --------------------------------------------------------------
+#
+# The RPCs of runs: streams of ranks and of supervisors, keys, status, stop and resume.
+
+TO_RANKS = Frames(RANK_RESPONSES.write)
+TO_SUPERVISORS = Frames(SUPERVISOR_RESPONSES.write)
+NO_PART = "that supervisor has no part in the run; it counts for itself alone"
+ALREADY = "the run is over, or the host is excluded, already"
+
+
+class RunService:
+    def __init__(
+        self,
+        runs: RunRegistry,
+        audit: Audit | None = None,
+        entry_within_s: float = FIRST_WITHIN_S,
+        peers: Peers | None = None,
+    ) -> None:
+        self._audit = audit or Audit(None)
+        self._runs = runs
+        self._peers = peers or Peers()
+        self._entry_within_s = entry_within_s
+        self._statuses = Snapshots(self._status)
+
+    def methods(self) -> Mapping[str, Entry]:
+        return {
+            "Rank": Stream(RANK_REQUESTS, self.rank),
+            "Supervise": Stream(SUPERVISOR_REQUESTS, self.supervise),
+            "PutKey": Method(pb.PutKeyRequest, self.put_key),
+            "GetKeys": Method(pb.GetKeysRequest, self.get_keys),
+            "Runs": Method(pb.RunsRequest, self.runs),
+            "StopRun": Method(pb.StopRunRequest, self.stop_run),
+            "ResumeRun": Method(pb.ResumeRunRequest, self.resume_run),
+        }
+
+    # -- streams, until they end
+
+    async def rank(self, requests: Requests[FromRunRank], call: Call, sender: Sender) -> None:
+        entry = await requests.hello(RankHello, self._entry_within_s)
+        if entry is None:
+            return
+        driver = self._get(call)
+        session = driver.open_rank(entry, StreamPeer(sender, TO_RANKS))
+        try:
+            async for message in requests:
+                if message is not None:
+                    driver.receive_from_rank(session, message)
+        finally:
+            driver.end_rank(session)
+
+    async def supervise(self, requests: Requests[FromSupervisor], call: Call, sender: Sender) -> None:
+        entry = await requests.hello(SupervisorHello, self._entry_within_s)
+        if entry is None:
+            return
+        job_of(call, replica_id=_group_of(entry, call))
+        driver = self._get(call)
+        session = driver.open_supervisor(entry, StreamPeer(sender, TO_SUPERVISORS))
+        try:
+            async for message in requests:
+                if message is None:
+                    continue
+                if isinstance(message, StopAsked | HostExcluded):
+                    self._note(call, driver, entry, message, has_say=driver.has_say(session))
+                driver.receive_from_supervisor(session, message)
+        finally:
+            driver.end_supervisor(session)
+
+    def _note(
+        self, call: Call, driver: RunDriver, entry: SupervisorHello, asked: StopAsked | HostExcluded, *, has_say: bool
+    ) -> None:
+        """Write what a supervisor asks for to the audit: as an act if it changes the run, else as a refusal."""
+        what = type(asked).__name__
+        target = f"job={driver.name[0]}, run={driver.name[1]}, by={entry.name}, reason={asked.reason}"
+        if has_say and driver.is_changed_by(entry, asked):
+            self._audit.act(call.principal, call.caller, what, target)
+        else:
+            self._audit.refuse(call.principal, call.caller, what, ALREADY if has_say else NO_PART, target)
+
+    def _get(self, call: Call) -> RunDriver:
+        """One more process of a run; it counts for the caller, and so does a run that is new here. Raises a refusal."""
+        self._peers.take(call.peer, Resource.PROCESSES)
+        if not self._runs.has(*_named(call)):
+            self._peers.take(call.peer, Resource.RUNS)
+        return self._runs.get(*_named(call))
+
+    # -- keys
+
+    async def put_key(self, request: pb.PutKeyRequest, call: Call) -> pb.PutKeyResponse:
+        self._peers.take(call.peer, Resource.DURABLE_WRITES)
+        driver = self._runs.find(*_named(call))
+        driver.put_key(
+            request.generation,
+            check_kind(request.kind),
+            request.name,
+            request.value,
+            slot=request.slot,
+            secret=request.secret,
+        )
+        return pb.PutKeyResponse()
+
+    async def get_keys(self, request: pb.GetKeysRequest, call: Call) -> bytes:
+        async with self._peers.read(call.peer):
+            return self._keys(request, call).SerializeToString()
+
+    def _keys(self, request: pb.GetKeysRequest, call: Call) -> pb.GetKeysResponse:
+        kind = check_kind(request.kind) if request.kind else None
+        keys = self._runs.find(*_named(call)).machine.keys
+        fence = request.generation if request.HasField("generation") else None
+        if request.previous:
+            values = keys.previous(fence)
+        else:
+            values = keys.of(request.of, fence) if request.HasField("of") else keys.present(fence)
+        found = (Key(*key, value) for key, value in values.items())
+        wanted = (key for key in found if kind in (None, key.kind) and request.name in ("", key.name))
+        return KEYS.write(Keys(keys.number, tuple(wanted)))
+
+    # -- status and control
+
+    async def runs(self, request: pb.RunsRequest, call: Call) -> bytes:
+        async with self._peers.read(call.peer):
+            return self._statuses.of((job_named(call), request.run))
+
+    def _status(self, asked: tuple[str, str]) -> bytes:
+        return pb.RunsResponse(runs=map(RUN_STATUS.write, self._runs.status(*asked))).SerializeToString()
+
+    async def stop_run(self, request: pb.StopRunRequest, call: Call) -> pb.StopRunResponse:
+        check_bounds_on_run(call.principal, job_named(call), "StopRun")
+        driver = self._runs.find(*_named(call))
+        if driver.machine.completed is not None:
+            raise WrongState(f"run: {driver.name[1]} is completed; there is nothing to stop")
+        driver.stop(cut_reason(request.reason) or "stopping", f"operator at {call.caller}")
+        return pb.StopRunResponse()
+
+    async def resume_run(self, _: pb.ResumeRunRequest, call: Call) -> pb.ResumeRunResponse:
+        check_bounds_on_run(call.principal, job_named(call), "ResumeRun")
+        self._runs.find(*_named(call)).resume()
+        return pb.ResumeRunResponse()
+
+
+def _named(call: Call) -> tuple[str, str]:
+    """Raises NotPermitted, as job_of()."""
+    return job_of(call), call.metadata.get(RUN_METADATA_KEY) or DEFAULT_RUN
+
+
+def _group_of(entry: SupervisorHello, call: Call) -> str:
+    """Whose supervisor that is; of two groups that its name may mean, the one that the caller is bound to."""
+    group = group_of_supervisor(entry.name)
+    return group if group == call.principal.replica_id else entry.name
+
+
+# -- incident service ---------------------------------------------------------
+#
+# The RPCs of incidents, and of stacks on demand.
+
+
+class IncidentService:
+    def __init__(self, jobs: JobRegistry, registry: IncidentRegistry) -> None:
+        self._jobs = jobs
+        self._registry = registry
+
+    def methods(self) -> Mapping[str, Entry]:
+        return {
+            "Incidents": Method(incident_pb.IncidentsRequest, self.incidents),
+            "Incident": Method(incident_pb.IncidentRequest, self.incident),
+            "Stacks": Method(incident_pb.StacksRequest, self.stacks),
+        }
+
+    async def incidents(self, request: incident_pb.IncidentsRequest, _: Call) -> incident_pb.IncidentsResponse:
+        job = check_name(request.job, "job") if request.job else ""
+        return incident_pb.IncidentsResponse(
+            incidents=map(INCIDENT_SUMMARY.write, self._registry.archive.summaries(job))
+        )
+
+    async def incident(self, request: incident_pb.IncidentRequest, call: Call) -> incident_pb.IncidentResponse:
+        return incident_pb.IncidentResponse(incident=INCIDENT.write(self.find(request.id, call)))
+
+    def find(self, name: str, call: Call) -> Incident:
+        """Raises UnknownName, and NotPermitted for a caller that is bound to another job."""
+        found = self._registry.archive.get(name)
+        job_of(call, found.summary.job)
+        return found
+
+    async def stacks(self, request: incident_pb.StacksRequest, call: Call) -> incident_pb.StacksResponse:
+        return GATHERED.write(await self.gather(request.job, request.ranks, call))
+
+    async def gather(self, job: str, of_ranks: Iterable[str], call: Call) -> Gathered:
+        """What `of_ranks` (b/1, or b) do now; of none: all ranks of the quorum. Raises a refusal."""
+        driver, ranks = self._jobs.find(job_of(call, job)), read_ranks(of_ranks)
+        found: dict[str, tuple[int, ...]] = {}
+        for name, of in (ranks or {}).items():
+            if (run := driver.run(name)) is not None and driver.member(name) is None:
+                check_ranks(name, of, run.machine.generations.terms.world_size)
+                found[name] = of
+                continue
+            member = live_member(driver, check_name(name))
+            check_ranks(member.replica_id, of, member.participant.group_world_size if member.participant else 0)
+            found[member.replica_id] = of
+        reply = FutureReply[Gathered]()
+        driver.incidents.gather(found or None, reply)
+        return await reply.value
+
+
+# -- frames -------------------------------------------------------------------
+#
+# What goes to many at once, as bytes that are made once.
+
+
+class SessionFrames(Frames[ToManager]):
+    """Sessions are told one quorum each, or one change, under a number of their own: all but that is made once."""
+
+    def __init__(self) -> None:
+        super().__init__(SESSION_RESPONSES.write)
+        self._quorum: Quorum | None = None
+        self._shared = b""
+        self._change: QuorumChange | None = None
+        self._shared_change = b""
+
+    def of(self, message: ToManager) -> Body:
+        if isinstance(message, QuorumChanged):
+            if message.change is not self._change:
+                self._change, self._shared_change = message.change, changed_shared(message)
+            return self._shared_change, changed_for(message.join)
+        if not isinstance(message, JoinAccepted):
+            return self.bytes_of(message)
+        if message.quorum is not self._quorum:
+            self._quorum = message.quorum
+            self._shared = accepted_shared(message.quorum, message.stands, time.time(), message.secret)
+        return self._shared, accepted_for(b"", message.join)
+
+
+def native_quorums() -> Frames[Quorum]:
+    """In the form of the documented service."""
+    return Frames(lambda quorum: documented.quorum_to_native(quorum, time.time()))
+
+
+def torchft_quorums() -> Frames[Quorum]:
+    return Frames(lambda quorum: documented.quorum_to_torchft(quorum, time.time()))
+
+
+NATIVE, TORCHFT = native_quorums(), torchft_quorums()
+TO_MANAGERS = SessionFrames()
+REFLECTED = ("lighthouse.v1.LighthouseService", "torchft.LighthouseService")
+
+
+class LighthouseService:
+    def __init__(
+        self,
+        jobs: JobRegistry,
+        counters: Counters,
+        hello_within_s: float = FIRST_WITHIN_S,
+        runs: Callable[[str], tuple[RunStatus, ...]] = lambda job: (),
+        peers: Peers | None = None,
+        *,
+        is_insecure: bool = False,
+        store: Callable[[], StoreStatus] = StoreStatus,
+        http_port: Callable[[], int] = int,
+    ) -> None:
+        """`runs`: those of a job that have processes; of all jobs, if it is empty. `is_insecure` and `store`: for the
+        status."""
+        self._is_insecure = is_insecure
+        self._store = store
+        self._http_port = http_port
+        self._jobs = jobs
+        self._peers = peers or Peers()
+        self._runs = runs
+        self._hello_within_s = hello_within_s
+        self._counters = counters
+        self._started_at = time.monotonic()
+        self._statuses = Snapshots(self._status_bytes)
+
+    def services(self, more: Mapping[str, Entry] | None = None) -> Mapping[str, Mapping[str, Entry]]:
+        """Handlers by service and method; `more`: those of run_service.py and incident_service.py."""
+        documented: dict[str, Entry] = {
+            "Quorum": Method(lighthouse_pb2.LighthouseQuorumRequest, self.quorum),
+            "Heartbeat": Method(lighthouse_pb2.LighthouseHeartbeatRequest, self.heartbeat),
+            "Status": Method(lighthouse_pb2.LighthouseStatusRequest, self.status_rpc),
+            "Kill": Method(lighthouse_pb2.LighthouseKillRequest, self.kill),
+            "Drain": Method(lighthouse_pb2.LighthouseDrainRequest, self.drain),
+            "Session": Stream(SESSION_REQUESTS, self.session, self._lighten),
+            **(more or {}),
+        }
+        torchft: dict[str, Entry] = {
+            "Quorum": Method(torchft_pb2.LighthouseQuorumRequest, self.torchft_quorum),
+            "Heartbeat": Method(torchft_pb2.LighthouseHeartbeatRequest, self.torchft_heartbeat),
+        }
+        return {
+            "lighthouse.v1.LighthouseService": documented,
+            "LighthouseService": documented,
+            "torchft.LighthouseService": torchft,
+        }
+
+    async def quorum(self, request: lighthouse_pb2.LighthouseQuorumRequest, call: Call) -> bytes:
+        return NATIVE.bytes_of(await self._join(lambda: wire.participant_from_native(_requester(request)), call))
+
+    async def torchft_quorum(self, request: torchft_pb2.LighthouseQuorumRequest, call: Call) -> bytes:
+        return TORCHFT.bytes_of(await self._join(lambda: wire.participant_from_torchft(_requester(request)), call))
+
+    async def heartbeat(
+        self, request: lighthouse_pb2.LighthouseHeartbeatRequest, call: Call
+    ) -> lighthouse_pb2.LighthouseHeartbeatResponse:
+        self._beat(request.replica_id, request.incarnation, call)
+        return lighthouse_pb2.LighthouseHeartbeatResponse()
+
+    async def torchft_heartbeat(
+        self, request: torchft_pb2.LighthouseHeartbeatRequest, call: Call
+    ) -> torchft_pb2.LighthouseHeartbeatResponse:
+        self._beat(request.replica_id, "", call)
+        return torchft_pb2.LighthouseHeartbeatResponse()
+
+    async def status_rpc(self, request: lighthouse_pb2.LighthouseStatusRequest, call: Call) -> bytes:
+        async with self._peers.read(call.peer):
+            return self._statuses.of((request.job, request.ranks))
+
+    async def kill(
+        self, request: lighthouse_pb2.LighthouseKillRequest, call: Call
+    ) -> lighthouse_pb2.LighthouseKillResponse:
+        driver, member, reason = self._control(request, call)
+        told = event("kill_asked", job=driver.job, replica_group=member.replica_id, peer=call.caller, reason=reason)
+        log.warning("%s kills %s: %s", call.caller, member.replica_id, reason or "no reason given", extra=told)
+        driver.note(TimelineKind.KILLED, (member.replica_id,), reason)
+        why = f"by {call.caller}" + (f": {reason}" if reason else "")
+        if not driver.tell(member, KillRequest(reason or f"killed {why}")):
+            await self._kill(_manager_address(member), reason or f"killed {why}", call.time_left_s or 10.0)
+        driver.killed(member, why)
+        return lighthouse_pb2.LighthouseKillResponse()
+
+    async def drain(
+        self, request: lighthouse_pb2.LighthouseDrainRequest, call: Call
+    ) -> lighthouse_pb2.LighthouseDrainResponse:
+        driver, member, reason = self._control(request, call)
+        told = event("drain_asked", job=driver.job, replica_group=member.replica_id, peer=call.caller, reason=reason)
+        log.info("%s drains %s: %s", call.caller, member.replica_id, reason or "no reason given", extra=told)
+        if not driver.tell(member, DrainRequest(reason or f"drained by {call.caller}")):
+            raise WrongState(
+                f"replica_id: {member.replica_id} holds no session, so it cannot be asked; kill it instead"
+            )
+        return lighthouse_pb2.LighthouseDrainResponse()
+
+    def _control(
+        self, request: lighthouse_pb2.LighthouseKillRequest | lighthouse_pb2.LighthouseDrainRequest, call: Call
+    ) -> tuple[JobDriver, Member, str]:
+        """The member and the reason in one line. Raises a refusal if the name is unknown."""
+        check_name(request.replica_id)
+        driver = self._jobs.find(job_of(call, request.job, request.replica_id))
+        return driver, live_member(driver, request.replica_id), cut_reason(request.msg)
+
+    async def session(self, requests: Requests[ToLighthouse], call: Call, sender: Sender) -> None:
+        """A manager's session, until it ends."""
+        hello = await requests.hello(Hello, self._hello_within_s)
+        if hello is None:
+            return
+        driver = self._enter(hello.participant.replica_id, call)  # only now: a quiet job is forgotten
+        number = driver.open_session(hello, StreamPeer(sender, TO_MANAGERS))
+        try:
+            async for message in requests:
+                if message is not None:
+                    driver.receive(number, message)
+        finally:
+            driver.end_session(number)
+
+    def status(self, job: str = "", *, has_ranks: bool = False) -> LighthouseStatus:
+        self._jobs.forget_quiet()
+        ended = self._jobs.ended(job)
+        drivers = list(self._jobs) if not job else [] if ended else [self._jobs.find(job)]
+        uptime_s = time.monotonic() - self._started_at
+        status = (*(driver.status(has_ranks=has_ranks) for driver in drivers), *ended)
+        return LighthouseStatus(
+            VERSION, uptime_s, status, self._runs(job), self._is_insecure, time.time(), self._store(), self._http_port()
+        )
+
+    def _status_bytes(self, asked: tuple[str, bool]) -> bytes:
+        job, has_ranks = asked
+        return LIGHTHOUSE_STATUS.write(self.status(job, has_ranks=has_ranks)).SerializeToString()
+
+    async def _join(self, read: Callable[[], Participant], call: Call) -> Quorum:
+        try:
+            participant, time_left_s = read(), call.require_deadline()
+            driver = self._enter(participant.replica_id, call)
+        except LighthouseError as e:  # what the job refuses, its driver counts
+            self._counters.refused(e)
+            raise
+        return (await self._answer(driver, participant, time_left_s)).quorum
+
+    async def _answer(self, driver: JobDriver, participant: Participant, time_left_s: float) -> Answer:
+        reply: FutureReply[Answer] = FutureReply()
+        number = driver.join(participant, time_left_s, reply)
+        try:
+            return await reply.value
+        finally:
+            driver.withdraw(number)
+
+    def _beat(self, wire_id: str, incarnation: str, call: Call) -> None:
+        name, told = read_identity(wire_id, incarnation)
+        self._jobs.get_reported(job_of(call, replica_id=name)).beat(name, told)
+
+    def _lighten(self, request: lighthouse_pb2.SessionRequest, call: Call) -> None:
+        """Where ranks are is for people to see: a heartbeat of a peer that shows too many is taken without."""
+        ranks = len(request.heartbeat.progress.ranks)
+        if ranks and not self._peers.may_take(call.peer, Resource.RANKS_SHOWN, ranks):
+            request.heartbeat.ClearField("progress")
+
+    def _enter(self, replica_id: str, call: Call) -> JobDriver:
+        """The job that the caller comes to as that group. What is new here counts for the caller. Raises a refusal."""
+        job = job_of(call, replica_id=replica_id)
+        driver = self._jobs.peek(job)
+        if driver is None:
+            self._peers.take(call.peer, Resource.JOBS)
+        if driver is None or driver.member(replica_id) is None:
+            self._peers.take(call.peer, Resource.REPLICA_IDS)
+        return self._jobs.get(job)
+
+    async def _kill(self, address: str, msg: str, time_left_s: float) -> None:
+        """A manager that goes away while it is told has done what it was told."""
+        timeout_s = max(0.1, time_left_s / 3)
+        async with AsyncManagerClient(address) as manager:
+            await manager.connect(timeout_s)
+            try:
+                await manager.kill(msg, timeout_s=timeout_s)
+            except NotServed:
+                await _unless_gone(manager.torchft_kill(msg, timeout_s=timeout_s))
+            except Unreachable:
+                return
+
+
+async def _unless_gone(telling: Awaitable[None]) -> None:
+    try:
+        await telling
+    except Unreachable:
+        return
+
+
+def _requester(request: Any) -> Any:
+    if not request.HasField("requester"):
+        raise InvalidRequest("is missing; say who asks", field="requester")
+    return request.requester
+
+
+def _manager_address(member: Member) -> str:
+    if member.participant is None or not member.participant.address:
+        raise WrongState(f"address: {member.replica_id} has advertised no manager to kill it through")
+    return member.participant.address

@@ -1,0 +1,1 @@
+"""Where a job's records are kept, and which of two lighthouses may write them."""

@@ -1,0 +1,384 @@
+"""The edge between one lighthouse and etcd: it sends a candidate's requests, and writes the leader's records."""
+
+import asyncio
+import dataclasses
+import logging
+import secrets
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+from lighthouse.store import etcd_client as etcd
+from lighthouse.store import etcd_store as keys
+from lighthouse.store import etcd_store as store
+from lighthouse.store import leadership as events
+from lighthouse.store.etcd_client import EtcdAddress, EtcdClient, KeyValue, LeaseGone, StoreCredentials
+from lighthouse.store.etcd_store import EtcdStore
+from lighthouse.store.leadership import (
+    FENCE_SHARE,
+    Candidate,
+    CandidateConfig,
+    CandidateStatus,
+    Leader,
+    difference,
+    dump,
+    parse,
+)
+from lighthouse_protocol.refusals import LighthouseError, NotLeader
+from lighthouse_runtime import log_event
+from lighthouse_runtime.log_event import event
+from lighthouse_runtime.ports import Timers
+from lighthouse_runtime.server.streams import OutputGate
+from lighthouse_runtime.timing.pacing import SuspensionTimers
+from lighthouse_runtime.timing.timers import DeadlineTimer
+
+log = logging.getLogger(__name__)
+
+
+# -- driver -------------------------------------------------------------------
+#
+# One candidate: its machine is fed, its requests are sent, one timer is set again. Synchronous: time and the store
+# are ports.
+
+Request = (
+    events.ReadLeader | events.GrantLease | events.Claim | events.LoadRecords | events.RenewLease | events.RevokeLease
+)
+
+
+class LeaderStore(Protocol):
+    def send(self, request: Request) -> None:
+        """Begin it, and feed the driver its answer, or RequestFailed, later. Nothing is raised."""
+        ...
+
+
+class LeadershipDriver:
+    """`began` is called with the term and the revision that guards writes; `ended` with the reason, before anything
+    else can leave this process; `changed` when another leader is known."""
+
+    def __init__(
+        self,
+        config: CandidateConfig,
+        timers: Timers,
+        store: LeaderStore,
+        began: Callable[[int, int], None],
+        ended: Callable[[str], None],
+        changed: Callable[[Leader | None], None] = lambda leader: None,
+    ) -> None:
+        self._clock = timers.time
+        self.candidate = Candidate(config, self._clock())
+        self._store = store
+        self._began = began
+        self._ended = ended
+        self._changed = changed
+        self._timer = DeadlineTimer(self.tick, timers)
+        self._has_failed = False
+
+    def start(self) -> None:
+        self.tick()
+
+    def feed(self, event: events.Event) -> None:
+        if isinstance(event, events.RequestFailed):
+            if not self._has_failed:
+                log.warning("store: %s", event.reason, extra=log_event.event("store_unavailable"))
+            self._has_failed = True
+        elif self._has_failed and not isinstance(event, events.WriteRefused | events.Resigned):
+            self._has_failed = False
+            log.info("store: available again", extra=log_event.event("store_available"))
+        self._perform(self.candidate.handle(event, self._clock()))
+
+    def tick(self) -> None:
+        self._perform(self.candidate.tick(self._clock()))
+
+    def refusal(self) -> NotLeader | None:
+        """What each caller is told at this moment; None: this lighthouse leads. Asked at each act, so nothing happens
+        in here: an end that is due is its timer's."""
+        return self.candidate.refusal(self._clock())
+
+    def status(self) -> CandidateStatus:
+        return self.candidate.status(self._clock())
+
+    def resign(self) -> None:
+        """For good: another lighthouse may lead at once."""
+        self.feed(events.Resigned())
+        self._timer.cancel()
+
+    def _perform(self, effects: Sequence[events.Effect]) -> None:
+        for effect in effects:
+            match effect:
+                case events.LeadershipBegan(term, revision):
+                    log.info(
+                        "this lighthouse leads, in term %d", term, extra=log_event.event("leadership_began", term=term)
+                    )
+                    self._began(term, revision)
+                case events.LeadershipEnded(reason):
+                    log.warning(
+                        "this lighthouse no longer leads: %s", reason, extra=log_event.event("leadership_ended")
+                    )
+                    self._ended(reason)
+                case events.LeaderChanged(leader):
+                    if leader is not None:
+                        fields = log_event.event("leader_changed", leader=leader.address, term=leader.term)
+                        log.info(
+                            "this lighthouse follows %s, which leads in term %d",
+                            leader.address,
+                            leader.term,
+                            extra=fields,
+                        )
+                    self._changed(leader)
+                case _:
+                    self._store.send(effect)
+        self._timer.set(self.candidate.deadline())
+
+
+RETRY_S = 0.05
+
+
+class Election:
+    """A LeaderStore. `me`: what the leader's key is to say, but the term. `driver` is set before `start`."""
+
+    def __init__(self, client: EtcdClient, records: EtcdStore, config: CandidateConfig, me: Leader) -> None:
+        self._client = client
+        self._records = records
+        self._config = config
+        self._timeout_s = config.request_timeout_s
+        self.me = me
+        self.driver: LeadershipDriver | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._has_work = asyncio.Event()
+        self._is_idle = asyncio.Event()
+        self._writer: asyncio.Task[None] | None = None
+
+    async def start(self) -> None:
+        await self._client.open()
+        self._writer = asyncio.create_task(self._write(), name="etcd writer")
+        assert self.driver is not None
+        self.driver.start()
+
+    async def stop(self) -> None:
+        """Write what is left, and give the lease back: another lighthouse may lead at once."""
+        assert self.driver is not None
+        if self.driver.refusal() is None and not self._records.is_written:
+            try:
+                async with asyncio.timeout(self._config.ttl_s * FENCE_SHARE):
+                    await self._is_idle.wait()
+            except TimeoutError:
+                log.warning("store: the last records were not written", extra=event("store_not_written"))
+        if self._writer is not None:
+            self._writer.cancel()
+        self.driver.resign()
+        if self._tasks:
+            await asyncio.wait(self._tasks, timeout=self._timeout_s)
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._client.close()
+
+    def wake(self) -> None:
+        """There is something to write."""
+        self._is_idle.clear()
+        self._has_work.set()
+
+    # -- requests
+
+    def send(self, request: Request) -> None:
+        task = asyncio.create_task(self._perform(request))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _perform(self, request: Request) -> None:
+        answer: events.Event | None
+        try:
+            answer = await self._answer(request)
+        except Exception as e:  # noqa: BLE001  no answer at all would leave the candidate waiting
+            if isinstance(request, events.RevokeLease):
+                return  # it ends by its time
+            answer = events.RequestFailed(request.number, _reason(e))
+        if answer is not None and self.driver is not None:
+            self.driver.feed(answer)
+
+    async def _answer(self, request: Request) -> events.Event | None:
+        match request:
+            case events.ReadLeader(number):
+                found = await self._client.read(self._records.keys.leader, None, self._timeout_s)
+                return events.LeaderRead(number, _leader(found))
+            case events.GrantLease(number, ttl_s):
+                lease = await self._client.grant(round(ttl_s), self._timeout_s)
+                return events.LeaseGranted(number, lease.id, lease.ttl_s)
+            case events.Claim(number, lease):
+                return await self._claim(number, lease)
+            case events.LoadRecords(number):
+                everything = self._records.keys.all
+                end = etcd.after_prefix(everything)
+                timeout_s = self._config.ttl_s * FENCE_SHARE
+                self._records.take(await self._client.read(everything, end, timeout_s))
+                return events.RecordsLoaded(number)
+            case events.RenewLease(number, lease):
+                try:
+                    return events.LeaseRenewed(number, await self._client.renew(lease, self._timeout_s))
+                except LeaseGone:
+                    return events.LeaseEnded(number)
+            case events.RevokeLease(lease):
+                await self._client.revoke(lease, self._timeout_s)
+                return None
+
+    async def _claim(self, number: int, lease: int) -> events.ClaimWon | events.ClaimLost:
+        names = self._records.keys
+        before = await self._client.transact([], [etcd.read(names.term), etcd.read(names.format)], [], self._timeout_s)
+        found, format_ = before.reads
+        if format_:
+            keys.check_format(names.format, format_[0].value)
+        term, changed_at = (keys.parse_number(names.term, found[0].value), found[0].mod_revision) if found else (0, 0)
+        me = dataclasses.replace(self.me, term=term + 1)
+        answer = await self._client.transact(
+            [etcd.was_made_at(names.leader, 0), etcd.was_changed_at(names.term, changed_at)],
+            [
+                etcd.put(names.leader, dump(me), lease),
+                etcd.put(names.term, str(me.term).encode()),
+                etcd.put(names.format, str(keys.FORMAT).encode()),
+            ],
+            [etcd.read(names.leader)],
+            self._timeout_s,
+        )
+        if answer.succeeded:
+            return events.ClaimWon(number, answer.revision, me.term)
+        return events.ClaimLost(number, _leader(answer.reads[0]))
+
+    # -- records
+
+    async def _write(self) -> None:
+        while True:
+            try:
+                await self._write_all()
+            except Exception as e:  # noqa: BLE001  a leader that cannot write holds back all that it says
+                self._refuse(f"its records cannot be written: {_reason(e)}")
+                await asyncio.sleep(RETRY_S)
+
+    async def _write_all(self) -> None:
+        began_at: float | None = None
+        clock = asyncio.get_running_loop().time
+        while True:
+            batch = self._records.next_batch()
+            if batch is None:
+                began_at = None
+                self._has_work.clear()
+                self._is_idle.set()
+                await self._has_work.wait()
+                continue
+            began_at = clock() if began_at is None else began_at
+            try:
+                is_written = await self._write_batch(batch)
+            except Exception:
+                if self._records.next_batch() is not batch:
+                    continue
+                if clock() - began_at >= FENCE_SHARE * self._config.ttl_s:
+                    raise
+                await asyncio.sleep(RETRY_S)
+                continue
+            if self._records.next_batch() is not batch:
+                continue  # this leadership has ended meanwhile
+            began_at = None
+            if is_written:
+                self._records.written()
+            else:
+                self._refuse("another lighthouse leads: the leader's key is not this one's any more")
+
+    async def _write_batch(self, batch: store.Batch) -> bool:
+        names = self._records.keys
+        answer = await self._client.transact(
+            store.guards(names, batch), store.operations(names, batch), [etcd.read(names.leader)], self._timeout_s
+        )
+        if answer.succeeded:
+            return True
+        found = answer.reads[0]
+        return store.was_written(batch, found[0] if found else None)
+
+    def _refuse(self, reason: str) -> None:
+        if self.driver is not None:
+            self.driver.feed(events.WriteRefused(reason))
+
+
+def _reason(error: Exception) -> str:
+    """The text of a failed request. One that no refusal describes is a defect: its traceback goes to the log."""
+    if isinstance(error, LighthouseError):
+        return str(error)
+    log.error("store: a request failed unexpectedly", exc_info=error, extra=event("store_request_failed"))
+    return f"{type(error).__name__}: {error}"
+
+
+def _leader(found: tuple[KeyValue, ...]) -> Leader | None:
+    """A key that cannot be read still names a leader: it is another program's, or of another version."""
+    if not found:
+        return None
+    try:
+        return parse(found[0].value)
+    except ValueError as e:
+        raise keys.Damaged(found[0].key, str(e)) from e
+
+
+# -- shared store -------------------------------------------------------------
+#
+# What a lighthouse on a shared store is made of: its place in the election, its records, and the gate before all that
+# it says.
+
+
+class SharedStore:
+    """`began` is called when this lighthouse leads and `records` are loaded; `ended` when it leads no more.
+
+    Raises InvalidRequest for credentials that cannot be read.
+    """
+
+    def __init__(
+        self,
+        address: EtcdAddress,
+        ttl_s: float,
+        credentials: StoreCredentials,
+        began: Callable[[], None],
+        ended: Callable[[NotLeader], None],
+    ) -> None:
+        self._began = began
+        self._ended = ended
+        self.gate = OutputGate(self.refusal)
+        self.records = EtcdStore(address.prefix, lambda: self._election.wake(), self.gate.hold)
+        name = secrets.token_hex(8)
+        self._config = CandidateConfig(name, ttl_s)
+        client = EtcdClient(address, credentials.tls(), credentials.user())
+        self._election = Election(client, self.records, self._config, Leader(name, "", "", 0))
+        self._driver: LeadershipDriver | None = None
+
+    async def start(self, address: str, page: str, ca_pin: str = "") -> None:
+        """Where others reach this lighthouse, if it leads, and which CA vouches for it, if it is one of its own."""
+        self._election.me = Leader(self._config.name, address, page, 0, ca_pin)
+        timers = SuspensionTimers(asyncio.get_running_loop())
+        self._driver = LeadershipDriver(self._config, timers, self._election, self._begin, self._end, self._compare)
+        self._election.driver = self._driver
+        await self._election.start()
+
+    async def stop(self) -> None:
+        """Write what is left; then another lighthouse may lead at once."""
+        if self._driver is not None:
+            await self._election.stop()
+
+    def refusal(self) -> NotLeader | None:
+        """What each caller is told at this moment; None: this lighthouse leads."""
+        return self._driver.refusal() if self._driver is not None else NotLeader("this lighthouse is starting")
+
+    def status(self) -> CandidateStatus | None:
+        return self._driver.status() if self._driver is not None else None
+
+    def give_up(self, status: int) -> None:
+        """What the rules want written cannot be."""
+        if self._driver is not None:
+            self._driver.feed(events.WriteRefused("its records cannot be written"))
+
+    def _compare(self, leader: Leader | None) -> None:
+        if leader is not None and (told := difference(self._election.me, leader)):
+            log.error("%s", told, extra=event("credentials_differ", leader=leader.address))
+
+    def _begin(self, term: int, revision: int) -> None:
+        self.records.begin(term, revision)
+        self._began()
+
+    def _end(self, reason: str) -> None:
+        self.records.end()
+        refusal = self.refusal() or NotLeader(reason)
+        self.gate.drop(refusal)
+        self._ended(refusal)

@@ -1,0 +1,339 @@
+"""etcd's v3 API as its gateway serves it: JSON over HTTP, so nothing but aiohttp is needed.
+
+Only what the lighthouse uses: read, guarded write, lease. A call asks one endpoint, and has a deadline. A call that
+fails may have been done: the caller's guards make a repeated one harmless. The next call asks the next endpoint.
+"""
+
+import asyncio
+import base64
+import json
+import re
+import ssl
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from http import HTTPStatus
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import aiohttp
+
+from lighthouse_protocol.identity import Address, parse_address
+from lighthouse_protocol.refusals import InvalidRequest, LighthouseError, NotPermitted, Unreachable, WrongState
+
+# -- address ------------------------------------------------------------------
+#
+# `--store etcd://a:2379,b:2379,c:2379/prefix`: where etcd is, and under which prefix the records are.
+
+OPTION = "--store"
+SCHEME = "etcd://"
+DEFAULT_PORT = 2379
+DEFAULT_PREFIX = "/lighthouse"
+_PREFIX = re.compile(r"(/[A-Za-z0-9._-]+)+")
+
+
+@dataclass(frozen=True, slots=True)
+class EtcdAddress:
+    """`endpoints` are members of one etcd cluster; `prefix` starts with a slash and does not end with one."""
+
+    endpoints: tuple[Address, ...]
+    prefix: str = DEFAULT_PREFIX
+
+    def __str__(self) -> str:
+        return f"{SCHEME}{','.join(map(str, self.endpoints))}{self.prefix}"
+
+
+def parse_etcd_address(text: str) -> EtcdAddress:
+    """Raises InvalidRequest that names `--store`."""
+    if not text.startswith(SCHEME):
+        raise InvalidRequest(
+            f"{text!r} is not a store; write etcd://HOST:{DEFAULT_PORT},HOST:{DEFAULT_PORT}", field=OPTION
+        )
+    hosts, slash, path = text.removeprefix(SCHEME).partition("/")
+    prefix = f"/{path.rstrip('/')}" if slash and path.strip("/") else DEFAULT_PREFIX
+    if not _PREFIX.fullmatch(prefix):
+        raise InvalidRequest(
+            f"{prefix!r}: a prefix has letters, digits, '.', '_' and '-' between slashes", field=OPTION
+        )
+    endpoints = tuple(dict.fromkeys(_endpoint(part) for part in hosts.split(",")))
+    return EtcdAddress(endpoints, prefix)
+
+
+def _endpoint(text: str) -> Address:
+    address = parse_address(text.strip(), OPTION)
+    if address.port == 0:
+        raise InvalidRequest(f"{text!r}: port 0 is not a port to connect to", field=OPTION)
+    return Address(address.host, address.port or DEFAULT_PORT)
+
+
+_REFUSED = ("auth token", "permission denied", "user name is empty", "authentication failed")
+_LEASE_GONE = "etcdserver: requested lease not found"
+
+
+class StoreUnavailable(Unreachable):
+    """etcd gave no answer, or has no quorum. What was asked may have been done."""
+
+
+class LeaseGone(WrongState):
+    """etcd does not know the lease any more."""
+
+
+@dataclass(frozen=True, slots=True)
+class KeyValue:
+    """`version` counts the writes since the key was made, at `create_revision`."""
+
+    key: bytes
+    value: bytes
+    create_revision: int
+    mod_revision: int
+    version: int
+    lease: int
+
+
+@dataclass(frozen=True, slots=True)
+class Lease:
+    id: int
+    ttl_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """Of a transaction: whether its guards held, the revision of the store after it, and what it read."""
+
+    succeeded: bool
+    revision: int
+    reads: tuple[tuple[KeyValue, ...], ...]
+
+
+Json = Mapping[str, Any]
+
+
+class EtcdClient:
+    """An async context manager. `tls`: None for plain HTTP. `user`: name and password, if etcd asks for them."""
+
+    def __init__(
+        self, address: EtcdAddress, tls: ssl.SSLContext | None = None, user: tuple[str, str] | None = None
+    ) -> None:
+        self.address = address
+        self._tls = tls
+        self._user = user
+        self._token = ""
+        self._at = 0
+        self._http: aiohttp.ClientSession | None = None
+
+    async def __aenter__(self) -> Self:
+        await self.open()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, e: BaseException | None, at: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    async def open(self) -> None:
+        connector = aiohttp.TCPConnector(ssl=self._tls if self._tls is not None else False)
+        self._http = aiohttp.ClientSession(connector=connector, trust_env=False)
+
+    async def close(self) -> None:
+        if self._http is not None:
+            await self._http.close()
+
+    # -- keys
+
+    async def read(self, start: bytes, end: bytes | None, timeout_s: float) -> tuple[KeyValue, ...]:
+        """The keys from `start` up to `end`, or the key `start`; as the newest acknowledged write has left them."""
+        answer = await self._call("kv/range", read_request(start, end), timeout_s)
+        return _key_values(answer)
+
+    async def transact(
+        self, guards: Sequence[Json], then: Sequence[Json], otherwise: Sequence[Json], timeout_s: float
+    ) -> Answer:
+        """`then` if all guards hold, else `otherwise`; all or nothing."""
+        body = {"compare": list(guards), "success": list(then), "failure": list(otherwise)}
+        answer = await self._call("kv/txn", body, timeout_s)
+        reads = tuple(_key_values(r["response_range"]) for r in answer.get("responses", ()) if "response_range" in r)
+        return Answer(bool(answer.get("succeeded")), int(answer["header"]["revision"]), reads)
+
+    # -- leases
+
+    async def grant(self, ttl_s: int, timeout_s: float) -> Lease:
+        """etcd may give a longer one: it has a shortest."""
+        answer = await self._call("lease/grant", {"TTL": str(ttl_s)}, timeout_s)
+        return Lease(int(answer["ID"]), float(answer["TTL"]))
+
+    async def renew(self, lease: int, timeout_s: float) -> float:
+        """The seconds that it now has. Raises LeaseGone."""
+        answer = (await self._call("lease/keepalive", {"ID": str(lease)}, timeout_s)).get("result", {})
+        ttl_s = float(answer.get("TTL", 0))
+        if ttl_s <= 0:
+            raise LeaseGone(f"etcd has ended lease {lease:x}")
+        return ttl_s
+
+    async def revoke(self, lease: int, timeout_s: float) -> None:
+        """Also of one that is gone already."""
+        try:
+            await self._call("lease/revoke", {"ID": str(lease)}, timeout_s)
+        except LeaseGone:
+            return
+
+    # -- within
+
+    async def _call(self, method: str, body: Json, timeout_s: float) -> dict[str, Any]:
+        at = self._at
+        try:
+            async with asyncio.timeout(timeout_s):
+                if self._user is not None and not self._token:
+                    answer = await self._post(
+                        at, "auth/authenticate", {"name": self._user[0], "password": self._user[1]}
+                    )
+                    self._token = str(answer["token"])
+                return await self._post(at, method, body)
+        except TimeoutError:
+            raise self._unavailable(at, f"no answer within {timeout_s:.3g} s") from None
+
+    async def _post(self, at: int, method: str, body: Json) -> dict[str, Any]:
+        assert self._http is not None
+        scheme = "http" if self._tls is None else "https"
+        headers = {"Authorization": self._token} if self._token else {}
+        url = f"{scheme}://{self.address.endpoints[at]}/v3/{method}"
+        try:
+            async with self._http.post(url, data=json.dumps(body), headers=headers, allow_redirects=False) as answer:
+                status, raw = answer.status, await answer.read()
+        except (aiohttp.ClientError, OSError) as e:
+            why = getattr(e, "strerror", None) or str(e) or type(e).__name__
+            raise self._unavailable(at, why) from e
+        try:
+            document = json.loads(raw)
+            assert isinstance(document, dict)
+        except (ValueError, AssertionError):
+            raise self._unavailable(at, f"HTTP {status} {raw[:80]!r}, which is no answer of etcd's gateway") from None
+        if status == HTTPStatus.OK and "error" not in document:
+            return document
+        raise self._refusal(at, status, document)
+
+    def _refusal(self, at: int, status: int, document: dict[str, Any]) -> LighthouseError:
+        error = document.get("error", "")
+        text = str(error.get("message", "") if isinstance(error, dict) else error) or f"HTTP {status}"
+        if text == _LEASE_GONE:
+            return LeaseGone(text)
+        if status == HTTPStatus.UNAUTHORIZED or any(words in text for words in _REFUSED):
+            self._token = ""
+            return NotPermitted(
+                f"etcd at {self.address.endpoints[at]}: {text}; give a user that may write {self.address.prefix}"
+            )
+        return self._unavailable(at, text)
+
+    def _unavailable(self, at: int, why: str) -> StoreUnavailable:
+        """The next call asks another endpoint."""
+        if self._at == at:
+            self._at = (at + 1) % len(self.address.endpoints)
+        return StoreUnavailable(f"etcd at {self.address.endpoints[at]}: {why}")
+
+
+# -- what a transaction is made of
+
+
+def text(raw: bytes) -> str:
+    return base64.b64encode(raw).decode()
+
+
+def read_request(start: bytes, end: bytes | None = None) -> dict[str, str]:
+    return {"key": text(start)} | ({"range_end": text(end)} if end is not None else {})
+
+
+def was_made_at(key: bytes, revision: int) -> Json:
+    """A guard; revision 0: the key does not exist."""
+    return {"key": text(key), "target": "CREATE", "result": "EQUAL", "create_revision": str(revision)}
+
+
+def has_version(key: bytes, version: int) -> Json:
+    return {"key": text(key), "target": "VERSION", "result": "EQUAL", "version": str(version)}
+
+
+def was_changed_at(key: bytes, revision: int) -> Json:
+    """A guard; revision 0: the key does not exist."""
+    return {"key": text(key), "target": "MOD", "result": "EQUAL", "mod_revision": str(revision)}
+
+
+def put(key: bytes, value: bytes, lease: int = 0) -> Json:
+    return {"request_put": {"key": text(key), "value": text(value), "lease": str(lease)}}
+
+
+def touch(key: bytes) -> Json:
+    """Count up its version; value and lease stay."""
+    return {"request_put": {"key": text(key), "ignore_value": True, "ignore_lease": True}}
+
+
+def read(start: bytes, end: bytes | None = None) -> Json:
+    return {"request_range": read_request(start, end)}
+
+
+def delete(start: bytes, end: bytes | None = None) -> Json:
+    return {"request_delete_range": read_request(start, end)}
+
+
+def after_prefix(prefix: bytes) -> bytes:
+    """The end of the range of all keys that begin with `prefix`, which does not end with 0xff."""
+    return prefix[:-1] + bytes([prefix[-1] + 1])
+
+
+def _key_values(answer: Mapping[str, Any]) -> tuple[KeyValue, ...]:
+    return tuple(
+        KeyValue(
+            base64.b64decode(kv["key"]),
+            base64.b64decode(kv.get("value", "")),
+            int(kv["create_revision"]),
+            int(kv["mod_revision"]),
+            int(kv["version"]),
+            int(kv.get("lease", 0)),
+        )
+        for kv in answer.get("kvs", ())
+    )
+
+
+# -- credentials --------------------------------------------------------------
+#
+# How a lighthouse proves itself to etcd, and etcd to it.
+
+
+@dataclass(frozen=True, slots=True)
+class StoreCredentials:
+    """Files; `ca`, `cert` and `key` in PEM form. Without a CA etcd is spoken to in the clear.
+
+    etcd's gateway takes no user from a certificate: one that asks for users needs `user_file` (NAME:PASSWORD), too.
+    """
+
+    ca: Path | None = None
+    cert: Path | None = None
+    key: Path | None = None
+    user_file: Path | None = None
+
+    def tls(self) -> ssl.SSLContext | None:
+        """Raises InvalidRequest that names the option."""
+        if self.ca is None:
+            if self.cert is not None:
+                raise InvalidRequest("also needs --store-ca", field="--store-cert")
+            return None
+        try:
+            context = ssl.create_default_context(cafile=self.ca)
+        except (OSError, ssl.SSLError) as e:
+            raise InvalidRequest(f"cannot read {self.ca}: {e}", field="--store-ca") from e
+        context.minimum_version = ssl.TLSVersion.TLSv1_2
+        if self.cert is not None:
+            try:
+                context.load_cert_chain(self.cert, self.key)
+            except (OSError, ssl.SSLError) as e:
+                raise InvalidRequest(f"cannot read {self.cert} with --store-key: {e}", field="--store-cert") from e
+        return context
+
+    def user(self) -> tuple[str, str] | None:
+        """Name and password. Raises InvalidRequest that names the option, and does not show the password."""
+        if self.user_file is None:
+            return None
+        try:
+            name, colon, password = self.user_file.read_text().strip().partition(":")
+        except (OSError, UnicodeDecodeError) as e:
+            raise InvalidRequest(f"cannot read {self.user_file}: {e}", field="--store-user-file") from e
+        if not (name and colon and password):
+            raise InvalidRequest(f"{self.user_file} must hold one line, NAME:PASSWORD", field="--store-user-file")
+        return name, password

@@ -1,0 +1,467 @@
+"""The records of jobs and runs in etcd, as the leader has them. Rules:
+
+- All of them are in this process's memory, read after it has become the leader: it is the only writer.
+- A change is in memory at once, and in the order of changes on its way to etcd. What the lighthouse says after it waits
+  (`hold`) until etcd has acknowledged it, so that what was told can be read by the next leader.
+- Changes go in batches, one batch at a time, the same one until it is known to be written. A batch is one transaction,
+  guarded by the leader's key: by the revision that made it, and by its version, which each batch counts up. So a
+  deposed leader writes nothing, and a batch that was sent twice is written once.
+- A record that does not fit in one request is written in parts, under new keys, before its own key names them; only
+  then are the parts before them deleted. So the record that was told last can always be read.
+"""
+
+import hashlib
+import logging
+import zlib
+from collections import defaultdict, deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from urllib.parse import quote, unquote
+
+from lighthouse.job import records as quorum_record
+from lighthouse.job import records as run_record
+from lighthouse.job.records import QuorumRecord, Row, RunName, RunRecord, SavedRun
+from lighthouse.job.store import FINISHED_RUNS_KEPT, FORGOTTEN_JOBS, RUNS_KEPT
+from lighthouse.store import etcd_client as etcd
+from lighthouse.store.etcd_client import Json, KeyValue
+from lighthouse_protocol.limits import MAX_QUORUM_ID
+from lighthouse_protocol.messages.run import KeyKind
+from lighthouse_protocol.refusals import NotLeader, WrongState
+from lighthouse_runtime.log_event import event
+
+log = logging.getLogger(__name__)
+
+
+# -- keys ---------------------------------------------------------------------
+#
+# The names of what is in etcd, below one prefix:
+#
+#     leader                                  who leads; bound to its lease
+#     term                                    how often the leader's key was claimed
+#     format                                  of all that follows
+#     forgotten                               the highest id of any job that has no key any more
+#     job/JOB                                 its record, or, if it was forgotten, its last id
+#     run/JOB/RUN                             its record
+#     key/JOB/RUN/GENERATION/KIND/NAME        one key of a run
+#     job/JOB/part/SET/N                      part N of a record that does not fit in one request; so of a run's, too
+#
+# Names are percent-encoded. Records are compressed: etcd takes 1.5 MiB in one request. A record that is larger than
+# RECORD_BYTES is written in parts, and its own key names the set of them.
+
+FORMAT = 1
+RECORD_BYTES = 512 * 1024
+_GENERATION_DIGITS = 16
+_IN_PARTS = b"parts "  # compressed records begin with another byte
+
+
+class Damaged(WrongState):
+    def __init__(self, key: bytes, what: str) -> None:
+        super().__init__(
+            f"--store: {key.decode(errors='replace')!r} in etcd {what}; name another prefix, and keep this one: a job "
+            "then waits one lease"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Keys:
+    prefix: str
+
+    @property
+    def all(self) -> bytes:
+        """The beginning of each."""
+        return f"{self.prefix}/".encode()
+
+    @property
+    def leader(self) -> bytes:
+        return self._of("leader")
+
+    @property
+    def term(self) -> bytes:
+        return self._of("term")
+
+    @property
+    def format(self) -> bytes:
+        return self._of("format")
+
+    @property
+    def forgotten(self) -> bytes:
+        return self._of("forgotten")
+
+    def job(self, job: str) -> bytes:
+        return self._of("job", job)
+
+    def run(self, name: RunName) -> bytes:
+        return self._of("run", *name)
+
+    def run_keys(self, name: RunName) -> bytes:
+        """The beginning of each key of a run."""
+        return self._of("key", *name) + b"/"
+
+    def run_keys_from(self, name: RunName, generation: int) -> bytes:
+        """The beginning of each key of a run's `generation`, above all older ones."""
+        return self.run_keys(name) + _number(generation).encode() + b"/"
+
+    def run_key(self, run: RunName, row: Row) -> bytes:
+        generation, kind, name, _ = row
+        return self._of("key", *run, _number(generation), kind.value, name)
+
+    def _of(self, *parts: str) -> bytes:
+        return "/".join((self.prefix, *(quote(part, safe="") for part in parts))).encode()
+
+    def parts(self, key: bytes) -> list[str]:
+        """Return what `key` was made of, without the prefix; empty for a key that no lighthouse has made."""
+        parts = [unquote(part) for part in key.decode(errors="replace").removeprefix(f"{self.prefix}/").split("/")]
+        return parts if self._of(*parts) == key else []
+
+
+def _number(generation: int) -> str:
+    """In the order of its text."""
+    return f"{generation:0{_GENERATION_DIGITS}d}"
+
+
+def parse_run_key(key: bytes, parts: list[str], value: bytes) -> tuple[RunName, Row]:
+    try:
+        _, job, run, generation, kind, name = parts
+        return (job, run), (int(generation), KeyKind(kind), name, value)
+    except ValueError as e:
+        raise Damaged(key, f"is not read: {e}") from e
+
+
+# -- values
+
+
+def parts_of(record: bytes, name: str = "") -> bytes:
+    """Return the beginning of the keys of the parts of the record at that key: of one set of them, or of all."""
+    return record + b"/part/" + (f"{name}/".encode() if name else b"")
+
+
+def split(record: bytes, raw: bytes) -> tuple[str, list[tuple[bytes, bytes]]]:
+    """Return the name of a set of parts, and the keys and values to write, the record's own key last."""
+    name = hashlib.sha256(raw).hexdigest()[:16]
+    pieces = [raw[start : start + RECORD_BYTES] for start in range(0, len(raw), RECORD_BYTES)]
+    rows = [(parts_of(record, name) + _number(n).encode(), piece) for n, piece in enumerate(pieces)]
+    return name, [*rows, (record, _IN_PARTS + name.encode())]
+
+
+def join(record: bytes, raw: bytes, sets: Mapping[str, Sequence[bytes]]) -> bytes:
+    """Return the record at that key, from the parts that its value names. Raises Damaged if one is missing."""
+    if not raw.startswith(_IN_PARTS):
+        return raw
+    name = raw.removeprefix(_IN_PARTS).decode(errors="replace")
+    whole = b"".join(sets.get(name, ()))
+    if hashlib.sha256(whole).hexdigest()[:16] != name:
+        raise Damaged(record, f"is not read: its parts {name!r} are not all there")
+    return whole
+
+
+def dump_job(record: QuorumRecord) -> bytes:
+    return zlib.compress(quorum_record.dump_quorum(record))
+
+
+def parse_job(key: bytes, raw: bytes) -> QuorumRecord:
+    try:
+        return quorum_record.parse_quorum(zlib.decompress(raw))
+    except (ValueError, TypeError, KeyError, zlib.error) as e:
+        raise Damaged(key, f"is not read: {e!r}") from e
+
+
+def dump_run(record: RunRecord) -> bytes:
+    return zlib.compress(run_record.dump_run(record))
+
+
+def parse_run(key: bytes, raw: bytes) -> RunRecord:
+    try:
+        return run_record.parse_run(zlib.decompress(raw))
+    except (ValueError, TypeError, AttributeError, zlib.error) as e:
+        raise Damaged(key, f"is not read: {e!r}") from e
+
+
+def parse_number(key: bytes, raw: bytes) -> int:
+    try:
+        return int(raw)
+    except ValueError as e:
+        raise Damaged(key, f"is no number: {raw[:40]!r}") from e
+
+
+def check_format(key: bytes, raw: bytes) -> None:
+    if (found := parse_number(key, raw)) != FORMAT:
+        raise Damaged(key, f"says format {found}, and this lighthouse knows {FORMAT}: start the one that wrote it")
+
+
+# etcd takes 128 operations and 1.5 MiB in one transaction, unless told otherwise; a record alone may need all of that.
+BATCH_OPERATIONS = 100
+BATCH_BYTES = 256 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Put:
+    key: bytes
+    value: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Delete:
+    """Of `key`; or of all from there up to `end`."""
+
+    key: bytes
+    end: bytes | None = None
+
+
+Change = Put | Delete
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """`version`: of the leader's key before it."""
+
+    revision: int
+    version: int
+    changes: tuple[Change, ...]
+
+
+class EtcdStore:
+    """A JobStore, and a RunStore. `wake`: there is a batch; `hold`: what is said from here on waits for a call of what
+    that returns."""
+
+    def __init__(self, prefix: str, wake: Callable[[], None], hold: Callable[[], Callable[[], None]]) -> None:
+        self.keys = Keys(prefix)
+        self.term = 0
+        self._wake = wake
+        self._hold = hold
+        self._revision = 0
+        self._version = 0
+        self._jobs: dict[str, QuorumRecord] = {}
+        self._forgotten_id = 0
+        self._sets: dict[bytes, set[str]] = {}  # names of the sets of parts that are in etcd, by the record's key
+        self._runs: dict[RunName, SavedRun] = {}
+        self._changes: deque[tuple[Change, Callable[[], None]]] = deque()
+        self._batch: Batch | None = None
+        self._is_leading = False
+
+    # -- leadership
+
+    def take(self, found: Iterable[KeyValue]) -> None:
+        """All that is in etcd. Raises WrongState that names what cannot be read."""
+        self._jobs, self._runs, self._forgotten_id = {}, {}, 0
+        rows: dict[RunName, list[Row]] = {}
+        records: list[tuple[KeyValue, list[str]]] = []
+        sets: defaultdict[bytes, defaultdict[str, list[bytes]]] = defaultdict(lambda: defaultdict(list))
+        strangers: list[bytes] = []
+        for kv in sorted(found, key=lambda kv: kv.key):
+            match parts := self.keys.parts(kv.key):
+                case ["forgotten"]:
+                    self._forgotten_id = parse_number(kv.key, kv.value)
+                case ["job", _] | ["run", _, _]:
+                    records.append((kv, parts))
+                case ["job", _, "part", name, _] | ["run", _, _, "part", name, _]:
+                    sets[kv.key.rpartition(b"/part/")[0]][name].append(kv.value)
+                case ["key", _, _, _, _, _]:
+                    run, row = parse_run_key(kv.key, parts, kv.value)
+                    rows.setdefault(run, []).append(row)
+                case ["leader"] | ["term"] | ["format"]:
+                    pass
+                case _:
+                    strangers.append(kv.key)
+        for kv, parts in sorted(records, key=lambda record: record[0].mod_revision):
+            raw = join(kv.key, kv.value, sets[kv.key])
+            match parts:
+                case ["job", job]:
+                    record = parse_job(kv.key, raw)
+                    if record.quorum_id >= MAX_QUORUM_ID:
+                        raise Damaged(kv.key, f"has no id left after {record.quorum_id}")
+                    self._jobs[job] = record
+                case [_, job, run]:
+                    self._runs[job, run] = SavedRun(parse_run(kv.key, raw))
+                case _:
+                    raise AssertionError(parts)
+        for name, found_rows in rows.items():
+            if name in self._runs:
+                self._runs[name] = replace(self._runs[name], keys=tuple(found_rows))
+        self._sets = {key: set(names) for key, names in sets.items() if names}
+        if strangers:
+            log.warning(
+                "--store: ignoring %r and %d other keys below %s/, which no lighthouse of this version has written",
+                strangers[0],
+                len(strangers) - 1,
+                self.keys.prefix,
+                extra=event("store_foreign_keys", keys=len(strangers)),
+            )
+
+    def begin(self, term: int, revision: int) -> None:
+        """This process leads. `revision`: at which it has made the leader's key."""
+        self.term, self._revision, self._version = term, revision, 1
+        self._is_leading = True
+
+    def end(self) -> None:
+        """It does not lead any more; what is not written yet never will be."""
+        self._is_leading = False
+        self._changes.clear()
+        self._batch = None
+
+    # -- jobs
+
+    def load(self) -> Mapping[str, QuorumRecord]:
+        return dict(self._jobs)
+
+    def last_id(self, job: str) -> int:
+        record = self._jobs.get(job)
+        return self._forgotten_id if record is None else record.quorum_id
+
+    def commit(self, job: str, record: QuorumRecord) -> None:
+        """Raises ValueError for an id below the job's last, NotLeader after the end of this leadership."""
+        self._check()
+        last = self._jobs.get(job)
+        if last is not None and record.quorum_id < last.quorum_id:
+            raise ValueError(f"{job} named quorum {last.quorum_id}; its ids must not go back to {record.quorum_id}")
+        self._put_job(job, record)
+        self._wake()
+
+    def forget(self, job: str) -> None:
+        self._check()
+        last = self._jobs.get(job)
+        if last is not None:
+            self._put_job(job, QuorumRecord(last.quorum_id))
+            self._thin_out_jobs()
+            self._wake()
+
+    def _put_job(self, job: str, record: QuorumRecord) -> None:
+        self._jobs.pop(job, None)  # they are in the order of the last change
+        self._jobs[job] = record
+        self._put(self.keys.job(job), dump_job(record))
+
+    def _thin_out_jobs(self) -> None:
+        forgotten = [job for job, record in self._jobs.items() if record.quorum is None]
+        old = forgotten[: max(0, len(forgotten) - FORGOTTEN_JOBS)]
+        if old:
+            self._forgotten_id = max(self._forgotten_id, *(self._jobs[job].quorum_id for job in old))
+            self._change(Put(self.keys.forgotten, str(self._forgotten_id).encode()))  # before they are deleted
+        for job in old:
+            del self._jobs[job]
+            self._delete(self.keys.job(job))
+
+    # -- runs
+
+    def load_run(self, name: RunName) -> SavedRun | None:
+        return self._runs.get(name)
+
+    def run_names(self, newest: int) -> Sequence[RunName]:
+        return list(self._runs)[-newest:] if newest >= 0 else list(self._runs)
+
+    def commit_run(self, name: RunName, record: RunRecord, keys_from: int) -> None:
+        self._check()
+        old = self._runs.pop(name, None)
+        kept = old.keys if old is not None else ()
+        self._runs[name] = SavedRun(record, tuple(row for row in kept if row[0] >= keys_from))
+        self._put(self.keys.run(name), dump_run(record))
+        if len(self._runs[name].keys) < len(kept):
+            self._change(Delete(self.keys.run_keys(name), self.keys.run_keys_from(name, keys_from)))
+        if old is None:
+            self._thin_out_runs()
+        self._wake()
+
+    def commit_key(self, name: RunName, row: Row) -> None:
+        self._check()
+        saved = self._runs[name]
+        self._runs[name] = replace(saved, keys=(*(old for old in saved.keys if old[:3] != row[:3]), row))
+        self._change(Put(self.keys.run_key(name, row), row[3]))
+        self._wake()
+
+    def _thin_out_runs(self) -> None:
+        finished = [name for name, saved in self._runs.items() if _is_finished(saved.record)]
+        old = finished[: max(0, len(finished) - FINISHED_RUNS_KEPT)]
+        rest = [name for name in self._runs if name not in old]
+        for name in (*old, *rest[: max(0, len(rest) - RUNS_KEPT)]):
+            del self._runs[name]
+            self._delete(self.keys.run(name))
+            keys_of_run = self.keys.run_keys(name)
+            self._change(Delete(keys_of_run, etcd.after_prefix(keys_of_run)))
+
+    # -- what is to be written
+
+    @property
+    def is_written(self) -> bool:
+        return self._batch is None and not self._changes
+
+    def next_batch(self) -> Batch | None:
+        """The same one until `written` is called; None: there is nothing to write."""
+        if self._batch is None and self._changes:
+            self._batch = Batch(self._revision, self._version, tuple(self._next_changes()))
+        return self._batch
+
+    def written(self) -> None:
+        """The batch is in etcd."""
+        assert self._batch is not None
+        releases = [self._changes.popleft()[1] for _ in self._batch.changes]
+        self._batch = None
+        self._version += 1
+        for release in releases:
+            release()
+
+    def _next_changes(self) -> Iterable[Change]:
+        """A transaction names no key twice; a deleted range goes alone."""
+        seen: set[bytes] = set()
+        size = 0
+        for change, _ in self._changes:
+            is_range = isinstance(change, Delete) and change.end is not None
+            size += len(change.value) if isinstance(change, Put) else 0
+            is_full = len(seen) >= BATCH_OPERATIONS or size > BATCH_BYTES
+            if seen and (is_range or is_full or change.key in seen):
+                return
+            yield change
+            if is_range:
+                return
+            seen.add(change.key)
+
+    def _put(self, key: bytes, raw: bytes) -> None:
+        old = self._sets.pop(key, set())
+        rows = [(key, raw)]
+        if len(raw) > RECORD_BYTES:
+            name, rows = split(key, raw)
+            self._sets[key] = {name}
+        for row in rows:
+            self._change(Put(*row))
+        self._delete_parts(key, old - self._sets.get(key, set()))
+
+    def _delete(self, key: bytes) -> None:
+        self._change(Delete(key))
+        self._delete_parts(key, self._sets.pop(key, set()))
+
+    def _delete_parts(self, key: bytes, names: Iterable[str]) -> None:
+        for name in sorted(names):
+            parts = parts_of(key, name)
+            self._change(Delete(parts, etcd.after_prefix(parts)))
+
+    def _change(self, change: Change) -> None:
+        self._changes.append((change, self._hold()))
+
+    def _check(self) -> None:
+        if not self._is_leading:
+            raise NotLeader("this lighthouse does not lead, so it writes nothing")
+
+
+def _is_finished(record: RunRecord) -> bool:
+    return record.completed is not None or record.stop is not None
+
+
+# -- as transactions
+
+
+def guards(keys_: Keys, batch: Batch) -> list[Json]:
+    return [etcd.was_made_at(keys_.leader, batch.revision), etcd.has_version(keys_.leader, batch.version)]
+
+
+def operations(keys_: Keys, batch: Batch) -> list[Json]:
+    return [etcd.touch(keys_.leader), *map(_operation, batch.changes)]
+
+
+def _operation(change: Change) -> Json:
+    match change:
+        case Put(key, value):
+            return etcd.put(key, value)
+        case Delete(key, end):
+            return etcd.delete(key, end)
+
+
+def was_written(batch: Batch, leader: KeyValue | None) -> bool:
+    """The guards did not hold: whether that is because an earlier attempt has written the batch."""
+    return leader is not None and leader.create_revision == batch.revision and leader.version == batch.version + 1

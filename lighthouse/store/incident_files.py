@@ -1,0 +1,122 @@
+"""Incidents as files: one JSON document each, written whole or not at all, and off the loop.
+
+Nothing is lost with them that training needs: a folder that cannot be written is said in the log, once, and no more.
+"""
+
+import contextlib
+import json
+import logging
+import os
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import wait as wait_for
+from pathlib import Path
+
+from lighthouse.job.incidents import LIMIT, surplus
+from lighthouse_protocol.messages.incident import Incident, from_document, to_document
+from lighthouse_runtime.log_event import event
+from lighthouse_runtime.process.state_folder import make_private
+
+log = logging.getLogger(__name__)
+
+
+MAX_PENDING = 64
+MAX_FOLDER_BYTES = 256 * 1024 * 1024
+MAX_FILE_BYTES = 128 * 1024 * 1024
+CLOSED_WITHIN_S = 2.0
+
+
+class IncidentFiles:
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._writer = ThreadPoolExecutor(1, "incidents")
+        self._lock = threading.Lock()
+        self._pending: dict[str, Incident] = {}
+        self._jobs: dict[str, str] = {}  # by id; of those that are in the folder
+        self._has_failed = False
+
+    def load(self) -> list[Incident]:
+        """The newest, of a life before; blocking. What cannot be read is named in the log, and left alone."""
+        found: list[Incident] = []
+        for path in self._paths()[-LIMIT:]:
+            try:
+                if path.stat().st_size > MAX_FILE_BYTES:
+                    raise ValueError(f"it has more than {MAX_FILE_BYTES >> 20} MiB")
+                found.append(from_document(json.loads(path.read_bytes())))
+                self._jobs[found[-1].id] = found[-1].summary.job
+            except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError) as e:
+                log.warning(
+                    "ignoring %s, which is not an incident file (%s: %s)",
+                    path,
+                    type(e).__name__,
+                    e,
+                    extra=event("incident_unreadable", file=str(path)),
+                )
+        return found
+
+    def save(self, incident: Incident) -> None:
+        """Soon. Of an incident that changes meanwhile, the newest."""
+        with self._lock:
+            is_queued = incident.id in self._pending
+            is_full = not is_queued and len(self._pending) >= MAX_PENDING
+            if not is_full:
+                self._pending[incident.id] = incident
+        if is_full:
+            log.warning(
+                "incident %s was not saved: %s is too slow",
+                incident.id,
+                self.folder,
+                extra=event("incident_not_filed", job=incident.summary.job, incident=incident.id),
+            )
+        elif not is_queued:
+            self._writer.submit(self._write, incident.id)
+
+    def close(self) -> None:
+        """What is to be written is written, within CLOSED_WITHIN_S; blocking."""
+        last = self._writer.submit(lambda: None)
+        wait_for([last], CLOSED_WITHIN_S)
+        self._writer.shutdown(wait=False, cancel_futures=True)
+
+    # -- in the writer's thread
+
+    def _write(self, id: str) -> None:
+        with self._lock:
+            incident = self._pending.pop(id)
+        try:
+            make_private(self.folder)
+            self._replace(self.folder / f"{id}.json", json.dumps(to_document(incident), indent=1).encode())
+            self._jobs[id] = incident.summary.job
+            self._prune()
+            self._has_failed = False
+        except (OSError, ValueError) as e:
+            if not self._has_failed:
+                log.warning(
+                    "incident %s was not saved: %s; set --incident-dir to a writable folder",
+                    id,
+                    e,
+                    extra=event("incident_not_filed", incident=id),
+                )
+            self._has_failed = True
+
+    def _prune(self) -> None:
+        """Keep LIMIT incidents at most, and MAX_FOLDER_BYTES, with an equal share for each job."""
+        kept = [(path.stem, self._jobs.get(path.stem, ""), path.stat().st_size) for path in self._paths()]
+        for id in surplus(kept, LIMIT, MAX_FOLDER_BYTES):
+            (self.folder / f"{id}.json").unlink(missing_ok=True)
+            self._jobs.pop(id, None)
+
+    def _replace(self, path: Path, body: bytes) -> None:
+        """Readable by its owner only: evidence shows what a job prints."""
+        new = path.with_suffix(".new")
+        try:
+            with open(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600), "wb") as file:
+                file.write(body)
+            os.replace(new, path)
+        except OSError:
+            with contextlib.suppress(OSError):
+                new.unlink(missing_ok=True)
+            raise
+
+    def _paths(self) -> list[Path]:
+        """The oldest first, as their names begin with the time."""
+        return sorted(self.folder.glob("*.json"))

@@ -1,0 +1,450 @@
+"""One of several lighthouses on one store: when it may lead. Rules:
+
+- At most one key names the leader. It is written where there is none, under a lease of the store's; it goes with it.
+- The leader may act until 2/3 of the lease's time have passed on its own clock since it *sent* the newest renewal that
+  was answered. The store counts the whole time from that renewal's *arrival*. So the leader has stopped before another
+  can begin, while the rates of the two clocks differ by less than 3/2.
+- Whether it may act is asked of the clock at each act, not of a timer: a process that was stopped finds it out first.
+- Every write is guarded by the key, so nothing here rests on clocks but what is *said*.
+- What the store did not answer may have been done: a claim without an answer is given up with its lease, which removes
+  the key, whether it was written or not.
+- A campaign does not outlive a request that is never answered: after the lease's time it is given up, and another
+  lighthouse may lead.
+"""
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from enum import StrEnum
+
+from lighthouse_protocol.refusals import NotLeader
+
+# -- leader -------------------------------------------------------------------
+#
+# What the leader's key says, for the other lighthouses and for those that look for the leader.
+
+
+@dataclass(frozen=True, slots=True)
+class Leader:
+    """`candidate` is new with each process; `address` is where it serves gRPC, `page` its URL. `term` grows
+    with each leader. `ca_pin`: of the CA that vouches for it, where that is its own."""
+
+    candidate: str
+    address: str
+    page: str
+    term: int
+    ca_pin: str = ""
+
+
+def difference(own: Leader, other: Leader) -> str:
+    """What keeps the managers that trust one of two lighthouses from the other; empty: nothing that the keys tell."""
+    if own.ca_pin == other.ca_pin:
+        return ""
+    return (
+        f"the leader {other.address} has another CA (pin {other.ca_pin[:12] or 'none'}) than this lighthouse (pin "
+        f"{own.ca_pin[:12] or 'none'}): a join string is good for one of them alone; stop this lighthouse, give it a "
+        "copy of the other one's --credentials folder, and start it again"
+    )
+
+
+def dump(leader: Leader) -> bytes:
+    return json.dumps(asdict(leader), separators=(",", ":")).encode()
+
+
+def parse(raw: bytes) -> Leader:
+    """The inverse of `dump`; a field that the reader does not know is skipped. Raises ValueError."""
+    try:
+        document = json.loads(raw)
+        return Leader(
+            str(document["candidate"]),
+            str(document["address"]),
+            str(document["page"]),
+            int(document["term"]),
+            str(document.get("ca_pin", "")),
+        )
+    except (AttributeError, KeyError, TypeError) as e:
+        raise ValueError(f"{raw[:80]!r} names no leader") from e
+
+
+# -- events -------------------------------------------------------------------
+#
+# What a candidate is told, and what it wants done. A `number` names a request; its answer carries the same one.
+
+# -- events
+
+
+@dataclass(frozen=True, slots=True)
+class LeaderRead:
+    """The leader's key as it is; None: there is none."""
+
+    number: int
+    leader: Leader | None
+
+
+@dataclass(frozen=True, slots=True)
+class LeaseGranted:
+    number: int
+    lease: int
+    ttl_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class ClaimWon:
+    """The key is this candidate's, since `revision` of the store."""
+
+    number: int
+    revision: int
+    term: int
+
+
+@dataclass(frozen=True, slots=True)
+class ClaimLost:
+    number: int
+    leader: Leader | None
+
+
+@dataclass(frozen=True, slots=True)
+class RecordsLoaded:
+    number: int
+
+
+@dataclass(frozen=True, slots=True)
+class LeaseRenewed:
+    number: int
+    ttl_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class LeaseEnded:
+    """The store does not know it any more."""
+
+    number: int
+
+
+@dataclass(frozen=True, slots=True)
+class RequestFailed:
+    """It may have been done."""
+
+    number: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class WriteRefused:
+    """A record was not written, for good: the key is no longer this candidate's, or the store does not take it."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Resigned:
+    """The process is about to end."""
+
+
+Event = (
+    LeaderRead
+    | LeaseGranted
+    | ClaimWon
+    | ClaimLost
+    | RecordsLoaded
+    | LeaseRenewed
+    | LeaseEnded
+    | RequestFailed
+    | WriteRefused
+    | Resigned
+)
+
+# -- effects
+
+
+@dataclass(frozen=True, slots=True)
+class ReadLeader:
+    number: int
+
+
+@dataclass(frozen=True, slots=True)
+class GrantLease:
+    number: int
+    ttl_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """Write the leader's key under `lease`, if there is none, and count the term."""
+
+    number: int
+    lease: int
+
+
+@dataclass(frozen=True, slots=True)
+class LoadRecords:
+    number: int
+
+
+@dataclass(frozen=True, slots=True)
+class RenewLease:
+    number: int
+    lease: int
+
+
+@dataclass(frozen=True, slots=True)
+class RevokeLease:
+    """No answer is waited for."""
+
+    lease: int
+
+
+@dataclass(frozen=True, slots=True)
+class LeadershipBegan:
+    """All records are loaded. Every write is guarded by `revision`."""
+
+    term: int
+    revision: int
+
+
+@dataclass(frozen=True, slots=True)
+class LeadershipEnded:
+    """Nothing may leave this lighthouse any more."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class LeaderChanged:
+    """Another lighthouse leads, or none that is known of."""
+
+    leader: Leader | None
+
+
+Effect = (
+    ReadLeader
+    | GrantLease
+    | Claim
+    | LoadRecords
+    | RenewLease
+    | RevokeLease
+    | LeadershipBegan
+    | LeadershipEnded
+    | LeaderChanged
+)
+
+
+FENCE_SHARE = 2 / 3
+RENEWALS_PER_LEASE = 6
+LOOKS_PER_LEASE = 12
+# The longest that one request may take: an endpoint that does not answer must leave time to ask another.
+REQUESTS_PER_LEASE = 4
+MAX_RENEWALS_OPEN = 64
+
+
+class Role(StrEnum):
+    FOLLOWING = "follower"
+    CAMPAIGNING = "candidate"
+    LEADING = "leader"
+
+
+@dataclass(frozen=True, slots=True)
+class CandidateConfig:
+    """`name` is this process's own; `ttl_s` the lease's time."""
+
+    name: str
+    ttl_s: float = 3.0
+
+    @property
+    def request_timeout_s(self) -> float:
+        return self.ttl_s / REQUESTS_PER_LEASE
+
+
+@dataclass(frozen=True, slots=True)
+class CandidateStatus:
+    """`store_error`: why the store's newest answer is missing; empty: it answers."""
+
+    role: Role
+    term: int
+    leader: Leader | None
+    store_error: str
+    store_silent_s: float
+
+
+class Candidate:
+    def __init__(self, config: CandidateConfig, now: float) -> None:
+        self._config = config
+        self._role = Role.FOLLOWING
+        self._leader: Leader | None = None
+        self._term = 0
+        self._number = 0
+        self._asked: int | None = None  # the one request that the next step waits for
+        self._asked_at = 0.0
+        self._revision = 0
+        self._has_claimed = False
+        self._lease: int | None = None
+        self._ended_lease: int | None = None
+        self._renewals: dict[int, float] = {}  # when each was sent
+        self._fence_at = 0.0
+        self._next_at = now
+        self._store_error = ""
+        self._answered_at = now
+        self._is_over = False
+
+    # -- what it is
+
+    def may_act(self, now: float) -> bool:
+        """Whether anything may leave this lighthouse at this moment."""
+        return self._role is Role.LEADING and now < self._fence_at
+
+    def refusal(self, now: float) -> NotLeader | None:
+        """What each caller is told; None: it may act."""
+        if self.may_act(now):
+            return None
+        if self._is_over:
+            return NotLeader("this lighthouse is shutting down; another one takes over")
+        leader = self._leader
+        if leader is not None:
+            return NotLeader(f"this lighthouse is a follower; the leader is {leader.address}", leader=leader.address)
+        if self._store_error:
+            return NotLeader(
+                f"store_unavailable: {self._store_error}, for {now - self._answered_at:.0f} s; no lighthouse can lead "
+                "until the store answers, and quorums continue under their leases"
+            )
+        return NotLeader("no lighthouse leads at the moment; an election is running")
+
+    def status(self, now: float) -> CandidateStatus:
+        role = self._role if self._role is not Role.LEADING or self.may_act(now) else Role.FOLLOWING
+        return CandidateStatus(role, self._term, self._leader, self._store_error, now - self._answered_at)
+
+    def deadline(self) -> float | None:
+        if self._is_over:
+            return None
+        return min(self._next_at, self._fence_at) if self._lease is not None else self._next_at
+
+    # -- what happens
+
+    def handle(self, event: Event, now: float) -> Sequence[Effect]:
+        if self._is_over:
+            return ()
+        ended = self._check_fence(now)
+        return (*ended, *self._handle(event, now))
+
+    def tick(self, now: float) -> Sequence[Effect]:
+        if self._is_over:
+            return ()
+        ended = self._check_fence(now)
+        if ended or now < self._next_at:
+            return ended
+        if self._lease is not None:
+            if self._asked is not None and now - self._asked_at >= self._config.ttl_s:
+                return self._failed(self._asked, f"no answer from the store within {self._config.ttl_s:g} s", now)
+            return self._renew(self._lease, now)
+        self._next_at = now + self._config.ttl_s / LOOKS_PER_LEASE
+        if self._asked is not None and now - self._asked_at < self._config.ttl_s:
+            return ()
+        return (ReadLeader(self._ask(now)),)
+
+    def _handle(self, event: Event, now: float) -> Sequence[Effect]:
+        match event:
+            case RequestFailed(number, reason):
+                return self._failed(number, reason, now)
+            case WriteRefused(reason):
+                return self._end(reason, now)
+            case Resigned():
+                effects = self._end("this lighthouse is shutting down", now)
+                self._is_over = True
+                return effects
+            case LeaseRenewed(number, ttl_s):
+                self._answered(now)
+                sent_at = self._renewals.pop(number, None)
+                if sent_at is not None:
+                    self._fence_at = max(self._fence_at, sent_at + FENCE_SHARE * ttl_s)
+                return ()
+            case LeaseEnded(number):
+                self._answered(now)
+                return self._end("its lease in the store expired", now) if number in self._renewals else ()
+            case _:
+                self._answered(now)
+                if event.number != self._asked:
+                    return ()
+                self._asked = None
+                return self._go_on(event, now)
+
+    def _go_on(
+        self, event: LeaderRead | LeaseGranted | ClaimWon | ClaimLost | RecordsLoaded, now: float
+    ) -> Sequence[Effect]:
+        match event:
+            case LeaderRead(_, None):
+                return (*self._know(None), GrantLease(self._ask(now), self._config.ttl_s))
+            case LeaderRead(_, leader):
+                if leader is None or leader.candidate != self._config.name:
+                    return self._know(leader)
+                # Its own key, of a leadership that it has ended: the store has not heard so, or a late renewal came.
+                again = (RevokeLease(self._ended_lease),) if self._ended_lease is not None else ()
+                return (*self._know(None), *again)
+            case LeaseGranted(_, lease, ttl_s):
+                self._role, self._lease, self._has_claimed = Role.CAMPAIGNING, lease, False
+                self._fence_at = self._asked_at + FENCE_SHARE * ttl_s
+                self._next_at = now + ttl_s / RENEWALS_PER_LEASE
+                if now >= self._fence_at:
+                    return self._end("the lease came too late", now)
+                return (Claim(self._ask(now), lease),)
+            case ClaimWon(_, revision, term):
+                self._revision, self._term, self._has_claimed = revision, term, True
+                return (*self._know(None), LoadRecords(self._ask(now)))
+            case ClaimLost(_, leader):
+                return (*self._end("another lighthouse was first", now), *self._know(leader))
+            case RecordsLoaded():
+                self._role = Role.LEADING
+                return (LeadershipBegan(self._term, self._revision),)
+
+    # -- within
+
+    def _ask(self, now: float) -> int:
+        self._number += 1
+        self._asked, self._asked_at = self._number, now
+        return self._number
+
+    def _answered(self, now: float) -> None:
+        self._store_error, self._answered_at = "", now
+
+    def _know(self, leader: Leader | None) -> Sequence[Effect]:
+        if leader == self._leader:
+            return ()
+        self._leader = leader
+        return (LeaderChanged(leader),)
+
+    def _renew(self, lease: int, now: float) -> Sequence[Effect]:
+        self._number += 1
+        self._renewals[self._number] = now
+        while len(self._renewals) > MAX_RENEWALS_OPEN:
+            del self._renewals[next(iter(self._renewals))]
+        self._next_at = now + self._config.ttl_s / RENEWALS_PER_LEASE
+        return (RenewLease(self._number, lease),)
+
+    def _failed(self, number: int, reason: str, now: float) -> Sequence[Effect]:
+        self._store_error = reason
+        if number == self._asked:
+            self._asked = None
+            if self._lease is not None:
+                effects = self._end(reason, now)
+                if self._has_claimed:  # what is there cannot be read: so it is for the next one, too
+                    self._next_at = now + self._config.ttl_s
+                return effects
+            # A leader that was read before may have gone meanwhile.
+            return self._know(None) if now - self._answered_at >= self._config.ttl_s else ()
+        self._renewals.pop(number, None)
+        return ()
+
+    def _check_fence(self, now: float) -> Sequence[Effect]:
+        if self._lease is None or now < self._fence_at:
+            return ()
+        why = f"; {self._store_error}" if self._store_error else ""
+        return self._end(f"its lease was not renewed for {FENCE_SHARE:.0%} of its time{why}", now)
+
+    def _end(self, reason: str, now: float) -> Sequence[Effect]:
+        """Back to following; whoever is next need not wait for the lease."""
+        lease, self._lease = self._lease, None
+        self._ended_lease = lease if lease is not None else self._ended_lease
+        was_leading = self._role is Role.LEADING
+        self._role, self._asked = Role.FOLLOWING, None
+        self._renewals.clear()
+        self._next_at = now + self._config.ttl_s / LOOKS_PER_LEASE
+        ended = (LeadershipEnded(reason),) if was_leading else ()
+        return (*ended, RevokeLease(lease)) if lease is not None else ended

@@ -1,0 +1,249 @@
+"""Typed clients of the lighthouse, synchronous and asyncio, with one method per RPC. They need no torch.
+
+Every method takes `timeout_s` and raises a refusal of lighthouse_protocol/refusals.py. The job and the run belong to
+the client and travel as metadata. The first stream imports stream_kinds.py.
+"""
+
+import time
+from dataclasses import replace
+from typing import TYPE_CHECKING, TypeVar
+
+from lighthouse_protocol.coordinator import Coordinator, parse_coordinator
+from lighthouse_protocol.limits import DEFAULT_JOB, DEFAULT_RUN
+from lighthouse_protocol.refusals import DeadlinePassed, LighthouseError, NotLeader, Unreachable, WrongProtocol
+from lighthouse_protocol.rules.access import Role
+from lighthouse_protocol.rules.leader_search import LeaderSearch
+from lighthouse_runtime.client import rpcs
+from lighthouse_runtime.client.connection import AsyncClient, Method, SyncClient, metadata_of
+from lighthouse_runtime.client.rpcs import Rpc
+from lighthouse_runtime.security.client_tls import files_from
+
+if TYPE_CHECKING:
+    from lighthouse_protocol.messages.session import WatchHello
+    from lighthouse_runtime.client.streams import (
+        AsyncRankStream,
+        HostStream,
+        RankStream,
+        Session,
+        SupervisorStream,
+        Watch,
+    )
+
+
+T = TypeVar("T")
+
+RETRY_S = 0.2
+MIN_ATTEMPT_S = 0.05
+LONG_CALL_S = 30.0  # one that waits for what others do
+
+
+def _read(lighthouse: str | Coordinator) -> Coordinator:
+    """Text comes from the environment, as the files of one's own PKI do."""
+    return lighthouse if isinstance(lighthouse, Coordinator) else parse_coordinator(lighthouse).with_files(files_from())
+
+
+class _LighthouseMethods:
+    quorum = Method(rpcs.join)
+    heartbeat = Method(rpcs.heartbeat)
+    status = Method(rpcs.lighthouse_status)
+    kill = Method(rpcs.lighthouse_kill)
+    drain = Method(rpcs.lighthouse_drain)
+    incidents = Method(rpcs.incidents)
+    incident = Method(rpcs.incident)
+    stacks = Method(rpcs.stacks)
+    put_key = Method(rpcs.put_key)
+    get_keys = Method(rpcs.get_keys)
+    runs = Method(rpcs.runs)
+    stop_run = Method(rpcs.stop_run)
+    resume_run = Method(rpcs.resume_run)
+
+
+class LighthouseClient(_LighthouseMethods, SyncClient):
+    """Client of a lighthouse, with the calls of the command line: `status`, `runs`, `incidents`, `drain`, `kill` and
+    more.
+
+    Every method takes `timeout_s` (seconds) and raises a LighthouseError with the reason and the remedy. With several
+    lighthouses it calls the leader; a call without an answer is repeated at another one until its time is over, so it
+    may take effect twice. A client is a context manager.
+
+    Example:
+        ```python
+        from agent_client import LighthouseClient
+
+        with LighthouseClient("localhost:29510") as client:
+            for job in client.status().jobs:
+                print(job.job, job.verdict, job.explanation)
+        ```
+    """
+
+    def __init__(
+        self,
+        lighthouse: str | Coordinator,
+        *,
+        job: str = DEFAULT_JOB,
+        run: str = DEFAULT_RUN,
+        role: Role = Role.JOIN,
+    ) -> None:
+        """Set the lighthouse. The first call connects.
+
+        Args:
+            lighthouse: Address, several addresses separated by commas, or a join string.
+            job: Job of the calls.
+            run: Run of the calls.
+            role: Role of the local token to use if `lighthouse` has none and runs on this host as this user.
+        """
+        coordinator = _read(lighthouse)
+        self._search = LeaderSearch(coordinator.addresses)
+        super().__init__(coordinator.at(self._search.address), metadata_of(job, run), role)
+
+    def invoke(self, rpc: Rpc[T]) -> T:
+        ends_at = time.monotonic() + rpc.timeout_s
+        attempt = self._attempt(rpc, rpc.timeout_s)
+        while True:
+            try:
+                answer = super().invoke(attempt)
+            except (Unreachable, DeadlinePassed) as e:
+                if not self._goes_on(e, ends_at):
+                    raise
+                attempt = self._attempt(rpc, ends_at - time.monotonic())
+            else:
+                self._search.served()
+                return answer
+
+    def rank(self, *, wait_for_ready: bool = False) -> "RankStream":
+        """Open the stream of a rank. The first message to send is a RankHello."""
+        from lighthouse_runtime.client.streams import RANK
+
+        stream = self.open(RANK, wait_for_ready and not self._search.has_choice)
+        stream.on_failure(self._stream_failed)
+        return stream
+
+    def _attempt(self, rpc: Rpc[T], left_s: float) -> Rpc[T]:
+        """One that is stopped must leave time to ask another, unless the call is one that waits for others."""
+        left_s = max(MIN_ATTEMPT_S, left_s)
+        if not self._search.has_choice:
+            return replace(rpc, timeout_s=left_s)
+        timeout_s = left_s if rpc.timeout_s > LONG_CALL_S else max(MIN_ATTEMPT_S, left_s / 2)
+        return replace(rpc, timeout_s=timeout_s, wait_for_ready=False)
+
+    def _goes_on(self, error: LighthouseError, ends_at: float) -> bool:
+        """Whether another attempt is made, at the address that is next."""
+        if isinstance(error, WrongProtocol) or not (self._search.has_choice or isinstance(error, NotLeader)):
+            return False
+        waits = self._search.failed(error)
+        self._move(self._search.address)
+        left_s = ends_at - time.monotonic() - (RETRY_S if waits else 0.0)
+        if left_s <= MIN_ATTEMPT_S:
+            return False
+        if waits:
+            time.sleep(RETRY_S)
+        return True
+
+    def _stream_failed(self, error: LighthouseError) -> None:
+        """The next stream is opened at the address that is next."""
+        if isinstance(error, Unreachable):
+            self._search.failed(error)
+            self._move(self._search.address)
+
+
+class AsyncLighthouseClient(_LighthouseMethods, AsyncClient):
+    """Client of a lighthouse for asyncio, with the methods of LighthouseClient as coroutines.
+
+    It does not look for another lighthouse if its own does not lead.
+    """
+
+    def __init__(
+        self,
+        lighthouse: str | Coordinator,
+        *,
+        job: str = DEFAULT_JOB,
+        run: str = DEFAULT_RUN,
+        role: Role = Role.JOIN,
+    ) -> None:
+        super().__init__(_read(lighthouse), metadata_of(job, run), role)
+
+    def session(self, *, wait_for_ready: bool = False) -> "Session":
+        """Open the session of a manager. The first message to send is a Hello."""
+        from lighthouse_runtime.client.streams import SESSION
+
+        return self.open(SESSION, wait_for_ready)
+
+    def rank(self, *, wait_for_ready: bool = False) -> "AsyncRankStream":
+        """Open the stream of a rank. The first message to send is a RankHello."""
+        from lighthouse_runtime.client.streams import RANK
+
+        return self.open(RANK, wait_for_ready)
+
+    def supervise(self, *, wait_for_ready: bool = False) -> "SupervisorStream":
+        """Open the stream of a supervisor. The first message to send is a SupervisorHello."""
+        from lighthouse_runtime.client.streams import SUPERVISE
+
+        return self.open(SUPERVISE, wait_for_ready)
+
+
+# -- manager ------------------------------------------------------------------
+#
+# Typed clients of a manager, synchronous and asyncio, with one method per RPC. They need no torch.
+#
+# Every method takes `timeout_s` and raises a refusal of lighthouse_protocol/refusals.py.
+
+
+class _ManagerMethods:
+    quorum = Method(rpcs.quorum)
+    checkpoint_address = Method(rpcs.checkpoint_address)
+    should_commit = Method(rpcs.should_commit)
+    vote = Method(rpcs.vote)
+    report = Method(rpcs.report)
+    kill = Method(rpcs.manager_kill)
+    torchft_kill = Method(rpcs.torchft_manager_kill)
+    status = Method(rpcs.manager_status)
+
+
+def manager_at(address: str, secret: str = "") -> Coordinator:
+    """`address`: host:port, or that with the group's secret in it (Coordinator.join_string)."""
+    return parse_coordinator(address, "address", None).with_token(secret)
+
+
+class ManagerClient(_ManagerMethods, SyncClient):
+    """Client of a group's manager: `status`, and the calls of a rank.
+
+    Every method takes `timeout_s` (seconds) and raises a LighthouseError.
+
+    Example:
+        ```python
+        from agent_client import ManagerClient
+
+        with ManagerClient("localhost:29512") as client:
+            print(client.status().step)
+        ```
+    """
+
+    def __init__(self, address: str, secret: str = "") -> None:
+        """Set the manager. The first call connects.
+
+        Args:
+            address: host:port of the manager.
+            secret: Secret of the group (LIGHTHOUSE_MANAGER_SECRET). Calls of a rank need it.
+        """
+        super().__init__(manager_at(address, secret), ())
+
+    def watch(self, request: "WatchHello", *, wait_for_ready: bool = False) -> "Watch":
+        """Open the stream of a rank: the manager counts the rank as lost when it ends, and sends news of the quorum."""
+        from lighthouse_runtime.client.streams import WATCH
+
+        watch = self.open(WATCH, wait_for_ready)
+        watch.send(request)
+        return watch
+
+
+class AsyncManagerClient(_ManagerMethods, AsyncClient):
+    """Client of a group's manager for asyncio, with the methods of ManagerClient as coroutines."""
+
+    def __init__(self, address: str, secret: str = "") -> None:
+        super().__init__(manager_at(address, secret), ())
+
+    def host(self) -> "HostStream":
+        """Open the stream of the supervisor on another host of the group. The first message to send is a HostHello."""
+        from lighthouse_runtime.client.streams import NODE
+
+        return self.open(NODE)

@@ -1,0 +1,262 @@
+"""Which address of this host its peers can reach."""
+
+import fcntl
+import functools
+import ipaddress
+import logging
+import socket
+import struct
+from collections.abc import Iterator
+from pathlib import Path
+
+from lighthouse_protocol.identity import Address, parse_address
+from lighthouse_protocol.refusals import InvalidRequest
+from lighthouse_runtime.log_event import event
+
+log = logging.getLogger(__name__)
+
+
+_SOMEWHERE = ("8.8.8.8", "2001:4860:4860::8888")
+"""Packets to these would take the default route. None is sent."""
+_SIOCGIFFLAGS = 0x8913
+_SIOCGIFADDR = 0x8915
+_IFF_UP = 1
+_IPV6_ADDRESSES = Path("/proc/net/if_inet6")
+_IPV6_GLOBAL_SCOPE = "00"
+_IPV6_NOT_YET_OR_NO_MORE = 0x40 | 0x20 | 0x08  # tentative, deprecated, a duplicate
+
+
+def advertised_host(peer: str, wanted: str | None = None, bind: str = "::") -> str:
+    """The host by which others reach a server that listens on the host `bind`.
+
+    `wanted`; or `bind` itself, where that is one address; or the address of this host that routes to `peer`
+    (host:port). Where that is a loopback (the peer was given as localhost), the host's address on its default route, or
+    its first global one: other hosts could not reach the loopback. Raises InvalidRequest for a `wanted` that `bind`
+    does not serve.
+    """
+    listens = Address(bind, None)
+    if wanted:
+        host = parse_address(wanted, "--advertise").host
+        if listens.is_loopback and not resolves_to_loopback(host):
+            raise InvalidRequest(
+                f"{wanted} is not served: --bind {bind} listens for this host only; give --bind [::]:PORT, or leave "
+                "--advertise out if all replica groups run on this host",
+                field="--advertise",
+            )
+        return host
+    if not listens.is_unspecified:
+        return bind
+    routed = _source_address(parse_address(peer, "lighthouse").host)
+    if routed is not None and not Address(routed, None).is_loopback:
+        return routed
+    return _global_address() or routed or "127.0.0.1"
+
+
+def interface_host(wanted: str, variable: str, peer: str, *, by_prefix: bool = False) -> str:
+    """An address of this host on an interface that `wanted`, the value of `variable`, names.
+
+    `wanted` lists names, separated by commas, as gloo takes them. With `by_prefix` they are beginnings of names, as
+    NCCL takes them; `=` before the list makes them whole names, and `^` (or `^=`) excludes them. Of several interfaces,
+    the one that routes to `peer` (host:port) is taken, else the first. An address of the same IP version as the route
+    to `peer` comes first. Raises InvalidRequest, which names the variable and the interfaces of this host.
+    """
+    excludes = by_prefix and wanted.startswith("^")
+    rest = wanted.removeprefix("^") if by_prefix else wanted
+    is_whole = not by_prefix or rest.startswith("=")
+    names = [name for name in rest.removeprefix("=").replace(" ", "").split(",") if name]
+
+    def is_named(interface: str, name: str) -> bool:
+        return interface == name if is_whole else interface.startswith(name)
+
+    found = [(name, ip) for name, ip in (*_ipv4_addresses(), *_ipv6_addresses()) if not _is_of_link(ip)]
+    if excludes:
+        chosen = [ip for there, ip in found if _is_global(ip) and not any(is_named(there, name) for name in names)]
+    else:
+        chosen = [ip for name in names for there, ip in found if is_named(there, name)]
+    unknown = [name for name in names if not any(is_named(there, name) for _, there in socket.if_nameindex())]
+    if not chosen or (unknown and not excludes):
+        why = f"no interface {unknown[0]!r}" if unknown and not excludes else "no address on such an interface"
+        there = ", ".join(f"{name} ({ip})" for name, ip in found) or "none with an address"
+        raise InvalidRequest(f"{wanted!r}: this host has {why}; it has {there}", field=variable)
+    routed = _source_address(parse_address(peer, "peer").host)
+    if routed in chosen:
+        return routed
+    version = ipaddress.ip_address(routed).version if routed else 4
+    return next((ip for ip in chosen if ipaddress.ip_address(ip).version == version), chosen[0])
+
+
+def listening_host(advertised: str) -> str:
+    """On which a server listens that is reached by `advertised` alone: that address, where it is one of this host;
+    otherwise (a name that is a loopback at home, an address that is translated on the way) empty: on all."""
+    address = Address(advertised, None)
+    if address.is_loopback:
+        return advertised
+    try:
+        found = socket.getaddrinfo(advertised, None, type=socket.SOCK_STREAM)
+    except OSError:
+        return ""
+    ips = {str(entry[4][0]) for entry in found}
+    ip = ips.pop() if len(ips) == 1 else ""
+    return ip if ip and not Address(ip, None).is_loopback and is_own_address(ip) else ""
+
+
+def served_host(bind: str) -> str:
+    """The host by which others reach a server that listens on the host `bind`, where no peer is known."""
+    return own_name() if Address(bind, None).is_unspecified else bind
+
+
+def own_name() -> str:
+    """What other hosts may call this one: its name, or its global address where that name is a loopback at home, as on
+    Debian, or does not resolve."""
+    name = socket.gethostname()
+    if resolves_to_loopback(name):
+        return _global_address() or name
+    if not resolves(name) and (address := _global_address()) is not None:
+        _log_replaced(name, address)
+        return address
+    return name
+
+
+@functools.cache
+def _log_replaced(name: str, address: str) -> None:
+    log.warning(
+        "this host's name, %s, does not resolve; other hosts get its address %s instead",
+        name,
+        address,
+        extra=event("host_name_replaced", host=name, address=address),
+    )
+
+
+def resolves_to_loopback(host: str) -> bool:
+    """Whether `host` is a loopback by its text or by this host's resolver (127.0.1.1 is common)."""
+    if Address(host, None).is_loopback:
+        return True
+    try:
+        found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
+    except OSError:
+        return False
+    addresses = [Address(str(entry[4][0]), None) for entry in found]
+    return any(address.is_loopback or address.is_unspecified for address in addresses)
+
+
+def resolves(host: str) -> bool:
+    try:
+        socket.getaddrinfo(host, None)
+    except OSError:
+        return False
+    return True
+
+
+def is_own_address(ip: str) -> bool:
+    """Whether `ip` is one of this host's: only a packet to such an address has it as its source, too.
+
+    Binding to it would tell nothing: with ip_nonlocal_bind any address can be bound.
+    """
+    return _source_address(ip) == ip
+
+
+def _source_address(host: str) -> str | None:
+    """No packet is sent: connecting a datagram socket only asks the routing table."""
+    try:
+        candidates = socket.getaddrinfo(host, 9, type=socket.SOCK_DGRAM)
+    except OSError:
+        return None
+    for family, kind, protocol, _, where in candidates:
+        with socket.socket(family, kind, protocol) as probe:
+            try:
+                probe.connect(where)
+            except OSError:
+                continue
+            return str(probe.getsockname()[0])
+    return None
+
+
+def _global_address() -> str | None:
+    """The source address of the default route. Where there is none, the first one of an interface that is up. Of IPv6
+    where there is none of IPv4. A bridge of containers has an address on every host; the default route leads past it.
+    """
+    by_route = (_source_address(where) for where in _SOMEWHERE)
+    by_interface = (ip for _, ip in (*_ipv4_addresses(), *_ipv6_addresses()))
+    return next((ip for found in (by_route, by_interface) for ip in found if ip and _is_global(ip)), None)
+
+
+def _is_global(ip: str) -> bool:
+    return not Address(ip, None).is_loopback and not _is_of_link(ip)
+
+
+def _is_of_link(ip: str) -> bool:
+    return ipaddress.ip_address(ip).is_link_local
+
+
+def _ipv4_addresses() -> Iterator[tuple[str, str]]:
+    """Interfaces that are up, and their addresses."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        for _, name in socket.if_nameindex():
+            request = struct.pack("256s", name.encode()[:15])
+            try:
+                [flags] = struct.unpack("H", fcntl.ioctl(probe.fileno(), _SIOCGIFFLAGS, request)[16:18])
+                found = socket.inet_ntoa(fcntl.ioctl(probe.fileno(), _SIOCGIFADDR, request)[20:24])
+            except OSError:
+                continue
+            if flags & _IFF_UP:
+                yield name, found
+
+
+def _ipv6_addresses() -> Iterator[tuple[str, str]]:
+    """The kernel lists them for this network namespace: address, index, prefix, scope, flags, interface."""
+    try:
+        lines = _IPV6_ADDRESSES.read_text().splitlines()
+    except OSError:
+        return
+    for digits, _, _, scope, flags, name in map(str.split, lines):
+        if scope == _IPV6_GLOBAL_SCOPE and not int(flags, 16) & _IPV6_NOT_YET_OR_NO_MORE:
+            yield name, str(ipaddress.IPv6Address(int(digits, 16)))
+
+
+# -- bind ---------------------------------------------------------------------
+#
+# Addresses to listen on, and hosts to be reached by.
+
+
+def split_bind(text: str, option: str) -> tuple[str, int]:
+    """(host, port) of HOST:PORT, [V6]:PORT or :PORT (every address). Raises InvalidRequest naming `option`."""
+    address = parse_address(f"[::]{text}" if text.startswith(":") and not text.startswith("::") else text, option)
+    if address.port is None:
+        raise InvalidRequest(f"{text!r} has no port; write host:port, or host:0 for a free one", field=option)
+    return address.host, address.port
+
+
+def check_bind(text: str, option: str) -> None:
+    """Raises ValueError naming `option`."""
+    try:
+        split_bind(text, option)
+    except InvalidRequest as e:
+        raise ValueError(str(e)) from None
+
+
+def grpc_bind(text: str) -> str:
+    host, port = split_bind(text, "--bind")
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def listening_socket(host: str, port: int) -> socket.socket:
+    """On `::` for IPv4 too, where the host has both. Raises OSError."""
+    if host == "::" and socket.has_dualstack_ipv6():
+        return socket.create_server((host, port), family=socket.AF_INET6, dualstack_ipv6=True)
+    if host == "::":
+        host = "0.0.0.0"
+    return socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
+
+
+def check_host(host: str, option: str) -> None:
+    """Raises InvalidRequest for what is no host that the peers can reach."""
+    address = parse_address(host, option)
+    check_reachable(address, option)
+    if address.port is not None:
+        raise InvalidRequest(f"{host} has a port; give the host alone", field=option)
+
+
+def check_reachable(address: Address, option: str) -> None:
+    """Raises InvalidRequest for an address that only binds can name."""
+    if address.is_unspecified:
+        raise InvalidRequest(f"{address} is not reachable; give an address that the peers can reach", field=option)

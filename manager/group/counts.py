@@ -1,0 +1,180 @@
+"""What the steps of this group have come to: committed, discarded and why, the time in them, and heals. No I/O.
+
+A step's time runs from when the ranks are let into it until it is decided. With the grant of the next step in the
+answer to a vote that is all of the time between two decisions, so what the script does between two steps belongs to the
+later one. It counts if the step is committed, and no group healed in it: in a step that heals, ranks wait for a state.
+"""
+
+from collections.abc import Collection, Set
+from dataclasses import dataclass, fields, replace
+
+from lighthouse_protocol.messages.membership import Participant
+from lighthouse_protocol.messages.progress import HealTotals, RankName
+from lighthouse_protocol.messages.session import Discards, GroupCounts, HeldQuorum
+from lighthouse_protocol.rules.quorum_change import here_and_missing, list_names
+
+REASONS = tuple(field.name for field in fields(Discards))
+GROUP_LOST, RANK_LOST, REVOKED, VOTED_NO = REASONS
+
+
+class StepCounts:
+    """Each number only grows."""
+
+    def __init__(self) -> None:
+        self.commits = 0
+        self._discards = Discards()
+        self._step_s = 0.0
+        self._heals, self._healed = _RankHeals(), HealTotals()
+        self._began_at: float | None = None
+        self._revoked_id = 0
+        self._lost_id = 0  # revoked because a group was lost
+        self._unsettled: tuple[int, str] | None = None  # the quorum and the reason of the last discard, for now
+        self._told: GroupCounts | None = None
+
+    @property
+    def discards(self) -> int:
+        return sum(getattr(self._discards, reason) for reason in REASONS) + (self._unsettled is not None)
+
+    @property
+    def told(self) -> GroupCounts:
+        """For the lighthouse; the same object until a number changes."""
+        if self._told is None:
+            self._told = GroupCounts(self.commits, self._discards, self._step_s, self._healed)
+        return self._told
+
+    def began(self, now: float, *, has_healing: bool) -> None:
+        """The ranks are let into a step."""
+        self._settle()
+        self._began_at = None if has_healing else now
+
+    def revoked(self, quorum_id: int, *, is_group_lost: bool) -> None:
+        """The lighthouse has revoked that quorum; `is_group_lost`: because it has lost a group."""
+        self._revoked_id = quorum_id
+        if is_group_lost:
+            self._lost_id = quorum_id
+
+    def committed(self, now: float) -> None:
+        self._settle()
+        self.commits += 1
+        if self._began_at is not None:
+            self._step_s += max(0.0, now - self._began_at)
+        self._began_at = self._told = None
+
+    def discarded(self, quorum_id: int, *, is_rank_lost: bool) -> None:
+        """`is_rank_lost`: a rank of this group was lost before it voted. Else the reason is settled with the next step:
+        ranks may notice that a group is lost, and vote no, before the lighthouse says so."""
+        self._settle()
+        is_revoked = quorum_id == self._revoked_id
+        self._unsettled = quorum_id, RANK_LOST if is_rank_lost else REVOKED if is_revoked else VOTED_NO
+        self._began_at = None
+
+    def _settle(self) -> None:
+        if self._unsettled is None:
+            return
+        (quorum_id, reason), self._unsettled = self._unsettled, None
+        if reason != RANK_LOST and quorum_id == self._lost_id:
+            reason = GROUP_LOST
+        self._discards = replace(self._discards, **{reason: getattr(self._discards, reason) + 1})
+        self._told = None
+
+    def healed(self, group_rank: int, rank_incarnation: str, totals: HealTotals) -> None:
+        """All heals so far of that rank's process."""
+        self._heals.take(group_rank, rank_incarnation, totals)
+        self._healed, self._told = self._heals.totals, None
+
+
+class _RankHeals:
+    """A group heals as one: the rank that has healed most often, and longest, stands for the group."""
+
+    def __init__(self) -> None:
+        self._now: dict[int, tuple[str, HealTotals]] = {}  # by rank: its process, and what that has told last
+        self._past: dict[int, HealTotals] = {}  # by rank: of its processes that are gone
+
+    def take(self, group_rank: int, rank_incarnation: str, totals: HealTotals) -> None:
+        known = self._now.get(group_rank)
+        if known is not None and known[0] != rank_incarnation:
+            self._past[group_rank] = _sum(self._past.get(group_rank), known[1])
+            known = None
+        if known is None or totals.heals >= known[1].heals:
+            self._now[group_rank] = rank_incarnation, totals
+
+    @property
+    def totals(self) -> HealTotals:
+        ranks = [_sum(self._past.get(rank), totals) for rank, (_, totals) in self._now.items()]
+        return HealTotals(
+            max((rank.heals for rank in ranks), default=0),
+            max((rank.seconds for rank in ranks), default=0.0),
+            sum(rank.bytes for rank in ranks),
+        )
+
+
+def _sum(past: HealTotals | None, now: HealTotals) -> HealTotals:
+    if past is None:
+        return now
+    return HealTotals(past.heals + now.heals, past.seconds + now.seconds, past.bytes + now.bytes)
+
+
+# -- status -------------------------------------------------------------------
+#
+# One snapshot of a group's machine, and what of it is said to people.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupStatus:
+    """`quorum_id` is the last one answered, `step` that of the state that the group holds or was let into. `waiting`:
+    the ranks whose requests wait, `is_gathering`: some of them for the other ranks or the join. `awaited`: what the
+    lighthouse waits for, by its own words."""
+
+    me: Participant
+    incarnation: str
+    held: HeldQuorum | None
+    quorum_id: int
+    step: int
+    is_joined: bool
+    is_gathering: bool
+    is_voting: bool
+    waiting: tuple[int, ...]
+    missing: frozenset[int]
+    awaited: str
+    commits: int
+    discards: int
+    grants: int
+
+    @property
+    def phase(self) -> str:
+        if self.is_joined:
+            return "joined"
+        if self.waiting:
+            return "gathering"
+        return "voting" if self.is_voting else "idle"
+
+    @property
+    def silent(self) -> list[int]:
+        """The ranks that have no request."""
+        return [rank for rank in range(self.me.group_world_size) if rank not in self.waiting]
+
+    def waiting_for(self, lighthouse_error: str) -> str:
+        """What the requests for a quorum wait for, in words. `lighthouse_error`: why the lighthouse cannot be asked;
+        empty: it can."""
+        lighthouse = f"the lighthouse: {lighthouse_error}" if lighthouse_error else ""
+        if self.is_joined or not self.is_gathering:
+            return lighthouse or self.awaited or "the lighthouse to answer"
+        gone = [rank for rank in self.silent if rank in self.missing]
+        late = [rank for rank in self.silent if rank not in self.missing]
+        parts = (
+            f"{_ranks_of(gone, self.me)}, not connected yet" if gone else "",
+            f"{_ranks_of(late, self.me)}, connected but not asking for a quorum" if late else "",
+            lighthouse,
+        )
+        return "; ".join(filter(None, parts))
+
+
+def say_missing(me: Participant, missing: Set[int]) -> str:
+    """Which of its ranks are here and which are missing; empty: all are, or none."""
+    size = me.group_world_size
+    return here_and_missing(me.replica_id, size, missing) if 0 < len(missing) < size else ""
+
+
+def _ranks_of(ranks: Collection[int], me: Participant) -> str:
+    names = list_names(RankName("", rank) for rank in ranks)
+    return f"{'rank' if len(ranks) == 1 else 'ranks'} {names} of {me.group_world_size} of {me.replica_id}"

@@ -1,0 +1,246 @@
+"""The manager's connection to the lighthouse: one session, opened again for as long as the manager runs."""
+
+import asyncio
+import itertools
+import logging
+from collections.abc import Callable
+
+from lighthouse_protocol.messages.session import JoinRejected, Leave, ToLighthouse, ToManager, Welcome
+from lighthouse_protocol.refusals import (
+    DeadlinePassed,
+    LighthouseError,
+    NotLeader,
+    NotServed,
+    Superseded,
+    Unreachable,
+    WrongProtocol,
+)
+from lighthouse_protocol.rules.leader_search import LeaderSearch
+from lighthouse_runtime.client import rpcs
+from lighthouse_runtime.client.clients import AsyncLighthouseClient
+from lighthouse_runtime.log_event import event
+from lighthouse_runtime.timing.pacing import Backoff
+
+log = logging.getLogger(__name__)
+
+
+REMIND_S = 10.0
+MAX_REMIND_S = 60.0
+FIRST_TRY_S = 0.5
+
+
+class Absence:
+    """What a log says of a lighthouse that is away: each new reason, and again after REMIND_S, then twice as long."""
+
+    def __init__(self) -> None:
+        self._error = ""
+        self._since = 0.0
+        self._remind_at = 0.0
+        self._remind_s = REMIND_S
+
+    def noted(self, error: str, now: float) -> str:
+        """What to log of an attempt that has failed with `error`; empty: nothing."""
+        if not self._error:
+            self._since, self._remind_s = now, REMIND_S
+        elif error == self._error and now < self._remind_at:
+            return ""
+        is_repeated = error == self._error
+        self._error = error
+        if is_repeated:
+            self._remind_s = min(MAX_REMIND_S, 2 * self._remind_s)
+        self._remind_at = now + self._remind_s
+        return f"{error}; for {now - self._since:.0f} s now" if is_repeated else error
+
+    def ended(self) -> None:
+        self._error = ""
+
+
+class _Line:
+    """One connection and the session on it. `over` is done when it has ended: with a refusal, or None for a good end.
+    `successor` is another connection, that the session moves to."""
+
+    def __init__(self, client: AsyncLighthouseClient, heard: "Callable[[_Line, ToManager], None]") -> None:
+        self.client = client
+        self.session = client.session()
+        self.successor: asyncio.Future[AsyncLighthouseClient] = asyncio.get_running_loop().create_future()
+        self.over = asyncio.create_task(self._read(heard))
+
+    async def _read(self, heard: "Callable[[_Line, ToManager], None]") -> LighthouseError | None:
+        try:
+            async with self.client, self.session as session:
+                async for message in session:
+                    heard(self, message)
+        except LighthouseError as e:
+            return e
+        return None
+
+
+class LighthouseLink:
+    """`connect` makes a client; each attempt has a connection of its own, so that none waits for another's back-off.
+    `search`: which lighthouse `connect` asks, where there are several.
+
+    A session may move to a second connection that is made beside its first one. The first one is closed when the
+    lighthouse has welcomed the second: until then its end would be the loss of this group.
+    """
+
+    def __init__(
+        self, connect: Callable[[], AsyncLighthouseClient], address: str, search: LeaderSearch | None = None
+    ) -> None:
+        self._address = address
+        self._search = search
+        self.error = "not connected yet"
+        self._connect = connect
+        self._line: _Line | None = None
+        self._left_behind: set[_Line] = set()  # until the next welcome
+        self._closing: set[_Line] = set()
+        self._beside: asyncio.Task[None] | None = None
+        self._was_reachable: bool | None = None
+        self._is_leaving = False
+        self._has_answered = False
+        self._absence = Absence()
+
+    @property
+    def address(self) -> str:
+        """Of the lighthouse that is asked at present."""
+        return self._address if self._search is None else str(self._search.address)
+
+    @property
+    def is_reachable(self) -> bool:
+        """It answers, if only to refuse this group; `error` says why."""
+        return self._was_reachable is True
+
+    async def run(
+        self, opened: Callable[[], None], received: Callable[[ToManager], None], closed: Callable[[], None]
+    ) -> None:
+        """Sessions, one after the other, until cancelled, or the group has left in good order.
+
+        Raises WrongProtocol or NotServed where what listens there is no lighthouse. Once there was one, it is waited
+        for: something else may have its port for a while.
+        """
+        backoff = Backoff()
+        waits = True
+
+        def heard(line: _Line, message: ToManager) -> None:
+            if line is not self._line:
+                return
+            if self.error:
+                self._note("")
+                backoff.reset()
+                if self._search is not None:
+                    self._search.served()
+            self._has_answered = True
+            if isinstance(message, Welcome):
+                self._hang_up()
+            received(message)
+
+        client: AsyncLighthouseClient | None = None
+        try:
+            while True:
+                line = self._line = _Line(client or self._connect(), heard)
+                opened()
+                try:
+                    await asyncio.wait((line.over, line.successor), return_when=asyncio.FIRST_COMPLETED)
+                    self.stay()
+                    client = line.successor.result() if line.successor.done() else None
+                    if client is None:
+                        error = line.over.result()
+                        if isinstance(error, WrongProtocol | NotServed) and not (
+                            self._has_answered or self._has_choice
+                        ):
+                            raise error
+                        if error is None and self._is_leaving:
+                            return self._note_end()
+                        is_refused = error is not None and not isinstance(error, Unreachable | Superseded)
+                        text = str(error or f"{line.client.address} closed the session")
+                        waits = self._search is None or self._search.failed(error or Unreachable(text))
+                        if waits or not isinstance(error, NotLeader):  # one that follows is no news
+                            self._note(text, is_reachable=is_refused)
+                        if error is not None and is_refused:
+                            received(JoinRejected(0, error))
+                finally:
+                    self._left_behind.add(line)
+                    self._line = None
+                    closed()
+                if client is None:
+                    if waits:
+                        await backoff.wait()
+                elif not line.client.is_connected:  # nothing of it has reached the lighthouse, nor shall it
+                    line.session.cancel()
+        finally:
+            self.stay()
+            self._hang_up()
+            await asyncio.gather(*(line.over for line in self._closing), return_exceptions=True)
+
+    def send(self, message: ToLighthouse) -> None:
+        self._is_leaving |= isinstance(message, Leave)
+        if self._line is not None:
+            self._line.session.send(message)
+
+    def give_up(self, reason: str) -> None:
+        """End this connection; the next one is made at once."""
+        if self._line is not None:
+            self._line.session.cancel(Unreachable(f"{self.address} is unreachable: {reason}"))
+
+    def connect_beside(self, reason: str) -> None:
+        """This connection may carry nothing any more: try others, and move to the first one that there is."""
+        if self._line is not None and self._beside is None:
+            log.info(
+                "%s: %s; opening a second connection",
+                self.address,
+                reason,
+                extra=event("lighthouse_silent", lighthouse=self.address),
+            )
+            self._beside = asyncio.create_task(self._reach(self._line.successor))
+
+    def stay(self) -> None:
+        """No other connection is wanted."""
+        beside, self._beside = self._beside, None
+        if beside is not None:
+            beside.cancel()
+
+    async def _reach(self, found: "asyncio.Future[AsyncLighthouseClient]") -> None:
+        backoff = Backoff()
+        for tries in itertools.count():
+            client = self._connect()
+            try:
+                await client.connect(FIRST_TRY_S * 2 ** min(tries, 2))
+                if self._has_choice and not await client.invoke(rpcs.is_serving(timeout_s=FIRST_TRY_S)):
+                    raise NotLeader(f"{client.address} does not lead")
+            except (Unreachable, DeadlinePassed) as e:
+                await client.close()
+                if self._search is None or self._search.failed(e):
+                    await backoff.wait()
+            except BaseException:
+                await client.close()
+                raise
+            else:
+                found.set_result(client)
+                return
+
+    @property
+    def _has_choice(self) -> bool:
+        return self._search is not None and self._search.has_choice
+
+    def _hang_up(self) -> None:
+        """The connections that were left behind."""
+        for line in self._left_behind:
+            line.session.cancel()
+        self._closing = {line for line in self._closing | self._left_behind if not line.over.done()}
+        self._left_behind = set()
+
+    def _note(self, error: str, *, is_reachable: bool = False) -> None:
+        if error:
+            if text := self._absence.noted(error, asyncio.get_running_loop().time()):
+                what, name = (
+                    ("refused by the lighthouse", "refused") if is_reachable else ("lighthouse unreachable", "lost")
+                )
+                log.warning("%s: %s", what, text, extra=event(f"lighthouse_{name}", lighthouse=self.address))
+        elif self.error:
+            self._absence.ended()
+            told = event("lighthouse_answers", lighthouse=self.address)
+            log.info("connected to the lighthouse at %s", self.address, extra=told)
+        self._was_reachable = is_reachable or not error
+        self.error = error
+
+    def _note_end(self) -> None:
+        self._was_reachable, self.error = False, "this replica group has left its job"

@@ -1,0 +1,785 @@
+"""All ranks of the group have asked for a quorum: then, and only then, the group joins.
+
+A replica group is one member only when all its ranks are there. Ranks that hold different states (an Agent says so by
+its tag) join as a group that disagrees, at their lowest step, and heal. Callers without tags whose steps differ are
+all refused, with both numbers: they cannot be told to heal. Ranks whose states differ, or one that holds none any
+more, and that no group of the quorum can heal, must end. Only a group that is alone in its quorum and had peers in the
+one before asks again, for a while: they may hold the state, and be away for a moment. One that was alone before, too,
+had that state to itself. Where that is not known, of a manager that has started below its ranks, a rank that has torn
+its state may have had peers.
+
+A rank that asks again takes the place of its older call; one that withdraws takes the group's join back. An answer
+belongs to the round it was asked in and never reaches another. An error reaches every waiting rank at once.
+
+A rank whose process is new (`rank_incarnation` differs) has lost its state: the group takes a new incarnation.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from lighthouse_protocol.constraints import check_count
+from lighthouse_protocol.messages.membership import PLAIN, Assignment, CatchUp, Distrust, Participant, Quorum, Tag
+from lighthouse_protocol.messages.session import HeldQuorum, HoldState, QuorumOrder, QuorumPhase
+from lighthouse_protocol.refusals import (
+    InternalError,
+    InvalidRequest,
+    LighthouseError,
+    Superseded,
+    Unrecoverable,
+    WrongState,
+)
+
+# -- request ------------------------------------------------------------------
+#
+# One rank's request for a quorum, and what is said against it.
+
+
+@dataclass(frozen=True, slots=True)
+class QuorumRequest:
+    """One rank's call. `rank_incarnation` is empty, and `tag_quorum_id` None, for a caller that does not say."""
+
+    call: int
+    group_rank: int
+    step: int
+    deadline_at: float
+    checkpoint_address: str = ""
+    tag_quorum_id: int | None = None
+    rank_incarnation: str = ""
+    shrink_only: bool = False
+    init_sync: bool = True
+    commit_failures: int = 0
+    handle: str = ""
+    catch_up: CatchUp = PLAIN
+    compares: bool = False
+    distrust: Distrust | None = None
+    heals_first: bool | None = None
+
+    @property
+    def holds(self) -> Tag:
+        """The state that the rank holds."""
+        return self.catch_up.held or Tag(self.step, self.tag_quorum_id)
+
+
+def check_rank(group_rank: int, group_world_size: int) -> None:
+    if not 0 <= group_rank < group_world_size:
+        raise no_such_rank(group_rank, group_world_size)
+
+
+def no_such_rank(group_rank: int, group_world_size: int) -> InvalidRequest:
+    return InvalidRequest(
+        f"is {group_rank}; the group has ranks 0 to {group_world_size - 1} (--group-world-size)", field="rank"
+    )
+
+
+def superseded(group_rank: int) -> Superseded:
+    return Superseded(f"rank {group_rank} has asked again")
+
+
+def steps_differ(ask: QuorumRequest, other: QuorumRequest) -> Unrecoverable:
+    return Unrecoverable(
+        f"step: rank {ask.group_rank} is at step {ask.step} and rank {other.group_rank} at {other.step}; the ranks of "
+        "a group advance together: restart the group, or load one checkpoint in all its ranks"
+    )
+
+
+def no_state(ask: QuorumRequest, other: QuorumRequest, *, may_heal: bool) -> LighthouseError:
+    """They hold different states, or `other` holds none. `may_heal`: a peer that could heal them may come back."""
+    torn = other.distrust
+    what = f"{torn.text if torn is not None else _differ(ask, other)}, and no other group can heal them"
+    if may_heal:
+        return WrongState(f"step: {what} at the moment; ask again until one returns")
+    what_to_do = "load one checkpoint in all its ranks" if torn is None else "the job from its last checkpoint"
+    return Unrecoverable(f"step: {what}: restart the group, or {what_to_do}")
+
+
+def _differ(ask: QuorumRequest, other: QuorumRequest) -> str:
+    held, other_held = ask.holds, other.holds
+    return (
+        f"rank {ask.group_rank} holds step {held.step} of quorum {held.quorum_id} and rank {other.group_rank} step "
+        f"{other_held.step} of quorum {other_held.quorum_id}"
+    )
+
+
+# -- assignment ---------------------------------------------------------------
+#
+# A quorum -> what it means for one rank: its place, who heals from whom, whose store.
+#
+# A pure function of the quorum and the group_rank, the one that torchft computes too, so that every manager of a
+# quorum comes to the same answer. Participants below max_step heal. With `init_sync`, at step 0, everybody but the
+# primary takes the primary's state. Sources are dealt round-robin, offset by group_rank; the i-th healing participant
+# is served by up-to-date participant (i + group_rank) mod their number; the next few in that order stand in for it.
+#
+# A participant that heals counts in that very step, if every participant says that it knows of such (heals_first),
+# and this one takes the state over before it computes anything. One that would do so too late is dealt no source: it
+# adds zeros, and heals under the next quorum, which therefore comes after this one step.
+#
+# Those that heal in one step share the state out, MAX_SHARING of them at a time: each takes its share from the
+# sources and hands it on to the others. Here, too, all must say whether they heal first: torchft's groups cannot do
+# that.
+#
+# In a quorum that stands, a participant below max_step that says so catches up: it heals beside its steps,
+# contributes to none of them until the next quorum, and is dealt no source if it has one already.
+
+MAX_OTHER_SOURCES = 4
+MAX_SHARING = 16
+"""So many targets at most share a state out: each is connected to all others."""
+
+
+def assign(
+    quorum: Quorum, wire_id: str, group_rank: int, init_sync: bool, *, stands: bool = False
+) -> Assignment | None:
+    """None if no participant is called `wire_id`.
+
+    torchft has each group_rank start from another group's state. Where every participant sends tags, as our Agents do,
+    all ranks start from one group's, so that the ranks of a group hold parts of one and the same model. A group without
+    a tag because its ranks disagree is of that kind, too.
+    """
+    members = quorum.participants
+    mine = next((i for i, member in enumerate(members) if member.wire_id == wire_id), None)
+    if mine is None:
+        return None
+    max_step, at_max = _at_max(members)
+    primary = at_max[group_rank % len(at_max)]
+    behind = _behind(members, group_rank, init_sync)
+    all_say = _all_say(members)
+    catching_up, healing, served = list[int](), list[int](), list[int]()
+    for i in behind:
+        if _catches_up(members[i], max_step, stands=stands):
+            catching_up.append(i)
+            if not members[i].has_source:
+                served.append(i)
+        elif members[i].heals_first or not all_say:
+            healing.append(i)
+            served.append(i)
+    sources = sorted(set(range(len(members))).difference(behind))
+    contributors = sorted(sources + healing) if all_say else sources
+    dealt = {target: (n + group_rank) % len(sources) for n, target in enumerate(served)}
+    answer = Assignment(
+        quorum_id=quorum.quorum_id,
+        replica_rank=mine,
+        replica_world_size=len(members),
+        replica_ids=tuple(member.wire_id for member in members),
+        store_address=members[primary].store_address,
+        max_step=max_step,
+        max_rank=at_max.index(mine) if mine in at_max else None,
+        max_world_size=len(at_max),
+        contributors=len(contributors),
+        primary_address=members[primary].address,
+        serve_to=tuple(target for target, at in dealt.items() if sources[at] == mine),
+        commit_failures=max(member.commit_failures for member in members),
+        catching_up=tuple(catching_up),
+        tag_quorum_id=members[at_max[0]].tag_quorum_id,
+        compares=all(member.compares for member in members),
+        place=contributors.index(mine) if mine in contributors else None,
+        healing=tuple(healing),
+    )
+    if mine not in dealt:
+        return answer
+    first, *others = (sources[dealt[mine] :] + sources[: dealt[mine]])[: 1 + MAX_OTHER_SOURCES]
+    return replace(
+        answer,
+        heal_from_rank=first,
+        heal_from_address=members[first].address,
+        other_sources=tuple(members[other].address for other in others),
+        shares_with=_sharing(members, mine, healing) if all_say else (),
+    )
+
+
+def is_for_one_step(quorum: Quorum, init_sync: bool, group_world_size: int) -> bool:
+    """Whether a participant of this quorum, which stands, is told to heal too late to do so in its first step. The next
+    one is to come after that. All managers come to the same answer."""
+    members = quorum.participants
+    if not _all_say(members):
+        return False
+    max_step, _ = _at_max(members)
+    ranks = range(group_world_size if max_step == 0 else 1)  # after step 0 they are all dealt with alike
+    behind = {i for group_rank in ranks for i in _behind(members, group_rank, init_sync)}
+    return any(not members[i].heals_first and not _catches_up(members[i], max_step, stands=True) for i in behind)
+
+
+def _at_max(members: tuple[Participant, ...]) -> tuple[int, list[int]]:
+    max_step = max(member.step for member in members)
+    return max_step, [i for i, member in enumerate(members) if member.step == max_step]
+
+
+def _all_say(members: tuple[Participant, ...]) -> bool:
+    return all(member.heals_first is not None for member in members)
+
+
+def _sharing(members: tuple[Participant, ...], mine: int, healing: Sequence[int]) -> tuple[str, ...]:
+    """The managers of those among which this one shares the state out; empty in its own place."""
+    if mine not in healing:
+        return ()
+    first = healing.index(mine) // MAX_SHARING * MAX_SHARING
+    together = healing[first : first + MAX_SHARING]
+    return tuple("" if i == mine else members[i].address for i in together) if len(together) > 1 else ()
+
+
+def _catches_up(member: Participant, max_step: int, *, stands: bool) -> bool:
+    return stands and member.catch_up and member.step < max_step
+
+
+def _origin(members: tuple[Participant, ...], at_max: list[int], group_rank: int) -> int:
+    """Whose state all start from. One whose ranks disagree has none, if there is another."""
+    if any(member.tag_quorum_id is None and not member.ranks_disagree for member in members):
+        return at_max[group_rank % len(at_max)]
+    return next((i for i in at_max if not members[i].ranks_disagree), at_max[0])
+
+
+def _behind(members: tuple[Participant, ...], group_rank: int, init_sync: bool) -> list[int]:
+    max_step, at_max = _at_max(members)
+    only_source = _origin(members, at_max, group_rank) if init_sync and max_step == 0 else None
+    return [
+        i
+        for i, member in enumerate(members)
+        if member.step != max_step or (only_source is not None and i != only_source)
+    ]
+
+
+@dataclass(frozen=True, slots=True)
+class Withdrawn:
+    call: int
+
+
+@dataclass(frozen=True, slots=True)
+class QuorumReceived:
+    round: int
+    quorum: Quorum
+    stands: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class JoinFailed:
+    round: int
+    error: LighthouseError
+
+
+@dataclass(frozen=True, slots=True)
+class GroupJoined:
+    """Every rank has asked: join the lighthouse with this, as round `round`. `step` and tag are of the state that the
+    group holds; `works_at` is its step, where it holds an older one."""
+
+    round: int
+    step: int
+    incarnation: int
+    tag_quorum_id: int | None
+    ranks_disagree: bool
+    shrink_only: bool
+    commit_failures: int
+    seen_quorum_id: int
+    deadline_at: float
+    handles: tuple[str, ...]
+    catch_up: bool = False
+    works_at: int | None = None
+    has_source: bool = False
+    compares: bool = False
+    distrust: Distrust | None = None
+    heals_first: bool | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class JoinTakenBack:
+    round: int
+
+
+@dataclass(frozen=True, slots=True)
+class RankAnswered:
+    call: int
+    assignment: Assignment
+    quorum: Quorum
+
+
+@dataclass(frozen=True, slots=True)
+class RankRefused:
+    call: int
+    error: LighthouseError
+
+
+@dataclass(frozen=True, slots=True)
+class RoundAnswered:
+    """All ranks were told: the step under way is `step`, the quorum's max_step: a rank that is behind heals to it."""
+
+    quorum_id: int
+    step: int
+
+
+Event = QuorumRequest | Withdrawn | QuorumReceived | JoinFailed
+Effect = GroupJoined | JoinTakenBack | RankAnswered | RankRefused | RoundAnswered
+
+
+class GatherMachine:
+    """No time passes here: the callers' deadlines end their calls, and the join carries the earliest of them."""
+
+    def __init__(self, wire_id: str, group_world_size: int) -> None:
+        self._wire_id = wire_id
+        self._size = group_world_size
+        self._asks: dict[int, QuorumRequest] = {}
+        self.round = 0  # the number of the last join
+        self.is_joined = False
+        self._last: dict[int, QuorumRequest] = {}
+        self.incarnation = 0
+        self._max_step: int | None = None
+        self._lowest: dict[int, tuple[Tag, int]] = {}  # of the quorums that a rank was answered with that state
+        self._had_peers: bool | None = None  # in the last quorum, these same processes; None: not known
+        self.quorum_id = 0
+        self.step = 0
+        """Of the state that the group holds, or may have come to hold since it joined: no lower one."""
+
+    @property
+    def waiting(self) -> tuple[int, ...]:
+        return tuple(sorted(self._asks))
+
+    @property
+    def asks(self) -> tuple[QuorumRequest, ...]:
+        """Those that wait."""
+        return tuple(self._asks.values())
+
+    def call_of(self, group_rank: int) -> int | None:
+        """The call of a rank that waits."""
+        ask = self._asks.get(group_rank)
+        return None if ask is None else ask.call
+
+    @property
+    def max_step(self) -> int:
+        """The step that the last quorum was formed for."""
+        return self._max_step or 0
+
+    def checkpoint_address(self, group_rank: int, step: int | None) -> str:
+        """Of the rank's last ask. Raises a refusal for a rank that never asked, or is at another step."""
+        check_rank(group_rank, self._size)
+        last = self._last.get(group_rank)
+        if last is None:
+            raise WrongState(f"rank: rank {group_rank} has not asked for a quorum yet; ask again once it has")
+        if step is not None and last.step != step:
+            raise WrongState(f"step: rank {group_rank} is at step {last.step}, not at {step}; ask for a new quorum")
+        return last.checkpoint_address
+
+    def handle(self, event: Event) -> Sequence[Effect]:
+        match event:
+            case QuorumRequest():
+                return self._ask(event)
+            case Withdrawn(call):
+                return self._withdraw(call)
+            case QuorumReceived(number, quorum, stands):
+                return self._receive(quorum, stands) if self.is_joined and number == self.round else []
+            case JoinFailed(number, error):
+                return self.refuse_all(error) if self.is_joined and number == self.round else []
+
+    def _ask(self, ask: QuorumRequest) -> list[Effect]:
+        try:
+            check_rank(ask.group_rank, self._size)
+            self._check_step(ask)
+        except LighthouseError as e:
+            return [RankRefused(ask.call, e)]
+        effects: list[Effect] = []
+        older = self._asks.get(ask.group_rank)
+        if older is not None:
+            effects += [
+                *self._withdraw(older.call),
+                RankRefused(older.call, superseded(ask.group_rank)),
+            ]
+        self._note_worker(ask)
+        self._asks[ask.group_rank] = self._last[ask.group_rank] = ask
+        odd = next((other for other in self._asks.values() if _cannot_meet(ask, other)), None)
+        if odd is not None:
+            return effects + self.refuse_all(steps_differ(ask, odd))
+        return effects + (self._join() if len(self._asks) == self._size else [])
+
+    def _check_step(self, ask: QuorumRequest) -> None:
+        check_count(ask.step, "step")
+        last = self._last.get(ask.group_rank)
+        if last is None or last.rank_incarnation != ask.rank_incarnation:
+            return
+        # What counts is the state that the rank holds: one that catches up works at a later step, and may return. It
+        # may have been told to heal to an older state than its own, and that, where it catches up, some quorums ago.
+        held, was_held = ask.holds.step, last.holds.step
+        since, lowest = self._lowest.get(ask.group_rank, (last.holds, was_held))
+        if held < (min(was_held, lowest) if since == last.holds else was_held):
+            raise InvalidRequest(
+                f"of rank {ask.group_rank} went from {was_held} back to {held}; "
+                "a rank that lost its state restarts, and its group with it",
+                field="step",
+            )
+
+    def _note_worker(self, ask: QuorumRequest) -> None:
+        last = self._last.get(ask.group_rank)
+        if last is not None and last.rank_incarnation != ask.rank_incarnation:
+            self.incarnation += 1
+            if self._had_peers:
+                self._had_peers = None
+            self.step = min(self.step, ask.holds.step)  # a session that opens before the group joins says it
+
+    def _join(self) -> list[Effect]:
+        asks = [self._asks[rank] for rank in sorted(self._asks)]
+        states = {ask.holds for ask in asks}
+        distrust = next((ask.distrust for ask in asks if ask.distrust is not None), None)
+        lags = any(ask.catch_up.held for ask in asks)
+        self.round += 1
+        self.is_joined = True
+        self.step = min(ask.holds.step for ask in asks)
+        return [
+            GroupJoined(
+                round=self.round,
+                step=self.step,
+                incarnation=self.incarnation,
+                tag_quorum_id=asks[0].holds.quorum_id if len(states) == 1 and distrust is None else None,
+                ranks_disagree=len(states) > 1 or distrust is not None,
+                shrink_only=any(ask.shrink_only for ask in asks),
+                commit_failures=max(ask.commit_failures for ask in asks),
+                seen_quorum_id=self.quorum_id,
+                deadline_at=min(ask.deadline_at for ask in asks),
+                handles=tuple(ask.handle for ask in asks),
+                catch_up=all(ask.catch_up.is_wanted for ask in asks),
+                works_at=max(ask.step for ask in asks) if lags else None,
+                has_source=all(ask.catch_up.has_source for ask in asks),
+                compares=all(ask.compares for ask in asks),
+                distrust=distrust,
+                heals_first=_heals_first(asks),
+            )
+        ]
+
+    def _withdraw(self, call: int) -> list[Effect]:
+        rank = next((rank for rank, ask in self._asks.items() if ask.call == call), None)
+        if rank is None:
+            return []
+        del self._asks[rank]
+        if not self.is_joined:
+            return []
+        self.is_joined = False
+        return [JoinTakenBack(self.round)]
+
+    def _receive(self, quorum: Quorum, stands: bool) -> list[Effect]:
+        if quorum.quorum_id < self.quorum_id:
+            return self.refuse_all(_went_back(quorum.quorum_id, self.quorum_id))
+        answers: list[RankAnswered] = []
+        for ask in self._asks.values():
+            assignment = assign(quorum, self._wire_id, ask.group_rank, ask.init_sync, stands=stands)
+            if assignment is None:
+                return self.refuse_all(
+                    InternalError(f"the lighthouse's quorum {quorum.quorum_id} lacks {self._wire_id}")
+                )
+            answers.append(RankAnswered(ask.call, assignment, quorum))
+        self.quorum_id = quorum.quorum_id
+        mine = answers[0].assignment
+        is_behind = mine.heals or mine.place is None
+        is_alone = len(quorum.participants) == 1
+        if not is_behind and (error := self._without_state(is_alone=is_alone)) is not None:
+            return self.refuse_all(error)
+        self._had_peers = not is_alone
+        self._max_step = mine.max_step
+        self._note_lowest(mine.max_step)
+        self._asks = {}
+        self.is_joined = False
+        return [RoundAnswered(quorum.quorum_id, self._max_step), *answers]
+
+    def _without_state(self, *, is_alone: bool) -> LighthouseError | None:
+        """Why the waiting ranks cannot train without healing, if they hold different states, or one holds none."""
+        asks = tuple(self._asks.values())
+        torn = next((ask for ask in asks if ask.distrust is not None), None)
+        odd = torn or next((other for other in asks[1:] if other.holds != asks[0].holds), None)
+        if odd is None:
+            return None
+        had_peers = torn is not None if self._had_peers is None else self._had_peers
+        return no_state(asks[0], odd, may_heal=is_alone and had_peers)
+
+    def _note_lowest(self, max_step: int) -> None:
+        for group_rank, ask in self._asks.items():
+            held, lowest = self._lowest.get(group_rank, (ask.holds, max_step))
+            lowest = min(lowest, max_step) if held == ask.holds else max_step
+            self._lowest[group_rank] = ask.holds, lowest
+            self.step = min(self.step, lowest)
+
+    def refuse_all(self, error: LighthouseError) -> list[Effect]:
+        """Every waiting rank gets `error`."""
+        taken_back: list[Effect] = [JoinTakenBack(self.round)] if self.is_joined else []
+        refused: list[Effect] = [RankRefused(ask.call, error) for ask in self._asks.values()]
+        self._asks = {}
+        self.is_joined = False
+        return taken_back + refused
+
+
+def _heals_first(asks: Sequence[QuorumRequest]) -> bool | None:
+    """None: a rank of the group does not say."""
+    said = [ask.heals_first for ask in asks]
+    return None if None in said else all(said)
+
+
+def _cannot_meet(ask: QuorumRequest, other: QuorumRequest) -> bool:
+    """At different steps; and one of them, being no Agent, could not heal inside its group's step."""
+    return ask.step != other.step and not (ask.rank_incarnation and other.rank_incarnation)
+
+
+def _went_back(received: int, seen: int) -> WrongState:
+    return WrongState(
+        f"quorum_id: the lighthouse answered {received} after {seen}; it has forgotten what it gave out. Ask again: "
+        "it is told the higher id"
+    )
+
+
+# -- grants -------------------------------------------------------------------
+#
+# The manager's half of a standing quorum: it answers its ranks' requests for the next step by itself.
+#
+# It grants step n under quorum q if and only if
+#
+# 1. q stands, and is neither revoked, nor recalled below n;
+# 2. all ranks of the group have committed n - 1 under q, or n is the step that q was formed for;
+# 3. its lease is valid: less than LEASE_SHARE of it has passed since the newest answered heartbeat was sent.
+#
+# The first rank's request decides; the others get the same answer, flagged if the quorum was revoked since: then they
+# run the step and vote no, so that none waits for another. So does one that holds no state any more, where its group
+# is in that step already; else it joins, and heals. While it is recalled, or its lease has run out, ranks wait. It
+# joins only when it was resumed and is past the last step, when it was revoked, or when a step failed; and then it
+# never grants under that quorum again, whatever becomes of the join. Where a rank ends in good order, with all that
+# was committed and nothing begun, the group leaves: the step that it was granted beyond that is given back.
+#
+# A quorum in which a group is told to heal too late is for its first step only: it counts as resumed up to that from
+# the beginning. That group does the step with zeros and votes no, and no peer loses anything by that: it joins as the
+# others do, once all its ranks have voted.
+
+# The lighthouse counts the whole lease from a heartbeat's arrival, so clocks may differ in rate by a tenth.
+LEASE_SHARE = 0.8
+
+
+@dataclass(frozen=True, slots=True)
+class Granted:
+    """`is_first`: no rank has been let into that step before."""
+
+    assignment: Assignment
+    is_first: bool
+
+
+class Wait:
+    """Until the lighthouse has said more."""
+
+
+@dataclass(frozen=True, slots=True)
+class Join:
+    """The lighthouse is to be asked. `gives_up`: the quorum is over by this, for all ranks of the group."""
+
+    gives_up: bool = False
+
+
+class GrantMachine:
+    def __init__(self, wire_id: str, group_world_size: int = 1) -> None:
+        self._wire_id = wire_id
+        self._size = group_world_size
+        self._quorum: Quorum | None = None
+        self._formed_for = 0
+        self._committed = -1
+        self._upto = 0
+        self._assigned: dict[tuple[int, bool], Assignment] = {}
+        self._catching_up: dict[int, CatchUp] = {}
+        self._wants_next = False
+        self._knows_lost = False
+        self._is_revoked_by_order = False
+        self._is_late = False
+        self._voted: set[int] = set()
+        self.mode = HoldState.REVOKED
+        self.granted = 0
+        self.lease_until = 0.0
+        self.renewed_until = 0.0  # by the newest answer to a heartbeat
+        self.given = 0  # steps let in without asking, under any quorum
+
+    @property
+    def held(self) -> HeldQuorum | None:
+        if self._quorum is None:
+            return None
+        return HeldQuorum(self._quorum.quorum_id, self.mode, self.granted, self._wants_next)
+
+    @property
+    def grants(self) -> bool:
+        """It may let ranks into a further step by itself."""
+        return self._quorum is not None and self.mode in (HoldState.STANDING, HoldState.RECALLED, HoldState.RESUMED)
+
+    @property
+    def is_leaving(self) -> bool:
+        """Its ranks have ended in good order, and the quorum is not over yet."""
+        return self._quorum is not None and self.mode is HoldState.LEAVING
+
+    @property
+    def has_done_late_step(self) -> bool:
+        """This group was told to heal too late, has done its part in the step all the same, and asks for the next
+        quorum."""
+        return self._quorum is not None and self._is_late and self.mode is HoldState.JOINING
+
+    def take(self, quorum: Quorum, step: int, *, init_sync: bool = True) -> None:
+        """`quorum` was formed for `step`, and stands."""
+        self._quorum, self._formed_for, self.granted = quorum, step, step
+        self._committed, self._upto = -1, step
+        self._assigned = {}
+        self._catching_up, self._wants_next, self._knows_lost = {}, False, False
+        self._is_revoked_by_order = False
+        mine, self._voted = self._assign(0, init_sync), set()
+        self._is_late = mine.place is None and not (mine.heals or mine.catches_up)
+        self.mode = HoldState.RESUMED if self._is_for_one_step(init_sync) else HoldState.STANDING
+        self.lease_until = self.renewed_until  # an earlier lighthouse may have given a longer lease
+
+    def drop(self) -> None:
+        """The quorum that was assigned now does not stand."""
+        self._quorum = None
+
+    def committed(self, quorum_id: int, step: int) -> None:
+        """All ranks of the group."""
+        if self._quorum is not None and self._quorum.quorum_id == quorum_id:
+            self._committed = max(self._committed, step)
+            self._end_when_done()
+
+    def voted(self, group_rank: int, quorum_id: int | None, step: int) -> bool:
+        """That rank has done its part in the step. Whether it is the last one of a group that was told too late."""
+        if self._quorum is None or (quorum_id, step) != (self._quorum.quorum_id, self.granted):
+            return False
+        self._voted.add(group_rank)
+        return self._is_late and len(self._voted) == self._size
+
+    def ends_by_discard(self, quorum_id: int) -> bool:
+        """Whether a discard under that quorum ends it: a group that was told to heal too late discards its step, while
+        its other ranks may still take part in their peers'."""
+        return self._quorum is not None and self._quorum.quorum_id == quorum_id and not self._is_late
+
+    def renew(self, until: float) -> None:
+        self.renewed_until = until
+        self.lease_until = max(self.lease_until, until)
+
+    def obey(self, order: QuorumOrder) -> bool:
+        """Whether the ranks are to be told that the quorum is revoked."""
+        if self._quorum is None or order.quorum_id != self._quorum.quorum_id:
+            return False
+        if order.phase is QuorumPhase.REVOKED:
+            return self._end(order.lost)
+        if not self.grants:
+            return False
+        match order.phase:
+            case QuorumPhase.RECALLED:
+                self.mode = HoldState.RECALLED
+            case QuorumPhase.RESUMED:
+                self.mode, self._upto = HoldState.RESUMED, order.upto
+                self._end_when_done()
+            case QuorumPhase.NONE | QuorumPhase.RETURNING | QuorumPhase.STANDING:
+                pass
+        return False
+
+    def _end_when_done(self) -> None:
+        """It has done the last step that it may: no peer waits for it any more."""
+        if self.mode is HoldState.RESUMED and self._committed == self.granted >= self._upto:
+            self.mode = HoldState.JOINING
+
+    def _end(self, lost: str) -> bool:
+        """Whether that is news: the end, or which group was lost."""
+        is_over = self.grants or self.is_leaving
+        is_news = is_over or (bool(lost) and not self._knows_lost)
+        self._knows_lost |= bool(lost)
+        self._is_revoked_by_order |= self.grants
+        if is_over:
+            self.mode = HoldState.REVOKED
+        return is_news
+
+    def give_up(self) -> bool:
+        """A step failed, or a rank was lost. Whether that changes anything."""
+        changes = self.grants
+        if changes:
+            self.mode = HoldState.REVOKED
+        return changes
+
+    def leave(self, step: int | None) -> None:
+        """A rank ends in good order, and would have asked for `step` next; None: it is in the middle of one.
+
+        It also does so after the loss of a peer, if it had nothing to do any more: the lighthouse then knows that its
+        script has ended.
+        """
+        has_done_all = self._is_revoked_by_order and self._committed == self.granted
+        may_leave = self._quorum is not None and (self.grants or self.mode is HoldState.JOINING or has_done_all)
+        self._is_revoked_by_order = False
+        if may_leave and self._committed >= self._formed_for and step == self._committed + 1:
+            self.mode, self.granted = HoldState.LEAVING, self._committed
+
+    def decide(self, ask: QuorumRequest, now: float) -> Granted | Wait | Join:
+        if self._quorum is None or self.mode in (HoldState.JOINING, HoldState.LEAVING):
+            return Join()
+        is_repeated = ask.step == self.granted and self._committed < ask.step and ask.commit_failures == 0
+        if is_repeated and (ask.distrust is None or self._size > 1):
+            return self._grant(ask, is_first=False)
+        if self.mode is HoldState.REVOKED:
+            return Join()
+        if self._is_late and ask.group_rank in self._voted:
+            if len(self._voted) < self._size:
+                return Wait()
+            self.mode = HoldState.JOINING
+            return Join()
+        has_failed = ask.commit_failures > 0 or ask.distrust is not None
+        if has_failed or ask.step != self.granted + 1 or self._committed != self.granted:
+            self.mode = HoldState.REVOKED
+            return Join(gives_up=True)
+        if self.mode is HoldState.RECALLED:
+            return Wait()
+        if now >= self.lease_until:
+            return Wait()
+        self.granted = ask.step
+        self.given += 1
+        return self._grant(ask, is_first=True)
+
+    def offer(self, now: float) -> bool:
+        """All ranks have committed the highest granted step: whether they may go on to the next at once."""
+        is_free = self._quorum is not None and self.mode in (HoldState.STANDING, HoldState.RESUMED)
+        if not is_free or self._committed != self.granted or now >= self.lease_until:
+            return False
+        self.granted += 1
+        self.given += 1
+        return True
+
+    def assignment(self, group_rank: int, init_sync: bool) -> Assignment:
+        """What the highest granted step means for a rank: after the step it was formed for, none heals but those that
+        catch up, and these contribute to none."""
+        formed = self._assign(group_rank, init_sync)
+        revoked = self.mode is HoldState.REVOKED
+        if self.granted == self._formed_for:
+            return replace(formed, revoked=revoked)
+        contributors = formed.replica_world_size - len(formed.catching_up)
+        place = formed.replica_rank - sum(rank < formed.replica_rank for rank in formed.catching_up)
+        return replace(
+            formed,
+            max_step=self.granted,
+            max_rank=None if formed.catches_up else place,
+            max_world_size=contributors,
+            contributors=contributors,
+            place=None if formed.catches_up else place,
+            healing=(),
+            tag_quorum_id=formed.quorum_id,
+            heal_from_rank=None,
+            heal_from_address="",
+            other_sources=(),
+            shares_with=(),
+            serve_to=(),
+            commit_failures=0,
+            revoked=revoked,
+        )
+
+    def _assign(self, group_rank: int, init_sync: bool) -> Assignment:
+        """Reckoned once a quorum: it is O(participants), and steps are many."""
+        formed = self._assigned.get((group_rank, init_sync))
+        if formed is None:
+            assert self._quorum is not None
+            formed = assign(self._quorum, self._wire_id, group_rank, init_sync, stands=True)
+            assert formed is not None
+            self._assigned[group_rank, init_sync] = formed
+        return formed
+
+    def _is_for_one_step(self, init_sync: bool) -> bool:
+        assert self._quorum is not None
+        return is_for_one_step(self._quorum, init_sync, self._size)
+
+    def _grant(self, ask: QuorumRequest, *, is_first: bool) -> Granted:
+        assignment = self.assignment(ask.group_rank, ask.init_sync)
+        if assignment.catches_up and self.granted > self._formed_for:
+            self._note_catch_up(ask, is_first)
+        return Granted(assignment, is_first)
+
+    def _note_catch_up(self, ask: QuorumRequest, is_first: bool) -> None:
+        """All ranks hold what they work at, or one of them cannot get there under this quorum: another one is to come.
+        Said until it has."""
+        if is_first:
+            self._catching_up = {}
+        self._catching_up[ask.group_rank] = ask.catch_up
+        if len(self._catching_up) == self._size:
+            lagging = [rank for rank in self._catching_up.values() if rank.held is not None]
+            self._wants_next |= not all(rank.has_source for rank in lagging) or not lagging

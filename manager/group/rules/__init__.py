@@ -1,1 +1,0 @@
-"""The rules of a replica group. No I/O, no clock."""

@@ -1,0 +1,241 @@
+"""The manager's side of its session: hello, heartbeats, joins, and when to give the connection up. No I/O.
+
+What is under way outlives a connection: a join is asked again on the next session, and everything else is a level that
+hello and heartbeats repeat. The lease is counted from when the answered heartbeat was sent.
+
+A heartbeat that is not answered within one and a half intervals makes the session silent: it may be that only this
+connection carries nothing any more. A second connection is then made beside it, and the session moves there once there
+is one; the first one is not closed before the lighthouse has welcomed the second. So a lighthouse that is merely paused
+loses no group: it answers on the first before the second exists, or takes the second in its place. A session without an
+answer for a whole lease is given up: the lighthouse or the way to it is gone.
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from lighthouse_protocol.messages import session
+from lighthouse_protocol.messages.membership import Participant
+from lighthouse_protocol.messages.progress import GroupView, RankView
+from lighthouse_protocol.rules.quorum_change import NamedQuorum, changed
+
+# -- progress -----------------------------------------------------------------
+#
+# When the lighthouse is told where the ranks of the group are. No I/O.
+
+TOLD_S = 0.9  # less than the usual heartbeat interval
+REPEATED_S = 4.0  # less than stall.SILENT_S
+
+
+class ProgressReporter:
+    """When the lighthouse is told where the ranks are: with a heartbeat, if that has changed, and else often enough to
+    show that they live. No step costs a message."""
+
+    def __init__(self, view: Callable[[float], GroupView]) -> None:
+        self._view = view
+        self._told: GroupView | None = None
+        self._told_at = 0.0
+
+    def begin(self) -> None:
+        """To a lighthouse that knows nothing."""
+        self._told = None
+
+    def news(self, now: float) -> GroupView | None:
+        if self._told is not None and now < self._told_at + TOLD_S:
+            return None
+        view = self._view(now)
+        before = self._told.ranks if self._told is not None else ()
+        is_same = [_place(rank) for rank in view.ranks] == [_place(rank) for rank in before]
+        if is_same and (not view.ranks or now < self._told_at + REPEATED_S):
+            return None
+        self._told, self._told_at = view, now
+        return view
+
+
+def _place(rank: RankView) -> tuple[object, ...]:
+    """What of it does not change with time alone."""
+    sample = rank.sample
+    phases = [(phase.name, phase.done) for phase in sample.phases]
+    heal = sample.heal and (sample.heal.number, sample.heal.received, sample.heal.is_over)
+    where = sample.collective, sample.calls, sample.waits_for, sample.at, heal
+    return rank.name, rank.rank_incarnation, sample.step, phases, where
+
+
+FIRST_BEAT_INTERVAL_S = 1.0
+FIRST_LEASE_S = 5.0
+SILENT_AFTER_INTERVALS = 1.5
+_NEWS = (session.HoldState.RECALLED, session.HoldState.LEAVING, session.HoldState.REVOKED)
+
+
+@dataclass(slots=True)
+class _Join:
+    number: int
+    participant: Participant
+    deadline_at: float
+
+
+class SessionMachine:
+    """`report` is read whenever something is sent; `progress`: what heartbeats carry of where the ranks are. `secret`:
+    by it the lighthouse knows this manager again."""
+
+    def __init__(
+        self, report: Callable[[], session.GroupReport], progress: ProgressReporter | None = None, secret: str = ""
+    ) -> None:
+        self._report = report
+        self._secret = secret
+        self._progress = progress
+        self.is_open = False
+        self.lease_s = FIRST_LEASE_S
+        self._interval_s = FIRST_BEAT_INTERVAL_S
+        self._beats = 0
+        self._joins = 0
+        self._sent_at: dict[int, float] = {}
+        self._next_beat_at = 0.0
+        self._heard_at = 0.0
+        self._unheard = 0  # sessions in a row that were opened, and never answered
+        self._is_silent = False  # as it was said last
+        self._told = session.GroupReport()
+        self._entered = (0, 0)  # the quorum that is held, and the step that it began with
+        self._join: _Join | None = None
+        self.known: NamedQuorum | None = None  # the last quorum that was told: of the next one the changes do
+
+    def opened(self, me: Participant, now: float) -> list[session.ToLighthouse]:
+        self.is_open = True
+        self._sent_at = {}
+        self._heard_at = now
+        self._unheard += 1
+        self._is_silent = False
+        if self._progress is not None:
+            self._progress.begin()
+        messages: list[session.ToLighthouse] = [
+            session.Hello(me, self._report(), self._secret),
+            self._beat(now),
+        ]
+        if self._join is not None:
+            messages.append(self._ask(self._join, now))
+        return messages
+
+    def closed(self) -> None:
+        self.is_open = False
+
+    def tick(self, now: float) -> list[session.ToLighthouse]:
+        """A heartbeat, if one is due, or the report has changed in what the lighthouse waits for."""
+        report = self._report()
+        is_due = now >= self._next_beat_at or _is_news(report, self._told) or self._is_first_commit(report.held)
+        return [self._beat(now)] if self.is_open and is_due else []
+
+    def is_given_up(self, now: float) -> bool:
+        return self.is_open and now >= self._heard_at + self.lease_s
+
+    def deadline(self) -> float | None:
+        if not self.is_open:
+            return None
+        moments = [self._next_beat_at, self._heard_at + self.lease_s]
+        return min(moments if self._is_silent else [*moments, self._silent_at])
+
+    def news_of_silence(self, now: float) -> bool | None:
+        """Whether the session is silent, if that has changed; None: it has not."""
+        is_silent = self.is_open and now >= self._silent_at
+        if is_silent is self._is_silent:
+            return None
+        self._is_silent = is_silent
+        return is_silent
+
+    @property
+    def _silent_at(self) -> float:
+        """A lighthouse that answers none of several sessions in a row is given longer each time."""
+        asked_at = next(iter(self._sent_at.values()), math.inf)
+        patience_s = SILENT_AFTER_INTERVALS * self._interval_s * 2 ** max(0, min(self._unheard, 10) - 1)
+        return max(asked_at, self._heard_at) + patience_s
+
+    def welcomed(self, welcome: session.Welcome, now: float) -> None:
+        self._heard_at, self._unheard = now, 0
+        self._interval_s, self.lease_s = welcome.heartbeat_interval_s, welcome.lease_s
+        self._next_beat_at = min(self._next_beat_at, now + self._interval_s)
+
+    def acknowledged(self, ack: session.HeartbeatAck, now: float) -> float | None:
+        """When the answered heartbeat was sent; None for one that was not sent on this connection."""
+        self._heard_at, self._unheard = now, 0
+        self._interval_s = ack.heartbeat_interval_s
+        sent_at = self._sent_at.pop(ack.number, None)
+        for number in [number for number in self._sent_at if number < ack.number]:
+            del self._sent_at[number]
+        return sent_at
+
+    # -- joins
+
+    def join(self, participant: Participant, deadline_at: float, now: float) -> list[session.ToLighthouse]:
+        self._joins += 1
+        self._join = _Join(self._joins, participant, deadline_at)
+        return [self._ask(self._join, now)] if self.is_open else []
+
+    def withdraw(self) -> list[session.ToLighthouse]:
+        join, self._join = self._join, None
+        return [session.WithdrawRequest(join.number)] if join is not None and self.is_open else []
+
+    def is_waiting(self, number: int) -> bool:
+        return self._join is not None and self._join.number == number
+
+    def answered(self, number: int) -> bool:
+        """Whether that join is the one that waits; it waits no more."""
+        is_ours = self.is_waiting(number)
+        if is_ours:
+            self._join = None
+        return is_ours
+
+    def whole(self, told: session.JoinAccepted | session.QuorumChanged) -> session.JoinAccepted | None:
+        """The answer to the join that waits, with the whole quorum. None: a change of another quorum than the one that
+        is held; ask_whole says what to do."""
+        if isinstance(told, session.JoinAccepted):
+            self.known = NamedQuorum.of(told.quorum)
+            return told
+        made = changed(self.known.quorum, told.change) if self.known is not None else None
+        self.known = made
+        if made is None:
+            return None
+        return session.JoinAccepted(told.join, made.quorum, told.stands, told.secret)
+
+    def ask_whole(self, now: float) -> list[session.ToLighthouse]:
+        """The same join once more: a member is told its quorum again, and all of it."""
+        if self._join is None:
+            return []
+        return self.join(self._join.participant, self._join.deadline_at, now)
+
+    def leave(self, reason: str) -> list[session.ToLighthouse]:
+        return [session.Leave(reason)] if self.is_open else []
+
+    # -- within
+
+    def _beat(self, now: float) -> session.Heartbeat:
+        self._beats += 1
+        self._sent_at[self._beats] = now
+        self._next_beat_at = now + self._interval_s
+        self._told = self._report()
+        progress = self._progress.news(now) if self._progress is not None else None
+        return session.Heartbeat(self._beats, self._told, progress)
+
+    def _is_first_commit(self, held: session.HeldQuorum | None) -> bool:
+        """Under its quorum, and the lighthouse has not been told: it knows by that when training goes on."""
+        if held is None:
+            return False
+        if self._entered[0] != held.quorum_id:
+            self._entered = (held.quorum_id, held.granted)
+        told, first = self._told.held, self._entered[1]
+        return held.granted > first and (told is None or (told.quorum_id, told.granted) <= (held.quorum_id, first))
+
+    def _ask(self, join: _Join, now: float) -> session.JoinRequest:
+        held = self.known.digest if self.known is not None else ""
+        return session.JoinRequest(join.number, join.participant, max(0.001, join.deadline_at - now), held)
+
+
+def _is_news(report: session.GroupReport, told: session.GroupReport) -> bool:
+    """Not each grant, nor what the lighthouse has ordered itself or learns from a join: the next heartbeat will do."""
+    held = report.held
+    is_held = held is not None and held.mode in _NEWS and held != told.held
+    is_wanted = _wanted(held) not in (None, _wanted(told.held))
+    return is_held or is_wanted or (report.drains, report.down) != (told.drains, told.down)
+
+
+def _wanted(held: session.HeldQuorum | None) -> int | None:
+    """The quorum that is to be followed by another one."""
+    return held.quorum_id if held is not None and held.wants_next else None

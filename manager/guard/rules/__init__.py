@@ -1,1 +1,0 @@
-"""Exit statuses, commands and output. No I/O."""
