@@ -9,10 +9,10 @@ from typing import Any, Generic, Protocol, Self, TypeVar
 
 from agent_client.restart.interrupter import Interrupter, InterruptibleSection, Interruption
 from agent_client.restart.options import Hook, Options
+from agent_client.restart.process_groups import ProcessGroups
 from agent_client.restart.rules.events import Ended, Run
 from agent_client.restart.run_session import RankEnvironment, RunSession
 from agent_client.restart.store import RestartAbort, State, StoreMixin
-from agent_client.restart.torch_scope import ProcessGroups
 from agent_client.step import stop_signals as at_exit
 from lighthouse_protocol.messages.run import RunCompleted, RunCounters, RunStopped, RunTerms
 from lighthouse_protocol.rules.rate_limits import RestartBudget

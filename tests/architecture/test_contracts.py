@@ -31,7 +31,7 @@ def test_a_copy_is_as_clean_as_the_original(copy: Path) -> None:
     assert done.returncode == 0, done.stdout
 
 
-PURE = "Every folder named rules or messages is pure"
+PURE = "Rules, messages and aggregates are pure"
 DRIVERS = "Every module named driver is free of loop and transport"
 
 
@@ -43,13 +43,13 @@ DRIVERS = "Every module named driver is free of loop and transport"
         ("lighthouse_protocol/messages/membership.py", "import google.protobuf", PURE),
         ("agent_client/healing/rules.py", "import torch", PURE),
         ("lighthouse/job/run_driver.py", "import time", DRIVERS),
-        ("lighthouse/job/roster.py", "import lighthouse.job.forming", "Wings of lighthouse"),
+        ("lighthouse/job/roster.py", "import lighthouse.store.sqlite", "Wings of lighthouse"),
         ("manager/group/driver.py", "import manager.server.daemon", "Wings of manager"),
         ("agent_client/state/tree.py", "import agent_client.step.agent", "Wings of agent_client"),
         ("lighthouse_runtime/net/outbox.py", "import lighthouse_runtime.web.server", "Wings of lighthouse_runtime"),
         ("lighthouse_protocol/messages/run.py", "import lighthouse_protocol.wire.codec", "Wings of lighthouse_proto"),
         ("lighthouse/server/daemon.py", "import manager.group.driver", "Floors"),
-        ("lighthouse/members/__init__.py", "import torch", "No daemon imports torch"),
+        ("lighthouse/job/__init__.py", "import torch", "No daemon imports torch"),
         ("manager/guard/guard.py", "import google.protobuf", "Only lighthouse_protocol.wire knows protobuf"),
         ("lighthouse/cellar/__init__.py", "", "Wings of lighthouse"),
         ("manager/cellar.py", "", "Wings of manager"),
@@ -70,4 +70,4 @@ def test_no_contract_lists_modules_by_hand() -> None:
     """A rule is pure because of its folder: a new one needs no line anywhere."""
     contracts = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["tool"]["importlinter"]["contracts"]
     named = [name for contract in contracts for name in contract.get("source_modules", [])]
-    assert [name for name in named if "." in name.replace("*.", "")] == []
+    assert [name for name in named if "." in name.replace("*.", "").removesuffix(".*")] == []

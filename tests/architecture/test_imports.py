@@ -12,6 +12,9 @@ from tests.docs.pages import REPOSITORY
 
 PACKAGES = ("lighthouse_protocol", "lighthouse_runtime", "lighthouse", "manager", "agent_client")
 MAX_ROOMS = 10
+AGGREGATES = ("lighthouse.job", "manager.group")
+EDGES = {"driver", "run_driver", "incident_driver", "link", "log", "registry"}
+"""The modules of an aggregate that may have I/O."""
 
 
 @pytest.fixture(scope="module")
@@ -29,6 +32,14 @@ def test_no_room_imports_itself_by_a_detour(graph: grimp.ImportGraph, package: s
     for room, imported in imports_of(graph, package):
         rooms[room].add(imported)
     TopologicalSorter(rooms).prepare()
+
+
+@pytest.mark.parametrize("aggregate", AGGREGATES)
+def test_no_rule_of_an_aggregate_imports_its_edges(graph: grimp.ImportGraph, aggregate: str) -> None:
+    edges = {f"{aggregate}.{edge}" for edge in EDGES}
+    rules = graph.find_children(aggregate) - edges
+    assert rules
+    assert [(rule, found) for rule in rules if (found := graph.find_modules_directly_imported_by(rule) & edges)] == []
 
 
 def test_the_lighthouse_has_rooms_that_one_can_count(graph: grimp.ImportGraph) -> None:
