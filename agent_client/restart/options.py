@@ -14,7 +14,7 @@ from typing import Any, Literal, get_args
 from agent_client.errors import ConfigurationError
 from agent_client.restart.rules.events import RankConfig
 from agent_client.restart.store import State
-from agent_client.step.config import Variables
+from agent_client.step.environment import Variables
 from lighthouse_protocol.coordinator import parse_coordinator
 from lighthouse_protocol.identity import group_run
 from lighthouse_protocol.limits import DEFAULT_JOB, DEFAULT_RUN, DEFAULT_STRIDE, MAX_RESTARTS, SECRET_BYTES

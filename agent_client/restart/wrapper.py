@@ -12,7 +12,7 @@ from typing import Any, ParamSpec, TypeVar
 from agent_client.errors import ConfigurationError
 from agent_client.restart.call import CallWrapper, WrappedCall
 from agent_client.restart.options import Launch, Options
-from agent_client.step.config import Variables
+from agent_client.step.environment import Variables
 from lighthouse_protocol.identity import Address
 from lighthouse_protocol.limits import MASTER_PORT, STORE_PORT_OFFSET
 from lighthouse_runtime.process.children import who_listens

@@ -22,7 +22,8 @@ from agent_client.progress.progress import Block
 from agent_client.state.digest import Digests
 from agent_client.state.shards import is_sharded
 from agent_client.state.train_state import Scalers, TrainState
-from agent_client.step.config import DEFAULTS, AgentConfig, AgentOptions, Environment, config_of
+from agent_client.step.config import DEFAULTS, AgentConfig, AgentOptions, config_of
+from agent_client.step.environment import Environment
 from agent_client.step.evaluation import Evaluation, RankRounds, check_equal
 from agent_client.step.internals import ALONE, GroupPlace, Internals, make_parts
 from agent_client.step.observer import give_way

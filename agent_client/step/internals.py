@@ -20,7 +20,8 @@ from agent_client.manager_client.client import ManagerConnection, Presence
 from agent_client.progress.progress import Progress
 from agent_client.progress.trace_file import make_progress
 from agent_client.state.train_state import TrainState
-from agent_client.step.config import AgentConfig, own_host
+from agent_client.step.config import AgentConfig
+from agent_client.step.environment import own_host
 from agent_client.step.rules.machine import StepMachine
 from agent_client.step.rules.world_size import slot_among_all
 from agent_client.step.runner import BackgroundThread, StepRunner

@@ -10,7 +10,7 @@ from typing import Any
 
 from agent_client.manager_client.watch import RankWatch, VoteChannel
 from agent_client.progress.progress import ScriptProgress
-from agent_client.step.config import Environment
+from agent_client.step.environment import Environment
 from agent_client.step.stop_signals import close_at_end
 from lighthouse_runtime.client.clients import ManagerClient
 

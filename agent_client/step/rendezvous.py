@@ -11,7 +11,8 @@ from torch.distributed import PrefixStore, distributed_c10d
 from agent_client.collectives.gloo import GlooGroup
 from agent_client.errors import AgentError
 from agent_client.manager_client.client import Presence
-from agent_client.step.config import AgentConfig, Environment, own_host
+from agent_client.step.config import AgentConfig
+from agent_client.step.environment import Environment, own_host
 from agent_client.step.internals import GroupPlace
 from lighthouse_protocol.coordinator import parse_coordinator
 from lighthouse_protocol.identity import Address, parse_address

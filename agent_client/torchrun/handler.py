@@ -34,7 +34,7 @@ from torch.distributed.elastic.rendezvous import (
 from agent_client.restart.options import NO_NAME
 from agent_client.restart.rules.events import Run
 from agent_client.restart.store import until_set
-from agent_client.step.config import Variables
+from agent_client.step.environment import Variables
 from agent_client.torchrun.node import Node, RoundStore
 from agent_client.torchrun.rules import Options, run_of, terms_of
 from lighthouse_protocol.coordinator import parse_coordinator

@@ -37,7 +37,7 @@ from lighthouse_protocol.rules.access import Role
 from lighthouse_runtime.cli.terminal import printable
 from lighthouse_runtime.client.clients import ManagerClient
 from lighthouse_runtime.process.commands import OLDEST_TORCH, installed_versions
-from lighthouse_runtime.security import serving as certificates
+from lighthouse_runtime.security import certificates
 from lighthouse_runtime.security.credentials import ROLES
 from lighthouse_runtime.security.pinned import connected, shown_certificates
 from lighthouse_runtime.security.serving import with_local_credentials

@@ -25,13 +25,13 @@ from lighthouse_runtime.security.credentials import (
     CertificateFiles,
     Credentials,
     TokenFile,
-    WatchedFile,
     left,
     load_or_make,
     load_or_make_tokens,
     renew_if_due,
 )
 from lighthouse_runtime.security.serving import Serving, note_serving
+from lighthouse_runtime.security.watched_file import WatchedFile
 
 log = logging.getLogger(__name__)
 

@@ -12,7 +12,8 @@ from lighthouse_protocol.rules import access
 from lighthouse_protocol.rules.access import Identities, Principal, Role
 from lighthouse_runtime.net.address import is_own_address
 from lighthouse_runtime.security.audit import Audit
-from lighthouse_runtime.security.credentials import TokenFile, WatchedFile
+from lighthouse_runtime.security.credentials import TokenFile
+from lighthouse_runtime.security.watched_file import WatchedFile
 
 PROXIED = "a proxy"
 LOCAL = Principal("local", frozenset({Role.OPERATE}))

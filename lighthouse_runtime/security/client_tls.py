@@ -13,8 +13,8 @@ from pathlib import Path
 
 from lighthouse_protocol.coordinator import NO_FILES, Coordinator, TlsFiles
 from lighthouse_protocol.refusals import Unreachable
-from lighthouse_runtime.security.credentials import stamp_of
 from lighthouse_runtime.security.pinned import SERVER_NAME, fetch_roots, known_roots, utc_now
+from lighthouse_runtime.security.watched_file import stamp_of
 
 CA_VARIABLE, CERT_VARIABLE, KEY_VARIABLE = "LIGHTHOUSE_TLS_CA", "LIGHTHOUSE_CLIENT_CERT", "LIGHTHOUSE_CLIENT_KEY"
 
@@ -91,7 +91,7 @@ def _has_expired(path: str) -> bool:
     import datetime
 
     try:
-        from lighthouse_runtime.security import serving as certificates
+        from lighthouse_runtime.security import certificates
 
         return certificates.expires_at(Path(path).read_bytes()) < datetime.datetime.now(datetime.UTC)
     except (ImportError, OSError, ValueError):

@@ -17,11 +17,10 @@ import os
 import secrets
 import ssl
 import threading
-import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Generic, TypeVar
+from typing import Any
 
 import grpc
 
@@ -32,55 +31,9 @@ from lighthouse_protocol.rules.access import Principal, Role
 from lighthouse_runtime.log_event import event
 from lighthouse_runtime.process.state_folder import make_private, write_private
 from lighthouse_runtime.security.pinned import SERVER_NAME
+from lighthouse_runtime.security.watched_file import WatchedFile, stamp_of
 
 log = logging.getLogger(__name__)
-
-
-# -- watched file -------------------------------------------------------------
-#
-# A file whose content is read again when it changes, and kept as it was where the new one cannot be used.
-
-T = TypeVar("T")
-
-LOOKED_AT_EVERY_S = 0.5
-
-
-class WatchedFile(Generic[T]):
-    """`read` raises InvalidRequest, as this does when it is made."""
-
-    def __init__(self, path: Path, read: Callable[[], T]) -> None:
-        self._path = path
-        self._read = read
-        self._stamp = stamp_of(path)
-        self._looked_at = time.monotonic()
-        self._value = read()
-        self.error = ""
-        """Why the newest file is not used; what it held before stays valid."""
-
-    @property
-    def value(self) -> T:
-        if time.monotonic() - self._looked_at >= LOOKED_AT_EVERY_S:
-            self.look()
-        return self._value
-
-    def look(self) -> None:
-        """Read the file if it has changed."""
-        self._looked_at = time.monotonic()
-        if (stamp := stamp_of(self._path)) != self._stamp:
-            self._stamp = stamp
-            try:
-                self._value, self.error = self._read(), ""
-            except InvalidRequest as e:
-                self.error = str(e)
-
-
-def stamp_of(path: Path) -> tuple[int, int]:
-    """Another one when the file has changed, by whatever way it is replaced."""
-    try:
-        found = os.stat(path)
-    except OSError:
-        return (0, 0)
-    return (found.st_mtime_ns, found.st_ino)
 
 
 # -- tokens -------------------------------------------------------------------
@@ -208,7 +161,7 @@ def load_or_make(folder: Path, names: Iterable[str]) -> Credentials:
         is_new = not (folder / "ca.pem").exists()
         if is_new:
             _make_tokens(folder)
-            from lighthouse_runtime.security import serving as certificates
+            from lighthouse_runtime.security import certificates
 
             key, pem = certificates.make_ca()
             write_private(folder / "ca.key", key)
@@ -266,7 +219,7 @@ def renew_if_due(credentials: Credentials, names: Iterable[str]) -> bool:
         return False
     if not has_key:
         raise ValueError("server.pem is missing, and so is ca.key, with which a new one could be made")
-    from lighthouse_runtime.security import serving as certificates
+    from lighthouse_runtime.security import certificates
 
     folder = credentials.folder
     key, pem = certificates.make_server(
@@ -384,6 +337,6 @@ def _check_owner(folder: Path) -> None:
 
 def left(certificate: Path) -> datetime.timedelta:
     """Until it expires. Raises OSError, ValueError."""
-    from lighthouse_runtime.security import serving as certificates
+    from lighthouse_runtime.security import certificates
 
     return certificates.expires_at(certificate.read_bytes()) - datetime.datetime.now(datetime.UTC)

@@ -5,7 +5,7 @@ import os
 import pytest
 
 from agent_client.errors import AgentError, ConfigurationError
-from agent_client.step.config import Environment, own_host
+from agent_client.step.environment import Environment, own_host
 
 MANAGED = {"LIGHTHOUSE_MANAGER_ADDRESS": "here:29512"}
 MEETING = {"MASTER_ADDR": "host", "MASTER_PORT": "29500"}

@@ -15,7 +15,7 @@ from torch.distributed import HashStore, distributed_c10d
 from agent_client import Agent, AgentConfig
 from agent_client.errors import AgentError
 from agent_client.step import rendezvous as module
-from agent_client.step.config import Environment
+from agent_client.step.environment import Environment
 from agent_client.step.internals import GroupPlace
 from agent_client.step.rendezvous import rendezvous, wait_for_store
 from examples.ports import free_port

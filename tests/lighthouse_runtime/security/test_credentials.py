@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from lighthouse_protocol.refusals import InvalidRequest
-from lighthouse_runtime.security import serving as certificates
+from lighthouse_runtime.security import certificates
 from lighthouse_runtime.security.credentials import CertificateFiles, Tokens, load_or_make, pin_of, read_pin
 
 

@@ -1,0 +1,119 @@
+"""The environment variables of a rank: ours, torchrun's and torchft's."""
+
+import logging
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from agent_client.errors import ConfigurationError
+from lighthouse_protocol.coordinator import parse_coordinator
+from lighthouse_protocol.limits import MANAGER_SECRET_VARIABLE
+from lighthouse_protocol.refusals import InvalidRequest
+from lighthouse_runtime.net.address import advertised_host, interface_host
+
+log = logging.getLogger(__name__)
+
+_MEETING_PLACE = ("MASTER_ADDR", "MASTER_PORT")
+_INTERFACES = (("GLOO_SOCKET_IFNAME", False), ("NCCL_SOCKET_IFNAME", True))
+"""Each with whether it lists beginnings of names."""
+
+
+@dataclass(frozen=True, slots=True)
+class Variables:
+    """Each method reads the first of several variables that is set and not empty."""
+
+    variables: Mapping[str, str]
+
+    def text(self, *names: str) -> str:
+        return next((self.variables[name] for name in names if self.variables.get(name)), "")
+
+    def number(self, *names: str, least: int = 0) -> int | None:
+        """None: none is set. Raises ConfigurationError, which names the variable; an empty one is no number."""
+        given = [name for name in names if name in self.variables]
+        if not given:
+            return None
+        name = next((name for name in given if self.variables[name]), given[0])
+        text = self.variables[name]
+        if not text.isascii() or not text.isdigit() or int(text) < least:
+            raise ConfigurationError(f"{name}={text!r} is not a number of at least {least}")
+        return int(text)
+
+
+@dataclass(frozen=True, slots=True)
+class Environment:
+    """Where a rank and its manager are."""
+
+    group_rank: int
+    group_world_size: int
+    manager: str = field(repr=False)
+    """The group's manager: host:port, with the group's secret where it has one (Coordinator.join_string). Empty: rank 0
+    starts one, which needs `lighthouse` and `replica_id`."""
+    lighthouse: str
+    replica_id: str
+    attempt: str
+    """The number of this start of the group, so that its ranks do not meet those of an earlier one."""
+    advertise: str | None
+    """Address of this host that the peers can reach."""
+    is_supervised: bool = False
+    """`lighthouse-manager run` has started this rank, or its torchrun; it drains the group before it ends the rank."""
+
+    @classmethod
+    def read(cls, variables: Mapping[str, str] = os.environ) -> "Environment":
+        """Raises ConfigurationError, which names the variable."""
+        reader = Variables(variables)
+        size = reader.number("LIGHTHOUSE_GROUP_WORLD_SIZE", "WORLD_SIZE", least=1) or 1
+        rank = reader.number("LIGHTHOUSE_GROUP_RANK", "RANK") or 0
+        if rank >= size:
+            raise ConfigurationError(f"RANK={rank} is not below WORLD_SIZE={size}; both count in the group")
+        found = cls(
+            group_rank=rank,
+            group_world_size=size,
+            manager=_manager(reader.text("LIGHTHOUSE_MANAGER_ADDRESS"), reader.text(MANAGER_SECRET_VARIABLE)),
+            lighthouse=reader.text("LIGHTHOUSE_ADDRESS", "TORCHFT_LIGHTHOUSE"),
+            replica_id=reader.text("LIGHTHOUSE_MANAGER_REPLICA_ID", "REPLICA_GROUP_ID"),
+            attempt=reader.text("TORCHELASTIC_RESTART_COUNT") or "0",
+            advertise=reader.text("LIGHTHOUSE_MANAGER_ADVERTISE") or None,
+            is_supervised=bool(reader.text("LIGHTHOUSE_INCARNATION")),
+        )
+        if not found.manager and not found.lighthouse:
+            raise ConfigurationError(
+                "neither LIGHTHOUSE_MANAGER_ADDRESS (a running lighthouse-manager) nor LIGHTHOUSE_ADDRESS (rank 0 "
+                "starts a manager for the group) is set"
+            )
+        if not found.manager and not found.replica_id:
+            raise ConfigurationError("REPLICA_GROUP_ID is not set; give each replica group its own name")
+        missing = [name for name in _MEETING_PLACE if not reader.text(name)]
+        if size > 1 and missing:
+            raise ConfigurationError(
+                f"WORLD_SIZE={size} and no {' and no '.join(missing)}: the ranks of a group find each other as under "
+                f"torchrun, by {' and '.join(_MEETING_PLACE)}"
+            )
+        return found
+
+
+def own_host(peer: str, advertise: str | None, variables: Mapping[str, str] = os.environ) -> str:
+    """The address of this host at which the peers reach its gradients (gloo) and its state: `advertise`, or one of the
+    interface that gloo's or NCCL's variable names, or the one that routes to `peer` (host:port).
+
+    Raises ConfigurationError, which names the variable.
+    """
+    try:
+        for variable, by_prefix in _INTERFACES:
+            if not advertise and (wanted := Variables(variables).text(variable)):
+                host = interface_host(wanted, variable, peer, by_prefix=by_prefix)
+                log.info("gradients and heals use address %s (%s=%s)", host, variable, wanted)
+                return host
+        return advertised_host(peer, advertise)
+    except InvalidRequest as e:
+        raise ConfigurationError(str(e)) from None
+
+
+def _manager(address: str, secret: str) -> str:
+    """Where the manager is, as a client of the group reaches it."""
+    if not address or not secret:
+        return address
+    try:
+        place = parse_coordinator(address, "LIGHTHOUSE_MANAGER_ADDRESS", None)
+        return parse_coordinator(place.with_token(secret).join_string(), MANAGER_SECRET_VARIABLE).join_string()
+    except InvalidRequest as e:
+        raise ConfigurationError(str(e)) from None
