@@ -1,4 +1,4 @@
-"""`lighthouse incidents`: what stood still, was lost or restarted, and when training went on."""
+"""Verbs `incidents` and `incident`: the list of incidents, and one incident with its timeline and evidence."""
 
 from collections.abc import Iterator, Sequence
 from datetime import datetime
@@ -36,7 +36,7 @@ def clock(at_unix_s: float) -> str:
 
 
 def _after(seconds: float | None) -> str:
-    """A loss is a matter of milliseconds."""
+    """Format a duration, in milliseconds below a second."""
     if seconds is None:
         return "-"
     return f"{1000 * max(0.0, seconds):.0f}ms" if seconds < 0.9995 else format_duration(seconds)
@@ -56,11 +56,6 @@ _COLUMNS: Sequence[Column[IncidentSummary]] = (
     Column("BACK", lambda i: _after(i.back_s), is_number=True, keep=2),
     Column("WHAT", lambda i: i.text, comfort=36, is_prose=True),
 )
-
-
-# -- incident -----------------------------------------------------------------
-#
-# `lighthouse incident`: all that is known of one.
 
 
 @click.command()
@@ -99,7 +94,7 @@ _FAULTS = {
 
 
 def _story(summary: IncidentSummary) -> list[tuple[float, str]]:
-    """In the order in which it happened."""
+    """Return the events of an incident as (Unix time, text), in order."""
     is_of_run = summary.kind in (IncidentKind.RESTART, IncidentKind.EXIT)
     formed = "generation" if is_of_run else "quorum"
     happened = [

@@ -1,4 +1,4 @@
-"""`lighthouse token`: the join strings of the lighthouse on this host, and new tokens for it."""
+"""`lighthouse token`: print the join strings of the lighthouse on this host, or rotate its tokens."""
 
 import getpass
 from pathlib import Path
@@ -84,7 +84,11 @@ def token(
 
 
 def _serving(port: int, folder: Path | None, journal: Path | None, *, make: bool) -> Serving:
-    """Raises InvalidRequest."""
+    """Find the credentials folder.
+
+    Raises:
+        InvalidRequest: If no lighthouse on this host fits the options.
+    """
     found = find_serving(port)
     if folder is None and journal is None and found is not None:
         return found
@@ -102,13 +106,13 @@ def _serving(port: int, folder: Path | None, journal: Path | None, *, make: bool
         )
     if found is not None and found.credentials == folder:
         return found
-    if not (folder / "ca.pem").exists():  # as a lighthouse with --tls-cert makes it
+    if not (folder / "ca.pem").exists():  # a lighthouse with --tls-cert creates such a folder
         return Serving("", folder, has_own_pki=True)
     return Serving(read_pin(folder), folder)
 
 
 def _elsewhere() -> str:
-    """The ports that may be meant."""
+    """Return a hint at the ports of this host's other lighthouses, or an empty string."""
     ports = served_ports()
     if not ports:
         return ""
