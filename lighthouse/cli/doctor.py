@@ -68,7 +68,7 @@ def gather(given: Coordinator, ask: AskStatus, timeout_s: float) -> Facts:
     open_addresses = [a for a, place in zip(coordinator.addresses, places, strict=True) if not place.error]
     certificate, asked = None, None
     if open_addresses:
-        showing = Reading("certificate", lambda: _shown(open_addresses[0], coordinator, timeout_s), limit_s)
+        showing = Reading("certificate", lambda: _shown_certificate(open_addresses[0], coordinator, timeout_s), limit_s)
         asked = _ask(str(coordinator), ask, limit_s)
         certificate = _read_certificate(showing)
     status = None if asked is None else asked.status
@@ -112,10 +112,10 @@ def _ask(address: str, ask: AskStatus, limit_s: float) -> Asked:
     return Asked(address, began_at, time.time(), status, refusal)
 
 
-def _shown(address: Address, coordinator: Coordinator, timeout_s: float) -> Certificate | None:
+def _shown_certificate(address: Address, coordinator: Coordinator, timeout_s: float) -> Certificate | None:
     """Return the lighthouse's certificate, or None without TLS or if the handshake fails.
 
-    The status request then fails, too, and its error has the reason.
+    If the handshake fails, the status request fails as well and reports the reason.
     """
     if not coordinator.has_tls:
         return None

@@ -35,7 +35,7 @@ def clock(at_unix_s: float) -> str:
     return datetime.fromtimestamp(at_unix_s).astimezone().strftime("%Y-%m-%d %H:%M:%S")
 
 
-def _after(seconds: float | None) -> str:
+def _short_duration(seconds: float | None) -> str:
     """Format a duration, in milliseconds below a second."""
     if seconds is None:
         return "-"
@@ -51,9 +51,9 @@ _COLUMNS: Sequence[Column[IncidentSummary]] = (
     Column("JOB", lambda i: i.job, keep=4, comfort=12, tells_apart=True),
     Column("NOTICED AT", lambda i: clock(i.opened_unix_s), keep=0),
     Column("KIND", lambda i: i.kind.value, lambda i: "yellow" if i.kind is IncidentKind.STALL else "red", keep=1),
-    Column("NOTICED", lambda i: _after(i.noticed_s), is_number=True, keep=0),
-    Column("RECOVERED", lambda i: _after(i.step_s), _style, is_number=True, keep=3),
-    Column("BACK", lambda i: _after(i.back_s), is_number=True, keep=2),
+    Column("NOTICED", lambda i: _short_duration(i.noticed_s), is_number=True, keep=0),
+    Column("RECOVERED", lambda i: _short_duration(i.step_s), _style, is_number=True, keep=3),
+    Column("BACK", lambda i: _short_duration(i.back_s), is_number=True, keep=2),
     Column("WHAT", lambda i: i.text, comfort=36, is_prose=True),
 )
 
@@ -77,7 +77,7 @@ def lines_of(incident: Incident, width: int) -> Iterator[Text]:
     yield from wrapped(title, width)
     yield from wrapped(Text(printable(summary.text), style="red"), width)
     yield Text()
-    for after_s, what in _story(summary):
+    for after_s, what in _timeline(summary):
         first, *more = wrapped(Text(printable(what)), width - 12)
         yield Text.assemble(f"{after_s:+10.2f}s ", first)
         for line in more:
@@ -93,7 +93,7 @@ _FAULTS = {
 }
 
 
-def _story(summary: IncidentSummary) -> list[tuple[float, str]]:
+def _timeline(summary: IncidentSummary) -> list[tuple[float, str]]:
     """Return the events of an incident as (Unix time, text), in order."""
     is_of_run = summary.kind in (IncidentKind.RESTART, IncidentKind.EXIT)
     formed = "generation" if is_of_run else "quorum"

@@ -34,7 +34,7 @@ class Column(Generic[T]):
     keep: int | None = None  # columns with the lowest number are omitted first; None keeps the column
     comfort: int | None = None  # width to which the column is cut before others are omitted
     tells_apart: bool = False  # shown only if rows differ in it
-    is_prose: bool = False  # cut at its end, not in the middle  # cut at its end, not in the middle
+    is_prose: bool = False  # cut at its end, not in the middle
 
     def lines(self, rows: Sequence[T]) -> list[Text]:
         return [Text(self.title, "bold"), *(Text(printable(self.text(row)), self.style(row)) for row in rows)]
@@ -95,7 +95,7 @@ def cut(text: str, width: int) -> str:
 
 
 def share(budget: int, wants: Sequence[int]) -> list[int]:
-    """Divide `budget` evenly, and give what one part does not need to the others."""
+    """Divide `budget` evenly among `wants`; what one of them does not need goes to the others."""
     given = [0] * len(wants)
     left, remaining = max(0, budget), len(wants)
     for index in sorted(range(len(wants)), key=wants.__getitem__):

@@ -136,7 +136,7 @@ def _all(facts: Facts) -> Iterator[Finding]:
     yield _versions(facts)
     if asked is not None and asked.status is not None:
         yield _store(asked.status.store)
-        yield from _heard(asked.status)
+        yield from _sessions(asked.status)
         yield from _managers(facts.managers)
 
 
@@ -274,7 +274,7 @@ def _store(store: StoreStatus) -> Finding:
     return Finding("store", Level.OK, f"the lighthouse writes to its {store.kind}, term {store.term}")
 
 
-def _heard(status: LighthouseStatus) -> Iterator[Finding]:
+def _sessions(status: LighthouseStatus) -> Iterator[Finding]:
     """Check the managers' sessions.
 
     The lighthouse reaches a manager over the session that the manager has opened, so a heartbeat proves both

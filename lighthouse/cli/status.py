@@ -127,7 +127,7 @@ class Screen:
 
 @dataclass(frozen=True, slots=True)
 class _Block:
-    """Block of a job or a run."""
+    """Lines about a job or a run, with a table that can be shortened."""
 
     head: list[Text]
     rows: int  # rows that the table could have below `head`
@@ -199,7 +199,7 @@ def watch(given: ClientOptions, interval: float, count: int | None) -> None:
     """
     poll = Poll(given)
     try:
-        with _orderly_leave() as check:
+        with _restoring_terminal() as check:
             _show(poll, Rhythm(interval, count, check), given.output)
     except KeyboardInterrupt:
         return
@@ -294,11 +294,11 @@ class _JsonLines:
 
 
 @contextmanager
-def _orderly_leave() -> Generator[Callable[[], None], None, None]:
+def _restoring_terminal() -> Generator[Callable[[], None], None, None]:
     """Restore the terminal even if a signal ends the process.
 
     A signal handler raises KeyboardInterrupt or SystemExit. Code that swallows exceptions (a finalizer, a gRPC
-    callback) may suppress it, so the caller must call the yielded function now and then: it raises the exception again.
+    callback) may suppress it, so the caller must call the yielded function regularly: it raises the exception again.
     """
     told: list[int] = []
 

@@ -101,7 +101,7 @@ def _serving(port: int, folder: Path | None, journal: Path | None, *, make: bool
     elif not (folder / FILE).exists():
         raise InvalidRequest(
             f"no credentials in {folder}: this user has not run a lighthouse for other hosts on port {port}; "
-            f"{_elsewhere()}start it (lighthouse serve), run this as its user, set --credentials, or use --make",
+            f"{_other_ports_hint()}start it (lighthouse serve), run this as its user, set --credentials, or use --make",
             field="--credentials",
         )
     if found is not None and found.credentials == folder:
@@ -111,7 +111,7 @@ def _serving(port: int, folder: Path | None, journal: Path | None, *, make: bool
     return Serving(read_pin(folder), folder)
 
 
-def _elsewhere() -> str:
+def _other_ports_hint() -> str:
     """Return a hint at the ports of this host's other lighthouses, or an empty string."""
     ports = served_ports()
     if not ports:

@@ -401,7 +401,7 @@ class LighthouseService:
             "Status": Method(lighthouse_pb2.LighthouseStatusRequest, self.status_rpc),
             "Kill": Method(lighthouse_pb2.LighthouseKillRequest, self.kill),
             "Drain": Method(lighthouse_pb2.LighthouseDrainRequest, self.drain),
-            "Session": Stream(SESSION_REQUESTS, self.session, self._lighten),
+            "Session": Stream(SESSION_REQUESTS, self.session, self._limit_progress),
             **(more or {}),
         }
         torchft: dict[str, Entry] = {
@@ -505,7 +505,7 @@ class LighthouseService:
         try:
             participant, time_left_s = read(), call.require_deadline()
             driver = self._enter(participant.replica_id, call)
-        except LighthouseError as e:  # the driver counts the refusals of its job
+        except LighthouseError as e:  # only these: the driver counts the refusals of its job
             self._counters.refused(e)
             raise
         return (await self._answer(driver, participant, time_left_s)).quorum
@@ -522,7 +522,7 @@ class LighthouseService:
         name, told = read_identity(wire_id, incarnation)
         self._jobs.get_reported(job_of(call, replica_id=name)).beat(name, told)
 
-    def _lighten(self, request: lighthouse_pb2.SessionRequest, call: Call) -> None:
+    def _limit_progress(self, request: lighthouse_pb2.SessionRequest, call: Call) -> None:
         """Drop the ranks' progress, which only displays need, from a heartbeat of an address above its limit."""
         ranks = len(request.heartbeat.progress.ranks)
         if ranks and not self._peers.may_take(call.peer, Resource.RANKS_SHOWN, ranks):

@@ -468,5 +468,5 @@ def _operation(change: Change) -> Json:
 
 
 def was_written(batch: Batch, leader: KeyValue | None) -> bool:
-    """Return whether an earlier attempt has written the batch, after its guards did not hold."""
+    """Return whether the guards failed because an earlier attempt has already written the batch."""
     return leader is not None and leader.create_revision == batch.revision and leader.version == batch.version + 1

@@ -45,7 +45,7 @@ class FileLock:
         name_by = time.monotonic() + NAME_WAIT_S
         while not self._try():
             holder = self._read()
-            if _is_there(holder) or time.monotonic() >= name_by:
+            if _may_be_alive(holder) or time.monotonic() >= name_by:
                 raise WrongState(
                     f"--journal: {self._path} is held by {_describe(holder)}. "
                     "A journal belongs to one lighthouse: stop that one, or name another file by --journal"
@@ -110,7 +110,7 @@ def _is_name_of(path: Path, fd: int) -> bool:
         return False
 
 
-def _is_there(holder: dict[str, object]) -> bool:
+def _may_be_alive(holder: dict[str, object]) -> bool:
     """Return whether the named holder may be alive; on another host it always may."""
     pid = holder.get("pid")
     if not isinstance(pid, int) or holder.get("host") != socket.gethostname():

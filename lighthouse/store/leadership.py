@@ -355,21 +355,21 @@ class Candidate:
                 if event.number != self._asked:
                     return ()
                 self._asked = None
-                return self._go_on(event, now)
+                return self._proceed(event, now)
 
-    def _go_on(
+    def _proceed(
         self, event: LeaderRead | LeaseGranted | ClaimWon | ClaimLost | RecordsLoaded, now: float
     ) -> Sequence[Effect]:
         match event:
             case LeaderRead(_, None):
-                return (*self._know(None), GrantLease(self._ask(now), self._config.ttl_s))
+                return (*self._set_leader(None), GrantLease(self._ask(now), self._config.ttl_s))
             case LeaderRead(_, leader):
                 if leader is None or leader.candidate != self._config.name:
-                    return self._know(leader)
-                # The key of an own leadership that has ended: the store has not yet processed the revocation, or a late
-                # renewal arrived.
+                    return self._set_leader(leader)
+                # The key is left from an earlier leadership of this candidate: the revocation has not arrived, or a
+                # late renewal has prolonged the lease.
                 again = (RevokeLease(self._ended_lease),) if self._ended_lease is not None else ()
-                return (*self._know(None), *again)
+                return (*self._set_leader(None), *again)
             case LeaseGranted(_, lease, ttl_s):
                 self._role, self._lease, self._has_claimed = Role.CAMPAIGNING, lease, False
                 self._fence_at = self._asked_at + FENCE_SHARE * ttl_s
@@ -379,9 +379,9 @@ class Candidate:
                 return (Claim(self._ask(now), lease),)
             case ClaimWon(_, revision, term):
                 self._revision, self._term, self._has_claimed = revision, term, True
-                return (*self._know(None), LoadRecords(self._ask(now)))
+                return (*self._set_leader(None), LoadRecords(self._ask(now)))
             case ClaimLost(_, leader):
-                return (*self._end("another lighthouse was first", now), *self._know(leader))
+                return (*self._end("another lighthouse was first", now), *self._set_leader(leader))
             case RecordsLoaded():
                 self._role = Role.LEADING
                 return (LeadershipBegan(self._term, self._revision),)
@@ -394,7 +394,7 @@ class Candidate:
     def _answered(self, now: float) -> None:
         self._store_error, self._answered_at = "", now
 
-    def _know(self, leader: Leader | None) -> Sequence[Effect]:
+    def _set_leader(self, leader: Leader | None) -> Sequence[Effect]:
         if leader == self._leader:
             return ()
         self._leader = leader
@@ -414,11 +414,11 @@ class Candidate:
             self._asked = None
             if self._lease is not None:
                 effects = self._end(reason, now)
-                if self._has_claimed:  # unreadable records are so for the next leader, too
+                if self._has_claimed:  # if the records cannot be read, leave the next attempt to another
                     self._next_at = now + self._config.ttl_s
                 return effects
             # The last known leader may have changed in the meantime.
-            return self._know(None) if now - self._answered_at >= self._config.ttl_s else ()
+            return self._set_leader(None) if now - self._answered_at >= self._config.ttl_s else ()
         self._renewals.pop(number, None)
         return ()
 

@@ -117,7 +117,7 @@ class EvidenceCollector:
             return RankEvidence(group_rank, missing=(why,))
         async with asyncio.TaskGroup() as looks:
             outside = looks.create_task(self._look_at(replace(watch.hello, offer=None), _is_in_reach(watch)))
-            own = looks.create_task(self._own(watch, outside))
+            own = looks.create_task(self._self_report(watch, outside))
         found, said = outside.result(), own.result()
         by_signal = await self._by_signal(watch, found, began_at) if not said.stacks else ProcessSnapshot()
         stacks = said.stacks or by_signal.stacks
@@ -148,7 +148,7 @@ class EvidenceCollector:
         again = await self._look_at(watch.hello, _is_in_reach(watch))
         return replace(again, missing=tuple(why for why in again.missing if why.startswith("stacks: ")))
 
-    async def _own(self, watch: Watch, outside: "asyncio.Task[ProcessSnapshot]") -> SelfReport:
+    async def _self_report(self, watch: Watch, outside: "asyncio.Task[ProcessSnapshot]") -> SelfReport:
         """Request the rank's own report, without waiting for a stopped process."""
         if not watch.is_open:
             return _silent("its watch has ended")
@@ -172,7 +172,7 @@ class EvidenceCollector:
 
 
 def _is_in_reach(watch: Watch) -> bool:
-    """Return whether the process is on this host, with the same pid here."""
+    """Return whether the process runs on this host, in a namespace where its pid is valid."""
     return watch.is_local and watch.hello.pid > 0
 
 

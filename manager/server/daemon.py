@@ -149,7 +149,7 @@ class ManagerDaemon:
         """
         config = self._config
         self._store_address = config.store if config.store != "auto" else await self._start_store()
-        # gRPC starts after the fork that starts the store, because it does not survive a fork
+        # Start gRPC only now: it does not survive the fork that starts the store.
         self._link = LighthouseLink(self._client, str(config.coordinator), self._search)
         me = Participant(config.replica_id, group_world_size=config.group_world_size, continues=config.continue_)
         timers = SuspensionTimers(asyncio.get_running_loop())

@@ -37,7 +37,7 @@ log = logging.getLogger(__name__)
 REFLECTED = ("manager.v1.ManagerService", "torchft.ManagerService")
 MAX_CHECKPOINT_ADDRESS_CHARS = 4096
 TO_RANKS = Frames(WATCH_RESPONSES.write)
-ACTS = frozenset({Role.OPERATE})  # act for the group; a peer must authenticate as one
+ACTS = frozenset({Role.OPERATE})  # role of the group's own callers; others must prove that they are peers
 
 T = TypeVar("T")
 

@@ -109,7 +109,7 @@ class WorkerHosts:
         self._check(entry)
         host = entry.node_rank
         self._enter(host, sender)
-        watch = asyncio.create_task(self._keep(host, sender))
+        watch = asyncio.create_task(self._send_heartbeats(host, sender))
         try:
             async for message in requests:
                 self._heard_at[host] = asyncio.get_running_loop().time()
@@ -148,7 +148,7 @@ class WorkerHosts:
             log.warning("lost host %d", host, extra=event("host_lost", host=host))
             self._tell(HostLost(host, "its supervisor disconnected"))
 
-    async def _keep(self, host: int, sender: Sender) -> None:
+    async def _send_heartbeats(self, host: int, sender: Sender) -> None:
         while asyncio.get_running_loop().time() < self._heard_at[host] + SILENCE_S:
             sender.send(NODE_RESPONSES.write(hosts.HostHeartbeat()))
             await asyncio.sleep(BEAT_S)
@@ -248,8 +248,7 @@ class HeadHost:
                 self._guard,
                 config.store_python,
                 settings.chosen_store_port,
-                # Without an address for others, the ranks connect over loopback and must not be reachable from other
-                # hosts.
+                # Listen on all addresses if peers on other hosts connect. The group's own ranks use loopback.
                 LOOPBACK if resolves_to_loopback(config.advertised_host()) and settings.master_addr is None else "",
                 f"{config.replica_id}/store",
                 lambda why: self._feed(events.EndAsked(1, why)),

@@ -206,7 +206,7 @@ class LocalHost:
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """Settings of one `lighthouse-manager run`."""
+    """Settings of one `lighthouse-manager run`, and factory of the parts that use them."""
 
     config: ManagerConfig
     settings: SupervisorConfig

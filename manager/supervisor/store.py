@@ -62,7 +62,7 @@ class SupervisedStore:
         self._guard.start(self._command, self._ended)
 
     def stop(self) -> None:
-        """Stop restarting it; the process ends with the guard."""
+        """Disable restarts; the store's process ends with the guard."""
         self._is_over = True
 
     def _ended(self, ended: Ended) -> None:

@@ -111,7 +111,7 @@ class HeadLink:
             await self.host.idle()
 
     def _receive(self, stream: HostStream, message: hosts.ToHost) -> None:
-        self._expect(stream)
+        self._watch_silence(stream)
         match message:
             case hosts.HostWelcome():
                 self.host = self.host or self._make_host(message)
@@ -146,7 +146,7 @@ class HeadLink:
             stream.send(hosts.HostHeartbeat())
             asyncio.get_running_loop().call_later(BEAT_S, self._beat, stream)
 
-    def _expect(self, stream: HostStream) -> None:
+    def _watch_silence(self, stream: HostStream) -> None:
         """Cancel the stream if host 0 is silent for SILENCE_S."""
         loop = asyncio.get_running_loop()
         self._heard_at = loop.time()

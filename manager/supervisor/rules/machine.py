@@ -140,7 +140,7 @@ class SupervisorMachine:
             return []
         if not self._missing_since and not self._ready:
             self._missing_since = dict.fromkeys(range(self._layout.hosts), now)
-        return [*self._dispatch(event, now), *self._go_on(now)]
+        return [*self._dispatch(event, now), *self._advance(now)]
 
     def tick(self, now: float) -> Sequence[events.Effect]:
         if self.is_over:
@@ -150,10 +150,10 @@ class SupervisorMachine:
         if late and self._ending is None:
             why = f"host {late[0]} of the group was missing for {self._host_timeout_s:g} s"
             effects += self._fail(why, now)
-        return [*effects, *self._go_on(now)]
+        return [*effects, *self._advance(now)]
 
     def deadline(self) -> float | None:
-        """Return when to call `tick` next, or None."""
+        """Return when to call `tick` next, or None if no timer is needed."""
         if self.is_over or self._ending is not None:
             return None
         starts = [unit.starts_at for unit in self.units if unit.phase is Phase.WAITING and self._has_hosts(unit)]
@@ -296,7 +296,7 @@ class SupervisorMachine:
         by_host = self._by_host(unit.running)
         return [events.Halt(host, ranks, grace_s) for host, ranks in by_host]
 
-    def _go_on(self, now: float) -> list[events.Effect]:
+    def _advance(self, now: float) -> list[events.Effect]:
         """Start the units that may start, and check whether the group has ended."""
         for unit in self.units:
             if unit.phase is Phase.STOPPING and not unit.running:
@@ -304,9 +304,9 @@ class SupervisorMachine:
             if self._completed and not unit.running:
                 unit.phase = Phase.DONE
         if self._ending is not None:
-            return [] if self.running else self._be_over(self._ending.status, self._ending.why)
+            return [] if self.running else self._finish(self._ending.status, self._ending.why)
         if all(unit.phase is Phase.DONE for unit in self.units):
-            return self._be_over(0, self._completed or "all ranks are done")
+            return self._finish(0, self._completed or "all ranks are done")
         return [effect for unit in self.units if self._may_start(unit, now) for effect in self._start(unit, now)]
 
     def _may_start(self, unit: Unit, now: float) -> bool:
@@ -325,6 +325,6 @@ class SupervisorMachine:
         hosts = sorted({self._layout.host_of(rank) for rank in among})
         return [(host, tuple(rank for rank in self._layout.ranks_of(host) if rank in among)) for host in hosts]
 
-    def _be_over(self, status: int, why: str) -> list[events.Effect]:
+    def _finish(self, status: int, why: str) -> list[events.Effect]:
         self.is_over = True
         return [events.SupervisionEnded(status, why)]

@@ -52,7 +52,7 @@ class Restart:
 
 @dataclass(frozen=True, slots=True)
 class Exclude:
-    """The host is excluded from the run."""
+    """Decision to exclude a host from the run; the group ends."""
 
     host: int
     reason: str
@@ -60,7 +60,7 @@ class Exclude:
 
 @dataclass(frozen=True, slots=True)
 class GiveUp:
-    """The group ends."""
+    """Decision to end the group."""
 
     reason: str
     is_for_all: bool  # the whole run stops, not only this group
@@ -163,13 +163,13 @@ class Report:
         self._excluded: HostExcluded | None = None
         self.is_open = False
         self._losses: deque[ProcessLost] = deque(maxlen=MAX_KEPT_LOSSES)
-        self._told: deque[tuple[float, ProcessLost]] = deque(maxlen=MAX_KEPT_LOSSES)
+        self._sent: deque[tuple[float, ProcessLost]] = deque(maxlen=MAX_KEPT_LOSSES)
         self._refused_since: float | None = None
 
     def is_final(self, error: LighthouseError, now: float) -> bool:
         """Return whether a refusal by the lighthouse is final.
 
-        A duplicate name is not, for DUPLICATE_TIMEOUT_S.
+        A duplicate name becomes final after DUPLICATE_TIMEOUT_S, when the predecessor's stream should have ended.
         """
         if not isinstance(error, DuplicateReplica):
             return True
@@ -187,8 +187,8 @@ class Report:
     def ended(self, now: float) -> None:
         """Close the stream, and queue again the losses that may not have arrived."""
         self.is_open = False
-        doubtful = [lost for told_at, lost in self._told if told_at >= now - DOUBT_S]
-        self._told.clear()
+        doubtful = [lost for sent_at, lost in self._sent if sent_at >= now - DOUBT_S]
+        self._sent.clear()
         self._losses = deque((*doubtful, *self._losses), maxlen=MAX_KEPT_LOSSES)
 
     def lose(self, lost: ProcessLost, now: float) -> None:
@@ -209,4 +209,4 @@ class Report:
         while self.is_open and self._losses:
             lost = self._losses.popleft()
             self._send(lost)
-            self._told.append((now, lost))
+            self._sent.append((now, lost))
