@@ -217,7 +217,7 @@ def _is_loopback(bind: str) -> bool:
 
 
 def _audit_path(config: LighthouseConfig) -> Path | None:
-    """Return the audit log's path, next to the credentials or the journal, or None if nothing is kept."""
+    """Return the audit log's path, next to the credentials or the journal, or None if no files are kept."""
     if config.asks_for_tls or not (_is_loopback(config.bind) and _is_loopback(config.http)):
         return config.credentials_folder().parent / "audit.jsonl"
     if config.journal == "none" or (config.journal is None and not split_bind(config.bind, "--bind")[1]):

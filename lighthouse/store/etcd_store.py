@@ -294,7 +294,7 @@ class EtcdStore:
             )
 
     def begin(self, term: int, revision: int) -> None:
-        """Begin to accept changes; `revision` is that at which this process created the leader's key."""
+        """Begin to accept changes, guarded by the leader's key that this process created at `revision`."""
         self.term, self._revision, self._version = term, revision, 1
         self._is_leading = True
 

@@ -93,7 +93,7 @@ _OS_REMEDIES = {
 
 @dataclass(frozen=True, slots=True)
 class Head:
-    """The row of the journal as a whole."""
+    """Row of values that concern the whole journal."""
 
     term: int
     forgotten_id: int  # highest quorum id of all jobs without a row

@@ -103,7 +103,11 @@ def _check(torchrun: Torchrun | None, settings: SupervisorConfig, config: Manage
 
 
 def _group_secret(config: ManagerConfig, settings: SupervisorConfig) -> str:
-    """Return the secret that the hosts of the group share; a single host without one draws a new one."""
+    """Return the secret that all hosts of the group share.
+
+    It comes from the environment, or is derived from a join token. A single host draws a random one. Without any of
+    these it is empty, which is allowed only if the hosts connect over loopback.
+    """
     try:
         secret = secret_from()
     except InvalidRequest as e:

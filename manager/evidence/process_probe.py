@@ -274,7 +274,7 @@ def _look(pid: int, started: int, offer: EvidenceOffer) -> ProcessSnapshot:
 
 
 async def _last(lines: Awaitable[tuple[str, ...] | None]) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Return the lines, and the reasons why they are missing."""
+    """Return the rank's last lines, or no lines and the reason."""
     try:
         async with asyncio.timeout(OUTPUT_WITHIN_S):
             output = await lines

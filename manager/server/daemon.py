@@ -198,7 +198,7 @@ class ManagerDaemon:
             self._end(MISCONFIGURED)
 
     def _is_loopback_at_home(self) -> bool:
-        """Return whether this host's names resolve to loopback addresses on this host."""
+        """Return whether the advertised host or the store's host resolves to loopback; only this host can tell."""
         hosts = {self._host, parse_address(self._store_address, "--store").host}
         return any(map(resolves_to_loopback, hosts))
 
@@ -207,7 +207,7 @@ class ManagerDaemon:
         return AsyncLighthouseClient(coordinator, job=self._config.job)
 
     def ranks_started(self, group_ranks: Sequence[int] | None) -> None:
-        """Expect new processes of these ranks, or of all lost ranks if None. Called by the supervisor."""
+        """Report that the supervisor has started these ranks, or all lost ranks if None."""
         if self._driver is not None:
             self._driver.ranks_started(group_ranks)
 

@@ -262,7 +262,7 @@ class WorkerHost:
         self._end(over, self._launch.settings.termination_grace_s)
 
     def _end(self, over: GroupEnded, grace_s: float) -> None:
-        """End this host. The first reason counts; a later call can only shorten the grace."""
+        """Stop this host's ranks, then end. The first reason counts; later calls can shorten the grace period."""
         if self._head.host is not None:
             self._head.host.halt(self._head.host.running, grace_s)
         self._ending = self._ending or asyncio.create_task(self._finish(over), name="end")
