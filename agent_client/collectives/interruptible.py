@@ -144,8 +144,8 @@ class InterruptibleWork(Work):
             backend: Backend that runs it.
             connections: Connections of the backend.
             waiter: Completes the future.
-            is_sliced: Whether a wait may be divided into slices. For a message, gloo treats the end of a short wait as a
-                failure of the group.
+            is_sliced: Whether a wait may be divided into slices. For messages, gloo treats the end of a short wait as
+                a failure of the group.
         """
         super().__init__()
         self._work = work

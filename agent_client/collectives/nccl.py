@@ -33,7 +33,7 @@ log = logging.getLogger(__name__)
 
 DUMP = "TORCH_NCCL_DUMP_ON_TIMEOUT"
 QUIET = {
-    "TORCH_NCCL_ASYNC_ERROR_HANDLING": "0",  # other values end the process; torch requires 0 for groups that are aborted
+    "TORCH_NCCL_ASYNC_ERROR_HANDLING": "0",  # other values end the process, and aborts require 0
     DUMP: "0",  # the monitor ignores failures
     "TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC": "0",  # a quarter of the watchdog's sleep
 }

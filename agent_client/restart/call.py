@@ -1,7 +1,7 @@
 """One call of a wrapped function: its attempts in turn, until all ranks have finished or the run is stopped.
 
-`WrappedCall` runs the attempts, interrupts them, and cleans up between two of them. The numbers of the attempts come
-from the lighthouse (rank_thread.py), or from `LocalAttempts`, which counts the faults of this process alone.
+`WrappedCall` runs the attempts, interrupts them, and cleans up between two of them. Attempts get
+their numbers from the lighthouse (rank_thread.py) or from `LocalAttempts`, which counts the faults of this process.
 `CallWrapper` is what the function receives.
 """
 

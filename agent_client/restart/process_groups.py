@@ -1,8 +1,8 @@
 """Process groups of a wrapped function, which can be aborted from another thread.
 
 A function often waits in C code for a peer that has died, where no exception reaches it. Aborting its process groups
-ends such waits. Covered are all groups that torch.distributed makes while the function runs (torch_scope.py), and those
-of agent_client. torch is only looked at if the script has loaded it.
+ends such waits. Covered are all groups that torch.distributed makes while the function runs (torch_scope.py), and the
+groups of agent_client. torch is never imported here.
 """
 
 import contextlib

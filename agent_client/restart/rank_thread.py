@@ -1,7 +1,6 @@
 """Threads of a rank in a run: `DriverThread` runs the machine, and `RankThread` connects it to the wrapped function.
 
-Only the driver's thread touches the driver. Other threads put their events into its inbox. Each stream has a thread
-that reads it.
+The driver belongs to its thread. Other threads put their events into its inbox. A separate thread reads each stream.
 
 `fork_and_monitor` is here as well. It puts a plain script under a supervisor.
 """

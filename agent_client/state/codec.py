@@ -30,7 +30,7 @@ MAX_HEADER_BYTES = 64 * 2**20
 CHUNK_BYTES = 2**19
 """Number of bytes that are copied and then added to the checksum, while they are still in a core's cache."""
 PIECE_BYTES = 4 * 2**20
-"""Number of bytes of a tensor that one checksum covers."""
+"""Number of tensor bytes per checksum."""
 PREFIX = struct.Struct(">8sIQ")
 CHECKSUM_BYTES = 8
 """XXH3 with 64 bits: a CRC would take longer than the transfer over a fast network."""
@@ -80,7 +80,7 @@ class Encoding:
                 return
 
     def checksums(self) -> Iterator[bytes]:
-        """Yield the checksum of each piece. Each is computed once, however many readers there are."""
+        """Yield the checksum of each piece. Each is computed only once."""
         begins = ((it, first) for it in self._tensors for first in range(0, max(it.nbytes, 1), PIECE_BYTES))
         for piece, (tensor, first) in enumerate(begins):
             if piece not in self._checksums:
@@ -265,8 +265,8 @@ def decode(
         length: Announced number of bytes, of which exactly that many are read. Without it the source must end with the
             state.
         chunk_bytes: Size of a read.
-        expect: Called with the layout of the state before any tensor is read: tensors on the meta device, bytes empty. Its
-            exception ends the decoding.
+        expect: Called with the layout of the state before any tensor is read: tensors on the meta device, bytes empty.
+            Its exception ends the decoding.
 
     Raises:
         CorruptState: The bytes are not a valid state.

@@ -30,7 +30,7 @@ class Shards:
         """Find the meshes.
 
         Args:
-            parameters: The optimizer's parameters and the model's. After an FSDP forward pass the model's may be unsharded.
+            parameters: Parameters of optimizer and model. After an FSDP forward pass the model's may be unsharded.
         """
         sharded: list[Any] = [parameter for parameter in parameters if is_sharded(parameter)]
         self._meshes: list[DeviceMesh] = list(dict.fromkeys(parameter.device_mesh for parameter in sharded))

@@ -68,11 +68,11 @@ class TrainState:
         self.others = others
         self.standing: dict[str, Stateful] = {}
         self.stands_still = True
-        """Whether the parameters stay unchanged from a step's quorum to its vote, so that a peer may read them in place."""
+        """False if parameters move between a step's quorum and its vote, so that no peer may read them in place."""
         self.moves_in_forward = False
-        """Whether the forward pass moves parameters. It must then wait until this step's state is copied for a peer."""
+        """True if the forward pass moves parameters. It must then wait until this step's state is copied for a peer."""
         self._marks: list[tuple[Tensor, int, int]] = []
-        """Version and address of each parameter when the step began. They change with in-place writes and new memory."""
+        """Version and address of each parameter when the step began. In-place writes and new memory change them."""
         self._samples: list[tuple[Tensor, Tensor]] = []
         """Elements of parameters that no optimizer moves, when the step began. Only in the first steps."""
         self._steps_begun = 0
@@ -322,12 +322,12 @@ class Scalers:
 
     @property
     def may_skip(self) -> bool:
-        """Whether a scaler may skip steps whose gradients are not finite."""
+        """True if a scaler may skip steps whose gradients are not finite."""
         return any(isinstance(each, torch.amp.GradScaler) and each.is_enabled() for each in self.state.others.values())
 
     @property
     def have_moved(self) -> bool:
-        """Whether a scaler has changed since the step began, as it does when it skips the step."""
+        """True if a scaler has changed since the step began, as it does when it skips the step."""
         return any(self.state.others[name].state_dict() != begun for name, begun in self._begun.items())
 
     def take_back(self) -> None:

@@ -1,11 +1,11 @@
 """torchrun's RendezvousHandler, implemented over the lighthouse.
 
-- A round of torchrun is a generation of an elastic run, and a node is a rank of that run. The lighthouse knows nodes by
-  their streams, so it notices a dead node within milliseconds, and no node keeps data for the others.
+- A round of torchrun is a generation of an elastic run, and a node is a rank of that run. Each node has a stream to the
+  lighthouse, which therefore notices a dead node within milliseconds. No node keeps data for the others.
 - Each round has its own store on the node of its rank 0. That node publishes the address in the keys of the generation.
   So no node contacts the store of a dead node, and no key of an earlier round is found.
 - torchrun's agents read `num_nodes_waiting` each time they check their workers (--monitor-interval). It becomes 1 as
-  soon as the round is over.
+  soon as the round has ended.
 """
 
 import functools
@@ -88,7 +88,7 @@ class LighthouseRendezvous(RendezvousHandler):
 
     @property
     def use_agent_store(self) -> bool:
-        """Whether workers use the store of the round (not TORCH_DISABLE_SHARE_RDZV_TCP_STORE)."""
+        """True if workers use the store of the round, unless TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1."""
         return os.getenv("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "0") != "1"
 
     def next_rendezvous(self) -> RendezvousInfo:
@@ -122,7 +122,7 @@ class LighthouseRendezvous(RendezvousHandler):
             )
 
     def num_nodes_waiting(self) -> int:
-        """Return 1 if the round is over, otherwise 0.
+        """Return 1 if the round has ended, otherwise 0.
 
         The next round forms as soon as all nodes have stopped their workers.
         """
@@ -171,7 +171,7 @@ class LighthouseRendezvous(RendezvousHandler):
     # -- a round
 
     def _meet(self, node: Node, told: Run, ends_at: float) -> RendezvousInfo | None:
-        """Connect to the round's store. Return None if the round or the time is over first."""
+        """Connect to the round's store. Return None if the round or the time limit ends first."""
         store = self._serve(node, told) if told.rank == 0 else None
         while store is None and not node.is_over and time.monotonic() < ends_at:
             store = self._connect(node, told, ends_at)

@@ -86,7 +86,7 @@ class Node:
 
     @property
     def is_over(self) -> bool:
-        """Whether the current round is over because a node was lost, has failed, or wants to join.
+        """True if the current round has ended because a node was lost, has failed, or wants to join.
 
         The end of the whole run does not count: it lets the other nodes finish.
         """
@@ -102,7 +102,7 @@ class Node:
 
     @property
     def is_over_by_failure(self) -> bool:
-        """Whether the round ended because workers failed, on any node."""
+        """True if the round has ended because workers failed, on any node."""
         return self._round is not None and self._failure >= self._round.number
 
     # -- requests
@@ -196,7 +196,7 @@ class RoundOver(DistStoreError):
 
 
 class RoundStore(Store):
-    """Passes calls on to `inner` until the round is over. Agents exchange their ranks here."""
+    """Passes calls on to `inner`. Waits end when the round ends. Agents exchange their ranks here."""
 
     def __init__(self, inner: Store, is_over: Callable[[], bool]) -> None:
         super().__init__()

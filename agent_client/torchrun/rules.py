@@ -1,6 +1,6 @@
 """Options of `--rdzv-conf`, and the terms of the run. No I/O.
 
-Names and defaults are those of torchrun's own backend where it has them.
+Names and defaults are the same as in torchrun's own backend, as far as it has these options.
 """
 
 import dataclasses

@@ -141,7 +141,7 @@ class RankMachine:
 
         Args:
             entry: First greeting of this process.
-            config: Time limits. Default: those of RankConfig.
+            config: Time limits, or None for the defaults.
         """
         self.config = config or RankConfig()
         self.phase = RankPhase.IDLE
@@ -165,12 +165,12 @@ class RankMachine:
 
     @property
     def has_lighthouse(self) -> bool:
-        """Whether the lighthouse has accepted the stream."""
+        """True if the lighthouse has accepted the stream."""
         return self._stream.since is None
 
     @property
     def has_ended(self) -> bool:
-        """Whether the rank sends and receives nothing more. Its function may still be ending."""
+        """True once the rank sends and receives nothing more. Its function may still be ending."""
         return self.outcome is not None
 
     # -- events and time
