@@ -1,4 +1,7 @@
-"""Observe a rank whose script has no Agent: report its position to the manager. The script itself does not change."""
+"""Observation of a rank whose script has no Agent.
+
+The rank reports its position to the manager. The script needs a call of `observe` at most.
+"""
 
 import importlib
 import logging
@@ -57,7 +60,7 @@ def observe() -> None:
 
 
 def give_way() -> None:
-    """Something else tells where this rank is: its Agent, or its wrapped function's session."""
+    """Stop observing, because the Agent or a wrapped function's session reports the position of this rank."""
     global _is_told
     with _lock:
         _is_told = True
@@ -67,13 +70,13 @@ def give_way() -> None:
 
 
 class Observer:
-    """Waits for the manager on a thread of its own."""
+    """Connects to the manager and reports, on a separate thread."""
 
     def __init__(self, environment: Environment) -> None:
         self.pid = os.getpid()
         self._environment = environment
         self._closed = threading.Event()
-        self._manager: Any = None  # the process, if this rank has started it
+        self._manager: Any = None  # process of the manager, if this rank has started it
         self._thread = threading.Thread(target=self._run, name="lighthouse observer", daemon=True)
         self._thread.start()
         close_at_end(self, is_of_process=True)
@@ -93,7 +96,7 @@ class Observer:
             log.warning("this rank cannot be observed: `lighthouse ranks` will not show it", exc_info=True)
 
     def _follow(self, address: str) -> None:
-        """A manager that has ended may be started again."""
+        """Keep a watch open, also after a restart of the manager."""
         with ManagerClient(address) as client:
             watch = RankWatch(
                 client,
@@ -111,7 +114,10 @@ class Observer:
             watch.close(None)
 
     def _meet(self) -> str:
-        """The address of the manager that rank 0 starts, by the store of the script's own group; empty at the end."""
+        """Return the address of the manager that rank 0 starts, from the store of the script's process group.
+
+        Returns an empty text if the observer closes first.
+        """
         while (store := _script_store()) is None:
             if self._closed.wait(RETRY_S):
                 return ""
@@ -120,15 +126,18 @@ class Observer:
 
             self._manager, address = start_manager(self._environment)
             store.set(MANAGER_KEY, address)
-        while not store.check([MANAGER_KEY]):  # get() would keep the script from its store
+        while not store.check([MANAGER_KEY]):  # get() would block the store for the script
             if self._closed.wait(RETRY_S):
                 return ""
         return store.get(MANAGER_KEY).decode()
 
 
 def _script_store() -> Any:
-    """Of its own process group; None: it has made none. torch is not imported for that; where the script is just
-    importing it, that is waited for, since a module that is half imported lacks what is asked of it."""
+    """Return the store of the script's process group, or None if there is none.
+
+    torch is not imported here. If the script is importing it right now, wait for that: a module that is half imported
+    lacks the functions used here.
+    """
     if TORCH_GROUPS not in sys.modules:
         return None
     module: Any = importlib.import_module(TORCH_GROUPS)
