@@ -153,7 +153,7 @@ class FaultTolerance:
         return DistributedDataParallel(prepared, self.agent, find_unused_parameters=unused)
 
     def _maybe_log_save_evaluate(self, *args: Any, **kwargs: Any) -> None:
-        """Not after a discarded step, whose number has been seen already."""
+        """Log, save and evaluate, unless the step was discarded and its number has been seen before."""
         if self.agent.was_committed:
             super()._maybe_log_save_evaluate(*args, **kwargs)
         else:

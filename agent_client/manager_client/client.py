@@ -242,10 +242,10 @@ class ManagerConnection:
         self._watch = RankWatch(self._client, group_rank, rank_incarnation, self._votes, *callbacks, progress)
         self._waits = WaitLog(group_rank, self._waiting_for)
         self._returns_within_s = returns_within_s
-        self._gone_since: float | None = None
+        self._lost_since: float | None = None
         self._has_reported = False
         self.asks_ahead = True  # a vote asks for the next step's grant
-        self._told: PendingVote | None = None
+        self._unanswered: PendingVote | None = None
         self._granted: Assignment | None = None
         self._has_answered = False
 
@@ -262,7 +262,7 @@ class ManagerConnection:
             step: As in Leaving.
         """
         self._watch.is_closing = True
-        told, self._told = self._told, None
+        told, self._unanswered = self._unanswered, None
         if told is not None:
             with suppress(LighthouseError):
                 self._votes.result(told, COUNTED_BEFORE_CLOSE_S)
@@ -302,7 +302,7 @@ class ManagerConnection:
             LighthouseError: As in ManagerClient.quorum.
         """
         self._watch.check_group()
-        self._settle()
+        self._await_unanswered()
         granted, self._granted = self._granted, None
         if granted is not None and granted.max_step == step and commit_failures == 0:
             return granted
@@ -328,7 +328,7 @@ class ManagerConnection:
             log.warning("this rank stops training: %s", e)
             self._watch.wait_ended(STAYS_AFTER_DRAIN_S)
             raise GroupDrained(str(e)) from None
-        self._has_answered, self._gone_since = True, None
+        self._has_answered, self._lost_since = True, None
         return answer
 
     def vote(self, step: int, vote: bool, *, quorum_id: int | None, timeout_s: float) -> bool:
@@ -339,27 +339,27 @@ class ManagerConnection:
         Raises:
             LighthouseError: The manager refuses the vote, is lost, or has not answered in time.
         """
-        return self._learn(self._send(PendingVote(step, vote, quorum_id, time.monotonic() + timeout_s)))
+        return self._await_decision(self._send(PendingVote(step, vote, quorum_id, time.monotonic() + timeout_s)))
 
     def tell(self, step: int, *, quorum_id: int | None, timeout_s: float) -> None:
         """Send a yes without waiting, when it already decides the step.
 
         The vote is binding like any other. The next request for a quorum waits for its answer.
         """
-        self._told = self._send(PendingVote(step, True, quorum_id, time.monotonic() + timeout_s))
+        self._unanswered = self._send(PendingVote(step, True, quorum_id, time.monotonic() + timeout_s))
 
-    def _settle(self) -> None:
+    def _await_unanswered(self) -> None:
         """Collect the answer to `tell`. It cannot change the decision, but may bring the next grant."""
-        told, self._told = self._told, None
+        told, self._unanswered = self._unanswered, None
         if told is None:
             return
         try:
-            if not self._learn(told):
+            if not self._await_decision(told):
                 log.warning("step %d: the vote came too late: the manager already considered this rank lost", told.step)
         except LighthouseError as e:
             log.warning("step %d: the manager did not accept the vote: %s", told.step, e)
 
-    def _learn(self, vote: PendingVote) -> bool:
+    def _await_decision(self, vote: PendingVote) -> bool:
         backoff_s = FIRST_BACKOFF_S
         while True:
             try:
@@ -373,7 +373,7 @@ class ManagerConnection:
                 backoff_s = min(MAX_BACKOFF_S, 2 * backoff_s)
                 self._send(vote)
             else:
-                self._granted, self._gone_since = answer.next, None
+                self._granted, self._lost_since = answer.next, None
                 return answer.commit
 
     def _send(self, vote: PendingVote) -> PendingVote:
@@ -426,9 +426,9 @@ class ManagerConnection:
 
     def _is_given_up(self) -> bool:
         now = time.monotonic()
-        if self._gone_since is None:
-            self._gone_since = now
-        return now - self._gone_since >= self._returns_within_s
+        if self._lost_since is None:
+            self._lost_since = now
+        return now - self._lost_since >= self._returns_within_s
 
     def _waiting_for(self) -> str:
         """Describe the wait as reported by the manager, or report that the manager does not answer."""

@@ -166,13 +166,13 @@ class RankWatch:
         self._on_group_lost = on_group_lost
         self._progress = progress
         self._is_observer = is_observer
-        self._looks = self_report.SelfReporter()
+        self._reporter = self_report.SelfReporter()
         self._stream: Watch | None = None
         self._has_opened = threading.Event()
         self._has_ended = threading.Event()
         self._is_released = False
         self._revoked: dict[int, Revoked] = {}
-        self._is_told = threading.Condition()
+        self._changed = threading.Condition()
         self._why_group_lost: str | None = None
 
     def ensure_open(self, *, wait_for_ready: bool) -> None:
@@ -211,8 +211,8 @@ class RankWatch:
         if self.is_open:
             stream.send(Leaving(step))
             stays_s = 0.0 if self._is_observer else RELEASED_WITHIN_S
-            with self._is_told:
-                self._is_told.wait_for(lambda: self._is_released or self._has_ended.is_set(), stays_s)
+            with self._changed:
+                self._changed.wait_for(lambda: self._is_released or self._has_ended.is_set(), stays_s)
             stream.end()
             self._has_ended.wait(LEFT_WITHIN_S)
         stream.cancel()
@@ -237,11 +237,11 @@ class RankWatch:
         Returns:
             The message, or None if none arrives within `within_s` or the watch ends first.
         """
-        with self._is_told:
-            self._is_told.wait_for(lambda: self._has_ended.is_set() or self._names(quorum_id), within_s)
-        return self._revoked[quorum_id] if self._names(quorum_id) else None
+        with self._changed:
+            self._changed.wait_for(lambda: self._has_ended.is_set() or self._names_lost_group(quorum_id), within_s)
+        return self._revoked[quorum_id] if self._names_lost_group(quorum_id) else None
 
-    def _names(self, quorum_id: int) -> bool:
+    def _names_lost_group(self, quorum_id: int) -> bool:
         told = self._revoked.get(quorum_id)
         return told is not None and bool(told.lost)
 
@@ -265,9 +265,9 @@ class RankWatch:
             reason = str(e)
         self._votes.end(Unreachable(reason))
         self.waiting_for = ""
-        with self._is_told:
+        with self._changed:
             self._has_ended.set()
-            self._is_told.notify_all()
+            self._changed.notify_all()
         self._has_opened.set()
         if not self.is_closing:
             if self.is_drained:
@@ -285,14 +285,14 @@ class RankWatch:
             log.exception("cannot report the progress of this rank")
             return None
 
-    def _note(self, revoked: Revoked) -> None:
+    def _record_revoke(self, revoked: Revoked) -> None:
         """Record a revoke. The message that names the lost group may arrive after a first revoke of the same quorum."""
-        with self._is_told:
+        with self._changed:
             if revoked.lost or revoked.quorum_id not in self._revoked:
                 self._revoked[revoked.quorum_id] = revoked
             while len(self._revoked) > REVOKED_KEPT:
                 del self._revoked[next(iter(self._revoked))]
-            self._is_told.notify_all()
+            self._changed.notify_all()
 
     def _take(self, message: ToRank, stream: Watch) -> None:
         match message:
@@ -307,7 +307,7 @@ class RankWatch:
                     stream.repeat(self._sample, SAMPLED_EVERY_S)
                 self._has_opened.set()
             case Revoked(quorum_id, reason):
-                self._note(message)
+                self._record_revoke(message)
                 self._on_revoked(quorum_id, reason)
             case RankGone(_, reason):
                 self._why_group_lost = reason
@@ -316,12 +316,12 @@ class RankWatch:
             case Waiting(reason):
                 self.waiting_for = reason
             case Released():
-                with self._is_told:
+                with self._changed:
                     self._is_released = True
-                    self._is_told.notify_all()
+                    self._changed.notify_all()
             case EvidenceAsked(number):
                 stream.repeat_now()  # the decision about this rank needs its present position
-                self._looks.answer(number, stream.send)
+                self._reporter.answer(number, stream.send)
             case Killed(reason):
                 log.error("killed by the manager: %s", reason)
                 sys.stdout.flush()

@@ -56,7 +56,7 @@ class DriverThread:
         open_stream: Callable[[], Stream],
         function: driver.Function,
         failed: Callable[[InternalError], None],
-        hear: Callable[[ToRunRank, Stream], None] = lambda message, stream: None,
+        on_message: Callable[[ToRunRank, Stream], None] = lambda message, stream: None,
         before_each: Callable[[], None] = lambda: None,
     ) -> None:
         """Prepare the thread; `start` starts it.
@@ -66,13 +66,13 @@ class DriverThread:
             open_stream: Opens a stream to the lighthouse.
             function: Called on the driver's thread.
             failed: Called with the error if the driver's thread fails, which is a defect.
-            hear: Called with each message on the thread that reads it, before the driver receives it.
+            on_message: Called with each message on the thread that reads it, before the driver receives it.
             before_each: Called before the driver receives an event.
         """
         self.driver = driver.RankDriver(machine, time.monotonic, self._connect, function)
         self._open_stream = open_stream
         self._failed = failed
-        self._hear = hear
+        self._receive = on_message
         self._before_each = before_each
         self._inbox: queue.SimpleQueue[events.RankEvent | _Sign] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._live, name="lighthouse-rank", daemon=True)
@@ -119,7 +119,7 @@ class DriverThread:
         error: LighthouseError | None = None
         try:
             for message in stream:
-                self._hear(message, stream)
+                self._receive(message, stream)
                 self._inbox.put(events.MessageReceived(session, message))
         except LighthouseError as e:
             error = e
@@ -137,15 +137,15 @@ class RankThread:
     """Context manager around a rank's part in its run; leaving it leaves the run."""
 
     def __init__(self, machine: RankMachine, open_stream: Callable[[], Stream], interrupter: Interrupter) -> None:
-        self._thread = DriverThread(machine, open_stream, self, self._failed, self._hear, self._tell_steps)
+        self._thread = DriverThread(machine, open_stream, self, self._failed, self._receive, self._report_steps)
         self._interrupter = interrupter
         self._verdicts: queue.SimpleQueue[events.Run | events.Ended] = queue.SimpleQueue()
         self._ended: events.Ended | None = None
         self._over = -1
         self._running = -1
         self._step = 0
-        self._steps_told = 0
-        self._told_at = 0.0
+        self._steps_reported = 0
+        self._reported_at = 0.0
         self._progress = Progress()  # of the function in this generation
         self._sampled_at = 0.0
         self._reporter = SelfReporter()
@@ -185,8 +185,8 @@ class RankThread:
         self._step = self._step + 1 if step is None else max(self._step, step)
         self._progress.step(self._progress.number + 1 if step is None else step)
         now = time.monotonic()
-        if now - self._told_at >= REPORT_INTERVAL_S:
-            self._told_at = now
+        if now - self._reported_at >= REPORT_INTERVAL_S:
+            self._reported_at = now
             self._thread.put(events.StepDone(self._step))
 
     def is_over(self, number: int) -> bool:
@@ -199,12 +199,12 @@ class RankThread:
         self.end(events.Ended(error))
         self.interrupt(str(error))
 
-    def _tell_steps(self) -> None:
-        if self._step > self._steps_told:
-            self._steps_told = self._step
+    def _report_steps(self) -> None:
+        if self._step > self._steps_reported:
+            self._steps_reported = self._step
             self._thread.driver.feed(events.StepDone(self._step))
 
-    def _hear(self, message: ToRunRank, stream: Stream) -> None:
+    def _receive(self, message: ToRunRank, stream: Stream) -> None:
         if isinstance(message, EvidenceAsked):
             stream.send(RankHeartbeat(progress=self._progress.sample()))  # the judgement needs its present position
             self._reporter.answer(message.number, stream.send)

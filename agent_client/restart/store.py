@@ -151,7 +151,7 @@ class StoreMixin:
         Args:
             kind: Kind of the key.
             name: Name of the key.
-            generation: An earlier generation, or None for this one. The lighthouse keeps the newest few with keys.
+            generation: An earlier generation, or None for this one. The lighthouse keeps only the newest few.
 
         Raises:
             UnknownName: The key was not set in that generation.

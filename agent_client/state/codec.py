@@ -221,7 +221,6 @@ class _Reader:
         self.consumed = 0
 
     def fill(self, buffer: memoryview, checksum: xxh3_64) -> None:
-        """Fill `buffer` completely."""
         filled = 0
         while filled < len(buffer):
             count = self._source.readinto(buffer[filled : filled + self._chunk_bytes])
@@ -242,7 +241,6 @@ class _Reader:
         return b"".join(pieces)
 
     def check(self, checksum: xxh3_64, what: str) -> None:
-        """Read the sender's checksum and compare it."""
         if self.take(CHECKSUM_BYTES, xxh3_64()) != checksum.digest():
             raise CorruptState(f"the checksum of {what} is wrong: damaged in transit, or changed while it was sent")
 

@@ -242,7 +242,7 @@ def _leaves(node: State, path: tuple[Any, ...]) -> Iterator[tuple[tuple[Any, ...
 
 
 def _empty(size: list[int], chunk: Chunk) -> torch.Tensor:
-    """Make a tensor with the strides of a clone of `chunk`, or, in another size, with its order of dimensions."""
+    """Make an empty tensor with the strides of a clone of `chunk`. For another size, keep its order of dimensions."""
     dtype = DTYPES[chunk.dtype]
     if size == chunk.size and 0 not in size:
         elements = 1 + sum((length - 1) * stride for length, stride in zip(size, chunk.stride, strict=True))

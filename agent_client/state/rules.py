@@ -57,7 +57,7 @@ def common_interval(told: Sequence[int]) -> int:
 
 
 def differs(own: Digest, told: Sequence[Digest | None]) -> bool:
-    """Check whether `own`, which does not take part in the judgement, differs from the right digest."""
+    """Check whether `own`, which is not among the digests in `told`, differs from the right one."""
     wrong = outliers(told)
     right = next((digest for place, digest in enumerate(told) if digest is not None and place not in wrong), own)
     return own != right

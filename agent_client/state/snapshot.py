@@ -34,7 +34,7 @@ def empty_bytes(size: int) -> torch.Tensor:
 
 
 def copy_of(tensor: torch.Tensor) -> torch.Tensor:
-    """Return a copy on the CPU with separate memory. `tensor` needs no gradient."""
+    """Return a copy on the CPU with separate memory. `tensor` must not require a gradient."""
     if tensor.nbytes < HUGE_PAGE_BYTES or tensor.is_conj() or tensor.is_neg():
         return tensor.to("cpu", copy=True)
     return with_layout(empty_bytes(tensor.nbytes), tensor.dtype, tensor.shape, kept_strides(tensor)).copy_(tensor)

@@ -131,7 +131,7 @@ class Agent:
         """Done when the quorum is known, its process group exists and a peer's state has arrived."""
         self._parts: list[StepPart] = []
         self._on_commit: list[Callable[[int], object]] = []
-        self._untold: int | None = None
+        self._uncalled_commit: int | None = None
         """Committed step whose callbacks have not been called."""
         self._began_late = False
         self._begun_version = 0
@@ -334,7 +334,7 @@ class Agent:
         return self._data_uses.report(self.batches_committed * self.group_world_size)
 
     def _data_use(self) -> DataUse | None:
-        """The same for `lighthouse status`."""
+        """Return the data report for `lighthouse status`."""
         report = self.data_report()
         if not report:
             return None
@@ -594,7 +594,7 @@ class Agent:
             reduce_again()
         for part in self._parts:
             part.settle(is_committed=is_committed)
-        self._untold = self._machine.step if is_committed else None
+        self._uncalled_commit = self._machine.step if is_committed else None
         if is_committed:
             self._note_data()
         if self._began_late and self._machine.was_told_late:
@@ -775,7 +775,7 @@ class Agent:
     @never_compiled
     def tell_commit(self) -> None:
         """Call the functions of `on_commit` once, after the last committed step is applied. For optimizers."""
-        step, self._untold = self._untold, None
+        step, self._uncalled_commit = self._uncalled_commit, None
         if step is not None:
             for callback in self._on_commit:
                 callback(step)
@@ -821,7 +821,6 @@ class Agent:
         return self.internals.asks_late or machine.may_heal or machine.tag_quorum_id is None or self.catches_up
 
     def _begin_with_state(self) -> None:
-        """Begin the step with the present state."""
         if self._catch_up is not None:
             self._catch_up.begin_step()
         self.state.begin_step()
@@ -901,7 +900,7 @@ class Agent:
         part.order.sync(step=machine.step, ended=machine.ended, was_committed=machine.was_committed)
 
     def _discard_redrawn(self) -> bool:
-        """Handle a batch that is drawn again in its step. Return whether that step was left out."""
+        """Discard the step if a batch that is drawn again shows that the script has left it out. Return whether it has."""
         for part in self._parts:
             self._sync_order(part)
         if not any(part.order.has_reduced for part in self._parts):

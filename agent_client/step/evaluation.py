@@ -50,7 +50,7 @@ class RankRounds:
         Args:
             what: Name for errors.
             within_s: Time limit of each exchange.
-            may_begin: Whether the first step allows it, before it has reduced anything.
+            may_begin: Whether to allow a round inside the first step, before it has reduced anything.
 
         Raises:
             EvaluationInterrupted: There is no quorum.

@@ -56,8 +56,6 @@ ALONE = GroupPlace()
 
 @dataclass(frozen=True, slots=True)
 class AgentParts:
-    """The parts of an Agent."""
-
     host: str
     """Address of this host that the peers can reach."""
     machine: StepMachine

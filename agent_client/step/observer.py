@@ -27,7 +27,7 @@ CLOSED_WITHIN_S = 2.0
 
 _lock = threading.Lock()
 _present: "Observer | None" = None
-_is_told = False
+_is_superseded = False
 
 
 def observe() -> None:
@@ -55,15 +55,15 @@ def observe() -> None:
     global _present
     environment = Environment.read()
     with _lock:
-        if not _is_told and (_present is None or _present.pid != os.getpid()):
+        if not _is_superseded and (_present is None or _present.pid != os.getpid()):
             _present = Observer(environment)
 
 
 def give_way() -> None:
     """Stop observing, because the Agent or a wrapped function's session reports the position of this rank."""
-    global _is_told
+    global _is_superseded
     with _lock:
-        _is_told = True
+        _is_superseded = True
         observer = _present
     if observer is not None and observer.pid == os.getpid():
         observer.close()
@@ -89,7 +89,7 @@ class Observer:
 
     def _run(self) -> None:
         try:
-            address = self._environment.manager or self._meet()
+            address = self._environment.manager or self._find_manager()
             if address:
                 self._follow(address)
         except Exception:
@@ -113,7 +113,7 @@ class Observer:
                 self._closed.wait(RETRY_S)
             watch.close(None)
 
-    def _meet(self) -> str:
+    def _find_manager(self) -> str:
         """Return the address of the manager that rank 0 starts, from the store of the script's process group.
 
         Returns an empty text if the observer closes first.

@@ -51,12 +51,12 @@ def rendezvous(env: Environment, config: AgentConfig) -> tuple[str, GroupPlace]:
     presence = Presence(rank, f"{os.environ.get('MASTER_ADDR')}:{os.environ.get('MASTER_PORT')}")
     with contextlib.ExitStack() as until_met:
         until_met.enter_context(presence)
-        met = _meet(env, config, presence)
+        met = _connect_ranks(env, config, presence)
         until_met.pop_all()  # the Agent's own watch takes its place
         return met
 
 
-def _meet(env: Environment, config: AgentConfig, presence: Presence) -> tuple[str, GroupPlace]:
+def _connect_ranks(env: Environment, config: AgentConfig, presence: Presence) -> tuple[str, GroupPlace]:
     """Connect several ranks. The manager sees each rank from the start and names the missing ones."""
     rank, size = env.group_rank, env.group_world_size
     if env.manager:
@@ -78,7 +78,7 @@ def _meet(env: Environment, config: AgentConfig, presence: Presence) -> tuple[st
         PrefixStore("group", store),
         rank,
         size,
-        own_host(_meeting_place(), config.advertise),
+        own_host(_rank0_address(), config.advertise),
         connect_timeout_s=START_TIMEOUT_S,
         timeout_s=config.timeout_s,
     )
@@ -111,7 +111,7 @@ def _read_manager(env: Environment, announced: str) -> str:
     return manager_at(address, secret).join_string()
 
 
-def _meeting_place() -> str:
+def _rank0_address() -> str:
     """Return the host of rank 0, without the zone of a link-local address, which is only valid on one host."""
     return str(Address(os.environ["MASTER_ADDR"].partition("%")[0], 1))
 

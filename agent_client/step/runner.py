@@ -189,7 +189,7 @@ class StepRunner:
         self._failed_at, self.nonfinite = None, ""
         with self.progress.asking("quorum"):
             assignment = self._ask_patiently()
-        self._warn(self._news.late(time.monotonic()))
+        self._warn_for_group(self._news.late(time.monotonic()))
         if isinstance(assignment, LighthouseError):
             return machine.unanswered(str(assignment))
         machine.answered(assignment)
@@ -222,7 +222,7 @@ class StepRunner:
                 self._guarded("comparing", lambda: self._agree() if is_first else self._compare_state(assignment))
         if assignment.has_healing and not assignment.heals and machine.failure is None:
             healing = [assignment.replica_ids[place] for place in assignment.healing]
-            self._tell(self._news.waits(assignment.max_step, healing, time.monotonic()))
+            self._log_for_group(self._news.waits(assignment.max_step, healing, time.monotonic()))
         self._guarded("serving the state", lambda: self._healing.serve(assignment, machine))
         if not assignment.catches_up:
             self._heal(assignment)
@@ -342,7 +342,8 @@ class StepRunner:
         The other ranks of the group may wait for this request.
 
         Returns:
-            The assignment, or the error of a manager that answers without a quorum. The next step then requests it again.
+            The assignment, or the error of a manager that answers without a quorum. Then the next step repeats the
+            request.
         """
         while True:
             try:
@@ -431,7 +432,6 @@ class StepRunner:
         return torch.float32 if _is_half(dtype) and self._config.reduce_dtype == "float32" else dtype
 
     def _flags(self, tensor: torch.Tensor) -> Flag:
-        """Return the flags of this group's part of a sum."""
         if not self.machine.contributes:
             return Flag.NONE
         if self.machine.passes_over:
@@ -704,7 +704,7 @@ class StepRunner:
         elif machine.assignment is not None:
             step, participants = machine.assignment.max_step, machine.assignment.replica_ids
             for line in self._news.committed(step, participants, time.monotonic()):
-                self._tell(line)
+                self._log_for_group(line)
         return commit
 
     def install(self) -> bool:
@@ -747,8 +747,8 @@ class StepRunner:
         lost = self._why_lost(assignment) if assignment is not None else None
         if lost is not None:
             failed_at = time.monotonic() if self._failed_at is None else self._failed_at
-            return self._warn(self._news.lost(Loss(*lost, machine.step, failed_at)))
-        self._warn(self._news.flush())
+            return self._warn_for_group(self._news.lost(Loss(*lost, machine.step, failed_at)))
+        self._warn_for_group(self._news.flush())
         text = f"step {machine.step} discarded: {reason}"
         # Without a quorum the step is repeated at once, and Patience logs regularly what it waits for.
         is_news = assignment is not None or text != self._noted
@@ -766,11 +766,11 @@ class StepRunner:
             )
         return None
 
-    def _tell(self, line: str) -> None:
+    def _log_for_group(self, line: str) -> None:
         """Log a line that is true for the whole group, at one of its ranks."""
         log.log(logging.INFO if self._manager.group_rank == 0 else logging.DEBUG, "%s", line)
 
-    def _warn(self, line: str) -> None:
+    def _warn_for_group(self, line: str) -> None:
         """Log such a line as a warning, unless it is empty."""
         if line:
             log.log(logging.WARNING if self._manager.group_rank == 0 else logging.DEBUG, "%s", line)
@@ -785,7 +785,7 @@ class StepRunner:
         return told.lost, told.reason.removeprefix(f"{told.lost}: ")
 
     def _waits_for_healing(self, assignment: Assignment) -> bool:
-        """Check whether other groups heal in this step and this one does not, so that their transfer has failed."""
+        """Check whether this group only waits for others that heal, so that the failure was in their transfer."""
         return assignment.has_healing and assignment.replica_rank not in assignment.healing
 
 

@@ -99,12 +99,12 @@ class LighthouseRendezvous(RendezvousHandler):
         """
         node, limit_s = self._live_node(), self.options.join_timeout
         while (told := node.join(limit_s)) is not None:
-            if (info := self._meet(node, told, time.monotonic() + limit_s)) is not None:
+            if (info := self._join_round(node, told, time.monotonic() + limit_s)) is not None:
                 log.info("round %d of %s: node %d of %d", told.number, self.get_run_id(), told.rank, told.world_size)
                 return info
             if not node.is_over:
-                raise self._unmet(told)
-        raise self._why_none(node)
+                raise self._no_store_error(told)
+        raise self._no_round_error(node)
 
     def is_closed(self) -> bool:
         return self._node is not None and isinstance(self._node.outcome, RunCompleted | RunStopped)
@@ -170,7 +170,7 @@ class LighthouseRendezvous(RendezvousHandler):
 
     # -- a round
 
-    def _meet(self, node: Node, told: Run, ends_at: float) -> RendezvousInfo | None:
+    def _join_round(self, node: Node, told: Run, ends_at: float) -> RendezvousInfo | None:
         """Connect to the round's store. Return None if the round or the time limit ends first."""
         store = self._serve(node, told) if told.rank == 0 else None
         while store is None and not node.is_over and time.monotonic() < ends_at:
@@ -215,7 +215,7 @@ class LighthouseRendezvous(RendezvousHandler):
 
     def _connect(self, node: Node, told: Run, ends_at: float) -> TCPStore | None:
         """Try once to connect to the round's store. Return None if that fails for now."""
-        ask = functools.partial(self._where, told.number)
+        ask = functools.partial(self._store_address, told.number)
         try:
             where = until_set(ask, ends_at - time.monotonic(), lambda: node.is_over)
             if where is None:
@@ -230,7 +230,7 @@ class LighthouseRendezvous(RendezvousHandler):
         store.set_timeout(STORE_TIMEOUT)
         return store
 
-    def _where(self, number: int) -> Address:
+    def _store_address(self, number: int) -> Address:
         _, keys = self._client.get_keys(number, KeyKind.ITERATION, _STORE, timeout_s=CALL_TIMEOUT_S)
         if (KeyKind.ITERATION, _STORE) not in keys:
             raise UnknownName("key: the store of the round is not known yet")
@@ -246,7 +246,7 @@ class LighthouseRendezvous(RendezvousHandler):
             RendezvousClosedError: After `shutdown`.
         """
         if self._node is None and self._is_shut_down:
-            raise self._left()
+            raise self._left_error()
         if self._node is None:
             try:
                 self._client.connect(self.options.connect_timeout)
@@ -271,16 +271,16 @@ class LighthouseRendezvous(RendezvousHandler):
             log.warning("cannot report the end of %s to the lighthouse", self.get_run_id())
         return is_told
 
-    def _left(self) -> RendezvousClosedError:
+    def _left_error(self) -> RendezvousClosedError:
         return RendezvousClosedError(f"this node has left {self.get_run_id()}: it was shut down")
 
-    def _unmet(self, told: Run) -> RendezvousTimeoutError:
+    def _no_store_error(self, told: Run) -> RendezvousTimeoutError:
         return RendezvousTimeoutError(
             f"round {told.number} of {self.get_run_id()} has formed, but this node has not reached its store within "
             f"{self.options.join_timeout:g} s (join_timeout): can it connect to any port of the other nodes?"
         )
 
-    def _why_none(self, node: Node) -> RendezvousError:
+    def _no_round_error(self, node: Node) -> RendezvousError:
         run_id, outcome = self.get_run_id(), node.outcome
         match outcome:
             case RunCompleted() if node.is_spare:
@@ -294,7 +294,7 @@ class LighthouseRendezvous(RendezvousHandler):
             case LighthouseError():
                 return RendezvousStateError(str(outcome))
             case None if self._is_shut_down:
-                return self._left()
+                return self._left_error()
             case None:
                 has_lighthouse = node.has_lighthouse
                 node.leave()

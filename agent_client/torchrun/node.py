@@ -42,7 +42,7 @@ class Node:
         """
         # torchrun ends the workers, so the machine must never kill this process.
         self._machine = RankMachine(entry, RankConfig(lighthouse_timeout_s=limit_s, hard_timeout_s=NEVER_S))
-        self._thread = DriverThread(self._machine, open_stream, self, self._failed, self._hear)
+        self._thread = DriverThread(self._machine, open_stream, self, self._failed, self._receive)
         self._reporter = SelfReporter()
         self._changed = threading.Condition()
         self._round: events.Run | None = None
@@ -173,7 +173,7 @@ class Node:
     def kill(self, reason: str) -> None:
         """Do nothing: torchrun ends its workers."""
 
-    def _hear(self, message: ToRunRank, stream: Stream) -> None:
+    def _receive(self, message: ToRunRank, stream: Stream) -> None:
         if isinstance(message, EvidenceAsked):
             self._reporter.answer(message.number, stream.send)
         if isinstance(message, GenerationEnded):

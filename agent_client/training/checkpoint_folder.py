@@ -475,7 +475,7 @@ class CheckpointFolder:
 
 
 def newest_common(held: Sequence[Collection[Tag]]) -> Tag | None:
-    """Return the newest that every rank holds, or None."""
+    """Return the newest checkpoint that every rank holds, or None."""
     common = set(held[0]).intersection(*held[1:])
     return max(common, default=None)
 
@@ -485,7 +485,7 @@ def _name(tag: Tag) -> str:
 
 
 def _was_common(path: Path) -> bool:
-    """Check whether all ranks held that checkpoint. They share the folder, or have confirmed it to each other."""
+    """Check whether all ranks held that checkpoint, because they share the folder or have confirmed it to each other."""
     try:
         part = next(iter(read_parts(path).values()))
     except (CorruptState, OSError):

@@ -136,7 +136,7 @@ class OuterSteps(FaultTolerantOptimizer):
         return [self.slot()]
 
     def draws_from(self, data: DataChoice) -> None:
-        """Note what the batches of the inner steps are drawn from."""
+        """Note the source of the batches of the inner steps."""
         self._agent.draws_from(data, is_whole_step=False)
 
     def zero_grad(self, set_to_none: bool = True) -> None:

@@ -91,8 +91,6 @@ class Send:
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """Run the function."""
-
     counters: RunCounters
     rank: int
     """Rank among the active ranks."""
@@ -179,8 +177,6 @@ class RankConfig:
 
 
 class RankPhase(StrEnum):
-    """State of the rank's machine."""
-
     IDLE = "idle"
     """It runs nothing and is not ready."""
     READY = "ready"

@@ -182,7 +182,7 @@ class RankMachine:
     def handle(self, event: events.RankEvent, now: float) -> Sequence[events.RankEffect]:
         match event:
             case events.MessageReceived(session, message):
-                effects = self._hear(session, message, now)
+                effects = self._receive(session, message, now)
             case events.StreamClosed(session, error, jitter):
                 effects = self._closed(session, error, jitter, now)
             case events.StepDone(step):
@@ -285,7 +285,7 @@ class RankMachine:
 
     # -- messages of the lighthouse
 
-    def _hear(self, session: int, message: ToRunRank, now: float) -> list[events.RankEffect]:
+    def _receive(self, session: int, message: ToRunRank, now: float) -> list[events.RankEffect]:
         if not self._is_of_now(session):
             return []
         if isinstance(message, HelloRejected):

@@ -25,8 +25,6 @@ LOSS_HELD_S = 2.0
 
 @dataclass(frozen=True, slots=True)
 class Loss:
-    """Loss of another group during a step."""
-
     name: str
     """Name of the group."""
     why: str
