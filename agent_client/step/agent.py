@@ -900,7 +900,11 @@ class Agent:
         part.order.sync(step=machine.step, ended=machine.ended, was_committed=machine.was_committed)
 
     def _discard_redrawn(self) -> bool:
-        """Discard the step if a batch that is drawn again shows that the script has left it out. Return whether it has."""
+        """Discard the step if a redrawn batch shows that the script has left it out.
+
+        Returns:
+            Whether the step was left out.
+        """
         for part in self._parts:
             self._sync_order(part)
         if not any(part.order.has_reduced for part in self._parts):

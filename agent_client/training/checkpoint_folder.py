@@ -485,7 +485,10 @@ def _name(tag: Tag) -> str:
 
 
 def _was_common(path: Path) -> bool:
-    """Check whether all ranks held that checkpoint, because they share the folder or have confirmed it to each other."""
+    """Check whether all ranks held that checkpoint.
+
+    They did if they share the folder, or have confirmed it to each other.
+    """
     try:
         part = next(iter(read_parts(path).values()))
     except (CorruptState, OSError):
