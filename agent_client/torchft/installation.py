@@ -1,20 +1,13 @@
 """Replacement of torchft's native classes by ours.
 
 `install` registers a module under the name of torchft's native one, and exchanges classes that were already imported.
-It also replaces the gradient hook of torchft's DistributedDataParallel. The hook of torchft 0.2.0 waits for a sum and
-then asserts that a future exists, which a failed sum does not have. With gloo, a peer that dies in the middle of a step
-would end every other trainer with an AssertionError.
+It also replaces the gradient hook of torchft's DistributedDataParallel (ddp_hook.py).
 """
 
 import importlib
 import sys
 import types
 from collections.abc import Mapping
-from typing import Any
-
-import torch
-from torch.distributed import GradBucket
-from torch.futures import Future
 
 from agent_client.torchft import clients, servers
 from agent_client.torchft import clients as results
@@ -76,20 +69,5 @@ def _replace(native: types.ModuleType) -> None:
 
 
 def _replace_ddp_hook() -> None:
-    hook = importlib.import_module("agent_client.torchft.installation").sum_bucket
+    hook = importlib.import_module("agent_client.torchft.ddp_hook").sum_bucket
     importlib.import_module("torchft.ddp").DistributedDataParallel._comm_hook = staticmethod(hook)
-
-
-def sum_bucket(state: Any, bucket: GradBucket) -> Future[torch.Tensor]:
-    """Average a bucket, and survive a failed sum.
-
-    torchft's Manager in `state` records the failure and votes no, so the content of the bucket is then not used.
-    """
-    work = state.allreduce(bucket.buffer())
-    work.wait()
-    summed: Future[torch.Tensor] | None = getattr(work.get_future(), "_fut", None)
-    if summed is not None:
-        return summed
-    failed = Future[torch.Tensor]()
-    failed.set_result(bucket.buffer())
-    return failed
