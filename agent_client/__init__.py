@@ -1,14 +1,16 @@
-"""The library in the training process. Importing it imports no torch; most is loaded when it is named.
+"""Library of Lighthouse for training processes.
 
-from agent_client import Agent, DistributedDataParallel, FaultTolerantOptimizer, TrainState
+    from agent_client import Agent, DistributedDataParallel, FaultTolerantOptimizer, TrainState
+
+Importing it does not import torch. Most names are loaded on first use.
 """
 
 import importlib
 import os
 from typing import TYPE_CHECKING, Any
 
-# Read by gRPC when it is loaded. A script's data loader forks: gRPC would write two lines for each fork, and start
-# threads of its own in each child, which at times abort it (lighthouse_runtime/client/channel.py).
+# gRPC reads these when it is loaded. A script's data loader forks, and for each fork gRPC would log two lines and start
+# threads in the child, which sometimes abort it (lighthouse_runtime/client/channel.py).
 os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
 os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
 

@@ -1,1 +1,1 @@
-"""Process groups that are made anew for every quorum."""
+"""Process groups, which are recreated for each quorum."""

@@ -1,11 +1,12 @@
-"""All ranks of a quorum bring bytes, and each of them gets what all have brought; or none in a replica group does.
+"""Exchange of bytes between all ranks of a quorum.
 
-Between two steps, over the connections of the last quorum: who has joined since is not in it. Sums of tensors in which
-each rank fills a place of its own are all that is needed, and all that every process group can do.
+Either every rank of a replica group receives the bytes of all ranks, or none does. The exchange runs between two steps
+over the connections of the last quorum, so it does not include groups that have joined since. It only needs sums, in
+which each rank fills its own place of a tensor, because every kind of process group can compute sums.
 
-A rank that is done may end at once, and close its connections while another still waits for data that was sent long
-ago. So a last sum tells each rank that all have got this far, and have what they came for. It may fail: that only says
-that another rank has ended since.
+A rank that has finished may exit and close its connections while another still waits for data that was sent long
+before. So a last sum confirms that all ranks have received everything. It may fail, which only means that another rank
+has ended since.
 """
 
 import contextlib
@@ -23,14 +24,23 @@ from agent_client.state.tree import CorruptState
 from lighthouse_protocol.messages.membership import Assignment
 
 Sum = Callable[[torch.Tensor], object]
-"""Over all ranks, in place. Raises RuntimeError."""
+"""Sums a tensor over all ranks, in place. Raises RuntimeError."""
 
 MAX_BYTES = 2**30
 
 
 def gather(total: Sum, place: int, size: int, mine: bytes) -> list[bytes]:
-    """What each of `size` places has brought, by the sums of their tensors. Raises RuntimeError: what `total` raises,
-    or for more than MAX_BYTES, as where other ranks sum something else."""
+    """Return the bytes of every place.
+
+    Args:
+        total: Sums a tensor over all ranks.
+        place: Place of this rank.
+        size: Number of places.
+        mine: Bytes of this rank.
+
+    Raises:
+        RuntimeError: `total` failed, or the bytes exceed MAX_BYTES, as when other ranks sum something else.
+    """
     if size == 1:
         return [mine]
     lengths = torch.zeros(size, dtype=torch.int64)
@@ -52,7 +62,7 @@ def gather(total: Sum, place: int, size: int, mine: bytes) -> list[bytes]:
 
 
 class AllGather:
-    """The ranks that were assigned `assignment`. For the Agent's own thread."""
+    """Exchange among the ranks with the same assignment. For the Agent's own thread."""
 
     def __init__(
         self, assignment: Assignment, peers: Peers, group: GlooGroup | None, group_rank: int, *, within_s: float
@@ -64,9 +74,17 @@ class AllGather:
         self.within_s = within_s
 
     def bring(self, mine: bytes, disagreement: Callable[[], str] = str) -> list[list[bytes]]:
-        """By replica_rank, then by group rank. Raises EvaluationInterrupted, in all ranks of a group or in none.
+        """Exchange bytes with all ranks.
 
-        `disagreement` is asked first: why the other participants do not gather, or an empty text.
+        Args:
+            mine: Bytes of this rank.
+            disagreement: Called first. Returns the reason why other participants do not take part, or an empty text.
+
+        Returns:
+            The bytes by replica_rank, then by group rank.
+
+        Raises:
+            EvaluationInterrupted: In all ranks of a group or in none.
         """
         mine_of_all, error = self._over_groups(mine, disagreement)
         told = self._within_group({"error": error, "of": mine_of_all})

@@ -1,8 +1,9 @@
-"""Which process group connects the same rank of the replica groups. It is made anew for every quorum.
+"""The kinds of process groups that can connect the same rank of the replica groups.
 
-gloo      any tensor, through the CPU; ended by closing its connections
-nccl      through the CUDA device; ended by NCCL's own abort
-isolated  gloo in a child process, which is killed to end it, whatever it waits for; isolated:nccl the same of nccl
+gloo      any tensor, through the CPU; aborted by closing its connections nccl      through the CUDA device; aborted by
+NCCL's own abort isolated  gloo in a child process, which is killed to abort it; isolated:nccl does the same with NCCL
+
+A connector makes one group per quorum.
 """
 
 from typing import Literal, get_args
@@ -29,13 +30,18 @@ class GlooConnector:
         )
 
     def close(self) -> None:
-        """Nothing is kept between groups."""
+        """Do nothing: no resource outlives a group."""
 
 
 def connector(name: str, device: int | None = None) -> Connector:
-    """`device`: the CUDA device's number, for nccl; the current one by default.
+    """Return the connector of a kind.
 
-    Raises ConfigurationError for a name that is none of the above, or that cannot be had here.
+    Args:
+        name: One of PROCESS_GROUPS.
+        device: Number of the CUDA device for NCCL. Default: the current device.
+
+    Raises:
+        ConfigurationError: The name is unknown, or the kind is not available here.
     """
     match name:
         case "gloo":

@@ -1,14 +1,14 @@
-"""The program behind isolated.py: an interpreter with torch imported, which forks a child for each group, in no time.
+"""Program of the fork server behind isolated.py: an interpreter with torch imported that forks a child for each group.
 
-It has one thread and no group of its own. It ends with the process that started it, and its children with it.
+It has one thread and no process group. It ends with the process that started it, and its children end with it.
 
-Orders come over one socket: a byte, with a child's end of a socket of its own; answered by a byte, with a pidfd of the
-new child. A child is then told, in JSON, one thing after the other:
+Orders come over one socket: a byte, with a child's end of another socket. The answer is a byte, with a pidfd of the new
+child. After that the child receives orders in JSON over its own socket:
 
     {"connect": {GroupSpec}, "backend": "gloo", "device": null}  -> {}  or  {"error": "..."}
     {"reduce": "float32", "count": 7, "timeout_s": 60}    -> {}  or  {"error": "..."}
 
-The tensor lies in memory that both have mapped; a new piece of it comes as a descriptor beside the order.
+The tensor lies in memory that both processes map. A descriptor of larger memory may accompany an order.
 """
 
 import json
@@ -29,9 +29,10 @@ from lighthouse_runtime.process.children import die_with_parent
 
 
 def main() -> NoReturn:
-    """Arguments: the descriptor of the socket for orders, the pid of the parent."""
+    """Serve orders. The arguments are the descriptor of the socket for orders and the pid of the parent."""
     orders, parent_pid = socket.socket(fileno=int(sys.argv[1])), int(sys.argv[2])
-    parent = os.pidfd_open(parent_pid)  # neither the socket, which its forked children hold, nor a thread's end
+    # The socket does not show the parent's end, because the parent's forked children hold it too.
+    parent = os.pidfd_open(parent_pid)
     if os.getppid() != parent_pid:
         os._exit(1)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides
@@ -46,7 +47,7 @@ def main() -> NoReturn:
 
 
 def _fork_child(orders: socket.socket) -> bool:
-    """Fork one child; False when no more orders will come."""
+    """Fork one child. Return False if no more orders will come."""
     order, descriptors, _, _ = socket.recv_fds(orders, 1, 1)
     if not order:
         return False
@@ -69,7 +70,7 @@ def _run_child(server_pid: int, channel: socket.socket) -> NoReturn:
     try:
         die_with_parent(server_pid, signal.SIGKILL)
         Child(channel).serve()
-    except BaseException:  # noqa: BLE001  it must reach the log
+    except BaseException:  # noqa: BLE001  no error may get lost
         traceback.print_exc()
     finally:
         os._exit(0)
@@ -84,7 +85,7 @@ class Child:
         self._memory = torch.empty(0, dtype=torch.uint8)
 
     def serve(self) -> None:
-        """Until the parent closes its end."""
+        """Answer orders until the parent closes its end."""
         while True:
             message, descriptors, _, _ = socket.recv_fds(self._channel, MAX_MESSAGE_BYTES, 1)
             if not message:

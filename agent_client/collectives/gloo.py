@@ -1,5 +1,17 @@
-"""A gloo group that can be made anew and given up while a peer is dead or stopped: one rank's failure is all ranks'
-failure, within milliseconds (gloo_connections.py says how).
+"""A gloo group that can be aborted while a peer is dead or suspended.
+
+One rank's failure reaches all ranks within milliseconds. gloo's own abort() leaves wait() hanging until the peer's
+socket closes. So this module shuts down the group's connected sockets instead, which makes wait() raise within
+milliseconds, here and at every peer. It finds these sockets among those that appear while the group connects. Other
+threads may connect at that time too, but one end of each gloo socket is an address at which a rank listens, and gloo
+publishes these addresses in the store. The sockets are held as duplicates, because gloo closes its own and their
+numbers are reused. The listening socket must stay untouched, since otherwise the process aborts.
+
+When a connection ends, gloo ends the operations that wait for its peer, but not a send that is still queued
+(gloo/transport/tcp/pair.cc, signalException). That operation only ends by its timeout. So `wait` gives up after an
+abort, as soon as nothing can write to the tensors any more: all connections are closed and gloo's threads are idle. One
+of these threads was seen to keep running after an abort. It gets SPINS_S, long enough to read what was left in the
+socket buffers.
 """
 
 import contextlib
@@ -22,22 +34,11 @@ from torch.distributed.distributed_c10d import AllToAllOptions
 from agent_client.collectives.group_spec import enlist
 from lighthouse_protocol.identity import parse_address
 
-# -- gloo connections ---------------------------------------------------------
-#
-# The sockets by which a gloo group is connected, so that what waits for a peer in C++ can be ended from outside.
-#
-# gloo's own abort() leaves wait() hanging until the peer's socket closes. What ends it is to shut down the group's
-# connected sockets: this side's wait() raises within milliseconds, and so does every peer's (where gloo forgets a
-# wait, gloo_wait.py ends it). They are recognised among those that appear while the group connects, when other
-# threads may connect, too: one end of gloo's is where a rank listens, and gloo publishes that in the store. They are
-# held as duplicates, because gloo closes its own and the numbers are used again. Its listening socket is never
-# touched: the process would abort.
-
 Inodes = frozenset[str]
 
 
 class Connections:
-    """Of one group, held from now on. All methods are for any thread, and more than once does no harm."""
+    """Sockets of one group. All methods are safe in any thread and can be repeated."""
 
     def __init__(self, sockets: Iterable[socket.socket] = ()) -> None:
         self._sockets = list(sockets)
@@ -51,12 +52,12 @@ class Connections:
         self._are_over = True
         sockets, self._sockets = self._sockets, []
         for each in sockets:
-            with contextlib.suppress(OSError):  # the peer was faster
+            with contextlib.suppress(OSError):  # the peer has closed it
                 each.shutdown(socket.SHUT_RDWR)
             each.close()
 
     def are_over(self) -> bool:
-        """Whether they were shut down, here or, one of them, by its peer; then all are."""
+        """Check whether the sockets were shut down, here or by a peer. If one was, shut down the others."""
         if not self._are_over and self._has_lost_a_peer():
             self.shut_down()
         return self._are_over
@@ -70,19 +71,24 @@ class Connections:
 
 
 def open_sockets() -> Inodes:
-    """Of this process. A descriptor alone may be another socket's a moment later."""
+    """Return the inodes of this process's sockets. Descriptors do not identify a socket, since they are reused."""
     return frozenset(_descriptors())
 
 
 def of_gloo(before: Inodes, store: Store, size: int) -> Connections:
-    """Those of the group that has connected since `before` by what its ranks put into `store` to be found: each the
-    sockaddr on which it listens, and more."""
+    """Return the connections of a group that has just connected.
+
+    Args:
+        before: Sockets from before the group connected.
+        store: Store in which the ranks have published the addresses at which they listen.
+        size: Number of ranks.
+    """
     published = b"".join(store.multi_get([f"0/{rank}" for rank in range(size)]))
     return Connections(_appeared(before, lambda *ends: any(_sockaddr(*end) in published for end in ends)))
 
 
 def of_store(before: Inodes, port: int) -> Connections:
-    """Those to a store's server, which listens on `port`, that have appeared since `before`."""
+    """Return the connections to a store's server on `port` that have appeared since `before`."""
     return Connections(_appeared(before, lambda _own, peer: peer[2] == port))
 
 
@@ -91,7 +97,7 @@ End = tuple[int, str, int]
 
 
 def _appeared(before: Inodes, is_wanted: Callable[[End, End], bool]) -> list[socket.socket]:
-    """Duplicates."""
+    """Return duplicates of the new sockets that are wanted."""
     found: list[socket.socket] = []
     for inode, descriptor in _descriptors().items():
         if inode in before:
@@ -121,32 +127,22 @@ def _descriptors() -> dict[str, int]:
 
 
 def _ends(connection: socket.socket) -> tuple[End, End] | None:
-    """This one and the peer's."""
+    """Return the own and the peer's end of a connection."""
     family = connection.family
     if family not in (socket.AF_INET, socket.AF_INET6):
         return None
     try:
         own, peer = connection.getsockname(), connection.getpeername()
-    except OSError:  # it listens, or its peer is gone
+    except OSError:  # a listening socket, or a peer that has closed
         return None
     return (family, *own[:2]), (family, *peer[:2])
 
 
 def _sockaddr(family: int, host: str, port: int) -> bytes:
-    """What follows the family in a sockaddr: the port, IPv6's flow label, the address."""
+    """Return the part of a sockaddr after the family: port, IPv6 flow label, address."""
     flow = bytes(4) if family == socket.AF_INET6 else b""
     return port.to_bytes(2, "big") + flow + socket.inet_pton(family, host)
 
-
-# -- gloo wait ----------------------------------------------------------------
-#
-# Waiting for work of gloo that may never end.
-#
-# When a connection ends, gloo tells those who wait for its peer, but not a send that lies in its queue
-# (gloo/transport/tcp/pair.cc, signalException): that work ends by its timeout only. So a wait is given up once its
-# group was aborted, here or by a peer, as soon as nothing can write to its tensors any more: no connection is left,
-# and gloo's threads are at rest. One of them has been seen to keep running after an abort. It is given SPINS_S, long
-# enough to read what was left in the sockets' buffers.
 
 SLICE_S = 0.05
 SPINS_S = 5.0
@@ -158,7 +154,17 @@ THREADS = {"pt_gloo_runloop", "gloo_tcp_loop"}
 
 
 def wait(work: Any, backend: Any, is_aborted: Callable[[], bool], limit_s: float = math.inf) -> None:
-    """Until `work` of `backend` has ended. Raises RuntimeError if it has failed, was given up, or after `limit_s`."""
+    """Wait until `work` of `backend` has ended.
+
+    Args:
+        work: Work of gloo.
+        backend: The group that runs it.
+        is_aborted: Returns True once the group was aborted, here or by a peer.
+        limit_s: Time limit.
+
+    Raises:
+        RuntimeError: The work has failed, was given up after an abort, or took longer than `limit_s`.
+    """
     began_at, aborted_at = time.monotonic(), None
     while not _ends_within(work, SLICE_S):
         now = time.monotonic()
@@ -173,16 +179,16 @@ def wait(work: Any, backend: Any, is_aborted: Callable[[], bool], limit_s: float
 
 
 def keep(works: Sequence[Any], backend: Any) -> None:
-    """`backend` for as long as one of its `works` is under way: its destructor waits for them."""
+    """Keep `backend` alive until its `works` have ended, because its destructor waits for them."""
     if not all(work.is_completed() for work in works):
         threading.Thread(target=_outlive, args=(works, backend), name="gloo remains", daemon=True).start()
 
 
 def keep_briefly(works: Iterable[Any]) -> None:
-    """The newest `works` of a group that ends, until gloo's threads have let go of them.
+    """Keep the newest `works` of an ended group until gloo's threads have released them.
 
-    A thread of gloo that is the last to hold one needs the interpreter's lock to free its tensors. What ends the group
-    in C++, such as DDP's reducer, holds that lock and waits for the thread: for good.
+    If a gloo thread holds the last reference, it needs the interpreter's lock to free the tensors. Code that ends the
+    group in C++, such as DDP's reducer, holds that lock and waits for the thread, which would be a deadlock.
     """
     timer = threading.Timer(LET_GO_WITHIN_S, list[Any].clear, [list(works)])
     timer.name, timer.daemon = "gloo remains", True
@@ -190,7 +196,10 @@ def keep_briefly(works: Iterable[Any]) -> None:
 
 
 def _outlive(works: Sequence[Any], _backend: Any) -> None:
-    """Not by work.wait(): a thread that returns from there while the interpreter ends ends the process by SIGABRT."""
+    """Poll until the works have ended.
+
+    Does not use work.wait(): a thread that returns from it while the interpreter exits aborts the process with SIGABRT.
+    """
     pause_s = FIRST_PAUSE_S  # most end at once
     while not all(work.is_completed() for work in works):
         time.sleep(pause_s)
@@ -198,7 +207,7 @@ def _outlive(works: Sequence[Any], _backend: Any) -> None:
 
 
 def wait_in_thread(work: Any, is_aborted: Callable[[], bool], timeout: timedelta) -> None:
-    """The same for a message, whose wait cannot be cut in pieces: a thread waits for as long as it takes."""
+    """Wait for a message, whose wait cannot be divided into slices. A separate thread waits until it ends."""
     outcome: queue.SimpleQueue[RuntimeError | None] = queue.SimpleQueue()
     threading.Thread(target=_report, args=(work, timeout, outcome), name="gloo message", daemon=True).start()
     while True:
@@ -222,13 +231,17 @@ def _report(work: Any, timeout: timedelta, outcome: "queue.SimpleQueue[RuntimeEr
 
 
 def _ends_within(work: Any, timeout_s: float) -> bool:
-    """Raises RuntimeError if it has failed."""
+    """Wait up to `timeout_s`. Return whether the work has ended.
+
+    Raises:
+        RuntimeError: The work has failed.
+    """
     try:
         work.wait(timedelta(seconds=timeout_s))
     except RuntimeError:
         if not work.is_completed():
             return False
-        work.wait()  # it may have ended well in this very moment
+        work.wait()  # it may have succeeded in this very moment
     return True
 
 
@@ -247,7 +260,7 @@ def are_at_rest(tasks: Path = Path("/proc/self/task")) -> bool:
 
 
 def _look_at(task: Path) -> tuple[str, str]:
-    """(name, state as in proc(5)) of a thread; it may have ended by now."""
+    """Return name and state (as in proc(5)) of a thread, or empty texts if it has ended."""
     try:
         name, _, rest = (task / "stat").read_text().partition("(")[2].rpartition(")")
     except OSError:
@@ -256,12 +269,24 @@ def _look_at(task: Path) -> tuple[str, str]:
 
 
 class GlooGroup:
-    """`rank` of `size`. `host` is the address of this host that peers can reach; `timeout_s` bounds a collective."""
+    """One rank's process group over gloo."""
 
     def __init__(
         self, store: Store, rank: int, size: int, host: str, *, connect_timeout_s: float, timeout_s: float
     ) -> None:
-        """Meets all peers of the same `store`. Raises RuntimeError if one does not come within `connect_timeout_s`."""
+        """Connect to all peers that use the same `store`.
+
+        Args:
+            store: Store of the group.
+            rank: Rank in the group.
+            size: Number of ranks.
+            host: Address of this host that the peers can reach.
+            connect_timeout_s: Time limit for connecting.
+            timeout_s: Default time limit of a collective.
+
+        Raises:
+            RuntimeError: A peer does not connect in time.
+        """
         self.rank = rank
         self.size = size
         self.store = store
@@ -276,9 +301,14 @@ class GlooGroup:
         enlist(self)
 
     def all_reduce(self, tensor: torch.Tensor, timeout_s: float | None = None) -> None:
-        """The sum over all ranks, in place. Raises RuntimeError when a peer is lost; the group is of no use then.
+        """Sum the tensor over all ranks, in place.
 
-        `timeout_s`: for this one, instead of the group's.
+        Args:
+            tensor: Tensor, with the same shape and dtype at all ranks.
+            timeout_s: Time limit. Default: that of the group.
+
+        Raises:
+            RuntimeError: A peer is lost. The group is unusable then.
         """
         options: Any = AllreduceOptions()
         if timeout_s is not None:
@@ -286,9 +316,16 @@ class GlooGroup:
         wait(self.backend.allreduce([tensor], options), self.backend, self._is_over)
 
     def all_gather(self, row: torch.Tensor, timeout_s: float) -> torch.Tensor:
-        """The rows of all ranks, each of the same shape and dtype. Raises RuntimeError as all_reduce does.
+        """Return the rows of all ranks, stacked by rank.
 
-        For small rows: each is sent to every rank at once, where gloo's all_gather takes `size` - 1 turns.
+        Meant for small rows. Each row is sent to every rank at once, whereas gloo's all_gather takes `size` - 1 turns.
+
+        Args:
+            row: Row, with the same shape and dtype at all ranks.
+            timeout_s: Time limit.
+
+        Raises:
+            RuntimeError: A peer is lost. The group is unusable then.
         """
         options: Any = AllToAllOptions()
         options.timeout = timedelta(seconds=timeout_s)
@@ -298,8 +335,11 @@ class GlooGroup:
         return rows
 
     def for_torch(self, name: str) -> ProcessGroup:
-        """A second group of the same ranks, for torch's own modules: they run collectives from threads of theirs, and
-        one group's must be the same in all ranks. Lives as long as this one."""
+        """Return a second group of the same ranks, for torch's own modules.
+
+        These modules run collectives from their own threads, and the collectives of one group must have the same order
+        at all ranks. The second group lives as long as this one.
+        """
         store = PrefixStore(name, self.store)
         ranks = GlooGroup(
             store,
@@ -318,13 +358,13 @@ class GlooGroup:
         return group
 
     def abort(self) -> None:
-        """End every collective under way, here and at the peers. From any thread; more than once does no harm."""
+        """End all running collectives, here and at the peers. Safe in any thread; repeated calls have no effect."""
         for group in self._for_torch:
             group.abort()
         self._connections.shut_down()
 
     def _is_over(self) -> bool:
-        """Whether the group was aborted, here or by a peer: gloo may wait for the timeout where a peer has ended."""
+        """Check whether the group was aborted, here or by a peer. gloo itself may only notice by the timeout."""
         is_over = self._connections.are_over()
         if is_over:
             self.abort()
@@ -332,7 +372,11 @@ class GlooGroup:
 
 
 def connect_store(address: str, timeout_s: float) -> TCPStore:
-    """Raises RuntimeError, naming the address, if nobody serves a store there."""
+    """Connect to a TCPStore.
+
+    Raises:
+        RuntimeError: No store answers at the address, which the message names.
+    """
     parsed = parse_address(address, "store_address")
     if not parsed.port:
         raise RuntimeError(f"store_address: {address!r} has no port; the group's manager advertised it (--store)")

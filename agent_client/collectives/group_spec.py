@@ -1,4 +1,7 @@
-"""What a group of ranks is connected by, and the interfaces of what connects it."""
+"""Parameters and interfaces of process groups, and a registry of the groups that this process holds.
+
+The registry makes it possible to abort all groups when the code that uses them has ended.
+"""
 
 import contextlib
 from dataclasses import dataclass
@@ -12,47 +15,58 @@ from lighthouse_protocol.rules.access import STORE_WORD, prove
 
 @dataclass(frozen=True, slots=True)
 class GroupSpec:
-    """`rank` of `size` in the group that meets in the store at `store_address` under `prefix`; `host` is the address of
-    this host that peers can reach, `timeout_s` bounds a collective."""
+    """Parameters of one rank's process group."""
 
     store_address: str
+    """Address of the store in which the ranks connect."""
     prefix: str
+    """Prefix of the keys in that store."""
     rank: int
     size: int
     host: str
+    """Address of this host that the peers can reach."""
     connect_timeout_s: float
     timeout_s: float
+    """Default time limit of a collective."""
 
 
 def meeting_name(name: str, secret: str) -> str:
-    """Name under which the members of a quorum meet in a store: `name`, and a digest that only they can compute.
+    """Return the prefix under which the members of a quorum connect in a store.
 
-    It keeps quorums apart. It hides nothing: torch's store lists its keys to any caller. Without a secret: `name`.
+    It consists of `name` and a digest that only the members can compute, which keeps quorums apart. It hides nothing:
+    torch's store lists its keys to any caller. Without a secret it is `name`.
     """
     return f"{name}/{prove(secret, STORE_WORD, name)}" if secret else name
 
 
 class RankGroup(Protocol):
+    """Process group that connects one rank to its peers."""
+
     def all_reduce(self, tensor: Tensor, timeout_s: float | None = None) -> None:
-        """The sum over all ranks, in place. Raises RuntimeError when a peer is lost; the group is of no use then."""
+        """Sum the tensor over all ranks, in place.
+
+        Raises:
+            RuntimeError: A peer is lost. The group is unusable then.
+        """
         ...
 
     def abort(self) -> None:
-        """End every collective under way, here and at the peers. From any thread; more than once does no harm."""
+        """End all running collectives, here and at the peers. Safe in any thread; repeated calls have no effect."""
         ...
 
 
 class Connector(Protocol):
+    """Makes process groups of one kind."""
+
     def connect(self, spec: GroupSpec) -> RankGroup:
-        """Meet all peers. Raises RuntimeError if one does not come in time."""
+        """Connect to all peers.
+
+        Raises:
+            RuntimeError: A peer does not connect in time.
+        """
         ...
 
     def close(self) -> None: ...
-
-
-# -- open groups --------------------------------------------------------------
-#
-# The process groups that this process holds, so that all can be aborted when what uses them is over.
 
 
 class Abortable(Protocol):
@@ -61,7 +75,7 @@ class Abortable(Protocol):
 
 @runtime_checkable
 class Connected(Protocol):
-    """Of these groups it is known when a peer is gone."""
+    """A group that notices when a peer is lost."""
 
     @property
     def has_lost_a_peer(self) -> bool: ...
@@ -75,18 +89,21 @@ def enlist(group: Abortable) -> None:
 
 
 def held() -> list[Abortable]:
-    """They should be let go by what is in Python: torch's C++ objects hold the interpreter's lock when they end one,
-    and its threads may wait for that."""
+    """Return the registered groups.
+
+    The caller keeps them alive, so that Python frees them in the end. torch's C++ objects hold the interpreter's lock
+    while they destroy a group, and the group's threads may wait for that lock.
+    """
     return list(_groups)
 
 
 def abort_all() -> None:
-    """From any thread."""
+    """Abort all registered groups. Safe in any thread."""
     for group in list(_groups):
-        with contextlib.suppress(RuntimeError):  # it was of no use already
+        with contextlib.suppress(RuntimeError):  # it had failed already
             group.abort()
 
 
 def have_lost_a_peer() -> bool:
-    """Whether a peer has left one of them, by its end or by an abort."""
+    """Check whether a peer has left one of the groups, by its end or by an abort."""
     return any(isinstance(group, Connected) and group.has_lost_a_peer for group in list(_groups))

@@ -1,7 +1,7 @@
-"""torch's own process groups, made so that whatever waits in one ends when it is aborted.
+"""Replacement for torch's ProcessGroup whose waits end when the group is aborted.
 
-What gloo does for tensors on the CPU is waited for as gloo_wait.py does, also by C++: DDP's reducer waits for the
-future of a collective, which is one of ours. All else is torch's and the backend's own (NCCL ends by its own abort).
+Waits for gloo on CPU tensors use collectives/gloo.py. This includes waits in C++: DDP's reducer waits for the future of
+a collective, and that future is one of ours. Everything else is left to torch and the backend. NCCL has its own abort.
 """
 
 import contextlib
@@ -24,7 +24,7 @@ from agent_client.collectives.group_spec import enlist
 from agent_client.collectives.observed import first_tensor, never_compiled
 
 _ABORTED = "the process group was aborted because the generation of its run ended"
-_UNDER_WAY = 1024  # more than can be: gloo works on them in their order
+_UNDER_WAY = 1024  # more than gloo runs at once, since it works in order
 _REDUCE_SCATTERS = (
     "_reduce_scatter_base",
     "reduce_scatter_single",
@@ -35,8 +35,7 @@ _MESSAGES = ("send", "recv", "recv_anysource")
 
 
 class InterruptibleGroup(ProcessGroup):
-    """Takes the place of ProcessGroup where torch makes groups. What it is told goes to a group of torch's, too, which
-    does the work."""
+    """Takes the place of ProcessGroup where torch makes groups. An inner group of torch does the work."""
 
     def __init__(self, store: Store, rank: int, size: int) -> None:
         super().__init__(rank, size)  # pyright: ignore[reportCallIssue]
@@ -52,7 +51,7 @@ class InterruptibleGroup(ProcessGroup):
         enlist(self)
 
     def _register_backend(self, device: torch.device, backend_type: Any, backend: Any = None) -> None:
-        """Once for each device; a backend may serve several."""
+        """Register a backend for one device. A backend may serve several devices."""
         for group in (super(), self._ranks):
             group._register_backend(device, backend_type, backend)
         if isinstance(backend, ProcessGroupGloo) and backend not in self._gloo:
@@ -78,7 +77,7 @@ class InterruptibleGroup(ProcessGroup):
         self._ranks._start_coalescing(device)
 
     def abort(self) -> None:
-        """End every collective under way, here and at the peers. From any thread; more than once does no harm."""
+        """End all running collectives, here and at the peers. Safe in any thread; repeated calls have no effect."""
         if self._is_aborted:
             return
         self._is_aborted = True
@@ -90,7 +89,7 @@ class InterruptibleGroup(ProcessGroup):
 
     @property
     def has_lost_a_peer(self) -> bool:
-        """And was not aborted here."""
+        """Whether a peer has left the group, unless the group was aborted here."""
         return not self._is_aborted and any(connections.are_over() for connections in list(self._gloo.values()))
 
     def run(self, method: str, *args: Any, **options: Any) -> Any:
@@ -110,7 +109,10 @@ class InterruptibleGroup(ProcessGroup):
         return InterruptibleWork(work, backend, self._gloo[backend], self._waiter, is_sliced=not is_message)
 
     def _reduce_scatter(self, outputs: Any, inputs: Any, opts: Any = None) -> "ReduceScatter":
-        """As torch does it for gloo, which has none: its own cannot be waited for in pieces."""
+        """Sum everything and keep a part, as torch does for gloo.
+
+        A wait for torch's own version cannot be divided into slices.
+        """
         outputs, inputs = ([each] if isinstance(each, torch.Tensor) else each for each in (outputs, inputs))
         options: Any = AllreduceOptions()
         if opts is not None:
@@ -120,19 +122,31 @@ class InterruptibleGroup(ProcessGroup):
         return ReduceScatter(works, sums, outputs, self.rank(), self.size())
 
     def _gloo_for(self, tensor: torch.Tensor | None) -> ProcessGroupGloo | None:
-        """Which works on `tensor`. A barrier has none; it may be another backend's where the group has several."""
+        """Return the gloo backend that works on `tensor`, or None.
+
+        A barrier has no tensor. If the group has several backends, any of them may run it.
+        """
         devices = self._device_types if tensor is None else [tensor.device]
         backends: list[Any] = [self._get_backend(device) for device in devices]
         return backends[0] if all(backend in self._gloo for backend in backends) else None
 
 
 class InterruptibleWork(Work):
-    """Does what `work` of `backend` does. `is_sliced`: whether short waits do no harm. gloo takes the end of a short
-    wait for a message for a failure of the group."""
+    """Work of gloo whose waits end when the group is aborted."""
 
     def __init__(
         self, work: Any, backend: ProcessGroupGloo, connections: Connections, waiter: "Waiter", *, is_sliced: bool
     ) -> None:
+        """Wrap the work.
+
+        Args:
+            work: Work of torch.
+            backend: Backend that runs it.
+            connections: Connections of the backend.
+            waiter: Completes the future.
+            is_sliced: Whether a wait may be divided into slices. For messages, gloo treats the end of a short wait as
+                a failure of the group.
+        """
         super().__init__()
         self._work = work
         self._backend = backend
@@ -168,7 +182,7 @@ class InterruptibleWork(Work):
         return self._work.source_rank()
 
     def get_future(self) -> Any:
-        """Not `work`'s own: what waits for that in C++ cannot be ended."""
+        """Return a future of ours. A wait for torch's own future in C++ cannot be ended."""
         if self._future is None:
             ended: Any = Future()
             self._future = ended.then(self._value)
@@ -181,7 +195,7 @@ class InterruptibleWork(Work):
 
 
 class ReduceScatter(Work):
-    """Sums whose part of this rank goes to `outputs` when it is waited for, as torch has it."""
+    """Work of several sums. Waiting copies this rank's parts to the outputs, as in torch."""
 
     def __init__(
         self, works: Sequence[InterruptibleWork], sums: Sequence[Any], outputs: Sequence[Any], rank: int, size: int
@@ -205,8 +219,11 @@ class ReduceScatter(Work):
 
 
 class Waiter:
-    """A thread that ends futures. gloo's own must not: they would wait for the interpreter's lock while what holds it
-    waits for them, when a group is let go."""
+    """Completes futures on its own thread.
+
+    gloo's threads must not do that. They would wait for the interpreter's lock, while the code that destroys the group
+    holds it and waits for them.
+    """
 
     def __init__(self) -> None:
         self._waited: queue.SimpleQueue[tuple[InterruptibleWork, Any] | None] = queue.SimpleQueue()
@@ -224,7 +241,7 @@ class Waiter:
     def _run(self) -> None:
         while (waited := self._waited.get()) is not None:
             work, ended = waited
-            with contextlib.suppress(RuntimeError):  # the future says it again
+            with contextlib.suppress(RuntimeError):  # the future raises it again
                 work.wait()
             ended.set_result(None)
             del waited, work, ended
@@ -235,7 +252,7 @@ def _interruptible(method: str) -> Callable[..., Any]:
 
 
 def _makes_work(method: str) -> bool:
-    """As pybind's docstrings have it."""
+    """Check for methods that return Work, according to pybind's docstrings."""
     return "-> c10d::Work" in (getattr(ProcessGroup, method).__doc__ or "")
 
 

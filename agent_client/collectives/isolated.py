@@ -1,7 +1,7 @@
-"""A group in a child process that can be killed, so that an end is an end, whatever the backend waits for.
+"""A process group in a child process. Killing the child aborts the group, whatever its backend waits for.
 
-Tensors go through memory that both processes have mapped: a copy there and a copy back. Children come from a fork
-server (fork_server.py), a child process with an interpreter of its own, so nothing is forked here.
+Tensors go through memory that both processes map, so each is copied in and out once. Children come from a fork server
+(fork_server.py), a child process with its own interpreter, so the training process itself never forks.
 """
 
 import contextlib
@@ -23,17 +23,24 @@ from agent_client.collectives.nccl import NcclConnector
 from agent_client.collectives.shared_memory import MAX_MESSAGE_BYTES, mapped
 
 START_TIMEOUT_S = 120.0
-"""For the fork server to import torch."""
+"""Time limit for the fork server, which imports torch."""
 SLACK_S = 5.0
-"""How long after its own timeout a child is waited for before it is killed."""
+"""How long after its own timeout a child may still answer before it is killed."""
 _LEAST_BYTES = 2**20
 
 
 class IsolatedConnector:
-    """Holds the fork server, and starts it again if it ends. Close it; it ends with this process, too."""
+    """Holds the fork server, and restarts it if it ends. `close` or the end of this process stops it."""
 
     def __init__(self, backend: str = "gloo") -> None:
-        """`backend`: gloo or nccl. Raises ConfigurationError if it cannot be had."""
+        """Start the fork server.
+
+        Args:
+            backend: gloo or nccl.
+
+        Raises:
+            ConfigurationError: The backend is not available.
+        """
         self._backend = backend
         self._device = NcclConnector().device.index if backend == "nccl" else None
         self._lock = threading.Lock()
@@ -45,14 +52,18 @@ class IsolatedConnector:
         return IsolatedGroup(*self._fork_child(), order, spec)
 
     def close(self) -> None:
-        """Kills the fork server, and with it all children."""
+        """Kill the fork server and with it all children."""
         self._is_closed = True
         self._fork_server.kill()
         with self._lock:
             self._end_fork_server()
 
     def _fork_child(self) -> tuple[socket.socket, int]:
-        """The socket to a new child, and its pidfd. Raises RuntimeError if the fork server does not answer."""
+        """Fork a child. Return the socket to it and its pidfd.
+
+        Raises:
+            RuntimeError: The fork server does not answer.
+        """
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs, self._lock:
             try:
@@ -60,7 +71,7 @@ class IsolatedConnector:
                 _, [pidfd], _, _ = socket.recv_fds(self._orders, 1, 1)
             except (OSError, ValueError) as e:
                 ours.close()
-                self._end_fork_server()  # a late answer would be taken for the next one's
+                self._end_fork_server()  # a late answer would be mistaken for the answer to the next order
                 if not self._is_closed:
                     self._fork_server, self._orders = _start_fork_server()
                 raise RuntimeError(f"no child for the process group: the fork server has ended ({e})") from e
@@ -73,10 +84,10 @@ class IsolatedConnector:
 
 
 def _start_fork_server() -> "tuple[subprocess.Popen[bytes], socket.socket]":
-    """The process, and the socket for orders to it."""
+    """Return the process, and the socket for orders to it."""
     orders, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     orders.settimeout(START_TIMEOUT_S)
-    # -P: the training repository may have modules of its own by these names in its working directory.
+    # -P: the working directory may contain modules with the same names.
     program = "from agent_client.collectives.fork_server import main; main()"
     command = [sys.executable, "-P", "-c", program, str(theirs.fileno()), str(os.getpid())]
     with theirs:
@@ -84,7 +95,7 @@ def _start_fork_server() -> "tuple[subprocess.Popen[bytes], socket.socket]":
 
 
 class IsolatedGroup:
-    """all_reduce is for one thread at a time; abort for any."""
+    """Process group whose rank lives in a child. `abort` is safe in any thread; `all_reduce` is for one at a time."""
 
     def __init__(self, channel: socket.socket, pidfd: int, order: dict[str, Any], spec: GroupSpec) -> None:
         self._channel = channel
@@ -106,7 +117,11 @@ class IsolatedGroup:
         os.close(self._pidfd)
 
     def all_reduce(self, tensor: torch.Tensor, timeout_s: float | None = None) -> None:
-        """The sum over all ranks, in spec. Raises RuntimeError when a peer is lost; the group is of no use then."""
+        """Sum the tensor over all ranks, in place.
+
+        Raises:
+            RuntimeError: A peer is lost. The group is unusable then.
+        """
         limit_s = self._timeout_s if timeout_s is None else timeout_s
         size = tensor.numel() * tensor.itemsize
         descriptors = self._grow(size) if size > self._memory.numel() else []
@@ -118,12 +133,12 @@ class IsolatedGroup:
             tensor.copy_(shared)
 
     def abort(self) -> None:
-        """Kill the child, whose connections the kernel closes. From any thread; more than once does no harm."""
+        """Kill the child, whose connections the kernel closes. Safe in any thread; repeated calls have no effect."""
         with contextlib.suppress(ProcessLookupError):
             signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
 
     def _grow(self, size: int) -> list[int]:
-        """Map a larger memory; its descriptor, for the child."""
+        """Map a larger memory. Return its descriptor for the child."""
         descriptor = os.memfd_create("lighthouse")
         os.ftruncate(descriptor, max(_LEAST_BYTES, size))
         self._memory = mapped(os.dup(descriptor))

@@ -1,9 +1,14 @@
-"""A NCCL group that can be made anew and given up while a peer is dead or stopped.
+"""An NCCL group that can be aborted while a peer is dead or suspended.
 
-After an abort NCCL's kernels end, and their events look as if they had completed. So what has completed is looked at
-under the lock under which an abort is announced: a collective counts as done only if none was announced before.
-Whoever waits looks for NCCL's errors itself, and aborts the group at the first one. torch's watchdog, which looks ten
-times a second, must not be first: nccl_watchdog.py says why.
+After an abort NCCL's kernels end, and their events look as if they had completed. So a collective counts as done only
+if no abort was announced before its event was seen to complete; a lock orders the two (`Fence`).
+
+The waiting thread checks for NCCL errors itself and aborts the group at the first one. torch's watchdog checks ten
+times a second and must not be first. When it sees a failure it sleeps for a minute, so that all ranks of the job can
+dump their state, and notifies the monitor of the process's first NCCL group. That monitor dumps, sleeps for eight
+minutes and ends the process unless its group has ended. Code that destroys a group waits for both sleeps. This is meant
+for jobs that end with their first failure. The first sleep was seen with torch 2.11; the rest is from
+ProcessGroupNCCL.cpp. The variables in QUIET switch it off.
 """
 
 import contextlib
@@ -26,23 +31,13 @@ from agent_client.errors import ConfigurationError
 log = logging.getLogger(__name__)
 
 
-# -- nccl watchdog ------------------------------------------------------------
-#
-# What torch's watchdog of NCCL does when it is the first to see that a peer is lost, and how it is kept from that.
-#
-# The watchdog of a group looks at its collectives ten times a second. When one has failed, it sleeps for a minute, so
-# that all ranks of the job can dump what they did, and tells the monitor of the process's first NCCL group. That one
-# dumps, sleeps for eight minutes, and ends the process unless its group is over; who gives a group up waits for both
-# sleeps. It is meant for jobs that end with their first failure. The first sleep was seen with torch 2.11; the rest
-# is what ProcessGroupNCCL.cpp says.
-
 DUMP = "TORCH_NCCL_DUMP_ON_TIMEOUT"
 QUIET = {
-    "TORCH_NCCL_ASYNC_ERROR_HANDLING": "0",  # it ends the process; where groups are aborted, torch asks for 0
-    DUMP: "0",  # the monitor does not listen
+    "TORCH_NCCL_ASYNC_ERROR_HANDLING": "0",  # other values end the process, and aborts require 0
+    DUMP: "0",  # the monitor ignores failures
     "TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC": "0",  # a quarter of the watchdog's sleep
 }
-"""torch reads these when a group is made."""
+"""Environment in which a group is made. torch reads it only then."""
 
 WARNING = (
     f"the default process group has NCCL and was made with {DUMP} on, torch's default: torch may end this process "
@@ -52,7 +47,7 @@ WARNING = (
 
 
 def may_end_the_process(default_backends: str) -> bool:
-    """`default_backends`: of the default group, which was made in this environment."""
+    """Check whether torch may end this process after a loss, because of the default group's backends."""
     return "nccl" in default_backends and os.environ.get(DUMP, "1").lower() not in ("0", "n", "no", "f", "false")
 
 
@@ -62,9 +57,13 @@ NEVER = timedelta(days=365)
 
 class NcclConnector:
     def __init__(self, device: int | None = None) -> None:
-        """For the CUDA device of that number, or for the one that is current here.
+        """Choose the CUDA device.
 
-        Raises ConfigurationError without a device, or where torch was built without NCCL.
+        Args:
+            device: Number of the device. Default: the current device.
+
+        Raises:
+            ConfigurationError: There is no device, or torch was built without NCCL.
         """
         if not distributed.is_nccl_available() or not torch.cuda.is_available():
             raise ConfigurationError("process_group: nccl needs a CUDA device, and a torch that was built with NCCL")
@@ -85,24 +84,28 @@ class NcclConnector:
         )
 
     def close(self) -> None:
-        """Nothing is kept between groups."""
+        """Do nothing: no resource outlives a group."""
 
 
 class Fence:
-    """Between what has completed and what was aborted: a collective is on one side of it, for all threads."""
+    """Orders completions and the abort of a group, so that all threads see a collective on the same side."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._is_down = False
 
     def let_down(self) -> bool:
-        """To be called before an abort; whether it is the first."""
+        """Announce an abort. Return whether it is the first."""
         with self._lock:
             was_down, self._is_down = self._is_down, True
         return not was_down
 
     def has_passed(self, done: "Event") -> bool:
-        """Whether `done` has completed. Raises RuntimeError once an abort was announced."""
+        """Check whether `done` has completed.
+
+        Raises:
+            RuntimeError: An abort was announced.
+        """
         with self._lock:
             if self._is_down:
                 raise RuntimeError("the NCCL group was aborted")
@@ -110,13 +113,13 @@ class Fence:
 
 
 class Event(Protocol):
-    """As CUDA's."""
+    """The part of a CUDA event that is used here."""
 
     def query(self) -> bool: ...
 
 
 class Result(Protocol):
-    """How a collective has ended: 0 well."""
+    """Result code of a collective; 0 is success."""
 
     def done(self) -> bool: ...
 
@@ -124,21 +127,28 @@ class Result(Protocol):
 
 
 class Work(Protocol):
-    """As torch's of NCCL."""
+    """The part of NCCL's Work that is used here."""
 
     def is_completed(self) -> bool:
-        """Or it has failed: this looks for NCCL's errors."""
+        """Check whether the work has ended or failed. This looks for NCCL's errors."""
         ...
 
     def get_future_result(self) -> Result:
-        """Done as soon as somebody has seen an error."""
+        """Return the result, which is done as soon as any thread has seen an error."""
         ...
 
 
 def wait_for(work: Work, done: Event, fence: Fence, ends_at: float) -> None:
-    """Until `done`, an event recorded behind `work`, has passed the fence.
+    """Wait until `done`, an event recorded after `work`, has passed the fence.
 
-    Raises RuntimeError when the group was aborted, when a peer is lost, and after `ends_at`, on time.monotonic.
+    Args:
+        work: Work of NCCL.
+        done: Event.
+        fence: Fence of the group.
+        ends_at: Deadline on time.monotonic().
+
+    Raises:
+        RuntimeError: The group was aborted, a peer is lost, or the deadline has passed.
     """
     while not fence.has_passed(done):
         if work.is_completed() and _has_failed(work):
@@ -149,7 +159,10 @@ def wait_for(work: Work, done: Event, fence: Fence, ends_at: float) -> None:
 
 
 def _has_failed(work: Work) -> bool:
-    """An older torch cannot tell: then the wait ends with the quorum, or with its time."""
+    """Check for an error.
+
+    Older versions of torch cannot report one. The wait then ends with the quorum or with its time limit.
+    """
     if not hasattr(work, "get_future_result"):
         return False
     result = work.get_future_result()
@@ -157,12 +170,16 @@ def _has_failed(work: Work) -> bool:
 
 
 class NcclGroup:
-    """all_reduce is for one thread at a time; abort for any."""
+    """Process group over NCCL. `abort` is safe in any thread; `all_reduce` is for one at a time."""
 
     def __init__(
         self, store: Store, rank: int, size: int, device: torch.device, *, connect_timeout_s: float, timeout_s: float
     ) -> None:
-        """Meets all peers of the same `store`. Raises RuntimeError if one does not come within `connect_timeout_s`."""
+        """Connect to all peers that use the same `store`.
+
+        Raises:
+            RuntimeError: A peer does not connect within `connect_timeout_s`.
+        """
         self._device = device
         self._timeout_s = timeout_s
         self._fence = Fence()
@@ -177,9 +194,10 @@ class NcclGroup:
         enlist(self)
 
     def all_reduce(self, tensor: torch.Tensor, timeout_s: float | None = None) -> None:
-        """The sum over all ranks, in place; returns when it is there. What is on the CPU goes to the device and back.
+        """Sum the tensor over all ranks, in place, and wait for the sum. A CPU tensor is copied to the device and back.
 
-        Raises RuntimeError after an abort, or when its time is over; the group is of no use then.
+        Raises:
+            RuntimeError: The group was aborted, or the time limit has passed. The group is unusable then.
         """
         limit_s = self._timeout_s if timeout_s is None else timeout_s
         with torch.cuda.device(self._device), torch.no_grad():
@@ -195,7 +213,7 @@ class NcclGroup:
                 tensor.copy_(there)
 
     def abort(self) -> None:
-        """End every collective under way. From any thread; more than once does no harm."""
+        """End all running collectives. Safe in any thread; repeated calls have no effect."""
         if self._fence.let_down():
             self._backend.abort()
 
@@ -208,19 +226,19 @@ def _recorded() -> torch.cuda.Event:
 
 def _options() -> Any:
     options: Any = distributed.ProcessGroupNCCL.Options()
-    options.config.blocking = 0  # or else a peer that never comes is waited for without end
-    options._timeout = NEVER  # each collective has a time of its own
+    options.config.blocking = 0  # otherwise NCCL waits forever for a peer that never comes
+    options._timeout = NEVER  # each collective has its own limit
     return options
 
 
 def _default_backends() -> str:
-    """Of the default group, as torch says it: "cpu:gloo,cuda:nccl"; empty if there is none."""
+    """Return the backends of the default group, such as "cpu:gloo,cuda:nccl", or an empty text without one."""
     return distributed_c10d.get_backend_config() if distributed.is_initialized() else ""
 
 
 @contextlib.contextmanager
 def _environment(**variables: str) -> Generator[None]:
-    """torch reads these when a group is made; the script's own groups keep theirs."""
+    """Set variables while a group is made. torch reads them then, and the script's own groups keep theirs."""
     before = {name: os.environ.get(name) for name in variables}
     os.environ.update(variables)
     try:
@@ -233,16 +251,20 @@ def _environment(**variables: str) -> Generator[None]:
                 os.environ[name] = value
 
 
-# -- cuda streams -------------------------------------------------------------
-#
-# Work on a CUDA tensor that another thread does: in the order of the streams, and done when it says so.
-
 T = TypeVar("T")
 
 
 def in_stream_order(tensor: torch.Tensor, act: Callable[[], T]) -> Callable[[], T]:
-    """`act`, for another thread: begins when what the caller has queued on its stream is done, and returns when what
-    it queues itself is done. On the CPU `act` itself."""
+    """Prepare work on a CUDA tensor for another thread.
+
+    Args:
+        tensor: Tensor that `act` uses.
+        act: The work.
+
+    Returns:
+        A function that starts after everything queued on the caller's stream, calls `act`, and returns when the work
+        queued by `act` is done. For a CPU tensor, `act` itself.
+    """
     if not tensor.is_cuda:
         return act
     ready = torch.cuda.Event()

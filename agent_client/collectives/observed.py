@@ -1,6 +1,11 @@
-"""A process group of torch's whose collectives are marked: where the rank is, while it is in one, others can see.
+"""A torch process group whose collectives are recorded in the rank's progress, and the switch that keeps dynamo out.
 
-torch's modules run collectives of their own inside a replica group: DDP sends its buffers before each forward pass.
+torch's modules run their own collectives inside a replica group: DDP broadcasts its buffers before each forward pass.
+`ObservedGroup` shows others that the rank is inside such a collective.
+
+torch's C++ code calls back into Python in the middle of a compiled region, for the collectives of a process group and
+for hooks of the backward pass. Dynamo would trace each such call. Entering a step, a collective or a vote does not
+belong into a graph, so `never_compiled` excludes these functions. The code around them is compiled as before.
 """
 
 from collections.abc import Callable
@@ -13,25 +18,17 @@ from torch.distributed import ProcessGroup
 
 from agent_client.progress.progress import Progress
 
-# -- compiling ----------------------------------------------------------------
-#
-# torch.compile: what it must leave alone.
-#
-# torch's C++ code calls back into Python in the middle of a compiled region: a process group's collectives, the hook
-# of a backward pass. Each such call is a frame that dynamo would trace. Entering a step, a collective or a vote is no
-# part of a graph, and what surrounds it is compiled as before.
-
 Function = TypeVar("Function", bound=Callable[..., Any])
 TORCHS_FRAMES = ("torch._compile", "torch._dynamo.")
 
 
 def never_compiled(function: Function) -> Function:
-    """Neither `function` nor what it calls. Imports dynamo when first called, as torch's optimizers do."""
+    """Exclude `function` and everything it calls from torch.compile. The first call imports dynamo."""
     return _disabled(function, recursive=True)
 
 
 def not_itself_compiled(function: Function) -> Function:
-    """Not `function`, but what it calls: the script's module, the optimizer's step."""
+    """Exclude `function`, but not the functions it calls, such as the script's module."""
     return _disabled(function, recursive=False)
 
 
@@ -51,7 +48,7 @@ def _disabled(function: Function, *, recursive: bool) -> Function:
 
 
 def _leave_out_torchs_frames(error: BaseException) -> None:
-    """Between the caller and the function a traceback shows two frames of torch that say nothing of the error."""
+    """Remove two frames of torch from the traceback, which say nothing about the error."""
     here = error.__traceback__
     inner = here and here.tb_next
     while inner is not None and inner.tb_frame.f_globals.get("__name__", "").startswith(TORCHS_FRAMES):
@@ -83,7 +80,7 @@ _OTHERS = ("recv", "recv_anysource", "send")
 
 
 class ObservedGroup(ProcessGroup):
-    """Does what `ranks` does."""
+    """Passes every call on to `ranks`, and records collectives."""
 
     def __init__(self, ranks: ProcessGroup, progress: Progress) -> None:
         super().__init__(ranks.rank(), ranks.size())  # pyright: ignore[reportCallIssue]
@@ -106,7 +103,7 @@ class ObservedGroup(ProcessGroup):
 
 
 def first_tensor(args: tuple[Any, ...]) -> Tensor | None:
-    """Of a collective's."""
+    """Return the first tensor in the arguments of a collective."""
     first: object = args
     while isinstance(first, list | tuple) and first:
         first = cast("Any", first)[0]

@@ -1,4 +1,9 @@
-"""The same rank of the other replica groups: one process group, made anew for every quorum."""
+"""Connection to the same rank of the other replica groups: one process group, recreated for each quorum.
+
+The group is connected on a separate thread, because gloo cannot be interrupted while it waits for a peer that never
+comes. A revoke ends collectives that are running. A quorum whose group was dropped is never connected again, because
+its peers may not know yet and would not come.
+"""
 
 import contextlib
 import logging
@@ -19,18 +24,25 @@ log = logging.getLogger(__name__)
 
 STORE_PREFIX = "lighthouse"
 MEETING_PARTS = 3
-"""A store, a group, and with NCCL a first collective: each has `connect_timeout_s`. gloo takes five times as long."""
+"""Connecting has three parts, each limited by `connect_timeout_s`: store, group, and NCCL's first collective. gloo may
+take five times as long."""
 
 
 class Peers:
-    """`host` is the address of this host that the peers can reach, `process_group` one of collectives/connectors.py.
-
-    configure, all_reduce and exchange belong to one thread, revoke and drop are for any.
-    """
+    """Process group of one rank. `revoke` and `drop` are safe in any thread; all other methods are for one thread."""
 
     def __init__(
         self, group_rank: int, host: str, *, connect_timeout_s: float, timeout_s: float, process_group: str = "gloo"
     ) -> None:
+        """Prepare without connecting.
+
+        Args:
+            group_rank: Rank inside the replica group.
+            host: Address of this host that the peers can reach.
+            connect_timeout_s: Time limit for each part of connecting.
+            timeout_s: Default time limit of a collective.
+            process_group: Kind of the group (collectives/connectors.py).
+        """
         self._group_rank = group_rank
         self._host = host
         self._connect_timeout_s = connect_timeout_s
@@ -38,7 +50,7 @@ class Peers:
         self._process_group = process_group
         self._connector = connector(process_group)
         self.last_reconfiguration_s = 0.0
-        """How long giving up the last group and making the present one took."""
+        """Duration of the last change from one group to the next."""
         self._lock = threading.Lock()
         self._quorum_id: int | None = None
         self._place, self._size = 0, 1
@@ -46,9 +58,15 @@ class Peers:
         self._meeting: threading.Thread | None = None
 
     def configure(self, assignment: Assignment, why_revoked: Callable[[], str | None]) -> None:
-        """Meet the participants, once a quorum: an unchanged quorum_id costs nothing. Raises RuntimeError if one does
-        not come in time, if this quorum's group was given up, and if the quorum is revoked, or was before:
-        `why_revoked` says so."""
+        """Connect to the participants of a new quorum. An unchanged quorum_id costs nothing.
+
+        Args:
+            assignment: This rank's assignment.
+            why_revoked: Returns the reason if the quorum has been revoked already.
+
+        Raises:
+            RuntimeError: A participant does not connect in time, the quorum is revoked, or its group was dropped.
+        """
         if assignment.quorum_id == self._quorum_id:
             self._met.result()
             return
@@ -74,14 +92,25 @@ class Peers:
         log.info("quorum %d: process group (%s) of %d made in %.3f s", assignment.quorum_id, kind, size, took_s)
 
     def all_reduce(self, tensor: Tensor, timeout_s: float) -> None:
-        """The sum over the participants, in place. Raises RuntimeError when a peer is lost."""
+        """Sum the tensor over the participants, in place.
+
+        Raises:
+            RuntimeError: A peer is lost.
+        """
         if self._quorum_id is None:
             raise RuntimeError("no process group exists before the first quorum")
         if (group := self._met.result()) is not None:
             group.all_reduce(tensor, timeout_s)
 
     def exchange(self, words: Sequence[int], timeout_s: float) -> list[tuple[int, ...]]:
-        """What each participant says, by replica_rank; all say equally many int64. Raises as all_reduce does."""
+        """Send one row of int64 to all participants. All rows have the same length.
+
+        Returns:
+            The rows, by replica_rank.
+
+        Raises:
+            RuntimeError: A peer is lost.
+        """
         row = torch.tensor(words, dtype=torch.int64)
         group = self._met.result() if self._quorum_id is not None else None
         if isinstance(group, GlooGroup):
@@ -93,20 +122,22 @@ class Peers:
         return [tuple(each) for each in table.tolist()]
 
     def revoke(self, quorum_id: int | None, reason: str) -> None:
-        """End what is under way in that quorum, or in any; what has completed has completed."""
+        """End the running collectives of that quorum, or of any with None. Finished collectives stay valid."""
         with self._lock:
             if self._quorum_id is not None and quorum_id in (None, self._quorum_id):
                 self._end(f"quorum {self._quorum_id} was revoked: {reason}")
 
     def drop(self) -> None:
-        """End what is under way, for the peers too. A quorum whose group was given up is not met again: its peers may
-        not know yet, and would not come. The next one is met anew."""
+        """End the running collectives, at the peers too. This quorum cannot be connected again."""
         with self._lock:
             if self._quorum_id is not None:
                 self._end(f"the process group of quorum {self._quorum_id} was abandoned")
 
     def close(self) -> None:
-        """Drop the group; no other can be made. Who still meets peers is waited for: the interpreter may end next."""
+        """Drop the group permanently.
+
+        Waits for a thread that is still connecting, because the interpreter may exit next.
+        """
         self.drop()
         if self._meeting is not None:
             self._meeting.join(self._connect_timeout_s)
@@ -117,16 +148,16 @@ class Peers:
         ended.set_exception(RuntimeError(reason))
         met, self._met = self._met, ended
         try:
-            met.set_exception(RuntimeError(reason))  # they are still meeting: nobody waits for that any more
+            met.set_exception(RuntimeError(reason))  # still connecting: end the wait for it
         except InvalidStateError:
             if met.exception() is None and (group := met.result()) is not None:
                 group.abort()
 
     def _meet(self, assignment: Assignment, met: "Future[RankGroup | None]") -> None:
-        """On a thread of its own: gloo cannot be told that a peer will never come, so it is left to find out."""
+        """Connect on a separate thread."""
         try:
             group = self._connect(assignment) if assignment.replica_world_size > 1 else None
-        except Exception as e:  # noqa: BLE001  it belongs to who waits for the peers
+        except Exception as e:  # noqa: BLE001  `configure` raises it
             with contextlib.suppress(InvalidStateError):
                 met.set_exception(e)
             return
@@ -139,7 +170,7 @@ class Peers:
     def _connect(self, assignment: Assignment) -> RankGroup:
         spec = GroupSpec(
             store_address=assignment.store_address,
-            # A script with a client of its own knows no secret: where one takes part, the name is that of the document.
+            # Scripts with another client know no secret. If one takes part, use the documented name.
             prefix=meeting_name(
                 f"{STORE_PREFIX}/{assignment.quorum_id}/{self._group_rank}",
                 assignment.secret if assignment.compares else "",

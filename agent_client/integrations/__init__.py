@@ -1,1 +1,1 @@
-"""Trainers of other libraries, each module with its own: transformers, lightning, accelerate, torchtitan."""
+"""Integrations of transformers, lightning, accelerate and torchtitan, one module each."""

@@ -73,7 +73,7 @@ class FaultTolerantAccelerator(Accelerator):
         self._ddp_options = ddp_options or {}
         self._data_seed = data_seed
         self.drawn: Drawn | None = None
-        """The batch that the loop has, until it is enclosed by `accumulate()`."""
+        """Batch that the loop has received and not yet passed through `accumulate()`."""
         self._is_last = True
 
     def prepare(self, *args: Any, device_placement: list[bool] | None = None) -> Any:
@@ -125,12 +125,12 @@ class FaultTolerantAccelerator(Accelerator):
 
     @contextlib.contextmanager
     def no_sync(self, model: Any) -> Generator[None]:
-        """Reduces in the last batch of a step, also where a group is a single process."""
+        """Reduce in the last batch of a step only, even if a group is a single process."""
         with model.no_sync() if isinstance(model, DistributedDataParallel) else super().no_sync(model):
             yield
 
     def _do_sync(self) -> None:
-        """In `accumulate()`: a step ends with the last of this rank's batches."""
+        """Synchronize in the last of this rank's batches in a step. `accumulate()` calls this."""
         super()._do_sync()
         if self.drawn is not None:
             self._is_last, self.drawn = self.drawn.is_last, None
@@ -144,7 +144,7 @@ class FaultTolerantAccelerator(Accelerator):
 
 
 class _OnDevice:
-    """Batches on the device of this rank. Its length is that of a run in which no step is discarded."""
+    """Batches on the device of this rank. The length assumes that no step is discarded."""
 
     def __init__(self, loader: StepLoader, accelerator: FaultTolerantAccelerator, length: int | None) -> None:
         self._loader, self._accelerator, self._length = loader, accelerator, length
@@ -158,7 +158,11 @@ class _OnDevice:
         return True
 
     def __iter__(self) -> Iterator[Any]:
-        """Raises ConfigurationError if a loop does not enclose a step of several batches by `accumulate()`."""
+        """Yield the batches.
+
+        Raises:
+            ConfigurationError: The loop does not enclose a step of several batches in `accumulate()`.
+        """
         accelerator = self._accelerator
         for drawn, batch in self._loader.drawn(several=True):
             accelerator.drawn = drawn

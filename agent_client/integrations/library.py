@@ -1,4 +1,7 @@
-"""A library that is not there: how to install it."""
+"""Common parts of the integrations: import errors with advice, checks of `max_steps`, and the state that heals.
+
+Each module of this package integrates one library, which may be missing.
+"""
 
 import contextlib
 from collections.abc import Generator, Sequence
@@ -10,22 +13,29 @@ from agent_client.step.agent import Agent
 
 @contextlib.contextmanager
 def library(name: str, requirement: str) -> Generator[None]:
-    """Enclose its imports. `requirement`: what pip installs. Raises ModuleNotFoundError, with the command."""
+    """Enclose the imports of a library.
+
+    Args:
+        name: Top-level module of the library.
+        requirement: Requirement for pip.
+
+    Raises:
+        ModuleNotFoundError: The library is not installed. The message contains the command that installs it.
+    """
     try:
         yield
     except ModuleNotFoundError as e:
         if (e.name or "").partition(".")[0] != name:
-            raise  # one that the library itself lacks
+            raise  # the library is installed and lacks a dependency
         raise ModuleNotFoundError(f"{name} is not installed: pip install '{requirement}'", name=e.name) from e
 
 
-# -- steps --------------------------------------------------------------------
-#
-# What every trainer's steps have in common: how many there are, and what heals with them.
-
-
 def check_max_steps(max_steps: int) -> None:
-    """Raises ConfigurationError where a training does not end by the number of its steps."""
+    """Check that a number of steps ends the training.
+
+    Raises:
+        ConfigurationError: There is none.
+    """
     if max_steps <= 0:
         raise ConfigurationError(
             "max_steps: give the number of steps to commit; an epoch has another number of steps whenever a replica "
@@ -40,6 +50,11 @@ def epochs_of(agent: Agent) -> float:
 
 
 def healing_beside(scaler: Any, schedulers: Sequence[Any] = ()) -> dict[str, Any]:
-    """For TrainState: what heals beside the model and its optimizer. `scaler`: None: there is none."""
+    """Return the entries for TrainState in addition to model and optimizer.
+
+    Args:
+        scaler: GradScaler, or None.
+        schedulers: Schedulers, in an order that is the same in all groups.
+    """
     found = {f"scheduler_{number}": scheduler for number, scheduler in enumerate(schedulers)}
     return found if scaler is None else {**found, "scaler": scaler}

@@ -30,7 +30,7 @@ with library("lightning", "lightning>=2.6"):
     from lightning.pytorch.trainer.states import RunningStage
 
 AGENT_KEY = "lighthouse_agent"
-"""In each checkpoint: what names the state that it holds."""
+"""Key in each checkpoint whose value identifies the saved state."""
 
 
 class FaultTolerantStrategy(SingleDeviceStrategy):
@@ -74,12 +74,12 @@ class FaultTolerantStrategy(SingleDeviceStrategy):
         self._ddp_options = ddp_options or {}
         self._data_seed = data_seed
         self._others: list[Any] = []
-        """The microbatches of this rank beside the one that Lightning has."""
+        """Microbatches of this rank, except the first one, which Lightning has received."""
         self._arguments: tuple[Any, ...] = ()
 
     @property
     def is_global_zero(self) -> bool:
-        """Whether this rank writes its replica group's logs and checkpoints."""
+        """True if this rank writes the logs and checkpoints of its replica group."""
         return self.global_rank == 0
 
     def setup_optimizers(self, trainer: Any) -> None:
@@ -95,7 +95,7 @@ class FaultTolerantStrategy(SingleDeviceStrategy):
         schedulers = [config.scheduler for config in self.lr_scheduler_configs]
         others = healing_beside(getattr(self.precision_plugin, "scaler", None), schedulers)
         if self.agent is not None:
-            self.agent.close()  # of an earlier fit()
+            self.agent.close()  # the Agent of an earlier fit()
         self.agent = agent = Agent.from_env(state=TrainState(module, inner, **others), **self._agent_options)
         self.optimizers = [FaultTolerantOptimizer(inner, agent)]
         for config in self.lr_scheduler_configs:
@@ -103,7 +103,7 @@ class FaultTolerantStrategy(SingleDeviceStrategy):
         self.model = DistributedDataParallel(self.model, agent, **self._ddp_options)
 
     def process_dataloader(self, dataloader: Any) -> Any:
-        """The batches of the training are chosen by the step."""
+        """Replace the training loader by one whose batches the step chooses."""
         trainer = self.lightning_module.trainer
         if trainer.state.stage is not RunningStage.TRAINING:
             return dataloader
@@ -117,22 +117,22 @@ class FaultTolerantStrategy(SingleDeviceStrategy):
         super().on_train_start()
         trainer = self.lightning_module.trainer
         if trainer.val_check_interval == 1.0 and trainer.check_val_every_n_epoch is not None:
-            trainer.val_check_batch = float("inf")  # at the end of an epoch, which optimizer_step() sees
+            trainer.val_check_batch = float("inf")  # optimizer_step() ends the epoch
 
     def take(self, microbatches: list[Any]) -> Any:
-        """Return the first of them, for Lightning's loop; `backward` computes the others."""
+        """Return the first microbatch for Lightning's loop. `backward` computes the others."""
         first, *self._others = microbatches
         return first
 
     def training_step(self, *args: Any, **kwargs: Any) -> Any:
-        """Reduces in the last batch of a step."""
+        """Run the forward pass. Reduce in the last batch of a step only."""
         is_last = not (self._others or self.lightning_module.trainer.fit_loop._should_accumulate())
         self.model.require_backward_grad_sync = is_last
         self._arguments = args[1:]
         return super().training_step(*args, **kwargs)
 
     def backward(self, closure_loss: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
-        """Also of the other microbatches of this rank."""
+        """Run the backward passes of all microbatches of this rank."""
         loss = super().backward(closure_loss, *args, **kwargs)
         while self._others:
             super().backward(self._loss_of(self._others.pop(0)), *args, **kwargs)
@@ -141,13 +141,13 @@ class FaultTolerantStrategy(SingleDeviceStrategy):
     def _loss_of(self, batch: Any) -> torch.Tensor:
         module, trainer = self.lightning_module, self.lightning_module.trainer
         batch = module._on_before_batch_transfer(trainer.precision_plugin.convert_input(batch), dataloader_idx=0)
-        named, module._current_fx_name = module._current_fx_name, "training_step"  # which may log
+        named, module._current_fx_name = module._current_fx_name, "training_step"  # the training step may log
         result = self.training_step(self.batch_to_device(batch, dataloader_idx=0), *self._arguments)
         module._current_fx_name = named
         return (result["loss"] if isinstance(result, Mapping) else result) / trainer.accumulate_grad_batches
 
     def optimizer_step(self, optimizer: Any, closure: Callable[[], Any], model: Any = None, **kwargs: Any) -> Any:
-        """A step: the closure, the vote, and the gradients applied. Lightning counts it when this returns."""
+        """Run the closure, vote, and apply the gradients. Lightning counts the step when this returns."""
         begun = int(epochs_of(self.agent))
         result = super().optimizer_step(optimizer, closure, model, **kwargs)
         fit_loop = self.lightning_module.trainer.fit_loop
@@ -192,8 +192,11 @@ def _refuse(trainer: Any, module: Any, optimizers: list[Any], configs: list[Any]
 
 
 class _Batches:
-    """The training batches. Lightning reads one ahead from a loader without a length, so this has one: that of a run in
-    which no step is discarded. The strategy ends the epochs."""
+    """The training batches.
+
+    The length is that of a run in which no step is discarded. Lightning would read a batch ahead if there were no
+    length. The strategy ends the epochs.
+    """
 
     def __init__(self, loader: StepLoader, trainer: Any, strategy: FaultTolerantStrategy) -> None:
         self._loader, self._trainer, self._strategy = loader, trainer, strategy
@@ -203,4 +206,4 @@ class _Batches:
 
     def __iter__(self) -> Iterator[Any]:
         yield from map(self._strategy.take, self._loader.microbatches())
-        self._trainer.should_stop = True  # also where a peer's state came, which has all steps
+        self._trainer.should_stop = True  # needed if the state of a peer that has finished was installed

@@ -1,10 +1,10 @@
-"""torchtitan with torchft on Lighthouse: python -m agent_client.integrations.torchtitan ARGUMENTS...
+"""Run torchtitan's torchft trainer on Lighthouse.
 
     torchrun --nproc_per_node=4 -m agent_client.integrations.torchtitan --job.config_file llama3_8b.toml \\
         --fault_tolerance.enable --fault_tolerance.group_size=2 --fault_tolerance.replica_id=0
 
-It runs the trainer of the installed torchtitan that uses torchft, and refuses one that would train alone. A group that
-heals gets the present learning rate of its source; torchtitan itself would serve that of the first step.
+It runs the trainer of the installed torchtitan that uses torchft, and refuses one that would train alone. A healing
+group receives the present learning rate of its source, whereas torchtitan itself would serve that of the first step.
 """
 
 import importlib
@@ -17,7 +17,7 @@ import torch
 from agent_client.torchft.__main__ import run_module
 
 TRAINERS = ("torchtitan.experiments.ft.train", "torchtitan.train")
-"""Of 0.2.2 and before; and of 0.3.0, where `--module torchft.llama3` chooses it."""
+"""Module of torchtitan 0.2.2 and older, and of 0.3.0, where `--module torchft.llama3` selects it."""
 CONTAINERS = (
     ("torchtitan.components.optimizer", "FTOptimizersContainer"),
     ("torchtitan.experiments.torchft.optimizer", "TorchFTOptimizersContainer"),
@@ -25,7 +25,6 @@ CONTAINERS = (
 
 
 def exists(name: str) -> bool:
-    """Whether there is such a module."""
     try:
         return importlib.util.find_spec(name) is not None
     except ModuleNotFoundError:
@@ -33,7 +32,11 @@ def exists(name: str) -> bool:
 
 
 def trainer() -> str:
-    """The module to run. Raises SystemExit without torchtitan."""
+    """Return the name of the module to run.
+
+    Raises:
+        SystemExit: torchtitan is not installed.
+    """
     found = next((name for name in TRAINERS if exists(name)), None)
     if found is None:
         raise SystemExit("torchtitan is not installed: pip install torchtitan")
@@ -41,10 +44,10 @@ def trainer() -> str:
 
 
 def mend() -> None:
-    """An optimizer's state is served with its present hyperparameters, and not with those of its first step.
+    """Make the optimizers serve their present hyperparameters. They would serve the initial values.
 
-    It is asked for on a thread of torchft's while the forward pass of FSDP puts other parameters into the modules, so
-    it cannot be collected anew there. Its tensors are the optimizer's own.
+    torchft requests the state on another thread, while FSDP's forward pass replaces parameters of the modules, so it
+    cannot be collected again at that time. The tensors in it are the optimizer's own and need no update.
     """
     for module, name in CONTAINERS:
         container: Any = getattr(importlib.import_module(module), name, None) if exists(module) else None
@@ -53,7 +56,10 @@ def mend() -> None:
 
 
 def serving_present(state_dict: Callable[[Any], dict[str, Any]]) -> Callable[[Any], dict[str, Any]]:
-    """Of a container, whose optimizers all have one parameter group and the same hyperparameters."""
+    """Wrap the state_dict() of a container.
+
+    Its optimizers have one parameter group each, with equal hyperparameters.
+    """
 
     def present(container: Any) -> dict[str, Any]:
         [group] = container.optimizers[0].param_groups

@@ -5,8 +5,9 @@
     trainer = FaultTolerantTrainer(model=model, args=TrainingArguments(max_steps=1000, ...), train_dataset=data)
     trainer.train()
 
-Counts are those of the Agent: `state.global_step` is the number of committed steps, and an epoch ends when all groups
-together have trained on each sample, so logs, checkpoints, evaluations and the end come at the same step in all groups.
+The Agent's counts replace the Trainer's: `state.global_step` is the number of committed steps, and an epoch ends when
+all groups together have trained on each sample. So logs, checkpoints, evaluations and the end come at the same step in
+all groups.
 Other counts of the Trainer and its callbacks (the best metric, the patience of early stopping) heal as well. A
 StepLoader chooses the batches by the step. Each group needs its own `output_dir` for its checkpoints.
 """
@@ -35,9 +36,9 @@ with library("transformers", "transformers>=5"):
 log = logging.getLogger(__name__)
 
 AGENT_FILE = "lighthouse_agent.json"
-"""In each checkpoint: what names the state that it holds."""
+"""File in each checkpoint that identifies the saved state."""
 HEALING_FIELDS = ("best_metric", "best_global_step", "num_input_tokens_seen", "total_flos")
-"""Of TrainerState, beside the log and the best checkpoint."""
+"""Fields of TrainerState that heal, in addition to the log and the best checkpoint."""
 
 
 class FaultTolerance:
@@ -86,7 +87,7 @@ class FaultTolerance:
         return self.optimizer
 
     def create_scheduler(self, num_training_steps: int, optimizer: Any = None) -> Any:
-        """The scheduler moves with committed steps; its state heals."""
+        """Make a scheduler that moves with committed steps, and register its state."""
         inner = super().create_scheduler(num_training_steps, optimizer)
         if not isinstance(inner, FaultTolerantScheduler):
             self.agent.state.others["scheduler"] = inner
@@ -94,7 +95,7 @@ class FaultTolerance:
         return self.lr_scheduler
 
     def get_train_dataloader(self) -> Any:
-        """Batches of the Trainer's own data set, collation and workers, chosen by the step."""
+        """Return batches of the Trainer's data set, collator and workers, chosen by the step."""
         plain = super().get_train_dataloader()
         self.create_optimizer()
         loader = StepLoader.of(
@@ -121,7 +122,14 @@ class FaultTolerance:
         return super()._get_num_items_in_batch(batches, device)
 
     def training_step(self, model: Any, inputs: Any, *args: Any, **kwargs: Any) -> torch.Tensor:
-        """Reduces in the last batch of a step. `inputs`: one for each microbatch of this rank."""
+        """Compute the mean loss and the gradients. Reduce in the last batch of a step only.
+
+        Args:
+            model: The model.
+            inputs: One batch for each microbatch of this rank.
+            *args: As for the Trainer.
+            **kwargs: As for the Trainer.
+        """
         losses: list[torch.Tensor] = []
         microbatches = _as_list(inputs)
         for number, each in enumerate(microbatches):
@@ -140,12 +148,12 @@ class FaultTolerance:
     def _wrap_model(self, model: Any, training: bool = True, dataloader: Any = None) -> Any:
         if not training or isinstance(model, DistributedDataParallel):
             return model
-        prepared = self.accelerator.prepare_model(model, evaluation_mode=True)  # its autocast and its compilation
+        prepared = self.accelerator.prepare_model(model, evaluation_mode=True)  # applies autocast and compilation
         unused = bool(self.args.ddp_find_unused_parameters)
         return DistributedDataParallel(prepared, self.agent, find_unused_parameters=unused)
 
     def _maybe_log_save_evaluate(self, *args: Any, **kwargs: Any) -> None:
-        """Not after a discarded step, whose number has been seen already."""
+        """Log, save and evaluate, unless the step was discarded and its number has been seen before."""
         if self.agent.was_committed:
             super()._maybe_log_save_evaluate(*args, **kwargs)
         else:
@@ -177,7 +185,7 @@ class FaultTolerantTrainer(FaultTolerance, Trainer):
 
 
 class _Microbatches:
-    """The training batches, in lists: one for each microbatch of this rank."""
+    """The training batches, as lists with one batch for each microbatch of this rank."""
 
     def __init__(self, loader: StepLoader) -> None:
         self._loader = loader
@@ -191,7 +199,7 @@ def _as_list(inputs: Any) -> list[Any]:
 
 
 class _Counts(TrainerCallback):
-    """First of all callbacks: the others decide by these numbers."""
+    """Sets the counts of the Agent. It runs before all other callbacks, which use them."""
 
     def __init__(self, trainer: FaultTolerance) -> None:
         self._trainer = trainer
@@ -200,7 +208,7 @@ class _Counts(TrainerCallback):
     def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         trainer: Any = self._trainer
         self._begun = epochs_of(trainer.agent)
-        if state.global_step != trainer.agent.current_step:  # it has healed: the mean loss is of the steps since then
+        if state.global_step != trainer.agent.current_step:  # after a heal the mean loss starts again
             state.global_step = trainer._globalstep_last_logged = trainer.agent.current_step
             trainer._tr_loss.zero_()
 
@@ -213,7 +221,7 @@ class _Counts(TrainerCallback):
 
 
 class _Progress:
-    """What the Trainer and its callbacks count, as one text: it grows with the log, which is written anew only then."""
+    """Counts of the Trainer and its callbacks, as text. The log is only encoded again when it grows."""
 
     def __init__(self, trainer: FaultTolerance) -> None:
         self._trainer: Any = trainer
@@ -241,17 +249,17 @@ class _Progress:
         self._logged = len(trainer.state.log_history), state_dict["log"]
 
     def replay_step(self) -> None:
-        """Each step that is caught up leaves it as it is."""
+        """Do nothing when a step is caught up."""
 
     def _callbacks(self) -> Iterator[Any]:
-        """Those with a state; not what the Trainer decides in each step by itself."""
+        """Yield callbacks with a state, except the Trainer's control, which is decided in each step."""
         callbacks = self._trainer.callback_handler.callbacks
         return (
             each for each in callbacks if isinstance(each, ExportableState) and not isinstance(each, TrainerControl)
         )
 
     def _find_checkpoint(self, best: str | None) -> str | None:
-        """This group's own, or else that of the group that it heals from, if it can be read here."""
+        """Return this group's copy of the checkpoint, or the source's if this host can read it, or None."""
         if best is None:
             return None
         places = [Path(self._trainer.args.output_dir, Path(best).name), Path(best)]

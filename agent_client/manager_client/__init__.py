@@ -1,1 +1,1 @@
-"""This rank's requests, votes and watch at its manager."""
+"""Connection of a rank to the manager of its group: requests, votes and watch."""

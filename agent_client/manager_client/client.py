@@ -1,7 +1,12 @@
-"""A rank's side of its manager: the requests for quorums, the votes, and the grants that come with them.
+"""Connection of a rank to the manager of its group.
 
-What the manager tells by itself comes by the watch (watch.py). A manager that has ended may be started again: for
-a while it is waited for.
+`ManagerConnection` requests quorums and sends votes. Grants for the next step arrive with the answer to a vote.
+Messages that the manager sends on its own arrive on the rank's watch (watch.py).
+
+A manager may be restarted after a crash, so a lost manager is tolerated for a while before the rank gives up.
+
+`Presence` makes a rank visible to its manager while it waits for the other ranks of its group. `ExitReport` reports the
+exception that ends a rank. `WaitLog` logs what a long wait for a quorum is waiting for.
 """
 
 import contextlib
@@ -28,18 +33,14 @@ from lighthouse_runtime.client.clients import ManagerClient
 log = logging.getLogger(__name__)
 
 
-# -- presence -----------------------------------------------------------------
-#
-# A rank that waits for the other ranks of its group: seen by its manager, and told which of them are missing.
-
-LOOKED_EVERY_S = 1.0
+LOOKED_EVERY_S = 1.0  # interval at which a waiting rank looks for a change of the missing ranks
 
 
 class Presence:
-    """A context manager, whose end closes the watch that `show` has opened.
+    """Shows the manager that this rank waits for the other ranks of its group, and logs which ranks are missing.
 
-    The Agent's own watch, of the same `rank_incarnation`, takes its place. `meeting_place` is where the ranks of the
-    group find each other.
+    Leaving the `with` block closes the watch. The Agent's own watch has the same `rank_incarnation` and takes its
+    place.
     """
 
     def __init__(self, group_rank: int, meeting_place: str) -> None:
@@ -51,7 +52,10 @@ class Presence:
         self._watch: RankWatch | None = None
 
     def show(self, manager_address: str) -> None:
-        """Returns within a few seconds, also if the manager does not answer: the request for a quorum reports that."""
+        """Open the watch.
+
+        Returns within a few seconds even if the manager does not answer: the later request for a quorum reports that.
+        """
         progress = Progress()
         progress.waiting_for("the other ranks of its group").__enter__()
         self._client = ManagerClient(manager_address)
@@ -78,7 +82,7 @@ class Presence:
             self._client.close()
 
     def _log(self, watch: RankWatch) -> None:
-        """Each change of what the manager says is missing."""
+        """Log each change of the missing ranks that the manager reports."""
         told = ""
         while not self._closed.wait(LOOKED_EVERY_S):
             if watch.waiting_for not in ("", told):
@@ -86,16 +90,11 @@ class Presence:
                 log.warning("rank %d waits for the group at %s: %s", self._group_rank, self._meeting_place, told)
 
 
-# -- exit report --------------------------------------------------------------
-#
-# Reports to the manager, at once, the exception by which a rank ends.
-#
-# Such an exception is uncaught, or leaves the `with` block of the Agent. A forked child reports nothing for its
-# parent.
-
-
 class ExitReport:
-    """Calls `report` at most once. It stands in sys.excepthook from `install` to `uninstall`."""
+    """Reports the exception that ends this rank to its manager, at most once.
+
+    The exception is either uncaught or leaves the `with` block of the Agent. A forked child reports nothing.
+    """
 
     def __init__(self, report: Callable[[str], None]) -> None:
         self._report = report
@@ -108,13 +107,17 @@ class ExitReport:
         self._before, sys.excepthook = sys.excepthook, self._hook
 
     def uninstall(self) -> None:
-        """If another hook was installed since, it stays, and this one passes on."""
+        """Restore the former hook.
+
+        A hook that was installed later stays in place. It continues to call this hook, which then only passes
+        exceptions on.
+        """
         self._is_over = True
         if sys.excepthook is self._hook:
             sys.excepthook = self._before
 
     def send(self, error: BaseException | None) -> None:
-        """Report a failure: a clean exit and a drained group are none."""
+        """Report `error`, unless it is a clean exit or a drained group."""
         is_good = error is None or isinstance(error, GroupDrained) or (isinstance(error, SystemExit) and not error.code)
         if is_good or self._is_over or os.getpid() != self._pid:
             return
@@ -128,15 +131,14 @@ class ExitReport:
             self._before(kind, error, trace)
 
 
-# -- wait log -----------------------------------------------------------------
-#
-# A rank's own lines on a wait for a quorum that lasts: what for. On a thread of its own, since the request blocks.
-
-CLOSED_WITHIN_S = 1.0
+CLOSED_WITHIN_S = 1.0  # for the thread of a WaitLog
 
 
 class WaitLog:
-    """`waiting_for` says it, in words; it is asked on that thread."""
+    """Logs what a long wait for a quorum is waiting for, on a separate thread, because the request itself blocks.
+
+    `waiting_for` is called on that thread and returns the text to log.
+    """
 
     def __init__(self, group_rank: int, waiting_for: Callable[[], str]) -> None:
         self._group_rank = group_rank
@@ -149,7 +151,7 @@ class WaitLog:
 
     @contextlib.contextmanager
     def waiting(self, step: int) -> Generator[None]:
-        """A request for the quorum of that step is under way. An exception that leaves the block is no answer."""
+        """Return a block that encloses the request for the quorum of `step`. An exception cancels the wait."""
         self._begin(step)
         try:
             yield
@@ -161,7 +163,7 @@ class WaitLog:
         with self._changed:
             line = self._wait.answered(time.monotonic())
             if line:
-                self._changed.notify()  # it looks again late in a wait that it has spoken of
+                self._changed.notify()  # the thread may sleep until its next line, which is not due any more
         if line:
             log.info("rank %d, step %d: %s", self._group_rank, step, line)
 
@@ -200,19 +202,14 @@ class WaitLog:
 ALIVE_TIMEOUT_S = 5.0
 FIRST_BACKOFF_S = 0.05
 MAX_BACKOFF_S = 1.0
-# After a drain the group's peers may still read what this rank has sent them.
+# After a drain the peers may still read data that this rank has sent.
 STAYS_AFTER_DRAIN_S = 10.0
-COUNTED_BEFORE_CLOSE_S = 1.0
+COUNTED_BEFORE_CLOSE_S = 1.0  # limit for the answer to a vote when the rank closes
 DRAIN_TIMEOUT_S = 5.0
 
 
 class ManagerConnection:
-    """`on_revoked(quorum_id, reason)` is called on the watch's thread; None stands for every quorum of before.
-
-    `on_group_lost(reason)`, on the same thread: a rank of the group is gone for good; what waits for it is to be ended.
-    `returns_within_s`: how long a manager that has ended is waited for. `progress`: what it is told of where this rank
-    is, twice a second, from the thread that sends the votes.
-    """
+    """Requests, votes and watch of one rank at its manager. Requests and votes are for one thread."""
 
     def __init__(
         self,
@@ -225,6 +222,17 @@ class ManagerConnection:
         returns_within_s: float,
         progress: Progress | None = None,
     ) -> None:
+        """Prepare the connection without contacting the manager.
+
+        Args:
+            address: Address of the manager; may contain its secret.
+            group_rank: Rank inside the replica group.
+            rank_incarnation: Name of this process, which no other process has.
+            on_revoked: Called on the watch's thread with a quorum id, or None for every earlier one, and a reason.
+            on_group_lost: Called on the watch's thread with the reason when a rank of the group is lost permanently.
+            returns_within_s: How long a lost manager may take to return.
+            progress: Sampled twice a second for the manager, on the thread that sends the votes.
+        """
         self.group_rank = group_rank
         self._rank_incarnation = rank_incarnation
         self._client = ManagerClient(address)
@@ -234,21 +242,27 @@ class ManagerConnection:
         self._watch = RankWatch(self._client, group_rank, rank_incarnation, self._votes, *callbacks, progress)
         self._waits = WaitLog(group_rank, self._waiting_for)
         self._returns_within_s = returns_within_s
-        self._gone_since: float | None = None
+        self._lost_since: float | None = None
         self._has_reported = False
         self.asks_ahead = True  # a vote asks for the next step's grant
-        self._told: PendingVote | None = None
+        self._unanswered: PendingVote | None = None
         self._granted: Assignment | None = None
         self._has_answered = False
 
     def open(self) -> None:
-        """Be watched from now on, not from the first request on."""
+        """Open the watch now instead of with the first request."""
         self._ensure_watched()
 
     def close(self, step: int | None = None) -> None:
-        """Leave; `step` as in Leaving. A yes that was told is counted before, if the manager answers at once."""
+        """Leave the group.
+
+        A yes that was sent by `tell` is counted first, if the manager answers at once.
+
+        Args:
+            step: As in Leaving.
+        """
         self._watch.is_closing = True
-        told, self._told = self._told, None
+        told, self._unanswered = self._unanswered, None
         if told is not None:
             with suppress(LighthouseError):
                 self._votes.result(told, COUNTED_BEFORE_CLOSE_S)
@@ -258,15 +272,15 @@ class ManagerConnection:
 
     @property
     def world(self) -> World | None:
-        """As it was told last; None: never."""
+        """Latest World message of the manager, or None before the first."""
         return self._watch.world
 
     def revoked(self, quorum_id: int) -> str | None:
-        """Why that quorum was revoked; None: it was not."""
+        """Return the reason for which the quorum was revoked, or None if it was not."""
         return self._watch.revoked(quorum_id)
 
     def why_lost(self, quorum_id: int, within_s: float) -> Revoked | None:
-        """The group that this quorum has lost, and why; None: none is named within that time."""
+        """Return the message that names the group lost by this quorum, or None if none arrives within `within_s`."""
         return self._watch.why_lost(quorum_id, within_s)
 
     def ask(
@@ -281,12 +295,14 @@ class ManagerConnection:
         distrust: Distrust | None = None,
         heals_first: bool | None = None,
     ) -> Assignment:
-        """The quorum for `step`; a grant that came with the last decision costs nothing.
+        """Return the quorum for `step`. A grant that came with the last decision needs no request.
 
-        Raises GroupDrained when the group has done its last step, and what ManagerClient.quorum raises.
+        Raises:
+            GroupDrained: The group has finished its last step.
+            LighthouseError: As in ManagerClient.quorum.
         """
         self._watch.check_group()
-        self._settle()
+        self._await_unanswered()
         granted, self._granted = self._granted, None
         if granted is not None and granted.max_step == step and commit_failures == 0:
             return granted
@@ -305,40 +321,45 @@ class ManagerConnection:
                     compares=True,
                     distrust=distrust,
                     heals_first=heals_first,
-                    wait_for_ready=not self._has_answered,  # once it has answered, a manager that does not is gone
+                    wait_for_ready=not self._has_answered,  # later silence means that the manager is lost
                 )
         except Drained as e:
             self._watch.is_drained = True
             log.warning("this rank stops training: %s", e)
             self._watch.wait_ended(STAYS_AFTER_DRAIN_S)
             raise GroupDrained(str(e)) from None
-        self._has_answered, self._gone_since = True, None
+        self._has_answered, self._lost_since = True, None
         return answer
 
     def vote(self, step: int, vote: bool, *, quorum_id: int | None, timeout_s: float) -> bool:
-        """The decision of all ranks of the group. A yes is bound: it is repeated until there is one, or no time left.
+        """Send the vote and return the decision of all ranks of the group.
 
-        Raises LighthouseError: the manager refuses the vote, is gone, or has not answered in time.
+        A yes is binding: it is repeated until the manager has answered it or the time is up.
+
+        Raises:
+            LighthouseError: The manager refuses the vote, is lost, or has not answered in time.
         """
-        return self._learn(self._send(PendingVote(step, vote, quorum_id, time.monotonic() + timeout_s)))
+        return self._await_decision(self._send(PendingVote(step, vote, quorum_id, time.monotonic() + timeout_s)))
 
     def tell(self, step: int, *, quorum_id: int | None, timeout_s: float) -> None:
-        """Vote yes where that is the decision. It is bound like any other: its answer is awaited before the next
-        request for a quorum."""
-        self._told = self._send(PendingVote(step, True, quorum_id, time.monotonic() + timeout_s))
+        """Send a yes without waiting, when it already decides the step.
 
-    def _settle(self) -> None:
-        """The answer to what was told. No answer changes the decision; it may bring the next grant."""
-        told, self._told = self._told, None
+        The vote is binding like any other. The next request for a quorum waits for its answer.
+        """
+        self._unanswered = self._send(PendingVote(step, True, quorum_id, time.monotonic() + timeout_s))
+
+    def _await_unanswered(self) -> None:
+        """Collect the answer to `tell`. It cannot change the decision, but may bring the next grant."""
+        told, self._unanswered = self._unanswered, None
         if told is None:
             return
         try:
-            if not self._learn(told):
+            if not self._await_decision(told):
                 log.warning("step %d: the vote came too late: the manager already considered this rank lost", told.step)
         except LighthouseError as e:
             log.warning("step %d: the manager did not accept the vote: %s", told.step, e)
 
-    def _learn(self, vote: PendingVote) -> bool:
+    def _await_decision(self, vote: PendingVote) -> bool:
         backoff_s = FIRST_BACKOFF_S
         while True:
             try:
@@ -352,7 +373,7 @@ class ManagerConnection:
                 backoff_s = min(MAX_BACKOFF_S, 2 * backoff_s)
                 self._send(vote)
             else:
-                self._granted, self._gone_since = answer.next, None
+                self._granted, self._lost_since = answer.next, None
                 return answer.commit
 
     def _send(self, vote: PendingVote) -> PendingVote:
@@ -361,7 +382,12 @@ class ManagerConnection:
         return vote
 
     def report(self, reason: str, *, ends_group: bool = False) -> None:
-        """This rank is about to end; `ends_group`: and no rank of its group can go on. The first reason counts."""
+        """Report to the manager that this rank is about to end. Only the first report counts.
+
+        Args:
+            reason: Text for logs and for the other ranks.
+            ends_group: Whether the other ranks of the group cannot continue either.
+        """
         if self._has_reported:
             return
         self._has_reported = True
@@ -371,16 +397,23 @@ class ManagerConnection:
             log.info("cannot report to the manager why this rank ends: %s", e)
 
     def drain(self, reason: str) -> None:
-        """Ask the manager to have this group leave after its step. Raises LighthouseError."""
+        """Request that this group leaves after its current step.
+
+        Raises:
+            LighthouseError: The manager refuses or does not answer.
+        """
         self._client.report(self.group_rank, self._rank_incarnation, reason, drains=True, timeout_s=DRAIN_TIMEOUT_S)
 
     @property
     def is_watched(self) -> bool:
-        """The manager knows this rank."""
         return self._watch.is_open
 
     def check_alive(self, error: LighthouseError) -> bool:
-        """Whether the manager answers, and has only had no quorum. Raises AgentError if it is gone for good."""
+        """Check whether the manager still answers, so that a failed request only means that there was no quorum.
+
+        Raises:
+            AgentError: The manager has been lost for longer than `returns_within_s`.
+        """
         if not isinstance(error, Unreachable):
             return True
         try:
@@ -393,12 +426,12 @@ class ManagerConnection:
 
     def _is_given_up(self) -> bool:
         now = time.monotonic()
-        if self._gone_since is None:
-            self._gone_since = now
-        return now - self._gone_since >= self._returns_within_s
+        if self._lost_since is None:
+            self._lost_since = now
+        return now - self._lost_since >= self._returns_within_s
 
     def _waiting_for(self) -> str:
-        """As the manager has told, or else that it does not."""
+        """Describe the wait as reported by the manager, or report that the manager does not answer."""
         if self._watch.is_open:
             return self._watch.waiting_for or f"the manager at {self.address} to answer"
         return f"the manager at {self.address}, which does not answer: start it, or fix LIGHTHOUSE_MANAGER_ADDRESS"

@@ -1,7 +1,10 @@
-"""A rank's watch: by it the manager knows that this rank lives and where it is, and tells it at once what it must know.
+"""A rank's watch: the stream between the rank and its manager.
 
-A stream on a thread of its own. A grant and its revoke travel on different streams, so revoked ids are remembered. The
-end of the watch is a revoke of whatever is held.
+The manager sees from the stream that the rank lives, and where it is. It sends revokes, losses and other news at once.
+Votes travel over the stream too, because a message on an open stream costs half as much as a call.
+
+The stream is read on a separate thread. A grant and its revoke travel on different streams and may arrive in any
+order, so revoked quorum ids are remembered. The end of the watch revokes every quorum that the rank holds.
 """
 
 import itertools
@@ -42,23 +45,19 @@ from lighthouse_runtime.process.children import host_id, started_at
 log = logging.getLogger(__name__)
 
 
-# -- votes --------------------------------------------------------------------
-#
-# A rank's votes on their way over its watch: a message on a stream costs half of a call.
-
-
 @dataclass(slots=True)
 class PendingVote:
-    """A vote that has no answer yet."""
+    """A vote that the manager has not answered."""
 
     step: int
     vote: bool
     quorum_id: int | None
     ends_at: float
+    """Deadline on time.monotonic()."""
     number: int = 0
-    """Of its last transmission; 0: it was not sent."""
+    """Number of its latest transmission, or 0 before the first."""
     outcome: "queue.SimpleQueue[Decision | LighthouseError]" = field(default_factory=queue.SimpleQueue)
-    """The answer to its last transmission."""
+    """Answer to its latest transmission."""
 
     @property
     def left_s(self) -> float:
@@ -66,7 +65,7 @@ class PendingVote:
 
 
 class VoteChannel:
-    """For any thread."""
+    """Votes in transit, with their answers. Safe in any thread."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -75,12 +74,12 @@ class VoteChannel:
         self._under_way: dict[int, PendingVote] = {}
 
     def open(self, watch: Watch) -> None:
-        """From now on votes go over it."""
+        """Send votes over `watch` from now on."""
         with self._lock:
             self._watch = watch
 
     def end(self, error: LighthouseError) -> None:
-        """The watch has ended, and what was under way with it."""
+        """End every vote in transit with `error`, because the watch has ended."""
         with self._lock:
             self._watch = None
             ended, self._under_way = self._under_way, {}
@@ -88,7 +87,7 @@ class VoteChannel:
             vote.outcome.put(error)
 
     def send(self, vote: PendingVote, *, wants_next: bool) -> None:
-        """Send it, or send it again. Without an open watch its outcome is Unreachable."""
+        """Send or repeat a vote. Without an open watch its outcome is Unreachable."""
         vote.number, vote.outcome = next(self._numbers), queue.SimpleQueue()
         with self._lock:
             watch = self._watch
@@ -99,11 +98,16 @@ class VoteChannel:
         watch.send(Vote(vote.number, vote.step, vote.vote, vote.quorum_id, wants_next, vote.left_s))
 
     def take(self, counted: VoteAnswer) -> None:
-        if (vote := self._under_way.pop(counted.number, None)) is not None:  # else it came too late
+        if (vote := self._under_way.pop(counted.number, None)) is not None:  # otherwise the answer came too late
             vote.outcome.put(counted.outcome)
 
     def result(self, vote: PendingVote, timeout_s: float) -> Decision:
-        """Raises what the manager refused it with, why the watch has ended, or DeadlinePassed."""
+        """Wait for the answer to a vote.
+
+        Raises:
+            DeadlinePassed: The manager has not answered within `timeout_s`.
+            LighthouseError: The refusal of the manager, or the reason for which the watch ended.
+        """
         try:
             outcome = vote.outcome.get(timeout=timeout_s)
         except queue.Empty:
@@ -118,17 +122,13 @@ class VoteChannel:
 OPENED_WITHIN_S = 5.0
 LEFT_WITHIN_S = 1.0
 RELEASED_WITHIN_S = 10.0
-"""How long a rank that leaves stays for peers that are still in its last step, and may read what it has sent."""
-REVOKED_KEPT = 64
+"""How long a leaving rank stays for peers that are still in its last step and may read its data."""
+REVOKED_KEPT = 64  # quorum ids
 SAMPLED_EVERY_S = 0.5
 
 
 class RankWatch:
-    """`votes` go over it. The callbacks are called on the watch's thread: `on_revoked` with None
-    for every quorum of before; `on_group_lost` when a rank of the group is gone for good, and what waits for it is to
-    be ended. `progress`: what the manager is told of where this rank is, from the thread that sends the votes.
-    `is_observer`: it tells that, and nothing else.
-    """
+    """The watch of one rank, reopened when needed."""
 
     def __init__(
         self,
@@ -142,10 +142,22 @@ class RankWatch:
         *,
         is_observer: bool = False,
     ) -> None:
-        self.world: World | None = None  # as it was told last; None: never
-        self.waiting_for = ""  # what requests for a quorum wait for, as it was told last
-        self.is_drained = False  # the group has done its last step: the manager ends, and is not lost
-        self.is_closing = is_observer  # its end is no news
+        """Prepare the watch without opening it.
+
+        Args:
+            client: Client of the manager.
+            group_rank: Rank inside the replica group.
+            rank_incarnation: Name of this process, which no other process has.
+            votes: Channel whose votes travel over this watch.
+            on_revoked: Called on the watch's thread with a quorum id, or None for every earlier one, and a reason.
+            on_group_lost: Called on the watch's thread with the reason when a rank of the group is lost permanently.
+            progress: Sampled for the manager on the thread that sends the votes, or None.
+            is_observer: Whether the watch reports progress and does nothing else.
+        """
+        self.world: World | None = None  # the latest, or None before the first
+        self.waiting_for = ""  # latest report of what requests for a quorum wait for
+        self.is_drained = False  # the group has finished its last step, so the end of the manager is no loss
+        self.is_closing = is_observer  # an expected end is not logged
         self._client = client
         self._group_rank = group_rank
         self._rank_incarnation = rank_incarnation
@@ -154,17 +166,20 @@ class RankWatch:
         self._on_group_lost = on_group_lost
         self._progress = progress
         self._is_observer = is_observer
-        self._looks = self_report.SelfReporter()
+        self._reporter = self_report.SelfReporter()
         self._stream: Watch | None = None
         self._has_opened = threading.Event()
         self._has_ended = threading.Event()
         self._is_released = False
         self._revoked: dict[int, Revoked] = {}
-        self._is_told = threading.Condition()
+        self._changed = threading.Condition()
         self._why_group_lost: str | None = None
 
     def ensure_open(self, *, wait_for_ready: bool) -> None:
-        """Before the first request, so that the manager knows from the start when this rank ends."""
+        """Open the watch unless it is open.
+
+        Do this before the first request, so that the manager notices from the start when this rank ends.
+        """
         if self._stream is not None and not self._has_ended.is_set():
             return
         self._has_ended.clear()
@@ -180,11 +195,15 @@ class RankWatch:
 
     @property
     def is_open(self) -> bool:
-        """The manager has answered, and holds it."""
+        """Whether the manager has answered, and the stream has not ended since."""
         return self._has_opened.is_set() and not self._has_ended.is_set()
 
     def close(self, step: int | None) -> None:
-        """Say that this is no failure, and stay until no peer needs this rank any more. `step` as in Leaving."""
+        """Announce a clean exit, and stay until no peer needs this rank any more.
+
+        Args:
+            step: As in Leaving.
+        """
         self.is_closing = True
         stream = self._stream
         if stream is None:
@@ -192,14 +211,14 @@ class RankWatch:
         if self.is_open:
             stream.send(Leaving(step))
             stays_s = 0.0 if self._is_observer else RELEASED_WITHIN_S
-            with self._is_told:
-                self._is_told.wait_for(lambda: self._is_released or self._has_ended.is_set(), stays_s)
+            with self._changed:
+                self._changed.wait_for(lambda: self._is_released or self._has_ended.is_set(), stays_s)
             stream.end()
             self._has_ended.wait(LEFT_WITHIN_S)
         stream.cancel()
 
     def give_up(self) -> None:
-        """Close it without a word: another watch of this process has taken its place, or the rank starts again."""
+        """Close without a message: another watch of this process replaces this one, or the rank starts again."""
         self.is_closing = True
         if self._stream is not None:
             self._stream.cancel()
@@ -208,22 +227,30 @@ class RankWatch:
         self._has_ended.wait(within_s)
 
     def revoked(self, quorum_id: int) -> str | None:
-        """Why that quorum was revoked; None: it was not."""
+        """Return the reason for which the quorum was revoked, or None if it was not."""
         told = self._revoked.get(quorum_id)
         return told.reason if told is not None else None
 
     def why_lost(self, quorum_id: int, within_s: float) -> Revoked | None:
-        """The group that this quorum has lost, and why; None: none is named in that time, or the watch has ended."""
-        with self._is_told:
-            self._is_told.wait_for(lambda: self._has_ended.is_set() or self._names(quorum_id), within_s)
-        return self._revoked[quorum_id] if self._names(quorum_id) else None
+        """Return the message that names the group lost by this quorum.
 
-    def _names(self, quorum_id: int) -> bool:
+        Returns:
+            The message, or None if none arrives within `within_s` or the watch ends first.
+        """
+        with self._changed:
+            self._changed.wait_for(lambda: self._has_ended.is_set() or self._names_lost_group(quorum_id), within_s)
+        return self._revoked[quorum_id] if self._names_lost_group(quorum_id) else None
+
+    def _names_lost_group(self, quorum_id: int) -> bool:
         told = self._revoked.get(quorum_id)
         return told is not None and bool(told.lost)
 
     def check_group(self) -> None:
-        """Raises AgentError if a rank of the group is gone for good."""
+        """Check that no rank of the group is lost permanently.
+
+        Raises:
+            AgentError: A rank is lost.
+        """
         if self._why_group_lost is not None:
             raise AgentError(f"lost this replica group: {self._why_group_lost}; restart the group")
 
@@ -238,9 +265,9 @@ class RankWatch:
             reason = str(e)
         self._votes.end(Unreachable(reason))
         self.waiting_for = ""
-        with self._is_told:
+        with self._changed:
             self._has_ended.set()
-            self._is_told.notify_all()
+            self._changed.notify_all()
         self._has_opened.set()
         if not self.is_closing:
             if self.is_drained:
@@ -250,7 +277,7 @@ class RankWatch:
             self._on_revoked(None, reason)
 
     def _sample(self) -> ProgressSample | None:
-        """A defect in the sample does not end the watch."""
+        """Take a sample. A defect in sampling must not end the watch."""
         assert self._progress is not None
         try:
             return self._progress.sample()
@@ -258,14 +285,14 @@ class RankWatch:
             log.exception("cannot report the progress of this rank")
             return None
 
-    def _note(self, revoked: Revoked) -> None:
-        """What names the group that was lost may come after the news itself."""
-        with self._is_told:
+    def _record_revoke(self, revoked: Revoked) -> None:
+        """Record a revoke. The message that names the lost group may arrive after a first revoke of the same quorum."""
+        with self._changed:
             if revoked.lost or revoked.quorum_id not in self._revoked:
                 self._revoked[revoked.quorum_id] = revoked
             while len(self._revoked) > REVOKED_KEPT:
                 del self._revoked[next(iter(self._revoked))]
-            self._is_told.notify_all()
+            self._changed.notify_all()
 
     def _take(self, message: ToRank, stream: Watch) -> None:
         match message:
@@ -280,7 +307,7 @@ class RankWatch:
                     stream.repeat(self._sample, SAMPLED_EVERY_S)
                 self._has_opened.set()
             case Revoked(quorum_id, reason):
-                self._note(message)
+                self._record_revoke(message)
                 self._on_revoked(quorum_id, reason)
             case RankGone(_, reason):
                 self._why_group_lost = reason
@@ -289,12 +316,12 @@ class RankWatch:
             case Waiting(reason):
                 self.waiting_for = reason
             case Released():
-                with self._is_told:
+                with self._changed:
                     self._is_released = True
-                    self._is_told.notify_all()
+                    self._changed.notify_all()
             case EvidenceAsked(number):
-                stream.repeat_now()  # what is done about it is decided by where it is now
-                self._looks.answer(number, stream.send)
+                stream.repeat_now()  # the decision about this rank needs its present position
+                self._reporter.answer(number, stream.send)
             case Killed(reason):
                 log.error("killed by the manager: %s", reason)
                 sys.stdout.flush()

@@ -1,1 +1,1 @@
-"""The phases and collectives of this rank."""
+"""Progress of a rank: phases, waits and collectives, with evidence when it hangs."""

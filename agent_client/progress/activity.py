@@ -1,8 +1,10 @@
-"""What the Agent's own thread does for this rank: the collective that it is in, the quorum or the peers that it waits
-for, the state that it heals by. The script's thread may compute beside it, or wait for it; and torch's modules may have
-collectives of theirs (collectives/observed.py).
+"""Marks of the Agent's own thread, which any thread can read.
 
-The two threads mark independently; a mark replaces one tuple, and text is made when a sample is read.
+It may be inside a collective, wait for a quorum or for peers, or receive a peer's state, while the script's thread
+computes or waits for it. Collectives that torch's own modules run inside the group are recorded here too
+(collectives/observed.py).
+
+Both threads mark independently and without a lock: a mark replaces one tuple. Text is only made when a sample is read.
 """
 
 from collections.abc import Callable, Sequence
@@ -21,16 +23,12 @@ from lighthouse_protocol.messages.progress import (
     RejectedStep,
 )
 
-# -- heal mark ----------------------------------------------------------------
-#
-# A heal of this process, as its transfer marks it: how many bytes are here, of how many.
-
 KEPT_S = 15.0
-"""How long a heal that is over is still reported: every reader has had it by then."""
+"""How long a finished heal is still reported, so that every reader sees its end."""
 
 
 class HealMark:
-    """One thread marks, any thread reads; no lock. `clock`: seconds that never go back."""
+    """Progress of one heal, marked by its transfer. One thread marks and any thread reads, without a lock."""
 
     def __init__(self, number: int, source: str, step: int, clock: Callable[[], float]) -> None:
         self.number = number
@@ -43,19 +41,19 @@ class HealMark:
         self._has_failed = False
 
     def received(self, source: str, received: int, total: int) -> None:
-        """So many bytes of the encoded state are here; it begins anew with another source."""
+        """Mark the number of received bytes of the encoded state, which restarts at 0 with a new source."""
         self._at = (source, received, total)
         self.moved_at = self._clock()
 
     def over(self) -> None:
-        """The state is here, and checked."""
+        """Mark that the complete state has arrived and passed its checks."""
         self._ended_at = self._clock()
 
     def failed(self) -> None:
         self._has_failed = True
 
     def read(self) -> HealProgress | None:
-        """None: it has failed, or is over for long."""
+        """Return the progress, or None if the heal has failed or ended more than KEPT_S ago."""
         now, ended_at = self._clock(), self._ended_at
         if self._has_failed or (ended_at is not None and now >= ended_at + KEPT_S):
             return None
@@ -67,20 +65,20 @@ class HealMark:
 
 
 REJECTED_TOLD_S = 30.0
-"""A lighthouse that was away for less opens the incident all the same."""
+"""How long a rejected step is reported. A lighthouse that was unreachable for less time still opens the incident."""
 
 Shape: TypeAlias = "str | Sequence[int]"
 
 
 class Activity:
-    """`clock`: seconds that never go back."""
+    """Marks of the Agent's own thread, and totals of this process."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self.clock = clock
         self.numbers = CollectiveIds()
         self.collective: tuple[Inside | None, bool, float] = (None, False, clock())
         self.act: tuple[ActivityBlock | None, float] = (None, clock())
-        self.torchs: tuple[TorchCollective, ...] = ()  # that go on, and the newest
+        self.torchs: tuple[TorchCollective, ...] = ()  # those still running, and the newest
         self.script_groups = ScriptGroups(clock)
         self.healed: HealTotals | None = None
         self.heal: HealMark | None = None  # the newest
@@ -88,18 +86,18 @@ class Activity:
         self.data: Callable[[], DataUse | None] = lambda: None
 
     def heal_begins(self, source: str, step: int) -> HealMark:
-        """The state of that step is asked of the replica group `source`."""
+        """Mark that this rank requests the state of `step` from replica group `source`."""
         number = 1 if self.heal is None else self.heal.number + 1
         self.heal = HealMark(number, source, step, self.clock)
         return self.heal
 
     def heal_received(self, seconds: float, nbytes: int) -> None:
-        """A peer's state is here: it took so long, and its tensors are so large."""
+        """Add a completed heal to the totals: its duration, and the size of its tensors."""
         before = self.healed or HealTotals()
         self.healed = HealTotals(before.heals + 1, before.seconds + seconds, before.bytes + nbytes)
 
     def reject(self, step: int, reason: str, *, is_own: bool) -> None:
-        """A step is discarded for its gradients."""
+        """Mark that a step is discarded because of its gradients."""
         self.rejected = (RejectedStep(step, reason, is_own), self.clock())
 
     def read(self) -> ActivitySample:
@@ -121,7 +119,7 @@ class Activity:
         self.torchs = (*(before for before in self.torchs if before.goes_on(self.clock)), torchs)
 
     def _read_torchs(self) -> tuple[Collective | None, float]:
-        """Of several that go on, the first is what the others wait for."""
+        """Return the first collective that is still running, since the others wait for it, else the newest."""
         entered = self.torchs
         if not entered:
             return None, 0.0
@@ -134,7 +132,7 @@ def _unfinished_first(collective: Collective) -> tuple[bool, tuple[int, int, int
 
 
 class Inside:
-    """The block in which the rank is in a collective."""
+    """Block in which the rank is in a collective."""
 
     __slots__ = ("marks", "number", "operation", "shape", "within_group")
 
@@ -153,13 +151,13 @@ class Inside:
 
 
 class Work(Protocol):
-    """Of torch's."""
+    """The part of torch's Work that is used here."""
 
     def is_completed(self) -> bool: ...
 
 
 class TorchCollective:
-    """A collective of torch's own inside the group. Completion is not signalled; it is polled."""
+    """One of torch's own collectives inside the group. Nothing signals its end, so it is polled."""
 
     __slots__ = ("at", "entry", "is_inside", "operation", "shape", "work")
 
@@ -169,14 +167,14 @@ class TorchCollective:
         self.is_inside = True
 
     def runs(self, work: Work | None) -> None:
-        """What was entered goes on as `work`; None: it is over."""
+        """Set the work that continues the collective, or None if it has ended."""
         self.work, self.is_inside = work, work is not None
 
     def goes_on(self, clock: Callable[[], float]) -> bool:
         work = self.work
         if work is not None and work.is_completed():
             self.at = clock()
-            self.runs(None)  # what it holds may be large
+            self.runs(None)  # drop the work, whose tensors may be large
         return self.is_inside
 
     def told(self, numbers: CollectiveIds) -> Collective:
@@ -194,7 +192,7 @@ def _collective(number: Number, operation: str, shape: Shape, is_inside: bool, w
 
 
 class ActivityBlock:
-    """The block in which it waits for `what`, or does that."""
+    """Block in which the Agent waits for `what`, or does it."""
 
     __slots__ = ("is_wait", "marks", "what")
 

@@ -1,8 +1,11 @@
-"""Where this rank is: its step, the phases that its script names, what it waits for, the collective that it is in.
+"""Progress of this rank: its step, the open phases, and the line at which the script runs.
 
-One thread marks (what the Agent does beside it is in activity.py), any thread takes samples. A mark only records the
-time, in some hundred nanoseconds, and waits for no lock; a sample computes what the marks add up to
-(rules/phase_times.py). If no sample is taken, the marking thread does so once in a while, to bound the unread marks.
+`Progress` records what a script with an Agent marks: steps, named phases, ticks and declared waits. `ScriptProgress`
+serves scripts without an Agent, from the counts of torch's collectives and the stack of the main thread.
+
+One thread marks and any thread takes samples. A mark only appends a time to a queue, takes a few hundred nanoseconds
+and never waits for a lock. A sample adds up the marks (progress/rules.py). If no sample is taken for long, the marking
+thread adds them up itself, which bounds the queue. What the Agent's own thread does is in progress/activity.py.
 """
 
 import os
@@ -30,17 +33,23 @@ from lighthouse_protocol.messages.progress import (
     ProgressSample,
 )
 
-MAX_UNREAD = 4096
+MAX_UNREAD = 4096  # marks
 
 Block: TypeAlias = "AbstractContextManager[None]"
 
-# A tick; a phase entered or left; a step begun.
+# A tick; a phase that is entered (True) or left (False); the number of a step that begins.
 _Mark: TypeAlias = "float | tuple[float, Phase, bool] | tuple[float, int]"
 
 
 class Progress:
+    """Records where a rank is. The Agent marks; the watch of the manager takes samples."""
+
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        """`clock`: seconds that never go back."""
+        """Start in the root phase.
+
+        Args:
+            clock: Monotonic clock in seconds.
+        """
         self.clock = clock
         self.begun = 0
         self.number = 0
@@ -55,20 +64,25 @@ class Progress:
     # -- marks, on the script's thread
 
     def step(self, number: int) -> None:
-        """The rank begins step `number`."""
+        """Mark the beginning of step `number`."""
         self.begun, self.number = self.begun + 1, number
         self.marks.append((self.clock(), number))
         self.bound()
 
     def tick(self) -> None:
-        """One more of the phase's `total` is done; it moves."""
+        """Mark that one more of the current phase's `total` ticks is done."""
         marks = self.marks
         marks.append(self.clock())
         if len(marks) > MAX_UNREAD:
             self.bound()
 
     def phase(self, name: str, total: int | None = None) -> Block:
-        """A part of the script's work, for as long as the block runs; `total`: how many ticks it will have."""
+        """Return a block that marks a named part of the script's work.
+
+        Args:
+            name: Name of the phase. Names beyond MAX_NAMES share the name OTHER.
+            total: Expected number of ticks, or None if unknown.
+        """
         try:
             phase = self._phases[name]
         except KeyError:
@@ -77,7 +91,10 @@ class Progress:
         return phase
 
     def waiting_for(self, what: str) -> Block:
-        """In this block the rank waits for others, however long that takes: it is not suspected."""
+        """Return a block in which the rank waits for other ranks.
+
+        However long the wait takes, this rank is not suspected of a hang.
+        """
         return self._waits.get(what) or self._new(what, self._waits, is_wait=True)
 
     def _new(self, name: str, known: "dict[str, Phase]", *, is_wait: bool) -> "Phase":
@@ -89,6 +106,7 @@ class Progress:
         return known[name]
 
     def bound(self) -> None:
+        """Add up the marks if too many of them are unread."""
         if len(self.marks) > MAX_UNREAD:
             with self._reckoning:
                 self._reckon()
@@ -109,21 +127,21 @@ class Progress:
         within_group: bool = False,
         inner: int = 0,
     ) -> Block:
-        """The rank is in this collective for as long as the block runs, however it ends."""
+        """Return a block that marks a collective of the Agent. It may end by an exception."""
         return Inside(self.own, Number(quorum_id, number, inner), operation, shape, within_group)
 
     def torchs(self, operation: str, shape: Shape) -> TorchCollective:
-        """The rank enters a collective of torch's own inside the group."""
+        """Record that the rank enters one of torch's own collectives inside the group."""
         entered = TorchCollective(self.numbers.inside(), operation, shape, self.clock())
         self.own.enter(entered)
         return entered
 
     def asking(self, what: str) -> Block:
-        """The rank waits for others in this block, whatever its script does beside it."""
+        """Return a block in which the Agent waits for others, while the script may compute."""
         return ActivityBlock(self.own, what, is_wait=True)
 
     def busy(self, what: str) -> Block:
-        """In this block the Agent does what the script will wait for, and what may take its time."""
+        """Return a block in which the Agent does slow work for which the script will wait."""
         return ActivityBlock(self.own, what, is_wait=False)
 
     # -- on any thread
@@ -134,7 +152,7 @@ class Progress:
             return self._times.sample(self.own.read(), self.clock())
 
     def _reckon(self) -> None:
-        """What has been marked until now."""
+        """Pass all unread marks on to the phase times."""
         for _ in range(len(self.marks)):
             mark = self.marks.popleft()
             if not isinstance(mark, tuple):
@@ -148,7 +166,7 @@ class Progress:
 
 
 class Phase(Name):
-    """A name, and the block that visits it."""
+    """A named phase or wait, usable as a `with` block any number of times."""
 
     __slots__ = ("progress",)
 
@@ -168,12 +186,8 @@ class Phase(Name):
             progress.bound()
 
 
-# -- script progress ----------------------------------------------------------
-#
-# Where a script without an Agent is: its collectives, and the line that it is at. Seen from a thread beside it.
-
 FIRST_COLLECTIVES = 32
-"""So many are a process's first step: what compiles and warms up comes before, or between them."""
+"""Number of collectives that count as the first step. Compilation and warm-up happen before or between them."""
 MAX_FRAMES = 100
 _OTHERS = tuple({sysconfig.get_path(name) + os.sep for name in ("stdlib", "platstdlib", "purelib", "platlib")} | {"<"})
 _OURS = ("agent_client.", "sitecustomize")
@@ -183,7 +197,11 @@ Line = tuple[CodeType, int]
 
 
 class ScriptProgress:
-    """For one thread."""
+    """Progress of a script that has no Agent. Use it from one thread.
+
+    A step cannot be seen here. The first FIRST_COLLECTIVES collectives count as the first step, and every observed
+    collective counts as one tick.
+    """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -195,7 +213,7 @@ class ScriptProgress:
         self._place = ScriptPlace()
 
     def sample(self) -> ProgressSample:
-        """`done` counts the collectives."""
+        """Return a sample whose `done` is the number of collectives."""
         sample, done = self._progress.sample(), self._groups.total
         if self._moved_at != self._groups.moved_at:
             self._moved_at = self._groups.moved_at
@@ -214,14 +232,23 @@ def _main_frame() -> FrameType | None:
 
 
 class ScriptPlace:
-    """The innermost line at which the rank has been for at least half of the time in which it has not moved. Of a loop
-    without an end that is where it was called."""
+    """Find the line at which the script stands still.
+
+    This is the innermost line at which the main thread has been for at least half of the time without progress. For a
+    loop that never ends, it is the line that called it.
+    """
 
     def __init__(self) -> None:
-        self._lines: list[tuple[Line, float]] = []  # the outermost first; and since when
+        self._lines: list[tuple[Line, float]] = []  # outermost first, each with the time since which it is on the stack
 
     def look(self, frame: FrameType | None, now: float, still_s: float) -> tuple[str, str]:
-        """The line; and the function of torch.distributed that it has called, if it is in one."""
+        """Return the line, and the function of torch.distributed that it called, or an empty text for either.
+
+        Args:
+            frame: Innermost frame of the main thread.
+            now: Time of the frame, in seconds.
+            still_s: Time without progress.
+        """
         lines, call = _read(frame)
         same = list(takewhile(lambda pair: pair[0][0] == pair[1], zip(self._lines, lines, strict=False)))
         self._lines = [before for before, _ in same] + [(line, now) for line in lines[len(same) :]]
@@ -232,7 +259,7 @@ class ScriptPlace:
 
 
 def _read(frame: FrameType | None) -> tuple[list[Line], str]:
-    """The script's own lines, the outermost first."""
+    """Return the script's own lines, outermost first, and the function of torch.distributed that it called."""
     lines: list[Line] = []
     call = ""
     for _ in range(MAX_FRAMES):

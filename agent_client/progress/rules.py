@@ -1,7 +1,12 @@
-"""What the marks of a rank amount to: the phases that are open, how often each was entered, and what it took. No I/O.
+"""Rules of progress: phase times from marks, and the numbers of collectives. No I/O.
 
-The clock of a phase runs only while the phase is the innermost: what is nested in it, and what is waited for, is judged
-by itself. The first step of a process (it compiles, it warms up) teaches nothing about the others.
+The clock of a phase runs only while the phase is the innermost one. Nested phases and waits count on their own. The
+first step of a process compiles and warms up, so its longest times are discarded when it ends.
+
+A collective has the same number at all ranks, because all ranks run their collectives in the same order. It gets its
+number when the script requests it, whichever thread runs it later. Collectives over the replica groups count from the
+start of the quorum. Between two of them, collectives inside the group are counted separately, because another group may
+have more of them.
 """
 
 from collections import Counter
@@ -24,16 +29,22 @@ from lighthouse_protocol.messages.progress import (
 )
 
 WAITING = "(waiting)"
-"""Under this name the time of all declared waits is added up."""
+"""Name under which the times of all declared waits are added up."""
 
 
 class ActivitySample(NamedTuple):
-    """As it was read. `waits_for` others, or is `busy` with something of its own: at most one of the two is told."""
+    """Activity of the Agent's own thread at the time of a sample.
+
+    At most one of `waits_for` and `busy` is not empty.
+    """
 
     collective: Collective | None
     waits_for: str
+    """Name of the peers or answer that the Agent waits for, or empty."""
     busy: str
+    """Name of the Agent's own work, or empty."""
     since: float
+    """Time of the last change, by the clock of the marks."""
     calls: tuple[GroupCalls, ...] = ()
     healed: HealTotals | None = None
     heal: HealProgress | None = None
@@ -43,33 +54,39 @@ class ActivitySample(NamedTuple):
 
 @dataclass(eq=False, slots=True)
 class Name:
-    """Of a phase, or of what is waited for. `total`: of ticks, as it was told last."""
+    """Name of a phase or a wait. Each instance is one key, compared by identity."""
 
     name: str
     is_wait: bool = False
     total: int | None = None
+    """Expected number of ticks, from the last entry."""
 
 
 @dataclass(slots=True)
 class _Record:
-    """Of the visits that are over; `ended_before` this step."""
+    """Sums over the finished visits of a phase."""
 
     ended: int = 0
     ended_before: int = 0
+    """Value of `ended` when this step began."""
     seconds: float = 0.0
     longest_s: float = 0.0
+    """Longest time without a mark."""
 
 
 @dataclass(slots=True)
 class _Visit:
-    """One that is open. `longest_s`: without a mark, up to the last one, `moved_at`; `nested_s`: of what was inside."""
+    """A visit of a phase that has not ended."""
 
     of: Name
     since: float
     moved_at: float
+    """Time of the last mark."""
     done: int = 0
     longest_s: float = 0.0
+    """Longest time without a mark, up to `moved_at`."""
     nested_s: float = 0.0
+    """Time spent in nested visits."""
 
     def move(self, now: float) -> None:
         still_s = now - self.moved_at
@@ -79,15 +96,20 @@ class _Visit:
 
     @property
     def seconds(self) -> float:
-        """Its own, up to the last mark."""
+        """Time spent in the phase itself, up to the last mark."""
         return self.moved_at - self.since - self.nested_s
 
 
 class PhaseTimes:
-    """Marks come in the order in which they were made."""
+    """Adds up marks, which arrive in the order in which they were made."""
 
     def __init__(self, root: Name, now: float) -> None:
-        """`root`: what the rank is in where it is in nothing else."""
+        """Open the root visit.
+
+        Args:
+            root: Phase that is open when no other phase is.
+            now: Time, in seconds.
+        """
         self._open = [_Visit(root, now, now)]
         self._records: dict[Name, _Record] = {root: _Record()}
         self._begun = 0
@@ -115,7 +137,11 @@ class PhaseTimes:
             self._records[of] = _Record()
 
     def leave(self, of: Name, now: float) -> None:
-        """And what is inside it, which was not left in order, as a generator's may be."""
+        """Close the phase, and every visit inside it.
+
+        Visits may end out of order, for example in a generator that is closed late. A phase that is not open is
+        ignored.
+        """
         if len(self._open) == 1 or not (self._open[-1].of is of or any(visit.of is of for visit in self._open[1:])):
             return
         while self._leave_innermost(now) is not of:
@@ -137,7 +163,10 @@ class PhaseTimes:
     # -- read
 
     def sample(self, own: ActivitySample, now: float) -> ProgressSample:
-        """What the Agent is busy with is where the rank is: the script waits for that, or does something beside it."""
+        """Return the sample.
+
+        Work that keeps the Agent busy appears as the innermost phase: the script waits for it, or computes in parallel.
+        """
         named = [visit for visit in self._open if not visit.of.is_wait]
         phases = [OpenPhase(visit.of.name, visit.done, visit.of.total, max(0.0, now - visit.since)) for visit in named]
         waits_for = next((visit.of.name for visit in self._open if visit.of.is_wait), own.waits_for)
@@ -160,7 +189,7 @@ class PhaseTimes:
         )
 
     def _entered(self, open_visits: Counter[Name]) -> tuple[PhaseCount, ...]:
-        """A visit that began in an earlier step counts in this one, too."""
+        """Count the visits of this step, including visits that began in an earlier one."""
         counts = (
             (of.name, record.ended - record.ended_before + open_visits[of])
             for of, record in self._records.items()
@@ -169,7 +198,7 @@ class PhaseTimes:
         return tuple(PhaseCount(name, times) for name, times in counts if times)
 
     def _times(self) -> tuple[PhaseTime, ...]:
-        """With what the open visits have taken up to their last mark."""
+        """Add up finished and open visits, the open ones up to their last mark."""
         times: dict[str, PhaseTime] = {}
         for of, ended, seconds, longest_s in (
             *((of, r.ended, r.seconds, r.longest_s) for of, r in self._records.items()),
@@ -182,25 +211,21 @@ class PhaseTimes:
         return tuple(time for time in times.values() if time.visits or time.seconds)
 
 
-# -- collective ids -----------------------------------------------------------
-#
-# The numbers of a rank's collectives: the same at all ranks, since a script's order of them is. No I/O.
-#
-# They are given out when the script asks for a collective, whichever thread does it later. Those over all replica
-# groups count from the quorum on; in between, those inside the group count by themselves: another group may have more
-# of them.
-
-
 class Entry(NamedTuple):
-    """`over_groups`: the number of collectives over the groups requested so far, including this one unless it is inside
-    the group. `inner`: this is the n-th collective inside the group since then; 0: it is over the groups."""
+    """Place of a collective in the order of this process, independent of the quorum."""
 
     over_groups: int
+    """Number of collectives over the groups requested so far. It includes this one unless that is inside the group."""
     inner: int = 0
+    """Count of collectives inside the group since then, from 1; 0 for a collective over the groups."""
 
 
 class Number(NamedTuple):
-    """As reported. Each collective over the groups has two: its part inside the group comes first."""
+    """Reported number of a collective.
+
+    A collective over the replica groups takes two numbers: one for its part inside the group, which comes first, and
+    one for its part over the groups.
+    """
 
     quorum_id: int
     number: int
@@ -208,7 +233,7 @@ class Number(NamedTuple):
 
 
 class CollectiveIds:
-    """For one thread at a time; `told` for any."""
+    """Assigns numbers. One thread at a time may request them; `told` is safe in any thread."""
 
     def __init__(self) -> None:
         self._last = Entry(0)
@@ -216,25 +241,31 @@ class CollectiveIds:
 
     @property
     def over_groups(self) -> int:
-        """How many were requested."""
+        """Number of collectives over the groups requested so far."""
         return self._last.over_groups
 
     def over(self) -> Entry:
-        """The next one over all groups."""
+        """Return the entry of the next collective over all groups."""
         self._last = Entry(self._last.over_groups + 1)
         return self._last
 
     def inside(self) -> Entry:
-        """The next one inside the group."""
+        """Return the entry of the next collective inside the group."""
         self._last = Entry(self._last.over_groups, self._last.inner + 1)
         return self._last
 
     def begin(self, quorum_id: int, over_groups: int) -> None:
-        """Count from `over_groups` on under that quorum: the number requested before its first step."""
+        """Start to count under a new quorum.
+
+        Args:
+            quorum_id: The quorum. The current one changes nothing.
+            over_groups: Number of collectives over the groups requested before the quorum's first step.
+        """
         if quorum_id != self._began[0]:
             self._began = (quorum_id, over_groups)
 
     def told(self, entry: Entry, *, within_group: bool) -> Number:
+        """Return the number to report for an entry under the current quorum."""
         quorum_id, before = self._began
         number = max(0, 2 * (entry.over_groups - before))
         return Number(quorum_id, max(0, number - (within_group and not entry.inner)), entry.inner)

@@ -1,9 +1,16 @@
-"""How far this rank has come in the process groups that its script has made, with the collectives of DDP and FSDP.
+"""Evidence from torch's own process groups: collective counts, the Flight Recorder, and stacks.
 
-No collective costs anything for that: torch counts them itself, in C++, whoever asks for them, and the counts are read
-when a sample is taken. Which one goes on is in the Flight Recorder. That is read only where nothing has moved for a
-while, since all of its entries take some 40 ms, and on a thread of its own, since torch may hang while it reports a
-collective that does.
+torch counts the collectives of each group in C++, including those of DDP and FSDP, so counting costs nothing until a
+sample reads the counts. The Flight Recorder names the collectives that are still running. Reading all of its entries
+takes about 40 ms, so it is read only after a time without progress. It is read on a separate thread, because torch may
+hang while it describes a collective that hangs.
+
+On request of the manager a process reports its Python stacks and its newest collectives. It can do so only while it
+runs Python. If C code holds the interpreter lock, the manager sends a real-time signal instead, and faulthandler writes
+the stacks to an unnamed file, which needs no lock. The signal is the second choice: faulthandler walks the stacks of
+threads that may be running, and crashed in tests after a few hundred signals.
+
+This module never imports torch; it looks at torch only if the script has loaded it.
 """
 
 import faulthandler
@@ -29,23 +36,10 @@ from lighthouse_protocol.messages.session import EvidenceOffer
 log = logging.getLogger(__name__)
 
 
-# -- self report --------------------------------------------------------------
-#
-# What this process is doing, for those that ask its manager: its Python stacks, and torch's newest collectives.
-#
-# It says so itself as long as it runs Python. While C code holds the interpreter lock it cannot: for that,
-# faulthandler writes the stacks when a real-time signal comes, which needs no lock. They go to a file without a name;
-# the manager sends the signal and reads the file. It does so only where nothing was said: faulthandler walks the
-# stacks of other threads as they are, and would crash at times if these ran Python meanwhile (tried: after some
-# hundred signals).
-#
-# A forked child has the handler and the file, too, which does no harm: the signal is never sent to it. A script's own
-# faulthandler.enable() stays as it is.
-
 NEWEST_ENTRIES = 20
 MAX_FRAMES = 100
 RECORDED_WITHIN_S = 1.0
-# The C library keeps the first few of them for itself, and others take theirs from either end.
+# The C library reserves the first few real-time signals, and other programs pick theirs from either end.
 _SIGNALS = range(signal.SIGRTMIN + 10, signal.SIGRTMAX - 4)
 _RECORDER = "torch._C._distributed_c10d"
 
@@ -53,10 +47,10 @@ _offered: dict[int, EvidenceOffer] = {}
 
 
 def offer() -> EvidenceOffer:
-    """What this process can be asked for; the first call of a process sets its handler up."""
+    """Return what the manager may request from this process. The first call in a process installs the handler."""
     pid = os.getpid()
     if pid not in _offered:
-        _offered.clear()  # of the process that this one was forked from
+        _offered.clear()  # a forked child inherits the offer of its parent
         _offered[pid] = _register()
     return _offered[pid]
 
@@ -65,7 +59,7 @@ def _register() -> EvidenceOffer:
     try:
         number = _free_signal(_SIGNALS)
         descriptor = os.memfd_create(STACKS_FILE)
-        # Its reader empties it; what comes next then stands at its beginning.
+        # The reader truncates the file, and O_APPEND makes the next write start at its new end.
         fcntl.fcntl(descriptor, fcntl.F_SETFL, fcntl.fcntl(descriptor, fcntl.F_GETFL) | os.O_APPEND)
         faulthandler.register(number, file=descriptor, all_threads=True)
     except (OSError, AttributeError, ValueError, RuntimeError) as e:
@@ -75,7 +69,11 @@ def _register() -> EvidenceOffer:
 
 
 def _free_signal(candidates: Iterable[int]) -> int:
-    """One without a handler that is not ignored either. Raises ValueError where there is none."""
+    """Return the first signal that is neither handled nor ignored.
+
+    Raises:
+        ValueError: All of them are in use.
+    """
     status = Path("/proc/self/status").read_text()
     masks = [int(mask, 16) for mask in re.findall(r"^Sig(?:Cgt|Ign):\s*(\w+)", status, re.MULTILINE)]
     taken = masks[0] | masks[1]
@@ -85,23 +83,26 @@ def _free_signal(candidates: Iterable[int]) -> int:
     raise ValueError("every real-time signal has a handler already")
 
 
-# -- asked
+# -- evidence on request
 
 
 class SelfReporter:
-    """On threads of its own: torch may hang while it reports a collective that does, and the caller must not."""
+    """Collects the evidence on separate threads.
+
+    torch may hang while it describes a collective that hangs, and the caller must not hang with it.
+    """
 
     def __init__(self) -> None:
         self._reading: threading.Thread | None = None
         self._read = "", ""
 
     def answer(self, number: int, send: Callable[[SelfReport], None]) -> None:
-        """Whatever torch does, an answer is sent soon, if Python runs at all."""
+        """Collect the evidence and send it. An answer is sent within about RECORDED_WITHIN_S."""
         threading.Thread(target=lambda: send(self._look(number)), name="lighthouse look", daemon=True).start()
 
     def _look(self, number: int) -> SelfReport:
         stacks = own_stacks()
-        if self._reading is None or not self._reading.is_alive():  # an earlier one may hang
+        if self._reading is None or not self._reading.is_alive():  # an earlier read may still hang
             self._reading = threading.Thread(target=self._read_recorder, name="lighthouse recorder", daemon=True)
             self._reading.start()
         self._reading.join(RECORDED_WITHIN_S)
@@ -117,7 +118,10 @@ class SelfReporter:
 
 
 def own_stacks() -> str:
-    """Of all threads but this one, the main one last; in the form of faulthandler, with names."""
+    """Return the stacks of all other threads, the main thread last.
+
+    The format is that of faulthandler, with thread names.
+    """
     names = {thread.ident: thread.name for thread in threading.enumerate()}
     frames = sys._current_frames()  # pyright: ignore[reportPrivateUsage]
     frames.pop(threading.get_ident(), None)
@@ -137,7 +141,7 @@ def _lines(ident: int, name: str, frame: FrameType | None) -> Iterable[str]:
 
 
 def recorded() -> tuple[str, str]:
-    """The newest collectives, and why there are none."""
+    """Return the newest collectives as JSON, and a reason if there are none."""
     try:
         text = flight_recorder()
     except Exception as e:  # whatever this version of torch raises
@@ -147,20 +151,23 @@ def recorded() -> tuple[str, str]:
 
 
 def flight_recorder() -> str:
-    """JSON: the newest collectives, the newest last; empty without any."""
+    """Return the newest collectives as JSON, oldest first, or an empty text."""
     entries = [entry for dump in read_recorders(with_entries=True) for entry in dump.get("entries") or ()]
     return shortened(sorted(entries, key=lambda entry: entry.get("time_created_ns", 0)), time.time())
 
 
 def read_recorders(*, with_entries: bool) -> list[dict[str, Any]]:
-    """NCCL has one of its own, unless torch is so new that all have one. torch is not imported for that."""
+    """Return the dumps of torch's Flight Recorders.
+
+    Newer versions of torch have one recorder for all backends, older ones only NCCL's.
+    """
     module: ModuleType | None = sys.modules.get(_RECORDER)
     dumps = (getattr(module, name, None) for name in ("_dump_fr_trace_json", "_dump_nccl_trace_json"))
     return [json.loads(text) for text in dict.fromkeys(dump(with_entries) for dump in dumps if dump is not None)]
 
 
 def shortened(entries: Iterable[dict[str, Any]], now_unix_s: float) -> str:
-    """JSON of the newest ones, with the fields that help, and no more of them than a message takes."""
+    """Return the newest entries as JSON, reduced to the useful fields and to the size limit of a message."""
     shown = [_shown(entry, now_unix_s) for entry in list(entries)[-NEWEST_ENTRIES:]]
     while len(json.dumps(shown)) > MAX_FLIGHT_RECORDER_BYTES:
         del shown[0]
@@ -168,7 +175,10 @@ def shortened(entries: Iterable[dict[str, Any]], now_unix_s: float) -> str:
 
 
 def _shown(entry: dict[str, Any], now_unix_s: float) -> dict[str, Any]:
-    """`state` is torch's own; gloo leaves it at scheduled for ever. `retired`: it is over."""
+    """Reduce an entry to the useful fields.
+
+    `state` is torch's value, which stays `scheduled` with gloo. `retired` is set once the collective has ended.
+    """
     name, description = (*entry.get("process_group", ()), "", "")[:2]
     created_ns = entry.get("time_created_ns", 0)
     return {
@@ -189,28 +199,28 @@ _SAME_AT_ALL_RANKS = ("all_reduce", "reduce", "broadcast")
 
 Counts = Mapping[str, int]
 Number = tuple[int, int]
-"""Of a process group: the place of its recorder, and how that numbers it."""
+"""Identifies a process group: index of its recorder, and the recorder's number for the group."""
 Words = tuple[str, str, tuple[str, ...]]
-"""Of a collective that goes on: operation, shape, and the operations before it that go on, too."""
+"""Operation, shape, and the earlier operations of the group that are still running."""
 
 
 class ScriptGroups:
-    """For one thread. `moved_at`: when the rank was last seen to have entered or left a collective."""
+    """Collective counts of the script's process groups. Use it from one thread."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
-        self._entered: dict[str, int] = {}  # the group that moved last is the last
+        self._entered: dict[str, int] = {}  # the group with the latest progress is last
         self._recorder = _Recorder()
         self._was_inside: frozenset[str] = frozenset()
         self.moved_at = clock()
 
     @property
     def total(self) -> int:
-        """How many collectives it has entered in the groups that there are."""
+        """Number of collectives entered in the groups that exist."""
         return sum(self._entered.values())
 
     def read(self) -> tuple[GroupCalls, ...]:
-        """The groups that moved last first."""
+        """Return the counts by group, the group with the latest progress first."""
         now, counts = self._clock(), _counts()
         inside = self._recorder.inside(counts)
         if counts != self._entered or self._was_inside - inside.keys():
@@ -229,27 +239,30 @@ class ScriptGroups:
 
 
 def _counts() -> dict[str, int]:
-    """By the name of the group, which its ranks share. torch is not imported for that."""
+    """Return the number of collectives by the name of the group, which is the same at all of its ranks."""
     module: Any = sys.modules.get("torch.distributed.distributed_c10d")
     world = getattr(module, "_world", None)
     counts: dict[str, int] = {}
     for group, name in list(world.pg_names.items()) if world is not None else ():
-        with suppress(RuntimeError):  # a backend that does not count
+        with suppress(RuntimeError):  # some backends do not count
             if backends := {group._get_backend(device) for device in group._device_types}:
                 counts[name[:MAX_NAME_CHARS]] = sum(each._get_sequence_number_for_group() for each in backends)
     return counts
 
 
 class _Recorder:
-    """What goes on, and what it is: as of the counts with which it was looked up."""
+    """Collectives that are still running. A result is valid until the counts change."""
 
     def __init__(self) -> None:
         self._looking: threading.Thread | None = None
-        self._known: tuple[Counts, dict[Number, list[dict[str, Any]]]] = {}, {}  # entries that went on
+        self._known: tuple[Counts, dict[Number, list[dict[str, Any]]]] = (
+            {},
+            {},
+        )  # running collectives, as of these counts
         self._going_on: tuple[Counts, dict[str, Words]] = {}, {}
 
     def inside(self, counts: Counts) -> dict[str, Words]:
-        """By group."""
+        """Return the running collective of each group, or nothing if the counts have changed."""
         then, found = self._going_on
         return found if then == counts else {}
 
@@ -279,7 +292,7 @@ def _goes_on(status: Mapping[str, str]) -> bool:
 
 
 def newest_going_on(dumps: list[dict[str, Any]]) -> dict[Number, list[dict[str, Any]]]:
-    """Of each group in which a collective goes on: the newest one, after those before it that go on, too."""
+    """Return the running collectives of each group: the newest, after earlier ones that are still running."""
     found: dict[Number, list[dict[str, Any]]] = {}
     for place, dump in enumerate(dumps):
         for entry in dump.get("entries") or ():
@@ -297,7 +310,7 @@ def _is_unfinished(entry: Mapping[str, Any]) -> bool:
 
 
 def _words(entries: Sequence[Mapping[str, Any]]) -> Words:
-    """The shape only of what has the same one at all ranks."""
+    """Describe the last entry. The shape is left out of operations whose shape differs between ranks."""
     *before, operation = (
         str(entry["profiling_name"]).rpartition(":")[2].strip("_")[:MAX_NAME_CHARS] for entry in entries
     )

@@ -1,10 +1,11 @@
-"""Every entry into a phase, a wait or a collective, and every exit, as a line in a file of this rank (LOG_VARIABLE).
+"""Log of every entry into a phase, a wait or a collective, and every exit, in one file for each rank.
 
     2026-11-22T07:41:03.118201Z step 812 enters validation
     2026-11-22T07:41:03.120044Z step 812 enters all_reduce 24 of quorum 17, 4096x1024
     2026-11-22T07:41:03.131377Z step 812 leaves all_reduce 24 of quorum 17, 4096x1024 after 0.011 s
 
-What a rank entered last and did not leave is where it hangs; `diff` of two ranks' files shows where they part.
+The folder comes from LOG_VARIABLE; without it nothing is written. The last entry without an exit is where a rank hangs,
+and a `diff` of two ranks' files shows where they part.
 """
 
 import logging
@@ -27,7 +28,11 @@ LOG_VARIABLE = "LIGHTHOUSE_TRACE_DIR"
 
 
 def make_progress(group_rank: int, variables: Mapping[str, str] = os.environ) -> Progress:
-    """With a log, where LOG_VARIABLE names a folder for it. Raises ConfigurationError if that cannot be written to."""
+    """Return the progress of a rank, with a trace file if LOG_VARIABLE names a folder.
+
+    Raises:
+        ConfigurationError: The file cannot be written.
+    """
     folder = variables.get(LOG_VARIABLE)
     if not folder:
         return Progress()
@@ -41,10 +46,17 @@ def make_progress(group_rank: int, variables: Mapping[str, str] = os.environ) ->
 
 
 class Lines:
-    """For any thread; each is in the file when `write` returns. A disk that fails ends the log, not the rank."""
+    """Appends lines to a file, from any thread. Each line is in the file when `write` returns.
+
+    A write error ends the trace, not the rank.
+    """
 
     def __init__(self, path: Path) -> None:
-        """Raises OSError."""
+        """Open the file.
+
+        Raises:
+            OSError: The file cannot be opened.
+        """
         self._path = path
         self._descriptor = os.open(path, os.O_APPEND | os.O_CREAT | os.O_WRONLY | os.O_CLOEXEC, 0o644)
         self._has_failed = False
@@ -56,7 +68,7 @@ class Lines:
         try:
             os.write(self._descriptor, line.encode())
         except OSError as e:
-            # Not closed: another thread may be about to write to the same number.
+            # Keep the descriptor open: another thread may be about to write to it, and its number may be reused.
             self._has_failed = True
             log.warning("%s: tracing stopped: %s", self._path, e.strerror)
 
@@ -86,7 +98,7 @@ class TracedProgress(Progress):
         return self._logged(_words(Number(quorum_id, number, inner), operation, shape, within_group), inside)
 
     def torchs(self, operation: str, shape: Shape) -> TorchCollective:
-        """When it is left, torch does not tell."""
+        """Write the entry only: torch does not report when such a collective ends."""
         entered = super().torchs(operation, shape)
         number = self.numbers.told(entered.entry, within_group=True)
         self._lines.write(f"step {self.number} enters torch's {_words(number, operation, shape, True)}")

@@ -1,4 +1,4 @@
-"""In-process restart: a function that is run again, in the same process, after a fault anywhere in its run."""
+"""In-process restart: runs a function again in the same process after a fault in any rank of its run."""
 
 from agent_client.restart.call import CallWrapper
 from agent_client.restart.rank_thread import fork_and_monitor

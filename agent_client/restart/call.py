@@ -1,4 +1,9 @@
-"""One call of a wrapped function: its attempts in turn, until all ranks have finished or the run is stopped."""
+"""One call of a wrapped function: its attempts in turn, until all ranks have finished or the run is stopped.
+
+`WrappedCall` runs the attempts, interrupts them, and cleans up between two of them. Attempts get
+their numbers from the lighthouse (rank_thread.py) or from `LocalAttempts`, which counts the faults of this process.
+`CallWrapper` is what the function receives.
+"""
 
 import contextlib
 import logging
@@ -20,13 +25,11 @@ from lighthouse_protocol.rules.rate_limits import RestartBudget
 log = logging.getLogger(__name__)
 
 
-# -- attempts -----------------------------------------------------------------
-#
-# Where a wrapped function's attempts get their numbers: the lighthouse (rank_thread.py), or this process alone.
-
-
 class Attempts(Protocol):
-    """`ready` or `returned`, then `wait`; after Run: `raised` or `returned`; after Ended: nothing."""
+    """Source of attempts.
+
+    Call `ready` or `returned`, then `wait`. After a Run call `raised` or `returned`; after Ended call nothing.
+    """
 
     def __enter__(self) -> Self: ...
     def __exit__(self, *_: object) -> None: ...
@@ -39,7 +42,10 @@ class Attempts(Protocol):
 
 
 class LocalAttempts:
-    """No lighthouse: this process's own faults, counted from 0. Other processes' faults do not interrupt it."""
+    """Attempts without a lighthouse, numbered from 0.
+
+    Only faults of this process count. Faults of other processes do not interrupt it.
+    """
 
     def __init__(self, rank: int, world_size: int, terms: RunTerms) -> None:
         self._place = rank, world_size
@@ -91,7 +97,8 @@ class LocalAttempts:
 
 
 CAUSE_WITHIN_S = 2.0
-"""How soon after a peer's connections the lighthouse tells that the peer has failed or died, on a busy machine too."""
+"""How long the lighthouse may take to report a peer's failure after its connections have ended, on a busy machine
+too."""
 _POLL_S = 0.005
 
 T = TypeVar("T")
@@ -139,8 +146,14 @@ class CallWrapper:
 
 
 class WrappedCall(Generic[T]):
+    """Runs one call of a wrapped function."""
+
     def __init__(self, function: Callable[[CallWrapper], T], options: Options) -> None:
-        """Raises ConfigurationError if the environment does not fit."""
+        """Read the environment.
+
+        Raises:
+            ConfigurationError: The environment does not fit the options.
+        """
         launch = options.launch()
         self._function = function
         self._options = options
@@ -164,13 +177,19 @@ class WrappedCall(Generic[T]):
         self._open_before: list[at_exit.Closable] = []
 
     def run(self) -> T | None:
-        """Raises RestartAbort, a LighthouseError, and what ends the process: SystemExit, KeyboardInterrupt."""
+        """Run attempts until the call has ended. Return the function's result, or None on a spare.
+
+        Raises:
+            RestartAbort: The run is stopped.
+            LighthouseError: This process may not take part.
+            SystemExit, KeyboardInterrupt: The function raised it.
+        """
         with contextlib.closing(self._groups), self._link or contextlib.nullcontext(), self._attempts:
             try:
                 ended = self._repeat()
             except (SystemExit, KeyboardInterrupt) as e:
                 if isinstance(e, RestartAbort):
-                    log.error("this rank ends the run: %s", e.reason)  # an exit by a status says nothing
+                    log.error("this rank ends the run: %s", e.reason)  # the exit code alone gives no reason
                 if self._link is not None:
                     self._link.abort(e)
                 raise
@@ -182,7 +201,7 @@ class WrappedCall(Generic[T]):
         self._attempts.ready()
         has_returned = False
         while isinstance(verdict := self._attempts.wait(), Run):
-            if has_returned:  # and another rank has failed after that
+            if has_returned:  # another rank has failed since
                 self._recover()
             has_returned = self._attempt(verdict)
             if has_returned:
@@ -193,7 +212,7 @@ class WrappedCall(Generic[T]):
         return verdict
 
     def _attempt(self, run: Run) -> bool:
-        """Whether the function has returned."""
+        """Run the function once. Return whether it has returned."""
         self._result, self._last_error = None, ""
         self._open_before = at_exit.opened()
         with self._environment, self._groups.of(run.number):
@@ -221,8 +240,11 @@ class WrappedCall(Generic[T]):
         return False
 
     def _await_the_cause(self, number: int) -> None:
-        """A collective fails because a peer has failed, and is often the first to say so: that is none of this rank's
-        failures, and would hide the peer's. The wait is counted in polls: a host that stood still has used up one."""
+        """Wait for the news that a peer has failed.
+
+        A collective fails because of a peer, and this rank often notices first. Its own report would hide the peer's
+        failure. The wait is counted in polls, so that a suspended host loses only one of them.
+        """
         for _ in range(round(CAUSE_WITHIN_S / _POLL_S)):
             if self._attempts.is_over(number) or not self._groups.have_lost_a_peer():
                 return
@@ -233,12 +255,12 @@ class WrappedCall(Generic[T]):
         return self._function(self._call_wrapper)
 
     def _recover(self) -> None:
-        """Between two attempts. What it raises ends the process's part in the run."""
+        """Clean up between two attempts. An exception here ends this process's part in the run."""
         self._groups.abort()
         kept = {id(each) for each in (*self._open_before, self._call_wrapper.agent)}
         left = [each for each in at_exit.opened() if id(each) not in kept]
         error, self._left_by = self._left_by, None
-        while error is not None:  # whoever else keeps it keeps what the function held (torch's engine may)
+        while error is not None:  # torch's engine may keep the error, and with it the function's objects
             traceback.clear_frames(error.__traceback__)
             error = error.__context__
         self._hook(self._options.finalize)
@@ -257,9 +279,9 @@ class WrappedCall(Generic[T]):
                 return self._result
             case RunStopped(reason, who):
                 text = f"the run is stopped: {reason}{f' ({who})' if who else ''}"
-                if self._link is not None and self._last_error:  # a local run's reason has it
+                if self._link is not None and self._last_error:  # the reason of a local run contains it
                     text += f"; the last error of this rank: {self._last_error}"
-                log.error("%s", text)  # an exit by a status says nothing
+                log.error("%s", text)  # the exit code alone gives no reason
                 raise RestartAbort(text)
             case error:
                 raise error

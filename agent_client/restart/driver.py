@@ -1,6 +1,6 @@
-"""A rank of a run: its machine is fed, and its effects are performed in order.
+"""Driver of a rank's machine: feeds it events, and performs its effects in order.
 
-Synchronous: time, streams and the wrapped function are ports, so the simulator runs this very code.
+The driver is synchronous. Time, streams and the wrapped function are ports, so the simulator runs this very code.
 """
 
 import logging
@@ -18,7 +18,7 @@ log = logging.getLogger(__name__)
 
 
 class Stream(Protocol):
-    """An open stream to the lighthouse. What it hears, and its end, are fed as events with its number."""
+    """An open stream to the lighthouse. Its messages and its end are fed as events with the stream's number."""
 
     def send(self, message: FromRunRank) -> None: ...
 
@@ -31,15 +31,15 @@ class Function(Protocol):
     def run(self, run: events.Run) -> None: ...
 
     def end(self, ended: events.Ended) -> None:
-        """It is not run again."""
+        """Record that the function will not run again."""
         ...
 
     def sample(self) -> ProgressSample | None:
-        """Where it is, while it runs; None: that was told a moment ago."""
+        """Return the progress while the function runs, or None if the last sample is recent."""
         ...
 
     def interrupt(self, reason: str) -> None:
-        """End it, without waiting for that."""
+        """Interrupt the function, without waiting until it has ended."""
         ...
 
     def kill(self, reason: str) -> None:
@@ -48,7 +48,7 @@ class Function(Protocol):
 
 
 class RankDriver:
-    """`connect` opens the stream of that number."""
+    """Runs one machine on one thread."""
 
     def __init__(
         self,
@@ -57,6 +57,14 @@ class RankDriver:
         connect: Callable[[int], Stream],
         function: Function,
     ) -> None:
+        """Connect the machine to its ports.
+
+        Args:
+            machine: Machine of the rank.
+            clock: Monotonic clock in seconds.
+            connect: Opens the stream with the given number.
+            function: The wrapped function.
+        """
         self.machine = machine
         self._clock = clock
         self._connect = connect
@@ -73,7 +81,7 @@ class RankDriver:
         self._perform(self.machine.tick(self._clock()))
 
     def deadline(self) -> float | None:
-        """When to call tick, by the clock."""
+        """Return when to call `tick`, by the clock, or None."""
         return self.machine.deadline(self._clock())
 
     def _perform(self, effects: Sequence[events.RankEffect]) -> None:
@@ -111,7 +119,7 @@ class RankDriver:
         return message
 
     def close(self) -> None:
-        """Give the stream up, if there is one."""
+        """Cancel the stream, if there is one."""
         if self._stream is not None:
             self._stream[1].cancel()
             self._stream = None

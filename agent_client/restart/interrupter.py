@@ -1,9 +1,15 @@
-"""How a generation that is over is ended in this process: by an exception, and aborts; or the process.
+"""Interruption of a generation that has ended: by an exception, by aborts, and at last by killing the process.
 
-The exception comes first. A kernel of NCCL that is aborted looks as if it had completed, with anything in its tensors:
-no line of the function may run after that, least of all one that saves a checkpoint. Aborts may take long or hang, so
-they run on a thread of their own. What they abort belongs to the generation that is over, so the next one begins after
-them.
+The exception comes first. An aborted NCCL kernel looks as if it had completed, with arbitrary data in its tensors, so
+no line of the function may run after an abort, least of all one that saves a checkpoint. Aborts may take long or hang,
+so they run on a separate thread. They affect only the old generation, because the next one starts after they have
+finished.
+
+`InterruptibleSection` raises an exception in a function that runs in another thread. An asynchronous exception is only
+delivered inside a section. Leaving the section takes the lock that the delivery holds, and then waits for an exception
+that is already on its way. A delivery is never taken back: PyThreadState_SetAsyncExc with None makes CPython 3.11 hang
+in the next traced function. A signal with an empty handler ends a sleep, a lock or a socket operation of the main
+thread, and the exception is raised in that handler.
 """
 
 import ctypes
@@ -23,22 +29,14 @@ from agent_client.step.stop_signals import is_uninterrupted
 log = logging.getLogger(__name__)
 
 
-# -- async exception ----------------------------------------------------------
-#
-# A function that another thread may end by an exception, whatever it does, as long as it comes back to Python.
-#
-# An asynchronous exception is delivered only inside a section: its end takes the lock that the delivery holds, and
-# then lets one arrive that is already on its way. It is never taken back (PyThreadState_SetAsyncExc with None makes
-# CPython 3.11 hang in the next traced function). A signal that does nothing ends what the main thread waits for: a
-# sleep, a lock, a socket; its handler is where the exception arrives.
-
 T = TypeVar("T")
 
 WAKE_SIGNAL = signal.SIGRTMIN + 7
 AGAIN_AFTER_S = 0.25
-"""Deliveries are so far apart: the end of a section, microseconds, meets one at most."""
+"""Minimum time between two deliveries, so that at most one falls into the end of a section, which takes
+microseconds."""
 BRIEF_S = 5.0
-"""What is brief is left alone for so long: the time that torch gives a DataLoader's workers to end."""
+"""How long brief code is left alone: the time that torch gives a DataLoader's workers to end."""
 _BRIEF_MODULES = frozenset(
     {"multiprocessing.reduction", "multiprocessing.resource_sharer", "torch.multiprocessing.reductions"}
 )
@@ -53,15 +51,15 @@ _BRIEF = frozenset(
     }
 )
 _IMPORTLIB = "<frozen importlib._bootstrap>"
-_BYTECODES = 100  # more than enough for what was delivered to arrive
+_BYTECODES = 100  # more than enough for a delivered exception to arrive
 
 
 class Interruption(BaseException):
-    """Raised inside a wrapped function whose generation is over. No `except Exception` holds it up."""
+    """Raised inside a wrapped function whose generation has ended. `except Exception` does not catch it."""
 
 
 class InterruptibleSection:
-    """One at a time, in the thread that runs it. `interrupt` is for any other thread."""
+    """Runs one function at a time, in the calling thread. `interrupt` is for other threads."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -71,7 +69,11 @@ class InterruptibleSection:
         self._asked_at: float | None = None
 
     def run(self, function: Callable[[], T], is_over: Callable[[], bool]) -> T:
-        """`function()`. Raises Interruption if it `is_over` before it begins, or is interrupted."""
+        """Call `function` and return its result.
+
+        Raises:
+            Interruption: `is_over` was true before it began, or the function was interrupted.
+        """
         self._can_wake = _listen()
         try:
             with self._lock:
@@ -83,9 +85,14 @@ class InterruptibleSection:
             self.close()
 
     def interrupt(self) -> bool:
-        """Raise Interruption in the function. False: none is running, it was interrupted just now, or it is in what has
-        to be done whole: a module whose import was interrupted is of no use to the next run, and a descriptor or a
-        process that is just handed over would be nobody's."""
+        """Raise Interruption in the function.
+
+        Code that must run to its end is left alone. A module whose import was interrupted is useless to the next
+        attempt, and an interrupted transfer of a descriptor or a process would leak it.
+
+        Returns:
+            False if no function is running, if it was interrupted just now, or if it is in such code.
+        """
         with self._lock:
             now = time.monotonic()
             self._asked_at = now if self._asked_at is None else self._asked_at
@@ -111,13 +118,16 @@ class InterruptibleSection:
         return False
 
     def close(self) -> None:
-        """Nothing arrives any more. Also for the caller of `run`, when an Interruption has left it: one more may have
-        come in its last instant."""
+        """Make sure that no exception arrives any more.
+
+        The caller of `run` calls it too, after an Interruption: another one may have been delivered in the last
+        instant.
+        """
         while True:
             try:
                 with self._lock:
                     self._thread = None
-                for _ in range(_BYTECODES):  # a late one arrives here
+                for _ in range(_BYTECODES):  # a late exception arrives here
                     pass
                 return
             except Interruption:
@@ -125,13 +135,16 @@ class InterruptibleSection:
 
 
 def _is_brief(frame: FrameType) -> bool:
-    """A finaliser, which would swallow what is raised in it, or code that hands over a descriptor or a process."""
+    """Check for a finalizer, which would swallow the exception, or code that transfers a descriptor or a process."""
     module, name = frame.f_globals.get("__name__"), frame.f_code.co_name
     return name == "__del__" or module in _BRIEF_MODULES or (module, name) in _BRIEF
 
 
 def _listen() -> bool:
-    """Whether the wake signal reaches this thread and does no harm. Its handler stays: a late one must not kill."""
+    """Return whether the wake signal reaches this thread and does no harm.
+
+    The handler stays installed, because without it a late signal would end the process.
+    """
     if threading.current_thread() is not threading.main_thread():
         return False
     found = signal.getsignal(WAKE_SIGNAL)
@@ -142,13 +155,15 @@ def _listen() -> bool:
 
 
 def _woken(number: int, frame: FrameType | None) -> None:
-    """What was delivered arrives when this begins."""
+    """Do nothing. A delivered exception is raised when this handler starts."""
 
 
-KILLED_STATUS = 137  # what a shell says of SIGKILL
+KILLED_STATUS = 137  # the status that a shell reports for SIGKILL
 
 
 class Interrupter:
+    """Ends a generation in this process. `interrupt` and `kill` are safe in any thread."""
+
     def __init__(self, section: InterruptibleSection, aborts: Sequence[Callable[[], object]]) -> None:
         self._section = section
         self._aborts = aborts
@@ -157,13 +172,15 @@ class Interrupter:
         self._aborting: threading.Thread | None = None
 
     def begin(self) -> None:
-        """A generation runs from now on."""
+        """Record that a generation runs."""
         with self._lock:
             self._runs, self._aborting = True, None
 
     def end(self) -> None:
-        """It does not, and nothing of it is aborted any more. Waits for the aborts that are under way; those that hang
-        are ended by the hard timeout, with the process."""
+        """Record that the generation has ended, so that nothing is aborted any more.
+
+        Waits for aborts that are running. If one of them hangs, the hard timeout ends the process.
+        """
         with self._lock:
             self._runs, aborting = False, self._aborting
         if aborting is not None:
@@ -193,4 +210,4 @@ class Interrupter:
                 abort()
             except Exception:
                 log.exception("an abort failed")
-        self._section.interrupt()  # once more: it may have been in what has to be done whole
+        self._section.interrupt()  # again, because the first one may have met code that must run to its end

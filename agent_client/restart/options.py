@@ -1,4 +1,8 @@
-"""The options of a Wrapper."""
+"""Options of a Wrapper, and the place of this process in its run.
+
+`Options` holds and checks what a script passes to the decorator. `Launch` reads the variables of a supervisor or of
+torchrun, which identify this process and its lighthouse.
+"""
 
 import dataclasses
 import os
@@ -20,43 +24,48 @@ from lighthouse_protocol.identity import group_run
 from lighthouse_protocol.limits import DEFAULT_JOB, DEFAULT_RUN, DEFAULT_STRIDE, MAX_RESTARTS, SECRET_BYTES
 from lighthouse_protocol.messages.run import RankHello, RankId, RunTerms
 
-# -- launch -------------------------------------------------------------------
-#
-# How this process was started: its place in the run, from a supervisor's variables, or torchrun's.
-
 NO_NAME = "none"
-"""torchrun's run id where it was given none, and so that of all such jobs."""
+"""torchrun's default run id, which all jobs without --rdzv-id share."""
 
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """`lighthouse`: an address, several, or a join string. `slot` of `slots`, which is RANK of WORLD_SIZE without a
-    supervisor. `attempt` counts this slot's starts from 0. `active` and `min_active` are None unless the supervisor was
-    given them. `store_port`: of the TCPStore that a supervisor serves. `secret`: its supervisor's, else
-    its own."""
+    """Place of this process in its run, from the environment."""
 
     lighthouse: str
+    """An address, several addresses, or a join string."""
     job: str
     run: str
     slot: int
+    """Number of this rank's place in the run. Without a supervisor it is RANK."""
     slots: int
+    """Number of slots. Without a supervisor it is WORLD_SIZE."""
     incarnation: str
     attempt: int
+    """Number of earlier starts of this slot."""
     stride: int
     active: int | None
+    """Number of ranks that train, if the supervisor sets it."""
     min_active: int | None
+    """Minimum number of ranks that train, if the supervisor sets it."""
     is_supervised: bool
     store_port: int | None
+    """Port of the TCPStore that a supervisor serves."""
     secret: str = field(default_factory=lambda: secrets.token_hex(SECRET_BYTES), repr=False)
+    """Secret of the supervisor, or else a random one."""
 
     @classmethod
     def read(cls, variables: Mapping[str, str] = os.environ) -> "Launch":
-        """Raises ConfigurationError naming the variable."""
+        """Read the environment.
+
+        Raises:
+            ConfigurationError: A variable has a bad value. The message names it.
+        """
         reader = Variables(variables)
         supervised, slot = reader.text("LIGHTHOUSE_INCARNATION"), reader.number("LIGHTHOUSE_SLOT", "RANK") or 0
         offset, restarts = reader.number("LIGHTHOUSE_SLOT_OFFSET"), reader.number("TORCHELASTIC_RESTART_COUNT")
         incarnation, stride = supervised or uuid.uuid4().hex, 1
-        if offset is not None:  # below torchrun, which is below a supervisor
+        if offset is not None:  # started by torchrun under a supervisor
             incarnation, slot = f"{supervised}.{os.getpid()}", offset + (reader.number("RANK") or 0)
         elif not supervised and restarts is not None:  # torchrun restarts its ranks together
             incarnation, stride = f"{incarnation}.torchrun-{restarts}", DEFAULT_STRIDE
@@ -78,13 +87,21 @@ class Launch:
 
     @property
     def lighthouse_address(self) -> str:
-        """The first address in `lighthouse`, without a token; empty if there is none. Raises InvalidRequest."""
+        """First address in `lighthouse`, without a token, or empty if there is none.
+
+        Raises:
+            InvalidRequest: `lighthouse` is malformed.
+        """
         if not self.lighthouse:
             return ""
         return str(parse_coordinator(self.lighthouse, "LIGHTHOUSE_ADDRESS").addresses[0])
 
     def of_group(self, variables: Mapping[str, str] = os.environ) -> "Launch":
-        """Its place where each replica group restarts by itself. Raises ConfigurationError if it is in none."""
+        """Return the place inside the replica group, for groups that restart separately.
+
+        Raises:
+            ConfigurationError: The process belongs to no replica group.
+        """
         reader = Variables(variables)
         replica_id = reader.text("LIGHTHOUSE_MANAGER_REPLICA_ID", "REPLICA_GROUP_ID")
         if not replica_id:
@@ -99,7 +116,7 @@ class Launch:
 
 
 def run_of(variables: Mapping[str, str]) -> str:
-    """The run's id. For a torchrun job without a name, one that its ranks have in common, and no other job has."""
+    """Return the id of the run. For a torchrun job without a name, derive one that is unique to the job."""
     reader = Variables(variables)
     run = reader.text("LIGHTHOUSE_RUN_ID", "TORCHELASTIC_RUN_ID") or DEFAULT_RUN
     if run != NO_NAME or reader.text("LIGHTHOUSE_RUN_ID"):
@@ -135,7 +152,11 @@ _FOR_RUNS = ("restart_scope", "active_world_size", "min_active", "divisible_by",
 
 
 def seconds(value: Duration, name: str) -> float:
-    """Raises ConfigurationError for what is no positive length of time."""
+    """Convert a duration to seconds.
+
+    Raises:
+        ConfigurationError: It is not positive and finite.
+    """
     number = value.total_seconds() if isinstance(value, timedelta) else float(value)
     if not 0 < number < float("inf"):
         raise ConfigurationError(f"{name}={value!r} is not a positive duration")
@@ -199,7 +220,11 @@ class Options:
 
     @classmethod
     def of(cls, given: Mapping[str, Any]) -> "Options":
-        """Raises ConfigurationError for a name that there is not, too."""
+        """Check the names of the options and set them.
+
+        Raises:
+            ConfigurationError: An option is unknown or does not fit.
+        """
         known = [each.name for each in dataclasses.fields(cls)]
         unknown = sorted(set(given) - set(known))
         if unknown:
@@ -233,7 +258,11 @@ class Options:
             )
 
     def launch(self) -> Launch:
-        """This process's place among those that restart together. Raises ConfigurationError."""
+        """Return the place of this process among the ranks that restart together.
+
+        Raises:
+            ConfigurationError: The environment does not fit.
+        """
         launch = Launch.read()
         return launch.of_group() if self.restart_scope == "group" else launch
 
@@ -242,7 +271,7 @@ class Options:
         return seconds(self.store_kwargs.get("timeout", 5.0), "store_kwargs['timeout']")
 
     def terms(self, launch: Launch) -> RunTerms:
-        """What all ranks of the run agree on."""
+        """Return the terms on which all ranks of the run must agree."""
         active = self.active_world_size if self.active_world_size is not None else launch.active
         min_active = self.min_active if self.min_active is not None else launch.min_active
         return RunTerms(

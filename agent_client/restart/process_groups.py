@@ -1,6 +1,8 @@
-"""What a wrapped function may wait for in C code, ended from another thread. torch is looked at only if it is loaded.
+"""Process groups of a wrapped function, which can be aborted from another thread.
 
-All groups that torch.distributed makes while the function runs end at once (torch_scope.py), and those of agent_client.
+A function often waits in C code for a peer that has died, where no exception reaches it. Aborting its process groups
+ends such waits. Covered are all groups that torch.distributed makes while the function runs (torch_scope.py), and the
+groups of agent_client. torch is never imported here.
 """
 
 import contextlib
@@ -15,9 +17,14 @@ if typing.TYPE_CHECKING:
 
 
 class ProcessGroups:
-    """Of one call of a wrapped function. `lighthouse`: an address of that of its run; empty without one."""
+    """Process groups of one call of a wrapped function."""
 
     def __init__(self, lighthouse: str) -> None:
+        """Start without groups.
+
+        Args:
+            lighthouse: Address of the run's lighthouse, or empty without one.
+        """
         self._lighthouse = lighthouse
         self._torch: TorchScope | None = None
         self._aborted: list[Abortable] = []
@@ -25,7 +32,7 @@ class ProcessGroups:
 
     @contextlib.contextmanager
     def of(self, generation: int) -> Generator[None]:
-        """While it runs."""
+        """Return a block that encloses the function while it runs in `generation`."""
         if self._torch is None and "torch" in sys.modules and sys.modules["torch"].distributed.is_available():
             from agent_client.restart.torch_scope import TorchScope
 
@@ -40,30 +47,30 @@ class ProcessGroups:
             self._torch.end()
 
     def close(self) -> None:
-        """The call is over."""
+        """Release everything at the end of the call."""
         if self._torch is not None:
             self._torch.close()
 
     def abort(self) -> None:
-        """Every process group that this process holds. From any thread."""
+        """Abort every process group of this process. Safe in any thread."""
         with self._lock:
             open_groups = sys.modules.get("agent_client.collectives.group_spec")
             if open_groups is not None:
                 self._aborted += open_groups.held()
             try:
                 if self._torch is not None:
-                    self._torch.abort()  # first: NCCL's end together, or may wait for each other
+                    self._torch.abort()  # first, because NCCL groups that do not end together may wait for each other
             finally:
                 if open_groups is not None:
                     open_groups.abort_all()
 
     def have_lost_a_peer(self) -> bool:
-        """Then what the function raises may be a consequence."""
+        """Check whether a peer is lost, since the function's exception may be a consequence of that."""
         open_groups = sys.modules.get("agent_client.collectives.group_spec")
         return open_groups is not None and open_groups.have_lost_a_peer()
 
     def recover(self) -> None:
-        """What a generation that has not ended well has left is let go; all groups were aborted before."""
+        """Release the aborted groups after a generation that failed."""
         if self._torch is not None:
             self._torch.recover()
         self._aborted.clear()

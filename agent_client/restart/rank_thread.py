@@ -1,4 +1,9 @@
-"""What a wrapped function is told by its rank's driver, and tells it: verdicts, steps, interruptions."""
+"""Threads of a rank in a run: `DriverThread` runs the machine, and `RankThread` connects it to the wrapped function.
+
+The driver belongs to its thread. Other threads put their events into its inbox. A separate thread reads each stream.
+
+`fork_and_monitor` is here as well. It puts a plain script under a supervisor.
+"""
 
 import logging
 import os
@@ -28,17 +33,11 @@ from lighthouse_runtime.process.commands import START_MANAGER
 log = logging.getLogger(__name__)
 
 
-# -- driver thread ------------------------------------------------------------
-#
-# The thread that a rank's driver runs on, and those that read its streams.
-#
-# The driver is touched by this thread alone; what others have to tell it, they put into its inbox.
-
 CLOSES_WITHIN_S = 5.0
 
 
 class Stream(driver.Stream, Protocol):
-    """lighthouse_runtime.client.streams.RankStream is one."""
+    """A stream that can be read, such as lighthouse_runtime.client.streams.RankStream."""
 
     def __iter__(self) -> Iterator[ToRunRank]: ...
 
@@ -49,8 +48,7 @@ class _Sign(Enum):
 
 
 class DriverThread:
-    """`function` is called on this thread. `hear` is given each message on the thread that reads it, before the driver
-    is; `before_each` is called before the driver is fed. `failed` is called if this thread fails, which is a defect."""
+    """Runs a rank's machine and reads its streams."""
 
     def __init__(
         self,
@@ -58,13 +56,23 @@ class DriverThread:
         open_stream: Callable[[], Stream],
         function: driver.Function,
         failed: Callable[[InternalError], None],
-        hear: Callable[[ToRunRank, Stream], None] = lambda message, stream: None,
+        on_message: Callable[[ToRunRank, Stream], None] = lambda message, stream: None,
         before_each: Callable[[], None] = lambda: None,
     ) -> None:
+        """Prepare the thread; `start` starts it.
+
+        Args:
+            machine: Machine of the rank.
+            open_stream: Opens a stream to the lighthouse.
+            function: Called on the driver's thread.
+            failed: Called with the error if the driver's thread fails, which is a defect.
+            on_message: Called with each message on the thread that reads it, before the driver receives it.
+            before_each: Called before the driver receives an event.
+        """
         self.driver = driver.RankDriver(machine, time.monotonic, self._connect, function)
         self._open_stream = open_stream
         self._failed = failed
-        self._hear = hear
+        self._receive = on_message
         self._before_each = before_each
         self._inbox: queue.SimpleQueue[events.RankEvent | _Sign] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._live, name="lighthouse-rank", daemon=True)
@@ -76,7 +84,7 @@ class DriverThread:
         self._inbox.put(event)
 
     def leave(self) -> None:
-        """The run: the stream is given up, and the lighthouse knows it at once."""
+        """Leave the run. The stream is cancelled, so the lighthouse notices at once."""
         self._inbox.put(_Sign.LEAVE)
         self._thread.join(CLOSES_WITHIN_S)
 
@@ -108,11 +116,10 @@ class DriverThread:
         return stream
 
     def _read(self, session: int, stream: Stream) -> None:
-        """On a thread of the stream's own."""
         error: LighthouseError | None = None
         try:
             for message in stream:
-                self._hear(message, stream)
+                self._receive(message, stream)
                 self._inbox.put(events.MessageReceived(session, message))
         except LighthouseError as e:
             error = e
@@ -127,19 +134,19 @@ SAMPLE_INTERVAL_S = 0.5
 
 
 class RankThread:
-    """A context manager, whose end leaves the run."""
+    """Context manager around a rank's part in its run; leaving it leaves the run."""
 
     def __init__(self, machine: RankMachine, open_stream: Callable[[], Stream], interrupter: Interrupter) -> None:
-        self._thread = DriverThread(machine, open_stream, self, self._failed, self._hear, self._tell_steps)
+        self._thread = DriverThread(machine, open_stream, self, self._failed, self._receive, self._report_steps)
         self._interrupter = interrupter
         self._verdicts: queue.SimpleQueue[events.Run | events.Ended] = queue.SimpleQueue()
         self._ended: events.Ended | None = None
         self._over = -1
         self._running = -1
         self._step = 0
-        self._steps_told = 0
-        self._told_at = 0.0
-        self._progress = Progress()  # of the function, in this generation
+        self._steps_reported = 0
+        self._reported_at = 0.0
+        self._progress = Progress()  # of the function in this generation
         self._sampled_at = 0.0
         self._reporter = SelfReporter()
 
@@ -153,11 +160,14 @@ class RankThread:
     # -- for the function's thread
 
     def ready(self) -> None:
-        """It runs nothing, or wants the next generation. `wait` must follow, and before the next `ready`."""
+        """Request the next generation. Call `wait` before the next `ready`."""
         self._thread.put(events.Waiting())
 
     def wait(self) -> events.Run | events.Ended:
-        """What is next, after `ready` or `returned`. Blocks while it is a spare, or not all are ready."""
+        """Return the next order after `ready` or `returned`.
+
+        Blocks while this rank is a spare, and while other ranks are not ready.
+        """
         return self._ended or self._verdicts.get()
 
     def raised(self, reason: str) -> None:
@@ -167,36 +177,39 @@ class RankThread:
         self._thread.put(events.Returned())
 
     def stepped(self, step: int | None) -> None:
-        """Costs next to nothing, however often. Steps that are not given are counted: in the process for the machine,
-        whose step never falls; in the generation for the progress, so that ranks compare."""
+        """Record a step. This is cheap enough for any number of calls.
+
+        A missing number is counted: over the process for the machine, whose step never falls, and over the generation
+        for the progress, so that ranks can be compared.
+        """
         self._step = self._step + 1 if step is None else max(self._step, step)
         self._progress.step(self._progress.number + 1 if step is None else step)
         now = time.monotonic()
-        if now - self._told_at >= REPORT_INTERVAL_S:
-            self._told_at = now
+        if now - self._reported_at >= REPORT_INTERVAL_S:
+            self._reported_at = now
             self._thread.put(events.StepDone(self._step))
 
     def is_over(self, number: int) -> bool:
-        """Whether that generation must not be run any more."""
+        """Check whether that generation must not run any longer."""
         return self._over >= number or self._ended is not None
 
-    # -- on the driver's thread, and on its streams'
+    # -- called on the driver's thread and on the streams' threads
 
     def _failed(self, error: InternalError) -> None:
         self.end(events.Ended(error))
         self.interrupt(str(error))
 
-    def _tell_steps(self) -> None:
-        if self._step > self._steps_told:
-            self._steps_told = self._step
+    def _report_steps(self) -> None:
+        if self._step > self._steps_reported:
+            self._steps_reported = self._step
             self._thread.driver.feed(events.StepDone(self._step))
 
-    def _hear(self, message: ToRunRank, stream: Stream) -> None:
+    def _receive(self, message: ToRunRank, stream: Stream) -> None:
         if isinstance(message, EvidenceAsked):
-            stream.send(RankHeartbeat(progress=self._progress.sample()))  # it is judged by where it is now
+            stream.send(RankHeartbeat(progress=self._progress.sample()))  # the judgement needs its present position
             self._reporter.answer(message.number, stream.send)
 
-    # -- for the driver: the function
+    # -- called by the driver
 
     def run(self, run: events.Run) -> None:
         self._running = run.number
@@ -222,12 +235,8 @@ class RankThread:
         self._interrupter.kill(reason)
 
 
-# -- monitor ------------------------------------------------------------------
-#
-# fork_and_monitor(): one line that puts a plain script under a supervisor.
-#
-# The process becomes the supervisor (`lighthouse-manager run`, by exec: what was imported and allocated before, CUDA
-# included, is gone with it), and the script runs again from its beginning in a child, where the call returns at once.
+# The process becomes the supervisor by exec. Imported modules and allocated memory, including CUDA's, are lost; the
+# script starts again from its beginning in a child.
 
 _LOOPBACK = "127.0.0.1"
 
@@ -261,7 +270,7 @@ def fork_and_monitor(*options: str) -> None:
         [
             sys.executable,
             "-P",
-            "-c",  # not -m: a module of the script's folder could stand in the place of ours
+            "-c",  # not -m, which would find a module of the same name in the script's folder
             START_MANAGER,
             *command(launch, os.environ, [sys.executable, *sys.orig_argv[1:]], options),
         ]
@@ -271,7 +280,17 @@ def fork_and_monitor(*options: str) -> None:
 def command(
     launch: Launch, variables: Mapping[str, str], invocation: Sequence[str], options: Sequence[str]
 ) -> list[str]:
-    """The words after `lighthouse-manager`. `invocation`: how the interpreter was started."""
+    """Return the arguments of `lighthouse-manager`.
+
+    Args:
+        launch: Place of this process.
+        variables: Environment.
+        invocation: Command that started this interpreter.
+        options: Further options.
+
+    Raises:
+        ConfigurationError: No lighthouse is set, or torchrun restarts ranks itself.
+    """
     if not launch.lighthouse:
         raise ConfigurationError("LIGHTHOUSE_ADDRESS is not set; fork_and_monitor() needs a running lighthouse")
     if (restarts := variables.get("TORCHELASTIC_MAX_RESTARTS", "0")) != "0":

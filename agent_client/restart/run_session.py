@@ -1,4 +1,7 @@
-"""A wrapped function's side of its run in the lighthouse: the client, the rank's thread, and what StoreMixin asks."""
+"""A wrapped function's session in its run: the client, the thread of the rank, and the values that StoreMixin reads.
+
+While a generation runs, `RankEnvironment` sets this rank's place in the State and in RANK and WORLD_SIZE.
+"""
 
 import json
 import logging
@@ -22,15 +25,11 @@ from lighthouse_runtime.client.clients import LighthouseClient
 log = logging.getLogger(__name__)
 
 
-# -- rank environment ---------------------------------------------------------
-#
-# Where a generation puts this rank's place: in its State, and in RANK and WORLD_SIZE while it runs.
-
 _NAMES = ("RANK", "WORLD_SIZE")
 
 
 class RankEnvironment:
-    """A context manager, whose end restores the environment."""
+    """Context manager that restores RANK and WORLD_SIZE at its end."""
 
     def __init__(self, state: State) -> None:
         self.state = state
@@ -48,21 +47,26 @@ class RankEnvironment:
                 os.environ[name] = value
 
     def take(self, run: Run) -> None:
+        """Set the place of this rank in a new generation."""
         self.state.take(run.counters, run.rank, run.world_size)
         os.environ["RANK"], os.environ["WORLD_SIZE"] = str(run.rank), str(run.world_size)
 
 
 _completed: set[tuple[str, str, str]] = set()
-"""Lighthouse, job and run of what this process has seen the end of."""
+"""Lighthouse, job and name of the runs that this process has seen complete."""
 
 
 class RunSession:
-    """A context manager, around that of its `thread`."""
+    """Context manager around the context of its `thread`."""
 
     def __init__(
         self, options: Options, launch: Launch, interrupter: Interrupter, environment: RankEnvironment
     ) -> None:
-        """Raises ConfigurationError if there is no lighthouse, or the run has been completed by this process."""
+        """Prepare the session without connecting.
+
+        Raises:
+            ConfigurationError: No lighthouse is set, or this process has completed the run already.
+        """
         if not launch.lighthouse:
             raise ConfigurationError("LIGHTHOUSE_ADDRESS is not set; use_global_iteration=True needs a lighthouse")
         self._key = (launch.lighthouse, launch.job, launch.run)
@@ -96,14 +100,14 @@ class RunSession:
         return self._environment.state.iteration
 
     def began(self, run: Run) -> None:
-        """Say so, if it is not the run's first."""
+        """Log a generation that follows a restart."""
         if self._previous is not None or self._launch.attempt > 0:
             previous = "unknown" if self._previous is None else self._previous
             log.info("Rank %d: Restart complete. Previous: %s, Current: %d", run.rank, previous, run.number)
         self._previous = run.number
 
     def advance(self) -> int:
-        """The function wants the next generation. While this rank is a spare, it stays in here."""
+        """Wait for the next generation, at the request of the function. A spare waits here, too."""
         self._interrupter.end()
         self.thread.ready()
         verdict = self.thread.wait()
@@ -119,7 +123,10 @@ class RunSession:
             _completed.add(self._key)
 
     def abort(self, end: SystemExit | KeyboardInterrupt) -> None:
-        """This process ends by what stops the whole run. A supervisor sees that by itself, but for the reason."""
+        """Stop the run when this process ends by RestartAbort, an exit with its code, or KeyboardInterrupt.
+
+        A supervisor sees the end of the process itself, so it only needs the reason.
+        """
         asks = isinstance(end, KeyboardInterrupt) or end.code == RestartAbort().code
         if self._launch.is_supervised and isinstance(end, RestartAbort):
             _leave_reason(end)
@@ -132,7 +139,7 @@ class RunSession:
             log.warning("cannot ask the other ranks to stop (%s): %s", reason, e)
 
     def _last_generation(self) -> int | None:
-        """Of this slot's previous process, for the log."""
+        """Return the last generation of this slot's previous process, for the log."""
         try:
             return last_generation(self.client, self.run, self.slot, self.timeout_s)
         except LighthouseError as e:

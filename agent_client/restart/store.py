@@ -1,8 +1,11 @@
-"""StoreMixin: names for reading and recording iterations, over the lighthouse's numbers and fenced keys.
+"""State of a wrapped function in its run, and StoreMixin, which reads and writes keys of the run.
 
-It needs no store of its own: mix it into one, or use it as it is, inside a wrapped function with
-use_global_iteration=True. There is no election, no readiness key and no heartbeat to write
-(docs/reference/restart-names.md); the names of these say what to use instead.
+StoreMixin has the methods that scripts of other libraries use to read and record iterations. It needs no store of its
+own: the lighthouse numbers the generations, keeps their keys, and refuses writes from an outdated generation. Mix it
+into a store class, or use it as it is, inside a wrapped function with `use_global_iteration=True`.
+
+There is no election, readiness key or heartbeat to write. Those names raise an AttributeError that names the
+replacement (docs/reference/restart-names.md).
 """
 
 import dataclasses
@@ -23,7 +26,7 @@ MAX_PAUSE_S = 0.5
 
 
 class PresentRun(Protocol):
-    """A run that this process is in (run_session.py)."""
+    """A run that this process takes part in (run_session.py)."""
 
     client: LighthouseClient
     run: str
@@ -66,7 +69,7 @@ _INSTEAD = {
 }
 
 present_runs: list[PresentRun] = []
-"""Those that this process is in, the innermost last; each enters and leaves by itself."""
+"""Runs that this process takes part in, the innermost last."""
 
 
 class StoreMixin:
@@ -148,7 +151,7 @@ class StoreMixin:
         Args:
             kind: Kind of the key.
             name: Name of the key.
-            generation: An earlier generation, or None for this one. The lighthouse keeps the newest few with keys.
+            generation: An earlier generation, or None for this one. The lighthouse keeps only the newest few.
 
         Raises:
             UnknownName: The key was not set in that generation.
@@ -173,7 +176,19 @@ class StoreMixin:
 
 
 def until_set(read: Callable[[], T], limit_s: float, gives_up: Callable[[], bool] = lambda: False) -> T | None:
-    """What `read` gives, once it raises UnknownName no more; None: `gives_up` has said so. Raises TimeoutError."""
+    """Call `read` until it no longer raises UnknownName.
+
+    Args:
+        read: Reads a key.
+        limit_s: Time limit.
+        gives_up: Ends the wait early when it returns True.
+
+    Returns:
+        The result of `read`, or None if `gives_up` ended the wait.
+
+    Raises:
+        TimeoutError: The key was not set in time.
+    """
     ends_at, pause_s = time.monotonic() + limit_s, FIRST_PAUSE_S
     while not gives_up():
         try:
@@ -187,7 +202,7 @@ def until_set(read: Callable[[], T], limit_s: float, gives_up: Callable[[], bool
 
 
 def last_generation(client: LighthouseClient, run: str, slot: int, timeout_s: float) -> int | None:
-    """In which the newest process of that slot was active."""
+    """Return the generation in which the newest process of that slot was active, or None if there is none."""
     for status in client.runs(run, timeout_s=timeout_s):
         for rank in status.ranks:
             if status.run == run and rank.slot == slot:
@@ -203,11 +218,6 @@ def _run() -> PresentRun:
     if not present_runs:
         raise ConfigurationError("no wrapped function with use_global_iteration=True is running in this process")
     return present_runs[-1]
-
-
-# -- state --------------------------------------------------------------------
-#
-# State of a wrapped function's generation, and the counters of its run.
 
 
 class RestartAbort(SystemExit):
@@ -253,6 +263,7 @@ class State:
     store: StoreMixin | None = dataclasses.field(default=None, repr=False, compare=False)
 
     def take(self, counters: RunCounters, rank: int, world_size: int) -> None:
+        """Set the numbers of a new generation."""
         self.rank, self.world_size = rank, world_size
         self.iteration = counters.number
         self.global_iteration_counter = counters.global_iteration

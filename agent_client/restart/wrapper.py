@@ -1,4 +1,8 @@
-"""@Wrapper: run a function again in its process, together with all ranks of its run, after a fault in any of them."""
+"""The Wrapper decorator, and the TCPStore that it can serve for the script.
+
+The decorator binds the arguments of a call once and hands the rest to WrappedCall (call.py), which runs the attempts.
+If `store_kwargs` is given and no supervisor serves that store, the process of slot 0 does.
+"""
 
 import functools
 import inspect
@@ -20,16 +24,16 @@ from lighthouse_runtime.process.children import who_listens
 log = logging.getLogger(__name__)
 
 
-# -- served store -------------------------------------------------------------
-#
-# The TCPStore that `store_kwargs` describes, where no supervisor serves it: in the process of slot 0.
-
 _served: dict[int, object] = {}
-"""By port; until the process ends, so that every call of a wrapped function finds the same store."""
+"""Stores by port. They stay until the process ends, so that every call of a wrapped function finds the same store."""
 
 
 def serve_store(options: Options, launch: Launch) -> None:
-    """Raises ConfigurationError if it cannot be served."""
+    """Serve the TCPStore of `store_kwargs`, if it is this process's job.
+
+    Raises:
+        ConfigurationError: The store cannot be served.
+    """
     if not options.store_kwargs:
         return
     given: dict[str, Any] = {"wait_for_workers": False, **options.store_kwargs}
@@ -117,7 +121,7 @@ class Wrapper:
 
 
 def _parameter(signature: inspect.Signature) -> str | None:
-    """By which the function takes its CallWrapper: by its annotation, or by its name."""
+    """Return the parameter that receives the CallWrapper, found by its annotation or its name."""
     for parameter in signature.parameters.values():
         annotation = parameter.annotation
         text = annotation if isinstance(annotation, str) else getattr(annotation, "__name__", str(annotation))
@@ -129,9 +133,10 @@ def _parameter(signature: inspect.Signature) -> str | None:
 def _bind(
     function: Callable[..., Any], signature: inspect.Signature, own: str | None, args: Sequence[Any], kwargs: Any
 ) -> dict[str, Any]:
-    """The arguments of every call, by parameter, without `own`, which the wrapper fills in, wherever it stands.
+    """Bind the arguments that every attempt receives, without the parameter `own`, which the wrapper fills in.
 
-    Raises TypeError for arguments that do not fit: no restart would fix them.
+    Raises:
+        TypeError: The arguments do not fit, which no restart would fix.
     """
     others = [parameter for parameter in signature.parameters.values() if parameter.name != own]
     try:

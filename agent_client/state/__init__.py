@@ -1,1 +1,1 @@
-"""What the state of a training process is, and its bytes: no pickle."""
+"""State of a training process: its values, its encoding without pickle, its digests and its files."""

@@ -1,4 +1,13 @@
-"""The sender's side of decoding.py: a state as a stream of bytes that can begin anywhere, without a copy of it."""
+"""Encoding of a state as a stream of bytes: checksummed, without pickle, and readable from any position.
+
+    magic (8 bytes) · version (u32) · header length (u64) · XXH3 of all that and of the header (u64)   big endian
+    header: JSON {"tree": skeleton, "tensors": [[dtype, shape], ...]}; and strides unless they are row-major
+    per tensor: its bytes, in memory order and in the byte order of the host, in pieces of 4 MiB · XXH3 of each (u64)
+
+The length is known before the first byte is sent, and no tensor is allocated before the header has proved consistent. A
+stream can begin at any byte, so an interrupted transfer resumes at its last byte. The sender makes no copy of the
+state. Checksums find accidents, not attackers; attackers fail because nothing in a stream can name code.
+"""
 
 import json
 import struct
@@ -19,32 +28,32 @@ MAGIC = b"LHSTATE" + (b"<" if sys.byteorder == "little" else b">")
 VERSION = 5
 MAX_HEADER_BYTES = 64 * 2**20
 CHUNK_BYTES = 2**19
-"""How much is copied before it goes into the checksum: so much stays in a core's cache meanwhile."""
+"""Number of bytes that are copied and then added to the checksum, while they are still in a core's cache."""
 PIECE_BYTES = 4 * 2**20
-"""How much of a tensor one checksum covers."""
+"""Number of tensor bytes per checksum."""
 PREFIX = struct.Struct(">8sIQ")
 CHECKSUM_BYTES = 8
 """XXH3 with 64 bits: a CRC would take longer than the transfer over a fast network."""
 
 
 class Encoding:
-    """A state as chunks of bytes: read it as often as needed, from several threads at once too.
+    """A state as chunks of bytes, which several threads can read at once and any number of times.
 
-    It holds the tensors themselves: change none of them while it is read. Chunks of tensors on the CPU are views; what
-    is elsewhere, or not contiguous, is copied a piece at a time.
+    It holds the tensors themselves, so do not change them while they are read. Chunks of contiguous CPU tensors are
+    views. Other tensors are copied one piece at a time.
     """
 
     def __init__(self, state: State, chunk_bytes: int = CHUNK_BYTES) -> None:
         skeleton, tensors = disassemble(state)
         self.head = _encode_head(skeleton, tensors)
-        """All but the tensors."""
+        """Everything but the tensors."""
         self._chunk_bytes = chunk_bytes
         self._tensors = [in_memory_order(tensor.detach()) for tensor in tensors]
         self._starts = list(accumulate(map(encoded_size, self._tensors), initial=len(self.head)))
         self.length = self._starts[-1]
-        """Bytes in all."""
+        """Total number of bytes."""
         self.body_length = self.length - len(self.head)
-        """Of what follows the head."""
+        """Number of bytes after the head."""
         self.pieces = sum(map(count_pieces, self._tensors))
         self.layout = layout_digest(tensors)
         self._checksums: dict[int, bytes] = {}
@@ -53,7 +62,7 @@ class Encoding:
         return self.chunks(0)
 
     def chunks(self, start: int) -> Iterator[memoryview]:
-        """All from byte `start` on; what lies before is not read, but for the beginning of one piece."""
+        """Yield everything from byte `start` on. At most one piece before it is read, for its checksum."""
         if start < len(self.head):
             yield memoryview(self.head)[start:]
         first = max(0, bisect_right(self._starts, start) - 1)
@@ -61,7 +70,7 @@ class Encoding:
             yield from self._tensor(tensor.detach(), max(0, start - position))
 
     def stripe(self, start: int, stop: int) -> Iterator[memoryview]:
-        """From `start` to `stop`, both counted from the end of the head."""
+        """Yield the bytes from `start` to `stop`, both counted from the end of the head."""
         left = stop - start
         chunks = self.chunks(len(self.head) + start) if left > 0 else iter(())
         for chunk in chunks:
@@ -71,7 +80,7 @@ class Encoding:
                 return
 
     def checksums(self) -> Iterator[bytes]:
-        """Of each piece, in order. Each is reckoned once, however many readers there are."""
+        """Yield the checksum of each piece. Each is computed only once."""
         begins = ((it, first) for it in self._tensors for first in range(0, max(it.nbytes, 1), PIECE_BYTES))
         for piece, (tensor, first) in enumerate(begins):
             if piece not in self._checksums:
@@ -103,12 +112,16 @@ class Encoding:
 
 
 def encode(state: State, *, chunk_bytes: int = CHUNK_BYTES) -> Encoding:
-    """TypeError or ValueError, with the path, for what a state cannot hold (see tree.py)."""
+    """Encode a state.
+
+    Raises:
+        TypeError, ValueError: The state contains something that cannot be sent (tree.py). The message names its path.
+    """
     return Encoding(state, chunk_bytes)
 
 
 def encoded_size(tensor: torch.Tensor) -> int:
-    """In bytes, with the checksum of each piece; an empty tensor is one empty piece."""
+    """Return the size in bytes, including the checksum of each piece. An empty tensor is one empty piece."""
     return tensor.nbytes + count_pieces(tensor) * CHECKSUM_BYTES
 
 
@@ -117,7 +130,7 @@ def count_pieces(tensor: torch.Tensor) -> int:
 
 
 def layout_digest(tensors: Sequence[torch.Tensor]) -> str:
-    """Two states with the same one have their pieces at the same places."""
+    """Return a digest that is equal for two states whose pieces have the same positions."""
     return xxh3_128_hexdigest(json.dumps(_describe(tensors)).encode())
 
 
@@ -126,7 +139,7 @@ def _describe(tensors: Sequence[torch.Tensor]) -> list[tuple[str | Sequence[int]
 
 
 def _strides(tensor: torch.Tensor) -> list[Sequence[int]]:
-    """Those of a copy, unless they are the row-major ones."""
+    """Return the strides of a copy, or nothing if they are row-major."""
     strides = kept_strides(tensor)
     return [strides] if strides != row_major_strides(tensor.shape) and tensor.numel() else []
 
@@ -148,9 +161,9 @@ def _encode_head(skeleton: Json, tensors: Sequence[torch.Tensor]) -> bytes:
 
 
 def _raw(tensor: torch.Tensor, first: int, last: int) -> Iterator[memoryview]:
-    """The bytes from `first` to `last`, at most one piece, in row-major order (of `in_memory_order`).
+    """Yield the bytes from `first` to `last`, at most one piece, in row-major order (of `in_memory_order`).
 
-    Of a tensor that is not contiguous no more than a piece is ever copied.
+    At most one piece of a tensor that is not contiguous is copied at a time.
     """
     if first == last:
         return
@@ -173,18 +186,6 @@ def _raw(tensor: torch.Tensor, first: int, last: int) -> Iterator[memoryview]:
         yield from _raw(tensor[at], max(0, first - at * row), min(row, last - at * row))
 
 
-# -- decoding -----------------------------------------------------------------
-#
-# The bytes of a state: streamed, checksummed, without pickle.
-#
-#     magic (8 bytes) · version (u32) · header length (u64) · XXH3 of all that and of the header (u64)   big endian
-#     header: JSON {"tree": skeleton, "tensors": [[dtype, shape], ...]}; and strides unless they are row-major
-#     per tensor: its bytes, in memory order and in the byte order of the host, in pieces of 4 MiB · XXH3 of each (u64)
-#
-# The length is known before the first byte is sent, and no tensor is allocated before the header has proved
-# consistent. A stream can begin at any byte (encoding.py), so a transfer that breaks off goes on where it broke.
-# Checksums find accidents, not attackers; what stops an attacker is that nothing here can name code.
-
 __all__ = [
     "CHUNK_BYTES",
     "MAX_HEADER_BYTES",
@@ -200,7 +201,7 @@ __all__ = [
 ]
 
 _MAX_DIMENSION = 2**62
-"""Torch itself refuses a product of dimensions that is too large."""
+"""torch itself refuses dimensions whose product is too large."""
 
 
 class Source(Protocol):
@@ -214,7 +215,7 @@ class TruncatedState(CorruptState):
 
 
 class _Reader:
-    """Counts every byte and feeds it to a checksum; takes no memory for bytes that have not arrived."""
+    """Counts the bytes, feeds a checksum, and allocates no memory for bytes that have not arrived."""
 
     def __init__(self, source: Source, chunk_bytes: int) -> None:
         self._source = source
@@ -222,7 +223,6 @@ class _Reader:
         self.consumed = 0
 
     def fill(self, buffer: memoryview, checksum: xxh3_64) -> None:
-        """Fill `buffer` to its end."""
         filled = 0
         while filled < len(buffer):
             count = self._source.readinto(buffer[filled : filled + self._chunk_bytes])
@@ -233,7 +233,7 @@ class _Reader:
             self.consumed += count
 
     def take(self, count: int, checksum: xxh3_64) -> bytes:
-        """`count` bytes; never holds much more than what has arrived."""
+        """Read `count` bytes, with little more memory than for the bytes that have arrived."""
         pieces: list[bytes] = []
         while count:
             piece = bytearray(min(count, self._chunk_bytes))
@@ -243,7 +243,6 @@ class _Reader:
         return b"".join(pieces)
 
     def check(self, checksum: xxh3_64, what: str) -> None:
-        """Read the checksum that was sent and compare it."""
         if self.take(CHECKSUM_BYTES, xxh3_64()) != checksum.digest():
             raise CorruptState(f"the checksum of {what} is wrong: damaged in transit, or changed while it was sent")
 
@@ -259,11 +258,18 @@ def decode(
     chunk_bytes: int = CHUNK_BYTES,
     expect: Callable[[State], object] | None = None,
 ) -> State:
-    """The state whose encoding `source` yields, its tensors on the CPU; CorruptState for anything else.
+    """Decode a state. Its tensors are on the CPU.
 
-    `length`: bytes that were announced; exactly so many are read. Without it the source must end with the state.
-    `expect` gets the layout of the state before any tensor is read: its tensors on the meta device, its bytes empty.
-    What it raises ends the decoding.
+    Args:
+        source: Source of the bytes.
+        length: Announced number of bytes, of which exactly that many are read. Without it the source must end with the
+            state.
+        chunk_bytes: Size of a read.
+        expect: Called with the layout of the state before any tensor is read: tensors on the meta device, bytes empty.
+            Its exception ends the decoding.
+
+    Raises:
+        CorruptState: The bytes are not a valid state.
     """
     reader = _Reader(source, chunk_bytes)
     head = _read_head(reader)
@@ -277,20 +283,26 @@ def decode(
 
 
 class Head(NamedTuple):
-    """What an encoding begins with: the skeleton, the tensors on the meta device, and how many bytes that took."""
+    """Beginning of an encoding: everything but the tensors."""
 
     skeleton: Json
     layouts: Sequence[torch.Tensor]
+    """The tensors, on the meta device."""
     size: int
+    """Size of the head in bytes."""
 
     @property
     def length(self) -> int:
-        """Of the whole encoding."""
+        """Size of the whole encoding in bytes."""
         return self.size + sum(map(encoded_size, self.layouts))
 
 
 def read_head(source: Source) -> Head:
-    """And nothing beyond. CorruptState for anything else."""
+    """Read the head and nothing beyond it.
+
+    Raises:
+        CorruptState: The bytes are not a valid head.
+    """
     return _read_head(_Reader(source, CHUNK_BYTES))
 
 
@@ -300,12 +312,12 @@ def _read_head(reader: _Reader) -> Head:
 
 
 def allocate(layouts: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    """A tensor for each, on the CPU; the system commits their bytes only as they are filled."""
+    """Allocate a tensor on the CPU for each layout. The system commits memory only as it is filled."""
     return [_shaped(_allocate(layout.nbytes, index), layout) for index, layout in enumerate(layouts)]
 
 
 def piece_views(tensors: Sequence[torch.Tensor]) -> Iterator[memoryview]:
-    """The bytes of each piece of what `allocate` has made."""
+    """Yield the memory of each piece of tensors that `allocate` has made."""
     for tensor in tensors:
         flat = tensor.as_strided((tensor.numel(),), (1,))
         view = flat.view(torch.uint8).numpy().data if tensor.nbytes else memoryview(bytearray())
@@ -333,7 +345,7 @@ def _read_header(reader: _Reader) -> bytes:
 
 
 def _check_header(header: bytes) -> tuple[Json, list[torch.Tensor]]:
-    """The skeleton, and the tensors on the meta device."""
+    """Return the skeleton, and the tensors on the meta device."""
     try:
         parsed = json.loads(header.decode("utf-8", "surrogatepass"), parse_constant=_refuse_constant)
     except (ValueError, RecursionError) as error:

@@ -1,9 +1,9 @@
-"""A digest of tensors, bit by bit, so that ranks which should hold the same can tell whether they do.
+"""Digest of tensors, with which ranks check that they hold the same bits.
 
-Two sums of products that wrap around at 64 bits: of all words, and of their upper halves, each times a weight that is
-drawn for its place. So an element that changes, and elements that change places, or their signs, are seen. The sums are
-exact, so their order does not matter, and they are the same on every machine of one byte order. On a GPU nothing is
-waited for when a digest is taken: only `read` waits.
+The digest consists of two sums of 64-bit products: of all words, and of their upper halves, each times a pseudorandom
+weight of its position. It changes if an element changes, if two elements are exchanged, or if signs flip. The sums wrap
+around and are exact, so their order does not matter, and they are equal on all machines with the same byte order. On a
+GPU only `read` waits.
 """
 
 from collections.abc import Callable, Sequence
@@ -17,13 +17,13 @@ from agent_client.state.rules import WINDOW_BYTES, Digest, Piece, windows
 
 WORD_BYTES = 8
 HALF_BITS = 32
-MULTIPLIER = 0x9E3779B97F4A7C15  # of splitmix64, which the weights are
+MULTIPLIER = 0x9E3779B97F4A7C15  # constants of splitmix64, which generates the weights
 _MIXES = ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB), (31, 1))
 
 
 @dataclass(slots=True)
 class PendingDigest:
-    """One of each device, in order; on the CPU as soon as `events` have happened."""
+    """Sums of one digest, one per device, which are on the CPU once `events` have happened."""
 
     sums: list[Tensor]
     events: list[torch.cuda.Event]
@@ -39,7 +39,7 @@ class PendingDigest:
 
 
 class Digests:
-    """Of samples of tensors, one window after the other."""
+    """Takes digests of samples of tensors, one window after the other."""
 
     def __init__(self, window_bytes: int = WINDOW_BYTES) -> None:
         self._window_bytes = window_bytes
@@ -56,8 +56,13 @@ class Digests:
     def take(
         self, tensors: Sequence[Tensor], number: int, of: Callable[[Tensor], Tensor | None] = lambda tensor: tensor
     ) -> PendingDigest:
-        """Of window `number` of `tensors`, modulo their count: of each tensor `of` it, which has its shape, or is
-        None. Of what is sharded, the local part counts."""
+        """Take the digest of one window. Only the local part of a sharded tensor counts.
+
+        Args:
+            tensors: The tensors.
+            number: Number of the window, modulo their count.
+            of: Maps each tensor to the tensor to use, which has the same shape, or to None.
+        """
         names = list(map(id, tensors))
         if names != self._names:
             local = [_local(tensor) for tensor in tensors]
@@ -81,13 +86,13 @@ class Digests:
         words[-1:] = 0
         torch.cat(list(parts), out=words.view(torch.uint8)[:size])
         torch.bitwise_right_shift(words, HALF_BITS, out=halves)
-        if words.is_cuda:  # torch has no product of integer vectors there
+        if words.is_cuda:  # torch.dot does not support integers on CUDA
             return torch.stack([words.mul_(weights).sum(), halves.mul_(weights).sum()])
         return torch.stack([torch.dot(words, weights), torch.dot(halves, weights)])
 
 
 class _Memory:
-    """For so many words."""
+    """Buffers for up to `count` words."""
 
     def __init__(self, count: int, device: torch.device) -> None:
         self.words = torch.empty(count, dtype=torch.int64, device=device)
@@ -96,7 +101,7 @@ class _Memory:
 
 
 def _weights(count: int) -> Tensor:
-    """splitmix64 of the places; the shifts are of unsigned numbers."""
+    """Return splitmix64 of the positions, computed with unsigned shifts."""
     weights = torch.arange(1, count + 1) * _wrapped(MULTIPLIER)
     for bits, multiplier in _MIXES:
         shifted = (weights >> bits) & ((1 << (64 - bits)) - 1)
@@ -128,5 +133,5 @@ def _fetched(sums: Sequence[Tensor]) -> PendingDigest:
 
 
 def _wrapped(value: int) -> int:
-    """As an int64."""
+    """Return the value modulo 2**64 as a signed number."""
     return (value + 2**63) % 2**64 - 2**63

@@ -73,7 +73,7 @@ class FrozenState:
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """What `part.json` says."""
+    """Content of `part.json`."""
 
     step: int
     quorum_id: int
@@ -125,7 +125,11 @@ def freeze(state: State, rank: int, find_shards: Callable[[], Shards]) -> Frozen
 def write_part(
     folder: Path, state: FrozenState, *, step: int, quorum_id: int, rank: int, ranks: int, disk: list[int]
 ) -> None:
-    """Write the part of one rank, which is complete once `folder` exists. OSError or RuntimeError if that fails."""
+    """Write the part of one rank. It is complete once `folder` exists.
+
+    Raises:
+        OSError, RuntimeError: The part cannot be written.
+    """
     temporary = folder.with_name(f"{folder.name}.saving")
     shutil.rmtree(temporary, ignore_errors=True)
     try:
@@ -149,13 +153,13 @@ def write_part(
 
 
 def read_parts(folder: Path) -> dict[int, Part]:
-    """Read all that a checkpoint holds but its tensors.
+    """Read everything in a checkpoint except its tensors.
 
     Returns:
-        The parts by rank: those of all ranks that have saved into this folder.
+        The parts of all ranks that have saved into this folder, by rank.
 
     Raises:
-        CorruptState: It is damaged, incomplete or of another version; the message names the file.
+        CorruptState: The checkpoint is damaged, incomplete or of another version. The message names the file.
         OSError: It cannot be read.
     """
     parts = {
@@ -169,16 +173,16 @@ def read_parts(folder: Path) -> dict[int, Part]:
 
 
 def read_state(folder: Path, parts: Mapping[int, Part], rank: int, find_shards: Callable[[], Shards]) -> State:
-    """Read the state that one rank takes over; its tensors are on the CPU.
+    """Read the state that one rank loads. Its tensors are on the CPU.
 
     Args:
-        folder: A checkpoint.
-        parts: What `read_parts` has returned for it.
-        rank: The part whose plain values and unsharded tensors are taken.
-        find_shards: How tensors are sharded now; called only if they were when the state was saved.
+        folder: Folder of the checkpoint.
+        parts: Result of `read_parts`.
+        rank: Rank whose plain values and unsharded tensors are read.
+        find_shards: Returns the present sharding. Only called if the saved state is sharded.
 
     Raises:
-        CorruptState: It is damaged, or does not hold all chunks of a tensor; the message names the file.
+        CorruptState: The checkpoint is damaged or lacks chunks of a tensor. The message names the file.
         OSError: It cannot be read.
     """
     part = parts[rank]
@@ -196,14 +200,14 @@ def read_state(folder: Path, parts: Mapping[int, Part], rank: int, find_shards: 
         _read_tensors(folder, parts, part.chunks, targets, offsets)
     except OSError:
         raise
-    except Exception as error:  # what torch raises for bytes that it cannot read has no class in common
+    except Exception as error:  # torch's errors for unreadable bytes share no class
         raise CorruptState(f"{folder} cannot be used: {error}") from error
     state = assemble(part.skeleton, targets)
     return state if shards or shards is None else without_descriptions(state)
 
 
 def write_metadata(folder: Path, parts: Mapping[int, Part]) -> None:
-    """Write DCP's own index of a checkpoint, for readers other than this one."""
+    """Write DCP's own index of a checkpoint, for other readers."""
     from torch.distributed.checkpoint import FileSystemWriter
     from torch.distributed.checkpoint.storage import WriteResult
 
@@ -213,7 +217,7 @@ def write_metadata(folder: Path, parts: Mapping[int, Part]) -> None:
 
 
 def sync_folder(folder: Path) -> None:
-    """Have the names in a folder survive a crash."""
+    """Flush the names in a folder to disk, so that they survive a crash."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(descriptor)
@@ -238,7 +242,7 @@ def _leaves(node: State, path: tuple[Any, ...]) -> Iterator[tuple[tuple[Any, ...
 
 
 def _empty(size: list[int], chunk: Chunk) -> torch.Tensor:
-    """Make a tensor with the strides of a clone of `chunk`, or, in another size, with its order of dimensions."""
+    """Make an empty tensor with the strides of a clone of `chunk`. For another size, keep its order of dimensions."""
     dtype = DTYPES[chunk.dtype]
     if size == chunk.size and 0 not in size:
         elements = 1 + sum((length - 1) * stride for length, stride in zip(size, chunk.stride, strict=True))
@@ -352,7 +356,7 @@ def _metadata(parts: Mapping[int, Part]) -> "Metadata":
             properties = TensorProperties(dtype=DTYPES[chunk.dtype])
             tensor = tensors.setdefault(chunk.name, TensorStorageMetadata(properties, torch.Size(chunk.whole), []))
             index = MetadataIndex(chunk.name, chunk.offset, len(tensor.chunks))
-            if index not in files:  # else a replica of that chunk
+            if index not in files:  # otherwise it is a replica of that chunk
                 tensor.chunks.append(ChunkStorageMetadata(torch.Size(chunk.offset), torch.Size(chunk.size)))
                 files[index] = _StorageInfo(f"rank-{rank}/{TENSORS}", chunk.start, chunk.length)
     paths = {name: tuple(name.split(".")) for name in tensors}

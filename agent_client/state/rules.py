@@ -1,19 +1,19 @@
-"""What a digest of the state covers, and which participants it finds to differ. No I/O.
+"""Rules of comparing states: the tensors that a check covers, and the participants that differ. No I/O.
 
-A check covers a window of the tensors; the windows take turns, so that after as many checks as there are windows all
-has been compared. A small tensor costs more than its bytes, so a window holds a bounded number of them, too.
+A check covers one window of the tensors, and the windows take turns, so a full round of checks covers everything. A
+small tensor costs more than its bytes, so the number of tensors in a window is limited too.
 
-The largest set of equal digests is right; of sets of one size, that which holds the first participant that gave one.
-Those that heal, catch up, or hold no state give none and are not judged.
+The largest set of equal digests is right. Of several sets with that size it is the set with the first participant.
+Participants that heal, catch up or hold no state send no digest and are not judged.
 
-All participants compare in the same steps, whatever their options say: a collective that one leaves out ends the step.
+All participants compare in the same steps, whatever their options: a missing collective would end the step.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 MAX_DIVERGENCES = 3
-"""So often a group may differ with no round of equal comparisons in between: it heals each time."""
+"""How often a group may differ, and heal, without a full round of equal comparisons in between."""
 WINDOW_BYTES = 2 * 2**20
 LEAST_COST = WINDOW_BYTES // 48  # bytes that a tensor counts for at least
 
@@ -30,7 +30,12 @@ class Piece:
 
 
 def windows(sizes: Sequence[tuple[int, int]], window_bytes: int = WINDOW_BYTES) -> list[list[Piece]]:
-    """`sizes`: (number of elements, bytes of each) of every tensor. All are covered, each element once."""
+    """Divide tensors into windows, so that each element is in exactly one of them.
+
+    Args:
+        sizes: Number of elements and bytes per element of every tensor.
+        window_bytes: Size of a window.
+    """
     found: list[list[Piece]] = [[]]
     room = window_bytes
     for index, (count, item_bytes) in enumerate(sizes):
@@ -47,19 +52,19 @@ def windows(sizes: Sequence[tuple[int, int]], window_bytes: int = WINDOW_BYTES) 
 
 
 def common_interval(told: Sequence[int]) -> int:
-    """How many steps lie between two comparisons, by what each participant asks for; 0: none compares."""
+    """Return the number of steps between two comparisons, or 0 if a participant does not compare."""
     return max(told) if all(every > 0 for every in told) else 0
 
 
 def differs(own: Digest, told: Sequence[Digest | None]) -> bool:
-    """Whether `own`, which is not judged, is another digest than the right one of `told`."""
+    """Check whether `own`, which is not among the digests in `told`, differs from the right one."""
     wrong = outliers(told)
     right = next((digest for place, digest in enumerate(told) if digest is not None and place not in wrong), own)
     return own != right
 
 
 def outliers(told: Sequence[Digest | None]) -> tuple[int, ...]:
-    """The places, by replica_rank, of those whose digest is not the right one."""
+    """Return the replica_rank of each participant with a wrong digest."""
     sets: dict[Digest, list[int]] = {}
     for place, digest in enumerate(told):
         if digest is not None:
@@ -72,13 +77,21 @@ def outliers(told: Sequence[Digest | None]) -> tuple[int, ...]:
 
 @dataclass(slots=True)
 class Divergences:
-    """Counts how often each participant has differed since all windows were found equal."""
+    """Counts how often each participant has differed since a full round of equal comparisons."""
 
     counts: dict[str, int] = field(default_factory=dict[str, int])
     _equal: int = 0
 
     def compared(self, wrong: Sequence[str], windows: int) -> int:
-        """Return how often those that differ now have differed; `windows`: how many there are."""
+        """Count a comparison.
+
+        Args:
+            wrong: Names of the participants that differ.
+            windows: Number of windows in a full round.
+
+        Returns:
+            The highest count among them, or 0.
+        """
         if not wrong:
             self._equal += 1
             if self._equal >= windows:

@@ -1,9 +1,11 @@
-"""Sharded tensors (DTensor) in a state: each rank sends its own shard, with a description of how it lies in the whole.
+"""Sharded tensors (DTensor) in a state. Each rank sends its own shard, with its position in the whole tensor.
 
     {"shard": tensor, "shape": (8, 4), "stride": (4, 1), "mesh": 0, "placements": (("shard", 0),)}
 
-Meshes have numbers, by their order among the parameters: every replica group builds the same model and optimizer.
-Without sharded parameters everything passes through as it is.
+Meshes are numbered by their order among the parameters, since every replica group builds the same model and optimizer.
+A state without sharded parameters passes through unchanged.
+
+torch's DTensor module takes a second to import, so it is imported only when a state may contain such a tensor.
 """
 
 from collections import Counter, OrderedDict
@@ -22,10 +24,14 @@ _KEYS = {"shard", "shape", "stride", "mesh", "placements"}
 
 
 class Shards:
-    """What is needed to take shards out of a state and to put a peer's in their place."""
+    """Replaces the shards in a state by descriptions, and descriptions by shards."""
 
     def __init__(self, parameters: Iterable[torch.Tensor]) -> None:
-        """An optimizer holds the sharded ones always; a model after a forward pass of FSDP's maybe gathered ones."""
+        """Find the meshes.
+
+        Args:
+            parameters: Parameters of optimizer and model. After an FSDP forward pass the model's may be unsharded.
+        """
         sharded: list[Any] = [parameter for parameter in parameters if is_sharded(parameter)]
         self._meshes: list[DeviceMesh] = list(dict.fromkeys(parameter.device_mesh for parameter in sharded))
 
@@ -33,15 +39,27 @@ class Shards:
         return bool(self._meshes)
 
     def take_out(self, state: State) -> State:
-        """`state` with this rank's shards, which are not copied. TypeError: laid out in a way that cannot be sent."""
+        """Return `state` with a description in place of each shard. Tensors are not copied.
+
+        Raises:
+            TypeError: A tensor has a layout that cannot be sent.
+        """
         return _map(state, is_sharded, self._describe)
 
     def put_back(self, state: State) -> State:
-        """The inverse. CorruptState if a description fits nothing here."""
+        """Return `state` with a shard in place of each description.
+
+        Raises:
+            CorruptState: A description does not fit here.
+        """
         return _map(state, is_description, self._rebuild)
 
     def place(self, description: dict[str, Any]) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """Return shape and offset of this rank's shard of a tensor. CorruptState if the description fits no mesh."""
+        """Return shape and offset of this rank's shard of a tensor.
+
+        Raises:
+            CorruptState: The description fits no mesh.
+        """
         from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
         try:
@@ -78,7 +96,6 @@ class Shards:
 
 
 def is_sharded(node: object) -> bool:
-    """Imports torch's module, which takes a second, only where there may be such a tensor: so do all functions here."""
     if not isinstance(node, torch.Tensor) or type(node) in (torch.Tensor, torch.nn.Parameter):
         return False
     from torch.distributed.tensor import DTensor
@@ -91,7 +108,7 @@ def is_description(node: object) -> TypeGuard[dict[str, Any]]:
 
 
 def without_descriptions(state: State) -> State:
-    """Return `state` with the tensor itself for each description, whose shard is the whole tensor."""
+    """Return `state` with the tensor itself for each description, for shards that are the whole tensor."""
     return _map(state, is_description, lambda description: description["shard"])
 
 
@@ -121,7 +138,7 @@ def _placement(kind: str, *numbers: int) -> Any:
 
 
 def _map(node: State, is_one: Callable[[object], bool], change: Callable[[Any], State]) -> State:
-    """`node` with `change` applied to what `is_one` finds; containers are made anew."""
+    """Copy the containers, and apply `change` to each node for which `is_one` holds."""
     if is_one(node):
         return change(node)
     if type(node) in (dict, OrderedDict, Counter):

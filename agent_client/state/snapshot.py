@@ -1,4 +1,8 @@
-"""A copy of a state to serve while training goes on, and the check before a received state is installed."""
+"""Copies of a state, and the check before a received state is installed.
+
+Large tensors are copied into huge pages if the system offers them. With normal pages, a state of gigabytes causes a
+page fault for each 4 KiB, and the faults take longer than the copy.
+"""
 
 import contextlib
 import mmap
@@ -9,19 +13,14 @@ import torch
 
 from agent_client.state.tree import State, assemble, disassemble, format_path
 
-# -- host memory --------------------------------------------------------------
-#
-# Memory of the host for large tensors: in huge pages, where the system gives them to whoever asks.
-#
-# A state of gigabytes is otherwise a page fault for each 4 KiB of it, and these take longer than the copy.
-
 HUGE_PAGE_BYTES = 2 * 2**20
 
 
 def empty_bytes(size: int) -> torch.Tensor:
-    """`size` bytes on the CPU, shape (size,), uint8; the system commits them only as they are filled.
+    """Return a uint8 tensor of shape (size,) on the CPU. The system commits memory only as it is filled.
 
-    RuntimeError, as of torch, where this host cannot allocate so many.
+    Raises:
+        RuntimeError: This host cannot allocate the memory.
     """
     if size < HUGE_PAGE_BYTES or not hasattr(mmap, "MADV_HUGEPAGE"):
         return torch.empty(size, dtype=torch.uint8)
@@ -29,13 +28,13 @@ def empty_bytes(size: int) -> torch.Tensor:
         memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     except (OSError, OverflowError) as error:
         raise RuntimeError(f"cannot allocate {size} bytes: {error}") from error
-    with contextlib.suppress(OSError):  # a kernel that has none
+    with contextlib.suppress(OSError):  # the kernel may not support huge pages
         memory.madvise(mmap.MADV_HUGEPAGE)
     return torch.frombuffer(memory, dtype=torch.uint8)
 
 
 def copy_of(tensor: torch.Tensor) -> torch.Tensor:
-    """On the CPU, with memory of its own. `tensor` needs no gradient."""
+    """Return a copy on the CPU with separate memory. `tensor` must not require a gradient."""
     if tensor.nbytes < HUGE_PAGE_BYTES or tensor.is_conj() or tensor.is_neg():
         return tensor.to("cpu", copy=True)
     return with_layout(empty_bytes(tensor.nbytes), tensor.dtype, tensor.shape, kept_strides(tensor)).copy_(tensor)
@@ -74,7 +73,7 @@ def with_layout(raw: torch.Tensor, dtype: torch.dtype, shape: Sequence[int], str
 
 
 def is_dense(tensor: torch.Tensor) -> bool:
-    """Its bytes lie in row-major order, without gaps, and are its values as they stand."""
+    """Check that the memory holds the values themselves, in row-major order and without gaps."""
     return tensor.is_contiguous() and not tensor.is_conj() and not tensor.is_neg()
 
 
@@ -82,36 +81,38 @@ MAX_NAMED = 10
 
 
 class StateMismatch(Exception):
-    """A received state does not fit the local one. Nothing local was touched.
-
-    `difference`: the first one, in one line; empty where the structure is not what differs.
-    """
+    """A received state does not fit the local one. The local state is unchanged."""
 
     def __init__(self, message: str, difference: str = "") -> None:
         super().__init__(message)
         self.difference = difference
+        """First difference, in one line, or empty if something other than the structure differs."""
 
 
 def snapshot(state: State) -> State:
-    """A deep copy that shares nothing with `state`: tensors detached, on the CPU, with their own memory.
+    """Return a deep copy that shares nothing with `state`: detached tensors on the CPU with separate memory.
 
-    TypeError and ValueError as `disassemble`.
+    Raises:
+        TypeError, ValueError: As in `disassemble`.
     """
     skeleton, tensors = disassemble(state)
     return assemble(skeleton, [copy_of(tensor.detach()) for tensor in tensors])
 
 
 def size_bytes(state: State) -> int:
-    """What a copy of it would take."""
+    """Return the number of bytes that a copy would take."""
     return sum(tensor.nbytes for tensor in disassemble(state)[1])
 
 
 def install_matches(expected: State, received: State) -> None:
-    """StateMismatch, with the paths, unless `received` has the structure of `expected`, the local state.
+    """Check that `received` has the structure of `expected`, the local state.
 
-    Compared are the keys of dicts, the lengths of sequences, the shapes and dtypes of tensors; never values, and a
-    sequence of plain values is a value. Where `expected` has None or an empty container everything fits: an optimizer
-    has no state before its first step.
+    Compared are the keys of dicts, the lengths of sequences, and the shapes and dtypes of tensors. Values are not
+    compared, and a sequence of plain values counts as a value. Anything fits None or an empty container in `expected`,
+    because an optimizer has no state before its first step.
+
+    Raises:
+        StateMismatch: The structures differ. The message names the paths.
     """
     differences = [f"{format_path(path)}: {what}" for path, what in _differences(expected, received, ())]
     if differences:

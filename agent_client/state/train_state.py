@@ -1,4 +1,14 @@
-"""The state that a healing peer copies: everything that the script registers."""
+"""The registered training state, which healing peers copy and checkpoints contain.
+
+`TrainState` holds model, optimizer and further entries. Things that the forward pass or the loop may change (buffers,
+further entries) are copied when a step begins; the rest is read in place until the step's vote. So TrainState detects
+parameters that move in between: it compares versions and memory of all parameters, and in the first steps samples of
+parameters that no optimizer moves, since writes to `.data` leave no other trace.
+
+`Scalers` makes GradScalers move with committed steps only. torch calls update() after each step(), also after one that
+was discarded. That update is undone when the next step begins: the groups do not all discard the same attempts, and
+gradients with different scales have no meaningful mean.
+"""
 
 import gc
 import logging
@@ -58,13 +68,13 @@ class TrainState:
         self.others = others
         self.standing: dict[str, Stateful] = {}
         self.stands_still = True
-        """False: parameters move between a step's quorum and its vote, so no peer may read them in place."""
+        """False if parameters move between a step's quorum and its vote, so that no peer may read them in place."""
         self.moves_in_forward = False
-        """The forward pass moves parameters, so it must not begin before this step's state is copied for a peer."""
+        """True if the forward pass moves parameters. It must then wait until this step's state is copied for a peer."""
         self._marks: list[tuple[Tensor, int, int]] = []
-        """Of each parameter when the step began: what changes when it is moved in place, or given other memory."""
+        """Version and address of each parameter when the step began. In-place writes and new memory change them."""
         self._samples: list[tuple[Tensor, Tensor]] = []
-        """Of the parameters that no optimizer moves, in the first steps: `.data` writes leave no other mark."""
+        """Elements of parameters that no optimizer moves, when the step began. Only in the first steps."""
         self._steps_begun = 0
         self._looked_for_schedulers = False
         self._moving: dict[str, State] = {}
@@ -76,7 +86,7 @@ class TrainState:
         return bool(self._shards)
 
     def holds(self, optimizer: object) -> bool:
-        """Whether that optimizer heals: it is registered, or what is registered wraps it."""
+        """Check whether that optimizer, or a wrapper around it, is registered."""
         registered = (self.optimizer, *self.others.values())
         return any(optimizer is getattr(each, "wrapped", each) for each in registered)
 
@@ -89,19 +99,22 @@ class TrainState:
         return False
 
     def compared(self) -> list[torch.Tensor]:
-        """What is the same bit by bit in all ranks of one tag: the parameters, or where these take local steps, the
-        global ones. An optimizer's state is not: some keep in it what is each rank's own, and what is wrong in it moves
-        the parameters in the next step."""
+        """Return the tensors that are bitwise equal in all ranks of one tag.
+
+        These are the parameters, or the global parameters if the ranks take local steps. The optimizer's state is left
+        out: some optimizers keep values of a single rank in it, and an error in it moves the parameters in the next
+        step anyway.
+        """
         if self.standing:
             return [tensor for other in self.standing.values() for tensor in getattr(other, "tensors", ())]
         return list(dict.fromkeys([*self.model.parameters(), *self._optimized()]))
 
     def gradients_of(self) -> list[torch.Tensor]:
-        """The parameters whose gradients the optimizer applies."""
+        """Return the parameters whose gradients the optimizer applies."""
         return list(self._optimized())
 
     def begin_step(self) -> None:
-        """Copy what moves before the vote. Costs a copy of the buffers, under each name in state_dict()."""
+        """Copy everything that may move before the vote: the buffers and the further entries."""
         named = self.model.named_buffers(remove_duplicate=False)
         buffers = {name: buffer.detach().clone() for name, buffer in named}
         if not self._moving:  # the script has built its model by now
@@ -116,17 +129,17 @@ class TrainState:
 
     @property
     def others_begun(self) -> dict[str, Any]:
-        """`others`, as they were when the step began."""
+        """Further entries as they were when the step began."""
         return self._moving["others"]  # type: ignore[return-value]
 
     def others_were(self, states: dict[str, State]) -> None:
-        """When the step began: what the script did to them since the state that is held does not count."""
+        """Replace the further entries as of the beginning of the step, which undoes what the script did to them."""
         self._moving["others"] = snapshot(states)
 
     def in_place(self) -> dict[str, State]:
-        """The state as it was when the step began. Only what moves is copied: the rest is to be read before the vote.
+        """Return the state as it was when the step began, to be read before the vote.
 
-        For any thread, while the forward and the backward pass run.
+        Only the parts that move are copies. Safe in any thread during the forward and the backward pass.
         """
         if not self._moving:
             self.begin_step()
@@ -142,7 +155,7 @@ class TrainState:
         }
 
     def snapshot(self) -> dict[str, State]:
-        """A copy of the state as it was when the step began."""
+        """Return a copy of the state as it was when the step began."""
         return snapshot(self.in_place())
 
     def check_sendable(self) -> None:
@@ -162,9 +175,10 @@ class TrainState:
                 )
 
     def register_schedulers(self) -> None:
-        """Register what drives a registered optimizer from outside, before the first step begins.
+        """Register schedulers that drive a registered optimizer and are not registered, before the first step begins.
 
-        Raises ConfigurationError for several of one class: they have no order that is the same in all groups.
+        Raises:
+            ConfigurationError: There are several of one class, so their order may differ between groups.
         """
         if self._looked_for_schedulers:
             return
@@ -193,9 +207,9 @@ class TrainState:
         return sorted(found, key=lambda scheduler: type(scheduler).__name__)
 
     def find_moved(self) -> str:
-        """Return the name of a parameter that has moved since the step began, as in a forward pass; empty: none.
+        """Return the name of a parameter that has moved since the step began, or an empty text.
 
-        From then on the state does not stand still.
+        A movement, for example in the forward pass, clears `stands_still` permanently.
         """
         moved = {id(tensor) for tensor, version, place in self._marks if _mark_of(tensor) != (version, place)}
         moved |= {id(tensor) for tensor, sample in self._samples if not torch.equal(_sample(tensor), sample)}
@@ -224,16 +238,25 @@ class TrainState:
         return (each for each in (self.optimizer, *self.others.values()) if hasattr(each, "param_groups"))
 
     def check(self, received: dict[str, State]) -> None:
-        """Raises StateMismatch or CorruptState if `received` cannot be installed here. For any thread."""
+        """Check that `received` can be installed. Safe in any thread.
+
+        Raises:
+            StateMismatch: The structure differs.
+            CorruptState: A shard does not fit.
+        """
         self.check_layout(received)
         self._shards.put_back(received)
 
     def check_layout(self, received: dict[str, State]) -> None:
-        """Raises StateMismatch where keys, shapes or dtypes differ; values are not looked at. For any thread."""
+        """Check keys, shapes and dtypes, but no values. Safe in any thread.
+
+        Raises:
+            StateMismatch: They differ.
+        """
         install_matches(self.in_place(), received)
 
     def install(self, received: dict[str, Any]) -> None:
-        """Take over a peer's state. Check it first."""
+        """Load a peer's state, which `check` has accepted."""
         received = self.find_shards().put_back(received)
         self.model.load_state_dict(received["model"])
         self.optimizer.load_state_dict(received["optimizer"])
@@ -273,7 +296,7 @@ def _elements(container: object) -> Iterable[object]:
 
 
 def live_objects(kind: type) -> list[Any]:
-    """Return the objects of this process that are a `kind`. Takes some 50 ms: for once, not for each step."""
+    """Return all objects of this process that are a `kind`. Takes about 50 ms, so do not call it in each step."""
     return [thing for thing in gc.get_objects() if kind in type(thing).__mro__]
 
 
@@ -285,41 +308,33 @@ def _sample(tensor: Tensor) -> Tensor:
     return in_memory_order(tensor.detach()).reshape(-1)[:SAMPLE]
 
 
-# -- scalers ------------------------------------------------------------------
-#
-# GradScalers move with committed steps only.
-#
-# torch asks for update() after each step(), also after one that was discarded. What it does then is taken back when
-# the next step begins: the groups do not all discard the same attempts, and gradients of two scales have no mean.
-
-
 @dataclass(slots=True)
 class Scalers:
-    """Those that are registered in `state`."""
+    """The GradScalers that are registered in `state`."""
 
     state: TrainState
     _begun: dict[str, Any] = field(default_factory=dict[str, Any])
 
     def begin_step(self) -> None:
-        """The state has begun it, too."""
+        """Note the values of the scalers. The state must have begun the step before."""
         others, begun = self.state.others, self.state.others_begun
         self._begun = {name: begun[name] for name, other in others.items() if isinstance(other, torch.amp.GradScaler)}
 
     @property
     def may_skip(self) -> bool:
-        """Whether one of them leaves out steps whose gradients are not finite."""
+        """True if a scaler may skip steps whose gradients are not finite."""
         return any(isinstance(each, torch.amp.GradScaler) and each.is_enabled() for each in self.state.others.values())
 
     @property
     def have_moved(self) -> bool:
-        """Whether one of them has other values than at the beginning of the step, as after a step that it skips."""
+        """True if a scaler has changed since the step began, as it does when it skips the step."""
         return any(self.state.others[name].state_dict() != begun for name, begun in self._begun.items())
 
     def take_back(self) -> None:
-        """The last step was discarded."""
+        """Undo the changes after a discarded step."""
         for name, begun in self._begun.items():
             self.state.others[name].load_state_dict(begun)
 
     def forget(self) -> None:
-        """They have been loaded."""
+        """Drop the noted values, because the scalers were loaded."""
         self._begun = {}

@@ -1,4 +1,4 @@
-"""What a state may consist of, and how it comes apart into a JSON skeleton and a list of tensors.
+"""Values that a state may contain, and its division into a JSON skeleton and a list of tensors.
 
     null  true  "text"  1  1.5             themselves
     {"i": "-1ffff..."}                     an int beyond 63 bits, in hexadecimal
@@ -10,7 +10,8 @@
     {"n": ["float64", 5]}                  NumPy array, sent as tensor number 5
     {"b": 3}  {"y": 4}                     tensor number 3; bytes, sent as tensor number 4. Each is named exactly once
 
-A skeleton never names a class or a function to look up: a peer's words become these values or a CorruptState.
+A skeleton never names a class or a function to look up, so input from a peer becomes one of these values or raises
+CorruptState.
 """
 
 import math
@@ -46,22 +47,27 @@ NUMPY_DTYPES: Mapping[str, np.dtype[Any]] = {name: np.dtype(name) for name in (*
 
 
 class CorruptState(Exception):
-    """The bytes are not a state that this version can read. Nothing of them was used."""
+    """The bytes are not a state that this version can read. None of them was used."""
 
 
 def disassemble(state: State) -> tuple[Json, list[torch.Tensor]]:
-    """The skeleton of `state` and its tensors, which are not copied.
+    """Return the skeleton of `state` and its tensors, which are not copied.
 
-    TypeError names the path of what cannot be sent; ValueError one that is nested too deep (or inside itself).
+    Raises:
+        TypeError: The state contains something that cannot be sent. The message names its path.
+        ValueError: The state is nested too deeply, or contains itself.
     """
     disassembly = _Disassembly()
     return disassembly.describe(state), disassembly.tensors
 
 
 def assemble(skeleton: Json, tensors: Sequence[torch.Tensor]) -> State:
-    """The inverse of `disassemble`, for a skeleton that a peer may have made up: CorruptState, and nothing else.
+    """Rebuild a state from its skeleton, which a peer may have forged.
 
     Bytes whose tensor is on the meta device come out empty.
+
+    Raises:
+        CorruptState: The skeleton is not valid. No other exception is raised.
     """
     assembly = _Assembly(tensors)
     state = assembly.build(skeleton, 0)
@@ -70,7 +76,7 @@ def assemble(skeleton: Json, tensors: Sequence[torch.Tensor]) -> State:
 
 
 def format_path(path: Iterable[object]) -> str:
-    """("optimizer", 0) -> "state['optimizer'][0]"."""
+    """Format a path: ("optimizer", 0) becomes "state['optimizer'][0]"."""
     return "state" + "".join(f"[{key!r}]" for key in path)
 
 

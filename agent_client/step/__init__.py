@@ -1,1 +1,1 @@
-"""One training step: the quorum before it, its collectives, its vote."""
+"""Training steps: quorum, collectives and vote, with the Agent that a script uses."""

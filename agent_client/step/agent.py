@@ -1,7 +1,8 @@
-"""Agent: the object of a training script. One per rank; it asks for quorums, heals, reduces and votes.
+"""The Agent, through which a training script takes part in its job. There is one per rank.
 
-Everything of a step but the vote runs on one background thread, in order: the quorum, the process group, the transfer
-of state, the collectives. So the quorum overlaps the forward pass, and the first collective waits for it.
+It requests quorums, heals, reduces and votes. Everything in a step except the vote runs on one background thread, in
+order: the quorum, the process group, the transfer of state, the collectives. So the quorum overlaps the forward pass,
+and the first collective waits for it.
 """
 
 import contextlib
@@ -127,11 +128,11 @@ class Agent:
         self._exit_report.install()
         self._stop_signals = StopSignals(self._manager.drain, lambda: self._manager.is_watched, self.group_rank)
         self._quorum: Future[None] | None = None
-        """Done when the quorum of the step is known, its process group made and a peer's state received."""
+        """Done when the quorum is known, its process group exists and a peer's state has arrived."""
         self._parts: list[StepPart] = []
         self._on_commit: list[Callable[[int], object]] = []
-        self._untold: int | None = None
-        """A committed step of which the callbacks are still to be told."""
+        self._uncalled_commit: int | None = None
+        """Committed step whose callbacks have not been called."""
         self._began_late = False
         self._begun_version = 0
         self._drawn: tuple[int, set[int]] = (-1, set())
@@ -145,7 +146,7 @@ class Agent:
         self._rounds = RankRounds(self._runner, self._thread, self._peers, place.group, place.group_rank)
         self._evaluation = Evaluation(self._rounds, state, self._machine, self._progress, lambda: self.holds_state)
         self.internals = Internals(parts, place, config.timeout_s, self._wait_first_quorum)
-        """For the modules and optimizers of agent_client.training; not for scripts."""
+        """Methods for the modules and optimizers of agent_client.training, not for scripts."""
         close_at_end(self)
         if place.presence is not None:
             self._manager.open()
@@ -333,7 +334,7 @@ class Agent:
         return self._data_uses.report(self.batches_committed * self.group_world_size)
 
     def _data_use(self) -> DataUse | None:
-        """The same for `lighthouse status`."""
+        """Return the data report for `lighthouse status`."""
         report = self.data_report()
         if not report:
             return None
@@ -593,7 +594,7 @@ class Agent:
             reduce_again()
         for part in self._parts:
             part.settle(is_committed=is_committed)
-        self._untold = self._machine.step if is_committed else None
+        self._uncalled_commit = self._machine.step if is_committed else None
         if is_committed:
             self._note_data()
         if self._began_late and self._machine.was_told_late:
@@ -726,9 +727,9 @@ class Agent:
 
     @never_compiled
     def computes(self, part: StepPart, *, accumulates: bool = False) -> None:
-        """Note that a forward pass of `part` begins; begin the step if none is under way.
+        """Note that a forward pass of `part` begins, and begin the step if none is in progress.
 
-        If the pass shows that the script has left out the step under way, that one is discarded first.
+        If the pass shows that the script has left out the current step, discard that step first.
         """
         self._discard_if_left_out(part, accumulates=accumulates)
         self.start_quorum()
@@ -739,7 +740,7 @@ class Agent:
 
     @never_compiled
     def backward_reduces(self) -> None:
-        """Note that a backward pass reduces; `backward_ended` follows, unless it is given up."""
+        """Note that a backward pass reduces. `backward_ended` follows, unless the pass is abandoned."""
         self._machine.is_in_backward = True
 
     @never_compiled
@@ -752,7 +753,7 @@ class Agent:
         """Replace a tensor by that of the first participant that counts, in place.
 
         Args:
-            packed: One-dimensional uint8, of the same length at all participants; byte 0 is 1 at all that call this.
+            packed: One-dimensional uint8 tensor, with the same length at all participants. Byte 0 is 1 at every caller.
 
         Returns:
             A future of `packed`.
@@ -761,10 +762,10 @@ class Agent:
         return self._thread.submit(in_stream_order(packed, lambda: self._runner.take_from_first(packed, entry)))
 
     def draws_from(self, data: DataChoice, *, is_whole_step: bool = True) -> None:
-        """Note what the batches of the step under way are drawn from. Its quorum is known.
+        """Note the source of the current step's batches. The quorum of the step is known.
 
         Args:
-            data: The data set, as the peers must have it, too.
+            data: Source of the batches, which must be the same at the peers.
             is_whole_step: Whether the step has no other batches of this rank.
         """
         self._runner.data = data
@@ -773,8 +774,8 @@ class Agent:
 
     @never_compiled
     def tell_commit(self) -> None:
-        """Call the functions of `on_commit`, once a step: the last committed step is applied. For optimizers."""
-        step, self._untold = self._untold, None
+        """Call the functions of `on_commit` once, after the last committed step is applied. For optimizers."""
+        step, self._uncalled_commit = self._uncalled_commit, None
         if step is not None:
             for callback in self._on_commit:
                 callback(step)
@@ -793,30 +794,33 @@ class Agent:
             return done.result()
 
     def _start(self, *, has_computed: bool) -> None:
-        """`has_computed`: something was, before the step has begun. A state that came now would not be that of it."""
+        """Begin a step if none is in progress.
+
+        Args:
+            has_computed: Whether the script has computed before. A peer's state must not arrive then.
+        """
         if self._machine.phase is not Phase.IDLE:
             return
         if wrong := self._applying.begins(may_skip):
             self._tear(wrong)
         self.tell_commit()
         self._began_late, heals_first = has_computed, self._may_heal and not has_computed
-        if not self._machine.was_committed and not has_computed:  # a loss that is scaled already would not fit
+        if not self._machine.was_committed and not has_computed:  # the loss may be scaled already
             self._scalers.take_back()
         self._begin_with_state()
         self._request_quorum(heals_first=heals_first)
         if heals_first:
             self._heal_first()
         elif self.state.moves_in_forward and not has_computed:
-            self.wait_quorum()  # a peer's copy of the state is taken by then
+            self.wait_quorum()  # then the copy for a peer is complete
 
     @property
     def _may_heal(self) -> bool:
-        """Whether the next quorum may tell this rank to; then it is waited for before anything is computed."""
+        """True if the next quorum may require this rank to heal. It must then wait for it before it computes."""
         machine = self._machine
         return self.internals.asks_late or machine.may_heal or machine.tag_quorum_id is None or self.catches_up
 
     def _begin_with_state(self) -> None:
-        """The step begins with the state as it is now."""
         if self._catch_up is not None:
             self._catch_up.begin_step()
         self.state.begin_step()
@@ -830,7 +834,7 @@ class Agent:
         self._begun_version = self._state_version()
 
     def _state_version(self) -> int:
-        """It changes when the script moves the parameters."""
+        """Return a number that changes when the script moves the parameters."""
         first = next(iter(self.state.model.parameters()), None)
         return 0 if first is None else first._version
 
@@ -842,7 +846,7 @@ class Agent:
         except GroupDrained:
             raise
         except AgentError as e:
-            self._exit_report.send(e)  # before the peers see their connections end
+            self._exit_report.send(e)  # before the peers notice closed connections
             self._peers.drop()
             raise
 
@@ -851,7 +855,11 @@ class Agent:
         self._quorum = self._thread.submit(lambda n=self._progress.numbers.over_groups: self._runner.begin(n))
 
     def _check_script(self) -> None:
-        """Before a vote. Raises ConfigurationError for what would make the groups differ."""
+        """Check the script before a vote.
+
+        Raises:
+            ConfigurationError: Something would make the groups differ.
+        """
         if not self._is_checked:
             refuse_live_objects(self.state, has_reduced=self._progress.numbers.over_groups > 0)
             self._is_checked = True
@@ -863,7 +871,7 @@ class Agent:
                 self.report_error(f"{moved} changed in the forward pass while a peer read it")
 
     def _end_attempt(self) -> bool:
-        """Whether the step was committed under the quorum that was requested last."""
+        """Return whether the step was committed under the quorum that was requested last."""
         self.wait_quorum()
         for part in self._parts:
             part.agree()
@@ -892,7 +900,11 @@ class Agent:
         part.order.sync(step=machine.step, ended=machine.ended, was_committed=machine.was_committed)
 
     def _discard_redrawn(self) -> bool:
-        """The batch of the step under way is drawn again: whether that step was left out."""
+        """Discard the step if a redrawn batch shows that the script has left it out.
+
+        Returns:
+            Whether the step was left out.
+        """
         for part in self._parts:
             self._sync_order(part)
         if not any(part.order.has_reduced for part in self._parts):
@@ -912,7 +924,7 @@ class Agent:
             part.order.gave_up()
 
     def _finish_with_peers(self) -> None:
-        """Do what the peers wait for in this step: they may commit it."""
+        """Take part in everything that the peers wait for in this step, since they may commit it."""
         for part in self._parts:
             part.agree()
         if self._runner.compares_end:
@@ -920,8 +932,10 @@ class Agent:
             self._runner.compares_end = False
 
     def _starts_over(self) -> bool:
-        """Whether nothing is left of the gradients that were reduced in this step, and no GradScaler has skipped it.
-        The gradients of a loop that accumulates are there, and SAM has moved the parameters."""
+        """Check whether the gradients reduced in this step are gone, and no GradScaler has skipped the step.
+
+        A loop that accumulates still has them, and SAM has moved the parameters.
+        """
         reduced = [part for part in self._parts if part.order.has_reduced]
         gradients = (parameter.grad for part in reduced for parameter in part.parameters_reduced)
         if any(gradient is not None and (is_sharded(gradient) or bool(gradient.any())) for gradient in gradients):
@@ -931,7 +945,7 @@ class Agent:
         return not (self._scalers.have_moved if self._scalers.may_skip else may_skip())
 
     def _contribute_nothing(self) -> bool:
-        """Reduce zeros in place of this rank's gradients. Whether that could be done; if not, the peers are let go."""
+        """Reduce zeros instead of this rank's gradients. If that is not possible, end the step for the peers."""
         self.wait_quorum()
         if len(self._parts) == 1 and not self._machine.has_reduced and self._machine.failure is None:
             self._machine.passes_over = self.group_world_size == 1
@@ -942,14 +956,14 @@ class Agent:
         return False
 
     def _give_up(self) -> None:
-        """The peers learn it at once: they wait for what this rank will not reduce."""
+        """Abandon a backward pass. The peers must notice at once, since they wait for this rank's reductions."""
         self._machine.gives_up()
         self._peers.drop()
         for part in self._parts:
             part.give_up()
 
     def _digest_state(self) -> StepDigest | None:
-        """Of the state that a step begins with, if it is compared and this rank holds it."""
+        """Take a digest of the state at the beginning of a step, if it is compared and this rank holds it."""
         machine, every = self._machine, self._runner.check_every
         if not every or machine.step % every or machine.is_torn or self.catches_up:
             return None
@@ -957,7 +971,7 @@ class Agent:
         return StepDigest(machine.tag, digest, self._state_digests.count)
 
     def _compare_gradients(self) -> None:
-        """What is about to be applied here, with what the contributors are about to apply."""
+        """Compare the gradients that this rank is about to apply with those of the contributors."""
         number = self._machine.step
         digest = self._gradient_digests.take(self.state.gradients_of(), number, lambda parameter: parameter.grad)
         done = self._thread.submit(lambda: self._runner.compare_gradients(digest))
@@ -982,5 +996,5 @@ class Agent:
 
 
 def _is_in_backward() -> bool:
-    """Whether this thread runs a backward pass: one that computes a forward pass again begins nothing."""
+    """Check whether this thread runs a backward pass, in which a recomputed forward pass begins no step."""
     return torch._C._current_graph_task_id() != -1  # pyright: ignore[reportPrivateUsage]

@@ -1,4 +1,7 @@
-"""The environment variables of a rank: ours, torchrun's and torchft's."""
+"""Environment variables of a rank: ours, torchrun's and torchft's.
+
+`Environment` is what an Agent needs of them. `own_host` chooses the address of this host that the peers use.
+"""
 
 import logging
 import os
@@ -15,12 +18,12 @@ log = logging.getLogger(__name__)
 
 _MEETING_PLACE = ("MASTER_ADDR", "MASTER_PORT")
 _INTERFACES = (("GLOO_SOCKET_IFNAME", False), ("NCCL_SOCKET_IFNAME", True))
-"""Each with whether it lists beginnings of names."""
+"""Each with whether its value lists prefixes of names."""
 
 
 @dataclass(frozen=True, slots=True)
 class Variables:
-    """Each method reads the first of several variables that is set and not empty."""
+    """Reads variables. Each method uses the first of several names that is set and not empty."""
 
     variables: Mapping[str, str]
 
@@ -28,7 +31,11 @@ class Variables:
         return next((self.variables[name] for name in names if self.variables.get(name)), "")
 
     def number(self, *names: str, least: int = 0) -> int | None:
-        """None: none is set. Raises ConfigurationError, which names the variable; an empty one is no number."""
+        """Return a number, or None if none of the variables is set.
+
+        Raises:
+            ConfigurationError: A variable is empty or not a number of at least `least`. The message names it.
+        """
         given = [name for name in names if name in self.variables]
         if not given:
             return None
@@ -41,25 +48,30 @@ class Variables:
 
 @dataclass(frozen=True, slots=True)
 class Environment:
-    """Where a rank and its manager are."""
+    """Place of a rank, and the addresses of its manager and lighthouse."""
 
     group_rank: int
     group_world_size: int
     manager: str = field(repr=False)
-    """The group's manager: host:port, with the group's secret where it has one (Coordinator.join_string). Empty: rank 0
-    starts one, which needs `lighthouse` and `replica_id`."""
+    """Address of the group's manager, with the group's secret if there is one (Coordinator.join_string). Empty if rank
+    0 starts the manager, which needs `lighthouse` and `replica_id`."""
     lighthouse: str
     replica_id: str
     attempt: str
-    """The number of this start of the group, so that its ranks do not meet those of an earlier one."""
+    """Number of this start of the group. It keeps the ranks apart from the ranks of an earlier start."""
     advertise: str | None
     """Address of this host that the peers can reach."""
     is_supervised: bool = False
-    """`lighthouse-manager run` has started this rank, or its torchrun; it drains the group before it ends the rank."""
+    """True if `lighthouse-manager run` has started this rank or its torchrun. It drains the group before it ends the
+    rank."""
 
     @classmethod
     def read(cls, variables: Mapping[str, str] = os.environ) -> "Environment":
-        """Raises ConfigurationError, which names the variable."""
+        """Read the environment.
+
+        Raises:
+            ConfigurationError: A variable is missing or has a bad value. The message names it.
+        """
         reader = Variables(variables)
         size = reader.number("LIGHTHOUSE_GROUP_WORLD_SIZE", "WORLD_SIZE", least=1) or 1
         rank = reader.number("LIGHTHOUSE_GROUP_RANK", "RANK") or 0
@@ -92,10 +104,13 @@ class Environment:
 
 
 def own_host(peer: str, advertise: str | None, variables: Mapping[str, str] = os.environ) -> str:
-    """The address of this host at which the peers reach its gradients (gloo) and its state: `advertise`, or one of the
-    interface that gloo's or NCCL's variable names, or the one that routes to `peer` (host:port).
+    """Return the address of this host at which the peers reach its gradients (gloo) and its state.
 
-    Raises ConfigurationError, which names the variable.
+    It is `advertise`, or an address of the interface that gloo's or NCCL's variable names, or the address that routes
+    to `peer` (host:port).
+
+    Raises:
+        ConfigurationError: A variable does not fit. The message names it.
     """
     try:
         for variable, by_prefix in _INTERFACES:
@@ -109,7 +124,7 @@ def own_host(peer: str, advertise: str | None, variables: Mapping[str, str] = os
 
 
 def _manager(address: str, secret: str) -> str:
-    """Where the manager is, as a client of the group reaches it."""
+    """Return the manager's address for clients of the group, with the group's secret if there is one."""
     if not address or not secret:
         return address
     try:

@@ -1,8 +1,11 @@
-"""One rank evaluates between two steps, and all ranks receive the result.
+"""Exchanges between all ranks of a quorum between two steps: evaluation on rank 0, and comparison of values.
 
-Rank 0 evaluates: group rank 0 of the first replica group of the last quorum that holds the state of the step. If the
-state is sharded, all ranks of that group do, since the forward pass of one alone would hang in its first all-gather.
-The others are in a declared wait, and not suspected, for as long as rank 0 moves.
+`Evaluation` runs a function on rank 0 and sends the result to all ranks. Rank 0 is group rank 0 of the first replica
+group of the last quorum that holds the state of the step. If the state is sharded, all ranks of that group evaluate,
+because the forward pass of a single rank would hang in its first all-gather. The other ranks are in a declared wait, so
+they are not suspected of a hang as long as rank 0 makes progress.
+
+`check_equal` compares a value that must be the same at all ranks.
 """
 
 import io
@@ -29,13 +32,8 @@ from lighthouse_protocol.rules.quorum_change import list_names
 log = logging.getLogger(__name__)
 
 
-# -- rank round ---------------------------------------------------------------
-#
-# A round between two steps: each rank of the last quorum brings bytes, and each receives what all have brought.
-
-
 class RankRounds:
-    """Opens rounds. `group` connects the ranks of a group of several."""
+    """Opens rounds. In a round each rank of the last quorum sends bytes and receives those of all ranks."""
 
     def __init__(
         self, runner: StepRunner, thread: BackgroundThread, peers: Peers, group: GlooGroup | None, group_rank: int
@@ -47,9 +45,16 @@ class RankRounds:
         self.group_rank = group_rank
 
     def open(self, what: str, within_s: float, *, may_begin: bool = False) -> "RankRound":
-        """`may_begin`: also in the first step, before it has reduced anything.
+        """Open a round.
 
-        Raises EvaluationInterrupted without a quorum, and AgentError while a step is under way.
+        Args:
+            what: Name for errors.
+            within_s: Time limit of each exchange.
+            may_begin: Whether to allow a round inside the first step, before it has reduced anything.
+
+        Raises:
+            EvaluationInterrupted: There is no quorum.
+            AgentError: A step is in progress.
         """
         assignment, machine = self.runner.last, self.runner.machine
         if assignment is None or (machine.failure is not None and machine.phase is not Phase.IDLE):
@@ -64,7 +69,7 @@ class RankRounds:
 
 
 class RankRound:
-    """`own_name` is the name of this rank."""
+    """One round. `own_name` is the name of this rank."""
 
     def __init__(self, what: str, gathering: AllGather, rounds: RankRounds) -> None:
         self._what = what
@@ -85,10 +90,18 @@ class RankRound:
         }
 
     def gather(self, own: bytes, operation: str, *, waits_for: str = "") -> list[list[bytes]]:
-        """What all ranks have brought, by replica_rank and group_rank. Until then this rank is in the collective
-        `operation`, or in a declared wait.
+        """Exchange bytes with all ranks.
 
-        Raises EvaluationInterrupted if a rank is lost; then the next step asks for another quorum.
+        Args:
+            own: Bytes of this rank.
+            operation: Name of the collective in which this rank is meanwhile.
+            waits_for: Name of a declared wait in which this rank is instead.
+
+        Returns:
+            The bytes by replica_rank and group rank.
+
+        Raises:
+            EvaluationInterrupted: A rank is lost. The next step requests another quorum.
         """
         runner, has_others = self._rounds.runner, self.assignment.replica_world_size > 1
         entry = runner.progress.numbers.inside()
@@ -104,7 +117,7 @@ class RankRound:
                 raise EvaluationInterrupted(f"{self._what}: {e}") from e
 
     def _gather(self, own: bytes, operation: str) -> list[list[bytes]]:
-        """The other participants may be about to reduce something."""
+        """Exchange on the Agent's thread, after comparing with participants that may be about to reduce."""
         runner = self._rounds.runner
         has_others = self.assignment.replica_world_size > 1
 
@@ -117,17 +130,13 @@ class RankRound:
         return self._gathering.bring(own, disagreement)
 
 
-# -- equality -----------------------------------------------------------------
-#
-# All ranks compare a value that must be the same at all of them.
-
 MAX_VALUE_CHARS = 1000
 
 
 def check_equal(
     rounds: RankRounds, what: str, value: object, within_s: float, wait_first_quorum: Callable[[], None]
 ) -> None:
-    """As Agent.check_equal. `wait_first_quorum` returns when the first quorum is known."""
+    """Implement Agent.check_equal. `wait_first_quorum` returns when the first quorum is known."""
     text = f"{what} = {value!r}"
     if len(text) > MAX_VALUE_CHARS:
         raise ConfigurationError(f"check_equal: {what} has {len(text)} characters; compare a hash of it")
@@ -137,7 +146,11 @@ def check_equal(
 
 
 def check_same(texts: Mapping[RankName, str]) -> None:
-    """Raises RankMismatch, which lists the fewest ranks first."""
+    """Compare the texts of all ranks.
+
+    Raises:
+        RankMismatch: They differ. The message lists the smallest party first.
+    """
     parties: dict[str, list[RankName]] = {}
     for name, text in texts.items():
         parties.setdefault(text, []).append(name)
@@ -153,7 +166,7 @@ OPERATION = "evaluate_on_rank0"
 
 
 class Evaluation:
-    """`holds_state` tells whether this rank holds the state of the machine's step."""
+    """Evaluates on rank 0. `holds_state` returns whether this rank holds the state of the machine's step."""
 
     def __init__(
         self,
@@ -170,7 +183,7 @@ class Evaluation:
         self._holds_state = holds_state
 
     def run(self, evaluate: Callable[[], T], what: str, whole_group: bool | None, within_s: float) -> T:
-        """As Agent.evaluate_on_rank0."""
+        """Implement Agent.evaluate_on_rank0."""
         whole = self._state.has_shards if whole_group is None else whole_group
         if self._state.has_shards and not whole:
             raise ConfigurationError(
@@ -194,7 +207,7 @@ class Evaluation:
         return _outcome(opened, brought[first], first, what)
 
     def _find_first(self, opened: RankRound, what: str) -> int:
-        """The replica_rank of the first replica group that holds the newest state. All ranks find the same."""
+        """Return the replica_rank of the first group with the newest state, which is the same at all ranks."""
         own = json.dumps([OPERATION, what, self._machine.step, self._holds_state()])
         brought = opened.gather(own.encode(), OPERATION)
         places: list[tuple[int, bool]] = []
@@ -207,7 +220,7 @@ class Evaluation:
         return places.index(max(places, key=lambda place: (place[1], place[0])))
 
     def _evaluate(self, opened: RankRound, evaluate: Callable[[], object], what: str) -> tuple[bytes, Exception | None]:
-        """(what the other ranks receive, what is raised here after that)"""
+        """Return the bytes for the other ranks, and the exception to raise after they are sent."""
         try:
             with self._progress.phase(what):
                 result = evaluate()
@@ -222,7 +235,7 @@ class Evaluation:
 
 
 def _outcome(opened: RankRound, brought: list[bytes], first: int, what: str) -> Any:
-    """`brought` by the ranks of the group `first`, in their order."""
+    """Return the result, or raise the error, from what the ranks of group `first` have sent."""
     for group_rank, payload in enumerate(brought):
         if payload.startswith(ERROR):
             text = payload[len(ERROR) :].decode(errors="replace")

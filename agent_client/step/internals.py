@@ -1,4 +1,8 @@
-"""What the modules and optimizers of agent_client.training need of an Agent, and a training script does not."""
+"""Construction of an Agent, and the methods that agent_client.training needs and a training script does not.
+
+`make_parts` creates the parts of an Agent and connects them, so that revokes from the manager reach the collectives and
+the transfers.
+"""
 
 import itertools
 import secrets
@@ -28,21 +32,17 @@ from agent_client.step.runner import BackgroundThread, StepRunner
 from lighthouse_runtime.client.clients import manager_at
 from lighthouse_runtime.process.children import ServerProcess
 
-# -- parts --------------------------------------------------------------------
-#
-# Makes the parts of an Agent and ties them: what the manager tells reaches the collectives and the transfers.
-
 
 @dataclass(frozen=True, slots=True)
 class GroupPlace:
-    """A rank's place in its replica group. Raises ConfigurationError for several ranks without a `group`."""
+    """A rank's place in its replica group."""
 
     group_rank: int = 0
     group_world_size: int = 1
     group: GlooGroup | None = None
-    """Connects the ranks of a group of several."""
+    """Connects the ranks. Required in a group of several ranks."""
     manager_process: ServerProcess | None = None
-    """The group's manager, if this rank has started it."""
+    """Process of the group's manager, if this rank has started it."""
     presence: Presence | None = None
     """Shows this rank to the manager until its Agent does."""
 
@@ -56,9 +56,8 @@ ALONE = GroupPlace()
 
 @dataclass(frozen=True, slots=True)
 class AgentParts:
-    """`host`: the address of this host that the peers can reach. `catch_up`: with heal_mode catch_up only."""
-
     host: str
+    """Address of this host that the peers can reach."""
     machine: StepMachine
     runner: StepRunner
     thread: BackgroundThread
@@ -66,11 +65,16 @@ class AgentParts:
     peers: Peers
     healing: Healing
     catch_up: CatchUpDriver | None
+    """Only with `heal_mode="catch_up"`."""
     progress: Progress
 
 
 def make_parts(manager_address: str, state: TrainState, config: AgentConfig, place: GroupPlace) -> AgentParts:
-    """Raises ConfigurationError for a state or an option that does not fit; then nothing has been opened."""
+    """Create the parts.
+
+    Raises:
+        ConfigurationError: The state or an option does not fit. Nothing has been opened then.
+    """
     machine = StepMachine(world_size=config.counting, is_alone=place.group_world_size == 1)
     catch_up = None
     if config.heal_mode == HealMode.CATCH_UP:
@@ -96,12 +100,12 @@ def make_parts(manager_address: str, state: TrainState, config: AgentConfig, pla
     )
 
     def revoke(quorum_id: int | None, reason: str) -> None:
-        """On the watch's thread."""
+        """End collectives and transfers. Runs on the watch's thread."""
         peers.revoke(quorum_id, reason)
         healing.revoke(quorum_id, reason)
 
     def lose_group(reason: str) -> None:
-        """On the watch's thread."""
+        """End everything that waits for the group. Runs on the watch's thread."""
         revoke(None, reason)
         if place.group is not None:
             place.group.abort()
@@ -131,7 +135,7 @@ def make_parts(manager_address: str, state: TrainState, config: AgentConfig, pla
 
 
 class Internals:
-    """Of one Agent, as `agent.internals`. `wait_first_quorum` returns when the first quorum is known."""
+    """The part of an Agent for modules and optimizers, as `agent.internals`."""
 
     def __init__(
         self, parts: AgentParts, place: GroupPlace, timeout_s: float, wait_first_quorum: Callable[[], None]
@@ -142,35 +146,39 @@ class Internals:
         self._wait_first_quorum = wait_first_quorum
         self._torch_groups = itertools.count()
         self.asks_late = False
-        """A step's quorum is requested when the step begins, and not with the vote of the step before."""
+        """True if a step's quorum is requested when the step begins, and not with the vote of the previous step."""
         self.last_vote: tuple[weakref.ref[Optimizer], int] | None = None
-        """Which FaultTolerantOptimizer has voted last, and the Agent's `moves` then."""
+        """The FaultTolerantOptimizer that has voted last, and the Agent's `moves` at that time."""
         self.reduce_again: Callable[[], None] | None = None
 
     def ask_late(self) -> None:
         """Request each quorum when its step begins, for steps that are long and depend on their quorum.
 
-        A group that heals in such a step adds zeros: it has computed nothing of it.
+        A group that heals in such a step adds zeros, since it has computed none of it.
         """
         self._parts.manager.asks_ahead = False
         self._parts.runner.counts_at_once = False
         self.asks_late = True
 
     def catch_up_for(self, optimizer: Optimizer) -> CatchUpDriver | None:
-        """Return what moves `optimizer` after a commit; None: it always moves by the gradients of the step itself."""
+        """Return the driver that steps `optimizer` after a commit, or None without `heal_mode="catch_up"`."""
         if self._parts.catch_up is not None:
             self._parts.catch_up.attach(optimizer)
         return self._parts.catch_up
 
     def refuse_catch_up(self, what: str) -> None:
-        """Raise ConfigurationError if this rank may catch up, which `what` cannot."""
+        """Raise ConfigurationError if this rank may catch up, which `what` does not support."""
         if self._parts.catch_up is not None:
             raise ConfigurationError(f"heal_mode catch_up: not with {what}; use heal_mode='blocking'")
 
     def salvage_by(self, reduce_again: Callable[[], None]) -> None:
-        """Retry a step that has lost a peer under the next quorum, with what is computed already.
+        """Retry a step that has lost a peer under the next quorum, with the gradients that are computed already.
 
-        `reduce_again` reduces that again. Raises ConfigurationError if the microbatches of a step depend on its quorum.
+        Args:
+            reduce_again: Reduces the gradients again.
+
+        Raises:
+            ConfigurationError: The microbatches of a step depend on its quorum.
         """
         world_size = self._parts.machine.world_size
         if world_size.is_dealt_by_quorum:
@@ -183,17 +191,20 @@ class Internals:
 
     @never_compiled
     def last_slot(self) -> tuple[int, int]:
-        """Return (place, number of places) of this rank among all ranks of the last quorum; wait for the first one."""
+        """Return place and number of places of this rank among all ranks of the last quorum.
+
+        Waits for the first quorum.
+        """
         self._wait_first_quorum()
         return slot_among_all(self._parts.runner.last, self._place.group_rank, self._place.group_world_size)
 
     @property
     def group_store(self) -> Store | None:
-        """Store that the ranks of this replica group share; None in a group of one."""
+        """Store that the ranks of this replica group share, or None in a group of one."""
         return self._place.group.store if self._place.group else None
 
     def group_for_torch(self) -> ObservedGroup:
-        """Return the ranks of this replica group, for a module of torch's that replicates inside it."""
+        """Return a process group of this replica group's ranks, for a torch module that replicates inside it."""
         group = self._place.group or GlooGroup(
             HashStore(), 0, 1, self._parts.host, connect_timeout_s=self._timeout_s, timeout_s=self._timeout_s
         )

@@ -1,4 +1,7 @@
-"""Observe a rank whose script has no Agent: report its position to the manager. The script itself does not change."""
+"""Observation of a rank whose script has no Agent.
+
+The rank reports its position to the manager. The script needs a call of `observe` at most.
+"""
 
 import importlib
 import logging
@@ -24,7 +27,7 @@ CLOSED_WITHIN_S = 2.0
 
 _lock = threading.Lock()
 _present: "Observer | None" = None
-_is_told = False
+_is_superseded = False
 
 
 def observe() -> None:
@@ -52,28 +55,28 @@ def observe() -> None:
     global _present
     environment = Environment.read()
     with _lock:
-        if not _is_told and (_present is None or _present.pid != os.getpid()):
+        if not _is_superseded and (_present is None or _present.pid != os.getpid()):
             _present = Observer(environment)
 
 
 def give_way() -> None:
-    """Something else tells where this rank is: its Agent, or its wrapped function's session."""
-    global _is_told
+    """Stop observing, because the Agent or a wrapped function's session reports the position of this rank."""
+    global _is_superseded
     with _lock:
-        _is_told = True
+        _is_superseded = True
         observer = _present
     if observer is not None and observer.pid == os.getpid():
         observer.close()
 
 
 class Observer:
-    """Waits for the manager on a thread of its own."""
+    """Connects to the manager and reports, on a separate thread."""
 
     def __init__(self, environment: Environment) -> None:
         self.pid = os.getpid()
         self._environment = environment
         self._closed = threading.Event()
-        self._manager: Any = None  # the process, if this rank has started it
+        self._manager: Any = None  # process of the manager, if this rank has started it
         self._thread = threading.Thread(target=self._run, name="lighthouse observer", daemon=True)
         self._thread.start()
         close_at_end(self, is_of_process=True)
@@ -86,14 +89,14 @@ class Observer:
 
     def _run(self) -> None:
         try:
-            address = self._environment.manager or self._meet()
+            address = self._environment.manager or self._find_manager()
             if address:
                 self._follow(address)
         except Exception:
             log.warning("this rank cannot be observed: `lighthouse ranks` will not show it", exc_info=True)
 
     def _follow(self, address: str) -> None:
-        """A manager that has ended may be started again."""
+        """Keep a watch open, also after a restart of the manager."""
         with ManagerClient(address) as client:
             watch = RankWatch(
                 client,
@@ -110,8 +113,11 @@ class Observer:
                 self._closed.wait(RETRY_S)
             watch.close(None)
 
-    def _meet(self) -> str:
-        """The address of the manager that rank 0 starts, by the store of the script's own group; empty at the end."""
+    def _find_manager(self) -> str:
+        """Return the address of the manager that rank 0 starts, from the store of the script's process group.
+
+        Returns an empty text if the observer closes first.
+        """
         while (store := _script_store()) is None:
             if self._closed.wait(RETRY_S):
                 return ""
@@ -120,15 +126,18 @@ class Observer:
 
             self._manager, address = start_manager(self._environment)
             store.set(MANAGER_KEY, address)
-        while not store.check([MANAGER_KEY]):  # get() would keep the script from its store
+        while not store.check([MANAGER_KEY]):  # get() would block the store for the script
             if self._closed.wait(RETRY_S):
                 return ""
         return store.get(MANAGER_KEY).decode()
 
 
 def _script_store() -> Any:
-    """Of its own process group; None: it has made none. torch is not imported for that; where the script is just
-    importing it, that is waited for, since a module that is half imported lacks what is asked of it."""
+    """Return the store of the script's process group, or None if there is none.
+
+    torch is not imported here. If the script is importing it right now, wait for that: a module that is half imported
+    lacks the functions used here.
+    """
     if TORCH_GROUPS not in sys.modules:
         return None
     module: Any = importlib.import_module(TORCH_GROUPS)

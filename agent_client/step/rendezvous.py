@@ -1,4 +1,9 @@
-"""How the ranks of a replica group find each other and their manager when they start."""
+"""Start of a replica group: its ranks connect to each other and to their manager.
+
+The ranks find each other by MASTER_ADDR and MASTER_PORT, as under torchrun. If no manager is named, rank 0 starts one
+and publishes its address in the group's store. That store is open to anyone, so the group's secret is never in it. The
+ranks derive the secret from the join token of the lighthouse and a nonce in the store.
+"""
 
 import contextlib
 import os
@@ -24,14 +29,18 @@ from lighthouse_runtime.process.children import START_TIMEOUT_S, ServerProcess
 from lighthouse_runtime.process.commands import START_MANAGER
 
 MANAGER_KEY = "manager_address"
-GROUP_WORD = "group"  # what the secret of a group is derived for; then a nonce and the replica id
+GROUP_WORD = "group"  # purpose of the derived secret; the other inputs are a nonce and the replica id
 STORE_RETRY_S = 0.1
 
 
 def rendezvous(env: Environment, config: AgentConfig) -> tuple[str, GroupPlace]:
-    """(the address of the group's manager, this rank's place in its group). Rank 0 starts the manager if none is named.
+    """Connect the ranks of the group. Rank 0 starts the manager if none is named.
 
-    The ranks find each other as under torchrun, by MASTER_ADDR and MASTER_PORT. Raises AgentError or RuntimeError.
+    Returns:
+        The address of the group's manager, and this rank's place in its group.
+
+    Raises:
+        AgentError, RuntimeError: The ranks or the manager cannot be reached.
     """
     rank, size = env.group_rank, env.group_world_size
     if size == 1:
@@ -42,17 +51,19 @@ def rendezvous(env: Environment, config: AgentConfig) -> tuple[str, GroupPlace]:
     presence = Presence(rank, f"{os.environ.get('MASTER_ADDR')}:{os.environ.get('MASTER_PORT')}")
     with contextlib.ExitStack() as until_met:
         until_met.enter_context(presence)
-        met = _meet(env, config, presence)
+        met = _connect_ranks(env, config, presence)
         until_met.pop_all()  # the Agent's own watch takes its place
         return met
 
 
-def _meet(env: Environment, config: AgentConfig, presence: Presence) -> tuple[str, GroupPlace]:
-    """Of several ranks. The manager sees those that are there before they have met, and names the missing ones."""
+def _connect_ranks(env: Environment, config: AgentConfig, presence: Presence) -> tuple[str, GroupPlace]:
+    """Connect several ranks. The manager sees each rank from the start and names the missing ones."""
     rank, size = env.group_rank, env.group_world_size
     if env.manager:
         presence.show(env.manager)
-    shared, _, _ = next(distributed_c10d.rendezvous("env://", rank, size))  # a wrapped function's own, in one
+    shared, _, _ = next(
+        distributed_c10d.rendezvous("env://", rank, size)
+    )  # inside a Wrapper, it is the store of its generation
     store = PrefixStore(f"lighthouse/{env.attempt}", shared)
     process = None
     if not env.manager and rank == 0:
@@ -67,7 +78,7 @@ def _meet(env: Environment, config: AgentConfig, presence: Presence) -> tuple[st
         PrefixStore("group", store),
         rank,
         size,
-        own_host(_meeting_place(), config.advertise),
+        own_host(_rank0_address(), config.advertise),
         connect_timeout_s=START_TIMEOUT_S,
         timeout_s=config.timeout_s,
     )
@@ -76,9 +87,9 @@ def _meet(env: Environment, config: AgentConfig, presence: Presence) -> tuple[st
 
 
 def _group_secret(env: Environment, nonce: str) -> str:
-    """Derive the group's secret from the join token, which all ranks have: torchrun's store is open to anyone.
+    """Derive the group's secret from the join token, which all ranks have.
 
-    Without a token (a lighthouse on a loopback, or --insecure) the nonce is the secret.
+    Without a token (a lighthouse on a loopback address, or --insecure) the nonce is the secret.
     """
     token = _join_token(env)
     return prove(token, GROUP_WORD, nonce, env.replica_id) if token else nonce
@@ -89,7 +100,7 @@ def _join_token(env: Environment) -> str:
 
 
 def _read_manager(env: Environment, announced: str) -> str:
-    """The manager's address with the group's secret, from what rank 0 has put into the store."""
+    """Return the manager's address with the group's secret, from rank 0's entry in the store."""
     address, kind, nonce = announced.split()
     if kind == "token" and not _join_token(env):
         raise AgentError(
@@ -100,17 +111,17 @@ def _read_manager(env: Environment, announced: str) -> str:
     return manager_at(address, secret).join_string()
 
 
-def _meeting_place() -> str:
-    """Host and port of rank 0. The zone of an address of this link leads nowhere but there."""
+def _rank0_address() -> str:
+    """Return the host of rank 0, without the zone of a link-local address, which is only valid on one host."""
     return str(Address(os.environ["MASTER_ADDR"].partition("%")[0], 1))
 
 
 def start_manager(env: Environment, secret: str = "") -> tuple[ServerProcess, str]:
-    """Start the manager of a group that was given only a lighthouse: a child process of rank 0, which ends with it.
+    """Start a manager for a group without one. It is a child process of rank 0 and ends with it.
 
     Args:
-        env: The rank's environment.
-        secret: The group's, unless the environment has one. By default a random one.
+        env: Environment of the rank.
+        secret: Secret of the group. Default: the one in the environment, or else a random one.
 
     Returns:
         The process, and the manager's address with the secret.
@@ -134,10 +145,12 @@ def start_manager(env: Environment, secret: str = "") -> tuple[ServerProcess, st
 
 
 def wait_for_store(manager: str, timeout_s: float) -> None:
-    """Wait until the group's TCPStore answers: a supervisor starts it beside the ranks, and a quorum names it to the
-    peers.
+    """Wait until the group's TCPStore answers. A supervisor starts it in parallel with the ranks.
 
-    A manager that does not answer is not waited for here: the request for a quorum reports it. Raises AgentError.
+    A manager that does not answer is ignored here: the request for a quorum reports it.
+
+    Raises:
+        AgentError: The store does not answer in time.
     """
     ends_at = time.monotonic() + timeout_s
     try:

@@ -1,9 +1,8 @@
-"""What a rank does in one step: ask for the quorum, connect to the peers, heal, reduce, vote.
+"""The work of a rank in one step: request the quorum, connect to the peers, heal, reduce, vote.
 
-`begin`, `reduce` and `reach_all` run on the background thread, in the order in which they were submitted. `install` and
-`finish` run on the script's thread: `install` after `begin`, `finish` after all others.
-
-The participants compare each collective before they run it (rules/agreement.py).
+`begin`, `reduce` and `reach_all` run on the background thread, in the order of their submission. `install` and `finish`
+run on the script's thread: `install` after `begin`, and `finish` after everything else. The participants compare each
+collective before they run it (rules/comparison.py).
 """
 
 import functools
@@ -46,15 +45,11 @@ from lighthouse_runtime.process.children import ServerProcess
 log = logging.getLogger(__name__)
 
 
-# -- quorum log ---------------------------------------------------------------
-#
-# Logs a new quorum: which groups were admitted, and which are gone.
-
 NAMES_LOGGED = 16
 
 
 def log_quorum(before: Assignment | None, now: Assignment) -> None:
-    """Log `now` unless it is the same quorum as `before`."""
+    """Log a new quorum with the groups that were admitted and lost. Do nothing if it is the quorum of `before`."""
     if before is not None and before.quorum_id == now.quorum_id:
         return
     known = frozenset(before.replica_ids if before is not None else now.replica_ids)
@@ -89,12 +84,12 @@ PARTS_WITHIN_S = 2.0
 RESTART = "restart the job from its last checkpoint"
 SAMPLES_TOLD = 64
 NAMED_WITHIN_S = 0.25
-"""How long a discarded step waits for the name of a lost group: the lighthouse and the peers see a loss at about the
+"""How long a discarded step waits for the name of a lost group. The lighthouse and the peers notice a loss at about the
 same time."""
 
 
 class Part(NamedTuple):
-    """A reduction that is still to come."""
+    """A reduction that will follow."""
 
     name: str
     elements: int
@@ -103,18 +98,16 @@ class Part(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class StepDigest:
-    """Of a part of the state that `tag` names."""
+    """Digest of a part of the state named by `tag`."""
 
     tag: Tag
     digest: PendingDigest
     windows: int
-    """Number of parts that take turns."""
+    """Number of parts, which take turns."""
 
 
 class StepRunner:
-    """`group` connects the ranks of a group of several. `manager_process` is the manager, if it is a child of this
-    process. `catch_up` is there with heal_mode catch_up only. `progress` receives each wait and each collective.
-    """
+    """Runs the steps of one rank."""
 
     def __init__(
         self,
@@ -128,35 +121,48 @@ class StepRunner:
         catch_up: CatchUpDriver | None = None,
         progress: Progress | None = None,
     ) -> None:
+        """Connect the parts.
+
+        Args:
+            machine: Machine of the rank.
+            manager: Connection to the manager.
+            peers: Connection to the same rank of the other groups.
+            healing: Transfers of state.
+            group: Connects the ranks of this group, or None in a group of one.
+            config: Options of the Agent.
+            manager_process: The manager, if it is a child of this process.
+            catch_up: Only with `heal_mode="catch_up"`.
+            progress: Receives each wait and each collective.
+        """
         self.machine = machine
         self.progress = progress or Progress()
         self.last: Assignment | None = None
-        """The last quorum, as it was assigned."""
+        """Assignment of the last quorum."""
         self.compares_end = False
-        """Whether this is the first step under a quorum, whose end the participants compare, too."""
+        """True in the first step under a quorum. The participants compare its end, too."""
         self._number = 0
         self._covered: deque[Part] = deque()
-        """The reductions to come that were announced together with an earlier one."""
+        """Reductions that were announced together with an earlier one and will follow."""
         self._may_cover = True
-        """Whether this rank may announce several together: its script has never reduced anything between them."""
+        """False once the script has reduced something between reductions that were announced together."""
         self._covers = False
-        """Whether all participants may."""
+        """True if all participants may announce reductions together."""
         self._mismatch: ScriptMismatch | None = None
         self.check_every = 0
         """Steps between two comparisons of the state under the present quorum."""
         self.digest: StepDigest | None = None
-        """Of the state that the step begins with, if it is compared."""
+        """Digest of the state at the beginning of the step, if it is compared."""
         self.leaves_to_scaler: Callable[[], bool] = lambda: False
-        """Whether a GradScaler skips steps whose gradients are not finite."""
+        """Returns whether a GradScaler skips steps whose gradients are not finite."""
         self.samples: Callable[[], torch.Tensor] | None = None
-        """The indices of this rank's last batch, if a StepSampler has drawn it."""
+        """Returns the indices of this rank's last batch, if a StepSampler has drawn it."""
         self.nonfinite = ""
-        """Whose gradient was not finite in this step; empty: none."""
+        """Describes the gradient that was not finite in this step, or empty."""
         self._checks_finite = False
         self.counts_at_once = True
-        """Whether a group that heals counts in the same step."""
+        """True if a healing group counts in the same step."""
         self.data: DataChoice | None = None
-        """What the last batch was drawn from, if a sampler of ours drew it."""
+        """Source of the last batch, if a sampler of ours has drawn it."""
         self._manager = manager
         self._peers = peers
         self._healing = healing
@@ -170,16 +176,20 @@ class StepRunner:
         self._news = StepNews()
         self._divergences = Divergences()
         self._failed_at: float | None = None
-        """When the step that is under way has failed."""
+        """When the current step failed."""
 
     def begin(self, asked_for: int) -> None:
-        """Get the quorum, connect, serve and heal. `asked_for`: the number of reductions before this step."""
+        """Get the quorum, connect, serve the state and heal.
+
+        Args:
+            asked_for: Number of reductions that the script requested before this step.
+        """
         machine = self.machine
         self.compares_end = False
         self._failed_at, self.nonfinite = None, ""
         with self.progress.asking("quorum"):
             assignment = self._ask_patiently()
-        self._warn(self._news.late(time.monotonic()))
+        self._warn_for_group(self._news.late(time.monotonic()))
         if isinstance(assignment, LighthouseError):
             return machine.unanswered(str(assignment))
         machine.answered(assignment)
@@ -201,7 +211,7 @@ class StepRunner:
         if machine.cannot_heal and machine.distrust is not None:
             raise AgentError(f"{machine.distrust.text}; no other group has a state to heal from: {RESTART}")
         if machine.is_unhealed and machine.distrust is not None:
-            # The other ranks of the group are in this step already: it is done, and voted no.
+            # The other ranks of the group are in this step already, so finish it and vote no.
             machine.failed(machine.distrust.text)
             self._peers.drop()
             self._healing.withdraw()
@@ -212,16 +222,19 @@ class StepRunner:
                 self._guarded("comparing", lambda: self._agree() if is_first else self._compare_state(assignment))
         if assignment.has_healing and not assignment.heals and machine.failure is None:
             healing = [assignment.replica_ids[place] for place in assignment.healing]
-            self._tell(self._news.waits(assignment.max_step, healing, time.monotonic()))
+            self._log_for_group(self._news.waits(assignment.max_step, healing, time.monotonic()))
         self._guarded("serving the state", lambda: self._healing.serve(assignment, machine))
         if not assignment.catches_up:
             self._heal(assignment)
         return None
 
     def _agree(self) -> None:
-        """In the first step under a quorum: agree how often to compare, whether gradients must be finite, and whether
-        collectives are announced together. A group with another option must not leave out a collective, nor apply a
-        step that the others discard."""
+        """Agree on options in the first step under a quorum.
+
+        These are the interval of comparisons, the check for finite gradients, and whether collectives are announced
+        together. A group with another option must neither leave out a collective nor apply a step that the others
+        discard.
+        """
         payload = (self._config.check_state_every, self._checks_finite, self._may_cover)
         rows = self.agree(Announced(Kind.OPTIONS), payload=payload)
         if rows is None:
@@ -234,7 +247,7 @@ class StepRunner:
             log.warning("check_state_every differs between the groups (%s): using %d", told, self.check_every)
 
     def _compare_state(self, assignment: Assignment) -> None:
-        """In the same steps at all participants."""
+        """Compare the state, in the same steps at all participants."""
         if not self.check_every or assignment.max_step % self.check_every:
             return
         digest, self.digest = self.digest, None
@@ -248,15 +261,27 @@ class StepRunner:
                 self._differ(assignment, wrong, times)
 
     def _exchange_digests(self, kind: Kind, own: Digest | None) -> list[Digest | None]:
-        """By replica_rank; None: this one is not judged. Raises RuntimeError if the step has failed."""
+        """Exchange digests.
+
+        Returns:
+            The digests by replica_rank, with None for a participant that is not judged.
+
+        Raises:
+            RuntimeError: The step has failed.
+        """
         rows = self.agree(self._announced(kind), payload=(own is not None, *(own or (0, 0))))
         if rows is None:
             raise RuntimeError(self.machine.failure or "the digests were not compared")
         return [(first, second) if is_told else None for is_told, first, second in (row.payload for row in rows)]
 
     def _differ(self, assignment: Assignment, wrong: Sequence[int], times: int) -> None:
-        """Discard the step: its gradients are of different states. The `wrong` ones, a minority, no longer hold a
-        state. `times`: how often they have differed; each time but the last they have healed since."""
+        """Discard the step, whose gradients belong to different states.
+
+        Args:
+            assignment: The quorum.
+            wrong: Replica ranks of the minority, which no longer hold a state.
+            times: How often they have differed. They have healed after each time but the last.
+        """
         machine, names = self.machine, assignment.replica_ids
         others = ", ".join(name for place, name in enumerate(names) if place not in wrong)
         again = f", again after it has healed ({times} of {MAX_DIVERGENCES})" if times > 1 else ""
@@ -274,14 +299,14 @@ class StepRunner:
 
     @property
     def compares_gradients(self) -> bool:
-        """Whether a participant catches up: it must apply what the others apply."""
+        """True if a participant catches up, which must apply the same gradients as the others."""
         assignment, machine = self.machine.assignment, self.machine
         if assignment is None or not assignment.compares or machine.failure is not None or not self.check_every:
             return False
         return bool(assignment.catching_up)
 
     def compare_gradients(self, digest: PendingDigest) -> str:
-        """Why this rank must not apply its gradients to catch up; empty: it may, or does not catch up."""
+        """Return why this rank must not apply its gradients to catch up, or an empty text."""
         assignment, reasons = self.machine.assignment, list[str]()
         assert assignment is not None
 
@@ -295,7 +320,11 @@ class StepRunner:
         return "".join(reasons)
 
     def _heal(self, assignment: Assignment) -> None:
-        """Raises AgentError for a state that does not fit: the next one would not, either."""
+        """Receive a peer's state.
+
+        Raises:
+            AgentError: The state does not fit. Another peer's would not fit either.
+        """
         machine = self.machine
         if machine.must_install and not machine.heals_first:
             log.warning(
@@ -308,8 +337,14 @@ class StepRunner:
             self._guarded("healing", lambda: self._healing.fetch(assignment))
 
     def _ask_patiently(self) -> Assignment | LighthouseError:
-        """Retry while the manager is unreachable: the other ranks of the group may wait for this request. An error from
-        a manager that answers, but has no quorum, is returned; the next step asks again."""
+        """Request the quorum, and retry while the manager is unreachable.
+
+        The other ranks of the group may wait for this request.
+
+        Returns:
+            The assignment, or the error of a manager that answers without a quorum. Then the next step repeats the
+            request.
+        """
         while True:
             try:
                 return self._ask_manager()
@@ -325,8 +360,11 @@ class StepRunner:
                     return e
 
     def _ask_manager(self) -> Assignment:
-        """A quorum for this step. One that was revoked before use is given up by a no vote, if no other rank of the
-        group can have begun the step."""
+        """Request a quorum for this step.
+
+        If the quorum is revoked before its use, and no other rank of the group can have begun the step, give it up with
+        a no.
+        """
         machine = self.machine
         while True:
             assignment = self._manager.ask(
@@ -352,7 +390,11 @@ class StepRunner:
         return None if reason is None else f"quorum {assignment.quorum_id} was revoked: {reason}"
 
     def _check_manager(self, error: LighthouseError) -> bool:
-        """Whether the manager answers, and only has no quorum. Raises AgentError if it is gone for good."""
+        """Check whether the manager answers, so that only the quorum is missing.
+
+        Raises:
+            AgentError: The manager is lost permanently.
+        """
         if self._manager_process is not None and not self._manager_process.is_alive:
             raise AgentError("the group's manager ended; restart the group") from error
         return self._manager.check_alive(error)
@@ -360,10 +402,16 @@ class StepRunner:
     def reduce(
         self, tensor: torch.Tensor, within_group: bool, entry: Entry, name: str, rest: Sequence[Part] = ()
     ) -> torch.Tensor:
-        """Average `tensor` in place. The sum inside the group is taken whatever has failed: the other ranks wait in
-        it.
+        """Average `tensor` in place.
 
-        `rest`: the reductions that follow this one for certain, with nothing in between: they are announced with it.
+        The sum inside the group is computed even after a failure, because the other ranks wait in it.
+
+        Args:
+            tensor: Tensor of this rank.
+            within_group: Whether to sum inside the group first.
+            entry: Number of the collective.
+            name: Part of the script.
+            rest: Reductions that certainly follow this one with nothing in between. They are announced with it.
         """
         group, divides_first = self._group, _is_half(tensor.dtype)
         summed = tensor.to(self._summed_as(tensor.dtype))
@@ -384,7 +432,6 @@ class StepRunner:
         return torch.float32 if _is_half(dtype) and self._config.reduce_dtype == "float32" else dtype
 
     def _flags(self, tensor: torch.Tensor) -> Flag:
-        """Of this group's part of a sum."""
         if not self.machine.contributes:
             return Flag.NONE
         if self.machine.passes_over:
@@ -392,8 +439,10 @@ class StepRunner:
         return Flag.NONE if not self._checks_finite or is_finite(tensor) else Flag.NOT_FINITE
 
     def take_from_first(self, packed: torch.Tensor, entry: Entry) -> torch.Tensor:
-        """Receive the bytes of the first participant that counts, in place. Byte 0 is 1 there, and must be 1 in the
-        sum."""
+        """Receive the bytes of the first participant that counts, in place.
+
+        Byte 0 is 1 at that participant, and so it must be 1 in the sum.
+        """
         machine = self.machine
         if not (machine.contributes and machine.share.is_first):
             packed.zero_()
@@ -403,7 +452,11 @@ class StepRunner:
         return packed
 
     def sum_over_group(self, tensor: torch.Tensor, entry: Entry) -> None:
-        """Raises RuntimeError."""
+        """Sum the tensor over the ranks of the group, in place.
+
+        Raises:
+            RuntimeError: A rank is lost.
+        """
         if self._group is not None:
             with self.inside(entry, "all_reduce", tensor.shape, within_group=True):
                 self._group.all_reduce(tensor)
@@ -414,7 +467,7 @@ class StepRunner:
 
     @property
     def compares(self) -> bool:
-        """Whether the participants of the last quorum compare what they do together: there are several Agents."""
+        """True if the last quorum has several participants and all of them are Agents, which compare collectives."""
         return self.last is not None and self.last.compares and self.last.replica_world_size > 1
 
     def _reduce_over_peers(
@@ -441,27 +494,27 @@ class StepRunner:
             if not self._guarded("reducing", lambda: self._peers.all_reduce(tensor, self._limit_s())):
                 return
             if is_covered and self._checks_finite and not is_finite(tensor):
-                self._covered.clear()  # all receive the same sum, so all ask now whose gradient it was
+                self._covered.clear()  # all receive the same sum, so all now compare whose gradient it was
                 if not self._agree_on(tensor, name, flags) or not self._reject("the mean", name, ()):
                     return
         machine.reduced()
         if is_mean:
             if not divides_first:
                 tensor /= max(1, machine.divisor)
-            elif machine.divisor != machine.share.divisor:  # batches were passed over, as the peers have said since
+            elif machine.divisor != machine.share.divisor:  # peers have announced skipped batches since
                 tensor *= machine.share.divisor / max(1, machine.divisor)
             if self._checks_finite and not self.compares and not is_finite(tensor):
-                self._reject("the mean", name, ())  # whose gradients it was cannot be told
+                self._reject("the mean", name, ())  # without a comparison the group is unknown
 
     def _takes_covered(self, tensor: torch.Tensor, name: str) -> bool:
-        """Whether this reduction was announced with an earlier one."""
+        """Return whether this reduction was announced with an earlier one."""
         if not self._covered or self._covered[0] != Part(name, tensor.numel(), tensor.dtype):
             return False
         self._covered.popleft()
         return True
 
     def _agree_on(self, tensor: torch.Tensor, name: str, flags: Flag, rest: Sequence[Part] = ()) -> bool:
-        """Whether the participants are about to reduce the same, and its sum is of use."""
+        """Announce a reduction. Return whether all participants reduce the same and the sum is useful."""
         machine, assignment = self.machine, self.machine.assignment
         assert assignment is not None
         flagged = {assignment.replica_ids[assignment.replica_rank]: (flags, machine.share.weight)}
@@ -485,8 +538,13 @@ class StepRunner:
         return True
 
     def _reject(self, what: str, name: str, wrong: Sequence[str]) -> bool:
-        """Discard the step for gradients that are not finite; whether it is left to a GradScaler, which skips it. Each
-        group of `wrong` reports it, or where none is known the first one."""
+        """Discard the step because of gradients that are not finite.
+
+        Each group in `wrong` reports it. If none is known, the first group does.
+
+        Returns:
+            True if the step is not discarded, because a GradScaler will skip it.
+        """
         if self.leaves_to_scaler():
             return True
         assignment = self.machine.assignment
@@ -499,7 +557,7 @@ class StepRunner:
         return False
 
     def samples_text(self) -> str:
-        """For a log."""
+        """Return the samples of the last batch, for a log."""
         if self.samples is None:
             return ""
         told = self.samples().tolist()
@@ -518,10 +576,16 @@ class StepRunner:
         flags: Flag = Flag.NONE,
         payload: Sequence[int] = (),
     ) -> list[Row] | None:
-        """What all participants say, by replica_rank, if all are about to do what is `announced`. If not, None: the
-        step has failed at all of them.
+        """Exchange announcements with all participants.
 
-        `within_s`: how long they may take to arrive.
+        Args:
+            announced: Announcement of this rank.
+            within_s: Time limit. Default: that of a collective.
+            flags: Flags of this rank's tensor.
+            payload: Further numbers, up to PAYLOAD_WORDS.
+
+        Returns:
+            The rows by replica_rank, or None if they do not match. The step has then failed at all participants.
         """
         assignment, limit_s = self.machine.assignment, self._limit_s() if within_s is None else within_s
         assert assignment is not None
@@ -545,9 +609,9 @@ class StepRunner:
         return rows
 
     def _disagree(self, what: str, *, is_ours: bool) -> None:
-        """The group at fault ends: a retry would not help. The others go on without it."""
+        """End the group at fault, since a retry would not help. The others continue without it."""
         log.error("%s", what)
-        with suppress(RuntimeError):  # no group leaves before all have received all announcements
+        with suppress(RuntimeError):  # barrier: all have received all announcements
             self._peers.exchange((0,), PARTS_WITHIN_S)
         if is_ours:
             self._mismatch = ScriptMismatch(f"{what}: {REMEDY}")
@@ -557,23 +621,26 @@ class StepRunner:
             self._manager.report(f"ScriptMismatch: {what}", ends_group=True)
 
     def _limit_s(self) -> float:
-        """How long a collective or a vote of this step may take: if a group heals, the others wait for it."""
+        """Return the time limit of a collective or a vote. If a group heals, the others wait for it."""
         assignment = self.machine.assignment
         heals = assignment is not None and assignment.has_healing
         return self._config.timeout_s + (self._config.heal_timeout_s if heals else 0.0)
 
     def reach_all(self) -> None:
-        """Check that every participant is in the step, if nothing was reduced; in the first step under a quorum, that
-        no participant reduces anything more. In later ones its next announcement says so."""
+        """Check that every participant is in the step, if nothing was reduced.
+
+        In the first step under a quorum, also check that no participant reduces anything more. In later steps its next
+        announcement shows that.
+        """
         if self.compares_end:
             self._end_comparing()
         elif not self.machine.has_reduced:
-            self._reduce_over_peers(torch.zeros(1), self.progress.numbers.over())  # the script waits for this
+            self._reduce_over_peers(torch.zeros(1), self.progress.numbers.over())
 
     def _end_comparing(self) -> None:
         if self.machine.failure is not None:
             return self._peers.drop()  # the others wait in an exchange
-        entry = self.progress.numbers.over()  # the script waits for this
+        entry = self.progress.numbers.over()
         with self.inside(entry, "all_reduce", within_group=False):
             is_same = self.agree(self._announced(Kind.END)) is not None
             if is_same and self.agree(announce_draw(self.data)) is not None:
@@ -581,9 +648,14 @@ class StepRunner:
         return None
 
     def _guarded(self, what: str, act: Callable[[], object]) -> bool:
-        """Whether `act` succeeded. A failure marks the step, and ends it for the peers too.
+        """Call `act`. If it fails, mark the step as failed, and end it for the peers too.
 
-        Raises ModelMismatch for what no later quorum can repair; the manager is told before the peers lose this rank.
+        Returns:
+            True if `act` succeeded.
+
+        Raises:
+            ModelMismatch, AgentError: No later quorum can repair the failure. The manager receives a report before the
+                peers notice.
         """
         try:
             act()
@@ -598,7 +670,7 @@ class StepRunner:
             refused = AgentError(f"this group cannot heal: {e}")
             self._manager.report(f"{refused}", ends_group=True)
             raise refused from None
-        except Exception as e:  # noqa: BLE001  whatever it was, the next quorum repairs it
+        except Exception as e:  # noqa: BLE001  the next quorum repairs any failure
             log.debug("step %d: %s failed: %s", self.machine.step, what, first_line(e))
             self._failed_at = time.monotonic() if self._failed_at is None else self._failed_at
             self.machine.failed(f"{what}: {first_line(e)}")
@@ -609,7 +681,11 @@ class StepRunner:
     # -- on the script's thread
 
     def finish(self) -> bool:
-        """Vote, and learn the decision. Raises AgentError where this rank cannot go on."""
+        """Vote and return the decision.
+
+        Raises:
+            AgentError: This rank cannot continue.
+        """
         self._covered.clear()
         if self._mismatch is not None:
             raise self._mismatch
@@ -628,12 +704,15 @@ class StepRunner:
         elif machine.assignment is not None:
             step, participants = machine.assignment.max_step, machine.assignment.replica_ids
             for line in self._news.committed(step, participants, time.monotonic()):
-                self._tell(line)
+                self._log_for_group(line)
         return commit
 
     def install(self) -> bool:
-        """Install the state that `begin` has received; whether there was one. Raises AgentError if it is installed in
-        part."""
+        """Install the state that `begin` has received. Return whether there was one.
+
+        Raises:
+            AgentError: The state is only partly installed.
+        """
         machine = self.machine
         assignment = machine.assignment
         if assignment is None or machine.failure is not None or not machine.must_install:
@@ -644,8 +723,11 @@ class StepRunner:
         return not machine.must_install
 
     def _vote(self) -> bool:
-        """The decision. Without it a rank that voted yes cannot go on: the others may have committed. The vote of a
-        rank that is alone in its group is the decision."""
+        """Return the decision.
+
+        A rank that voted yes cannot continue without it, since the others may have committed. The vote of a rank that
+        is alone in its group is the decision.
+        """
         vote, machine = self.machine.vote(), self.machine
         step = machine.assignment.max_step if machine.assignment else machine.step
         quorum_id = machine.assignment.quorum_id if machine.assignment else None
@@ -665,10 +747,10 @@ class StepRunner:
         lost = self._why_lost(assignment) if assignment is not None else None
         if lost is not None:
             failed_at = time.monotonic() if self._failed_at is None else self._failed_at
-            return self._warn(self._news.lost(Loss(*lost, machine.step, failed_at)))
-        self._warn(self._news.flush())
+            return self._warn_for_group(self._news.lost(Loss(*lost, machine.step, failed_at)))
+        self._warn_for_group(self._news.flush())
         text = f"step {machine.step} discarded: {reason}"
-        # Without a quorum a step is asked for again at once, and Patience says regularly what it waits for.
+        # Without a quorum the step is repeated at once, and Patience logs regularly what it waits for.
         is_news = assignment is not None or text != self._noted
         log.log(logging.WARNING if is_news else logging.DEBUG, "%s", text)
         self._noted = text
@@ -684,17 +766,17 @@ class StepRunner:
             )
         return None
 
-    def _tell(self, line: str) -> None:
-        """What is true of the whole group; one of its ranks tells it."""
+    def _log_for_group(self, line: str) -> None:
+        """Log a line that is true for the whole group, at one of its ranks."""
         log.log(logging.INFO if self._manager.group_rank == 0 else logging.DEBUG, "%s", line)
 
-    def _warn(self, line: str) -> None:
-        """The same; empty: nothing."""
+    def _warn_for_group(self, line: str) -> None:
+        """Log such a line as a warning, unless it is empty."""
         if line:
             log.log(logging.WARNING if self._manager.group_rank == 0 else logging.DEBUG, "%s", line)
 
     def _why_lost(self, assignment: Assignment) -> tuple[str, str] | None:
-        """The other group whose loss has discarded the step, and why; None: none is known."""
+        """Return the other group whose loss has discarded the step, and the reason, or None if none is known."""
         if self.machine.has_erred or assignment.replica_world_size == 1:
             return None
         told = self._manager.why_lost(assignment.quorum_id, NAMED_WITHIN_S)
@@ -703,18 +785,18 @@ class StepRunner:
         return told.lost, told.reason.removeprefix(f"{told.lost}: ")
 
     def _waits_for_healing(self, assignment: Assignment) -> bool:
-        """Whether another group heals in this step, and this one does not: what failed is its transfer."""
+        """Check whether this group only waits for others that heal, so that the failure was in their transfer."""
         return assignment.has_healing and assignment.replica_rank not in assignment.healing
 
 
 def is_finite(tensor: torch.Tensor) -> bool:
-    """Whether no element is infinite or not a number. One pass: whatever is not finite leaves a sum that is not."""
+    """Check that no element is infinite or NaN. One sum decides it, unless finite numbers overflow."""
     values = tensor._values() if tensor.is_sparse else tensor
     if not (values.is_floating_point() or values.is_complex()):
         return True
     is_half = values.is_floating_point() and values.itemsize < torch.float32.itemsize
     total = values.sum(dtype=torch.float32 if is_half else None)
-    return bool(torch.isfinite(total)) or bool(torch.isfinite(values).all())  # a sum of large ones may overflow
+    return bool(torch.isfinite(total)) or bool(torch.isfinite(values).all())  # a sum of large numbers may overflow
 
 
 def _refuse_to_count() -> None:
@@ -734,15 +816,11 @@ def _name_of(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
-# -- background thread --------------------------------------------------------
-#
-# One background thread that runs tasks in order: the quorum of a step first, then its collectives.
-
 T = TypeVar("T")
 
 
 class BackgroundThread:
-    """A daemon thread: it does not keep the interpreter from ending."""
+    """Runs tasks in order on a daemon thread, which does not keep the interpreter from exiting."""
 
     def __init__(self, name: str) -> None:
         self._tasks: queue.SimpleQueue[tuple[Callable[[], Any], Future[Any]] | None] = queue.SimpleQueue()
@@ -760,11 +838,11 @@ class BackgroundThread:
 
     @property
     def is_idle(self) -> bool:
-        """Whether all tasks are done. A task is done before its future is."""
+        """True if all tasks are done. A task is done before its future is."""
         return self._unfinished == 0
 
     def close(self, timeout_s: float) -> None:
-        """End after the submitted tasks; wait at most `timeout_s`."""
+        """End after the submitted tasks. Wait up to `timeout_s` for that."""
         self._tasks.put(None)
         self._thread.join(timeout_s)
 
@@ -774,7 +852,7 @@ class BackgroundThread:
             settle: Callable[[Any], None]
             try:
                 settle, outcome = done.set_result, task()
-            except BaseException as e:  # noqa: BLE001  the caller that waits for the result gets it
+            except BaseException as e:  # noqa: BLE001  the caller receives it with the result
                 settle, outcome = done.set_exception, e
             with self._lock:
                 self._unfinished -= 1

@@ -1,7 +1,9 @@
-"""Finds what a script has beside the Agent that would make its groups differ, and refuses it with the way out.
+"""Checks of a script for objects that would make its groups differ. Each error says what to do instead.
 
-Most of it is known by what the registered model and optimizer are. A torch DDP around ours, and a GradScaler or a
-scheduler that heals with nothing, are found among the live objects of the process: once, before the first vote.
+Most problems show in the registered model and optimizer. A torch DDP around ours, and a GradScaler or scheduler that
+does not heal, are only found among the live objects of the process, which are searched once, before the first vote.
+
+`OptimizerWatch` notices which optimizers step after a commit, and whether their steps end (rules/machine.py, Applying).
 """
 
 import gc
@@ -82,10 +84,10 @@ def refuse_step_in_backward(optimizer: Optimizer, state: TrainState) -> None:
 
 
 def refuse_live_objects(state: TrainState, *, has_reduced: bool) -> None:
-    """Raise ConfigurationError for what in this process would make the groups differ. Before the first vote.
+    """Raise ConfigurationError for live objects that would make the groups differ. Call it before the first vote.
 
     Args:
-        state: What is registered.
+        state: The registered state.
         has_reduced: Whether anything was reduced over the groups.
     """
     for wrapper in live_objects(parallel.DistributedDataParallel):
@@ -120,14 +122,8 @@ def _refuse_wrapper(wrapper: Any, state: TrainState, *, has_reduced: bool) -> No
         )
 
 
-# -- optimizer watch ----------------------------------------------------------
-#
-# Which optimizers of this process step after a commit, and whether their steps end (rules/applying.py); and what else
-# of a script's objects does not go with replica groups.
-
-
 class OptimizerWatch:
-    """Tells `applying` of each step of an optimizer, until it is closed."""
+    """Reports each optimizer step of this process to `applying`, until it is closed."""
 
     def __init__(self, state: TrainState, applying: Applying) -> None:
         self._state = state
@@ -149,12 +145,15 @@ class OptimizerWatch:
 
 
 def may_skip() -> bool:
-    """Whether a step may be left out: a GradScaler skips one whose gradients overflow, in all ranks alike."""
+    """Check for a GradScaler, which skips steps whose gradients overflow, in all ranks alike."""
     return any(issubclass(type(thing), torch.amp.GradScaler) and thing.is_enabled() for thing in gc.get_objects())
 
 
 def warn_of_split_samplers(group_world_size: int, groups: int) -> None:
-    """Warn if the training data are divided among the ranks of this group only. Looks at all objects: some 50 ms."""
+    """Warn if the training data are divided among the ranks of this group only.
+
+    Searches all objects of the process, which takes about 50 ms.
+    """
     for thing in gc.get_objects():
         if issubclass(type(thing), DistributedSampler) and thing.shuffle and thing.num_replicas <= group_world_size:
             log.warning(

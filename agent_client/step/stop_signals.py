@@ -1,9 +1,14 @@
-"""Signals that ask a rank to end, where no supervisor of ours drains its group before: torchrun's SIGTERM, Slurm's.
+"""End of a rank: stop signals, cleanup at exit, and code that must not be interrupted.
 
-The first one has the group's manager drain: the rank does the steps that the peers count on, and then GroupDrained
-ends it. torchrun and its agent, or a scheduler and torchrun, may each send the same signal: a second one within a
-moment is the first. A later one ends the process as if this file did not exist, and so does any signal while no manager
-knows the rank: no peer counts on it then.
+A stop signal (SIGTERM from torchrun or Slurm) makes the manager drain the group, unless a supervisor of ours does that.
+The rank finishes the steps that its peers count on, and then GroupDrained ends it. torchrun and its agent, or a
+scheduler and torchrun, may each send the same signal, so a second signal within SAME_WITHIN_S is ignored. A later one
+ends the process as usual. So does any signal while no manager knows the rank, since no peer counts on it then.
+
+`close_at_end` closes objects before the interpreter exits, or before a wrapped function runs again. The interpreter
+ends a daemon thread at its next request for the interpreter's lock. If that thread comes out of torch's C++ code, it is
+unwound through frames that do not allow it, and the process dies by SIGABRT, whatever its exit status should be. A
+forked child closes nothing.
 """
 
 import atexit
@@ -30,9 +35,16 @@ _installed: "weakref.WeakSet[StopSignals]" = weakref.WeakSet()
 
 
 class StopSignals:
-    """`drain` asks the manager, given the reason, and raises LighthouseError. `is_known`: it watches the rank."""
+    """Handler of the stop signals of one rank."""
 
     def __init__(self, drain: Callable[[str], None], is_known: Callable[[], bool], rank: int) -> None:
+        """Prepare the handler; `install` installs it.
+
+        Args:
+            drain: Sends the reason to the manager. Raises LighthouseError.
+            is_known: Returns True while the manager watches the rank.
+            rank: Rank inside the replica group.
+        """
         self._drain = drain
         self._is_known = is_known
         self._rank = rank
@@ -42,17 +54,17 @@ class StopSignals:
         self._has_failed = False
 
     def install(self) -> None:
-        """Take the signals that the script has left to their default; outside of the main thread, none."""
+        """Handle the signals for which the script has no handler. Only works in the main thread."""
         if threading.current_thread() is not threading.main_thread():
             return
         for number in SIGNALS:
-            if signal.getsignal(number) is signal.SIG_DFL:  # else the script's, or nohup's
+            if signal.getsignal(number) is signal.SIG_DFL:  # not handled by the script, nor ignored by nohup
                 signal.signal(number, self._handler)
                 self._taken.append(number)
         _installed.add(self)
 
     def uninstall(self) -> None:
-        """Restore the default of those that still are this object's. An Agent that other threads close leaves them."""
+        """Restore the default handlers, unless the script has replaced ours. Only works in the main thread."""
         _installed.discard(self)
         if threading.current_thread() is not threading.main_thread():
             return
@@ -69,7 +81,7 @@ class StopSignals:
             os.kill(os.getpid(), number)
         elif asked_at is None:
             self._asked_at = now
-            # Not here: a handler interrupts the script anywhere, in a call of the same connection, too.
+            # A handler interrupts the script anywhere, even in a call over the same connection, so use a thread.
             threading.Thread(target=self._ask, args=(number,), name="drain", daemon=True).start()
 
     def _ask(self, number: int) -> None:
@@ -84,21 +96,12 @@ class StopSignals:
 
 
 def _restore_all() -> None:
-    """A forked child, such as a loader's worker, ends by its parent's SIGTERM at once."""
+    """Restore the defaults in a forked child, such as a loader's worker, so that its parent's SIGTERM ends it."""
     for each in list(_installed):
         each.uninstall()
 
 
 os.register_at_fork(after_in_child=_restore_all)
-
-
-# -- at exit ------------------------------------------------------------------
-#
-# Closes what is still open before the interpreter ends, or before a wrapped function runs again.
-#
-# The interpreter ends a daemon thread where it next asks for the interpreter's lock. One that comes out of torch's
-# C++ code is unwound there, through frames that may not be unwound, and the process dies by SIGABRT, whatever status
-# it was to end with. A forked child has nothing to close for its parent.
 
 
 class Closable(Protocol):
@@ -113,18 +116,23 @@ _attached: "weakref.WeakKeyDictionary[object, weakref.WeakSet[Closable]]" = weak
 
 
 def close_at_end(closable: Closable, *, is_of_process: bool = False) -> None:
-    """`is_of_process`: it goes on when a wrapped function that has opened it runs again."""
+    """Close the object at the end.
+
+    Args:
+        closable: The object.
+        is_of_process: Whether it stays open when the wrapped function that has opened it runs again.
+    """
     (_of_process if is_of_process else _open).add(closable)
 
 
 def was_closed(closed: Closable) -> None:
-    """Forget it."""
+    """Forget a closed object."""
     _open.discard(closed)
     _of_process.discard(closed)
 
 
 def close_with(owner: object, closable: Closable) -> None:
-    """Have `close_attached(owner)` close `closable`, too."""
+    """Close `closable` in `close_attached(owner)`, too."""
     _attached.setdefault(owner, weakref.WeakSet()).add(closable)
 
 
@@ -133,12 +141,12 @@ def close_attached(owner: object) -> None:
 
 
 def opened() -> list[Closable]:
-    """What is open now, but for what is of the process."""
+    """Return the open objects, except those of the process."""
     return list(_open)
 
 
 def close_each(opened: Iterable[Closable]) -> None:
-    """All of them. Raises what the last one that fails raises."""
+    """Close all of them, and raise the error of the last one that fails."""
     with ExitStack() as closing:
         for each in opened:
             closing.callback(each.close)
@@ -153,10 +161,6 @@ atexit.register(lambda: close_each([*_open, *_of_process]))
 os.register_at_fork(after_in_child=_forget_all)
 
 
-# -- uninterrupted ------------------------------------------------------------
-#
-# What is done whole: an interruption of a wrapped function comes before it, or after it.
-
 P = ParamSpec("P")
 T = TypeVar("T")
 
@@ -164,7 +168,10 @@ _codes: set[CodeType] = set()
 
 
 def uninterrupted(function: Callable[P, T]) -> Callable[P, T]:
-    """`function` as it is. It must not wait for anything without a limit."""
+    """Mark `function`, so that an interruption of a wrapped function comes before or after it.
+
+    It must not wait for anything without a time limit.
+    """
     _codes.add(function.__code__)
     return function
 

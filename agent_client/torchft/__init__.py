@@ -1,10 +1,10 @@
-"""For those who use torchft: the names of its native module, over our daemons. No torch, and no torchft.
+"""Names of torchft's native module, implemented over our daemons. Needs neither torch nor torchft.
 
     from agent_client.torchft import install
     install()
 
-makes a torchft script, and torchft's own Manager, Optimizer, DistributedDataParallel, LocalSGD and DiLoCo, run on our
-lighthouse and managers.
+After that a torchft script runs on our lighthouse and managers. So do torchft's own Manager, Optimizer,
+DistributedDataParallel, LocalSGD and DiLoCo.
 """
 
 from agent_client.torchft.clients import LighthouseClient, ManagerClient, Quorum, QuorumMember, QuorumResult, Timestamp

@@ -1,8 +1,9 @@
-"""Run a torchft script as it is, on our control plane: python -m agent_client.torchft [-m MODULE | SCRIPT] ARGUMENTS...
+"""Run a torchft script unchanged on our control plane.
 
-torchrun --nproc-per-node 8 -m agent_client.torchft train.py --steps 1000
+    torchrun --nproc-per-node 8 -m agent_client.torchft train.py --steps 1000
 
-A script that would train without torchft, and so without the other groups, is ended before its first step.
+The arguments are `-m MODULE` or `SCRIPT`, followed by those of the script. A script that would train without torchft,
+and so without the other groups, ends before its first step.
 """
 
 import importlib
@@ -23,7 +24,12 @@ ALONE = (
 
 
 def run_module(module: str, before: Callable[[], None] = lambda: None) -> None:
-    """Run it as the main module, with the arguments of this process; `before`, once torchft is ours."""
+    """Run a module as the main module, with the arguments of this process.
+
+    Args:
+        module: Name of the module.
+        before: Called after torchft is installed and before the module runs.
+    """
     install()
     before()
     refuse_to_train_alone()
@@ -31,7 +37,7 @@ def run_module(module: str, before: Callable[[], None] = lambda: None) -> None:
 
 
 def refuse_to_train_alone() -> None:
-    """End this process by SystemExit at its first optimizer step, unless torchft has connected to a manager by then."""
+    """End this process with SystemExit at its first optimizer step if torchft has not connected to a manager."""
     optimizers = importlib.import_module("torch.optim.optimizer")
 
     def first_step(*_: Any) -> None:
@@ -51,7 +57,7 @@ def main() -> None:
             install()
             refuse_to_train_alone()
             sys.argv = sys.argv[1:]
-            sys.path[0] = os.path.dirname(os.path.abspath(script))  # as python does for a script
+            sys.path[0] = os.path.dirname(os.path.abspath(script))  # as python sets it for a script
             runpy.run_path(script, run_name="__main__")
         case _:
             sys.exit(USAGE)

@@ -1,8 +1,8 @@
-"""torchft's clients: its arguments and exceptions over our channels, in torchft's own words on the wire.
+"""Clients with the names, arguments and exceptions of torchft's native module.
 
-So they talk to our daemons and to torchft's alike, as while a job is moved group by group. Like torchft's they connect
-when they are made. A call that runs out of time raises TimeoutError, any other that fails RuntimeError. Waiting
-releases the interpreter's lock.
+They speak torchft's wire protocol, so they work with our daemons and with torchft's, for example while a job is
+migrated group by group. Like torchft's they connect in the constructor. A call that runs out of time raises
+TimeoutError, and every other failure raises RuntimeError. The interpreter's lock is released while a call waits.
 """
 
 import dataclasses
@@ -24,29 +24,27 @@ from lighthouse_runtime.client.connection import SyncClient
 from lighthouse_runtime.client.rpcs import Rpc
 from lighthouse_runtime.security.client_tls import files_from
 
-# -- results ------------------------------------------------------------------
-#
-# What the clients answer: torchft's classes, with its names and defaults. All fields may be set, as torchft's may.
+# The results have torchft's names and defaults, and all fields can be assigned, as in torchft.
 
 
 @dataclass(slots=True)
 class QuorumResult:
-    """What a quorum means for one rank.
+    """Quorum as seen by one rank.
 
     Args:
-        quorum_id (int): The quorum; it changes with its members, and after a failed commit.
-        replica_rank (int): This replica group's place in the quorum.
-        replica_world_size (int): The number of replica groups in the quorum.
-        recover_src_manager_address (str): The manager of the group to heal from.
-        recover_src_replica_rank (Optional[int]): The place of that group.
-        recover_dst_replica_ranks (list[int]): The places of those who heal from this rank.
-        store_address (str): The store over which the members meet.
-        max_step (int): The highest step among the members.
-        max_replica_rank (Optional[int]): The place among those at max_step; None for a group that is behind.
-        max_world_size (int): The number of those at max_step.
-        heal (bool): Whether this rank is to heal.
-        commit_failures (int): The most failed commits in a row that a member has told.
-        replica_ids (list[str]): The members, by place.
+        quorum_id (int): Id of the quorum. It changes with the members, and after a failed commit.
+        replica_rank (int): Rank of this replica group in the quorum.
+        replica_world_size (int): Number of replica groups in the quorum.
+        recover_src_manager_address (str): Address of the manager of the group to heal from.
+        recover_src_replica_rank (Optional[int]): Replica rank of that group.
+        recover_dst_replica_ranks (list[int]): Replica ranks of the groups that heal from this rank.
+        store_address (str): Address of the store at which the members connect.
+        max_step (int): Highest step among the members.
+        max_replica_rank (Optional[int]): Rank among the groups at max_step, or None for a group that is behind.
+        max_world_size (int): Number of groups at max_step.
+        heal (bool): Whether this rank must heal.
+        commit_failures (int): Highest number of failed commits in a row that a member reported.
+        replica_ids (list[str]): Names of the members, by replica rank.
     """
 
     quorum_id: int = 0
@@ -66,16 +64,16 @@ class QuorumResult:
 
 @dataclass(slots=True)
 class QuorumMember:
-    """One replica group of a quorum, as it asked for it.
+    """A replica group of a quorum, with the values of its request.
 
     Args:
-        replica_id (str): The group's name.
-        address (str): Its manager.
-        store_address (str): Its store.
+        replica_id (str): Name of the group.
+        address (str): Address of its manager.
+        store_address (str): Address of its store.
         step (int): Its step.
-        world_size (int): The number of its ranks.
-        shrink_only (bool): Whether it wants no group that was not in the last quorum.
-        data (dict or None): What else it told.
+        world_size (int): Number of its ranks.
+        shrink_only (bool): Whether it accepts only groups that were in the last quorum.
+        data (dict or None): Additional data from its request.
     """
 
     replica_id: str
@@ -89,11 +87,11 @@ class QuorumMember:
 
 @dataclass(slots=True)
 class Timestamp:
-    """A time.
+    """A point in time.
 
     Args:
-        seconds (int): Since 1970.
-        nanos (int): Beyond them.
+        seconds (int): Seconds since 1970.
+        nanos (int): Nanoseconds within the second.
     """
 
     seconds: int
@@ -102,12 +100,12 @@ class Timestamp:
 
 @dataclass(slots=True)
 class Quorum:
-    """The replica groups that train together.
+    """Replica groups that train together.
 
     Args:
-        quorum_id (int): The quorum's id.
-        participants (list[QuorumMember]): Its members, sorted by replica_id.
-        created (Timestamp): When it was formed.
+        quorum_id (int): Id of the quorum.
+        participants (list[QuorumMember]): Members, sorted by replica_id.
+        created (Timestamp): When the quorum formed.
     """
 
     quorum_id: int
@@ -135,7 +133,7 @@ def _member(member: torchft_pb2.QuorumMember) -> QuorumMember:
 
 
 def _fields(message: Any, kind: type) -> dict[str, Any]:
-    """What `message` says in the fields of the dataclass `kind`; None: that one is optional, and not set."""
+    """Return the fields of the dataclass `kind` from `message`, with None for optional fields that are not set."""
     described = message.DESCRIPTOR.fields_by_name
     found: dict[str, Any] = {}
     for name in (each.name for each in dataclasses.fields(kind)):
@@ -152,11 +150,11 @@ _MANAGER = "/torchft.ManagerService/"
 
 
 class LighthouseClient:
-    """LighthouseClient is a client of the lighthouse, for who forms quorums without a ManagerServer.
+    """Client of the lighthouse, for scripts that form quorums without a ManagerServer.
 
     Args:
-        addr (str): The address of the lighthouse.
-        connect_timeout (timedelta): How long it may take to connect.
+        addr (str): Address of the lighthouse.
+        connect_timeout (timedelta): Time limit for connecting.
     """
 
     def __init__(self, addr: str, connect_timeout: timedelta) -> None:
@@ -175,17 +173,17 @@ class LighthouseClient:
         shrink_only: bool | None = None,
         data: dict[Hashable, object] | None = None,
     ) -> Quorum:
-        """Ask to be in the next quorum, and wait for it.
+        """Request a place in the next quorum, and wait until the quorum has formed.
 
         Args:
-            replica_id (str): The name of the replica group that asks.
-            timeout (timedelta): How long to wait for it.
-            address (str): The address of its manager.
-            store_address (str): The address of its store.
+            replica_id (str): Name of the requesting replica group.
+            timeout (timedelta): Time limit.
+            address (str): Address of its manager.
+            store_address (str): Address of its store.
             step (int): Its step.
-            world_size (int): The number of its ranks.
-            shrink_only (bool): Whether it wants no group that was not in the last quorum.
-            data (Optional[dict]): What the other members are told of it; must be fit for JSON.
+            world_size (int): Number of its ranks.
+            shrink_only (bool): Whether it accepts only groups that were in the last quorum.
+            data (Optional[dict]): Additional data for the other members; must be serializable as JSON.
 
         Returns:
             Quorum: The quorum.
@@ -204,11 +202,11 @@ class LighthouseClient:
         return self._channel.call(Rpc(_LIGHTHOUSE + "Quorum", request, answer, quorum), timeout)
 
     def heartbeat(self, replica_id: str, timeout: timedelta = timedelta(seconds=5)) -> None:
-        """Give one sign of life.
+        """Send one heartbeat.
 
         Args:
-            replica_id (str): The name of the replica group.
-            timeout (timedelta): How long it may take.
+            replica_id (str): Name of the replica group.
+            timeout (timedelta): Time limit.
         """
         request = torchft_pb2.LighthouseHeartbeatRequest(replica_id=replica_id)
         answer = torchft_pb2.LighthouseHeartbeatResponse
@@ -219,16 +217,16 @@ _connected = threading.Event()
 
 
 def has_connected() -> bool:
-    """Whether this process has ever connected to a manager."""
+    """Return True once this process has connected to a manager."""
     return _connected.is_set()
 
 
 class ManagerClient:
-    """ManagerClient is one rank's client of its replica group's manager.
+    """Client of one rank for the manager of its replica group.
 
     Args:
-        addr (str): The address of the manager.
-        connect_timeout (timedelta): How long it may take to connect.
+        addr (str): Address of the manager.
+        connect_timeout (timedelta): Time limit for connecting.
     """
 
     def __init__(self, addr: str, connect_timeout: timedelta) -> None:
@@ -245,7 +243,11 @@ class ManagerClient:
         commit_failures: int,
         timeout: timedelta,
     ) -> QuorumResult:
-        """Ask for the quorum of `step`; answered when every rank of the group has asked and one has formed."""
+        """Request the quorum of `step`.
+
+        The answer arrives once every rank of the group has sent its request and the quorum has formed. torchft's
+        Manager calls this method by its name.
+        """
         request = torchft_pb2.ManagerQuorumRequest(
             group_rank=group_rank,
             step=step,
@@ -258,7 +260,7 @@ class ManagerClient:
         return self._channel.call(Rpc(_MANAGER + "Quorum", request, answer, quorum_result), timeout)
 
     def _checkpoint_metadata(self, rank: int, timeout: timedelta) -> str:
-        """What that rank of this manager's group has told with its request: where it serves its state."""
+        """Return the address at which `rank` serves its state, from that rank's last request."""
         request = torchft_pb2.CheckpointMetadataRequest(rank=rank)
         answer = torchft_pb2.CheckpointMetadataResponse
         return self._channel.call(
@@ -269,13 +271,13 @@ class ManagerClient:
         """Vote for a step, and wait for the votes of all ranks of the group.
 
         Args:
-            group_rank (int): The rank that votes.
+            group_rank (int): Rank that votes.
             step (int): Its step.
-            should_commit (bool): Whether its step is good.
-            timeout (timedelta): How long to wait for the others.
+            should_commit (bool): Whether the step succeeded at this rank.
+            timeout (timedelta): Time limit.
 
         Returns:
-            bool: Whether all of them are.
+            bool: Whether the step succeeded at all ranks.
         """
         request = torchft_pb2.ShouldCommitRequest(group_rank=group_rank, step=step, should_commit=should_commit)
         answer = torchft_pb2.ShouldCommitResponse
@@ -283,9 +285,19 @@ class ManagerClient:
 
 
 class Channel(SyncClient):
-    """Connected, or RuntimeError. `files`: for the TLS of a lighthouse; a manager has none."""
+    """Connection of a client, which translates our errors into torchft's exceptions."""
 
     def __init__(self, addr: str, connect_timeout: timedelta, files: TlsFiles = NO_FILES) -> None:
+        """Connect.
+
+        Args:
+            addr: Address of the server.
+            connect_timeout: Time limit.
+            files: TLS files for a lighthouse. A manager uses none.
+
+        Raises:
+            RuntimeError: The server does not answer in time.
+        """
         with _torchft_errors():
             super().__init__(parse_coordinator(addr, "addr", default_port=None).with_files(files), ())
         try:
@@ -296,7 +308,12 @@ class Channel(SyncClient):
             raise RuntimeError(f"failed to connect: {e}; {advice}") from None
 
     def call(self, rpc: Rpc[T], timeout: timedelta) -> T:
-        """Raises TimeoutError or RuntimeError. A server that has gone is not waited for."""
+        """Call the server once. Do not wait for a server that is down.
+
+        Raises:
+            TimeoutError: The call ran out of time.
+            RuntimeError: The call failed.
+        """
         with _torchft_errors():
             return self.invoke(dataclasses.replace(rpc, timeout_s=timeout.total_seconds(), wait_for_ready=False))
 
@@ -306,7 +323,7 @@ def _torchft_errors() -> Generator[None]:
     try:
         yield
     except DeadlinePassed as e:
-        # What torchft's says, for scripts that look for it, and the reason.
+        # Scripts search the message for torchft's text, so it comes first.
         raise TimeoutError(f'status: Cancelled, message: "Timeout expired", details: {e}') from None
     except LighthouseError as e:
         raise RuntimeError(str(e)) from None

@@ -1,7 +1,8 @@
-"""A hook for torchft's DistributedDataParallel that outlives a failed sum. torch is imported here.
+"""Gradient hook for torchft's DistributedDataParallel that survives a failed sum.
 
-torchft 0.2.0's own waits for the sum and then asserts that there is a future, which is missing where the sum failed:
-with gloo, a peer that dies in the middle of a step ends every other trainer by an AssertionError.
+The hook of torchft 0.2.0 waits for a sum and then asserts that a future exists, which a failed sum does not have. With
+gloo, a peer that dies in the middle of a step would end every other trainer with an AssertionError. This module imports
+torch, so installation.py imports it only when it installs the hook.
 """
 
 from typing import Any
@@ -12,7 +13,10 @@ from torch.futures import Future
 
 
 def sum_bucket(state: Any, bucket: GradBucket) -> Future[torch.Tensor]:
-    """`state` is torchft's Manager. It knows of a failure, and votes no: what is in the bucket then is not used."""
+    """Average a bucket, and survive a failed sum.
+
+    torchft's Manager in `state` records the failure and votes no, so the content of the bucket is then not used.
+    """
     work = state.allreduce(bucket.buffer())
     work.wait()
     summed: Future[torch.Tensor] | None = getattr(work.get_future(), "_fut", None)

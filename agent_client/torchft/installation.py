@@ -1,4 +1,8 @@
-"""Our classes in the places of torchft's native ones."""
+"""Replacement of torchft's native classes by ours.
+
+`install` registers a module under the name of torchft's native one, and exchanges classes that were already imported.
+It also replaces the gradient hook of torchft's DistributedDataParallel (ddp_hook.py).
+"""
 
 import importlib
 import sys
@@ -25,11 +29,13 @@ NAMES: Mapping[str, type] = {
 
 
 def install() -> None:
-    """From now on torchft's Python runs on our control plane; more than once does no harm.
+    """Make torchft's Python code use our lighthouse and managers. Repeated calls have no effect.
 
-    Best before torchft is imported, and at any rate before the first of its objects is made. Where torchft has been
-    imported, every module that holds one of its native classes gets ours instead. Raises ModuleNotFoundError that says
-    what is missing.
+    Call it before torchft is imported, or at least before its first object is created. If torchft has been imported,
+    every module that holds one of its native classes receives ours instead.
+
+    Raises:
+        ModuleNotFoundError: torchft, or a module that it needs, is not installed.
     """
     native = sys.modules.get(NATIVE)
     if native is not None and getattr(native, "ManagerClient", None) is clients.ManagerClient:
@@ -44,7 +50,7 @@ def install() -> None:
     torchft.__dict__["_torchft"] = ours
     if native is not None:
         _replace(native)
-    _mend_ddp()
+    _replace_ddp_hook()
 
 
 def _module() -> types.ModuleType:
@@ -54,7 +60,7 @@ def _module() -> types.ModuleType:
 
 
 def _replace(native: types.ModuleType) -> None:
-    """In every module, under whatever name it has taken them."""
+    """Exchange the native classes in every loaded module, under whatever name it holds them."""
     ours_by_id = {id(getattr(native, name)): ours for name, ours in NAMES.items() if hasattr(native, name)}
     for module in [module for module in sys.modules.values() if module is not native]:
         taken = {name: id(value) for name, value in getattr(module, "__dict__", {}).items() if id(value) in ours_by_id}
@@ -62,7 +68,6 @@ def _replace(native: types.ModuleType) -> None:
             setattr(module, name, ours_by_id[identity])
 
 
-def _mend_ddp() -> None:
-    """ddp_hook.py says why."""
+def _replace_ddp_hook() -> None:
     hook = importlib.import_module("agent_client.torchft.ddp_hook").sum_bucket
     importlib.import_module("torchft.ddp").DistributedDataParallel._comm_hook = staticmethod(hook)

@@ -1,7 +1,7 @@
-"""torchft's servers: its arguments over our daemons, each a child process that ends with this one.
+"""Servers with the names and arguments of torchft's native module, which run our daemons.
 
-torchft's run in threads of the training process; what a script sees is the same. A server ends with shutdown(), with
-its last reference, and with its process, however that ends.
+torchft's servers are threads of the training process. Each of these is a child process, which looks the same to a
+script. A server ends with shutdown(), with its last reference, or with its parent process.
 """
 
 import logging
@@ -25,15 +25,15 @@ _JOIN_TIMEOUT_MS = 100
 
 
 class LighthouseServer:
-    """LighthouseServer is a lighthouse for tests and small jobs; others start `lighthouse serve` once, for itself.
+    """A lighthouse for tests and small jobs. For anything else, start `lighthouse serve` once.
 
     Args:
-        bind (str): Where it listens; port 0 takes a free one.
-        min_replicas (int): No quorum of fewer replica groups.
-        join_timeout_ms (Optional[int]): How long a live group that has not asked is waited for. Default: 100,
-            torchft's, where `lighthouse serve` waits for 60 s.
-        quorum_tick_ms (Optional[int]): Nothing: a quorum forms as soon as it can, without ticks.
-        heartbeat_timeout_ms (Optional[int]): After so long without a sign of life a group is dead. Default: 5 s.
+        bind (str): Address to listen on. Port 0 takes a free port.
+        min_replicas (int): Minimum number of replica groups in a quorum.
+        join_timeout_ms (Optional[int]): How long to wait for a live group that has not joined. Default: 100, as in
+            torchft; `lighthouse serve` waits for 60 s.
+        quorum_tick_ms (Optional[int]): Ignored: a quorum forms as soon as it can, without ticks.
+        heartbeat_timeout_ms (Optional[int]): Time without a heartbeat after which a group is dead. Default: 5 s.
     """
 
     def __init__(
@@ -62,7 +62,7 @@ class LighthouseServer:
         self._address = f"http://{Address(host, int(self._process.announced))}"
 
     def address(self) -> str:
-        """Where it can be reached.
+        """Return the address of the server.
 
         Returns:
             str: http://host:port.
@@ -70,24 +70,24 @@ class LighthouseServer:
         return self._address
 
     def shutdown(self) -> None:
-        """End it."""
+        """Stop the server."""
         self._process.stop()
 
 
 class ManagerServer:
-    """ManagerServer is a replica group's manager; rank 0 makes it, and all ranks reach it by a ManagerClient.
+    """Manager of a replica group. Rank 0 creates it, and all ranks connect to it with a ManagerClient.
 
     Args:
-        replica_id (str): The group's name. Of torchft's name:uuid the name counts: our manager takes an incarnation
-            of its own.
-        lighthouse_addr (str): The address of the lighthouse.
-        hostname (str): The name of this host that its peers can reach.
-        bind (str): Where it listens; port 0 takes a free one.
-        store_addr (str): The group's store.
-        world_size (int): The number of ranks in the group.
-        heartbeat_interval (timedelta): Nothing: our lighthouse says how often it wants to hear from a manager.
-        connect_timeout (timedelta): How long the lighthouse is waited for.
-        quorum_retries (int): Nothing: a request goes on until its time is over, whatever becomes of the lighthouse.
+        replica_id (str): Name of the group. Of torchft's name:uuid only the name is used, because our manager
+            chooses its own incarnation.
+        lighthouse_addr (str): Address of the lighthouse.
+        hostname (str): Name of this host that its peers can reach.
+        bind (str): Address to listen on. Port 0 takes a free port.
+        store_addr (str): Address of the group's store.
+        world_size (int): Number of ranks in the group.
+        heartbeat_interval (timedelta): Ignored: our lighthouse sets the interval.
+        connect_timeout (timedelta): How long to wait for the lighthouse.
+        quorum_retries (int): Ignored: a request is retried until its time limit.
     """
 
     def __init__(
@@ -109,19 +109,19 @@ class ManagerServer:
             "--bind": bind,
             "--store": store_addr,
             "--group-world-size": str(world_size),
-            # Its ranks have gone, or are going: nothing is left to wait for.
+            # The ranks end together with this process, so there is nothing to wait for.
             "--drain-timeout": "1ms",
         }
         self._process = ServerProcess(
             START_MANAGER,
             options,
             _end_with_manager,
-            # torchft's clients show no secret: callers of this host are taken for the group's ranks.
+            # torchft's clients send no secret, so the manager accepts all callers of this host as ranks.
             variables={MANAGER_SECRET_VARIABLE: "", "LIGHTHOUSE_MANAGER_LIGHTHOUSE": lighthouse_addr},
         )
 
     def address(self) -> str:
-        """Where it can be reached.
+        """Return the address of the server.
 
         Returns:
             str: http://host:port.
@@ -129,12 +129,16 @@ class ManagerServer:
         return f"http://{self._process.announced}"
 
     def shutdown(self) -> None:
-        """End it: the group leaves."""
+        """Stop the server. The group leaves."""
         self._process.stop()
 
 
 def _check_lighthouse(address: str, connect_timeout: timedelta) -> None:
-    """Wait for it. Raises RuntimeError if it does not come, or is torchft's, where our managers cannot join."""
+    """Wait for the lighthouse.
+
+    Raises:
+        RuntimeError: It does not answer, or is torchft's own, which our managers cannot join.
+    """
     with Channel(address, connect_timeout, files_from()) as lighthouse:
         try:
             lighthouse.call(rpcs.health(timeout_s=connect_timeout.total_seconds()), connect_timeout)
@@ -144,7 +148,10 @@ def _check_lighthouse(address: str, connect_timeout: timedelta) -> None:
 
 
 def _end_with_manager(status: int) -> None:
-    """Who kills a manager means its group: torchft's ends the process that it is in."""
+    """End this process if the manager was killed.
+
+    A kill of the manager is meant for the group. With torchft it would end this process, which contains the manager.
+    """
     if status != _KILLED:
         log.error("the group's manager ended (status %d); its ranks will get no quorum", status)
         return

@@ -1,1 +1,1 @@
-"""A rendezvous backend of torchrun: the lighthouse decides which nodes train together, and tells a loss at once."""
+"""Rendezvous backend of torchrun: the lighthouse decides which nodes train together and reports losses at once."""

@@ -1,9 +1,9 @@
-"""What torchrun's agent does otherwise with our handler. Each is one method of torch's agent, wrapped once.
+"""Changes to torchrun's agent for our rendezvous handler. Each wraps one method of torch's agent, once.
 
-1. Workers that fail because another node was lost cost this node none of its --max-restarts (torchrun's default is 0:
-   its own backend ends the whole job then).
-2. A node that is lost while the others exchange their ranks does not end them: they meet again.
-3. A spare that is not needed any more ends well (torch logs that, and fails right after).
+1. Worker failures that follow the loss of another node cost this node none of its --max-restarts. The default of
+   torchrun is 0, and its own backend then ends the whole job.
+2. If a node is lost while the others exchange their ranks, these rendezvous again instead of ending.
+3. A spare that is no longer needed ends successfully. torch logs that intention and then fails.
 """
 
 import functools
@@ -24,7 +24,7 @@ _MARK = "lighthouse_torchrun"
 
 
 def extend() -> None:
-    """The agents of this process; those with another handler do what they always did."""
+    """Wrap the methods of torch's agent. Agents with another handler behave as before."""
     for name, wrap in (("_monitor_workers", _monitor), ("_rendezvous", _rendezvous), ("_invoke_run", _invoke_run)):
         original = getattr(LocalElasticAgent, name, None)
         if original is None:
@@ -41,7 +41,9 @@ def _monitor(original: Callable[..., Any]) -> Callable[..., Any]:
         if not isinstance(handler, LighthouseRendezvous):
             return result
         if result.state in (WorkerState.FAILED, WorkerState.UNHEALTHY) and handler.is_lost_elsewhere():
-            return RunResult(state=WorkerState.HEALTHY)  # it then asks for num_nodes_waiting, and restarts them
+            return RunResult(
+                state=WorkerState.HEALTHY
+            )  # the agent then reads num_nodes_waiting and restarts its workers
         if result.state is WorkerState.SUCCEEDED:
             handler.finished()
         return result

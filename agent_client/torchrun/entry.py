@@ -1,5 +1,7 @@
-"""What `torchrun --rdzv-backend lighthouse` finds, by the entry point of that name. torchrun loads it at every start,
-whatever its backend, so nothing else is imported before it is asked for."""
+"""Entry point of `torchrun --rdzv-backend lighthouse`.
+
+torchrun loads this module at every start, whatever its backend, so everything else is imported on first use.
+"""
 
 from collections.abc import Callable
 from typing import TYPE_CHECKING
@@ -13,7 +15,11 @@ def get_handler() -> "Callable[[RendezvousParameters], RendezvousHandler]":
 
 
 def create_handler(params: "RendezvousParameters") -> "RendezvousHandler":
-    """Raises ValueError that names the option."""
+    """Create the handler, and extend torchrun's agent for it.
+
+    Raises:
+        ValueError: An option is missing or does not fit. The message names it.
+    """
     from agent_client.torchrun.elastic_agent import extend
     from agent_client.torchrun.handler import create
 

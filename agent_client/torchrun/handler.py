@@ -1,11 +1,11 @@
-"""torchrun's side of it: a RendezvousHandler over the lighthouse.
+"""torchrun's RendezvousHandler, implemented over the lighthouse.
 
-- A round is a generation of an elastic run, and a node is a rank of it: nodes are known by their streams, so a node
-  that dies is known in milliseconds, and no node keeps anything for the others.
-- Each round has a store of its own, on the node of its rank 0, which tells the others where by the generation's keys.
-  So none is asked that a dead node served, and no key of an earlier round is found.
-- torchrun's agents look at `num_nodes_waiting` between two looks at their workers (--monitor-interval): it is 1 from
-  the moment in which the round is over.
+- A round of torchrun is a generation of an elastic run, and a node is a rank of that run. Each node has a stream to the
+  lighthouse, which therefore notices a dead node within milliseconds. No node keeps data for the others.
+- Each round has its own store on the node of its rank 0. That node publishes the address in the keys of the generation.
+  So no node contacts the store of a dead node, and no key of an earlier round is found.
+- torchrun's agents read `num_nodes_waiting` each time they check their workers (--monitor-interval). It becomes 1 as
+  soon as the round has ended.
 """
 
 import functools
@@ -48,8 +48,8 @@ from lighthouse_runtime.security.client_tls import files_from
 
 log = logging.getLogger(__name__)
 
-STORE_TIMEOUT = timedelta(minutes=5)  # torch's, for a store
-CONNECT_TIMEOUT = timedelta(seconds=10)  # to a store that is served
+STORE_TIMEOUT = timedelta(minutes=5)  # torch's default for a store
+CONNECT_TIMEOUT = timedelta(seconds=10)  # per attempt
 CALL_TIMEOUT_S = 5.0
 RETRY_S = 0.1
 _STORE = "torch_store"
@@ -57,12 +57,20 @@ _VARIABLE = "LIGHTHOUSE_ADDRESS"
 
 
 class LighthouseRendezvous(RendezvousHandler):
-    """Made by `create`; the lighthouse hears of this node with its first `next_rendezvous`."""
+    """The handler of one node, made by `create`. The first `next_rendezvous` connects to the lighthouse."""
 
     def __init__(
         self, params: RendezvousParameters, client: LighthouseClient, named_by: str, host: str, options: Options
     ) -> None:
-        """`named_by`: the option or the variable that names the lighthouse."""
+        """Keep the parameters without connecting.
+
+        Args:
+            params: Parameters of torchrun.
+            client: Client of the lighthouse, for the run of the nodes.
+            named_by: Option or variable that names the lighthouse, for errors.
+            host: Address at which other nodes reach this one.
+            options: Options of `--rdzv-conf`.
+        """
         self.options = options
         self._params = params
         self._client = client
@@ -73,32 +81,40 @@ class LighthouseRendezvous(RendezvousHandler):
         self._served: TCPStore | None = None
         self._is_shut_down = False
 
-    # -- what torchrun asks
+    # -- interface of torchrun
 
     def get_backend(self) -> str:
         return self._params.backend
 
     @property
     def use_agent_store(self) -> bool:
-        """Whether workers meet at the round's store; torch's own variable says no."""
+        """True if workers use the store of the round, unless TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1."""
         return os.getenv("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "0") != "1"
 
     def next_rendezvous(self) -> RendezvousInfo:
-        """Leave the round that it is in, and wait for the next one that it is in. Raises a RendezvousError."""
+        """Leave the current round, and wait for the next round that includes this node.
+
+        Raises:
+            RendezvousError: There is no such round.
+        """
         node, limit_s = self._live_node(), self.options.join_timeout
         while (told := node.join(limit_s)) is not None:
-            if (info := self._meet(node, told, time.monotonic() + limit_s)) is not None:
+            if (info := self._join_round(node, told, time.monotonic() + limit_s)) is not None:
                 log.info("round %d of %s: node %d of %d", told.number, self.get_run_id(), told.rank, told.world_size)
                 return info
             if not node.is_over:
-                raise self._unmet(told)
-        raise self._why_none(node)
+                raise self._no_store_error(told)
+        raise self._no_round_error(node)
 
     def is_closed(self) -> bool:
         return self._node is not None and isinstance(self._node.outcome, RunCompleted | RunStopped)
 
     def set_closed(self) -> None:
-        """Raises RendezvousTimeoutError if it could not be told within `close_timeout`."""
+        """Close the run for all nodes.
+
+        Raises:
+            RendezvousTimeoutError: The lighthouse did not confirm that within `close_timeout`.
+        """
         if not self._close(self._live_node()):
             limit_s = self.options.close_timeout
             raise RendezvousTimeoutError(
@@ -106,7 +122,10 @@ class LighthouseRendezvous(RendezvousHandler):
             )
 
     def num_nodes_waiting(self) -> int:
-        """1: the round is over, and the next one forms as soon as all have stopped their workers."""
+        """Return 1 if the round has ended, otherwise 0.
+
+        The next round forms as soon as all nodes have stopped their workers.
+        """
         node = self._node
         if node is None or isinstance(node.outcome, RunCompleted):
             return 0
@@ -116,8 +135,11 @@ class LighthouseRendezvous(RendezvousHandler):
         return self._params.run_id
 
     def shutdown(self) -> bool:
-        """Leave. A node that was in a round closes it for all, as with torchrun's own backend; one that never was does
-        not: it only goes."""
+        """Leave the run. A node that was in a round closes the run for all, as torchrun's own backend does.
+
+        Returns:
+            True if the lighthouse has confirmed that.
+        """
         node, self._is_shut_down = self._node, True
         if node is None:
             self._client.close()
@@ -128,10 +150,10 @@ class LighthouseRendezvous(RendezvousHandler):
         self._served = None
         return is_told
 
-    # -- what only torchrun's agent, as elastic_agent.py extends it, asks
+    # -- for elastic_agent.py
 
     def finished(self) -> None:
-        """This node's workers have ended well: nothing that comes now ends the round of the others."""
+        """Record that the workers of this node have succeeded. Later failures here do not end the round."""
         if self._node is not None:
             self._node.finish()
 
@@ -139,15 +161,17 @@ class LighthouseRendezvous(RendezvousHandler):
         return self._node is not None and self._node.is_over_within(limit_s)
 
     def is_lost_elsewhere(self) -> bool:
-        """The round is over because another node was lost or came: a failure of this node's workers is its
-        consequence. Waits up to `loss_timeout` to hear so."""
+        """Check whether the round ended because another node was lost or joined.
+
+        A failure of this node's workers is then only a consequence. Waits up to `loss_timeout` for the news.
+        """
         node = self._node
         return node is not None and node.is_over_within(self.options.loss_timeout) and not node.is_over_by_failure
 
     # -- a round
 
-    def _meet(self, node: Node, told: Run, ends_at: float) -> RendezvousInfo | None:
-        """At the round's store. None: the round is over before that, or the time."""
+    def _join_round(self, node: Node, told: Run, ends_at: float) -> RendezvousInfo | None:
+        """Connect to the round's store. Return None if the round or the time limit ends first."""
         store = self._serve(node, told) if told.rank == 0 else None
         while store is None and not node.is_over and time.monotonic() < ends_at:
             store = self._connect(node, told, ends_at)
@@ -169,7 +193,7 @@ class LighthouseRendezvous(RendezvousHandler):
 
     def _serve(self, node: Node, told: Run) -> TCPStore | None:
         store = TCPStore(self._host, 0, is_master=True, wait_for_workers=False, timeout=STORE_TIMEOUT)
-        self._served = store  # the one of the round before ends with its last worker
+        self._served = store  # the store of the previous round ends with its last worker
         while not node.is_over:
             try:
                 self._client.put_key(
@@ -190,14 +214,14 @@ class LighthouseRendezvous(RendezvousHandler):
         return None
 
     def _connect(self, node: Node, told: Run, ends_at: float) -> TCPStore | None:
-        """None: not this time."""
-        ask = functools.partial(self._where, told.number)
+        """Try once to connect to the round's store. Return None if that fails for now."""
+        ask = functools.partial(self._store_address, told.number)
         try:
             where = until_set(ask, ends_at - time.monotonic(), lambda: node.is_over)
             if where is None:
                 return None
             store = TCPStore(where.host, where.port or 0, is_master=False, timeout=CONNECT_TIMEOUT)
-        except (Unreachable, DistError, TimeoutError):  # the lighthouse, or rank 0's node, has just gone
+        except (Unreachable, DistError, TimeoutError):  # the lighthouse or the node of rank 0 has just been lost
             node.is_over_within(RETRY_S)
             return None
         except WrongState:
@@ -206,19 +230,23 @@ class LighthouseRendezvous(RendezvousHandler):
         store.set_timeout(STORE_TIMEOUT)
         return store
 
-    def _where(self, number: int) -> Address:
+    def _store_address(self, number: int) -> Address:
         _, keys = self._client.get_keys(number, KeyKind.ITERATION, _STORE, timeout_s=CALL_TIMEOUT_S)
         if (KeyKind.ITERATION, _STORE) not in keys:
             raise UnknownName("key: the store of the round is not known yet")
         return parse_address(keys[KeyKind.ITERATION, _STORE].decode(), _STORE)
 
-    # -- coming and going
+    # -- joining and leaving
 
     def _live_node(self) -> Node:
-        """This node; anew, if it had left. Raises RendezvousConnectionError if no lighthouse answers, and
-        RendezvousClosedError after `shutdown`."""
+        """Return this node, creating it if it has left before.
+
+        Raises:
+            RendezvousConnectionError: No lighthouse answers.
+            RendezvousClosedError: After `shutdown`.
+        """
         if self._node is None and self._is_shut_down:
-            raise self._left()
+            raise self._left_error()
         if self._node is None:
             try:
                 self._client.connect(self.options.connect_timeout)
@@ -243,16 +271,16 @@ class LighthouseRendezvous(RendezvousHandler):
             log.warning("cannot report the end of %s to the lighthouse", self.get_run_id())
         return is_told
 
-    def _left(self) -> RendezvousClosedError:
+    def _left_error(self) -> RendezvousClosedError:
         return RendezvousClosedError(f"this node has left {self.get_run_id()}: it was shut down")
 
-    def _unmet(self, told: Run) -> RendezvousTimeoutError:
+    def _no_store_error(self, told: Run) -> RendezvousTimeoutError:
         return RendezvousTimeoutError(
             f"round {told.number} of {self.get_run_id()} has formed, but this node has not reached its store within "
             f"{self.options.join_timeout:g} s (join_timeout): can it connect to any port of the other nodes?"
         )
 
-    def _why_none(self, node: Node) -> RendezvousError:
+    def _no_round_error(self, node: Node) -> RendezvousError:
         run_id, outcome = self.get_run_id(), node.outcome
         match outcome:
             case RunCompleted() if node.is_spare:
@@ -266,7 +294,7 @@ class LighthouseRendezvous(RendezvousHandler):
             case LighthouseError():
                 return RendezvousStateError(str(outcome))
             case None if self._is_shut_down:
-                return self._left()
+                return self._left_error()
             case None:
                 has_lighthouse = node.has_lighthouse
                 node.leave()
@@ -284,7 +312,11 @@ class LighthouseRendezvous(RendezvousHandler):
 
 
 def create(params: RendezvousParameters) -> LighthouseRendezvous:
-    """Raises ValueError that names the option."""
+    """Create the handler from torchrun's parameters and the environment.
+
+    Raises:
+        ValueError: An option is missing or does not fit. The message names it.
+    """
     named_by, variables = "--rdzv-endpoint" if params.endpoint else _VARIABLE, Variables(os.environ)
     text, job = params.endpoint or variables.text(_VARIABLE), variables.text("LIGHTHOUSE_JOB")
     name = params.run_id if params.run_id != NO_NAME else variables.text("LIGHTHOUSE_RUN_ID")

@@ -1,4 +1,8 @@
-"""One node of a torchrun job, as a rank of an elastic run: its rounds are generations. No torch."""
+"""One node of a torchrun job, as a rank of an elastic run.
+
+`Node` runs a rank machine whose generations are torchrun's rounds. It joins rounds, and reports when the current one is
+over. `RoundStore` wraps the store of one round so that waits in it end with the round instead of with a timeout.
+"""
 
 import threading
 import time
@@ -18,7 +22,7 @@ from lighthouse_protocol.messages.progress import ProgressSample
 from lighthouse_protocol.messages.run import GenerationEnded, RankHello, RunCompleted, RunStopped, ToRunRank
 from lighthouse_protocol.refusals import InternalError, LighthouseError
 
-WAITS_FOR_S = 0.25  # a spare that is asked for has the whole limit again
+WAITS_FOR_S = 0.25  # poll interval of `join`: a spare that becomes active then gets the whole limit
 _SLICES = 40
 NEVER_S = 1e9
 
@@ -26,15 +30,19 @@ Outcome = RunCompleted | RunStopped | LighthouseError
 
 
 class Node:
-    """`limit_s`: how long it does without a lighthouse while it waits for a round. Methods are for any thread.
-
-    What the lighthouse says arrives on the stream's thread, in the moment in which it is read.
-    """
+    """A node's membership in the run. All methods are safe in any thread."""
 
     def __init__(self, entry: RankHello, limit_s: float, open_stream: Callable[[], Stream]) -> None:
-        # Workers are torchrun's to end: nothing here is killed.
+        """Prepare the node; `start` connects it.
+
+        Args:
+            entry: Greeting for the lighthouse.
+            limit_s: How long the node tolerates an unreachable lighthouse while it waits for a round.
+            open_stream: Opens a stream to the lighthouse.
+        """
+        # torchrun ends the workers, so the machine must never kill this process.
         self._machine = RankMachine(entry, RankConfig(lighthouse_timeout_s=limit_s, hard_timeout_s=NEVER_S))
-        self._thread = DriverThread(self._machine, open_stream, self, self._failed, self._hear)
+        self._thread = DriverThread(self._machine, open_stream, self, self._failed, self._receive)
         self._reporter = SelfReporter()
         self._changed = threading.Condition()
         self._round: events.Run | None = None
@@ -47,13 +55,13 @@ class Node:
         self._thread.start()
 
     def leave(self) -> None:
-        """The others know at once that it has gone; what waits in `join` ends."""
+        """Leave the run, which the others learn at once, and end a `join` that is waiting."""
         with self._changed:
             self._has_left = True
             self._changed.notify_all()
         self._thread.leave()
 
-    # -- what it is
+    # -- state
 
     @property
     def slot(self) -> int:
@@ -73,30 +81,38 @@ class Node:
 
     @property
     def outcome(self) -> Outcome | None:
-        """Not None: there is no other round for it."""
+        """Final outcome of the run for this node, or None while there may be another round."""
         return self._outcome
 
     @property
     def is_over(self) -> bool:
-        """The round that it is in: a node was lost, has failed or wants to come in. Not by the end of the whole run,
-        which lets the others finish."""
+        """True if the current round has ended because a node was lost, has failed, or wants to join.
+
+        The end of the whole run does not count: it lets the other nodes finish.
+        """
         return self._is_over and not isinstance(self._outcome, RunCompleted)
 
     def is_over_within(self, limit_s: float) -> bool:
-        """Waits for `limit_s`, in slices, so that a host that stood still has used up one."""
+        """Wait up to `limit_s` for the end of the round.
+
+        The limit is counted in slices, so that a suspended host loses only one of them.
+        """
         with self._changed:
             return any(self._changed.wait_for(lambda: self.is_over, limit_s / _SLICES) for _ in range(_SLICES))
 
     @property
     def is_over_by_failure(self) -> bool:
-        """Workers of a node have failed, of whichever."""
+        """True if the round has ended because workers failed, on any node."""
         return self._round is not None and self._failure >= self._round.number
 
-    # -- what it wants
+    # -- requests
 
     def join(self, limit_s: float) -> events.Run | None:
-        """The next round that it is in; None: there was none within `limit_s`, it has left, or there is none any more
-        (`outcome`). A spare waits as long as it takes."""
+        """Wait for the next round that includes this node. A spare waits without limit.
+
+        Returns:
+            The round, or None if there was none within `limit_s`, the node has left, or the run has ended (`outcome`).
+        """
         before = self._begin_to_wait()
         ends_at = time.monotonic() + limit_s
         with self._changed:
@@ -115,7 +131,7 @@ class Node:
         return None
 
     def _begin_to_wait(self) -> int:
-        """The number of the round that it leaves; -1: it is in none."""
+        """Leave the current round. Return its number, or -1 if there is none."""
         with self._changed:
             told = self._round
             if told is not None and not self._is_over:
@@ -125,16 +141,16 @@ class Node:
         return -1 if told is None else told.number
 
     def finish(self) -> None:
-        """Its workers have ended well."""
+        """Report that the workers have succeeded."""
         self._thread.put(events.Returned())
 
     def close(self, limit_s: float) -> bool:
-        """The run is to be over for all. Whether the lighthouse has said so within `limit_s`."""
+        """End the run for all nodes. Return whether the lighthouse confirmed that within `limit_s`."""
         self._thread.put(events.Closing())
         with self._changed:
             return self._changed.wait_for(lambda: self._outcome is not None, limit_s)
 
-    # -- for the driver, and the stream
+    # -- called by the driver and the stream
 
     def run(self, run: events.Run) -> None:
         with self._changed:
@@ -155,9 +171,9 @@ class Node:
             self._changed.notify_all()
 
     def kill(self, reason: str) -> None:
-        """It has nothing that would have to be killed."""
+        """Do nothing: torchrun ends its workers."""
 
-    def _hear(self, message: ToRunRank, stream: Stream) -> None:
+    def _receive(self, message: ToRunRank, stream: Stream) -> None:
         if isinstance(message, EvidenceAsked):
             self._reporter.answer(message.number, stream.send)
         if isinstance(message, GenerationEnded):
@@ -171,20 +187,16 @@ class Node:
         self.end(events.Ended(error))
 
 
-# -- round store --------------------------------------------------------------
-#
-# The store of one round, for torchrun's agents: what waits in it ends with the round, not by the store's timeout.
-
 SLICE_S = 0.1
 LEAST_S = 0.001
 
 
 class RoundOver(DistStoreError):
-    """A node of the round was lost, has failed, or another wants to come in."""
+    """A node of the round was lost, has failed, or another node wants to join."""
 
 
 class RoundStore(Store):
-    """`inner`, until `is_over` says that the round is. Agents exchange their ranks here, and meet at the end."""
+    """Passes calls on to `inner`. Waits end when the round ends. Agents exchange their ranks here."""
 
     def __init__(self, inner: Store, is_over: Callable[[], bool]) -> None:
         super().__init__()

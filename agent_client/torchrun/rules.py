@@ -1,4 +1,7 @@
-"""What `--rdzv-conf` may say: names and defaults are those of torchrun's own backend where it has them."""
+"""Options of `--rdzv-conf`, and the terms of the run. No I/O.
+
+Names and defaults are the same as in torchrun's own backend, as far as it has these options.
+"""
 
 import dataclasses
 from collections.abc import Mapping
@@ -10,37 +13,41 @@ from lighthouse_protocol.messages.run import RunTerms
 
 NOT_NEEDED = frozenset(
     {
-        "heartbeat_timeout",  # a node is known by its stream: it fell silent that a store keeps
-        "is_host",  # the store of a round is on the node of rank 0, whichever that is
+        "heartbeat_timeout",  # the lighthouse sees from its stream that a node lives
+        "is_host",  # the node of rank 0 serves the store of a round
         "keep_alive_interval",
         "keep_alive_max_attempt",
         "read_timeout",
         "store_type",
-        "timeout",  # torchrun adds it by itself
+        "timeout",  # added by torchrun
     }
 )
-"""Of torchrun's own backends: accepted, so that a command line needs no other change."""
+"""Options of torchrun's own backends, accepted and ignored so that a command line needs no other change."""
 
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """Lengths of time in seconds."""
+    """Options of `--rdzv-conf`, all in seconds."""
 
     join_timeout: float = 600.0
-    """How long a node waits for a round that it is in. A spare waits without limit."""
+    """How long a node waits for a round that includes it. A spare waits without limit."""
     last_call_timeout: float = 30.0
-    """How long further nodes are waited for once the minimum is there. After a loss the others go on at once."""
+    """How long a round waits for more nodes once the minimum has joined. After a loss the others continue at once."""
     close_timeout: float = 30.0
-    """How long the end of a run is told to a lighthouse that does not answer."""
+    """How long a node retries to report the end of the run to a lighthouse that does not answer."""
     connect_timeout: float = 60.0
     """How long a node tries to reach the lighthouse at its start."""
     loss_timeout: float = 2.0
-    """How long a node whose workers have failed waits to hear that another node was lost; then the failure is its own,
-    and counts against --max-restarts."""
+    """How long a node whose workers have failed waits for news that another node was lost. Without such news the
+    failure counts against --max-restarts."""
 
     @classmethod
     def read(cls, given: Mapping[str, object]) -> "Options":
-        """Raises ValueError that names the option, and those that there are."""
+        """Read the options that torchrun was given.
+
+        Raises:
+            ValueError: An option is unknown or has a bad value. The message names it.
+        """
         known = {field.name for field in dataclasses.fields(cls)}
         if unknown := sorted(set(given) - known - NOT_NEEDED):
             raise ValueError(f"--rdzv-conf has no option {unknown[0]!r}; its options are {', '.join(sorted(known))}")
@@ -57,24 +64,21 @@ def _seconds(name: str, value: object) -> float:
     return seconds
 
 
-# -- terms --------------------------------------------------------------------
-#
-# What the nodes of a torchrun job agree on, as terms of a run; and what the run is called.
-
 MAX_SPARES = 256
 _SUFFIX = "nodes"
 
 
 def run_of(run_id: str) -> str:
-    """The run of the nodes. It is not that of their workers, which by default is called by torchrun's run id.
+    """Return the name of the nodes' run, which differs from the default name of their workers' run.
 
-    Raises InvalidRequest that names the option.
+    Raises:
+        InvalidRequest: The id is not a valid name. The message names the option.
     """
     return group_run(check_name(run_id, "--rdzv-id"), _SUFFIX)
 
 
 def terms_of(min_nodes: int, max_nodes: int, last_call_timeout_s: float) -> RunTerms:
-    """Any `min_nodes` are enough, and any `max_nodes` are all; more are spares."""
+    """Return terms that accept any `min_nodes` nodes and at most `max_nodes`; more nodes are spares."""
     return RunTerms(
         world_size=min(MAX_GROUP_WORLD_SIZE, max_nodes + MAX_SPARES),
         active=max_nodes,

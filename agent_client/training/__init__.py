@@ -1,1 +1,1 @@
-"""What a training script uses: DDP, HSDP, LocalSGD, DiLoCo, the optimizer, samplers, schedulers."""
+"""Classes for training scripts: DDP, HSDP, LocalSGD, DiLoCo, optimizer, scheduler, samplers, checkpoints."""

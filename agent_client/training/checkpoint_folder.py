@@ -1,4 +1,4 @@
-"""Checkpoints of one replica group, and how a job continues from them after all of its replica groups have died.
+"""Checkpoints of one replica group, from which a job continues after all of its replica groups have died.
 
     checkpoints = CheckpointFolder(folder, agent)
     checkpoints.resume()                                   # before the first step
@@ -6,13 +6,13 @@
     if optimizer.step() and agent.current_step % 100 == 0:
         checkpoints.save()
 
-Each replica group has a folder of its own and writes its own checkpoints; the groups need not hold the same steps. Each
-begins at the step and tag of its own checkpoint, and the first quorum makes those at the highest step the source: the
-others heal. The ranks of a group may share the folder, or have one each, on disks of their own.
+Each replica group writes its own checkpoints into its own folder, and the groups may hold different steps. Each group
+resumes at the step and tag of its checkpoint. In the first quorum the groups at the highest step are the source,
+and the others heal. The ranks of a group share the folder, or each have one on a local disk.
 
 A checkpoint is one folder per step, in the format of torch.distributed.checkpoint (state/files.py). Ranks write their
-parts into a hidden folder, without waiting for each other, and the last one renames it into place. No collective runs
-while training does, so a rank that dies in its save disturbs no other rank.
+parts into a hidden folder without waiting for each other, and the last one renames it into place. No collective runs
+during training, so a rank that dies while it saves disturbs no other rank.
 """
 
 import contextlib
@@ -54,12 +54,12 @@ from lighthouse_protocol.messages.membership import Tag
 log = logging.getLogger(__name__)
 
 BUSY_WAIT_S = 30.0
-"""How long `save` waits for the save before. Less than the Agent's default timeout for a collective."""
+"""How long `save` waits for the previous save. Less than the Agent's default timeout for a collective."""
 CLOSE_WAIT_S = 600.0
 MOST_TAGS = 32
-"""Newest checkpoints of a rank that `resume` looks at."""
+"""Number of newest checkpoints per rank that `resume` considers."""
 COMMON = "held-by-all"
-"""File in a checkpoint on a rank's own disk: the other ranks of the group held that step, too."""
+"""File in a checkpoint on a local disk. It marks that the other ranks of the group held that step, too."""
 
 _STEP = r"step-(\d+)-quorum-(\d+)"
 _COMPLETE = re.compile(_STEP)
@@ -68,7 +68,7 @@ _REMOVED = re.compile(r"\.removed-.*")
 _OLD_FORMAT = re.compile(rf"{_STEP}-rank-\d+\.state")
 
 _running: "dict[tuple[Path, int], Future[None]]" = {}
-"""The save under way of each (folder, rank) of this process: a wrapped function may open a folder again meanwhile."""
+"""Save in progress for each (folder, rank) of this process. A wrapped function may open the folder again meanwhile."""
 
 os.register_at_fork(after_in_child=_running.clear)
 
@@ -110,12 +110,12 @@ class CheckpointFolder:
         self._keep = keep
         self._rank, self._ranks = agent.group_rank, agent.group_world_size
         self._disk: list[int] = []
-        """Ranks that share this folder; empty until the ranks have found out."""
+        """Ranks that share this folder, or empty before `_begin`."""
         self._nonce = ""
         self._given_up: set[Tag] = set()
-        """Checkpoints of a future that the group does not continue."""
+        """Checkpoints beyond the step at which the group has resumed. Training will replace them."""
         self._foreign: set[Tag] = set()
-        """Checkpoints that were in the folder of a script that has not resumed: never touched."""
+        """Checkpoints found by a script that has not resumed. They are never removed."""
         self._own: list[Path] = []
         self._warned: set[str] = set()
         self._folder.mkdir(parents=True, exist_ok=True)
@@ -139,7 +139,7 @@ class CheckpointFolder:
             return None
         agent = self._agent.state_dict()
         tag = Tag(agent["step"], agent["tag_quorum_id"])
-        if tag.quorum_id is None:  # a state that only a heal can name
+        if tag.quorum_id is None:  # the state has no name until a heal gives it one
             return None
         try:
             if not self._disk:
@@ -217,10 +217,13 @@ class CheckpointFolder:
         self._given_up = set(held)
         return False
 
-    # -- when the ranks meet: before the first step, or at the first save
+    # -- called by all ranks together, before the first step or at the first save
 
     def _begin(self) -> None:
-        """Find out which ranks share the folder, and clear what earlier saves have left. All ranks together."""
+        """Find out which ranks share the folder, and remove the remains of earlier saves.
+
+        All ranks of the group call it together.
+        """
         self.wait()
         nonce = self._sum([secrets.randbits(48) if self._rank == 0 else 0])[0]
         self._nonce = f"{nonce:012x}"
@@ -231,7 +234,7 @@ class CheckpointFolder:
             probe.touch()
         except OSError as e:
             error = e
-        self._sum([0])  # all have made theirs
+        self._sum([0])  # barrier: all probes exist
         try:
             disk = [each for each in range(self._ranks) if (self._folder / f".probe-{self._nonce}-{each}").exists()]
             if self._rank == min(disk):
@@ -253,7 +256,7 @@ class CheckpointFolder:
         self._disk = disk
 
     def _usable(self, held: dict[Tag, Path], reasons: list[str]) -> dict[Tag, dict[int, Part]]:
-        """The checkpoints from which this rank can take its state, as far as their descriptions show."""
+        """Return the checkpoints that this rank can probably load, according to their descriptions."""
         usable: dict[Tag, dict[int, Part]] = {}
         for tag in sorted(held, reverse=True)[:MOST_TAGS]:
             try:
@@ -342,7 +345,7 @@ class CheckpointFolder:
     def _sum(self, numbers: list[int]) -> list[int]:
         return self._agent.sum_over_group(torch.tensor(numbers, dtype=torch.int64)).tolist()
 
-    # -- while training goes on: all of this runs on the thread of a save
+    # -- on the thread of a save, during training
 
     def _write(self, tag: Tag, state: FrozenState, done: "Future[None]") -> None:
         try:
@@ -383,12 +386,16 @@ class CheckpointFolder:
         self._rotate(tag)
 
     def _drop_unfinished(self) -> None:
-        """Remove the saves that another rank has not finished. The last one may still be under way there."""
+        """Remove own saves that other ranks have not finished, except the last, which may still be in progress."""
         while len(self._own) > 1:
             shutil.rmtree(self._own.pop(0), ignore_errors=True)
 
     def _complete(self, *, every: bool = False) -> None:
-        """Rename into place what has the parts of all ranks that share the folder. `every`: also what others left."""
+        """Rename into place each save that has the parts of all ranks that share the folder.
+
+        Args:
+            every: Include saves of earlier processes.
+        """
         ending = re.compile(rf".*\.{self._nonce}(\.{self._rank})?")
         for path in list(self._folder.iterdir()):
             found = _UNFINISHED.fullmatch(path.name)
@@ -397,7 +404,7 @@ class CheckpointFolder:
             try:
                 parts = read_parts(path)
                 claimed = path
-                if found[3] is None:  # of several ranks that come to this at the same moment, one goes on
+                if found[3] is None:  # the rename decides which rank continues
                     claimed = path.rename(path.with_name(f"{path.name}.{self._rank}"))
             except (CorruptState, FileNotFoundError):
                 continue
@@ -408,7 +415,7 @@ class CheckpointFolder:
             except OSError as error:
                 if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
                     raise
-                shutil.rmtree(claimed, ignore_errors=True)  # that state is there already
+                shutil.rmtree(claimed, ignore_errors=True)  # this checkpoint exists already
             sync_folder(self._folder)
 
     def _rotate(self, saved: Tag) -> None:
@@ -424,14 +431,14 @@ class CheckpointFolder:
             (held[common] / COMMON).touch()
         kept = {common, *sorted(counted, reverse=True)[: self._keep]}
         for tag in held.keys() - kept:
-            with contextlib.suppress(FileNotFoundError):  # another rank removes it
+            with contextlib.suppress(FileNotFoundError):  # another rank has removed it
                 removed = held[tag].rename(self._folder / f".removed-{_name(tag)}-{secrets.token_hex(4)}")
                 shutil.rmtree(removed, ignore_errors=True)
 
     def _held_by_ranks(self, own: Collection[Tag]) -> Sequence[Collection[Tag]] | None:
-        """Return what each rank held after its last save, or None if that is not known.
+        """Return what each rank held after its last save, or None if that is unknown.
 
-        Ranks with disks of their own tell each other through the group's store.
+        Ranks with local disks exchange this through the group's store.
         """
         if len(self._disk) == self._ranks:
             return [own]
@@ -468,7 +475,7 @@ class CheckpointFolder:
 
 
 def newest_common(held: Sequence[Collection[Tag]]) -> Tag | None:
-    """Return the newest that every rank holds, or None."""
+    """Return the newest checkpoint that every rank holds, or None."""
     common = set(held[0]).intersection(*held[1:])
     return max(common, default=None)
 
@@ -478,11 +485,14 @@ def _name(tag: Tag) -> str:
 
 
 def _was_common(path: Path) -> bool:
-    """Whether all ranks have held that checkpoint: they share the folder, or have told each other."""
+    """Check whether all ranks held that checkpoint.
+
+    They did if they share the folder, or have confirmed it to each other.
+    """
     try:
         part = next(iter(read_parts(path).values()))
     except (CorruptState, OSError):
-        return True  # it is not known, so nothing may be lost in silence
+        return True  # unknown: assume the worst, so that no loss goes unnoticed
     return len(part.disk) == part.ranks or (path / COMMON).exists()
 
 

@@ -1,15 +1,15 @@
-"""torch's DistributedDataParallel, its gradients reduced by the Agent, bucket by bucket, beside the backward pass.
+"""torch's DistributedDataParallel with gradients that the Agent reduces, bucket by bucket, during the backward pass.
 
-torch lays its buckets out anew after a replica's first backward pass, in the order of that pass. A group that has just
-come back would then sum other gradients than its peers: silently, since the lengths agree. Here they are laid out once,
-before the first pass, last parameter first; what moves or leaves out buckets is refused.
+torch rearranges its buckets after a replica's first backward pass, in the order of that pass. A group that has just
+returned would then sum other gradients than its peers, and nothing would fail, since the lengths agree. Here the
+buckets are arranged once, before the first pass, last parameter first. Options that move or omit buckets are refused.
 
-A forward pass in training mode begins the step. A backward pass that raises after it has reduced some buckets is given
-up: its step is discarded before the next one begins, since the peers wait for the other buckets.
+A forward pass in training mode begins the step. If a backward pass raises after it has reduced some buckets, its step
+is discarded before the next one begins, because the peers wait for the other buckets.
 
-With `find_unused_parameters` torch leaves the gradient of a parameter that no rank used as it was, mostly None, and
-asks its process group which ranks used which. All replica groups must agree on that as they do on the sums, so that
-question goes over all of them.
+With `find_unused_parameters` torch leaves the gradient of a parameter unchanged (mostly None) if no rank used it, and
+asks its process group which ranks used which parameters. All replica groups must agree on that, so this question goes
+over all of them.
 """
 
 import weakref
@@ -71,7 +71,7 @@ class DistributedDataParallel(parallel.DistributedDataParallel):
             if options.get(name):
                 raise ValueError(f"{name}: does not go with replica groups that come and go; leave it out")
         refuse_model(module)
-        held: Agent = weakref.proxy(agent)  # by torch's C++ code, where nothing finds what is not needed any more
+        held: Agent = weakref.proxy(agent)  # the garbage collector cannot follow references in torch's C++ code
         group = _GroupAmongGroups(held)
         try:
             super().__init__(module, process_group=group, **options)
@@ -115,7 +115,7 @@ class DistributedDataParallel(parallel.DistributedDataParallel):
             self._shared.begin_step()
             self._forget_untold_pass()
             if self._reduction.is_expected and not self.require_backward_grad_sync:
-                self._reset_reducer()  # else torch would reduce this pass in place of the one that never came
+                self._reset_reducer()  # otherwise torch would reduce this pass instead of the missing one
         self._reduction.is_expected |= self.require_backward_grad_sync
 
     @never_compiled
@@ -158,7 +158,7 @@ class DistributedDataParallel(parallel.DistributedDataParallel):
         self._forget_untold_pass()
         if self._reduction.buckets is not None:
             return False
-        self._shared.restore()  # what this batch has made of them
+        self._shared.restore()  # undo the changes by this batch
         for bucket in self.reducer._get_zeros_like_grad_buckets():
             name, rest = self._reduction.name(bucket.index()), self._reduction.rest(bucket.index())
             mean = self._agent.all_reduce(bucket.buffer(), name=name, followed_by=rest).result()
@@ -172,7 +172,11 @@ class DistributedDataParallel(parallel.DistributedDataParallel):
         return True
 
     def give_up(self) -> None:
-        """Raises AgentError in a group of several ranks: the others wait for this one in sums of the group's own."""
+        """Abandon a backward pass that has reduced some buckets.
+
+        Raises:
+            AgentError: The group has several ranks, and the others wait for this one in collectives inside the group.
+        """
         if self._reduction.buckets is None:
             return
         if self._agent.group_world_size > 1:
@@ -183,7 +187,11 @@ class DistributedDataParallel(parallel.DistributedDataParallel):
         self._reset_reducer()
 
     def agree(self) -> None:
-        """Raises RuntimeError, torch's own, where parameters were not used: their buckets were not reduced."""
+        """Begin to share the buffers at the end of a step.
+
+        Raises:
+            RuntimeError: torch's own error if parameters were not used, so that their buckets were not reduced.
+        """
         self.reducer._check_reducer_finalized()
         self._shared.agree()
 
@@ -191,8 +199,10 @@ class DistributedDataParallel(parallel.DistributedDataParallel):
         self._shared.settle(is_committed=is_committed)
 
     def _forget_untold_pass(self) -> None:
-        """A pass that raised before it had reduced anything: the next one is of the same step. In a group of
-        several torch would wait here for the other ranks: there the next pass raises torch's own error."""
+        """Forget a pass that raised before it had reduced anything, so that the next one belongs to the same step.
+
+        In a group of several ranks torch would wait here for the others. There the next pass raises torch's own error.
+        """
         try:
             self.reducer._check_reducer_finalized()
         except RuntimeError:
@@ -205,27 +215,33 @@ class DistributedDataParallel(parallel.DistributedDataParallel):
         self._lay_out_buckets()
 
     def _buffers_to_share(self) -> list[Tensor]:
-        """Those that torch broadcasts inside the group."""
+        """Return the buffers that torch broadcasts inside the group."""
         if not self.broadcast_buffers:
             return []
         self._assign_modules_buffers()
         return self.modules_buffers
 
     def _build_params_for_reducer(self) -> tuple[list[torch.nn.Parameter], list[bool]]:
-        """In the order of the buckets. Where torch looks for unused ones, it turns that order itself."""
+        """Return the parameters in the order of the buckets.
+
+        If torch looks for unused parameters, it reverses the order itself.
+        """
         parameters, are_sparse = super()._build_params_for_reducer()
         return (parameters, are_sparse) if self.find_unused_parameters else (parameters[::-1], are_sparse[::-1])
 
     def _lay_out_buckets(self) -> None:
-        """What torch does after a first backward pass, and once only; never where it looks for unused parameters."""
+        """Arrange the buckets as torch does once, after a first backward pass.
+
+        torch does not do that if it looks for unused parameters.
+        """
         self.reducer._push_all_rebuilt_params()
         self.reducer._rebuild_buckets()
 
 
 class _GroupAmongGroups(ObservedGroup):
-    """The ranks of this replica group; but torch's own all-reduce goes over all replica groups.
+    """The ranks of this replica group, with an all-reduce over all replica groups.
 
-    That is the one of the map of used parameters: all else that torch all-reduces goes through the hook.
+    torch only all-reduces the map of used parameters. Its other sums go through the hook.
     """
 
     def __init__(self, agent: Agent) -> None:
@@ -238,7 +254,7 @@ class _GroupAmongGroups(ObservedGroup):
 
     @never_compiled
     def allreduce(self, tensors: list[Tensor], opts: object = None) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
-        """Sets the map to 1 where any rank used the parameter, and its gradient counts."""
+        """Set the map to 1 where any rank used the parameter and its gradient counts."""
         [used] = tensors
         here = used.bool()
         if self.salvage is not None:
@@ -248,7 +264,7 @@ class _GroupAmongGroups(ObservedGroup):
         return c10d._create_work_from_future(marked)  # pyright: ignore[reportAttributeAccessIssue]
 
     def pass_over(self) -> None:
-        """This rank has used nothing."""
+        """Report that this rank has used no parameter."""
         here = torch.zeros(len(self.parameters))
         self._forget(self.agent.all_reduce(here, name=self._map).result() == 0)
 
@@ -257,8 +273,11 @@ class _GroupAmongGroups(ObservedGroup):
         return f"{self.label}, used parameters"
 
     def _forget(self, uncounted: Tensor) -> None:
-        """A group that heals counts for nothing: what only it used has no gradient in the others, so none here. A step
-        that has failed keeps its own until it is discarded: a GradScaler raises where there is none."""
+        """Remove the gradients of parameters whose use does not count.
+
+        A healing group counts for nothing: parameters that only it used have no gradient in the other groups. A failed
+        step keeps its gradients until it is discarded, since a GradScaler raises without them.
+        """
         if self.agent.has_failed:
             return
         for parameter, is_uncounted in zip(self.parameters, uncounted.tolist(), strict=True):
@@ -267,55 +286,59 @@ class _GroupAmongGroups(ObservedGroup):
 
 
 def _name_in(model: torch.nn.Module, module: torch.nn.Module) -> str:
-    """Where `module` stands in the model that all groups have, or its class; the same whether it is compiled or not."""
+    """Return the name of `module` in the model of all groups, or its class. It is the same for a compiled module."""
     module, model = (getattr(each, "_orig_mod", each) for each in (module, model))
     found = next((name for name, part in model.named_modules() if part is module), "")
     return found or type(module).__name__
 
 
 class _Mark:
-    """Lives as long as the autograd node that holds it."""
+    """Mark on an autograd node, which lives as long as the node."""
 
 
 @dataclass(slots=True)
 class _Reduction:
-    """What the hook works with. `buckets`: so many of the pass under way are reduced; None: all, or no pass is.
-
-    `is_expected`: torch reduces in the next backward pass, since a forward pass has told it to: one whose loss may be
-    looked at only, as in an evaluation with gradients enabled."""
+    """State of the gradient hook."""
 
     agent: Agent
     salvage: Salvage | None
     module: str
     buckets: int | None = None
+    """Number of reduced buckets in the running pass, or None if no pass is running."""
     is_expected: bool = False
+    """True if torch will reduce in the next backward pass. A forward pass sets it, even if its loss is never
+    back-propagated."""
     order: PassOrder = field(default_factory=PassOrder)
     passes: "list[weakref.ref[_Mark]]" = field(default_factory=list)
-    """Of the forward passes whose backward pass is still to come: they live as long as the graphs."""
+    """Forward passes whose backward pass has not run. The references die with the graphs."""
     _layout: list[Part] = field(default_factory=list[Part])
     _names: dict[int, str] = field(default_factory=dict[int, str])
 
     def keep_layout(self, buckets: Sequence[GradBucket]) -> None:
-        """`buckets`: all of them, in their order."""
+        """Note the size and dtype of every bucket.
+
+        Args:
+            buckets: All buckets, in their order.
+        """
         self._layout = [Part(self.name(b.index()), b.buffer().numel(), b.buffer().dtype) for b in buckets]
 
     def name(self, bucket: int) -> str:
-        """The same in all replica groups."""
+        """Return the name of a bucket, which is the same in all replica groups."""
         if bucket not in self._names:
             self._names[bucket] = f"{self.module}, bucket {bucket}"
         return self._names[bucket]
 
     def rest(self, bucket: int) -> list[Part]:
-        """The buckets that follow."""
+        """Return the buckets that follow."""
         return self._layout[bucket + 1 :]
 
     def completed(self) -> None:
-        """All buckets of the pass are reduced."""
+        """Record that all buckets of the pass are reduced."""
         self.order.reduced()
         self.ended()
 
     def ended(self) -> None:
-        """The pass under way, or that which was expected."""
+        """Record the end of the running or expected pass."""
         self.buckets, self.is_expected = None, False
         self.passes.clear()
 
@@ -334,7 +357,7 @@ def _reduce_bucket(reduction: _Reduction, bucket: GradBucket) -> torch.futures.F
 
 
 def _at_the_end(act: Callable[[], None]) -> None:
-    """Of the backward pass, if it comes there; after what torch has queued for it by then."""
+    """Call `act` at the end of the backward pass, if it succeeds, after the callbacks that torch has queued before."""
     engine: Any = torch.autograd.Variable._execution_engine  # pyright: ignore[reportPrivateUsage]
     engine.queue_callback(lambda: engine.queue_callback(act))
 

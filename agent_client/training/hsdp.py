@@ -1,13 +1,19 @@
-"""HSDP: torch's `fully_shard` (FSDP2) shards inside a replica group, the Agent replicates across replica groups.
+"""HSDP: torch's `fully_shard` (FSDP2) shards inside a replica group, and the Agent replicates across replica groups.
 
 Each rank averages the gradients of its shards with the same rank of the other groups, as the backward pass reaches
-them; where a step has several microbatches, in the last one (`model.set_requires_gradient_sync(is_last)`). As FSDP2
-asks of the ranks of a group, all groups must use the same parameters in a step, or else call
-`model.set_reduce_scatter_unused_params(True)`.
+them. If a step has several microbatches, this happens in the last one (`model.set_requires_gradient_sync(is_last)`).
+All groups must use the same parameters in a step, as FSDP2 requires of the ranks of a group, or else call
+`model.set_reduce_scatter_unused_params(True)`. A forward pass of the module in training mode begins the step.
 
-A forward pass of the module in training mode begins the step.
+Models that need a device mesh with a replicate dimension (HSDP, torchtitan) get it from `managed_mesh`:
 
-A model that wants a device mesh with a dimension for the replicas gets one from training/device_mesh.py instead.
+    replicas = ManagedGroup()
+    mesh = managed_mesh(replicas, init_device_mesh("cpu", (4,), mesh_dim_names=("shard",)))
+    fully_shard(model, mesh=mesh)
+    replicas.agent = Agent.from_env(state=TrainState(model, optimizer))
+
+The shape of a mesh never changes, while replica groups come and go, so to torch this dimension has one rank. Sums and
+averages over it become the mean over the participants. Everything else is refused.
 """
 
 import functools
@@ -90,11 +96,11 @@ def _average(agent: Agent, sharding: "_ShardedPart", name: str, gradients: Tenso
 
 
 class _ShardedPart:
-    """What `module` does in each step besides."""
+    """The part of a sharded module in each step."""
 
     def __init__(self, module: nn.Module) -> None:
         self._module = module
-        self.order = PassOrder(counts=False)  # the module's microbatches reduce as torch says
+        self.order = PassOrder(counts=False)  # torch decides which microbatches reduce
 
     @property
     def begins_steps(self) -> bool:
@@ -107,40 +113,32 @@ class _ShardedPart:
         return list(self._module.parameters())
 
     def pass_over(self) -> bool:
-        """The other ranks of the group wait in torch's own collectives for this one's backward pass."""
+        """Return False: the other ranks wait in torch's own collectives for this one's backward pass."""
         return False
 
     def give_up(self) -> None:
-        """Raises AgentError: the other ranks of the group wait in torch's own collectives."""
+        """Abandon a backward pass, which is not possible here.
+
+        Raises:
+            AgentError: Always, because the other ranks of the group wait in torch's own collectives.
+        """
         raise AgentError(
             "a backward pass of a sharded model was abandoned (it raised, and the script continued): the other ranks "
             "of the group wait for its shards. Let the error end this process so that its group restarts"
         )
 
     def agree(self) -> None:
-        """Nothing is shared but gradients."""
+        """Do nothing: only gradients are shared."""
 
     def settle(self, *, is_committed: bool) -> None:
         pass
 
 
-# -- device mesh --------------------------------------------------------------
-#
-# The replicate dimension of a device mesh, for models that are built over one (HSDP, torchtitan): it is the agent.
-#
-#     replicas = ManagedGroup()
-#     mesh = managed_mesh(replicas, init_device_mesh("cpu", (4,), mesh_dim_names=("shard",)))
-#     fully_shard(model, mesh=mesh)
-#     replicas.agent = Agent.from_env(state=TrainState(model, optimizer))
-#
-# A mesh has one shape for ever, and replica groups come and go: to torch this dimension has one rank. What is summed
-# or averaged over it becomes the mean over the participants; everything else is refused.
-
 _numbers = itertools.count()
 
 
 class ManagedGroup(ProcessGroup):
-    """`agent` may be set later, before the first step: it is made when the model is there."""
+    """Process group of the replicate dimension. `agent` may be set later, but before the first step."""
 
     def __init__(self, agent: Agent | None = None) -> None:
         super().__init__(0, 1)  # pyright: ignore[reportCallIssue]
@@ -149,14 +147,18 @@ class ManagedGroup(ProcessGroup):
 
     @property
     def group_name(self) -> Any:
-        """By which a mesh finds its groups."""
+        """Name by which a mesh finds the group."""
         return self._name
 
     def getBackendName(self) -> str:
         return "lighthouse"
 
     def allreduce(self, tensors: list[Tensor], opts: object = None) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
-        """The mean over the participants. Raises RuntimeError for what is not a sum or a mean, or without an agent."""
+        """Average over the participants, in place.
+
+        Raises:
+            RuntimeError: The operation is neither a sum nor a mean, or there is no agent.
+        """
         if self.agent is None:
             raise RuntimeError("the managed process group has no agent yet: set its `agent` before the first step")
         operation = opts.reduceOp if isinstance(opts, AllreduceOptions) else opts
@@ -173,7 +175,7 @@ class ManagedGroup(ProcessGroup):
 
 
 def managed_mesh(replicas: ManagedGroup, shards: DeviceMesh, name: str = "replicate") -> DeviceMesh:
-    """The mesh `shards` with one more dimension in front, called `name`: the replica groups."""
+    """Return `shards` with one more dimension in front, called `name`, for the replica groups."""
     _register(replicas)
     return DeviceMesh.from_group(
         [replicas, *shards.get_all_groups()],
@@ -184,7 +186,7 @@ def managed_mesh(replicas: ManagedGroup, shards: DeviceMesh, name: str = "replic
 
 
 def _register(group: ManagedGroup) -> None:
-    """What torch.distributed looks up when a group is used or found by its name."""
+    """Register the group where torch.distributed looks up groups and their names."""
     torchs: Any = distributed_c10d
     torchs._register_process_group(group.group_name, group)
     world = torchs._world

@@ -1,8 +1,15 @@
-"""LocalSGD (arXiv 1805.09767): each rank takes `sync_every` local steps, then all average their parameters.
+"""LocalSGD (arXiv 1805.09767), DiLoCo (arXiv 2311.08105) and its streaming variant (arXiv 2501.18512).
 
-Between two averages the groups do not communicate. The average is a step of the Agent, an outer step: its quorum is
-requested when it begins, so groups that have come meanwhile are in it, and it commits in all ranks or in none. What the
-replica groups agree on are the global parameters, those of the last commit; they are what heals.
+Each rank takes local (inner) steps without communication. After `sync_every` of them an outer step synchronizes all
+ranks. An outer step is a step of the Agent. Its quorum is requested when it begins, so it includes groups that have
+joined meanwhile, and it commits in all ranks or in none. The replica groups agree on the global parameters, which are
+those of the last commit, and these heal.
+
+LocalSGD averages the parameters. In DiLoCo an outer optimizer moves the global parameters by the mean of the
+pseudo-gradients (global - local), and the local parameters continue from there. A model in P fragments synchronizes one
+fragment at a time, each every `sync_every` inner steps. Outer step n synchronizes fragment n mod P, so the schedule
+heals with the step. With `delay` the communication overlaps with that number of inner steps. With `mixing` a fragment
+keeps a share of the local parameters: local = mixing * local + (1 - mixing) * global.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -24,10 +31,9 @@ STATE_NAME = "outer"
 
 
 class OuterState:
-    """The global parameters, beside the local ones that the inner steps move, and what a group that heals takes over
-    with them.
+    """The global parameters and everything that heals with them. The inner steps move the local parameters only.
 
-    Of what is sharded inside the group, each rank holds its shards.
+    For a sharded model, each rank holds its shards.
     """
 
     def __init__(self, parameters: Iterable[Tensor]) -> None:
@@ -40,7 +46,7 @@ class OuterState:
 
     @property
     def local(self) -> list[Tensor]:
-        """The memory of the model's parameters."""
+        """The model's parameters, sharing their memory."""
         detached = [parameter.detach() for parameter in self.parameters]
         return [tensor.to_local() if isinstance(tensor, DTensor) else tensor for tensor in detached]
 
@@ -58,12 +64,13 @@ class OuterState:
 
 
 class OuterSteps(FaultTolerantOptimizer):
-    """zero_grad() and step() are the inner optimizer's; every `interval`-th step() ends an outer step.
+    """Base class of LocalSGD and DiLoCo: an optimizer with inner and outer steps.
 
-    An outer step begins `delay` inner steps earlier; what it needs of the peers travels beside them. One that is
-    discarded is tried again at once, `attempts` times in all; after that its inner steps are lost.
+    zero_grad() and step() are the inner optimizer's, and every `interval`-th step() ends an outer step. An outer step
+    begins `delay` inner steps before its end, and its communication overlaps with them. A discarded outer step is
+    retried at once, up to `attempts` attempts. After them its inner steps are lost.
 
-    A position for StepSampler: inner steps count, and those of a lost outer step are taken again.
+    As a position for StepSampler it counts inner steps. The inner steps of a lost outer step are taken again.
     """
 
     votes_each_step = False
@@ -129,7 +136,7 @@ class OuterSteps(FaultTolerantOptimizer):
         return [self.slot()]
 
     def draws_from(self, data: DataChoice) -> None:
-        """Note what the batches of the inner steps are drawn from."""
+        """Note the source of the batches of the inner steps."""
         self._agent.draws_from(data, is_whole_step=False)
 
     def zero_grad(self, set_to_none: bool = True) -> None:
@@ -150,13 +157,13 @@ class OuterSteps(FaultTolerantOptimizer):
         return self._state.inner_steps < self._interval or self._end()
 
     def _join(self) -> None:
-        """Whoever holds nothing yet takes over its peers' state before it trains, in an outer step of no inner ones."""
+        """Take over the peers' state before the first inner step, in an outer step without inner steps."""
         while self._agent.current_step == 0:
             self._begin()
             self._end()
 
     def _begin(self) -> None:
-        """The quorum is waited for: a peer that heals is served the state as it is now."""
+        """Begin an outer step. It waits for the quorum, because a healing peer receives the present state."""
         self._agent.start_quorum()
         step = self._agent.quorum_step
         self._contribute(self._agent.current_step if step is None else step)
@@ -182,16 +189,16 @@ class OuterSteps(FaultTolerantOptimizer):
         return is_committed
 
     def _mean(self, index: int, tensor: Tensor) -> "Future[Tensor]":
-        """Begin to average what this rank has found for parameter `index`, in place."""
+        """Begin to average this rank's tensor for parameter `index`, in place."""
         is_sharded = isinstance(self._state.parameters[index], DTensor)
         return self._agent.all_reduce(tensor, within_group=not is_sharded, name=f"parameter {index}")
 
     def _contribute(self, step: int) -> None:
-        """Begin to average what outer step `step` is made of."""
+        """Begin to average the tensors of outer step `step`."""
         raise NotImplementedError
 
     def _settle(self, is_committed: bool) -> None:
-        """Move the global parameters, if it was committed, and then the local ones."""
+        """Move the global parameters if the step was committed, and then the local ones."""
         raise NotImplementedError
 
 
@@ -247,17 +254,6 @@ class LocalSGD(OuterSteps):
         for parameter, tensor in zip(state.local, state.tensors, strict=True):
             parameter.copy_(tensor)
         self._means = []
-
-
-# -- diloco -------------------------------------------------------------------
-#
-# DiLoCo (arXiv 2311.08105) and its streaming variant (arXiv 2501.18512).
-#
-# Each rank takes inner steps of its own. In an outer step the outer optimizer moves the global parameters by the mean
-# of the pseudo-gradients, global - local, and the local ones go on from there. Of a model in P fragments one is
-# synchronised at a time, each every `sync_every` inner steps: outer step n is about fragment n mod P, so the schedule
-# heals with the step. With `delay` the pseudo-gradients travel beside that many inner steps; with `mixing` a fragment
-# keeps so much of the local parameters: local = mixing * local + (1 - mixing) * global.
 
 
 class DiLoCo(OuterSteps):
@@ -338,7 +334,7 @@ class DiLoCo(OuterSteps):
         self._means = {}
 
     def _step_outer(self) -> None:
-        """The optimizer leaves alone whatever has no gradient: the other fragments."""
+        """Step the outer optimizer. Parameters of other fragments have no gradient, so it skips them."""
         for index, mean in self._means.items():
             self._state.tensors[index].grad = mean.result()
         self._outer.step()
@@ -346,7 +342,7 @@ class DiLoCo(OuterSteps):
 
 
 def _split(parameters: Sequence[Tensor], fragments: int | Sequence[torch.nn.Module]) -> list[list[int]]:
-    """The indices of each fragment's parameters."""
+    """Return the indices of each fragment's parameters."""
     if isinstance(fragments, int):
         return _balanced([parameter.numel() for parameter in parameters], fragments)
     places = {parameter: index for index, parameter in enumerate(parameters)}
@@ -357,7 +353,7 @@ def _split(parameters: Sequence[Tensor], fragments: int | Sequence[torch.nn.Modu
 
 
 def _balanced(sizes: Sequence[int], count: int) -> list[list[int]]:
-    """The largest first, each to the fragment that is the smallest so far."""
+    """Assign each parameter, largest first, to the fragment that is smallest at that point."""
     if not 1 <= count <= len(sizes):
         raise ValueError(f"fragments: {count} of {len(sizes)} parameters")
     found: list[list[int]] = [[] for _ in range(count)]
@@ -370,7 +366,7 @@ def _balanced(sizes: Sequence[int], count: int) -> list[list[int]]:
 
 
 def _take_over(outer: Optimizer, inner: Optimizer, tensors: dict[Tensor, Tensor]) -> None:
-    """Let the outer optimizer work on the global parameters."""
+    """Make the outer optimizer work on the global parameters."""
     if outer.state:
         raise ValueError("outer_optimizer: has state already; restore it by the Agent's checkpoint")
     if not parameters_of(inner) <= parameters_of(outer) <= tensors.keys():

@@ -1,4 +1,8 @@
-"""An optimizer whose step() commits a step, or discards it, whatever begins it."""
+"""Optimizer and learning-rate scheduler for steps that may be discarded.
+
+`FaultTolerantOptimizer.step()` votes on the step and applies the gradients only if all replica groups commit it.
+`FaultTolerantScheduler` moves only after committed steps.
+"""
 
 import inspect
 import weakref
@@ -63,7 +67,8 @@ class FaultTolerantOptimizer(Optimizer):
         self._order = ZeroGradOrder()
         self._agent = agent
         self._catch_up = agent.internals.catch_up_for(self.wrapped) if len(optimizers) == 1 else None
-        # Hooks have one home: those registered here run when the wrapped one steps, or saves or loads its state.
+        # Both share their hooks: those registered here run when the wrapped optimizer steps, or saves or loads its
+        # state.
         vars(self).update((name, hooks) for name, hooks in vars(self.wrapped).items() if name.endswith("_hooks"))
 
     @property
@@ -127,7 +132,10 @@ class FaultTolerantOptimizer(Optimizer):
         return True
 
     def _refuse_second_vote(self) -> None:
-        """A group that comes back between the votes of one backward pass would be in another turn than its peers."""
+        """Refuse a second vote after the same backward pass.
+
+        A group that returns between the two votes would vote for another optimizer than its peers.
+        """
         last = self._agent.internals.last_vote
         voter = last[0]() if last is not None else None
         if last is not None and voter is not None and voter is not self and last[1] == self._agent.moves:
@@ -150,8 +158,10 @@ class FaultTolerantOptimizer(Optimizer):
 
 
 class _Together(Optimizer):
-    """Several optimizers as one. What runs before a step runs before the first one's, what runs after it after the
-    last one's."""
+    """Several optimizers as one.
+
+    Hooks before a step run before the step of the first optimizer, and hooks after a step run after that of the last.
+    """
 
     def __init__(self, optimizers: Sequence[Optimizer]) -> None:
         if not optimizers:
@@ -197,7 +207,6 @@ class _Together(Optimizer):
 
 
 def _check(optimizer: Optimizer, agent: Agent) -> None:
-    """Raises ConfigurationError."""
     if _needs_closure(optimizer):
         raise ConfigurationError(
             f"{type(optimizer).__name__} evaluates the model several times in one step, and moves the parameters "
@@ -213,11 +222,6 @@ def _check(optimizer: Optimizer, agent: Agent) -> None:
 def _needs_closure(optimizer: Optimizer) -> bool:
     parameter = inspect.signature(optimizer.step).parameters.get("closure")
     return parameter is not None and parameter.default is inspect.Parameter.empty
-
-
-# -- scheduler ----------------------------------------------------------------
-#
-# A learning-rate scheduler that moves only after committed steps.
 
 
 class FaultTolerantScheduler(LRScheduler):

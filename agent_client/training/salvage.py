@@ -1,8 +1,8 @@
-"""Gradients that were computed are not thrown away with the quorum under which they could not be summed.
+"""Gradients that outlive the loss of a peer.
 
-What each bucket held before its reduction is kept until the next backward pass. If a peer is lost, the step is tried
-again under the next quorum from there, bucket by bucket in the order of a backward pass: so it meets peers that do
-the same, and peers that compute the step anew. It costs no recomputation, and the memory of one more set of gradients.
+Each bucket's content before its reduction is kept until the next backward pass. If a peer is lost, the step is retried
+under the next quorum with that content, bucket by bucket in the order of a backward pass. So it matches peers that do
+the same, and peers that compute the step again. Nothing is recomputed, but a second set of gradients needs memory.
 """
 
 import logging
@@ -24,20 +24,25 @@ MIB = 2**20
 
 @dataclass(slots=True)
 class _Kept:
-    """One bucket: its parameters in order, what it held, flat, what the sum of it is called, and what follows it."""
+    """Content of one bucket before its reduction."""
 
     parameters: list[Tensor]
+    """Parameters of the bucket, in its order."""
     content: Tensor
+    """Gradients before the reduction, flat."""
     name: str
+    """Name of the sum."""
     rest: Sequence[Part]
+    """Sums that follow."""
 
 
 @dataclass(slots=True)
 class Salvage:
-    """`parameters` are those of the map of used ones, in its order."""
+    """Keeps the buckets of one backward pass."""
 
     agent: Agent
     parameters: list[torch.nn.Parameter] = field(default_factory=list[torch.nn.Parameter])
+    """Parameters in the order of the map of used parameters."""
     _buckets: list[_Kept] = field(default_factory=list[_Kept])
     _used: tuple[Tensor, str] | None = None
     _has_told: bool = False
@@ -55,11 +60,11 @@ class Salvage:
             log.info("salvage: %.1f MiB of gradients are kept for each step", self.held_bytes / MIB)
 
     def keep_used(self, used: Tensor, name: str) -> None:
-        """The map of the parameters that this rank has used, where torch asks for it: what is reduced last."""
+        """Keep the map of the parameters that this rank has used, if torch requests it. It is reduced last."""
         self._used = used.clone(), name
 
     def reduce_again(self) -> None:
-        """Under the quorum of the step under way; leaves the means where a backward pass would leave them."""
+        """Reduce the kept buckets under the present quorum, and store the means as a backward pass would."""
         missing: dict[int, Tensor] = {}
         for kept in self._buckets:
             reduced = self.agent.all_reduce(kept.content.clone(), name=kept.name, followed_by=kept.rest).result()
@@ -74,7 +79,7 @@ class Salvage:
             self._settle_unused(*self._used, missing)
 
     def _settle_unused(self, used: Tensor, name: str, missing: dict[int, Tensor]) -> None:
-        """A parameter that no group used has no gradient; one that only a peer used has that of the peer."""
+        """Remove gradients of parameters that no group used, and set those of parameters that only peers used."""
         by_any = self.agent.all_reduce(used.clone(), name=name).result() > 0
         for parameter, here, anywhere in zip(self.parameters, used.tolist(), by_any.tolist(), strict=True):
             if anywhere and id(parameter) in missing:

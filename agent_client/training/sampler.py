@@ -1,8 +1,8 @@
-"""Which samples a rank trains on.
+"""Choice of the samples on which a rank trains.
 
-All batches of a run have numbers: first those of step 0, then those of step 1, and so on. A step has as many as its
-ranks contribute, so its first number is the count of batches in the committed steps before it. That count heals with
-the step, and each number is drawn in exactly one committed step, whichever groups come and go.
+All batches of a run are numbered: first those of step 0, then those of step 1, and so on. A step has one batch for each
+contribution of a rank, so its first number is the count of batches in the committed steps before it. That count heals
+with the step, and each number is drawn in exactly one committed step, whichever groups come and go.
 """
 
 import functools
@@ -20,10 +20,10 @@ T = TypeVar("T")
 
 
 class Position(Protocol):
-    """Where a rank is: an Agent, or where steps are local, a LocalSGD or DiLoCo, whose inner steps count.
+    """Position of a rank: an Agent, or a LocalSGD or DiLoCo, whose inner steps count.
 
-    `current_step` and `batches_committed` are read after the slots, which wait until this rank has joined its peers.
-    It may have a `group_world_size`, by default 1, and `draws_from`, which is called with the sampler's `data`.
+    Read `current_step` and `batches_committed` after the slots, which wait until this rank has joined its peers.
+    Optional members are `group_world_size` (default 1) and `draws_from`, which is called with the sampler's `data`.
     """
 
     @property
@@ -31,36 +31,36 @@ class Position(Protocol):
 
     @property
     def batches_committed(self) -> int:
-        """Number of batches in the committed steps, over all groups; each rank of a group has one of its own."""
+        """Number of batches in the committed steps over all groups. The ranks of a group count as one."""
         ...
 
     @property
     def steps_ended(self) -> int:
-        """Steps that were committed or discarded."""
+        """Number of steps that were committed or discarded."""
         ...
 
     @property
     def moves(self) -> int:
-        """Grows with every forward pass, reduction and vote."""
+        """Counter of forward passes, reductions and votes."""
         ...
 
     @property
     def accumulates(self) -> bool:
-        """Whether the last forward pass was under `no_sync()`: another one of the same step follows."""
+        """True after a forward pass under `no_sync()`, when another pass of the same step follows."""
         ...
 
     def slots(self) -> Sequence[tuple[int, int]]:
-        """(place, places) of each microbatch that this rank does in the step that begins."""
+        """Return (place, places) of each microbatch of this rank in the step that begins."""
         ...
 
     def slot(self) -> tuple[int, int]:
-        """The same where it is always one; raises where it may be several."""
+        """Return the only slot. Raises in a mode in which there may be several."""
         ...
 
 
 @dataclass(slots=True)
 class Draws:
-    """Count the batches that are drawn in a step. Pure."""
+    """Counts the batches that are drawn in a step. No I/O."""
 
     _ended: int = -1
     _moves: int = -1
@@ -69,9 +69,10 @@ class Draws:
     def draw(self, of: int, *, ended: int, moves: int, accumulates: bool) -> int:
         """Return which of the step's `of` batches is next, counted from 0.
 
-        A step that was computed and not voted on (a GradScaler skips it) begins again.
+        A step that was computed without a vote, because a GradScaler skipped it, begins again.
 
-        Raises ConfigurationError where a batch is asked for ahead of its step, or where more are accumulated.
+        Raises:
+            ConfigurationError: A batch is drawn before its step begins, or the loop accumulates more than `of` batches.
         """
         if ended != self._ended:
             self._ended, self._count = ended, 0
@@ -96,12 +97,16 @@ class Draws:
 
 @dataclass(frozen=True, slots=True)
 class Drawn:
-    """One batch of a rank: that at the `index` of its `offsets` from the step's `first`. A step has `stride` in all."""
+    """Number of one batch of a rank, and its place among the rank's batches of the step."""
 
     first: int
+    """Number of the step's first batch."""
     offsets: tuple[int, ...]
+    """Offsets of the rank's batches from `first`."""
     stride: int
+    """Number of batches in the step, over all ranks."""
     index: int = 0
+    """Index into `offsets`."""
 
     @property
     def number(self) -> int:
@@ -109,20 +114,23 @@ class Drawn:
 
     @property
     def is_last(self) -> bool:
-        """Whether it is the rank's last one of its step."""
+        """True for the rank's last batch of the step."""
         return self.index == len(self.offsets) - 1
 
     def following(self) -> "Drawn":
-        """The rank's next one, if no step is discarded and no group comes or goes."""
+        """Return the rank's next batch, if no step is discarded and no group comes or goes."""
         if self.is_last:
             return Drawn(self.first + self.stride, self.offsets, self.stride)
         return replace(self, index=self.index + 1)
 
 
 def drawn_in(slots: Sequence[tuple[int, int]], rank_batches: int, accumulate: int) -> Drawn:
-    """The first batch of a rank in the step that follows `rank_batches`. Pure.
+    """Return the first batch of a rank in the next step.
 
-    Each of `slots`, (place, places), has `accumulate` batches.
+    Args:
+        slots: (place, places) of each microbatch of the rank.
+        rank_batches: Number of batches in the committed steps, over the ranks of all groups.
+        accumulate: Number of batches per slot.
     """
     places = slots[0][1]
     offsets = tuple(number * places + place for place, _ in slots for number in range(accumulate))
@@ -130,7 +138,7 @@ def drawn_in(slots: Sequence[tuple[int, int]], rank_batches: int, accumulate: in
 
 
 def in_microbatches(drawn: Iterable[tuple[Drawn, T]], accumulate: int) -> Iterator[list[T]]:
-    """Put together what is back-propagated in a row: one batch of each microbatch of the rank. Pure."""
+    """Collect the batches that are back-propagated in a row: one batch of each microbatch of the rank."""
     batches: list[T] = []
     for each, batch in drawn:
         several = len(each.offsets) // accumulate
@@ -212,11 +220,11 @@ class StepSampler:
         position, draws = self._position, Draws()
         ranks = getattr(position, "group_world_size", 1)
         note = getattr(position, "draws_from", lambda _: None)
-        drew = None if several else getattr(position, "drew", None)  # an Agent names a batch that is of no use any more
+        drew = None if several else getattr(position, "drew", None)  # returns False for an outdated batch
         while position.current_step < self._steps:
             slots = position.slots() if several else [position.slot()]
             if position.current_step >= self._steps:
-                return  # a peer's state was taken over, which has them all
+                return  # the state of a peer that has finished was installed
             note(self.data)
             drawn = drawn_in(slots, position.batches_committed * ranks, self.data.accumulate)
             index = draws.draw(

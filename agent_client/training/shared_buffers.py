@@ -1,8 +1,8 @@
-"""Buffers that the forward pass moves (BatchNorm's statistics), kept equal in all replica groups.
+"""Buffers that the forward pass changes (BatchNorm's statistics), kept equal in all replica groups.
 
-Each group's forward passes see other samples, so its statistics differ. At the end of a step, before its vote, all take
-those of the first participant that contributes: as bytes, so in one reduction whatever their dtypes are, and bit by
-bit. A discarded step leaves them as they were when it began.
+The forward passes of each group see other samples, so their statistics differ. At the end of a step, before its vote,
+all groups take the buffers of the first participant that contributes. They are sent as bytes, in a single reduction for
+all dtypes, so they are bitwise equal. A discarded step restores the buffers from its beginning.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -19,21 +19,21 @@ from agent_client.step.agent import Agent
 from lighthouse_protocol.messages.membership import Tag
 
 MARK = 1
-"""One byte that only the first participant sets: the sum tells whether there was exactly one."""
+"""One byte that only the first participant sets. The sum shows whether exactly one did."""
 HEAD_BYTES = 16
-"""The mark, and zeros up to where any dtype may begin."""
+"""The mark, padded with zeros to the alignment of any dtype."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Alike:
-    """The buffers of one dtype on one device. Some hundred small ones are moved in one call."""
+    """Buffers of one dtype on one device, which are copied in one call."""
 
     buffers: list[Tensor]
 
     def flat(self) -> Tensor:
-        """A copy."""
+        """Return a flat copy."""
         flat = flatten(self.buffers)
-        return flat.clone() if len(self.buffers) == 1 else flat  # a single one comes back as it is
+        return flat.clone() if len(self.buffers) == 1 else flat  # torch returns a single buffer itself
 
     def assign(self, flat: Tensor) -> None:
         torch._foreach_copy_(self.buffers, unflatten(flat, self.buffers))  # pyright: ignore[reportPrivateUsage]
@@ -48,7 +48,7 @@ class _Alike:
 
 
 class SharedBuffers:
-    """`find` names the buffers as they are now: a script may put others in their place."""
+    """Shares the buffers that `find` returns. It is called each time, since a script may replace buffers."""
 
     def __init__(self, agent: Agent, find: Callable[[], Sequence[Tensor]]) -> None:
         self._agent = agent
@@ -57,14 +57,14 @@ class SharedBuffers:
         self._coming: list[tuple[list[_Alike], Future[Tensor]]] = []
 
     def begin_step(self) -> None:
-        """Before the first forward pass of a step moves them."""
+        """Copy the buffers before the first forward pass of a step."""
         began = self._agent.tag, self._agent.steps_ended
         if self._before is None or self._before[:2] != began:
             with torch.no_grad():
                 self._before = (*began, [alike.flat() for alike in self._alike()])
 
     def agree(self) -> None:
-        """Begin to take those of the first participant. Alone, there is nothing to take."""
+        """Begin to receive the buffers of the first participant. Without peers, do nothing."""
         self._coming = []
         if self._agent.has_peers:
             for _, on_device in groupby(self._alike(), lambda alike: alike.buffers[0].device):
@@ -82,13 +82,15 @@ class SharedBuffers:
 
     @torch.no_grad()
     def restore(self) -> None:
-        """Take back what the forward passes of this step have made of them."""
-        if self._before is not None and self._before[0] == self._agent.tag:  # else a peer's state came in between
+        """Undo the changes by the forward passes of this step."""
+        if (
+            self._before is not None and self._before[0] == self._agent.tag
+        ):  # otherwise a peer's state was installed since
             for alike, before in zip(self._alike(), self._before[2], strict=True):
                 alike.assign(before)
 
     def _alike(self) -> list[_Alike]:
-        """Device by device; the widest dtype first, so that each begins where its numbers may."""
+        """Sort the buffers by device, the widest dtype first, so that each one is aligned."""
         found: dict[tuple[torch.device, torch.dtype], list[Tensor]] = {}
         for buffer in self._find():
             if buffer.numel():
@@ -99,7 +101,7 @@ class SharedBuffers:
 
 @torch.no_grad()
 def _packed(found: Sequence[_Alike]) -> Tensor:
-    """Their bytes, after the head."""
+    """Return the head and the bytes of the buffers."""
     head = torch.zeros(HEAD_BYTES, dtype=torch.uint8, device=found[0].buffers[0].device)
     head[0] = MARK
     return torch.cat([head, *(alike.flat().view(torch.uint8) for alike in found)])

@@ -1,4 +1,8 @@
-"""Samples loaded in worker processes, ahead of the step, while replica groups come and go."""
+"""Data loader that loads samples in worker processes ahead of the step, while replica groups come and go.
+
+Workers load the batches that will follow if the set of groups stays the same. If it changes, the loader drops them and
+loads the right ones.
+"""
 
 from collections import deque
 from collections.abc import Iterator
@@ -14,7 +18,7 @@ _KEPT = (
     *("num_workers", "collate_fn", "pin_memory", "timeout", "worker_init_fn", "multiprocessing_context"),
     *("prefetch_factor", "persistent_workers"),
 )
-"""What `StepLoader.of` takes from a DataLoader."""
+"""Options that `StepLoader.of` copies from a DataLoader."""
 
 
 class StepLoader:
@@ -138,14 +142,16 @@ class StepLoader:
 
 
 class _Ahead:
-    """A batch sampler: `next`, and what will follow it. `given`: the numbers of the batches that workers are loading.
+    """Batch sampler that predicts the batches after `next`.
 
-    It has a state, which says nothing: a StatefulDataLoader would count its batches instead, and skip as many."""
+    Its state is empty on purpose. Without a state, a StatefulDataLoader would count batches and skip that number.
+    """
 
     def __init__(self, sampler: StepSampler) -> None:
         self._sampler = sampler
         self.next = Drawn(0, (0,), 1)
         self.given: deque[int] = deque()
+        """Numbers of the batches that workers are loading."""
 
     def begin(self, first: Drawn) -> None:
         self.next = first

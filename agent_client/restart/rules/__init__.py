@@ -1,1 +1,1 @@
-"""The rules of in-process restart. No I/O, no clock."""
+"""Rules of in-process restart: the machine of a rank, and its events and effects. No I/O and no clock."""

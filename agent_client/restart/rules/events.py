@@ -1,4 +1,8 @@
-"""What happens to a rank of a run, and what its machine answers with. Pure: no I/O, no clock."""
+"""Events, effects and settings of a rank's machine, and the timer of its interruptions. No I/O and no clock.
+
+A rank's process feeds the machine with events from its stream to the lighthouse and from its function. The machine
+answers with effects, to be performed in order.
+"""
 
 import math
 from collections.abc import Sequence
@@ -8,7 +12,7 @@ from enum import StrEnum
 from lighthouse_protocol.messages.run import FromRunRank, RunCompleted, RunCounters, RunStopped, ToRunRank
 from lighthouse_protocol.refusals import LighthouseError
 
-# -- events: of the stream. `session` is the number that Connect gave it; what an older one says is nothing any more.
+# -- events of the stream. `session` is the number from Connect; the machine ignores events of older streams.
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,24 +23,25 @@ class MessageReceived:
 
 @dataclass(frozen=True, slots=True)
 class StreamClosed:
-    """The stream has ended, or could not be opened. `jitter`: drawn for this event, 0 to 1."""
+    """The stream has ended, or could not be opened."""
 
     session: int
     error: LighthouseError | None = None
     jitter: float = 0.5
+    """Random number from 0 to 1, drawn for this event."""
 
 
-# -- events: of the process
+# -- events of the process
 
 
 @dataclass(frozen=True, slots=True)
 class Waiting:
-    """It runs nothing, or its function wants the next generation by itself: it waits to be told."""
+    """The process runs nothing and waits, or its function has requested the next generation."""
 
 
 @dataclass(frozen=True, slots=True)
 class Raised:
-    """Its function has ended by an exception, its own or the one that interrupted it."""
+    """The function has ended with an exception, either its own or the interruption."""
 
     reason: str
 
@@ -48,14 +53,15 @@ class Returned:
 
 @dataclass(frozen=True, slots=True)
 class Closing:
-    """Of an elastic run: it is to be over for all, whatever this rank does and did."""
+    """An elastic run must end for all ranks, whatever this rank does."""
 
 
 @dataclass(frozen=True, slots=True)
 class StepDone:
-    """Its function makes progress. `step` never falls within a process."""
+    """The function makes progress."""
 
     step: int
+    """Number of the step, which never falls within a process."""
 
 
 RankEvent = MessageReceived | StreamClosed | Waiting | Raised | Returned | Closing | StepDone
@@ -65,14 +71,14 @@ RankEvent = MessageReceived | StreamClosed | Waiting | Raised | Returned | Closi
 
 @dataclass(frozen=True, slots=True)
 class Connect:
-    """Open a stream, and report what becomes of it as `session`. What is sent meanwhile is queued."""
+    """Open a stream, and report its events with the number `session`. Messages sent meanwhile are queued."""
 
     session: int
 
 
 @dataclass(frozen=True, slots=True)
 class Disconnect:
-    """Give this stream up; it needs no StreamClosed."""
+    """Cancel this stream. It needs no StreamClosed."""
 
     session: int
 
@@ -85,11 +91,11 @@ class Send:
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """Run the function, as rank `rank` of `world_size`."""
-
     counters: RunCounters
     rank: int
+    """Rank among the active ranks."""
     world_size: int
+    """Number of active ranks."""
 
     @property
     def number(self) -> int:
@@ -98,49 +104,52 @@ class Run:
 
 @dataclass(frozen=True, slots=True)
 class StandBy:
-    """A generation runs without this rank: it is a spare."""
+    """Report that a generation runs without this rank, which is a spare."""
 
     counters: RunCounters
 
 
 @dataclass(frozen=True, slots=True)
 class Interrupt:
-    """End the function, which is still running. Said again while it is."""
+    """Interrupt the function, which is still running. Repeated until it has ended."""
 
     reason: str
 
 
 @dataclass(frozen=True, slots=True)
 class Kill:
-    """It could not be interrupted in time: end the process, so that its supervisor starts it anew."""
+    """End the process, so that its supervisor restarts it: the interruption took too long."""
 
     reason: str
 
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """There is nothing more to run: all have finished, the run is stopped, or this rank may not take part."""
+    """End the call. All ranks have finished, the run is stopped, or this rank may not take part."""
 
     outcome: RunCompleted | RunStopped | LighthouseError
 
 
 @dataclass(frozen=True, slots=True)
 class LighthouseLost:
+    """Report that the lighthouse is unreachable."""
+
     reason: str
 
 
 @dataclass(frozen=True, slots=True)
 class SlotTaken:
-    """The lighthouse refuses this rank for now: another process has its slot. Asked again until a limit."""
+    """Report that another process has this rank's slot. The rank retries until a time limit."""
 
     reason: str
 
 
 @dataclass(frozen=True, slots=True)
 class LighthouseBack:
-    """`term`: as in RankWelcome."""
+    """Report that the lighthouse is reachable again."""
 
     term: int
+    """As in RankWelcome."""
 
 
 RankEffect = (
@@ -148,32 +157,28 @@ RankEffect = (
 )
 
 
-# -- config -------------------------------------------------------------------
-#
-# How long a rank waits for what, and what it can be doing. Pure: no I/O, no clock.
-
-
 @dataclass(frozen=True, slots=True)
 class RankConfig:
+    """Time limits and intervals of a rank."""
+
     beat_interval_s: float = 1.0
     report_interval_s: float = 0.1
-    """Steps are told at most so often."""
+    """Minimum time between two reports of a step."""
     accept_timeout_s: float = 10.0
     lighthouse_timeout_s: float = 600.0
-    """A rank that runs nothing and does not reach the lighthouse for that long ends with an error."""
+    """How long a rank that runs nothing tolerates an unreachable lighthouse before it ends with an error."""
     duplicate_timeout_s: float = 45.0
-    """How long a rank that finds its slot taken tries: a predecessor may be dead and not missed yet."""
+    """How long a rank retries while its slot is taken: its dead predecessor may not be detected yet."""
     interrupt_interval_s: float = 0.5
     hard_timeout_s: float = 90.0
-    """What is interrupted and still runs is killed after that."""
+    """How long an interrupted function may still run before its process is killed."""
     soft_timeout_s: float | None = None
-    """A function that has made a step and makes no other for so long has failed."""
+    """Maximum time between two steps of a function, after its first. Beyond it the function has failed."""
 
 
 class RankPhase(StrEnum):
-    """`idle`: it runs nothing, and is not ready."""
-
     IDLE = "idle"
+    """It runs nothing and is not ready."""
     READY = "ready"
     SPARE = "spare"
     RUNNING = "running"
@@ -181,16 +186,14 @@ class RankPhase(StrEnum):
     FINISHED = "finished"
 
 
-# -- interrupt timer ----------------------------------------------------------
-#
-# A function that is interrupted and still runs. Pure: told what happens and what time it is.
-#
-# It is interrupted at once and again and again, and its process is killed, once, when that does not help in time.
-# What is to be done between two functions has as long.
-
-
 @dataclass(slots=True)
 class InterruptTimer:
+    """Times the interruptions of a function that still runs.
+
+    The function is interrupted at once and then at every `interval_s`. If it still runs after `hard_timeout_s`, the
+    process is killed, once. Cleanup between two generations has the same limit.
+    """
+
     interval_s: float
     hard_timeout_s: float
     _reason: str = ""
@@ -199,17 +202,17 @@ class InterruptTimer:
     _leaves_by: float | None = None
 
     def begin(self, reason: str, now: float) -> None:
-        """tick says the first interruption, too."""
+        """Start to interrupt. The next `tick` returns the first interruption."""
         self._reason, self._interrupt_at, self._leaves_by = reason, now, now + self.hard_timeout_s
         self._overdue = f"still runs {self.hard_timeout_s:g} s after its interruption: {reason}"
 
     def left(self, now: float) -> None:
-        """The function runs no more, and what it has left is ended."""
+        """Record that the function has ended, and start the limit for the cleanup."""
         self._interrupt_at, self._leaves_by = math.inf, now + self.hard_timeout_s
         self._overdue = f"what the function left behind did not end within {self.hard_timeout_s:g} s"
 
     def end(self) -> None:
-        """That is done, too."""
+        """Record that the cleanup is done, too."""
         self._leaves_by = None
 
     @property

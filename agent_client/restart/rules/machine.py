@@ -1,20 +1,20 @@
-"""One rank's life in a run. Pure: told what happens and what time it is; it says what is to be done.
+"""The machine of one rank in a run, and its connection to the lighthouse. No I/O and no clock.
 
         Waiting         formed         ended, stopped      Raised, Returned
     idle ---> ready ----------> running ------------> leaving ------------> idle
                |  ^ formed with it  |  Raised -> idle, with a FailureReport
                v  |                 |  Returned -> finished ---- completed -> the end; ended -> ready
-              spare                 |  Waiting -> ready: it asks for the next generation by itself
+              spare                 |  Waiting -> ready: it requests the next generation itself
 
     formed, ended: GenerationFormed, GenerationEnded; completed, stopped: RunCompleted, RunStopped
 
-1. A rank runs only what it was told, and each number once. It never makes up a number: without a lighthouse, a
-   rank that runs goes on, and one that waits, waits.
-2. What is over is interrupted at once, again and again, and its process is killed when that does not help in time.
-3. What it holds (its last generation, ready, failed, finished, closing) is repeated on each new stream: no message must
-   arrive. So is its slot, which of an elastic run is the lighthouse's to give.
-   A failure is held until the lighthouse has said that the generation is over.
-4. RunStopped, RunCompleted and a refusal that no retry changes are the end.
+1. A rank runs only generations that the lighthouse has formed, and each number once. Without a lighthouse, a running
+   rank continues and a waiting rank waits.
+2. The function of an ended generation is interrupted repeatedly. If that does not help in time, the process is killed.
+3. The rank repeats its present state (last generation, ready, failed, finished, closing) on each new stream, so no
+   single message must arrive. It also repeats its slot, which the lighthouse assigns in an elastic run. A failure is
+   repeated until the lighthouse reports that the generation has ended.
+4. RunStopped, RunCompleted and a refusal that no retry can change are final.
 """
 
 from collections.abc import Sequence
@@ -51,17 +51,6 @@ from lighthouse_protocol.refusals import (
     WrongState,
 )
 
-# -- reconnect ----------------------------------------------------------------
-#
-# A rank's stream to the lighthouse: open, lost, opened again. Pure: told what happens and what time it is.
-#
-# 1. One stream at a time, each with a number. What is heard of an older one counts no more.
-# 2. It is up when the lighthouse has said anything on it. What does not come up in time, or ends, is opened again
-#    after a delay that doubles, with jitter, until one is up.
-# 3. What the rank holds is said again on each new stream; what was sent on an older one may be lost.
-# 4. A refusal that no other try mends is final. A rank that finds its slot taken tries for a while: a predecessor may
-#    be dead and not missed yet.
-
 _FINAL = (InvalidRequest, WrongState, NotPermitted, NotServed, Superseded)
 
 FIRST_DELAY_S = 0.05
@@ -70,7 +59,15 @@ MAX_DELAY_S = 2.0
 
 @dataclass(slots=True)
 class Reconnect:
-    """`since`: when it was last lost, or first wanted; None while it is up."""
+    """State of the rank's connection to the lighthouse.
+
+    1. There is one stream at a time, each with a number. Messages of older streams are ignored.
+    2. A stream is accepted when its first message arrives. If it is not accepted in time, or ends, another is opened
+       after a delay with jitter, which doubles until a stream is accepted.
+    3. The rank repeats its present state on each new stream, because messages on an older one may be lost.
+    4. A refusal that no retry can change is final. A rank whose slot is taken retries for a while: its dead predecessor
+       may not be detected yet.
+    """
 
     accept_timeout_s: float
     duplicate_timeout_s: float
@@ -83,7 +80,7 @@ class Reconnect:
     _refused_since: float | None = None
 
     def open(self, now: float) -> int:
-        """The number of a new stream, which the caller opens."""
+        """Return the number of a new stream, which the caller opens."""
         self.session += 1
         self.is_open = True
         self.since = now if self.since is None else self.since
@@ -91,19 +88,19 @@ class Reconnect:
         return self.session
 
     def accept(self) -> bool:
-        """Whether it is back, after a loss that was told."""
+        """Record the first message. Return whether the connection was reported as lost before."""
         was_lost, self.is_lost = self.is_lost, False
         self.since, self._next_at, self._delay_s, self._refused_since = None, None, FIRST_DELAY_S, None
         return was_lost
 
     def close(self, now: float, jitter: float) -> bool:
-        """Whether that is a loss that was not told yet."""
+        """Record the end of the stream. Return whether that is a loss which was not reported yet."""
         is_news, self.is_lost = not self.is_lost, True
         self._close(now, jitter)
         return is_news
 
     def refuse(self, now: float, jitter: float) -> bool:
-        """The slot is taken, which `is_final` has said may change. Whether that is news."""
+        """Record that the slot is taken. Return whether that is new."""
         self._close(now, jitter)
         return self._refused_since == now
 
@@ -114,18 +111,18 @@ class Reconnect:
         self._delay_s = min(MAX_DELAY_S, 2 * self._delay_s)
 
     def is_final(self, error: LighthouseError, now: float) -> bool:
-        """`error` has ended it now."""
+        """Check whether `error`, which has just ended the stream, is final."""
         if not isinstance(error, DuplicateReplica):
             return isinstance(error, _FINAL)
         self._refused_since = now if self._refused_since is None else self._refused_since
         return now - self._refused_since >= self.duplicate_timeout_s
 
     def give_up(self) -> None:
-        """For good."""
+        """Open no other stream."""
         self.is_open, self._next_at = False, None
 
     def is_due(self, now: float) -> bool:
-        """It is to be opened, or, if it is open and was never accepted, to be given up."""
+        """Check whether it is time to open a stream, or to cancel one that was never accepted."""
         return self._next_at is not None and now >= self._next_at
 
     @property
@@ -137,9 +134,15 @@ _WAITS = (RankPhase.READY, RankPhase.SPARE)
 
 
 class RankMachine:
-    """`entry`: this process, as it first comes. Time is the caller's monotonic clock and never goes back."""
+    """Decides what a rank does. Time is the caller's monotonic clock in seconds."""
 
     def __init__(self, entry: RankHello, config: RankConfig | None = None) -> None:
+        """Start idle.
+
+        Args:
+            entry: First greeting of this process.
+            config: Time limits, or None for the defaults.
+        """
         self.config = config or RankConfig()
         self.phase = RankPhase.IDLE
         self.generation = entry.generation
@@ -154,7 +157,7 @@ class RankMachine:
         self._beat_at = 0.0
         self._report_at: float | None = None
         self._stepped_at: float | None = None
-        self._is_back = False  # the lighthouse, and that was not told
+        self._is_back = False  # the lighthouse is reachable again, which is not reported yet
 
     @property
     def slot(self) -> int:
@@ -162,24 +165,24 @@ class RankMachine:
 
     @property
     def has_lighthouse(self) -> bool:
-        """Whether its stream is accepted."""
+        """True if the lighthouse has accepted the stream."""
         return self._stream.since is None
 
     @property
     def has_ended(self) -> bool:
-        """It says and hears nothing more; it may still be leaving its function."""
+        """True once the rank sends and receives nothing more. Its function may still be ending."""
         return self.outcome is not None
 
     # -- events and time
 
     def start(self, now: float) -> Sequence[events.RankEffect]:
-        """Once, before anything else."""
+        """Return the first effects. Call it once, before any other method."""
         return self._connect(now)
 
     def handle(self, event: events.RankEvent, now: float) -> Sequence[events.RankEffect]:
         match event:
             case events.MessageReceived(session, message):
-                effects = self._hear(session, message, now)
+                effects = self._receive(session, message, now)
             case events.StreamClosed(session, error, jitter):
                 effects = self._closed(session, error, jitter, now)
             case events.StepDone(step):
@@ -206,7 +209,7 @@ class RankMachine:
         return effects + self._pass_beat(now)
 
     def deadline(self, now: float) -> float | None:
-        """When to call tick next; after `now`, once handle or tick was called for `now`."""
+        """Return when to call `tick` next. It is after `now` once `handle` or `tick` has run for `now`."""
         moments: list[float | None] = [self._leaving.deadline]
         if not self.has_ended:
             moments += [self._stream.next_at, self._gives_up_at(), self._silent_at()]
@@ -221,7 +224,7 @@ class RankMachine:
         return [events.Connect(session), *(events.Send(session, message) for message in self._held())]
 
     def _held(self) -> list[FromRunRank]:
-        """Rule 3."""
+        """Return the messages that repeat the rank's present state (rule 3)."""
         is_ready = self.phase in _WAITS
         entry = replace(
             self._entry,
@@ -240,7 +243,7 @@ class RankMachine:
         return held
 
     def _send(self, *messages: FromRunRank) -> list[events.RankEffect]:
-        """Without a stream, the next one repeats what is held."""
+        """Send on the open stream. Without one, the next stream repeats the state."""
         if not self._stream.is_open:
             return []
         return [events.Send(self._stream.session, message) for message in messages]
@@ -274,15 +277,15 @@ class RankMachine:
         return [events.Disconnect(session), *self._closed(session, Unreachable(reason), 0.5, now)]
 
     def _gives_up_at(self) -> float | None:
-        """A rank that runs can do without a lighthouse."""
+        """Return when a waiting rank gives up the lighthouse. A running rank needs none."""
         since = self._stream.since
         if since is None or self.phase in (RankPhase.RUNNING, RankPhase.LEAVING):
             return None
         return since + self.config.lighthouse_timeout_s
 
-    # -- what the lighthouse says
+    # -- messages of the lighthouse
 
-    def _hear(self, session: int, message: ToRunRank, now: float) -> list[events.RankEffect]:
+    def _receive(self, session: int, message: ToRunRank, now: float) -> list[events.RankEffect]:
         if not self._is_of_now(session):
             return []
         if isinstance(message, HelloRejected):
@@ -301,7 +304,7 @@ class RankMachine:
                 return self._ended(number, reason, now)
             case RunStopped() | RunCompleted():
                 return self._end(message, now)
-            case EvidenceAsked():  # answered where it is read
+            case EvidenceAsked():  # the thread that reads the stream answers
                 return []
 
     def _formed(self, told: GenerationFormed, now: float) -> list[events.RankEffect]:
@@ -329,7 +332,7 @@ class RankMachine:
         return []
 
     def _end(self, outcome: RunCompleted | RunStopped | LighthouseError, now: float) -> list[events.RankEffect]:
-        """Rule 4."""
+        """Record the final outcome (rule 4)."""
         self.outcome = outcome
         effects: list[events.RankEffect] = [events.Disconnect(self._stream.session)] if self._stream.is_open else []
         self._stream.give_up()
@@ -337,7 +340,7 @@ class RankMachine:
         self._interrupt(reason, now)
         return [*effects, events.Ended(outcome)]
 
-    # -- what the function does
+    # -- events of the function
 
     def _wait(self) -> list[events.RankEffect]:
         if self.phase in (*_WAITS, RankPhase.FINISHED):
@@ -347,7 +350,7 @@ class RankMachine:
         return self._send(ReadyReport(self.generation))
 
     def _leave(self, failure: FailureReport | None) -> list[events.RankEffect]:
-        """What was interrupted has not failed by itself."""
+        """Become idle. An interruption is not a failure."""
         has_failed = self.phase is RankPhase.RUNNING and failure is not None
         self.phase = RankPhase.IDLE
         self._leaving.end()
@@ -357,7 +360,7 @@ class RankMachine:
         return self._send(failure)
 
     def _return(self) -> list[events.RankEffect]:
-        if self.phase is RankPhase.LEAVING:  # a rank that has returned says no more: it waits
+        if self.phase is RankPhase.LEAVING:  # an interrupted rank that returns only waits for the next generation
             return self._wait()
         if self.phase is not RankPhase.RUNNING or self.generation is None:
             return self._leave(None)
@@ -375,7 +378,7 @@ class RankMachine:
     # -- time
 
     def _interrupt(self, reason: str, now: float) -> None:
-        """tick says it, now and again."""
+        """Start to interrupt the function. `tick` returns the interruptions."""
         if self.phase is RankPhase.RUNNING:
             self.phase = RankPhase.LEAVING
             self._leaving.begin(reason, now)

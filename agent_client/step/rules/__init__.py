@@ -1,1 +1,1 @@
-"""Rules of a training step. No I/O, no clock."""
+"""Rules of a training step. No I/O and no clock."""

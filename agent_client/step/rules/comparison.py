@@ -1,21 +1,20 @@
-"""Compares what the participants of a quorum are about to do together, before its first byte, and finds which of them
-are at fault. Rules only, no I/O.
+"""Comparison of what the participants of a quorum are about to do together, before its first byte. No I/O.
 
-A process group does not check it: gloo ends a process that receives more than it expects, and sums whatever is not
-longer. So each collective over the participants is preceded by a sum of numbers that announce it, in a row for each
-participant, of the same size for all. The buckets of a backward pass are announced together, with the first one. The
-step is part of the announcement: a participant that has ended a step and one that still reduces in it never sum their
-tensors. The end of the first step under a quorum is announced, too, with the number of its collectives, and after it
-what the batches were drawn from. All participants receive the same rows, so all find the same answer:
+A process group does not check this. gloo ends a process that receives more than it expects, and sums anything that is
+not longer. So each collective over the participants is preceded by the exchange of a row of numbers that announces it.
+All rows have the same size. The buckets of a backward pass are announced together with the first one. An announcement
+contains the step, so a participant that has ended a step and one that still reduces in it never sum their tensors. The
+end of the first step under a quorum is announced too, with the number of its collectives, and after it the source of
+the batches. All participants receive the same rows, so all reach the same verdict:
 
 1. The participants that hold the state of the job and have committed a step of it decide. If there are none, those
-   that hold its state do; if there are none either, all do.
-2. Right is what most of the deciding ones announce; then what most of all announce; then what the deciding one
-   announces that has committed the most steps since it joined; then the first deciding one.
-3. A participant that announces anything else is at fault.
+   with its state decide. If there are none either, all decide.
+2. The right announcement is the most frequent one among the deciding participants. Ties are resolved by the frequency
+   among all, then by the number of steps that the deciding participant has committed since it joined, then by order.
+3. A participant with any other announcement is at fault.
 
-A row says more that all must know before the first byte, and that need not agree: flags, and the payload of a small
-exchange that needs no other collective.
+A row also carries values that all must know before the first byte and that need not agree: flags, and the payload of a
+small exchange that needs no other collective.
 """
 
 import functools
@@ -33,7 +32,7 @@ PAYLOAD_WORDS = 3
 
 
 class Kind(IntEnum):
-    """NONE is no announcement: a row of zeros."""
+    """Kind of an announcement. NONE, a row of zeros, is no announcement."""
 
     NONE = 0
     REDUCE = 1
@@ -46,17 +45,17 @@ class Kind(IntEnum):
 
 
 class Flag(IntFlag):
-    """What a participant says of the tensor that it is about to reduce."""
+    """Properties of the tensor that a participant is about to reduce."""
 
     NONE = 0
     NOT_FINITE = 1
-    """It has an element that is infinite or not a number."""
+    """An element is infinite or NaN."""
     PASSES_OVER = 2
-    """It is zeros: the participant passes over its batch, so it does not count in this step."""
+    """The participant skips its batch. It sends zeros and does not count in this step."""
 
 
 class Standing(IntEnum):
-    """Of a participant in the job: those with the lowest decide."""
+    """Standing of a participant in the job. The participants with the lowest value decide."""
 
     TRAINED = 0
     HOLDS_STATE = 1
@@ -64,26 +63,28 @@ class Standing(IntEnum):
 
 
 def standing_of(*, heals: bool, max_step: int, has_trained: bool) -> Standing:
-    """At step 0 there is no state that counts for more than another."""
+    """Return the standing. At step 0 no state counts for more than another."""
     if heals and max_step > 0:
         return Standing.HEALS
     return Standing.TRAINED if has_trained else Standing.HOLDS_STATE
 
 
 class Announced(NamedTuple):
-    """What a participant is about to do. REDUCE: a collective. END: the end of the step. GATHER: the exchange of values
-    between two steps. STATE, GRADIENTS: the comparison of their digests. OPTIONS: that of the options that must agree.
-    DRAW: what it has drawn its batches from.
+    """Announcement of a participant.
+
+    REDUCE is a collective, and END the end of the step. GATHER exchanges values between two steps. STATE and GRADIENTS
+    compare digests, and OPTIONS compares options that must agree. DRAW compares the source of the batches.
     """
 
     kind: Kind
     number: int = 0
-    """REDUCE: which collective of the step. END: how many there were. DRAW: 1, or 0 if no sampler of ours is used."""
+    """REDUCE: number of the collective in the step. END: number of collectives. DRAW: 1, or 0 without a sampler of
+    ours."""
     size: int = 0
-    """Bytes."""
+    """Size in bytes."""
     dtype: str = ""
     name: str = ""
-    """The part of the script, if it is known."""
+    """Part of the script, if known."""
     step: int = 0
 
     def __str__(self) -> str:
@@ -108,18 +109,19 @@ class Announced(NamedTuple):
 
 
 class Row(NamedTuple):
-    """Of one participant: `words` are its announcement, as they are compared."""
+    """Exchanged row of one participant."""
 
     standing: int
     seniority: int
     """Steps that this participant has committed since it joined."""
     flags: Flag
     words: tuple[int, ...]
+    """The announcement, in the form in which it is compared."""
     payload: tuple[int, ...]
 
     @property
     def is_silent(self) -> bool:
-        """Whether it fits whatever the others announce: a rank that draws nothing, or not yet."""
+        """True if it fits any announcement, because the rank draws no batches or none yet."""
         return self.words[0] == Kind.DRAW and not self.words[2]
 
     @property
@@ -137,7 +139,7 @@ def to_words(
     flags: Flag = Flag.NONE,
     payload: Sequence[int] = (),
 ) -> tuple[int, ...]:
-    """Always the same number of words. A long text is cut, and compared by its digest."""
+    """Encode a row. The number of words is constant, so a long text is cut and compared by its digest."""
     head = (standing, seniority, flags, announced.kind, announced.step, announced.number, announced.size)
     rest = (0,) * (PAYLOAD_WORDS - len(payload))
     return (*head, *_text_words(announced.dtype, announced.name), *payload, *rest)
@@ -160,7 +162,7 @@ def from_words(words: Sequence[int]) -> Row:
 
 
 def find_faulty(rows: Sequence[Row]) -> frozenset[int]:
-    """The places of the participants at fault."""
+    """Return the replica_rank of each participant at fault."""
     speaking = [row for row in rows if not row.is_silent]
     if all(row.words == speaking[0].words for row in speaking):
         return frozenset()
@@ -176,7 +178,7 @@ def _find_right(rows: Sequence[Row]) -> tuple[int, ...]:
 
 
 def explain(rows: Sequence[Row], faulty: frozenset[int], names: Sequence[str], place: int) -> str:
-    """For the participant at `place`: what it does that the others do not, or which other participants differ."""
+    """Describe the difference to the participant at `place`: its own fault, or which others differ."""
     right = [other for other in range(len(rows)) if other not in faulty and not rows[other].is_silent]
     has_one_step = len({row.announced.step for row in rows}) == 1
 
@@ -207,13 +209,8 @@ def _list(names: Sequence[str]) -> str:
     return f"{', '.join(others)} and {last}" if others else last
 
 
-# -- data ---------------------------------------------------------------------
-#
-# What a rank draws its batches from, and whether the committed steps use each sample once. Rules only, no I/O.
-
-
 class DataChoice(NamedTuple):
-    """The same in all groups, or they train on each other's samples."""
+    """Source of the batches. It must be the same in all groups, which otherwise train on each other's samples."""
 
     length: int
     """Number of samples in the data set."""
@@ -221,7 +218,7 @@ class DataChoice(NamedTuple):
     accumulate: int
     """Number of batches in a microbatch."""
     seed: int
-    """Of the order."""
+    """Seed of the order."""
 
     def __str__(self) -> str:
         accumulated = f" x {self.accumulate}" if self.accumulate > 1 else ""
@@ -229,7 +226,7 @@ class DataChoice(NamedTuple):
 
 
 def announce_draw(choice: DataChoice | None) -> Announced:
-    """Return what a rank that draws its batches from `choice` announces to its peers."""
+    """Return the announcement of a rank that draws its batches from `choice`."""
     if choice is None:
         return Announced(Kind.DRAW)
     length, _, rest = str(choice).partition(" ")
@@ -238,27 +235,27 @@ def announce_draw(choice: DataChoice | None) -> Announced:
 
 @dataclass(slots=True)
 class DataUses:
-    """Checks that a rank draws anew for each step that it commits, under the quorum of that step."""
+    """Checks that a rank draws new batches for each step that it commits, under the quorum of that step."""
 
     choice: DataChoice | None = None
     irregular: int = 0
     """Number of committed steps whose batches were drawn for another quorum, or not at all."""
     has_changed: bool = False
-    """Whether `choice` was another one before."""
+    """True if `choice` was a different one before."""
     _drawn: tuple[int, int] = (-1, -1)
 
     def drawn(self, choice: DataChoice, step: int, quorum_id: int) -> None:
-        """Note that the batches of `step` are drawn from `choice`."""
+        """Record that the batches of `step` are drawn from `choice`."""
         self.has_changed |= self.choice not in (None, choice)
         self.choice, self._drawn = choice, (step, quorum_id)
 
     def committed(self, step: int, quorum_id: int) -> None:
-        """Note a committed step in which this rank's batches counted."""
+        """Record a committed step in which this rank's batches counted."""
         if self.choice is not None and self._drawn != (step, quorum_id):
             self.irregular += 1
 
     def report(self, rank_batches: int) -> dict[str, int | bool]:
-        """Return the certificate; empty before the first batch. See Agent.data_report."""
+        """Return the certificate of Agent.data_report, or an empty dict before the first batch."""
         if self.choice is None:
             return {}
         samples = rank_batches * self.choice.accumulate * self.choice.batch_size

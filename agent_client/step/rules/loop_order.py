@@ -1,15 +1,15 @@
-"""Which call of a training loop begins a step. Pure.
+"""Detection of the step boundaries in a training loop. No I/O.
 
-A forward pass of a module that goes through the Agent does, and so do a reduction and the vote: whatever comes first.
-A zero_grad() at the top of the loop does too, so that a rank that heals has its peers' state before anything reads the
+A step begins with the first forward pass of a module that goes through the Agent, the first reduction, or the vote. A
+zero_grad() at the top of the loop begins it too, so that a healing rank has its peers' state before anything reads the
 old one. A zero_grad() at the end of the loop must not: an evaluation, a checkpoint or the end of training may follow.
 
-Where a forward pass will begin the step, zero_grad() need not: that is right in loops of either order. Elsewhere the
-first call tells the order: a loop whose first step had computed before its optimizer was zeroed zeroes at its end.
+If a forward pass will begin the step, zero_grad() need not, which is right for loops of either order. Otherwise the
+first call shows the order: a loop that has computed before its first zero_grad() zeroes at its end.
 
-A script that leaves out a step (an exception that it catches, a loss that is not a number) goes on with the next
-forward pass, as one does that accumulates, takes two passes (SAM), or computes several outputs for one loss. PassOrder
-tells these apart by what the script did in the steps that it committed.
+A script that leaves out a step (it catches an exception, or the loss is NaN) continues with the next forward pass. A
+script that accumulates, takes two passes (SAM) or computes several outputs for one loss does the same. PassOrder
+distinguishes these cases by what the script did in committed steps.
 """
 
 from collections.abc import Sequence
@@ -22,7 +22,7 @@ class StepPart(Protocol):
 
     @property
     def begins_steps(self) -> bool:
-        """Whether its next forward pass begins a step: it is in training mode."""
+        """True if the next forward pass begins a step, because the module is in training mode."""
         ...
 
     @property
@@ -30,67 +30,75 @@ class StepPart(Protocol):
 
     @property
     def has_abandoned(self) -> bool:
-        """Whether what a forward pass of this step has computed is freed, and no backward pass went through it."""
+        """True if the graph of a forward pass of this step is freed without a backward pass."""
         ...
 
     @property
     def parameters_reduced(self) -> Sequence[Any]:
-        """The parameters whose gradients it reduces."""
+        """Parameters whose gradients it reduces."""
         ...
 
     def pass_over(self) -> bool:
-        """Reduce zeros in place of the gradients of the step's batch. Whether it could: nothing was reduced yet."""
+        """Reduce zeros instead of the batch's gradients. Return False if something was reduced already."""
         ...
 
     def give_up(self) -> None:
-        """A backward pass that was reducing never came to its end; the step will be voted no.
+        """Abandon a backward pass that has begun to reduce. The vote will be no.
 
-        Raises AgentError where this module cannot go on."""
+        Raises:
+            AgentError: This module cannot continue.
+        """
         ...
 
     def agree(self) -> None:
-        """All of a step is computed; its vote comes next. What must be equal in all replica groups is reduced now."""
+        """Start to share values that must be equal in all groups. Called before the vote, when all is computed."""
         ...
 
     def settle(self, *, is_committed: bool) -> None:
-        """The step is over: keep what was agreed on, or go back to what there was when it began."""
+        """Keep the shared values if the step is committed, or restore those from its beginning."""
         ...
 
 
 @dataclass(slots=True)
 class ZeroGradOrder:
-    """Of one optimizer. `ends_loop`: None until its first call has told."""
+    """Position of zero_grad() in the loop of one optimizer."""
 
     ends_loop: bool | None = None
+    """None before the first call."""
 
     def zeroes(self, *, has_computed: bool, forward_begins: bool) -> bool:
-        """Whether this zero_grad() begins a step. `has_computed`: something was computed in the step under way."""
+        """Return whether this zero_grad() begins a step.
+
+        Args:
+            has_computed: Whether the current step has computed anything.
+            forward_begins: Whether a forward pass will begin the next step.
+        """
         if self.ends_loop is None:
             self.ends_loop = has_computed
         return not (self.ends_loop or forward_begins)
 
     def steps(self) -> None:
-        """Its step() is called."""
+        """Record a call of step()."""
         if self.ends_loop is None:
             self.ends_loop = True
 
 
 @dataclass(slots=True)
 class PassOrder:
-    """Of one module: which of its forward passes shows that the script has left out the vote on the step under way.
+    """Detects, from the forward passes of one module, that the script has left out the vote on the current step.
 
-    Nothing is concluded before the first committed step. A conclusion that was wrong costs one attempt: in the next one
-    of the same step the script may start over, or make twice as many forward passes; and what it does in a step that is
-    committed is usual from then on.
+    Nothing is concluded before the first committed step. A wrong conclusion costs one attempt: in the next attempt of
+    the same step the script may start over, or make twice as many forward passes. Whatever it does in a committed step
+    is usual from then on.
     """
 
     counts: bool = True
-    """Whether forward passes are counted: whether one reduces is known when it begins."""
+    """True if forward passes are counted, which requires that a pass knows at its beginning whether it reduces."""
     has_reduced: bool = False
-    """A backward pass of this module has reduced its gradients in this step."""
+    """True once a backward pass of this module has reduced gradients in this step."""
     _ended: int = -1
-    _forwards: int = 0  # that reduce, since the step began or the module has reduced
-    _most: int = 0  # of these in this step
+    _forwards: int = 0  # reducing passes since the step began or the module last reduced
+    _most: int = 0  # highest value of _forwards in this step
     _starts_over: bool = False  # in this step
     _usual_most: int = 0
     _usually_starts_over: bool = False
@@ -99,8 +107,13 @@ class PassOrder:
     _gave_up_at: int | None = None
 
     def sync(self, *, step: int, ended: int, was_committed: bool) -> None:
-        """`step` is under way, or begins. `ended`: the number of attempts that have ended. `was_committed`: how the
-        last one did."""
+        """Bring the counts up to date.
+
+        Args:
+            step: The current or next step.
+            ended: Number of attempts that have ended.
+            was_committed: Whether the last attempt was committed.
+        """
         self._step = step
         if ended == self._ended:
             return
@@ -115,23 +128,27 @@ class PassOrder:
         self.has_reduced, self._forwards = True, 0
 
     def forward(self) -> None:
-        """A forward pass begins whose backward pass will reduce."""
+        """Record a forward pass whose backward pass will reduce."""
         self._forwards += 1
         self._most = max(self._most, self._forwards)
 
     def starts_over(self) -> bool:
-        """A forward pass will begin, and nothing is left of the gradients reduced in this step. Whether that shows that
-        the step was left out."""
+        """Return whether the step was left out.
+
+        Called when a forward pass follows, and the gradients reduced in this step are gone.
+        """
         self._starts_over = True
         is_unusual = bool(self._usual_most) and not self._usually_starts_over
         return is_unusual and self._gave_up_at != self._step
 
     def repeats(self) -> bool:
-        """A forward pass that reduces will begin, an earlier one was abandoned, and none since the last reduction was
-        followed by a backward pass. Whether that shows that the step was left out."""
+        """Return whether the step was left out.
+
+        Called when a reducing forward pass follows an abandoned one, without a backward pass since the last reduction.
+        """
         return self.counts and bool(self._usual_most) and self._forwards >= self._usual_most * self._patience
 
     def gave_up(self) -> None:
-        """The step was discarded, since it seemed to be left out."""
+        """Record that the step was discarded as left out."""
         self._patience *= 2
         self._gave_up_at = self._step

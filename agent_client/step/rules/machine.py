@@ -1,13 +1,20 @@
-"""One rank's step: asked -> (reconfigure) -> (heal) -> compute -> vote -> commit or discard. No I/O.
+"""State machine of one rank's step. No I/O.
 
-A rank that may have to heal, since its last step was not committed here, waits for its quorum before it computes
-anything: all that the script does in the step, it does with the peer's state. One that is told to heal when it has
-begun to compute does the step with zeros, votes no, and heals before its next one.
+    asked -> (reconfigure) -> (heal) -> compute -> vote -> commit or discard
 
-A failure inside a step marks it: the vote is no, the optimizer does not move, the next quorum repairs. The state is
-named by its tag (step, quorum_id of its commit). While a healed state is being installed there is no tag: a rank that
-is interrupted there holds nothing, and heals. So does one whose state was torn otherwise: a step that was committed and
-not applied, or a state that differs from that of its peers. `distrust` says why, until it has healed.
+A rank whose last step was not committed here may have to heal. It waits for its quorum before it computes anything, so
+that the script does everything in the step with the peer's state. A rank that must heal after it has begun to compute
+does the step with zeros, votes no, and heals before its next step.
+
+A failure inside a step marks it: the vote is no, the optimizer does not move, and the next quorum repairs the
+connections.
+
+The state is named by its tag (step, quorum_id of its commit). While a peer's state is being installed there is no tag,
+so a rank that is interrupted then holds nothing and heals. The same holds for a state that is torn in another way: a
+committed step that was not applied, or a state that differs from the peers'. `distrust` gives the reason until the rank
+has healed.
+
+`Applying` finds committed steps that were not applied.
 """
 
 from collections import Counter
@@ -30,89 +37,89 @@ class Phase(StrEnum):
 
 
 class InvalidTransition(RuntimeError):
-    """A defect: an event in a phase in which it is impossible. The message lists the last events."""
+    """An event in a phase in which it is impossible, which is a defect. The message lists the last events."""
 
 
 @dataclass(slots=True)
 class StepMachine:
-    """One rank's step."""
+    """State of one rank's step."""
 
     step: int = 0
     tag_quorum_id: int | None = 0
-    """Of the quorum that has committed the state; None: this rank holds no complete state."""
+    """Quorum that has committed the state, or None if this rank holds no complete state."""
     batches_committed: int = 0
     phase: Phase = Phase.IDLE
     assignment: Assignment | None = None
-    """The quorum of the step under way, or of the last one."""
+    """Quorum of the current or last step."""
     failure: str | None = None
-    """Why this step cannot commit."""
+    """Reason why this step cannot commit."""
     is_blamed: bool = False
-    """Another group is to blame for `failure`."""
+    """True if another group is to blame for `failure`."""
     discards: int = 0
     """Discarded steps since the last commit under a quorum."""
     faults: int = 0
-    """Those of them that no other group is known to have caused."""
+    """Number of these steps that no other group is known to have caused."""
     has_erred: bool = False
-    """The script has reported an error in this step."""
+    """True if the script has reported an error in this step."""
     has_reduced: bool = False
-    """An all-reduce over all participants has completed in this step."""
+    """True if an all-reduce over all participants has completed in this step."""
     has_computed: bool = False
-    """A forward pass or a reduction was begun in this step."""
+    """True if a forward pass or a reduction has begun in this step."""
     passes_over: bool = False
-    """The script has passed over this rank's batch: it adds zeros, and does not count."""
+    """True if the script skips this rank's batch. The rank adds zeros and does not count."""
     passed_weight: int = 0
-    """Microbatches of the step that groups have passed over."""
+    """Number of microbatches in the step that groups have skipped."""
     is_in_backward: bool = False
-    """A backward pass has begun to reduce, and has not ended."""
+    """True while a backward pass reduces."""
     was_committed: bool = False
-    """How the last step ended."""
+    """True if the last step was committed."""
     commits: int = 0
-    """Steps that this rank has committed since it began."""
+    """Number of steps that this rank has committed since it started."""
     ended: int = 0
-    """Steps that were committed or discarded."""
+    """Number of steps that were committed or discarded."""
     moves: int = 0
-    """Grows with each forward pass, reduction and vote."""
+    """Counter of forward passes, reductions and votes."""
     accumulates: bool = False
-    """The last forward pass reduces nothing."""
+    """True if the last forward pass reduces nothing."""
     may_heal: bool = True
-    """The next quorum may tell this rank to heal."""
+    """True if the next quorum may require this rank to heal."""
     heals_first: bool = False
-    """This rank can heal in this step: nothing was computed in it before its quorum was requested."""
+    """True if this rank can heal in this step, because nothing was computed before the request for its quorum."""
     must_install: bool = False
-    """A peer's state is to be installed before this rank counts."""
+    """True if a peer's state must be installed before this rank counts."""
     is_torn: bool = False
-    """This rank holds no complete state."""
+    """True if this rank holds no complete state."""
     is_installing: bool = False
     distrust: Distrust | None = None
-    """Why the state is torn, if it was not by an installation that broke."""
+    """Reason why the state is torn, unless an installation was interrupted."""
     torn_under: int | None = None
-    """The quorum in which it was torn."""
+    """Quorum in which the state was torn."""
     is_alone: bool = False
-    """This rank is the only one of its group."""
+    """True if this rank is the only one of its group."""
     world_size: WorldSize = field(default_factory=WorldSize)
     share: Share = NO_SHARE
-    """This group's part of the step."""
+    """Share of this group in the step."""
     _began_with: Tag | None = None
     _history: list[str] = field(default_factory=list)
 
     @property
     def tag(self) -> Tag:
-        """Of the state that this rank works at."""
+        """Tag of the state with which this rank works."""
         return Tag(self.step, self.tag_quorum_id)
 
     @property
     def next_step(self) -> int | None:
-        """The first step of which nothing has been computed; None: a step is half done."""
+        """The first step of which nothing has been computed, or None if a step is half done."""
         has_begun = self.phase is not Phase.IDLE and (self.has_computed or self.has_reduced or self.must_install)
         return None if has_begun or self.phase is Phase.VOTED else self.step
 
     def begin(self) -> None:
-        """A step begins; a retry of a step does not call this."""
+        """Begin a step. A retry of the step does not call this."""
         self._began_with = self.tag
 
     @property
     def is_salvageable(self) -> bool:
-        """Whether the step's gradients are those of the state that this rank holds, and that counts."""
+        """True if the step's gradients belong to the state that this rank holds, and that state counts."""
         return not self.has_erred and not self.must_install and self.tag == self._began_with
 
     def ask(self, *, heals_first: bool = False) -> None:
@@ -137,46 +144,53 @@ class StepMachine:
         self.must_install = (assignment.heals or assignment.place is None) and not assignment.catches_up
 
     def unanswered(self, reason: str) -> None:
-        """There is no quorum for this step; it will be discarded."""
+        """Record that there is no quorum for this step, which will be discarded."""
         self._move("unanswered", Phase.ASKED, to=Phase.COMPUTING)
         self.failure = reason
 
     def passed_over(self) -> None:
-        """A quorum was revoked before this step began under it; another one is asked for."""
+        """Record a quorum that was revoked before this step began under it. Another one is requested."""
         self.discards += 1
 
     def lost_between(self, reason: str) -> None:
-        """Participants were lost between two steps: the next step needs another quorum."""
+        """Record a loss of participants between two steps, so that the next step needs another quorum."""
         if self.phase is Phase.IDLE:
             self.discards += 1
         else:
             self.failed(reason)
 
     def erred(self, reason: str) -> None:
-        """The script reports that what it has computed is of no use."""
+        """Record that the script reports its results as unusable."""
         self.has_erred = True
         self.failed(reason)
 
     def failed(self, reason: str, *, is_blamed: bool = False) -> None:
-        """The first reason stays. `is_blamed`: another group is to blame."""
+        """Record a failure. The first reason stays.
+
+        Args:
+            reason: Text for the logs.
+            is_blamed: Whether another group is to blame.
+        """
         if self.failure is None:
             self.failure, self.is_blamed = reason, is_blamed
 
     def computes(self, *, accumulates: bool = False) -> None:
-        """A forward pass that trains, or a reduction, begins in this step."""
+        """Record that a forward pass of the training, or a reduction, begins in this step."""
         self.has_computed = True
         self.accumulates = accumulates
         self.moves += 1
 
     def gives_up(self) -> None:
-        """A backward pass that was reducing never came to its end: what it has reduced is of no use, and what the peers
-        reduce next is not what this rank would."""
+        """Record that a backward pass has ended before it had reduced everything.
+
+        Its sums are useless, and this rank's next reduction would not match that of its peers.
+        """
         self.is_in_backward = False
         self.erred("a backward pass was abandoned before it had reduced all gradients")
 
     @property
     def contributes(self) -> bool:
-        """Whether this rank's gradients count: it holds the state of max_step, is no spare, and nothing has failed."""
+        """True if this rank's gradients count: it holds the state of max_step, is no spare and has not failed."""
         return self.share.counts and self.failure is None and not self.must_install
 
     @property
@@ -185,11 +199,11 @@ class StepMachine:
         return self.share.divisor - self.passed_weight
 
     def reduced(self) -> None:
-        """An all-reduce over all participants has completed in this step."""
+        """Record that an all-reduce over all participants has completed in this step."""
         self.has_reduced = True
 
     def installing(self) -> None:
-        """The first byte of a peer's state is about to be written."""
+        """Record that the installation of a peer's state begins."""
         self.tag_quorum_id = None
         self.is_torn = self.is_installing = True
 
@@ -203,7 +217,7 @@ class StepMachine:
         self.may_heal = True
 
     def tear(self, kind: DistrustKind, text: str) -> None:
-        """This rank holds no complete state any more. The first reason stays until it has healed."""
+        """Record that this rank holds no complete state any more. The first reason stays until it has healed."""
         self.distrust = self.distrust or Distrust(kind, cut_reason(text))
         if self.tag_quorum_id is not None:
             self.distrust = replace(self.distrust, step=self.step, quorum_id=self.tag_quorum_id)
@@ -213,26 +227,29 @@ class StepMachine:
         if self.phase is not Phase.IDLE:
             self.failed(text)
         elif self.is_alone:
-            self.discards += 1  # asks for another quorum; other ranks of the group may be in the next step already
+            self.discards += 1  # forces another quorum; with several ranks, the others may be in the next step already
 
     @property
     def is_unhealed(self) -> bool:
-        """Whether the state is torn and the quorum takes it for up to date: this step cannot commit."""
+        """True if the state is torn and the quorum considers it up to date, so that this step cannot commit."""
         if self.assignment is None:
             return False
         return self.is_torn and not self.must_install and not self.assignment.catches_up
 
     @property
     def cannot_heal(self) -> bool:
-        """Whether the quorum was formed after this rank reported its torn state: no peer can give it a state."""
+        """True if the quorum formed after this rank had reported its torn state.
+
+        In that case no peer can provide a state.
+        """
         return self.is_unhealed and self.assignment is not None and self.assignment.quorum_id != self.torn_under
 
     def work_at(self, step: int, tag_quorum_id: int | None) -> None:
-        """Work at that state while catching up, whichever state is held; or at the held one again."""
+        """Set the state with which this rank works: an older one while it catches up, or the state that it holds."""
         self.step, self.tag_quorum_id = step, tag_quorum_id
 
     def vote(self) -> bool:
-        """A yes needs a quorum, a completed all-reduce over all its participants, and a state that is up to date."""
+        """Return the vote. A yes needs a quorum, an all-reduce over its participants, and an up-to-date state."""
         self._move("vote", Phase.COMPUTING, to=Phase.VOTED)
         if self.failure is None and not self.has_reduced:
             self.failed("no collective over all participants completed")
@@ -246,12 +263,12 @@ class StepMachine:
 
     @property
     def was_told_late(self) -> bool:
-        """This rank was told to heal when it had begun to compute, and has not healed since."""
+        """True if this rank learned that it must heal after it had begun to compute, and has not healed since."""
         return self.phase is Phase.IDLE and self.must_install and not self.heals_first
 
     @property
     def has_decided(self) -> bool:
-        """Whether the vote is the decision: a yes, and no other rank of the group that could say no."""
+        """True if this rank's yes is the decision, because its group has no other rank that could vote no."""
         return self.phase is Phase.VOTED and self.failure is None and self.is_alone
 
     def decided(self, commit: bool) -> None:
@@ -272,7 +289,7 @@ class StepMachine:
         self.may_heal = not commit or assignment is None
 
     def faulted(self) -> None:
-        """The step that was discarded last: no other group is known to have caused it."""
+        """Count the last discarded step as one that no other group is known to have caused."""
         self.faults += 1
 
     def _move(self, what: str, expected: Phase, *, to: Phase) -> None:
@@ -282,29 +299,26 @@ class StepMachine:
         self.phase = to
 
 
-# -- applying -----------------------------------------------------------------
-#
-# Whether a step that was committed was applied, too. No I/O.
-#
-# A commit moves step and tag; the state follows when the optimizer has stepped. What comes between leaves the state
-# torn:
-#
-# 1. Inside `entered` and `left` (FaultTolerantOptimizer, LocalSGD, DiLoCo, a script's own `with agent.applying()`):
-#    an exception.
-# 2. In a script that steps its optimizers by itself: a registered one that has begun to step after a commit, and has
-#    not ended as often by the next step: an exception that the script has caught, also where it has tried again. (The
-#    step of a class may call that of the one it is derived from: torch tells of both.)
-# 3. There, too: a commit after which nothing steps. That is expected only of a script whose registered optimizers
-#    have stepped after each commit so far and never twice: one that takes local steps, or applies by other means,
-#    does as it likes. A GradScaler may skip, which every rank does alike: the caller knows.
-
-
 @dataclass(slots=True)
 class Applying:
-    """`is_explicit`: the script says when it applies, so optimizers are not looked at."""
+    """Finds committed steps that were not applied.
+
+    A commit changes step and tag, and the state follows when the optimizer has stepped. These events in between leave
+    the state torn:
+
+    1. Between `entered` and `left` (FaultTolerantOptimizer, LocalSGD, DiLoCo, `with agent.applying()` in a script): an
+       exception.
+    2. In a script that steps its optimizers itself: a registered optimizer has begun more steps since the commit than
+       it has ended when the next step begins. So it has raised, even if the script has caught that and tried again. A
+       step that calls the step of its base class counts twice on both sides.
+    3. In such a script: no optimizer steps after a commit. This is only an error if registered optimizers have stepped
+       after each commit until now and never twice, because a script may take local steps or apply by other means. A
+       GradScaler may skip a step, in all ranks alike.
+    """
 
     is_explicit: bool = False
-    _committed: int | None = None  # the step that was committed and not applied yet
+    """True once the script has called `entered`. Optimizer steps are then ignored."""
+    _committed: int | None = None  # committed step that is not applied yet
     _under_way: Counter[tuple[int, str]] = field(default_factory=Counter[tuple[int, str]])
     _stepped: set[int] = field(default_factory=set[int])
     _expects: bool = False
@@ -343,8 +357,12 @@ class Applying:
             self._committed = None
 
     def begins(self, may_skip: Callable[[], bool]) -> str:
-        """A step begins: what is wrong with the last commit; empty: nothing. `may_skip` may take long: it is asked only
-        where something is, and no more once it has said yes."""
+        """Return what is wrong with the last commit when the next step begins, or an empty text.
+
+        Args:
+            may_skip: Returns whether a GradScaler may skip steps. It is slow, so it is only called if something seems
+                wrong, and not again after it has returned True.
+        """
         step, self._committed = self._committed, None
         if self.is_explicit or step is None:
             return ""

@@ -1,7 +1,8 @@
-"""What others have cost a step, in one line each: a group that was lost, groups that healed. No I/O; handed the time.
+"""Log lines about steps that others have delayed, and the patience of a rank without a quorum. No I/O.
 
-The line about a loss comes with the commit of the step that it has discarded, and says how long that took. Where that
-takes longer than LOSS_HELD_S, or fails, the loss is told before.
+`StepNews` writes one line for a lost group or for groups that healed. The line about a loss comes with the commit of
+the step that the loss has discarded, and contains the delay. If that takes longer than LOSS_HELD_S or fails, the loss
+is reported earlier.
 """
 
 from collections.abc import Sequence
@@ -24,46 +25,47 @@ LOSS_HELD_S = 2.0
 
 @dataclass(frozen=True, slots=True)
 class Loss:
-    """Of the group `name`, noticed at `at` in `step`; `why`: as it was told."""
-
     name: str
+    """Name of the group."""
     why: str
+    """Reason as reported by the manager."""
     step: int
     at: float
+    """When this rank noticed."""
 
     def __str__(self) -> str:
         return f"lost {self.name} ({self.why})"
 
 
 class StepNews:
-    """Of one rank. Time is the caller's monotonic clock."""
+    """Log lines of one rank. Time is the caller's monotonic clock."""
 
     def __init__(self) -> None:
         self._loss: Loss | None = None
         self._healing: tuple[str, int, float] | None = None
 
     def lost(self, loss: Loss) -> str:
-        """A step was discarded by it. The line about an earlier one that is still due; empty: none is."""
+        """Record the loss that has discarded a step. Return the pending line about an earlier one, or an empty text."""
         before, self._loss, self._healing = self._loss, loss, None
         return "" if before is None else f"step {before.step} discarded: {before}"
 
     def late(self, now: float) -> str:
-        """The line that cannot wait for the step any more; empty: none."""
+        """Return the line that cannot wait for the step any longer, or an empty text."""
         return self.flush() if self._loss is not None and now >= self._loss.at + LOSS_HELD_S else ""
 
     def flush(self) -> str:
-        """The step under way is not committed. The line that is due; empty: none."""
+        """Record that the running step is not committed. Return the pending line, or an empty text."""
         loss, self._loss, self._healing = self._loss, None, None
         return "" if loss is None else f"step {loss.step} discarded: {loss}"
 
     def waits(self, step: int, healing: Sequence[str], now: float) -> str:
-        """The step waits for these groups, which heal."""
+        """Return the line about groups that heal while this step waits for them."""
         names = ", ".join(healing)
         self._healing = names, step, now
         return f"step {step} waits for {names} to heal"
 
     def committed(self, step: int, participants: Sequence[str], now: float) -> list[str]:
-        """The lines that come with the commit of `step`."""
+        """Return the lines for the commit of `step`."""
         (loss, self._loss), (healing, self._healing) = (self._loss, None), (self._healing, None)
         lines = list[str]()
         if loss is not None:
@@ -73,16 +75,6 @@ class StepNews:
             lines.append(f"{healing[0]} healed; step {step} took {span(now - healing[2])}")
         return lines
 
-
-# -- patience -----------------------------------------------------------------
-#
-# What a rank does after requests for a quorum that were not granted. No I/O.
-#
-# 1. A refusal that no further request can change ends the rank at once.
-# 2. A refusal that may pass (another process of that name still lives, a quorum was revoked before it began) ends the
-#    rank after `limit` in a row.
-# 3. Waiting is legitimate: for further groups, for a lighthouse, for a manager that starts again. It never ends a
-#    rank, and is logged regularly, with its reason.
 
 FIRST_BACKOFF_S = 0.05
 MAX_BACKOFF_S = 1.0
@@ -94,6 +86,15 @@ _WAITS = (DeadlinePassed, Unreachable, Superseded, LimitReached)
 
 
 class Patience:
+    """Decides what a rank does after requests for a quorum that were not granted.
+
+    1. A refusal that no later request can change ends the rank at once.
+    2. A refusal that may pass (another process with the same name is still alive, a quorum was revoked before it began)
+       ends the rank after `limit` such refusals in a row.
+    3. Waiting for more groups, for a lighthouse or for a restarting manager never ends a rank. It is logged regularly,
+       with its reason.
+    """
+
     def __init__(self, limit: int) -> None:
         self._limit = limit
         self._tries = self._refusals = 0
@@ -102,11 +103,11 @@ class Patience:
         """How long to wait before the next request."""
 
     def answered(self) -> None:
-        """A request was granted."""
+        """Record that a request was granted."""
         self._tries = self._refusals = 0
 
     def refused(self, error: LighthouseError, now: float) -> str:
-        """Why this rank must end; empty: it asks again."""
+        """Record a refusal. Return the reason for which this rank must end, or an empty text to retry."""
         if self._tries == 0:
             self._began_at = self._said_at = now
         self.backoff_s = min(MAX_BACKOFF_S, FIRST_BACKOFF_S * 2 ** min(self._tries, 10))
@@ -119,7 +120,7 @@ class Patience:
         return f"{self._refusals} requests for a quorum refused in a row (max_consecutive_discards): {error}"
 
     def take_news(self, error: LighthouseError, now: float) -> str:
-        """What to log as an error now; empty: nothing."""
+        """Return the text to log as an error now, or an empty text."""
         is_first = self._tries == SAID_FROM
         if self._tries < SAID_FROM or not (is_first or now >= self._said_at + SAID_EVERY_S):
             return ""

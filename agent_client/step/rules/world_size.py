@@ -1,13 +1,14 @@
-"""What counts in a step, and which part of it a replica group does. Pure; every participant comes to the same answer.
+"""Share of a replica group in a step. No I/O; every participant computes the same result.
 
-A step consists of microbatches, one for each rank of the group that does it. Its gradients are the sum over those that
-count, divided by `divisor`. Contributors are the participants that hold the state when they compute; one that does not
-count still does one microbatch, because the others wait for it in their collectives, and adds zeros.
+A step consists of microbatches. Each is computed by all ranks of one group. The gradients of the step are the sum over
+the groups that count, divided by `divisor`. Contributors are the participants that hold the state when they compute. A
+group that does not count still computes one microbatch, because the others wait for it in their collectives, and adds
+zeros.
 
-    mode                 done by                                          microbatches, divisor
+    mode                 computed by                                      microbatches, divisor
     DYNAMIC              every contributor its own                        contributors
     FIXED_WITH_SPARES    the first `size` contributors; the rest spare    min(size, contributors)
-    CONSTANT_BATCH       dealt to the contributors in turn                size
+    CONSTANT_BATCH       assigned to the contributors in turn             size
 """
 
 from dataclasses import dataclass
@@ -29,15 +30,15 @@ class WorldSizeMode(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """`microbatches`: the numbers, below `divisor`, of those that this group does. `counts` False: it adds zeros.
-
-    `is_first`: of all that count, so exactly one in a quorum: where one must speak for all.
-    """
+    """Share of this group in a step."""
 
     microbatches: tuple[int, ...]
+    """Numbers of this group's microbatches, below `divisor`."""
     divisor: int
     counts: bool
+    """False if the group adds zeros."""
     is_first: bool = False
+    """True in exactly one group of a quorum that counts, which provides values that all must share."""
 
     @property
     def weight(self) -> int:
@@ -45,25 +46,26 @@ class Share:
         return len(self.microbatches) if self.counts else 0
 
     def slots(self, group_rank: int, group_world_size: int) -> list[tuple[int, int]]:
-        """(place, number of places) among the ranks of all groups, of each of the microbatches."""
+        """Return (place, number of places) among the ranks of all groups, for each of the microbatches."""
         places = self.divisor * group_world_size
         return [(number * group_world_size + group_rank, places) for number in self.microbatches]
 
 
 @dataclass(frozen=True, slots=True)
 class WorldSize:
-    """`size`: at least 1, not used in DYNAMIC mode; AgentConfig checks it."""
+    """Mode and size. AgentConfig has checked them."""
 
     mode: WorldSizeMode = WorldSizeMode.DYNAMIC
     size: int = 0
+    """At least 1. Not used in DYNAMIC mode."""
 
     @property
     def is_dealt_by_quorum(self) -> bool:
-        """Whether the quorum of a step says which microbatches a group computes."""
+        """True if the quorum of a step determines which microbatches a group computes."""
         return self.mode is not WorldSizeMode.DYNAMIC
 
     def share(self, assignment: Assignment | None) -> Share:
-        """Without a quorum nothing counts."""
+        """Return this group's share. Without a quorum it counts for nothing."""
         if assignment is None:
             return Share((0,), 1, counts=False)
         divisor = self._divisor(assignment.contributors)
@@ -89,7 +91,7 @@ class WorldSize:
 
 
 def slot_among_all(assignment: Assignment | None, group_rank: int, group_world_size: int) -> tuple[int, int]:
-    """(place, number of places) of a rank among all ranks of the quorum; without one, among those of its group."""
+    """Return (place, number of places) of a rank in the quorum, or in its group if there is no quorum."""
     if assignment is None:
         return group_rank, group_world_size
     place = assignment.replica_rank * group_world_size + group_rank
