@@ -100,7 +100,6 @@ def train(
         "--max-startup-failures": "0",
         "--restart-delay": "50ms",
         "--max-restart-delay": "50ms",
-        "--preload": "torch,torch.distributed.fsdp,torch.distributed.checkpoint.state_dict,agent_client",
         "--log-level": "warning",
     }
     words = [word for option in options.items() for word in option]

@@ -208,7 +208,6 @@ class HeadHost:
     async def run(self) -> int:
         """Raises InvalidRequest, naming the option, if an address, a port or the store cannot be had."""
         on_signals(self._loop, lambda number: self._signalled(128 + number), self._pass_on)
-        self._guard.on_failure = lambda why: self._feed(events.EndAsked(1, why))
         guarding = asyncio.create_task(self._watch_guard(), name="guard")
         try:
             await self._begin()

@@ -25,7 +25,6 @@ def trained(
     faults: int,
     *places: str,
     ranks: int = ACTIVE,
-    preload: str = "",
     seed: int = 1,
     backend: str = "gloo",
 ) -> Job:
@@ -34,7 +33,7 @@ def trained(
     script = [str(folder), kind, str(STEPS), str(seed), str(faults), ",".join(places), backend]
     command = [sys.executable, "-m", "benchmarks.support.failing_training", *script]
     options = ["--nproc-per-node", str(ranks), "--active-ranks", str(ACTIVE), "--min-active-ranks", str(ACTIVE)]
-    options += ["--max-restarts", "50", *QUICK, *(["--preload", preload] if preload else [])]
+    options += ["--max-restarts", "50", *QUICK]
     with (
         Lighthouse() as lighthouse,
         Supervisor(lighthouse.address, *options, command=command) as supervisor,
@@ -50,10 +49,10 @@ def trained(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("kind", "preload"), [("ddp", ""), ("fsdp2", "torch,torch.distributed.fsdp")])
-def test_it_comes_back_in_the_same_processes(kind: str, preload: str, tmp_path: Path) -> None:
-    without = trained(tmp_path / "without", kind, 0, *SURVIVED, preload=preload)
-    job = trained(tmp_path / "with", kind, 10, *SURVIVED, preload=preload)
+@pytest.mark.parametrize("kind", ["ddp", "fsdp2"])
+def test_it_comes_back_in_the_same_processes(kind: str, tmp_path: Path) -> None:
+    without = trained(tmp_path / "without", kind, 0, *SURVIVED)
+    job = trained(tmp_path / "with", kind, 10, *SURVIVED)
     assert job.losses == pytest.approx(without.losses, rel=1e-6)
     assert job.started == len(job.held) == ACTIVE, "no process was replaced"
     # gloo rarely keeps a group that still had a message to send (in-process-restart.md), and never twice in a row.
@@ -65,9 +64,7 @@ def test_it_comes_back_in_the_same_processes(kind: str, preload: str, tmp_path: 
 @pytest.mark.slow
 def test_a_process_that_is_lost_is_replaced_by_a_spare(tmp_path: Path) -> None:
     """More are lost than there are spares, so each has to come back; also the one that is stopped, and not dead."""
-    job = trained(
-        tmp_path / "run", "ddp", 8, "exit", "kill", "stop", "between", ranks=ACTIVE + 1, preload="torch", seed=8
-    )
+    job = trained(tmp_path / "run", "ddp", 8, "exit", "kill", "stop", "between", ranks=ACTIVE + 1, seed=8)
     assert {restart.place for restart in job.restarts} == {"exit", "kill", "stop", "between"}
     assert job.started <= ACTIVE + 1 + job.lost
     assert len(set(job.losses)) == 1
