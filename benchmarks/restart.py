@@ -19,10 +19,9 @@ from pathlib import Path
 
 import click
 
-from benchmarks.support.bars import Bar, check_option, conclude
 from benchmarks.support.children import Child, Children
 from benchmarks.support.daemons import OURS, start_lighthouse
-from benchmarks.support.figures import json_option, show_machine, spread, table, write_json
+from benchmarks.support.figures import Bar, benchmark, finish, show_machine, spread, table
 from examples.ports import free_port
 from lighthouse_runtime.process.commands import START_MANAGER
 
@@ -171,48 +170,32 @@ def comeback(lines: Iterator[str], faults: int, ranks: int) -> Comeback:
     return Comeback(after_s, threads, (max(step[2] for step in second), max(step[2] for step in last)))
 
 
-@click.command(help=__doc__)
+@benchmark("Seconds instead of minutes: two kills.")
 @click.option("--runs", default=20, show_default=True, help="How many kills; and five times as many faults in process.")
-@click.option("--quick", is_flag=True, help="Seconds instead of minutes: two kills.")
-@check_option
-@json_option
 def main(runs: int, quick: bool, check: bool, path: Path | None) -> None:
-    found = show_machine()
+    """How long training takes to come back: in process, by torchrun, and by a supervisor."""
+    machine = show_machine()
+    runs, faults = (2, 2) if quick else (runs, 5 * runs)
     with Children() as children:
-        ours, torchruns = in_process(children, 2 if quick else 5 * runs), by_torchrun(children, 2 if quick else runs)
+        ours, torchruns = in_process(children, faults), by_torchrun(children, runs)
     with Children() as children:
-        group = in_a_group(children, 2 if quick else 5 * runs)
+        group = in_a_group(children, faults)
     with Children() as children:
-        restarts = measure(children, 2 if quick else runs)
+        restarts = measure(children, runs)
     ours_s, torchruns_s, group_s = (spread(each.after_s) for each in (ours, torchruns, group))
+    from_start = spread([restart.from_start_s for restart in restarts])
     rows = [
-        ["in process, below the decorator", str(len(ours.after_s)), ours_s.text()],
-        ["torchrun starts all processes again", str(len(torchruns.after_s)), torchruns_s.text()],
-        ["in process, a replica group with an Agent", str(len(group.after_s)), group_s.text()],
-        ["NVIDIA's resiliency extension, as published, at least", "-", f"{sum(NVRX_S.values()):.2f}"],
+        ["a rank raises, in process", str(faults), ours_s.text()],
+        ["a rank raises, torchrun starts all processes again", str(runs), torchruns_s.text()],
+        ["a rank raises, in process, a replica group with an Agent", str(faults), group_s.text()],
+        ["the same, NVIDIA's resiliency extension, as published, at least", "-", f"{sum(NVRX_S.values()):.2f}"],
+        ["a rank is killed, to the quorum of all", str(runs), spread([each.whole_s for each in restarts]).text()],
+        ["of that: from the start of the process", str(runs), from_start.text()],
     ]
-    click.echo(table(["a rank raises, to the first step of all, s: median (lowest to highest)", "faults", ""], rows))
-    click.echo()
+    lines = [table(["to the first step of all, s: median (lowest to highest)", "faults", ""], rows)]
     for name, each in (("in process", ours), ("with an Agent", group)):
-        click.echo(f"{name}: threads {each.threads[0]} to {each.threads[1]}, resident memory {each.growth:.3f} times")
-    click.echo()
-    whole, from_start = (spread([getattr(r, name) for r in restarts]) for name in ("whole_s", "from_start_s"))
-    rows = [
-        ["a rank is killed, to the quorum of all", whole.text()],
-        ["of that: from the start of the process", from_start.text()],
-    ]
-    headers = ["to the quorum of both, seconds: median (lowest to highest)", f"{len(restarts)} restarts"]
-    click.echo(table(headers, rows))
-    report = {
-        "in_process": ours,
-        "in_a_group": group,
-        "torchrun": torchruns,
-        "nvrx_published": NVRX_S,
-        "whole_s": whole,
-        "from_start_s": from_start,
-        "restarts": restarts,
-    }
-    write_json(path, {"benchmark": "restart", "machine": found, **report})
+        lines.append(f"{name}: threads {each.threads[0]} to {each.threads[1]}, resident memory {each.growth:.3f} times")
+    report = {"in_process": ours, "in_a_group": group, "torchrun": torchruns, "restarts": restarts}
     bars = [
         Bar("in process, median", ours_s.median, BAR_S, "s"),
         Bar("resident memory after all faults, of that after the first", ours.growth, GROWTH_BAR),
@@ -220,7 +203,8 @@ def main(runs: int, quick: bool, check: bool, path: Path | None) -> None:
         Bar("its resident memory", group.growth, GROWTH_BAR),
         Bar("process start to first quorum, median", from_start.median, BAR_S, "s"),
     ]
-    conclude(bars, is_checked=check)
+    report = {"benchmark": "restart", "machine": machine, "nvrx_published": NVRX_S, **report}
+    finish("\n".join(lines), report, bars, is_checked=check, path=path)
 
 
 if __name__ == "__main__":
