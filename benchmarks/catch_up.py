@@ -10,21 +10,20 @@ import json
 import signal
 import statistics
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import click
 from torch.distributed import TCPStore
 
-from benchmarks.support.bars import Bar, check_option, conclude
 from benchmarks.support.children import Children
 from benchmarks.support.cluster import NAMES, Event, Group, wait_until
 from benchmarks.support.daemons import HERE, OURS, start_lighthouse, start_manager
-from benchmarks.support.figures import json_option, show_machine, table, write_json
+from benchmarks.support.figures import Bar, benchmark, finish, show_machine, table
 
 GIB = 2**30
 MODES = ("blocking", "catch_up")
+LINKS_MB_S = (0.0, 100.0)  # 0: as fast as the machine
 STAYS, LATE = NAMES[:2], NAMES[2]
 STEPS_BEFORE = 15
 STEPS_AFTER = 5
@@ -137,26 +136,17 @@ def bars(results: Sequence[Healed]) -> list[Bar]:
     ]
 
 
-@click.command()
+@benchmark("Seconds instead of minutes: 1/16 GiB, catch_up alone.")
 @click.option("--gib", type=float, default=1.0, show_default=True, help="State to heal.")
-@click.option("--link", "links", type=float, multiple=True, default=(0, 100), show_default=True, help="MB/s; 0: as is.")
-@click.option("--mode", "modes", type=click.Choice(MODES), multiple=True, default=MODES, show_default=True)
-@click.option("--repeats", type=click.IntRange(1), default=1, show_default=True, help="Of each.")
-@click.option("--quick", is_flag=True, help="Seconds instead of minutes: 1/16 GiB, catch_up alone.")
-@check_option
-@json_option
-def main(
-    gib: float, links: Sequence[float], modes: Sequence[str], repeats: int, quick: bool, check: bool, path: Path | None
-) -> None:
+def main(gib: float, quick: bool, check: bool, path: Path | None) -> None:
     """How long the other groups' steps take while one heals."""
+    links, modes = LINKS_MB_S, MODES
     if quick:
-        gib, links, modes, repeats = 1 / 16, (0,), ("catch_up",), 1
-    found = show_machine()
-    results = [heal(mode, int(gib * GIB), link) for link in links for mode in modes for _ in range(repeats)]
-    click.echo(render(results))
-    report: dict[str, Any] = {"benchmark": "catch_up", "machine": found, "results": [asdict(each) for each in results]}
-    write_json(path, report)
-    conclude(bars(results), is_checked=check)
+        gib, links, modes = 1 / 16, (0.0,), ("catch_up",)
+    machine = show_machine()
+    results = [heal(mode, int(gib * GIB), link) for link in links for mode in modes]
+    report = {"benchmark": "catch_up", "machine": machine, "results": results}
+    finish(render(results), report, bars(results), is_checked=check, path=path)
 
 
 if __name__ == "__main__":

@@ -14,10 +14,12 @@ import click
 
 from agent_client.transfer.memory import available_bytes
 from benchmarks.support.children import Children
-from benchmarks.support.figures import json_option, ratios, show_machine, spread, table, write_json
+from benchmarks.support.figures import Bar, benchmark, finish, ratios, show_machine, spread, table
 from benchmarks.support.torchft_native import released_version
 
 GIB = 2**30
+BAR = 1.1
+"""Of torchft's time, with "hold"."""
 NAMES = {"torchft": "torchft 0.2", "snapshot": "ours, snapshot", "hold": "ours, hold"}
 
 
@@ -106,12 +108,18 @@ def _cells(row: Mapping[str, Any]) -> list[str]:
     ]
 
 
-@click.command()
+def bars(results: Sequence[Mapping[str, Any]]) -> list[Bar]:
+    return [
+        Bar(f"{row['gib']:g} GiB, {NAMES['hold']}: of torchft's time", row["of_torchft"].median, BAR)
+        for row in results
+        if row["kind"] == "hold" and row["of_torchft"]
+    ]
+
+
+@benchmark("Seconds instead of minutes: one heal of 1/4 GiB.")
 @click.option("--gib", "sizes", type=float, multiple=True, default=(1, 4), show_default=True, help="State to heal.")
 @click.option("--repeats", type=click.IntRange(1), default=5, show_default=True, help="Measured heals each.")
-@click.option("--quick", is_flag=True, help="Seconds instead of minutes: one heal of 1/4 GiB.")
-@json_option
-def main(sizes: Sequence[float], repeats: int, quick: bool, path: Path | None) -> None:
+def main(sizes: Sequence[float], repeats: int, quick: bool, check: bool, path: Path | None) -> None:
     """Seconds and memory per GiB healed, beside torchft's HTTP transport."""
     if quick:
         sizes, repeats = (0.25,), 1
@@ -123,8 +131,8 @@ def main(sizes: Sequence[float], repeats: int, quick: bool, path: Path | None) -
         for found in [measure(kinds, size_bytes, repeats)]
         for kind, heals in found.items()
     ]
-    click.echo(render(results))
-    write_json(path, {"benchmark": "heal", "machine": machine, "repeats": repeats, "results": results})
+    written = {"benchmark": "heal", "machine": machine, "repeats": repeats, "results": results}
+    finish(render(results), written, bars(results), is_checked=check, path=path)
 
 
 if __name__ == "__main__":

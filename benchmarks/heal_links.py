@@ -1,40 +1,34 @@
-"""Seconds that a heal takes over links of so many MB/s: from several sources at once, and of several targets at once.
+"""Seconds that a heal takes from several sources at once, each behind a link of so many MB/s.
 
-Each source, and each of several targets, is a process in a network namespace of its own, behind a link that bounds what
-it sends. `--sources`: one target; what that costs its sources, which serve the state where it lies and train meanwhile
-(Steps in support/healing.py); and what it costs where one of them is killed half way. `--targets`: all heal from one
-source. It takes root.
+Each source is a process in a network namespace of its own, behind a link that bounds what it sends. With several, one
+of them is killed in one more heal, half way. It takes root.
 """
 
 import signal
 import time
 from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
-from statistics import mean, median
+from statistics import median
 
 import click
 
-from benchmarks.support.bars import Bar, check_option, conclude
 from benchmarks.support.children import Children
-from benchmarks.support.figures import json_option, show_machine, spread, table, write_json
-from benchmarks.support.network import SecondHost, Switch
+from benchmarks.support.figures import Bar, benchmark, finish, show_machine, spread, table
+from benchmarks.support.network import SecondHost
 
 GIB = 2**30
-SOURCES, TARGETS = (1, 2, 3), (1, 8)
-SETTLED_S = 2.0
+SOURCES = (1, 3)
 
 
 @dataclass(frozen=True, slots=True)
-class FromSeveral:
-    """`steps`: how long the sources' steps took beside a heal, in the mean, of those without. `killed_s`: where one of
-    the sources is killed after half of `seconds`; `killed_at_best_s`: what the links of the others allow then. Both are
-    0 with one source."""
+class Healed:
+    """`killed_s`: where one of the sources is killed after half of `seconds`; `killed_at_best_s`: what the links of the
+    others allow then. Both are 0 with one source."""
 
     sources: int
     seconds: tuple[float, ...]
-    steps: float
     killed_s: float = 0.0
     killed_at_best_s: float = 0.0
 
@@ -43,7 +37,7 @@ class FromSeveral:
         return median(self.seconds)
 
 
-def measure_sources(count: int, size_bytes: int, link_mb_s: float, repeats: int) -> FromSeveral:
+def measure(count: int, size_bytes: int, link_mb_s: float, repeats: int) -> Healed:
     """The first heal is not counted."""
     with ExitStack() as stack:
         hosts = [stack.enter_context(SecondHost(number, link_mb_s)) for number in range(count)]
@@ -68,35 +62,23 @@ def measure_sources(count: int, size_bytes: int, link_mb_s: float, repeats: int)
                 child.ask(order="release")
             return seconds
 
-        def steps() -> list[float]:
-            return [step for child in sources for step in child.ask(order="steps")]
-
         seconds = tuple([heal(float(number + 1)) for number in range(repeats + 1)][1:])
-        without, beside = [], []
-        for number in range(repeats):
-            steps()
-            time.sleep(max(SETTLED_S, median(seconds)))
-            without += steps()
-            heal(-float(number + 2))
-            beside += steps()
-        whole = FromSeveral(count, seconds, mean(beside) / mean(without))
         if count == 1:
-            return whole
+            return Healed(count, seconds)
         begin(-1.0)
-        time.sleep(whole.median_s / 2)
+        half_s = median(seconds) / 2
+        time.sleep(half_s)
         sources[0].signal(signal.SIGKILL)  # the one that the target was assigned
-        at_best_s = whole.median_s / 2 * (1 + count / (count - 1))
-        return replace(whole, killed_s=target.answer()["fetch_s"], killed_at_best_s=at_best_s)
+        return Healed(count, seconds, target.answer()["fetch_s"], half_s * (1 + count / (count - 1)))
 
 
-def render_sources(results: Sequence[FromSeveral]) -> str:
-    header = ["sources", "seconds", "times as fast", "sources' steps", "one killed half way, s", "at best, s"]
+def render(results: Sequence[Healed]) -> str:
+    header = ["sources", "seconds", "times as fast", "one killed half way, s", "at best, s"]
     rows = [
         [
             str(row.sources),
             spread(row.seconds).text(),
             f"{results[0].median_s / row.median_s:.2f}",
-            f"{row.steps:.3f}",
             f"{row.killed_s:.2f}" if row.killed_s else "",
             f"{row.killed_at_best_s:.2f}" if row.killed_s else "",
         ]
@@ -105,114 +87,25 @@ def render_sources(results: Sequence[FromSeveral]) -> str:
     return table(header, rows)
 
 
-def bars_of_sources(results: Sequence[FromSeveral]) -> list[Bar]:
-    one, *several = results
-    found = [
-        Bar(f"sources' steps beside a heal, of those without, {row.sources} at once", row.steps, 1.1) for row in results
-    ]
-    for row in several:
-        share = one.sources / row.sources / 0.9
-        found.append(
-            Bar(f"from {row.sources} at once, of the time from {one.sources}", row.median_s / one.median_s, share)
-        )
-        found.append(
-            Bar(f"one of {row.sources} killed, of what the links allow", row.killed_s / row.killed_at_best_s, 1.2)
-        )
-    return found
+def bars(results: Sequence[Healed]) -> list[Bar]:
+    one, several = results
+    what, limit = f"from {several.sources} at once, of the time from one", 1 / several.sources / 0.9
+    killed = several.killed_s / several.killed_at_best_s
+    return [Bar(what, several.median_s / one.median_s, limit), Bar("one killed, of what the links allow", killed, 1.2)]
 
 
-@dataclass(frozen=True, slots=True)
-class OfSeveral:
-    """`seconds`: until the last one has the state."""
-
-    targets: int
-    seconds: tuple[float, ...]
-
-    @property
-    def median_s(self) -> float:
-        return median(self.seconds)
-
-
-def measure_targets(count: int, size_bytes: int, link_mb_s: float, repeats: int) -> OfSeveral:
-    """The first heal is not counted."""
-    with ExitStack() as stack:
-        switch = stack.enter_context(Switch())
-        hosts = [stack.enter_context(SecondHost(number, link_mb_s, switch)) for number in range(count + 1)]
-        children = stack.enter_context(Children())
-        arguments = ["-m", "benchmarks.support.healing", "hold", str(size_bytes)]
-        source, *targets = [
-            children.start(host.address, *arguments, host.address, within=host.within) for host in hosts
-        ]
-        for child in (source, *targets):
-            child.read_line()
-        addresses = [child.ask(order="listens") for child in targets]
-
-        def heal(value: float) -> float:
-            source.ask(order="mark", value=value)
-            for child in targets:
-                child.ask(order="mark", value=-value)
-            address = source.ask(order="serve")["address"]
-            for mine, child in enumerate(targets):
-                others = [at if number != mine else "" for number, at in enumerate(addresses)] if count > 1 else []
-                child.send(order="heal", address=address, value=value, others=others)
-            seconds = max(child.answer()["fetch_s"] for child in targets)
-            for child in (source, *targets):
-                child.ask(order="release")
-            return seconds
-
-        return OfSeveral(count, tuple([heal(float(number + 1)) for number in range(repeats + 1)][1:]))
-
-
-def render_targets(results: Sequence[OfSeveral]) -> str:
-    rows = [
-        [str(row.targets), spread(row.seconds).text(), f"{row.median_s / results[0].median_s:.2f}"] for row in results
-    ]
-    return table(["targets", "seconds", "of the time of the first"], rows)
-
-
-def bars_of_targets(results: Sequence[OfSeveral]) -> list[Bar]:
-    one, *several = results
-    return [
-        Bar(f"{row.targets} at once, of the time of {one.targets}", row.median_s / one.median_s, 1.6) for row in several
-    ]
-
-
-@click.command()
-@click.option("--gib", "gib", type=float, default=1.0, show_default=True, help="State to heal.")
+@benchmark("Seconds instead of minutes: 1/16 GiB.")
+@click.option("--gib", type=float, default=1.0, show_default=True, help="State to heal.")
 @click.option("--repeats", type=click.IntRange(1), default=5, show_default=True, help="Measured heals each.")
 @click.option("--link", type=float, default=100.0, show_default=True, help="MB/s that each sends.")
-@click.option("--sources", type=click.IntRange(1, 5), multiple=True, help="So many; else 1, 2 and 3.")
-@click.option("--quick", is_flag=True, help="Seconds instead of minutes: two sources, and two targets, of 1/16 GiB.")
-@click.option("--targets", type=click.IntRange(1, 16), multiple=True, help="So many; else 1 and 8.")
-@check_option
-@json_option
-def main(
-    gib: float,
-    repeats: int,
-    link: float,
-    sources: Sequence[int],
-    targets: Sequence[int],
-    quick: bool,
-    check: bool,
-    path: Path | None,
-) -> None:
-    """Seconds of a heal over links: from several sources, and of several targets."""
-    found, size_bytes = show_machine(), int(gib * GIB)
+def main(gib: float, repeats: int, link: float, quick: bool, check: bool, path: Path | None) -> None:
+    """Seconds of a heal over links, from one source and from three."""
     if quick:
-        size_bytes, link, repeats, sources, targets = GIB // 16, 25.0, 1, (1, 2), (1, 2)
-    elif not sources and not targets:
-        sources, targets = SOURCES, TARGETS
-    from_several = [measure_sources(count, size_bytes, link, repeats) for count in sources]
-    if from_several:
-        click.echo(render_sources(from_several))
-    of_several = [measure_targets(count, size_bytes, link, repeats) for count in targets]
-    if of_several:
-        click.echo(render_targets(of_several))
-    report = {"benchmark": "heal_links", "machine": found, "gib": gib, "link_mb_s": link, "repeats": repeats}
-    rows = {"sources": [asdict(row) for row in from_several], "targets": [asdict(row) for row in of_several]}
-    write_json(path, report | rows)
-    bars = bars_of_sources(from_several) if from_several else []
-    conclude(bars + (bars_of_targets(of_several) if of_several else []), is_checked=check)
+        gib, link, repeats = 1 / 16, 25.0, 1
+    machine = show_machine()
+    results = [measure(count, int(gib * GIB), link, repeats) for count in SOURCES]
+    report = {"benchmark": "heal_links", "machine": machine, "gib": gib, "link_mb_s": link, "results": results}
+    finish(render(results), report, bars(results), is_checked=check, path=path)
 
 
 if __name__ == "__main__":

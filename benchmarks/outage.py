@@ -14,14 +14,14 @@ from typing import Any
 
 import click
 
-from benchmarks.support.bars import Bar, check_option, conclude
 from benchmarks.support.children import Child, Children
 from benchmarks.support.cluster import Cluster, wait_until
 from benchmarks.support.daemons import OURS
-from benchmarks.support.figures import json_option, show_machine, spread, table, write_json
+from benchmarks.support.figures import Bar, benchmark, finish, show_machine, spread, table
 from benchmarks.support.scrape import is_standing
 
 HEARTBEAT_TIMEOUT_S = 5.0
+AWAY_S = 2.0
 PAUSE_S = 10.0
 QUIET_S = 2.0
 RETURN_TIMEOUT_S = 30.0
@@ -45,8 +45,8 @@ class Outage:
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """`longest_before_s`: the longest step in a while before it. `crowd`: what the crowd tells (session_crowd.py), None
-    where there is none."""
+    """`longest_before_s`: the longest step in a while before it. `others_lost`: how often one of the crowd was
+    revoked, or all got another quorum; None without a crowd."""
 
     away_s: float
     standing_s: float
@@ -55,11 +55,11 @@ class Run:
     longest_step_s: float
     discards: int
     quorums: int
-    crowd: Mapping[str, Any] | None
+    others_lost: int | None
 
 
-def kill(away_s: float) -> Callable[[Cluster], float]:
-    return lambda cluster: cluster.kill_lighthouse(away_s)
+def kill(cluster: Cluster) -> float:
+    return cluster.kill_lighthouse(AWAY_S)
 
 
 def pause(cluster: Cluster) -> float:
@@ -71,8 +71,7 @@ def pause(cluster: Cluster) -> float:
 
 
 OUTAGES = (
-    Outage("kill-1", "SIGKILL, back after 1 s", kill(1.0), runs=20, is_hidden=True),
-    Outage("kill-2", "SIGKILL, back after 2 s", kill(2.0), runs=20, is_hidden=True),
+    Outage("kill", f"SIGKILL, back after {AWAY_S:g} s", kill, runs=20, is_hidden=True),
     Outage("pause", f"SIGSTOP for {PAUSE_S:g} s", pause, runs=3, has_crowd=True),
 )
 
@@ -109,7 +108,7 @@ def _strike(outage: Outage, cluster: Cluster, crowd: Child | None) -> Run:
         longest_step_s=max(steps),
         discards=sum(event.what == "discard" for event in events),
         quorums=len({event.quorum_id for event in events if event.what == "commit"}),
-        crowd=_compare(before, crowd.ask(what="report")) if crowd else None,
+        others_lost=_lost(before, crowd.ask(what="report")) if crowd and before else None,
     )
 
 
@@ -122,8 +121,9 @@ def _steps(cluster: Cluster, since: float, until: float) -> list[float]:
     return steps
 
 
-def _compare(before: Mapping[str, Any] | None, after: Mapping[str, Any]) -> Mapping[str, Any]:
-    return {**after, "changes": int(before is None or before["quorums"] != after["quorums"])}
+def _lost(before: Mapping[str, Any], after: Mapping[str, Any]) -> int:
+    """What the crowd told (session_crowd.py)."""
+    return after["revokes"] + (before["quorums"] != after["quorums"])
 
 
 def render(results: Sequence[Mapping[str, Any]]) -> str:
@@ -134,24 +134,16 @@ def render(results: Sequence[Mapping[str, Any]]) -> str:
 
 def _cells(row: Mapping[str, Any]) -> list[str]:
     runs: Sequence[Run] = row["runs"]
-    times = [
-        spread([run.away_s for run in runs]).text(1),
-        spread([run.standing_s for run in runs]).text(1),
-        spread([run.median_step_s for run in runs]).text(0, 1e3),
-        spread([run.longest_before_s for run in runs]).text(0, 1e3),
-        spread([run.longest_step_s for run in runs]).text(0, 1e3),
-    ]
-    others = str(sum(_lost(run) for run in runs)) if runs[0].crowd else "-"
-    return [row["name"], str(len(runs)), *times, str(sum(r.discards for r in runs)), str(_most_quorums(runs)), others]
+    columns = {"away_s": (1, 1.0), "standing_s": (1, 1.0)}
+    columns |= dict.fromkeys(("median_step_s", "longest_before_s", "longest_step_s"), (0, 1e3))
+    times = [spread([getattr(run, name) for run in runs]).text(*shown) for name, shown in columns.items()]
+    discards, quorums = sum(run.discards for run in runs), max(run.quorums for run in runs)
+    return [row["name"], str(len(runs)), *times, str(discards), str(quorums), _others(runs)]
 
 
-def _lost(run: Run) -> int:
-    """Of the crowd: how often one was revoked, or all got another quorum."""
-    return run.crowd["revokes"] + run.crowd["changes"] if run.crowd else 0
-
-
-def _most_quorums(runs: Sequence[Run]) -> int:
-    return max(run.quorums for run in runs)
+def _others(runs: Sequence[Run]) -> str:
+    lost = [run.others_lost for run in runs if run.others_lost is not None]
+    return str(sum(lost)) if lost else "-"
 
 
 def bars(results: Sequence[Mapping[str, Any]]) -> list[Bar]:
@@ -162,41 +154,32 @@ def _bars(row: Mapping[str, Any]) -> list[Bar]:
     runs: Sequence[Run] = row["runs"]
     name = row["name"]
     found = [
-        Bar(f"{name}: quorums in a run", _most_quorums(runs), 1),
+        Bar(f"{name}: quorums in a run", max(run.quorums for run in runs), 1),
         Bar(f"{name}: discarded steps", sum(run.discards for run in runs), 0),
     ]
     if row["is_hidden"]:
         longer_s = max(run.longest_step_s - run.median_step_s for run in runs)
         found.append(Bar(f"{name}: longest step above the median, largest of {len(runs)}", longer_s, LONGER_S, "s"))
-    if runs[0].crowd:
-        found.append(Bar(f"{name}: of the others, lost", sum(_lost(run) for run in runs), 0))
+    if lost := [run.others_lost for run in runs if run.others_lost is not None]:
+        found.append(Bar(f"{name}: of the others, lost", sum(lost), 0))
     return found
 
 
-@click.command()
+@benchmark("Seconds instead of minutes: one kill.")
 @click.option("--faults", default=",".join(outage.key for outage in OUTAGES), show_default=True, help="Which.")
 @click.option("--runs", type=click.IntRange(1), help="Of each; default: 20 kills, 3 pauses.")
-@click.option("--quick", is_flag=True, help="Seconds instead of minutes: one kill.")
-@check_option
-@json_option
 def main(faults: str, runs: int | None, quick: bool, check: bool, path: Path | None) -> None:
     """What an outage of the lighthouse costs groups that train."""
     if quick:
-        faults, runs = "kill-1", 1
-    found = show_machine()
+        faults, runs = "kill", 1
+    machine = show_machine()
     results = [
-        {
-            "fault": outage.key,
-            "name": outage.name,
-            "is_hidden": outage.is_hidden,
-            "runs": run_outage(outage, runs or outage.runs, CROWD),
-        }
-        for outage in OUTAGES
-        if outage.key in faults.split(",")
+        {"name": each.name, "is_hidden": each.is_hidden, "runs": run_outage(each, runs or each.runs, CROWD)}
+        for each in OUTAGES
+        if each.key in faults.split(",")
     ]
-    click.echo(render(results))
-    write_json(path, {"benchmark": "outage", "machine": found, "results": results})
-    conclude(bars(results), is_checked=check)
+    report = {"benchmark": "outage", "machine": machine, "results": results}
+    finish(render(results), report, bars(results), is_checked=check, path=path)
 
 
 if __name__ == "__main__":

@@ -1,106 +1,148 @@
 """How long the survivors wait when one of three replica groups goes away.
 
 Real daemons, one rank process a group with steps of 20 ms and no torch (support/training_rank.py). torchft's released
-daemons beside ours, over fewer runs, since each of theirs lasts. faults.py is the same with real training.
-With --tls ours takes turns with ours by TLS between managers and lighthouse.
+daemons beside ours, over fewer runs, since each of theirs lasts. A loss is over when the last of the survivors has
+committed a step under a quorum without the lost one.
 """
 
 import contextlib
-from collections.abc import Mapping, Sequence
+import math
+import random
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import click
 
-from benchmarks.support import losses
-from benchmarks.support.bars import Bar, check_option, conclude
 from benchmarks.support.children import Children
-from benchmarks.support.cluster import Cluster, kill_group, kill_rank, pull_cable, stop_group
-from benchmarks.support.daemons import OURS, OURS_BY_TLS, TORCHFT
-from benchmarks.support.figures import json_option, show_machine, write_json
-from benchmarks.support.losses import VICTIM, Limit, Loss, Run, lose, result
-from benchmarks.support.network import SecondHost, is_possible
+from benchmarks.support.cluster import NAMES, STEP_S, Cluster, Event, kill_group, kill_rank, stop_group, wait_until
+from benchmarks.support.daemons import OURS, TORCHFT
+from benchmarks.support.figures import Bar, benchmark, finish, percentile, show_machine, spread, table
 from benchmarks.support.torchft_native import released_version
 
-DEFAULT_TIMEOUT_S = 5.0
-SHORT_TIMEOUT_S = 2.0
-TURN_RUNS = 5
+VICTIM = NAMES[-1]
+SURVIVORS = NAMES[:-1]
+GIVE_UP_S = 8.0
+NAMED = {OURS: "ours", TORCHFT: "torchft 0.2"}
+HUNDRED = 100
+"""Of so many runs one may take longer than a bar allows."""
 
-SOON = Limit("committed_s", largest_s=0.1, median_s=0.06)
-NOTICED = Limit("noticed_s", largest_s=2.5)
+
+@dataclass(frozen=True, slots=True)
+class Loss:
+    """A fault that takes the victim away. `moment` is what the bars ask for: of all runs, or of 99 in HUNDRED."""
+
+    key: str
+    name: str
+    strike: Callable[[Cluster, str], None]
+    heartbeat_timeout_s: float
+    moment: str
+    largest_s: float
+    median_s: float = math.inf
+
+
 LOSSES = (
-    Loss("kill-group", "SIGKILL of a group", kill_group, DEFAULT_TIMEOUT_S, SOON),
-    Loss("kill-rank", "SIGKILL of a rank", kill_rank, DEFAULT_TIMEOUT_S, SOON),
-    Loss("stop", "SIGSTOP of a group", stop_group, SHORT_TIMEOUT_S, NOTICED),
-    Loss("vanish", "a host vanishes", pull_cable, SHORT_TIMEOUT_S, NOTICED, is_on_second_host=True),
+    Loss("kill-group", "SIGKILL of a group", kill_group, 5.0, "committed_s", largest_s=0.1, median_s=0.06),
+    Loss("kill-rank", "SIGKILL of a rank", kill_rank, 5.0, "committed_s", largest_s=0.1, median_s=0.06),
+    Loss("stop", "SIGSTOP of a group", stop_group, 2.0, "noticed_s", largest_s=2.5),
 )
 
 
-def run_loss(loss: Loss, product: str, runs: int) -> list[Run]:
-    with Children() as children, contextlib.ExitStack() as stack:
-        host = stack.enter_context(SecondHost()) if loss.is_on_second_host else None
-        cluster = Cluster(children, product, loss.heartbeat_timeout_s, host)
-        return [_strike(loss, cluster) for _ in range(runs)]
+@dataclass(frozen=True, slots=True)
+class Run:
+    """Seconds from the fault until the last survivor was there; infinite: not within GIVE_UP_S."""
+
+    noticed_s: float
+    quorum_s: float
+    committed_s: float
 
 
-def _strike(loss: Loss, cluster: Cluster) -> Run:
-    run = lose(loss, cluster)
+def run_loss(loss: Loss, product: str, runs: int) -> dict[str, Any]:
+    with Children() as children:
+        cluster = Cluster(children, product, loss.heartbeat_timeout_s)
+        done = [lose(loss, cluster) for _ in range(runs)]
+    return {"fault": loss.key, "product": product, "heartbeat_timeout_s": loss.heartbeat_timeout_s, "runs": done}
+
+
+def lose(loss: Loss, cluster: Cluster) -> Run:
+    """Lose the victim at any moment of a step, and start it again afterwards."""
+    survivors = [cluster.groups[name] for name in SURVIVORS]
+    time.sleep(random.uniform(0, 2 * STEP_S))
+    struck_at = time.monotonic()
+    loss.strike(cluster, VICTIM)
+
+    def first(what: str) -> float:
+        return max(_first(group.since(struck_at), what) - struck_at for group in survivors)
+
+    with contextlib.suppress(TimeoutError):
+        wait_until(lambda: first("commit") < math.inf, GIVE_UP_S, "the survivors go on")
+    run = Run(min(first("revoked"), first("quorum")), first("quorum"), first("commit"))
     cluster.replace(VICTIM)
     return run
 
 
-def run_in_turn(loss: Loss, products: Sequence[str], runs: int) -> dict[str, list[Run]]:
-    """Of each, TURN_RUNS at a time, so that all see the same of what else the machine does."""
-    done: dict[str, list[Run]] = {product: [] for product in products}
-    for begun in range(0, runs, TURN_RUNS):
-        for product in products:
-            done[product] += run_loss(loss, product, min(TURN_RUNS, runs - begun))
-    return done
+def _first(events: Iterable[Event], what: str) -> float:
+    """When a rank was told of the loss, or came so far without the lost one."""
+    found = (e.at for e in events if e.what == what and (what == "revoked" or e.size == len(SURVIVORS)))
+    return next(found, math.inf)
 
 
-def measure(keys: Sequence[str], runs: int, torchft_runs: int, *, with_tls: bool = False) -> list[dict[str, Any]]:
-    products = (OURS, OURS_BY_TLS) if with_tls else (OURS,)
-    results: list[dict[str, Any]] = []
-    for loss in LOSSES:
-        if loss.key not in keys:
-            continue
-        if loss.is_on_second_host and not is_possible():
-            click.echo(f"{loss.name}: not measured, since it takes the right to administer the network", err=True)
-            continue
-        done = run_in_turn(loss, products, runs) if with_tls else {OURS: run_loss(loss, OURS, runs)}
-        results += [result(loss, product, done[product]) for product in products]
-        if released_version() and torchft_runs:
-            results.append(result(loss, TORCHFT, run_loss(loss, TORCHFT, torchft_runs)))
-    return results
+def measure(keys: Sequence[str], runs: int, torchft_runs: int) -> list[dict[str, Any]]:
+    counts = {OURS: runs, TORCHFT: torchft_runs if released_version() else 0}
+    losses = [loss for loss in LOSSES if loss.key in keys]
+    return [run_loss(loss, product, count) for loss in losses for product, count in counts.items() if count]
 
 
 def render(results: Sequence[Mapping[str, Any]]) -> str:
-    return losses.render(LOSSES, results)
+    header = ["fault (heartbeat timeout), daemons", "runs", "noticed ms", "new quorum ms", "next committed step ms"]
+    return table(header, [_cells(row) for row in results])
+
+
+def _cells(row: Mapping[str, Any]) -> list[str]:
+    loss = next(loss for loss in LOSSES if loss.key == row["fault"])
+    name = f"{loss.name} ({loss.heartbeat_timeout_s:g} s), {NAMED[row['product']]}"
+    moments = ("noticed_s", "quorum_s", "committed_s")
+    return [name, str(len(row["runs"])), *(_moment(_values(row, moment)) for moment in moments)]
+
+
+def _moment(values: Sequence[float]) -> str:
+    return f"> {GIVE_UP_S * 1e3:.0f}" if math.inf in values else spread(values).text(0, 1e3)
+
+
+def _values(row: Mapping[str, Any], moment: str) -> list[float]:
+    return [getattr(run, moment) for run in row["runs"]]
 
 
 def bars(results: Sequence[Mapping[str, Any]]) -> list[Bar]:
-    return losses.bars(LOSSES, results)
+    found: list[Bar] = []
+    for loss in LOSSES:
+        for row in results:
+            if (row["fault"], row["product"]) != (loss.key, OURS):
+                continue
+            values = _values(row, loss.moment)
+            what = f"{loss.name} -> {'noticed' if loss.moment == 'noticed_s' else 'next committed step'}"
+            which = "largest" if len(values) < HUNDRED else "99th percentile"
+            if loss.median_s < math.inf:
+                found.append(Bar(f"{what}, median", spread(values).median, loss.median_s, "s"))
+            largest = percentile(values, 0.99)
+            found.append(Bar(f"{what}, {which} of {len(values)}", largest, loss.largest_s, "s"))
+    return found
 
 
-@click.command()
+@benchmark("Seconds instead of minutes: two runs of the kills, ours alone.")
 @click.option("--faults", default=",".join(loss.key for loss in LOSSES), show_default=True, help="Which.")
 @click.option("--runs", type=click.IntRange(1), default=20, show_default=True, help="Of each fault.")
 @click.option("--torchft-runs", type=click.IntRange(0), default=3, show_default=True, help="Of each fault.")
-@click.option("--quick", is_flag=True, help="Seconds instead of minutes: two runs of the kills, ours alone.")
-@click.option("--tls", "with_tls", is_flag=True, help="Also with TLS, in turn with ours.")
-@check_option
-@json_option
-def main(
-    faults: str, runs: int, torchft_runs: int, quick: bool, with_tls: bool, check: bool, path: Path | None
-) -> None:
+def main(faults: str, runs: int, torchft_runs: int, quick: bool, check: bool, path: Path | None) -> None:
     """How long the survivors wait when a replica group goes away, beside torchft's."""
     if quick:
         faults, runs, torchft_runs = "kill-group,kill-rank", 2, 0
-    found = show_machine(beside_torchft=True)
-    results = measure(faults.split(","), runs, torchft_runs, with_tls=with_tls)
-    click.echo(render(results))
-    write_json(path, {"benchmark": "recovery", "machine": found, "results": results})
-    conclude(bars(results), is_checked=check)
+    machine = show_machine(beside_torchft=True)
+    results = measure(faults.split(","), runs, torchft_runs)
+    report = {"benchmark": "recovery", "machine": machine, "results": results}
+    finish(render(results), report, bars(results), is_checked=check, path=path)
 
 
 if __name__ == "__main__":

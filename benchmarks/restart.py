@@ -7,8 +7,7 @@ ranks of a replica group with an Agent, whose peer group goes on: to the group's
 As processes: a rank of a supervised group is killed, both start again, and have a quorum. Two ranks without torch
 (support/restarting_rank.py) under one `lighthouse-manager run`, a lighthouse, no delay between death and restart but
 the smallest. Measured are the whole time from the kill to the quorum of both ranks, and the age of the slower rank's
-process at that time. And the same where both are forked from an interpreter that has torch and the Agent already
-(--preload).
+process at that time.
 """
 
 import os
@@ -20,12 +19,10 @@ from pathlib import Path
 
 import click
 
-from benchmarks.support.bars import Bar, check_option, conclude
 from benchmarks.support.children import Child, Children
 from benchmarks.support.daemons import OURS, start_lighthouse
-from benchmarks.support.figures import json_option, show_machine, spread, table, write_json
+from benchmarks.support.figures import Bar, benchmark, finish, show_machine, spread, table
 from examples.ports import free_port
-from lighthouse_runtime.process.children import started_at
 from lighthouse_runtime.process.commands import START_MANAGER
 
 DDP_RANKS = 4
@@ -38,8 +35,6 @@ NVRX_S = {"torch's destroy_process_group": 0.5, "last_call_wait": 1.0, "rank ass
 way, and what the function does again. Source: github.com/NVIDIA/nvidia-resiliency-ext at commit d8686d9 (after 0.7.0),
 docs/source/inprocess/usage_guide.rst, and src/nvidia_resiliency_ext/inprocess/wrap.py for the default."""
 BAR_S = 1.0
-PRELOADED = "torch,agent_client.step.agent,lighthouse_runtime.client.clients"
-PRELOADED_BAR_S = 0.25
 GROUP_BAR_S = 2.0
 GROWTH_BAR = 1.05
 
@@ -52,7 +47,7 @@ class Restart:
     from_start_s: float
 
 
-def supervisor(children: Children, lighthouse: str, runs: int, preload: str) -> Child:
+def supervisor(children: Children, lighthouse: str, runs: int) -> Child:
     options = {
         "--lighthouse": lighthouse,
         "--replica-id": "a",
@@ -66,8 +61,6 @@ def supervisor(children: Children, lighthouse: str, runs: int, preload: str) -> 
         "--max-restart-delay": f"{DELAY_S:g}s",
         "--log-level": "warning",
     }
-    if preload:
-        options["--preload"] = preload
     words = [word for option in options.items() for word in option]
     return children.start("supervisor", "-c", START_MANAGER, "run", *words, "-m", "benchmarks.support.restarting_rank")
 
@@ -85,18 +78,18 @@ def ages(lines: Iterator[str], attempt: int) -> list[float]:
 
 
 def rank_below(pid: int) -> int:
-    """A rank's pid: the guard's youngest child; the eldest may be what they are forked from."""
+    """Return the pid of a rank, a child of the guard."""
     (guard,) = _children(pid)
-    return max(_children(guard), key=started_at)
+    return _children(guard)[-1]
 
 
 def _children(pid: int) -> list[int]:
     return [int(word) for word in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
 
 
-def measure(children: Children, runs: int, preload: str = "") -> list[Restart]:
+def measure(children: Children, runs: int) -> list[Restart]:
     lighthouse = start_lighthouse(children, OURS, min_replicas=1)
-    group = supervisor(children, lighthouse.address, runs, preload)
+    group = supervisor(children, lighthouse.address, runs)
     lines = group.lines()
     ages(lines, 0)
     restarts: list[Restart] = []
@@ -177,66 +170,41 @@ def comeback(lines: Iterator[str], faults: int, ranks: int) -> Comeback:
     return Comeback(after_s, threads, (max(step[2] for step in second), max(step[2] for step in last)))
 
 
-@click.command(help=__doc__)
+@benchmark("Seconds instead of minutes: two kills.")
 @click.option("--runs", default=20, show_default=True, help="How many kills; and five times as many faults in process.")
-@click.option("--quick", is_flag=True, help="Seconds instead of minutes: two kills.")
-@check_option
-@json_option
 def main(runs: int, quick: bool, check: bool, path: Path | None) -> None:
-    found = show_machine()
+    """How long training takes to come back: in process, by torchrun, and by a supervisor."""
+    machine = show_machine()
+    runs, faults = (2, 2) if quick else (runs, 5 * runs)
     with Children() as children:
-        ours, torchruns = in_process(children, 2 if quick else 5 * runs), by_torchrun(children, 2 if quick else runs)
+        ours, torchruns = in_process(children, faults), by_torchrun(children, runs)
     with Children() as children:
-        group = in_a_group(children, 2 if quick else 5 * runs)
+        group = in_a_group(children, faults)
     with Children() as children:
-        restarts = measure(children, 2 if quick else runs)
-    with Children() as children:
-        preloaded = measure(children, 2 if quick else runs, PRELOADED)
+        restarts = measure(children, runs)
     ours_s, torchruns_s, group_s = (spread(each.after_s) for each in (ours, torchruns, group))
+    from_start = spread([restart.from_start_s for restart in restarts])
     rows = [
-        ["in process, below the decorator", str(len(ours.after_s)), ours_s.text()],
-        ["torchrun starts all processes again", str(len(torchruns.after_s)), torchruns_s.text()],
-        ["in process, a replica group with an Agent", str(len(group.after_s)), group_s.text()],
-        ["NVIDIA's resiliency extension, as published, at least", "-", f"{sum(NVRX_S.values()):.2f}"],
+        ["a rank raises, in process", str(faults), ours_s.text()],
+        ["a rank raises, torchrun starts all processes again", str(runs), torchruns_s.text()],
+        ["a rank raises, in process, a replica group with an Agent", str(faults), group_s.text()],
+        ["the same, NVIDIA's resiliency extension, as published, at least", "-", f"{sum(NVRX_S.values()):.2f}"],
+        ["a rank is killed, to the quorum of all", str(runs), spread([each.whole_s for each in restarts]).text()],
+        ["of that: from the start of the process", str(runs), from_start.text()],
     ]
-    click.echo(table(["a rank raises, to the first step of all, s: median (lowest to highest)", "faults", ""], rows))
-    click.echo()
+    lines = [table(["to the first step of all, s: median (lowest to highest)", "faults", ""], rows)]
     for name, each in (("in process", ours), ("with an Agent", group)):
-        click.echo(f"{name}: threads {each.threads[0]} to {each.threads[1]}, resident memory {each.growth:.3f} times")
-    click.echo()
-    whole, from_start = (spread([getattr(r, name) for r in restarts]) for name in ("whole_s", "from_start_s"))
-    forked, from_fork = (spread([getattr(r, name) for r in preloaded]) for name in ("whole_s", "from_start_s"))
-    rows = [
-        ["a rank is killed, to the quorum of all", whole.text(), forked.text()],
-        ["of that: from the start of the process", from_start.text(), from_fork.text()],
-    ]
-    headers = [
-        "to the quorum of both, seconds: median (lowest to highest)",
-        f"{len(restarts)} restarts",
-        "with --preload",
-    ]
-    click.echo(table(headers, rows))
-    report = {
-        "in_process": ours,
-        "in_a_group": group,
-        "torchrun": torchruns,
-        "nvrx_published": NVRX_S,
-        "whole_s": whole,
-        "from_start_s": from_start,
-        "restarts": restarts,
-        "preloaded_s": forked,
-        "preloaded": preloaded,
-    }
-    write_json(path, {"benchmark": "restart", "machine": found, **report})
+        lines.append(f"{name}: threads {each.threads[0]} to {each.threads[1]}, resident memory {each.growth:.3f} times")
+    report = {"in_process": ours, "in_a_group": group, "torchrun": torchruns, "restarts": restarts}
     bars = [
         Bar("in process, median", ours_s.median, BAR_S, "s"),
         Bar("resident memory after all faults, of that after the first", ours.growth, GROWTH_BAR),
         Bar("in process with an Agent, median", group_s.median, GROUP_BAR_S, "s"),
         Bar("its resident memory", group.growth, GROWTH_BAR),
         Bar("process start to first quorum, median", from_start.median, BAR_S, "s"),
-        Bar("with --preload, from the kill to the quorum of all, median", forked.median, PRELOADED_BAR_S, "s"),
     ]
-    conclude(bars, is_checked=check)
+    report = {"benchmark": "restart", "machine": machine, "nvrx_published": NVRX_S, **report}
+    finish("\n".join(lines), report, bars, is_checked=check, path=path)
 
 
 if __name__ == "__main__":

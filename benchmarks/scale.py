@@ -1,8 +1,8 @@
 """What a thousand standing sessions cost the lighthouse: at rest, in their steps, and when one comes or thirty go.
 
 The managers are real in all that the lighthouse sees (support/light_manager.py): a connection each, grants, beats,
-recalls and revokes. They live in one process, or with --crowds in several, which share the machine's cores with the
-lighthouse. With --tls all of it is done a second time, with TLS between managers and lighthouse.
+recalls and revokes. They live in one process, which shares the machine's cores with the lighthouse. With --tls all of
+it is done a second time, with TLS between managers and lighthouse.
 """
 
 import math
@@ -16,10 +16,9 @@ from typing import Any
 
 import click
 
-from benchmarks.support.bars import Bar, check_option, conclude
-from benchmarks.support.children import Child, Children
+from benchmarks.support.children import Children
 from benchmarks.support.daemons import Daemon, prepare_lighthouse
-from benchmarks.support.figures import json_option, show_machine, table, write_json
+from benchmarks.support.figures import Bar, benchmark, finish, show_machine, table
 from benchmarks.support.scrape import is_standing
 from lighthouse_protocol.limits import DEFAULT_JOB
 
@@ -47,19 +46,6 @@ class Stage:
     told: Mapping[str, Any]
 
     @property
-    def discards(self) -> int:
-        return self.told["discards"]
-
-    @property
-    def messages(self) -> int:
-        """What the sessions sent besides beats."""
-        return self.told["messages"]
-
-    @property
-    def beats(self) -> int:
-        return self.told["beats"]
-
-    @property
     def sent_mb(self) -> float:
         """Messages of all sessions, both ways."""
         return self.told["bytes"] / 1e6
@@ -72,11 +58,10 @@ class Stage:
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """`heartbeat_timeout_s`: of the lighthouse, and its lease. `crowds`: processes with managers."""
+    """`heartbeat_timeout_s`: of the lighthouse, and its lease."""
 
     size: int
     settle_s: float
-    crowds: int = 1
     heartbeat_timeout_s: float = 5.0
     has_tls: bool = False
 
@@ -86,57 +71,17 @@ class Setting:
         return max(MIN_PATIENCE_S, self.size / SESSIONS_A_SECOND)
 
 
-class Crowds:
-    """The processes of managers, as one."""
-
-    def __init__(self, children: Children, address: str, setting: Setting) -> None:
-        referee, count = list[str](), setting.crowds
-        if count > 1:
-            path = str(children.folder / "referee")
-            children.start("the referee", "-m", "benchmarks.support.referee", path).read_line()
-            referee = [path]
-        crowd = ["-m", "benchmarks.support.session_crowd", address, DEFAULT_JOB, str(setting.patience_s), *referee]
-        self.children: list[Child] = [
-            children.start(f"crowd {place}", *crowd, *([str(place), str(count)] if referee else []))
-            for place in range(count)
-        ]
-
-    def ask(self, **order: Any) -> dict[str, Any]:
-        """The same of all. What they tell, added up."""
-        return self._ask([order] * len(self.children))
-
-    def share(self, what: str, count: int) -> dict[str, Any]:
-        """Of `count` each has its share. Those that do nothing themselves hear of it first."""
-        each, more = divmod(count, len(self.children))
-        return self._ask([{"what": what, "count": each + (place < more)} for place in range(len(self.children))])
-
-    def _ask(self, orders: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-        began_at = time.monotonic()
-        for child, order in reversed(list(zip(self.children, orders, strict=True))):
-            child.send(**order)
-        told = [child.answer() for child in self.children]
-        counts = ("beats", "messages", "commits", "discards", "revokes", "refusals", "closings", "cpu_s", "bytes")
-        return {
-            **{name: sum(each[name] for each in told) for name in counts},
-            **{name: max(each[name] for each in told) for name in ("longest_step_s", "longest_ack_s")},
-            "told_s": max(0.0, max(each["revoked_at"] for each in told) - began_at),
-            "steps_s": told[0]["steps_s"],
-            "quorums": sorted({quorum_id for each in told for quorum_id in each["quorums"]}),
-            "wall_s": time.monotonic() - began_at,
-        }
-
-
 class Arena:
-    """The lighthouse, started on what was remembered, and the crowds."""
+    """The lighthouse, started on what was remembered, and the crowd."""
 
     def __init__(self, children: Children, setting: Setting) -> None:
         self.stages: list[Stage] = []
         self._setting = setting
         self._children = children
-        self._settle_s = setting.settle_s
         self._lighthouse = self._prepare(0)
         self._lighthouse.serve()
-        self._crowd = Crowds(children, self._lighthouse.told, setting)
+        crowd = [self._lighthouse.told, DEFAULT_JOB, str(setting.patience_s)]
+        self._crowd = children.start("the crowd", "-m", "benchmarks.support.session_crowd", *crowd)
         self._crowd.ask(what="pace", step_s=STEP_S)
 
     def _prepare(self, port: int) -> Daemon:
@@ -150,16 +95,17 @@ class Arena:
             options=["--max-members", str(2 * size)] if size > MANY else [],
         )
 
-    def add(self, name: str, count: int) -> None:
-        self._measure(name, "add", count=count)
-
-    def die(self, name: str, count: int) -> None:
-        self._measure(name, "die", count=count)
+    def change(self, name: str, what: str, count: int) -> None:
+        """So many are added, or die; until the others train."""
+        began_at, cpu_s = time.monotonic(), self._lighthouse.child.cpu_s()
+        told = self._crowd.ask(what=what, count=count)
+        told["told_s"] = max(0.0, told["revoked_at"] - began_at)
+        self._note(name, time.monotonic() - began_at, cpu_s, told)
 
     def watch(self, name: str, step_s: float, seconds: float) -> None:
         """Nothing happens but steps of `step_s`."""
         self._crowd.ask(what="pace", step_s=step_s)
-        time.sleep(self._settle_s)
+        time.sleep(self._setting.settle_s)
         self._crowd.ask(what="report")
         began_at, cpu_s = time.monotonic(), self._lighthouse.child.cpu_s()
         time.sleep(seconds)
@@ -173,24 +119,18 @@ class Arena:
         old.child.end()
         time.sleep(DOWN_S)
         self._lighthouse.serve()
-        self._wait_standing()
+        while not is_standing(self._lighthouse):
+            if time.monotonic() > began_at + DOWN_S + self._setting.patience_s:
+                self._lighthouse.child.fail(f"is not back within {self._setting.patience_s:g} s")
+            time.sleep(0.1)
         wall_s = time.monotonic() - began_at
-        time.sleep(self._settle_s)
-        self._note(
-            f"the lighthouse is killed, another serves {DOWN_S:g} s later",
-            wall_s,
-            cpu_s,
-            self._crowd.ask(what="report"),
-        )
+        time.sleep(self._setting.settle_s)
+        name = f"the lighthouse is killed, another serves {DOWN_S:g} s later"
+        self._note(name, wall_s, cpu_s, self._crowd.ask(what="report"))
 
     def settle(self) -> None:
-        time.sleep(self._settle_s + random.uniform(0, STEP_S))  # what comes next comes at any moment of a step
+        time.sleep(self._setting.settle_s + random.uniform(0, STEP_S))  # the next thing comes at any moment of a step
         self._crowd.ask(what="report")
-
-    def _measure(self, name: str, what: str, *, count: int) -> None:
-        cpu_s = self._lighthouse.child.cpu_s()
-        told = self._crowd.share(what, count)
-        self._note(name, told["wall_s"], cpu_s, told)
 
     def _note(self, name: str, wall_s: float, cpu_before_s: float, told: Mapping[str, Any]) -> None:
         child = self._lighthouse.child
@@ -198,53 +138,45 @@ class Arena:
         self.stages.append(stage)
         click.echo(f"{name}: {wall_s:.2f} s, {stage.cpu_s:.2f} s of CPU, {stage.memory_mb:.0f} MB", err=True)
 
-    def _wait_standing(self) -> None:
-        ends_at = time.monotonic() + self._setting.patience_s
-        while not is_standing(self._lighthouse):
-            if time.monotonic() > ends_at:
-                self._lighthouse.child.fail(f"is not back within {self._setting.patience_s:g} s")
-            time.sleep(0.1)
-
 
 def run(setting: Setting, joins: int, seconds: float) -> list[Stage]:
     size = setting.size
     with Children() as children:
         arena = Arena(children, setting)
-        arena.add(f"{size} come, the first quorum", size)
+        arena.change(f"{size} come, the first quorum", "add", size)
         arena.watch(AT_REST, math.inf, seconds)
         arena.watch(IN_STEPS, STEP_S, seconds / 2)
         for number in range(joins):
-            arena.add(f"{ONE_JOINS}, {number + 1}", 1)
+            arena.change(f"{ONE_JOINS}, {number + 1}", "add", 1)
             arena.settle()
-        arena.die(ONE_DIES, 1)
-        arena.settle()
         many = max(1, round(DYING_SHARE * size))
-        arena.die(f"{many} die at once", many)
-        arena.settle()
+        for name, count in ((ONE_DIES, 1), (f"{many} die at once", many)):
+            arena.change(name, "die", count)
+            arena.settle()
         arena.restart()
         return arena.stages
 
 
 def render(stages: Sequence[Stage]) -> str:
-    counts = ["MB both ways", "beats", "other messages", "discards", "longest step s", "all told s", "quorum"]
-    header = ["stage", "wall s", "CPU s", "cores", "memory MB", "load CPU s", *counts]
+    header = ["stage", "wall s", "CPU s", "cores", "memory MB", "load CPU s", "MB both ways", "beats"]
+    header += ["other messages", "discards", "longest step s", "all told s", "quorum"]
     first = max(stages[0].quorums)
     return table(header, [_cells(stage, first) for stage in stages])
 
 
 def _cells(stage: Stage, first_quorum_id: int) -> list[str]:
-    times = [f"{stage.wall_s:.2f}", f"{stage.cpu_s:.2f}", f"{stage.cpu_s / stage.wall_s:.2f}"]
-    load = [
+    told = stage.told
+    return [
+        stage.name,
+        *(f"{value:.2f}" for value in (stage.wall_s, stage.cpu_s, stage.cpu_s / stage.wall_s)),
         f"{stage.memory_mb:.0f}",
-        f"{stage.told['cpu_s']:.2f}",
+        f"{told['cpu_s']:.2f}",
         f"{stage.sent_mb:.1f}",
-        str(stage.beats),
-        str(stage.messages),
-        str(stage.discards),
+        *(str(told[name]) for name in ("beats", "messages", "discards")),
+        f"{told['longest_step_s']:.2f}",
+        f"{told['told_s']:.2f}" if told.get("told_s") else "-",
+        " ".join(f"+{quorum_id - first_quorum_id}" for quorum_id in stage.quorums),
     ]
-    quorums = " ".join(f"+{quorum_id - first_quorum_id}" for quorum_id in stage.quorums)
-    told = f"{stage.told['told_s']:.2f}" if stage.told["told_s"] else "-"
-    return [stage.name, *times, *load, f"{stage.told['longest_step_s']:.2f}", told, quorums]
 
 
 def bars(stages: Sequence[Stage], size: int) -> list[Bar]:
@@ -262,32 +194,37 @@ def bars(stages: Sequence[Stage], size: int) -> list[Bar]:
             Bar(f"{restart.name}, its quorum stands", restart.wall_s, DOWN_S + 15, "s"),
         ]
     else:
-        wall_s, sent_mb = [stage.wall_s for stage in joins], [stage.sent_mb for stage in joins]
+        of = f"median of {len(joins)}"
         costs = [
             Bar(f"{AT_REST}, cores", cores, 0.06),
             Bar(f"{AT_REST}, memory", at_rest.memory_mb, 150, "MB"),
-            Bar(f"{ONE_JOINS}, CPU, median of {len(joins)}", statistics.median(s.cpu_s for s in joins), 0.15, "s"),
-            Bar(f"{ONE_JOINS}, wall, median of {len(joins)}", statistics.median(wall_s), 2, "s"),
-            Bar(f"{ONE_JOINS}, messages, median of {len(joins)}", statistics.median(sent_mb), 6, "MB"),
+            Bar(f"{ONE_JOINS}, CPU, {of}", statistics.median(stage.cpu_s for stage in joins), 0.15, "s"),
+            Bar(f"{ONE_JOINS}, wall, {of}", statistics.median(stage.wall_s for stage in joins), 2, "s"),
+            Bar(f"{ONE_JOINS}, messages, {of}", statistics.median(stage.sent_mb for stage in joins), 6, "MB"),
         ]
     return [
         *costs,
-        Bar(f"{IN_STEPS}, messages besides beats", in_steps.messages, 0),
-        Bar(f"{ONE_JOINS}, discarded steps", sum(stage.discards for stage in joins), 0),
+        Bar(f"{IN_STEPS}, messages besides beats", in_steps.told["messages"], 0),
         Bar(f"{many_die.name}, new quorums", many_die.quorums[-1] - one_dies.quorums[-1], 1),
-        Bar("the lighthouse restarts, new quorums", int(restart.quorums != many_die.quorums), 0),
-        Bar("the lighthouse restarts, discarded steps", restart.discards, 0),
+        *_unharmed(stages),
+    ]
+
+
+def _unharmed(stages: Sequence[Stage], name: str = "") -> list[Bar]:
+    """No step is lost to a join or to a restart of the lighthouse."""
+    joins = [stage for stage in stages if stage.name.startswith(ONE_JOINS)]
+    before, after = stages[-2:]
+    return [
+        Bar(f"{name}{ONE_JOINS}, discarded steps", sum(stage.told["discards"] for stage in joins), 0),
+        Bar(f"{name}the lighthouse restarts, new quorums", int(after.quorums != before.quorums), 0),
+        Bar(f"{name}the lighthouse restarts, discarded steps", after.told["discards"], 0),
     ]
 
 
 def tls_text(plain: Sequence[Stage], by_tls: Sequence[Stage]) -> str:
     """What each stage cost the lighthouse with TLS, of what it cost without."""
     rows = [
-        [
-            without.name,
-            f"{with_tls.cpu_s / without.cpu_s:.2f}",
-            f"{with_tls.memory_mb / without.memory_mb:.2f}",
-        ]
+        [without.name, f"{with_tls.cpu_s / without.cpu_s:.2f}", f"{with_tls.memory_mb / without.memory_mb:.2f}"]
         for without, with_tls in zip(plain, by_tls, strict=True)
     ]
     return table(["with TLS, of those without", "CPU", "memory"], rows)
@@ -297,41 +234,22 @@ def tls_bars(plain: Sequence[Stage], by_tls: Sequence[Stage]) -> list[Bar]:
     """A step is as long, and nothing is lost. What the lighthouse pays is shown, without a bar."""
     took = [next(stage for stage in stages if stage.name == IN_STEPS).told["steps_s"] for stages in (plain, by_tls)]
     without, with_tls = (statistics.median(steps) for steps in took)
-    joins = [stage for stage in by_tls if stage.name.startswith(ONE_JOINS)]
-    before, after = by_tls[-2:]
-    return [
-        Bar(f"TLS: {IN_STEPS}, median, of that without", with_tls / without, TLS_BAR),
-        Bar(f"TLS: {ONE_JOINS}, discarded steps", sum(stage.discards for stage in joins), 0),
-        Bar("TLS: the lighthouse restarts, new quorums", int(after.quorums != before.quorums), 0),
-        Bar("TLS: the lighthouse restarts, discarded steps", after.discards, 0),
-    ]
+    return [Bar(f"TLS: {IN_STEPS}, median, of that without", with_tls / without, TLS_BAR), *_unharmed(by_tls, "TLS: ")]
 
 
-@click.command()
+@benchmark("Seconds instead of minutes: 30 sessions.")
 @click.option("--size", type=click.IntRange(10), default=1000, show_default=True, help="Sessions.")
 @click.option("--joins", type=click.IntRange(1), default=5, show_default=True, help="How often one joins.")
 @click.option("--seconds", type=click.FloatRange(1), default=20.0, show_default=True, help="To watch them at rest.")
-@click.option("--quick", is_flag=True, help="Seconds instead of minutes: 30 sessions.")
-@click.option("--crowds", type=click.IntRange(1), default=1, show_default=True, help="Processes with managers.")
-@click.option(
-    "--heartbeat-timeout",
-    "heartbeat_timeout_s",
-    type=click.FloatRange(1),
-    default=5.0,
-    show_default=True,
-    help="Of the lighthouse, in seconds.",
-)
+@click.option("--heartbeat-timeout", type=click.FloatRange(1), default=5.0, show_default=True, help="In seconds.")
 @click.option("--tls", "with_tls", is_flag=True, help="All of it again with TLS, and the ratios.")
-@check_option
-@json_option
 def main(
     size: int,
     joins: int,
     seconds: float,
-    quick: bool,
-    crowds: int,
-    heartbeat_timeout_s: float,
+    heartbeat_timeout: float,
     with_tls: bool,
+    quick: bool,
     check: bool,
     path: Path | None,
 ) -> None:
@@ -339,18 +257,17 @@ def main(
     settle_s = 3.0
     if quick:
         size, joins, seconds, settle_s = 30, 2, 2.0, 0.5
-    setting = Setting(size, settle_s, crowds, heartbeat_timeout_s)
-    found = show_machine()
+    setting = Setting(size, settle_s, heartbeat_timeout)
+    machine = show_machine()
     stages = run(setting, joins, seconds)
-    click.echo(render(stages))
-    asked, by_tls = bars(stages, size), list[Stage]()
+    text, asked = render(stages), bars(stages, size)
+    report = {"benchmark": "scale", "machine": machine, "setting": setting, "stages": stages}
     if with_tls:
         by_tls = run(replace(setting, has_tls=True), joins, seconds)
-        click.echo(f"\nWith TLS:\n{render(by_tls)}\n\n{tls_text(stages, by_tls)}")
+        text += f"\n\nWith TLS:\n{render(by_tls)}\n\n{tls_text(stages, by_tls)}"
         asked += tls_bars(stages, by_tls)
-    report = {"benchmark": "scale", "machine": found, "setting": setting, "sessions": size, "stages": stages}
-    write_json(path, report | ({"stages_with_tls": by_tls} if with_tls else {}))
-    conclude(asked, is_checked=check)
+        report["stages_with_tls"] = by_tls
+    finish(text, report, asked, is_checked=check, path=path)
 
 
 if __name__ == "__main__":

@@ -5,7 +5,6 @@ each. torch's own has two turns a round: how far these two differ is what this m
 """
 
 import statistics
-import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,7 @@ import click
 
 from benchmarks.support.children import Child, Children
 from benchmarks.support.daemons import OURS, TORCHFT, Daemon, start_lighthouse, start_manager
-from benchmarks.support.figures import Spread, json_option, ratios, show_machine, spread, table, write_json
+from benchmarks.support.figures import Bar, Spread, benchmark, finish, ratios, show_machine, spread, table
 from benchmarks.support.torchft_native import released_version
 from examples.ports import free_port
 
@@ -134,32 +133,25 @@ def _cells(name: str, row: Mapping[str, Any]) -> list[str]:
     return [name, f"{row['step_s'].median * 1e3:.1f}", *parts, *added, row["ratio"].text()]
 
 
-@click.command()
+def bars(reports: Mapping[str, Mapping[str, Any]]) -> list[Bar]:
+    added, cpu = (reports["ours"][name].median for name in ("added_s", "added_cpu_s"))
+    found = [Bar("time added", added, PATH_BAR_S, "s"), Bar("CPU added", cpu, CPU_BAR_S, "s")]
+    if (theirs := reports.get("torchft")) is not None:
+        found.append(Bar("time added, of torchft's", added / theirs["added_s"].median, TORCHFT_SHARE))
+    return found
+
+
+@benchmark("Two rounds of four steps.")
 @click.option("--rounds", type=click.IntRange(1), default=40, show_default=True, help="Turns of each contender.")
 @click.option("--steps", type=click.IntRange(2), default=10, show_default=True, help="Steps of a turn.")
-@click.option("--quick", is_flag=True, help="Two rounds of four steps.")
-@click.option(
-    "--check",
-    is_flag=True,
-    help="End with status 1 if ours adds more than 2 ms of CPU, 1.5 ms of time, or a third of torchft's time.",
-)
-@json_option
 def main(rounds: int, steps: int, quick: bool, check: bool, path: Path | None) -> None:
     """What fault tolerance adds to a training step where nothing fails."""
     if quick:
         rounds, steps = 2, 4
-    found = show_machine(beside_torchft=True)
-    reports = report(run_all(rounds, steps))
-    click.echo(render(reports))
-    write_json(path, {"benchmark": "step_time", "machine": found, "rounds": rounds, "steps": steps, "results": reports})
-    if check and not _is_good(reports):
-        sys.exit(1)
-
-
-def _is_good(reports: Mapping[str, Mapping[str, Any]]) -> bool:
-    ours, theirs = reports["ours"], reports.get("torchft")
-    is_cheap = ours["added_s"].median <= PATH_BAR_S and ours["added_cpu_s"].median <= CPU_BAR_S
-    return is_cheap and (theirs is None or ours["added_s"].median <= TORCHFT_SHARE * theirs["added_s"].median)
+    machine = show_machine(beside_torchft=True)
+    results = report(run_all(rounds, steps))
+    written = {"benchmark": "step_time", "machine": machine, "rounds": rounds, "steps": steps, "results": results}
+    finish(render(results), written, bars(results), is_checked=check, path=path)
 
 
 if __name__ == "__main__":

@@ -19,10 +19,9 @@ from pathlib import Path
 
 import click
 
-from benchmarks.support.bars import Bar, check_option, conclude
 from benchmarks.support.children import Child, Children
 from benchmarks.support.daemons import HERE, OURS, start_lighthouse
-from benchmarks.support.figures import json_option, show_machine, table, write_json
+from benchmarks.support.figures import Bar, benchmark, finish, show_machine, table
 from examples.ports import free_port
 from manager.guard.process_tree import descendants
 
@@ -149,40 +148,39 @@ def measure(backend: Backend, victim: int) -> Loss:
     return Loss(backend.name, victim, None if stepped_at is None else stepped_at - killed_at)
 
 
-def _text(recovered_s: float | None) -> str:
-    return "never" if recovered_s is None else f"{recovered_s:.1f} s"
-
-
-@click.command()
-@click.option("--quick", is_flag=True, help="One loss, and not beside c10d.")
-@check_option
-@json_option
-def main(*, quick: bool, check: bool, path: Path | None) -> None:
-    """A node of a torchrun job dies: until the others make their next step."""
-    machine = show_machine()
-    backends = [LIGHTHOUSE] if quick else [LIGHTHOUSE, C10D_SHORT, C10D]
-    victims = [0] if quick else range(NODES)
-    losses = [measure(backend, victim) for victim in victims for backend in backends]
+def render(losses: Sequence[Loss], backends: Sequence[Backend]) -> str:
     rows: list[list[str]] = []
-    for victim in victims:
+    for victim in sorted({loss.victim for loss in losses}):
         took = {loss.backend: loss.recovered_s for loss in losses if loss.victim == victim}
         ours = took[LIGHTHOUSE.name]
         row = [f"node {victim}"]
         for backend in backends:
             theirs = took[backend.name]
             ratio = f" ({theirs / ours:.1f})" if ours and theirs and backend is not LIGHTHOUSE else ""
-            row.append(_text(theirs) + ratio)
+            row.append(("never" if theirs is None else f"{theirs:.1f} s") + ratio)
         rows.append(row)
-    click.echo("\n" + table(["killed", *(backend.name for backend in backends)], rows))
-    write_json(path, {"machine": machine, "losses": losses})
-    ours = [loss.recovered_s for loss in losses if loss.backend == LIGHTHOUSE.name]
-    bars = [Bar("losses that ended the job", float(ours.count(None)), 0.0)]
-    for victim in victims:
-        took = {loss.backend: loss.recovered_s for loss in losses if loss.victim == victim}
-        mine, theirs = took[LIGHTHOUSE.name], took.get(C10D_SHORT.name)
+    return table(["killed", *(backend.name for backend in backends)], rows)
+
+
+def bars(losses: Sequence[Loss]) -> list[Bar]:
+    took = {(loss.victim, loss.backend): loss.recovered_s for loss in losses}
+    ours = {victim: at for (victim, backend), at in took.items() if backend == LIGHTHOUSE.name}
+    found = [Bar("losses that ended the job", list(ours.values()).count(None), 0)]
+    for victim, mine in ours.items():
+        theirs = took.get((victim, C10D_SHORT.name))
         if mine is not None and theirs is not None:
-            bars.append(Bar(f"node {victim}, of c10d's with short timeouts", mine / theirs, BAR))
-    conclude(bars, is_checked=check)
+            found.append(Bar(f"node {victim}, of c10d's with short timeouts", mine / theirs, BAR))
+    return found
+
+
+@benchmark("One loss, and not beside c10d.")
+def main(*, quick: bool, check: bool, path: Path | None) -> None:
+    """A node of a torchrun job dies: until the others make their next step."""
+    machine = show_machine()
+    backends = [LIGHTHOUSE] if quick else [LIGHTHOUSE, C10D_SHORT, C10D]
+    losses = [measure(backend, victim) for victim in range(1 if quick else NODES) for backend in backends]
+    report = {"benchmark": "torchrun", "machine": machine, "losses": losses}
+    finish(render(losses, backends), report, bars(losses), is_checked=check, path=path)
 
 
 if __name__ == "__main__":

@@ -13,7 +13,6 @@ from examples.daemons import Daemon, command, lighthouse, python_path
 from examples.ports import LOOPBACK, free_port
 
 TRAIN_SCRIPT = Path(__file__).with_name("train_ddp.py")
-PRELOADED = "torch,torch._dynamo,sklearn.datasets,agent_client.step.agent"
 
 
 @dataclass(slots=True)
@@ -94,7 +93,7 @@ class SupervisedCluster:
                 "--nproc-per-node",
                 str(self.ranks),
             ),
-            *("--bind", f"{LOOPBACK}:{port}", "--advertise", LOOPBACK, "--preload", PRELOADED),
+            *("--bind", f"{LOOPBACK}:{port}", "--advertise", LOOPBACK),
             *("--master-port", str(free_port()), "--store-port", str(free_port())),
             *("--drain-timeout", "2s", "--termination-grace", "1s"),
             *("--", str(TRAIN_SCRIPT), *self._train_arguments, "--events", str(events)),

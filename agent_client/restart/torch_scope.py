@@ -53,14 +53,12 @@ class TorchScope:
         self._store: Store | None = None
         self._rendezvous_count = 0
         self._connections: list[Connections] = []
-        self._had_frozen = gc.get_freeze_count() > 0
         self._caches = _freeze()
         self._frozen = gc.get_freeze_count()
 
     def close(self) -> None:
         """No generation follows."""
-        if not self._had_frozen:
-            gc.unfreeze()
+        gc.unfreeze()
 
     def begin(self, generation: int) -> None:
         self._generation, self._rendezvous_count, self._store = generation, 0, None
@@ -167,7 +165,7 @@ def _freeze() -> list[Any]:
     """What is there before the function runs is not its garbage, and to look at it takes most of a restart: the
     collector leaves it out from now on. Returns the caches in it."""
     gc.collect()
-    gc.unfreeze()  # a preloaded interpreter has frozen what it has imported
+    gc.unfreeze()  # the script may have frozen what it has imported
     caches = _caches()
     gc.freeze()
     return caches

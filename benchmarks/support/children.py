@@ -78,11 +78,11 @@ class Child:
     def answer(self) -> Any:
         return json.loads(self.read_line())
 
-    def wait_for_port(self, port: int, host: str = "127.0.0.1") -> None:
+    def wait_for_port(self, port: int) -> None:
         ends_at = time.monotonic() + START_TIMEOUT_S
         while time.monotonic() < ends_at and self._process.poll() is None:
             try:
-                socket.create_connection((host, port), timeout=1.0).close()
+                socket.create_connection(("127.0.0.1", port), timeout=1.0).close()
                 return
             except OSError:
                 time.sleep(0.02)

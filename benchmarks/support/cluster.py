@@ -7,22 +7,19 @@ import signal
 import threading
 import time
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
 
 from benchmarks.support.all_reduce import Place
 from benchmarks.support.children import Child, Children
 from benchmarks.support.daemons import (
     HERE,
-    OURS_BY_TLS,
     TORCHFT,
     Daemon,
     prepare_lighthouse,
     start_lighthouse,
     start_manager,
 )
-from benchmarks.support.network import OUR_ADDRESS, THEIR_ADDRESS, SecondHost
 from examples.ports import free_port
 
 NAMES = ("a", "b", "c")
@@ -32,7 +29,6 @@ START_TIMEOUT_S = 180.0
 SETTLED_STEPS = 5
 RECENT_S = 1.0
 POLL_S = 0.01
-WITHOUT_TORCH = "benchmarks.support.training_rank"
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,31 +71,12 @@ class Group:
 
 
 class Cluster:
-    """With a second host, group c lives there. `program`: a rank's, with `options` of its own; `store`: a manager's."""
-
-    def __init__(
-        self,
-        children: Children,
-        product: str,
-        heartbeat_timeout_s: float,
-        second_host: SecondHost | None = None,
-        *,
-        program: str = WITHOUT_TORCH,
-        options: Mapping[str, Any] | None = None,
-        store: str = "",
-    ) -> None:
+    def __init__(self, children: Children, product: str, heartbeat_timeout_s: float) -> None:
         self.product = product
         self.heartbeat_timeout_s = heartbeat_timeout_s
-        self.second_host = second_host
-        self._program = program
-        self._options = dict(options or {})
-        self._store = store
         self._children = children
-        self._host = OUR_ADDRESS if second_host else HERE
-        self._peers: dict[str, Place] = {name: (self._host_of(name), free_port()) for name in NAMES}
-        self.lighthouse = start_lighthouse(
-            children, product, MIN_REPLICAS, heartbeat_timeout_s=heartbeat_timeout_s, host=self._host
-        )
+        self._peers: dict[str, Place] = {name: (HERE, free_port()) for name in NAMES}
+        self.lighthouse = start_lighthouse(children, product, MIN_REPLICAS, heartbeat_timeout_s)
         self.groups = {name: self._start(name) for name in NAMES}
         self.wait_training()
 
@@ -107,8 +84,6 @@ class Cluster:
         """End what is left of a group and start it anew; returns when all train."""
         self.groups[name].manager.child.end()
         self.groups[name].rank.end()
-        if self.second_host is not None:
-            self.second_host.plug()
         self.groups[name] = self._start(name)
         self.wait_training()
 
@@ -119,9 +94,7 @@ class Cluster:
             self._children,
             MIN_REPLICAS,
             heartbeat_timeout_s=timeout_s,
-            host=self._host,
             port=old.port,
-            has_tls=self.product == OURS_BY_TLS,
         )
         killed_at = time.monotonic()
         old.child.end()
@@ -143,20 +116,13 @@ class Cluster:
         is_one = len({quorum_id for quorum_id, _ in quorums}) == 1 and {size for _, size in quorums} == {len(NAMES)}
         return is_one and all(len(events) == SETTLED_STEPS for events in last)
 
-    def _host_of(self, name: str) -> str:
-        return THEIR_ADDRESS if self.second_host and name == NAMES[-1] else self._host
-
     def _start(self, name: str) -> Group:
         is_torchft = self.product == TORCHFT
-        host = self._host_of(name)
-        within = self.second_host.within if self.second_host and host == THEIR_ADDRESS else ()
         replica_id = f"{name}:{uuid.uuid4()}" if is_torchft else name
-        manager = start_manager(
-            self._children, self.product, self.lighthouse, replica_id, host=host, within=within, store=self._store
-        )
+        manager = start_manager(self._children, self.product, self.lighthouse, replica_id)
         told = {"manager": manager.address, "name": name, "step_s": STEP_S, "peers": self._peers, "torchft": is_torchft}
-        program = ["-m", self._program, json.dumps(told | self._options)]
-        group = Group(manager, self._children.start(f"rank of {name}", *program, within=within))
+        rank = self._children.start(f"rank of {name}", "-m", "benchmarks.support.training_rank", json.dumps(told))
+        group = Group(manager, rank)
         group.follow()
         return group
 
@@ -179,9 +145,3 @@ def kill_rank(cluster: Cluster, name: str) -> None:
 
 def stop_group(cluster: Cluster, name: str) -> None:
     cluster.groups[name].signal(signal.SIGSTOP)
-
-
-def pull_cable(cluster: Cluster, name: str) -> None:
-    """Group c's, whoever is named."""
-    assert cluster.second_host is not None
-    cluster.second_host.pull()

@@ -1,7 +1,7 @@
 """The daemons under measurement, ours and torchft's, each in a process of its own with its default intervals."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from benchmarks.support.children import Child, Children
@@ -12,9 +12,7 @@ from lighthouse_protocol.rules.access import Role
 from lighthouse_runtime.security.credentials import Tokens, load_or_make
 
 OURS = "lighthouse-ft"
-OURS_BY_TLS = "lighthouse-ft, TLS"
 TORCHFT = "torchft"
-BARE = "gRPC's asyncio server"
 HERE = "127.0.0.1"
 
 
@@ -22,7 +20,6 @@ HERE = "127.0.0.1"
 class Daemon:
     child: Child
     port: int
-    host: str = HERE
     http_port: int = 0
     join_string: str = field(default="", repr=False)
     """Of a lighthouse with TLS: what its managers are told in place of its address."""
@@ -31,7 +28,7 @@ class Daemon:
 
     @property
     def address(self) -> str:
-        return f"{self.host}:{self.port}"
+        return f"{HERE}:{self.port}"
 
     @property
     def told(self) -> str:
@@ -41,30 +38,14 @@ class Daemon:
     def serve(self) -> None:
         """Of one that was prepared: listen."""
         self.child.send()
-        self.child.wait_for_port(self.port, self.host)
+        self.child.wait_for_port(self.port)
 
 
-def start_lighthouse(
-    children: Children,
-    product: str,
-    min_replicas: int,
-    *,
-    heartbeat_timeout_s: float = 5.0,
-    host: str = HERE,
-) -> Daemon:
+def start_lighthouse(children: Children, product: str, min_replicas: int, heartbeat_timeout_s: float = 5.0) -> Daemon:
     if product == TORCHFT:
         timeout_ms = str(round(1000 * heartbeat_timeout_s))
-        return _start_torchft(children, "lighthouse", host, str(min_replicas), timeout_ms)
-    if product == BARE:
-        child = children.start(BARE, "-m", "benchmarks.support.bare_lighthouse", host, str(min_replicas))
-        return Daemon(child, int(child.read_line()), host)
-    lighthouse = prepare_lighthouse(
-        children,
-        min_replicas,
-        heartbeat_timeout_s=heartbeat_timeout_s,
-        host=host,
-        has_tls=product == OURS_BY_TLS,
-    )
+        return _start_torchft(children, "lighthouse", str(min_replicas), timeout_ms)
+    lighthouse = prepare_lighthouse(children, min_replicas, heartbeat_timeout_s=heartbeat_timeout_s)
     lighthouse.serve()
     return lighthouse
 
@@ -74,7 +55,6 @@ def prepare_lighthouse(
     min_replicas: int,
     *,
     heartbeat_timeout_s: float = 5.0,
-    host: str = HERE,
     port: int = 0,
     has_tls: bool = False,
     options: Sequence[str] = (),
@@ -86,56 +66,37 @@ def prepare_lighthouse(
     serve += ["--heartbeat-timeout", f"{heartbeat_timeout_s}s", "--journal", str(children.folder / f"{port}.sqlite")]
     serve += options
     join_string, credentials = "", None
-    if not has_tls and host != HERE:  # it would make its own TLS
-        serve += ["--insecure", "--credentials", str(children.folder / "credentials")]
     if has_tls:
         credentials = children.folder / "credentials"
-        made = load_or_make(credentials, (host, HERE))
+        made = load_or_make(credentials, (HERE,))
         serve += ["--tls-cert", str(made.certificate), "--tls-key", str(made.key), "--credentials", str(made.folder)]
         token = Tokens.read(made.folder).newest(Role.JOIN)
-        join_string = Coordinator((Address(host, port),), made.ca_pin, token).join_string()
-    lighthouse = _prepare_ours(children, "lighthouse", serve, host, port, http_port=http_port)
-    return replace(lighthouse, join_string=join_string, credentials=credentials)
+        join_string = Coordinator((Address(HERE, port),), made.ca_pin, token).join_string()
+    child = _prepare_ours(children, "lighthouse", serve, port)
+    return Daemon(child, port, http_port, join_string, credentials)
 
 
 def start_manager(
-    children: Children,
-    product: str,
-    lighthouse: Daemon,
-    replica_id: str,
-    *,
-    host: str = HERE,
-    within: Sequence[str] = (),
-    store: str = "",
+    children: Children, product: str, lighthouse: Daemon, replica_id: str, *, store: str = f"{HERE}:1"
 ) -> Daemon:
     """Of a group of one rank; without `store` nobody uses its store."""
     if product == TORCHFT:
-        return _start_torchft(children, "manager", host, lighthouse.address, replica_id, within=within)
+        return _start_torchft(children, "manager", lighthouse.address, replica_id)
     serve = ["--lighthouse", lighthouse.told, "--replica-id", replica_id]
-    serve += ["--group-world-size", "1", "--store", store or f"{host}:1", "--advertise", host]
-    manager = _prepare_ours(children, "manager", serve, host, free_port(), within=within)
+    serve += ["--group-world-size", "1", "--store", store, "--advertise", HERE]
+    port = free_port()
+    manager = Daemon(_prepare_ours(children, "manager", serve, port), port)
     manager.serve()
     return manager
 
 
-def _prepare_ours(
-    children: Children,
-    package: str,
-    options: Sequence[str],
-    host: str,
-    port: int,
-    *,
-    within: Sequence[str] = (),
-    http_port: int = 0,
-) -> Daemon:
+def _prepare_ours(children: Children, package: str, options: Sequence[str], port: int) -> Child:
     program = f"import sys; from {package}.cli import main; print(flush=True); sys.stdin.readline(); main()"
-    serve = ["-c", program, "serve", "--bind", f"{host}:{port}", *options]
-    child = children.start(f"our {package}", *serve, within=within)
+    child = children.start(f"our {package}", "-c", program, "serve", "--bind", f"{HERE}:{port}", *options)
     child.read_line()
-    return Daemon(child, port, host, http_port)
+    return child
 
 
-def _start_torchft(children: Children, kind: str, host: str, *arguments: str, within: Sequence[str] = ()) -> Daemon:
-    program = ["-m", "benchmarks.support.torchft_native", kind, host, *arguments]
-    child = children.start(f"torchft's {kind}", *program, within=within)
-    return Daemon(child, int(child.read_line()), host)
+def _start_torchft(children: Children, kind: str, *arguments: str) -> Daemon:
+    child = children.start(f"torchft's {kind}", "-m", "benchmarks.support.torchft_native", kind, HERE, *arguments)
+    return Daemon(child, int(child.read_line()))

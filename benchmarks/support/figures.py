@@ -1,4 +1,4 @@
-"""Numbers of a run: their middle and spread, the machine they come from, and how they are shown."""
+"""Numbers of a run: their middle and spread, the machine they come from, their bars, and how they are shown."""
 
 import json
 import math
@@ -6,7 +6,8 @@ import os
 import platform
 import statistics
 import subprocess
-from collections.abc import Sequence
+import sys
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from importlib.metadata import version
@@ -18,9 +19,40 @@ import click
 from benchmarks.support.children import ROOT
 from benchmarks.support.torchft_native import MISSING, released_version
 
-json_option = click.option(
-    "--json", "path", type=click.Path(dir_okay=False, path_type=Path), help="Write everything there too."
+OPTIONS = (
+    click.option("--json", "path", type=click.Path(dir_okay=False, path_type=Path), help="Write everything there too."),
+    click.option("--check", is_flag=True, help="End with status 1 if a bar is missed."),
 )
+
+
+def benchmark(quick: str) -> Callable[[Callable[..., None]], click.Command]:
+    """Make a command of a function that takes `quick`, `check` and `path`. `quick` says what --quick does."""
+
+    def decorate(main: Callable[..., None]) -> click.Command:
+        for option in (*OPTIONS, click.option("--quick", is_flag=True, help=quick)):
+            main = option(main)
+        return click.command()(main)
+
+    return decorate
+
+
+@dataclass(frozen=True, slots=True)
+class Bar:
+    """`value` was measured; more than `limit` is a miss."""
+
+    what: str
+    value: float
+    limit: float
+    unit: str = ""
+
+    @property
+    def is_met(self) -> bool:
+        return self.value <= self.limit
+
+    @property
+    def cells(self) -> list[str]:
+        limit, met = f"{self.limit:g} {self.unit}", "yes" if self.is_met else "**no**"
+        return [self.what, f"{self.value:.4g} {self.unit}", limit, met]
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,9 +122,15 @@ def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     return "\n".join(_row(row, widths) for row in (header, rule, *rows))
 
 
-def write_json(path: Path | None, report: dict[str, Any]) -> None:
+def finish(text: str, report: dict[str, Any], bars: Sequence[Bar], *, is_checked: bool, path: Path | None) -> None:
+    """Show `text` and the bars, and write the report. End with status 1 if a bar is missed and that is checked."""
+    click.echo(text)
     if path is not None:
         path.write_text(json.dumps(report, indent=2, default=asdict) + "\n")
+    if bars:
+        click.echo("\n" + table(["bar", "measured", "at most", "met"], [bar.cells for bar in bars]))
+    if is_checked and not all(bar.is_met for bar in bars):
+        sys.exit(1)
 
 
 def _row(cells: Sequence[str], widths: Sequence[int]) -> str:

@@ -5,9 +5,8 @@ The optimizer keeps no state, so that the model is all there is to heal. It lies
 
 import socket
 import sys
-import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
@@ -16,8 +15,7 @@ from typing import Any, Protocol
 import torch
 
 from agent_client.state.train_state import TrainState
-from agent_client.transfer.fetch import Fetch, OtherTargets
-from agent_client.transfer.offers import Arriving
+from agent_client.transfer.fetch import Fetch
 from agent_client.transfer.server import StateServer
 from benchmarks.support.line_protocol import answer_orders
 from benchmarks.support.torchft_native import native
@@ -29,9 +27,6 @@ HERE = "127.0.0.1"
 
 
 class Transport(Protocol):
-    @property
-    def address(self) -> str: ...
-
     def serve(self) -> str:
         """What the target needs."""
         ...
@@ -40,9 +35,8 @@ class Transport(Protocol):
         """The source is about to write."""
         ...
 
-    def fetch(self, address: str, others: Sequence[str] = ()) -> Callable[[], None]:
-        """What installs what was received. Several addresses, with spaces between: from all of them at once.
-        `others`: of the targets among which it is shared out, empty for this one."""
+    def fetch(self, address: str) -> Callable[[], None]:
+        """What installs what was received. Several addresses, with spaces between: from all of them at once."""
         ...
 
 
@@ -60,29 +54,17 @@ class Ours:
     def release(self) -> None:
         self._server.withdraw(TIMEOUT_S)
 
-    @property
-    def address(self) -> str:
-        return self._server.address
-
-    def fetch(self, address: str, others: Sequence[str] = ()) -> Callable[[], None]:
+    def fetch(self, address: str) -> Callable[[], None]:
         self._state.begin_step()
         fetch = Fetch(
-            _finds(address.split()),
+            {each: lambda each=each: each for each in address.split()},
             KEY,
             TIMEOUT_S,
             accept=self._state.check,
             silence_s=30.0,
-            others=OtherTargets(others, _finds(others), self._hand_on) if others else None,
         )
         received = fetch.run()
         return lambda: self._state.install(received)
-
-    def _hand_on(self, state: Arriving) -> None:
-        self._server.hand_on(KEY, state)
-
-
-def _finds(addresses: Sequence[str]) -> dict[str, Callable[[], str]]:
-    return {each: lambda each=each: each for each in addresses if each}
 
 
 class Torchft:
@@ -95,7 +77,6 @@ class Torchft:
         self._model, self._host = model, host
         self._transport: Any = HTTPTransport(timedelta(seconds=TIMEOUT_S), num_chunks=0)
         self._step = 0
-        self.address = ""
 
     def serve(self) -> str:
         self._step += 1
@@ -106,7 +87,7 @@ class Torchft:
     def release(self) -> None:
         self._transport.disallow_checkpoint()
 
-    def fetch(self, address: str, others: Sequence[str] = ()) -> Callable[[], None]:
+    def fetch(self, address: str) -> Callable[[], None]:
         metadata, step = address.split()
         timeout = timedelta(seconds=TIMEOUT_S)
         received = self._transport.recv_checkpoint(0, metadata, int(step), timeout)["user"]["default"]
@@ -123,44 +104,10 @@ TRANSPORTS: dict[str, Callable[..., Transport]] = {
 }
 
 
-class Steps(threading.Thread):
-    """Training whose work is on an accelerator: of a step of a tenth of a second a fifth is Python's."""
-
-    STEP_S, PYTHON_S = 0.1, 0.02
-
-    def __init__(self) -> None:
-        super().__init__(name="steps", daemon=True)
-        self._times_s: list[float] = []
-
-    def run(self) -> None:
-        count = 10_000
-        while (took_s := self._work(count)) < self.PYTHON_S:
-            count *= 2
-        count = int(count * self.PYTHON_S / took_s)
-        while True:
-            began_at = time.perf_counter()
-            self._work(count)
-            time.sleep(self.STEP_S - self.PYTHON_S)
-            self._times_s.append(time.perf_counter() - began_at)
-
-    def take(self) -> list[float]:
-        """Of the steps since the last call, seconds each."""
-        taken, self._times_s = self._times_s, []
-        return taken
-
-    @staticmethod
-    def _work(count: int) -> float:
-        began_at = time.perf_counter()
-        for _ in range(count):
-            pass
-        return time.perf_counter() - began_at
-
-
 class Side:
     def __init__(self, transport: Transport, model: torch.nn.Module) -> None:
         self._transport = transport
         self._model = model
-        self._steps: Steps | None = None
         self._resident_bytes = self._peak_bytes = 0
         self._cpu_s = 0.0
 
@@ -186,20 +133,9 @@ class Side:
         self._peak_bytes = _status_bytes("VmHWM")
         return time.process_time() - self._cpu_s
 
-    def steps(self) -> list[float]:
-        """The seconds of each step since the last call; the first begins to train."""
-        if self._steps is None:
-            self._steps = Steps()
-            self._steps.start()
-        return self._steps.take()
-
-    def listens(self) -> str:
-        """Where what arrives is handed on."""
-        return self._transport.address
-
-    def heal(self, address: str, value: float, others: Sequence[str] = ()) -> dict[str, Any]:
+    def heal(self, address: str, value: float) -> dict[str, Any]:
         began_at = time.perf_counter()
-        install = self._transport.fetch(address, others)
+        install = self._transport.fetch(address)
         fetched_at = time.perf_counter()
         install()
         installed_at = time.perf_counter()

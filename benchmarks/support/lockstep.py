@@ -7,8 +7,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from benchmarks.support.referee import Judge, Key
 from lighthouse_protocol.messages.membership import Quorum
+
+Key = tuple[int, int]
+"""(quorum_id, step)"""
 
 
 class Member(Protocol):
@@ -37,50 +39,50 @@ class Tally:
 
 
 class Lockstep:
-    """A collective of all participants, as far as they are in this process."""
-
-    judge: Judge
-    """Says when one is complete, by complete(); to be set before anybody comes."""
+    """A collective of all participants."""
 
     def __init__(self, on_step: Callable[[float], None]) -> None:
         """`on_step` hears how long each step took."""
         self._on_step = on_step
+        self._step_s = math.inf
         self._meetings: dict[Key, set[Member]] = {}
         self._sizes: dict[Key, int] = {}
-        self._untold: set[Key] = set()
         self._completed_at = math.inf
 
     def come(self, manager: Member, quorum: Quorum, step: int) -> None:
         key = (quorum.quorum_id, step)
         self._sizes[key] = len(quorum.participants)
         self._meetings.setdefault(key, set()).add(manager)
-        if key not in self._untold:  # once for all that come in this turn of the loop
-            self._untold.add(key)
-            asyncio.get_running_loop().call_soon(self._tell, key)
+        self._run(key)
 
     def leave(self, manager: Member) -> None:
-        for key in [key for key, meeting in self._meetings.items() if manager in meeting]:
-            self._meetings[key].discard(manager)
-            self._tell(key)
+        for key, meeting in list(self._meetings.items()):
+            meeting.discard(manager)
+            if not meeting:
+                self._forget(key)
 
     def pace(self, step_s: float) -> None:
-        self._completed_at = math.inf
-        self.judge.pace(step_s)
+        """A step is complete `step_s` after the last has come; infinite: it never is."""
+        self._completed_at, self._step_s = math.inf, step_s
+        for key in list(self._meetings):
+            self._run(key)
 
-    def complete(self, key: Key) -> None:
+    def _run(self, key: Key) -> None:
+        if self._step_s < math.inf and self._is_full(key):
+            asyncio.get_running_loop().call_later(self._step_s, self._end, key)
+
+    def _is_full(self, key: Key) -> bool:
+        return len(self._meetings.get(key, ())) == self._sizes.get(key)
+
+    def _end(self, key: Key) -> None:
+        if not self._is_full(key):  # somebody has left it: those who still wait will be revoked
+            return
         meeting = self._forget(key)
         now = time.monotonic()
         self._on_step(now - self._completed_at)
         self._completed_at = now
         for manager in meeting:
             manager.complete()
-
-    def _tell(self, key: Key) -> None:
-        self._untold.discard(key)
-        if key in self._meetings:
-            self.judge.tell(key, len(self._meetings[key]), self._sizes[key])
-            if not self._meetings[key]:
-                self._forget(key)
 
     def _forget(self, key: Key) -> set[Member]:
         self._sizes.pop(key, None)

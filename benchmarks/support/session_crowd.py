@@ -1,8 +1,6 @@
 """The load: many managers in one process, a connection each, that train together in lockstep.
 
-python -m benchmarks.support.session_crowd ADDRESS JOB [TIMEOUT_S [REFEREE PLACE CROWDS]]
-
-With the last three it is one of several: their referee's socket (referee.py), and which of how many it is.
+python -m benchmarks.support.session_crowd ADDRESS JOB [TIMEOUT_S]
 """
 
 import asyncio
@@ -19,22 +17,18 @@ from benchmarks.support.light_manager import LightManager
 from benchmarks.support.light_stream import Turns
 from benchmarks.support.line_protocol import answer_orders_async
 from benchmarks.support.lockstep import Lockstep, Tally
-from benchmarks.support.referee import OwnReferee, RemoteReferee
 from benchmarks.support.shared_session import SharedQuorums, SharedReader, SharingClient
 from lighthouse_protocol.messages.membership import Quorum
 
 CONNECTS_AT_ONCE = 50
-TIMEOUT_S = 60.0
 
 
 class Crowd:
-    def __init__(self, address: str, job: str, timeout_s: float = TIMEOUT_S, place: int = 0, crowds: int = 1) -> None:
+    def __init__(self, address: str, job: str, timeout_s: float) -> None:
         self.timeout_s = timeout_s
-        self._place, self._crowds = place, crowds
         self.address = address
         self.tally = Tally()
         self.lockstep = Lockstep(self._note_step)
-        self.lockstep.judge = OwnReferee(self.lockstep.complete)
         self.managers: list[LightManager] = []
         self._job = job
         self._reader = SharedReader()
@@ -78,14 +72,13 @@ class Crowd:
         return {**spent, **asdict(tally), "quorums": sorted({m.quorum.quorum_id for m in self.managers if m.quorum})}
 
     async def add(self, count: int) -> None:
-        """Until all train together; without `count`, those of another crowd come. They ask to be let in when all are
-        connected, as managers do whose ranks have been loading meanwhile."""
+        """Until all train together. They ask to be let in when all are connected."""
         self._expected += count
         self._all_train.clear()
         newcomers = list[LightManager]()
         for _ in range(count):
             await asyncio.wait_for(self._connects.acquire(), self.timeout_s)
-            newcomers.append(LightManager(self, self._crowds * self._numbers + self._place))
+            newcomers.append(LightManager(self, self._numbers))
             self._numbers += 1
         for _ in range(CONNECTS_AT_ONCE):
             await asyncio.wait_for(self._connects.acquire(), self.timeout_s)
@@ -97,7 +90,7 @@ class Crowd:
         await asyncio.wait_for(self._all_train.wait(), self.timeout_s)
 
     async def die(self, count: int) -> None:
-        """Without a word; until all others train together. Without `count`, those of another crowd die."""
+        """Without a word; until all others train together."""
         self._expected -= count
         self._all_train.clear()
         dying, self.managers = self.managers[:count], self.managers[count:]
@@ -117,13 +110,8 @@ class Crowd:
             self.tally.steps_s.append(took_s)
 
 
-async def serve(
-    address: str, job: str, timeout_s: str = str(TIMEOUT_S), referee: str = "", place: str = "0", crowds: str = "1"
-) -> None:
-    crowd = Crowd(address, job, float(timeout_s), int(place), int(crowds))
-    if referee:
-        crowd.lockstep.judge = await RemoteReferee.connect(crowd.lockstep.complete, referee)
-    await answer_orders_async(crowd.do)
+async def serve(address: str, job: str, timeout_s: str = "60") -> None:
+    await answer_orders_async(Crowd(address, job, float(timeout_s)).do)
 
 
 def main() -> None:

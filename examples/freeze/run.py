@@ -25,10 +25,6 @@ from lighthouse_runtime.client.clients import LighthouseClient
 HERE = Path(__file__).parent
 RANKS = 8
 STALL_AFTER_S = 3.0
-PRELOADED = (
-    "torch,torch._dynamo,agent_client.step.agent,"
-    "agent_client.training.ddp,agent_client.training.optimizer,agent_client.training.sampler"
-)
 
 
 class FreezeRun:
@@ -65,7 +61,7 @@ class FreezeRun:
                 str(ranks),
                 *stall_after,
             ),
-            *("--bind", f"{LOOPBACK}:{free_port()}", "--advertise", LOOPBACK, "--preload", PRELOADED),
+            *("--bind", f"{LOOPBACK}:{free_port()}", "--advertise", LOOPBACK),
             *("--master-port", str(free_port()), "--store-port", str(free_port())),
             *("--max-restarts", str(max_restarts), "--drain-timeout", "2s", "--termination-grace", "1s"),
             *("--", str(HERE / "train.py"), "--mode", mode, *paths, *arguments),

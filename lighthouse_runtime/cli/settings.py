@@ -10,7 +10,6 @@ becomes `--join-timeout 60s`, the variable PREFIX_JOIN_TIMEOUT, and, in torchft'
 
 import dataclasses
 import importlib
-import itertools
 from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
 from typing import Any, NamedTuple, TypeVar
 
@@ -38,13 +37,9 @@ def setting(
     env: Sequence[str] = (),
     has_ms_alias: bool = False,
     metavar: str | None = None,
-    is_list: bool = False,
 ) -> Any:
-    """A field of a settings class. `env` are fallback variables; `default` of dataclasses.MISSING: required.
-
-    `is_list`: the option may be given several times; `kind` makes a tuple of each, and the field has them all in one.
-    """
-    about = {"text": text, "kind": kind, "env": tuple(env), "ms": has_ms_alias, "metavar": metavar, "list": is_list}
+    """A field of a settings class. `env` are fallback variables; `default` of dataclasses.MISSING: required."""
+    about = {"text": text, "kind": kind, "env": tuple(env), "ms": has_ms_alias, "metavar": metavar}
     return dataclasses.field(default=default, metadata=about)
 
 
@@ -92,7 +87,6 @@ def from_options(config: type[C], values: dict[str, Any]) -> C:
 def _option(field: dataclasses.Field[Any], prefix: str) -> Callable[[F], F]:
     about, is_required = field.metadata, field.default is dataclasses.MISSING
     names = variables(field, prefix)
-    as_list: dict[str, Any] = {"multiple": True, "callback": _flat} if about["list"] else {}
     return click.option(
         option_name(field),
         field.name,
@@ -100,17 +94,12 @@ def _option(field: dataclasses.Field[Any], prefix: str) -> Callable[[F], F]:
         is_flag=field.default is False,
         required=is_required,
         **({} if is_required else {"default": _written(field)}),  # an explicit None would satisfy `required`
-        show_default=not is_required and field.default not in (None, ()) and field.default is not False,
+        show_default=not is_required and field.default is not None and field.default is not False,
         envvar=names,
         show_envvar=False,
         metavar=about["metavar"],
-        **as_list,
         help=f"{about['text']}  [env: {', '.join(names)}]",
     )
-
-
-def _flat(context: click.Context, param: click.Parameter, values: Sequence[Sequence[Any]]) -> tuple[Any, ...]:
-    return tuple(itertools.chain.from_iterable(values))
 
 
 def _written(field: dataclasses.Field[Any]) -> Any:

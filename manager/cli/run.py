@@ -7,7 +7,6 @@ runs as `HeadHost`, the other hosts of a group as `WorkerHost`.
 import functools
 import os
 import secrets
-import shutil
 import signal
 import sys
 from typing import Any
@@ -23,8 +22,7 @@ from lighthouse_runtime.net.address import split_bind
 from lighthouse_runtime.process.children import die_with_parent
 from lighthouse_runtime.process.logs import set_up_logging
 from lighthouse_runtime.process.loop import StopRequest, run_daemon
-from manager.guard.client import GuardClient, Preload
-from manager.guard.rules import NoPython, read_python
+from manager.guard.client import GuardClient
 from manager.server.config import ENV_PREFIX, ManagerConfig
 from manager.server.service import secret_from
 from manager.supervisor.config import SupervisorConfig
@@ -52,7 +50,6 @@ def run(module: bool, parent_pid: int | None, command: tuple[str, ...], **values
         values["master_port"] = torchrun.master_port or values["master_port"]
     config, settings = from_options(ManagerConfig, values), from_options(SupervisorConfig, values)
     _check(torchrun, settings, config)
-    preload = _preload(words, torchrun, settings, config)
     launch = Launch(config, settings, words, torchrun, _group_secret(config, settings))
     if parent_pid is not None:
         die_with_parent(parent_pid, signal.SIGTERM)
@@ -60,8 +57,8 @@ def run(module: bool, parent_pid: int | None, command: tuple[str, ...], **values
     set_up_logging(
         config.log_level, config.log_format, job=config.job, replica_group=config.replica_id, secrets=own_secrets
     )
-    # before gRPC, which must not be forked
-    guard = GuardClient(preload, observes=settings.observe == "on", is_all=True)
+    # The guard starts before gRPC does: gRPC and fork do not mix.
+    guard = GuardClient(observes=settings.observe == "on", is_all=True)
     try:
         sys.exit(run_daemon(functools.partial(_supervise, launch, guard)))
     except LighthouseError as e:
@@ -126,19 +123,3 @@ def _group_secret(config: ManagerConfig, settings: SupervisorConfig) -> str:
         "is not set. Set it to the same value on all of them, for example the output of `openssl rand -hex 32`. It is "
         "not needed if --lighthouse is a join string"
     )
-
-
-def _preload(
-    words: tuple[str, ...], torchrun: Torchrun | None, settings: SupervisorConfig, config: ManagerConfig
-) -> Preload | None:
-    if not settings.preload:
-        return None
-    if torchrun is not None:
-        raise click.UsageError("--preload: torchrun starts the ranks itself; remove --preload")
-    try:
-        command = read_python(words)
-    except NoPython as e:
-        raise click.UsageError(f"--preload is for python SCRIPT and python -m MODULE: {e}") from None
-    if shutil.which(command.interpreter[0]) is None:
-        raise click.UsageError(f"--preload: {command.interpreter[0]} was not found")
-    return Preload(settings.preload, command, f"{config.replica_id}/preload")

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from lighthouse_runtime.process.state_folder import make_private
-from manager.guard.preload import MARK_VARIABLE, die_with
+from manager.guard.process_tree import MARK_VARIABLE, die_with
 from manager.guard.rules import Lines
 
 _MAX_ERROR_BYTES = 1 << 16
@@ -38,7 +38,7 @@ class Child:
     log: io.FileIO | None = None
     unlogged_bytes: int = 0  # since the log could be written last
     warned_at: float = -LOG_WARNED_EVERY_S
-    popen: "subprocess.Popen[bytes] | None" = None  # None: it was forked from the preloaded interpreter
+    popen: "subprocess.Popen[bytes] | None" = None  # None until it is started
     lines: Lines = field(default_factory=Lines)
     status: int | None = None
     kill_at: float | None = None
@@ -50,39 +50,29 @@ class Child:
 
     @property
     def mark(self) -> str:
-        """Of one length for all of them: a forked process writes its own over that of the other one."""
         return f"{os.getpid()}.{self.number:08d}."
 
-    def environment(self, more: Mapping[str, str]) -> dict[str, str]:
-        return {**os.environ, **more, MARK_VARIABLE: self.mark, "TORCHELASTIC_ERROR_FILE": str(self.error_file)}
-
-    def spawn(
-        self, argv: Sequence[str], more: Mapping[str, str], *, has_input: bool, keeps: Sequence[int] = ()
-    ) -> None:
-        """Start `argv`, with the descriptors `keeps`. Raises OSError or subprocess.SubprocessError."""
+    def spawn(self, argv: Sequence[str], more: Mapping[str, str], *, has_input: bool) -> None:
+        """Start `argv`. Raises OSError or subprocess.SubprocessError."""
         guard = os.getpid()
         ours, its = os.pipe()
         try:
             self.popen = subprocess.Popen(
                 argv,
-                env=self.environment(more),
+                env={**os.environ, **more, MARK_VARIABLE: self.mark, "TORCHELASTIC_ERROR_FILE": str(self.error_file)},
                 stdin=subprocess.PIPE if has_input else subprocess.DEVNULL,
                 stdout=its,
                 stderr=its,
                 start_new_session=True,
                 preexec_fn=lambda: _prepare(guard),
-                pass_fds=keeps,
             )
         except BaseException:
             os.close(ours)
             raise
         finally:
             os.close(its)
-        self.born(self.popen.pid, ours)
-
-    def born(self, pid: int, output: int) -> None:
-        os.set_blocking(output, False)
-        self.pid, self.output = pid, output
+        os.set_blocking(ours, False)
+        self.pid, self.output = self.popen.pid, ours
 
     def ended(self, status: int) -> None:
         self.status = status

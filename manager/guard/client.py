@@ -18,7 +18,6 @@ from lighthouse_runtime.log_event import event
 from lighthouse_runtime.process import grpc_environment
 from lighthouse_runtime.process.logs import without_credentials
 from manager.guard import process_tree
-from manager.guard.rules import PythonCommand
 
 log = logging.getLogger(__name__)
 
@@ -36,8 +35,7 @@ _RANK_SITE = str(Path(__file__).resolve().with_name("rank_site"))
 @dataclass(frozen=True, slots=True)
 class Command:
     """`env` is added to the supervisor's own. `log`: a file that takes its output, which is shown as well if
-    `is_shown`. `has_input`: its standard input stays open, and closes with the guard. `is_forked`: from the preloaded
-    interpreter, if there is one; it then is what that one was given as its program."""
+    `is_shown`. `has_input`: its standard input stays open, and closes with the guard."""
 
     argv: tuple[str, ...]
     env: Mapping[str, str]
@@ -45,16 +43,6 @@ class Command:
     log: str | None = None
     is_shown: bool = True
     has_input: bool = False
-    is_forked: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class Preload:
-    """One interpreter imports `modules`, and the processes of `command` are forked from it."""
-
-    modules: tuple[str, ...]
-    command: PythonCommand
-    label: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +58,7 @@ class Ended:
 class GuardClient:
     """manager/guard/guard.py as a child process. To be started before gRPC is used, and attached to the loop."""
 
-    def __init__(self, preload: Preload | None = None, *, observes: bool = False, is_all: bool = False) -> None:
+    def __init__(self, *, observes: bool = False, is_all: bool = False) -> None:
         """`observes`: scripts that make a process group are observed. `is_all`: this process starts others by the guard
         alone: all that a killed guard leaves is killed, whatever it has made of itself."""
         ours, its = socket.socketpair()
@@ -93,16 +81,6 @@ class GuardClient:
         self._writer: asyncio.StreamWriter | None = None
         self._has_ended = False
         self._unsent: list[bytes] = []  # from before run()
-        self.on_failure: Callable[[str], None] = log.error
-        """Called with why the modules cannot be preloaded."""
-        if preload is not None:
-            command = preload.command
-            self._say(
-                preload=preload.modules,
-                interpreter=command.interpreter,
-                program=command.program,
-                label=preload.label,
-            )
 
     @property
     def pid(self) -> int:
@@ -120,7 +98,6 @@ class GuardClient:
             log=command.log,
             is_shown=command.is_shown,
             has_input=command.has_input,
-            is_forked=command.is_forked,
         )
         return number
 
@@ -199,9 +176,6 @@ class GuardClient:
     def _hear(self, event: dict[str, Any]) -> None:
         if "tail" in event:
             self._tails.pop(event["tail"]).set_result(_output(event))
-            return
-        if "failed" in event:
-            self.on_failure(f"cannot preload {event['failed']}")
             return
         number = event["ended"]
         cause = without_credentials(event["why"] or cause_of(event["error"]))

@@ -3,15 +3,12 @@
 A process of its own, since gRPC and fork do not go together, and since it must outlive a supervisor that is killed. It
 takes orders as lines of JSON from a socket, and says there what has happened:
 
-    {"preload": ["torch"], "interpreter": ["python"], "program": ["train.py"], "label": "a/preload"}
-    {"start": 1, "argv": [...], "env": {...}, "label": "a/0", "log": "...", "is_shown": true, "has_input": false,
-     "is_forked": false}
+    {"start": 1, "argv": [...], "env": {...}, "label": "a/0", "log": "...", "is_shown": true, "has_input": false}
     {"halt": 1, "grace_s": 10}
     {"signal": 1, "pass": 10}             to the processes of 1 that handle it
     {"tail": 1}
     -> {"tail": 1, "output": [...]}                                   the last lines so far
     -> {"ended": 1, "status": -9, "output": [...], "error": "...", "why": "..."}   when the whole tree is gone
-    -> {"failed": "why"}                                              what is to be preloaded cannot be
 
 A process that stays stopped by a signal (SIGSTOP) keeps its slot and its GPU and does nothing: it is killed, and `why`
 says so. When the socket closes, everything is killed. Each process leads a session of its own and is killed by the
@@ -35,8 +32,6 @@ from typing import Any
 
 from manager.guard import process_tree
 from manager.guard.child import PASSING_ERRORS, Child
-from manager.guard.preloader import NUMBER as PRELOADER
-from manager.guard.preloader import Hooks, Preloader
 from manager.guard.rules import Outlet
 
 _POLL_S = 0.02
@@ -52,8 +47,6 @@ class Guard:
         self._control = control
         self._folder = Path(tempfile.mkdtemp(prefix="lighthouse-run-"))
         self._children: dict[int, Child] = {}
-        self._preloader: Preloader | None = None
-        self._strangers: dict[int, int] = {}  # statuses: a rank may end before its pid is heard
         self._strays_until: float | None = None  # until then they are looked for
         self._outlet = Outlet()
         self._selector = selectors.PollSelector()
@@ -106,8 +99,6 @@ class Guard:
             order: dict[str, Any] = json.loads(line)
             if "start" in order:
                 self._start(order)
-            elif "preload" in order:
-                self._preload(order)
             elif "pass" in order:
                 self._pass_on(order["signal"], order["pass"])
             elif "tail" in order:
@@ -123,33 +114,18 @@ class Guard:
             child = Child(number, label, order["is_shown"], order["log"], error_file, is_users=not order["has_input"])
             if said := child.open_log():
                 self._note(label, said)
-            if order["is_forked"] and self._preloader is not None:
-                self._preloader.want(child, order["env"])
-                return
             child.spawn(order["argv"], order["env"], has_input=order["has_input"])
         except (OSError, subprocess.SubprocessError) as e:
             said = f"cannot run {order['argv'][0]}: {e}"
             self._note(label, said)
             self._say({"ended": number, "status": 127, "output": [said], "error": "", "why": ""})
             return
-        self._keep(child)
-
-    def _preload(self, order: dict[str, Any]) -> None:
-        hooks = Hooks(self._keep, lambda why: self._say({"failed": why}), self._note)
-        self._preloader = Preloader(order, self._folder, self._selector, hooks)
-        self._preloader.begin()
-
-    def _keep(self, child: Child) -> None:
-        self._children[child.number] = child
-        if child.popen is None and child.pid in self._strangers:
-            child.ended(self._strangers.pop(child.pid))
+        self._children[number] = child
         self._resume(child)
 
     def _halt_order(self, number: int, grace_s: float) -> None:
         if (child := self._children.get(number)) is not None:
             self._halt(child, grace_s)
-        elif self._preloader is not None and self._preloader.drop(number):
-            self._say({"ended": number, "status": -signal.SIGTERM, "output": [], "error": "", "why": ""})
 
     def _pass_on(self, number: int, signal_number: int) -> None:
         if (child := self._children.get(number)) is not None and child.status is None:
@@ -168,9 +144,6 @@ class Guard:
 
     def _reap(self) -> None:
         by_pid = {child.pid: child for child in self._children.values()}
-        is_unsure = self._preloader is not None and self._preloader.has_asked
-        if not is_unsure:
-            self._strangers.clear()  # their pids may name others by now
         while True:
             try:
                 pid, status = os.waitpid(-1, os.WNOHANG | os.WUNTRACED | os.WCONTINUED)
@@ -184,8 +157,6 @@ class Guard:
                     child.stopped_at = time.monotonic() if os.WIFSTOPPED(status) else None
             elif child is not None:
                 child.ended(os.waitstatus_to_exitcode(status))
-            elif is_unsure:
-                self._strangers[pid] = os.waitstatus_to_exitcode(status)
 
     def _finish(self) -> None:
         now = time.monotonic()
@@ -205,8 +176,7 @@ class Guard:
 
     def _end_strays(self) -> None:
         """What has left its rank in every way: it ends when no rank runs any more that can have started it."""
-        is_unsure = self._preloader is not None and self._preloader.has_asked  # a rank is on its way, and not heard of
-        if self._strays_until is None or is_unsure:
+        if self._strays_until is None:
             return
         here = self._children.values()
         found = process_tree.strays(os.getpid(), [each.pid for each in here], [each.mark for each in here])
@@ -228,9 +198,6 @@ class Guard:
         self._pause(child)
         self._show(child, child.lines.end())
         child.close()
-        if child.number == PRELOADER and self._preloader is not None:
-            self._preloader.ended(status)
-            return
         output = child.lines.tail + ([f"(processes {left} cannot be killed)"] if left else [])
         self._say({"ended": child.number, "status": status, "output": output, "error": child.error(), "why": child.why})
 

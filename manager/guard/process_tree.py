@@ -15,16 +15,24 @@ from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from manager.guard.preload import MARK_VARIABLE
-
+MARK_VARIABLE = "LIGHTHOUSE_TREE"
+_PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
+_LIBC = ctypes.CDLL(None)
 EXEC_LOOKS = 100
 """At a process in the middle of an exec, a millisecond apart. A machine that stands still uses up only one."""
 
 
 def become_subreaper() -> None:
     """Orphans below this process become its children."""
-    ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    _LIBC.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+
+
+def die_with(parent: int) -> None:
+    """Let the kernel kill this process when `parent` ends."""
+    _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    if os.getppid() != parent:
+        os._exit(1)
 
 
 def descendants(root: int) -> list[int]:

@@ -6,7 +6,6 @@
 import shlex
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import click
 
@@ -29,21 +28,6 @@ from manager.supervisor.rules.restart_policy import GROUP_SCOPE, RANK_SCOPE, Res
 _COUNT = click.IntRange(1, MAX_GROUP_WORLD_SIZE)
 _COUNT_OR_NONE = click.IntRange(0, MAX_GROUP_WORLD_SIZE)
 _PORT = click.IntRange(1, 65535)
-
-
-class _Modules(click.ParamType):
-    """Module names, separated by commas."""
-
-    name = "modules"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[str, ...]:
-        names = tuple(name.strip() for name in str(value).split(","))
-        for name in names:
-            if not all(part.isidentifier() for part in name.split(".")):
-                self.fail(f"{name!r} is not a module name", param, ctx)
-        return names
-
-
 _FOLDER = click.Path(file_okay=False, path_type=Path)
 
 
@@ -129,13 +113,6 @@ class SupervisorConfig:
     master_port: int = setting(MASTER_PORT, "MASTER_PORT of the ranks.", kind=_PORT, env=("MASTER_PORT",))
     store_port: int | None = setting(
         None, "Port of the replica group's TCPStore. Default: the master port + 2.", kind=_PORT
-    )
-    preload: tuple[str, ...] = setting(
-        (),
-        "Modules to import once, before each rank of a Python command is forked. May be repeated.",
-        kind=_Modules(),
-        is_list=True,
-        metavar="MODULE,...",
     )
     active_ranks: int | None = setting(
         None, "Ranks that train; the others are spares (for agent_client.restart). Default: all.", kind=_COUNT

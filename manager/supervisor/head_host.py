@@ -216,7 +216,6 @@ class HeadHost:
             InvalidRequest: If an address, a port or the store is not available. The error names the option.
         """
         on_signals(self._loop, lambda number: self._signalled(128 + number), self._pass_on)
-        self._guard.on_failure = lambda why: self._feed(events.EndAsked(1, why))
         guarding = asyncio.create_task(self._watch_guard(), name="guard")
         try:
             await self._begin()

@@ -171,7 +171,6 @@ class LocalHost:
                 self.plan.label(rank),
                 self._log_of(rank, live.attempt),
                 self._output.is_shown,
-                is_forked=True,
             )
             live.process = self._guard.start(command, functools.partial(self._ended, rank))
         if ranks:

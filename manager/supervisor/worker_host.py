@@ -200,7 +200,6 @@ class WorkerHost:
 
     async def run(self) -> int:
         on_signals(self._loop, lambda number: self._signalled(128 + number), self._pass_on)
-        self._guard.on_failure = lambda why: self._over(GroupEnded(1, why))
         guarding = asyncio.create_task(self._watch_guard(), name="guard")
         self._link.open()
         systemd = ServiceManager(self._loop, lambda: f"host {self._launch.settings.node_rank} of its replica group")

@@ -8,8 +8,8 @@ from torch import distributed
 from torch.distributed import HashStore
 
 from agent_client.collectives.connectors import connector
-from benchmarks.support.shared_gpu import share_gpu
 from tests.agent_client.actors import AgentActor, GlooActor
+from tests.agent_client.shared_gpu import share_gpu
 
 
 class CudaGlooActor(GlooActor):

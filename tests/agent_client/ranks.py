@@ -18,6 +18,7 @@ import importlib
 import itertools
 import json
 import os
+import runpy
 import signal
 import socket
 import subprocess
@@ -30,7 +31,6 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, NoReturn, Self
 
-from manager.guard import preload
 from tests.processes import PATIENCE_S, ROOT, clean_environment, eventually
 
 # torch's TCPStore asks for the name of each new client's address, and a name server may take its time: 5 s at worst.
@@ -275,9 +275,10 @@ def _run(program: list[str], environment: dict[str, str], channel: Connection) -
     os.environ.update(environment)
     status = 1
     try:
-        preload.set_first_path(program)
-        preload.draw_anew()
-        preload.as_main(program)()
+        sys.argv, sys.path[0] = program, os.path.dirname(program[0])
+        if (numpy_random := sys.modules.get("numpy.random")) is not None:
+            numpy_random.seed()  # random reseeds itself after a fork, numpy does not
+        runpy.run_path(program[0], run_name="__main__")
         status = 0
     except SystemExit as e:
         status = e.code if isinstance(e.code, int) else int(e.code is not None)

@@ -19,7 +19,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 
 def supervisor(lighthouse: Lighthouse, nproc: int, times: int) -> Supervisor:
-    ports = ("--master-port", str(free_port()), "--restart-delay", "100ms", "--preload", "torch,agent_client")
+    ports = ("--master-port", str(free_port()), "--restart-delay", "100ms")
     restarts = ("--max-restarts", "1", "--max-startup-failures", "0", "--nproc-per-node", str(nproc))
     command = (sys.executable, "-m", "tests.agent_client.frozen_script", str(times))
     return Supervisor(lighthouse.address, *ports, *restarts, *STALLS, command=command, replica_id="train")

@@ -2,8 +2,8 @@
 
 import signal
 
-from benchmarks.support.orphans import Orphans
 from tests.agent_client.jobs import Job
+from tests.agent_client.orphans import Orphans
 from tests.agent_client.training.test_salvage import ACTOR, begin, step_together
 
 TIMES = ("--join-timeout", "5s", "--heartbeat-timeout", "3s")

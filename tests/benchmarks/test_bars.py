@@ -4,10 +4,9 @@ import math
 
 import pytest
 
-from benchmarks import abuse, cli_start, faults, outage, recovery
-from benchmarks.support.bars import Bar, conclude
+from benchmarks import outage, recovery
 from benchmarks.support.daemons import OURS, TORCHFT
-from benchmarks.support.figures import Spread
+from benchmarks.support.figures import Bar, finish
 
 FAST = recovery.Run(noticed_s=0.005, quorum_s=0.01, committed_s=0.03)
 SLOW = recovery.Run(noticed_s=0.005, quorum_s=0.07, committed_s=0.101)
@@ -16,7 +15,7 @@ NEVER = recovery.Run(noticed_s=math.inf, quorum_s=math.inf, committed_s=math.inf
 
 def test_a_miss_ends_the_program(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
-        conclude([Bar("wall", 1.0, 2.0, "s"), Bar("memory", 151, 150, "MB")], is_checked=True)
+        finish("text", {}, [Bar("wall", 1.0, 2.0, "s"), Bar("memory", 151, 150, "MB")], is_checked=True, path=None)
     assert ended.value.code == 1
     shown = capsys.readouterr().out
     assert " yes |" in shown
@@ -24,21 +23,16 @@ def test_a_miss_ends_the_program(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_a_miss_that_is_not_checked_is_shown_alone(capsys: pytest.CaptureFixture[str]) -> None:
-    conclude([Bar("wall", 3.0, 2.0, "s")], is_checked=False)
+    finish("text", {}, [Bar("wall", 3.0, 2.0, "s")], is_checked=False, path=None)
     assert "**no** |" in capsys.readouterr().out
 
 
 def test_what_is_met_ends_well() -> None:
-    conclude([Bar("wall", 2.0, 2.0, "s")], is_checked=True)
+    finish("text", {}, [Bar("wall", 2.0, 2.0, "s")], is_checked=True, path=None)
 
 
 def kills(*runs: recovery.Run, product: str = OURS) -> dict[str, object]:
     return {"fault": "kill-group", "product": product, "heartbeat_timeout_s": 5.0, "runs": list(runs)}
-
-
-def commits(fault: str, *committed_s: float) -> dict[str, object]:
-    runs = [recovery.Run(noticed_s=0.1, quorum_s=math.inf, committed_s=value) for value in committed_s]
-    return {"fault": fault, "product": OURS, "runs": runs}
 
 
 def outages(*runs: outage.Run) -> dict[str, object]:
@@ -46,13 +40,7 @@ def outages(*runs: outage.Run) -> dict[str, object]:
 
 
 def away(*, longest_step_s: float = 0.03, quorums: int = 1, revokes: int | None = None) -> outage.Run:
-    crowd = None if revokes is None else {"revokes": revokes, "changes": 0}
-    return outage.Run(1.0, 1.5, 0.021, 0.03, longest_step_s, 0, quorums, crowd)
-
-
-def attacked(*, during_s: float = 0.1, memory_mib: float = 100.0, join_s: float = 1.0) -> abuse.Result:
-    told = {"done": 1, "refused": {}, "last_refusal": ""}
-    return abuse.Result("x", 0.05, during_s, 0.01, 0, memory_mib, join_s, 1.0, 0.1, 0.1, 0.5, told)
+    return outage.Run(1.0, 1.5, 0.021, 0.03, longest_step_s, 0, quorums, revokes)
 
 
 @pytest.mark.parametrize(
@@ -64,25 +52,12 @@ def attacked(*, during_s: float = 0.1, memory_mib: float = 100.0, join_s: float 
         (recovery.bars([kills(FAST, SLOW, SLOW)]), [False, False]),
         (recovery.bars([kills(FAST, FAST, NEVER)]), [True, False]),
         (recovery.bars([kills(NEVER, product=TORCHFT)]), []),
-        # of other faults the largest
-        *((faults.bars([commits(fault, 0.1, 0.5)]), [True]) for fault in ("kill", "kill-workers", "kill-rank")),
-        *((faults.bars([commits(fault, 0.1, 0.51)]), [False]) for fault in ("kill", "kill-workers", "kill-rank")),
-        (faults.bars([commits("stop", 0.1, 3.0)]), [True]),
-        (faults.bars([commits("stop", 0.1, 0.1, 3.01)]), [False]),
         # of an outage another quorum, a long step, and one of the others lost
         (outage.bars([outages(away(), away())]), [True, True, True]),
         (outage.bars([outages(away(), away(longest_step_s=0.08))]), [True, True, False]),
         (outage.bars([outages(away(quorums=2), away())]), [False, True, True]),
         (outage.bars([outages(away(revokes=0))]), [True, True, True, True]),
         (outage.bars([outages(away(revokes=1))]), [True, True, True, False]),
-        # of a start the median
-        (cli_start.bars([cli_start.Start("x", Spread(0.25, 0.2, 0.4))]), [True]),
-        (cli_start.bars([cli_start.Start("x", Spread(0.251, 0.2, 0.3))]), [False]),
-        # of an attack the others' steps, the memory, and both joins
-        (abuse.bars([attacked()]), [True, True, True, True]),
-        (abuse.bars([attacked(during_s=0.101)]), [False, True, True, True]),
-        (abuse.bars([attacked(memory_mib=513)]), [True, False, True, True]),
-        (abuse.bars([attacked(join_s=math.inf)]), [True, True, False, True]),
     ],
 )
 def test_what_is_checked(bars: list[Bar], met: list[bool]) -> None:

@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 
-from benchmarks import abuse
 from benchmarks.support import network
 from tests.docs.pages import REPOSITORY
 
@@ -40,19 +39,6 @@ def test_quorum_round(ran: Ran) -> None:
     assert all(0 < server["cpu_s"]["median"] < 5 for server in size["servers"])
 
 
-def test_cli_start(ran: Ran) -> None:
-    starts = {start["what"]: start["cpu_s"]["median"] for start in ran("cli_start")["starts"]}
-    assert starts.keys() == {"lighthouse --help", "lighthouse status", "lighthouse-manager --help"}
-    assert all(0 < cpu_s < 5 for cpu_s in starts.values())
-    assert starts["lighthouse --help"] < starts["lighthouse status"]
-
-
-def test_codec(ran: Ran) -> None:
-    costs = {cost["what"]: cost["us"]["median"] for cost in ran("codec")["costs"]}
-    assert costs.keys() >= {"vote, written", "vote, read", "its answer, 3 groups, read"}
-    assert all(0 < us < 5000 for us in costs.values())
-
-
 def test_step_overhead(ran: Ran) -> None:
     *_, standing = ran("step_overhead")["contenders"]
     assert 0 < standing["calls"]["both_s"]["median_s"] < 1
@@ -71,36 +57,10 @@ def test_recovery(ran: Ran) -> None:
         assert 0 < run["noticed_s"] <= run["quorum_s"] <= run["committed_s"] < 60
 
 
-def test_recovery_with_tls(ran: Ran) -> None:
-    results = ran("recovery", "--tls")["results"]
-    assert [row["product"] for row in results] == ["lighthouse-ft", "lighthouse-ft, TLS"] * 2
-    assert all(0 < run["committed_s"] < 60 for row in results for run in row["runs"])
-
-
-def test_faults(ran: Ran) -> None:
-    results = ran("faults")["results"]
-    assert [row["fault"] for row in results] == ["kill", "kill-rank"]
-    for run in (run for row in results for run in row["runs"]):
-        assert 0 < run["noticed_s"] <= run["committed_s"] < 60
-
-
 def test_catch_up(ran: Ran) -> None:
     (healed,) = ran("catch_up")["results"]
     assert 0 < healed["median_s"] <= healed["longest_s"] < 60
     assert healed["behind"] >= 1
-
-
-def test_phase_cost(ran: Ran) -> None:
-    costs = {cost["what"]: cost["us"] for cost in ran("phase_cost")["costs"]}
-    assert all(0 < cost["low"] <= cost["median"] <= cost["high"] < 1_000_000 for cost in costs.values())
-    assert costs["tick"]["low"] < costs["phase, one tick in it"]["low"]
-
-
-def test_collective_cost(ran: Ran) -> None:
-    costs = {cost["what"]: cost["us"]["low"] for cost in ran("collective_cost")["costs"]}
-    assert 0 < costs["all_reduce"] < 10_000
-    assert 0 < costs["all_reduce, observed"] < 10_000
-    assert 0 < costs["a sample (its own thread)"] < 100_000
 
 
 def test_outage(ran: Ran) -> None:
@@ -111,8 +71,8 @@ def test_outage(ran: Ran) -> None:
 
 
 def test_scale(ran: Ran) -> None:
-    stages = ran("scale", "--crowds", "2")["stages"]
-    assert stages[-1]["told"]["steps_s"], "the crowds step together"
+    stages = ran("scale")["stages"]
+    assert stages[-1]["told"]["steps_s"]
     assert all(0 < stage["cpu_s"] < 10 * stage["wall_s"] for stage in stages)
     assert all(20 < stage["memory_mb"] < 300 for stage in stages)
     first, *_, last = [max(stage["told"]["quorums"]) for stage in stages]
@@ -138,34 +98,13 @@ def test_heal(ran: Ran) -> None:
 
 @pytest.mark.skipif(not network.is_possible(), reason="takes the right to administer the network")
 def test_heal_links(ran: Ran) -> None:
-    report = ran("heal_links")
-    one, two = report["targets"]
-    assert (one["targets"], two["targets"]) == (1, 2)
-    assert 0 < min(one["seconds"]) <= max(two["seconds"]) < 60
-    assert [row["sources"] for row in report["sources"]] == [1, 2]
-    assert all(row["steps"] > 0.5 for row in report["sources"])
-    assert report["sources"][1]["killed_s"] > 0
+    one, three = ran("heal_links")["results"]
+    assert (one["sources"], three["sources"]) == (1, 3)
+    assert 0 < three["seconds"][0] < one["seconds"][0] < 60
+    assert three["killed_s"] > 0
 
 
 def test_restart(ran: Ran) -> None:
-    report = ran("restart")
-    for restarts in (report["restarts"], report["preloaded"]):
-        assert len(restarts) == 2
-        assert all(0 < restart["from_start_s"] < restart["whole_s"] for restart in restarts)
-
-
-def test_restart_faults(ran: Ran) -> None:
-    for jobs in ran("restart_faults")["jobs"].values():
-        assert [restart["called_s"] < restart["stepped_s"] for restart in jobs["with"]["restarts"]] == [True, True]
-        assert jobs["with"]["losses"] == pytest.approx(jobs["without"]["losses"], rel=1e-4)
-
-
-def test_abuse(ran: Ran) -> None:
-    results = ran("abuse")["results"]
-    assert [result["attack"] for result in results] == ["bitmaps", "replica-ids", "slots"]
-    for result in results:
-        assert result["told"]["done"] > 0
-        assert 0.05 < result["step_before_s"] < 5
-        assert 20 < result["memory_mib"] < abuse.MAX_MEMORY_MIB
-        assert 0 < result["join_s"] < abuse.WAITED_FOR_S
-        assert 0 < result["new_job_s"] < abuse.WAITED_FOR_S
+    restarts = ran("restart")["restarts"]
+    assert len(restarts) == 2
+    assert all(0 < restart["from_start_s"] < restart["whole_s"] for restart in restarts)

@@ -401,8 +401,7 @@ class TestSecrets:
 
 @ATTACKERS
 class TestCost:
-    """What took a gigabyte, or a lighthouse's whole time: one attacker gets a small share of it. At full speed, and for
-    longer: benchmarks/abuse.py."""
+    """What took a gigabyte, or a lighthouse's whole time: one attacker gets a small share of it."""
 
     async def test_h2_large_sets_of_ranks_cost_what_they_weigh(self, secured: Secured, attacker: Attacker) -> None:
         odd = RankSet.from_bytes(b"\xaa" * (MAX_GROUP_WORLD_SIZE // 8))

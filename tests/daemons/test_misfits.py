@@ -24,7 +24,6 @@ pytest.importorskip("torch")
 pytestmark = pytest.mark.slow
 
 SCRIPT = str(Path(__file__).with_name("misfit_script.py"))
-PRELOADED = "torch,torch._dynamo,agent_client.step.agent"
 NAMES = "abc"
 ENDS_WITHIN_S = 5.0
 # At least half of it lies between two starts: time to write the shape of the next one.
@@ -64,7 +63,7 @@ class Groups:
 
     def _supervisor(self, name: str, more: Sequence[str]) -> Supervisor:
         ports = ("--master-port", str(free_port()), "--store", "auto", "--store-port", str(free_port()))
-        named = ("--job", self.job, "--run-id", self.job, "--preload", PRELOADED)
+        named = ("--job", self.job, "--run-id", self.job)
         paths = [str(self._folder / file) for file in (f"{name}.shape", f"{name}.events", "stop")]
         return Supervisor(
             self.lighthouse.address,

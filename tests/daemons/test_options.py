@@ -56,7 +56,6 @@ WRONG: Mapping[str, list[str]] = {
     "log-dir": NO_FOLDER,
     "incident-dir": NO_FOLDER,
     "trace-dir": NO_FOLDER,
-    "preload": ["", "torch,", "a b", "a..b", "torch"],  # the command is no Python
     "master-port": ["65534"],
     "lighthouse-manager run active-ranks": ["2"],
     "min-active-ranks": ["2"],

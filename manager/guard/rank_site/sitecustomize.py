@@ -2,7 +2,7 @@
 
 Where the script makes its first process group, and agent_client is installed, the rank is observed from then on
 (agent_client.observe). Until then nothing is imported, torch least of all: what loads torch.distributed is the script.
-A file that stands alone, as preload.py does.
+A file that stands alone: the ranks' interpreter must find nothing of ours among its modules.
 """
 
 # pyright: basic

@@ -24,7 +24,7 @@ from agent_client import (
     TrainState,
     Wrapper,
 )
-from benchmarks.support.failing_training import Drawn, FailsBackward
+from tests.agent_client.restart.failing_training import Drawn, FailsBackward
 
 PLACES = ("forward", "backward", "between", "while others wait")
 PACE_S = 0.02

@@ -1,15 +1,13 @@
-"""Plain DDP and FSDP2 below the decorator, with a supervisor: whatever fails, training ends as without faults.
-
-Two hundred faults, and what a hundred leave in a process: benchmarks/restart_faults.
-"""
+"""Plain DDP and FSDP2 below the decorator, with a supervisor: whatever fails, training ends as without faults."""
 
 import re
 import sys
+from collections.abc import Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
 
-from benchmarks.restart_faults import ACTIVE, SURVIVED, Job, follow
 from tests.daemons.supervisors import QUICK, Supervisor
 from tests.processes import Lighthouse
 
@@ -17,6 +15,76 @@ torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.timeout(900)
 
 STEPS = 60
+ACTIVE = 4
+SURVIVED = ("forward", "backward", "between", "loader", "while-others-wait")
+FATAL = ("exit", "kill", "stop")
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """By a process, when the first step of all ranks of a generation is done."""
+
+    threads: int
+    descriptors: int
+    resident_kib: int
+
+
+@dataclass(frozen=True, slots=True)
+class Restart:
+    """`called_s`: from the fault at that place until the function is called again in all ranks; `stepped_s`: until
+    their first step is done, so with what the function does before it."""
+
+    place: str
+    called_s: float
+    stepped_s: float
+
+
+@dataclass(slots=True)
+class Job:
+    """What it printed. `losses`: of each rank at the end; `started`: its processes, spares too."""
+
+    losses: list[float] = field(default_factory=list[float])
+    started: int = 0
+    restarts: list[Restart] = field(default_factory=list[Restart])
+    held: dict[int, list[Held]] = field(default_factory=dict[int, list[Held]])
+
+    @property
+    def faults(self) -> int:
+        return len(self.restarts)
+
+    @property
+    def lost(self) -> int:
+        return sum(restart.place in FATAL for restart in self.restarts)
+
+
+def follow(lines: Iterator[str]) -> Job:
+    """The lines of one rank come in their order; those of several do not."""
+    job = Job()
+    faults: list[tuple[int, str, float]] = []
+    called: dict[int, list[float]] = {}
+    stepped: dict[int, list[float]] = {}
+    for line in lines:
+        match line.split("] ")[-1].split():
+            case ["process", _, _]:
+                job.started += 1
+            case ["runs", generation, at]:
+                called.setdefault(int(generation), []).append(float(at))
+            case ["fault", generation, place, at]:
+                faults.append((int(generation), place, float(at)))
+            case ["steps", generation, pid, at, *held]:
+                job.held.setdefault(int(pid), []).append(Held(*map(int, held)))
+                stepped.setdefault(int(generation), []).append(float(at))
+            case ["ends", loss, _]:
+                job.losses.append(float(loss))
+            case _:
+                pass
+    whole = [generation for generation, ends in sorted(stepped.items()) if len(ends) == ACTIVE]
+    for generation, place, struck_at in sorted(faults):
+        following = next((number for number in whole if number > generation), None)
+        if following is not None:
+            ends = max(called[following]), max(stepped[following])
+            job.restarts.append(Restart(place, *(at - struck_at for at in ends)))
+    return job
 
 
 def trained(
@@ -25,16 +93,15 @@ def trained(
     faults: int,
     *places: str,
     ranks: int = ACTIVE,
-    preload: str = "",
     seed: int = 1,
     backend: str = "gloo",
 ) -> Job:
     """What became of four active ranks, of `ranks` in all."""
     folder.mkdir()
     script = [str(folder), kind, str(STEPS), str(seed), str(faults), ",".join(places), backend]
-    command = [sys.executable, "-m", "benchmarks.support.failing_training", *script]
+    command = [sys.executable, "-m", "tests.agent_client.restart.failing_training", *script]
     options = ["--nproc-per-node", str(ranks), "--active-ranks", str(ACTIVE), "--min-active-ranks", str(ACTIVE)]
-    options += ["--max-restarts", "50", *QUICK, *(["--preload", preload] if preload else [])]
+    options += ["--max-restarts", "50", *QUICK]
     with (
         Lighthouse() as lighthouse,
         Supervisor(lighthouse.address, *options, command=command) as supervisor,
@@ -50,10 +117,10 @@ def trained(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("kind", "preload"), [("ddp", ""), ("fsdp2", "torch,torch.distributed.fsdp")])
-def test_it_comes_back_in_the_same_processes(kind: str, preload: str, tmp_path: Path) -> None:
-    without = trained(tmp_path / "without", kind, 0, *SURVIVED, preload=preload)
-    job = trained(tmp_path / "with", kind, 10, *SURVIVED, preload=preload)
+@pytest.mark.parametrize("kind", ["ddp", "fsdp2"])
+def test_it_comes_back_in_the_same_processes(kind: str, tmp_path: Path) -> None:
+    without = trained(tmp_path / "without", kind, 0, *SURVIVED)
+    job = trained(tmp_path / "with", kind, 10, *SURVIVED)
     assert job.losses == pytest.approx(without.losses, rel=1e-6)
     assert job.started == len(job.held) == ACTIVE, "no process was replaced"
     # gloo rarely keeps a group that still had a message to send (in-process-restart.md), and never twice in a row.
@@ -65,9 +132,7 @@ def test_it_comes_back_in_the_same_processes(kind: str, preload: str, tmp_path: 
 @pytest.mark.slow
 def test_a_process_that_is_lost_is_replaced_by_a_spare(tmp_path: Path) -> None:
     """More are lost than there are spares, so each has to come back; also the one that is stopped, and not dead."""
-    job = trained(
-        tmp_path / "run", "ddp", 8, "exit", "kill", "stop", "between", ranks=ACTIVE + 1, preload="torch", seed=8
-    )
+    job = trained(tmp_path / "run", "ddp", 8, "exit", "kill", "stop", "between", ranks=ACTIVE + 1, seed=8)
     assert {restart.place for restart in job.restarts} == {"exit", "kill", "stop", "between"}
     assert job.started <= ACTIVE + 1 + job.lost
     assert len(set(job.losses)) == 1

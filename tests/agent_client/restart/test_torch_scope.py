@@ -50,14 +50,13 @@ def recovered(scope: TorchScope) -> None:
     scope.recover()
 
 
-def test_caches_are_cleared_that_a_preloaded_interpreter_has_frozen() -> None:
+def test_caches_are_cleared_that_the_script_has_frozen() -> None:
     gc.freeze()
     scope = TorchScope("")
     of_mesh(Held())
     recovered(scope)
     assert of_mesh.cache_info().currsize == 0
     scope.close()
-    assert gc.get_freeze_count() > 0, "as it was"
 
 
 def test_what_was_there_before_is_not_looked_at() -> None:

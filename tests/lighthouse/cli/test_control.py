@@ -7,8 +7,6 @@ from lighthouse.cli.control import drain, kill
 from lighthouse_protocol.messages.status import MemberState
 from tests.lighthouse.statuses import job, member, status
 
-BOTH = pytest.mark.parametrize("command", [kill, drain], ids=["kill", "drain"])
-
 
 @pytest.mark.parametrize(
     ("command", "asked", "said"),

@@ -1,6 +1,6 @@
 """A training script as its users write it: plain DDP or FSDP2 below the decorator, a checkpoint after each step.
 
-python -m benchmarks.support.failing_training FOLDER ddp|fsdp2 STEPS SEED FAULTS PLACE,PLACE... gloo|nccl
+python -m tests.agent_client.restart.failing_training FOLDER ddp|fsdp2 STEPS SEED FAULTS PLACE,PLACE... gloo|nccl
 
 With nccl all ranks of a host share its first GPU.
 
@@ -35,7 +35,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from agent_client import CallWrapper, Wrapper
 from agent_client.collectives import gloo as gloo_wait
-from benchmarks.support.shared_gpu import share_gpu
+from tests.agent_client.shared_gpu import share_gpu
 
 WIDTH = 64
 STEPS_BEFORE_A_FAULT = 4  # at most
