@@ -43,7 +43,7 @@ from lighthouse_runtime.process.commands import installed_versions
 from lighthouse_runtime.process.logs import REMOVED, without_credentials
 from lighthouse_runtime.security.client_tls import ClientTls, fetch_tls
 from lighthouse_runtime.security.serving import with_local_credentials
-from lighthouse_runtime.timing.pacing import Reading
+from lighthouse_runtime.timing.pacing import BackgroundRead
 
 INCIDENTS_KEPT = 20
 MAX_PART_BYTES = 64 * 2**20
@@ -121,7 +121,7 @@ def write_bundle(path: Path, parts: Iterable[Part], limit_s: float) -> list[str]
 
     Raises InvalidRequest if the file cannot be written; none is left behind then.
     """
-    reading = [(part, Reading(part.name, part.read, limit_s)) for part in parts]
+    reading = [(part, BackgroundRead(part.name, part.read, limit_s)) for part in parts]
     failed: list[str] = []
     temporary: Path | None = None
     try:
@@ -146,7 +146,7 @@ def write_bundle(path: Path, parts: Iterable[Part], limit_s: float) -> list[str]
     return failed
 
 
-def _outcome(answer: Reading[bytes]) -> bytes | str:
+def _outcome(answer: BackgroundRead[bytes]) -> bytes | str:
     """Text says why there is nothing."""
     try:
         return answer.result()

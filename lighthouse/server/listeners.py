@@ -19,18 +19,18 @@ from lighthouse_protocol.rules.access import FIELD as IDENTITIES_OPTION
 from lighthouse_protocol.rules.access import Identities, Principal, Role, parse_identities
 from lighthouse_runtime.log_event import event
 from lighthouse_runtime.net.address import own_name, served_host, split_bind
-from lighthouse_runtime.security.access import ANONYMOUS, Access, ByCredential, HostOnly, OpenTo
+from lighthouse_runtime.security.access import ANONYMOUS, Access, CredentialAccess, FixedAccess, LoopbackAccess
 from lighthouse_runtime.security.audit import Audit
 from lighthouse_runtime.security.credentials import (
     CertificateFiles,
     Credentials,
     TokenFile,
-    left,
     load_or_make,
     load_or_make_tokens,
     renew_if_due,
+    time_until_expiry,
 )
-from lighthouse_runtime.security.serving import Serving, note_serving
+from lighthouse_runtime.security.serving import Serving, write_serving_file
 from lighthouse_runtime.security.watched_file import WatchedFile
 
 log = logging.getLogger(__name__)
@@ -75,7 +75,7 @@ class Doors:
                 self._identities = WatchedFile(path, lambda: _read_identities(path))
         self.grpc = self._door(config.bind)
         self.http = self._door(config.http)
-        self.torchft = OpenTo(TORCHFT, self.audit)
+        self.torchft = FixedAccess(TORCHFT, self.audit)
 
     @property
     def ca_pin(self) -> str:
@@ -84,23 +84,23 @@ class Doors:
 
     def _door(self, bind: str) -> Door:
         if _is_loopback(bind) and not self._config.asks_for_tls:
-            return Door(HostOnly(self.audit), None)
+            return Door(LoopbackAccess(self.audit), None)
         assert self._tokens is not None
         if self._config.insecure:
-            return Door(ByCredential(self._tokens, self.audit, without=ANONYMOUS), None)
-        return Door(ByCredential(self._tokens, self.audit, self._identities), self._files)
+            return Door(CredentialAccess(self._tokens, self.audit, anonymous=ANONYMOUS), None)
+        return Door(CredentialAccess(self._tokens, self.audit, self._identities), self._files)
 
     def announce(self, port: int) -> None:
         """To other processes of this user, and in the remedies of refusals; called when gRPC's port is known."""
         for door in (self.grpc, self.http):
-            if isinstance(door.access, ByCredential):
+            if isinstance(door.access, CredentialAccess):
                 door.access.port = port
         found = None
-        if self._credentials is not None and not isinstance(self.grpc.access, HostOnly):
+        if self._credentials is not None and not isinstance(self.grpc.access, LoopbackAccess):
             has_own_pki = self._config.tls_cert is not None
             found = Serving(self.ca_pin, self._credentials.folder, has_own_pki)
         try:
-            note_serving(port, found)
+            write_serving_file(port, found)
         except (OSError, InvalidRequest) as e:
             log.warning(
                 "other processes of this user on this host also need the join string: %s",
@@ -143,11 +143,11 @@ class Doors:
                 self._note("certificate_not_renewed", f"the server certificate cannot be renewed: {e}")
             else:
                 self._note("certificate_not_renewed", "")
-            files.look()
+            files.reload_if_changed()
             self._note("certificate_unreadable", files.error and f"keeping the previous certificates: {files.error}")
         for watched, name in ((self._tokens, "tokens"), (self._identities, "identities")):
             if watched is not None:
-                watched.look()
+                watched.reload_if_changed()
                 self._note(f"{name}_unreadable", watched.error and f"keeping the previous {name}: {watched.error}")
 
     def _note(self, what: str, error: str) -> None:
@@ -185,7 +185,7 @@ def _read_identities(path: Path) -> Identities:
 
 def _expiry(certificate: Path) -> str:
     """What a person must know of its end; empty: nothing yet. Raises OSError, ValueError."""
-    days = left(certificate).days
+    days = time_until_expiry(certificate).days
     if days >= TOLD_BEFORE_DAYS:
         return ""
     when = f"expires in {days} days" if days > 0 else "expires within a day" if days == 0 else "has expired"
