@@ -6,7 +6,7 @@ import pytest
 
 from lighthouse_protocol.refusals import InvalidRequest, NotPermitted
 from lighthouse_protocol.rules.access import Role
-from lighthouse_runtime.security import credentials as watched_file
+from lighthouse_runtime.security import watched_file
 from lighthouse_runtime.security.credentials import FILE, ROLES, TokenFile, Tokens, token_name
 
 
