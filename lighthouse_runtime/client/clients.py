@@ -1,7 +1,7 @@
 """Typed clients of the lighthouse and of managers, synchronous and asyncio, with one method per RPC. No torch.
 
 Every method takes `timeout_s` and raises a refusal of lighthouse_protocol/refusals.py. The job and the run belong to
-the client and travel as metadata. The first stream imports client/streams.py's message types.
+the client and travel as metadata. The first stream imports client/stream_kinds.py.
 """
 
 import time
@@ -20,7 +20,7 @@ from lighthouse_runtime.security.client_tls import files_from
 
 if TYPE_CHECKING:
     from lighthouse_protocol.messages.session import WatchHello
-    from lighthouse_runtime.client.streams import (
+    from lighthouse_runtime.client.stream_kinds import (
         AsyncRankStream,
         HostStream,
         RankStream,
@@ -111,7 +111,7 @@ class LighthouseClient(_LighthouseMethods, SyncClient):
 
     def rank(self, *, wait_for_ready: bool = False) -> "RankStream":
         """Open the stream of a rank. The first message to send is a RankHello."""
-        from lighthouse_runtime.client.streams import RANK
+        from lighthouse_runtime.client.stream_kinds import RANK
 
         stream = self.open(RANK, wait_for_ready and not self._search.has_choice)
         stream.on_failure(self._stream_failed)
@@ -163,19 +163,19 @@ class AsyncLighthouseClient(_LighthouseMethods, AsyncClient):
 
     def session(self, *, wait_for_ready: bool = False) -> "Session":
         """Open the session of a manager. The first message to send is a Hello."""
-        from lighthouse_runtime.client.streams import SESSION
+        from lighthouse_runtime.client.stream_kinds import SESSION
 
         return self.open(SESSION, wait_for_ready)
 
     def rank(self, *, wait_for_ready: bool = False) -> "AsyncRankStream":
         """Open the stream of a rank. The first message to send is a RankHello."""
-        from lighthouse_runtime.client.streams import RANK
+        from lighthouse_runtime.client.stream_kinds import RANK
 
         return self.open(RANK, wait_for_ready)
 
     def supervise(self, *, wait_for_ready: bool = False) -> "SupervisorStream":
         """Open the stream of a supervisor. The first message to send is a SupervisorHello."""
-        from lighthouse_runtime.client.streams import SUPERVISE
+        from lighthouse_runtime.client.stream_kinds import SUPERVISE
 
         return self.open(SUPERVISE, wait_for_ready)
 
@@ -224,7 +224,7 @@ class ManagerClient(_ManagerMethods, SyncClient):
 
     def watch(self, request: "WatchHello", *, wait_for_ready: bool = False) -> "Watch":
         """Open the watch of a rank. It brings news of the quorum. When it ends, the manager counts the rank as lost."""
-        from lighthouse_runtime.client.streams import WATCH
+        from lighthouse_runtime.client.stream_kinds import WATCH
 
         watch = self.open(WATCH, wait_for_ready)
         watch.send(request)
@@ -239,6 +239,6 @@ class AsyncManagerClient(_ManagerMethods, AsyncClient):
 
     def host(self) -> "HostStream":
         """Open the stream of the supervisor on another host of the group. The first message to send is a HostHello."""
-        from lighthouse_runtime.client.streams import NODE
+        from lighthouse_runtime.client.stream_kinds import NODE
 
         return self.open(NODE)

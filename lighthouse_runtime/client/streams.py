@@ -19,13 +19,8 @@ import grpc.aio
 from google.protobuf.message import DecodeError
 
 from lighthouse_protocol.limits import MAX_REQUEST_BYTES
-from lighthouse_protocol.messages.hosts import FromHost, ToHost
-from lighthouse_protocol.messages.run import FromRunRank, FromSupervisor, ToRunRank, ToSupervisor
-from lighthouse_protocol.messages.session import FromRank, ToLighthouse, ToManager, ToRank
 from lighthouse_protocol.refusals import InternalError, LighthouseError, LimitReached, Unreachable
-from lighthouse_protocol.wire import streams
 from lighthouse_runtime.client.channel import refusal
-from lighthouse_runtime.client.rpcs import LIGHTHOUSE, MANAGER
 from lighthouse_runtime.net.outbox import Outbox
 
 if TYPE_CHECKING:
@@ -303,20 +298,3 @@ class SyncStream(Generic[S, M]):
                 raise error from None
             if (message := self._kind.read(body)) is not None:
                 return message
-
-
-# Every stream: its path and message types. The import is slow, so the clients import this module with their first
-# stream.
-
-SESSION = StreamKind(LIGHTHOUSE + "Session", streams.SESSION_REQUESTS, streams.SESSION_RESPONSES)
-RANK = StreamKind(LIGHTHOUSE + "Rank", streams.RANK_REQUESTS, streams.RANK_RESPONSES)
-SUPERVISE = StreamKind(LIGHTHOUSE + "Supervise", streams.SUPERVISOR_REQUESTS, streams.SUPERVISOR_RESPONSES)
-WATCH = StreamKind(MANAGER + "Watch", streams.WATCH_REQUESTS, streams.WATCH_RESPONSES)
-NODE = StreamKind(MANAGER + "Node", streams.NODE_REQUESTS, streams.NODE_RESPONSES)
-
-Session = AsyncStream[ToLighthouse, ToManager]
-AsyncRankStream = AsyncStream[FromRunRank, ToRunRank]
-SupervisorStream = AsyncStream[FromSupervisor, ToSupervisor]
-HostStream = AsyncStream[FromHost, ToHost]
-Watch = SyncStream[FromRank, ToRank]
-RankStream = SyncStream[FromRunRank, ToRunRank]

@@ -16,7 +16,7 @@ from lighthouse_protocol.refusals import (
 )
 from lighthouse_protocol.rules.leader_search import LeaderSearch
 from lighthouse_runtime.client.clients import AsyncLighthouseClient
-from lighthouse_runtime.client.streams import SupervisorStream
+from lighthouse_runtime.client.stream_kinds import SupervisorStream
 from lighthouse_runtime.log_event import event
 from lighthouse_runtime.timing.pacing import Backoff
 from manager.group.link import Absence

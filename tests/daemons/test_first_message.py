@@ -19,7 +19,7 @@ from lighthouse_protocol.messages.session import Hello
 from lighthouse_protocol.pb.documented import lighthouse_pb2, manager_pb2
 from lighthouse_protocol.wire.streams import SESSION_REQUESTS
 from lighthouse_runtime.client.clients import AsyncLighthouseClient
-from lighthouse_runtime.client.streams import SESSION, WATCH
+from lighthouse_runtime.client.stream_kinds import SESSION, WATCH
 from lighthouse_runtime.security.access import LoopbackAccess
 from lighthouse_runtime.server.grpc_server import GrpcServer
 from manager.evidence.collector import EvidenceCollector

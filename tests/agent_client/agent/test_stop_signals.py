@@ -10,7 +10,7 @@ from tests.processes import PATIENCE_S, ROOT, clean_environment
 
 SCRIPT = """
 import logging, os, signal, sys, threading, time
-from agent_client.agent import stop_signals
+from agent_client.step import stop_signals
 from lighthouse_protocol.refusals import Unreachable
 
 case, drained = sys.argv[1], threading.Event()

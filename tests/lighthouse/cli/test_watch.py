@@ -24,7 +24,7 @@ ROOT = Path(__file__).parents[3]
 # `lighthouse watch` beside a lighthouse that is away while a file exists.
 WATCHED = """
 import os, sys
-from lighthouse_runtime.client import lighthouse
+from lighthouse_runtime.client import clients
 from lighthouse.cli.status import watch
 from tests.lighthouse.cli.conftest import FakeClient, FakeLighthouse
 from tests.lighthouse.cli.test_watch import GONE, UP
@@ -35,7 +35,7 @@ class Lighthouse(FakeLighthouse):
             raise GONE
         return UP
 
-lighthouse.LighthouseClient = lambda coordinator, *, job, run, role: FakeClient(Lighthouse(), coordinator, job, run)
+clients.LighthouseClient = lambda coordinator, *, job, run, role: FakeClient(Lighthouse(), coordinator, job, run)
 watch(["--interval", "50ms"])
 """
 

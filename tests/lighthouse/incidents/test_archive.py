@@ -42,7 +42,7 @@ class TestArchive:
         assert [(s.id, s.step_s) for s in kept.summaries()] == [("i2", None), ("i1", 3.0)]
 
     def test_old_evidence_is_dropped(self, monkeypatch: pytest.MonkeyPatch):
-        monkeypatch.setattr(archive, "MAX_BYTES", 1000)
+        monkeypatch.setattr(archive, "MAX_ARCHIVE_BYTES", 1000)
         kept = IncidentArchive()
         for name in ("i1", "i2", "i3"):
             kept.put(incident(name, member("b/1", stacks="x" * 400, flight_recorder="", process="")))

@@ -59,7 +59,7 @@ def test_of_many_groups_the_suspects_are_asked():
 
 
 def test_the_text_that_is_kept_is_bounded(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(evidence_round, "MAX_BYTES", 1000)
+    monkeypatch.setattr(evidence_round, "MAX_EVIDENCE_BYTES", 1000)
     gathering = EvidenceRound(HERE)
     gathering.took(1, rank(0, stacks="x" * 600))
     gathering.took(1, rank(1, stacks="x" * 600))

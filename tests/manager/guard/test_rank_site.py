@@ -30,7 +30,7 @@ print(init_process_group(**eval(sys.argv[1])), getattr(sys.modules["sitecustomiz
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    for package in ("torch", "torch/distributed", "agent_client", "agent_client/agent"):
+    for package in ("torch", "torch/distributed", "agent_client", "agent_client/step"):
         (tmp_path / package).mkdir()
         (tmp_path / package / "__init__.py").touch()
     for name, text in {

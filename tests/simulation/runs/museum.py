@@ -11,10 +11,7 @@ from unittest import mock
 from agent_client.restart.rules import events
 from agent_client.restart.rules.machine import RankMachine
 from lighthouse.job import events as lighthouse_events
-from lighthouse.job import generations as assignment
-from lighthouse.job import generations as formation
-from lighthouse.job import generations as iteration
-from lighthouse.job import generations as restart_log
+from lighthouse.job import generations
 from lighthouse.job.events import GenerationTold
 from lighthouse.job.generations import Generations, Ranks, RestartLog
 from lighthouse.job.records import GenerationState, KeySpaces
@@ -25,6 +22,8 @@ from tests.simulation.runs.plan import RunPlan, draw_plan
 from tests.simulation.runs.rank import RankProcess
 from tests.simulation.runs.simulation import Result, run_plan
 from tests.simulation.runs.supervisor import Supervisor
+
+_assign = generations.assign
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,12 +89,12 @@ def _half(ranks: Any, current: Any, terms: Any) -> bool:
 
 
 def _count_every_death(self: RestartLog, lost: tuple[RankId, ...], cause: str) -> bool:
-    self.counters = iteration.count_incident(self.counters)
+    self.counters = generations.count_incident(self.counters)
     return True
 
 
 def _by_slot(members: Any, previous: Sequence[int], terms: Any) -> tuple[RankId, ...]:
-    return assignment.assign(members, (), terms)
+    return _assign(members, (), terms)
 
 
 def _unfenced(self: KeySpaces, generation: int) -> dict[Any, bytes]:
@@ -172,7 +171,7 @@ EXHIBITS = (
         "number-given-twice",
         "numbers do not rise for ever",
         "G1",
-        ((iteration, "next_number", lambda current, stride, **_: current + (current < 3)),),
+        ((generations, "next_number", lambda current, stride, **_: current + (current < 3)),),
     ),
     Exhibit(
         "number-run-twice",
@@ -283,13 +282,13 @@ EXHIBITS = (
         "restart-keeps-its-hundred",
         "a process that was started again begins at the next number, not at the next multiple of the stride",
         "G7",
-        ((iteration, "next_number", lambda current, stride, **_: current + 1),),
+        ((generations, "next_number", lambda current, stride, **_: current + 1),),
     ),
     Exhibit(
         "ranks-by-slot",
         "ranks are dealt anew by slot in each generation",
         "G8",
-        ((formation, "assign", _by_slot),),
+        ((generations, "assign", _by_slot),),
         terms=FREE,
     ),
     Exhibit(
@@ -304,7 +303,7 @@ EXHIBITS = (
         "half-is-enough",
         "half of the ranks go on without the others, who live (the documents' max(1, n//2))",
         "G10",
-        ((formation, "_is_majority", _half),),
+        ((generations, "_is_majority", _half),),
         plan={
             "mix": ("hang_rank", "hang_rank", "raise_in_rank"),
             "hosts": 2,
@@ -317,14 +316,14 @@ EXHIBITS = (
         "nobody-is-waited-for",
         "the first who are ready go on",
         "G10",
-        ((formation, "_is_incomplete", lambda ranks, current, terms: False),),
+        ((generations, "_is_incomplete", lambda ranks, current, terms: False),),
         terms=FREE,
     ),
     Exhibit(
         "the-dying-go-on",
         "what is about to be restarted with a lost rank makes a generation without it",
         "G10",
-        ((formation, "_is_torn", lambda ranks, current: False),),
+        ((generations, "_is_torn", lambda ranks, current: False),),
         plan={"mix": ("kill_rank", "kill_rank"), "is_group_scope": True},
         terms=FREE,
     ),
@@ -332,7 +331,7 @@ EXHIBITS = (
         "incidents-kept-for-ever",
         "the record grows with each incident",
         "G11",
-        ((restart_log, "KEPT", 10**9),),
+        ((generations, "KEPT", 10**9),),
         plan={**PAIR, **CROWDED, "mix": ("raise_in_rank",), "fault_every_s": 0.2, "step_s": 0.1, "steps": 100},
         terms=OF_TWO,
     ),
