@@ -18,7 +18,7 @@ class Tag(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class CatchUp:
-    """How a rank heals."""
+    """State of a rank that may heal while it trains."""
 
     is_wanted: bool = False  # heal while training
     held: Tag | None = None  # state that the rank has while it works at a later step

@@ -49,7 +49,7 @@ class NamedQuorum:
 
 
 def change_between(old: Quorum, new: NamedQuorum) -> QuorumChange | None:
-    """Return the change from `old` to `new`, or None if the full list would not be longer."""
+    """Return the change from `old` to `new`, or None if it would not be shorter than the full list."""
     before, after = old.participants, new.quorum.participants
     if not (_is_ordered(before) and _is_ordered(after)):
         return None

@@ -276,7 +276,7 @@ def _is_suspectable(sample: ProgressSample, least: Order | None) -> bool:
 
 
 def _least(ranks: list[RankView], shared: frozenset[str], *, are_behind: bool) -> list[RankView]:
-    """Return the ranks that are ahead of none. Unless all `are_behind`, they must also be behind another of `ranks`."""
+    """Return the ranks that are ahead of no other. Unless `are_behind` is set, they must also be behind another one."""
     places = group_ranks(lambda rank: _phases_of(rank.sample, shared), ranks)  # many ranks share few places
     heads = [party[0].sample for party in places]
     return [

@@ -102,7 +102,7 @@ class LighthouseClient(_LighthouseMethods, SyncClient):
             try:
                 answer = super().invoke(attempt)
             except (Unreachable, DeadlinePassed) as e:
-                if not self._should_retry(e, ends_at):
+                if not self._prepare_retry(e, ends_at):
                     raise
                 attempt = self._attempt(rpc, ends_at - time.monotonic())
             else:
@@ -125,8 +125,8 @@ class LighthouseClient(_LighthouseMethods, SyncClient):
         timeout_s = left_s if rpc.timeout_s > LONG_CALL_S else max(MIN_ATTEMPT_S, left_s / 2)
         return replace(rpc, timeout_s=timeout_s, wait_for_ready=False)
 
-    def _should_retry(self, error: LighthouseError, ends_at: float) -> bool:
-        """Move to the next address, and return True if there is time for another attempt."""
+    def _prepare_retry(self, error: LighthouseError, ends_at: float) -> bool:
+        """Move to the next address and pause if needed. Return False if no further attempt is possible."""
         if isinstance(error, WrongProtocol) or not (self._search.has_choice or isinstance(error, NotLeader)):
             return False
         waits = self._search.mark_failed(error)

@@ -102,7 +102,7 @@ class AsyncStream(Generic[S, M]):
             self.cancel(Unreachable(f"{self.address} does not read its messages"))
 
     def end(self) -> None:
-        """Send queued messages, then end our half. The other side then ends the stream."""
+        """Close the sending half after queued messages are sent. The other side then ends the stream."""
         self._outbox.close()
 
     def cancel(self, error: LighthouseError | None = None) -> None:
@@ -272,7 +272,7 @@ class SyncStream(Generic[S, M]):
                 self._call.cancel()
 
     def end(self) -> None:
-        """Send queued messages, then end our half. The other side then ends the stream."""
+        """Close the sending half after queued messages are sent. The other side then ends the stream."""
         self._outbox.put(None)
 
     def _send_no_more(self) -> None:

@@ -27,7 +27,7 @@ def die_with_parent(parent_pid: int, number: int = signal.SIGTERM) -> None:
 
 @functools.cache
 def host_id() -> str:
-    """Identify the boot of this machine and the pid namespace. Equal ids mean that pids are comparable."""
+    """Return an id of this boot and pid namespace. Processes with equal ids can compare pids."""
     try:
         return f"{Path('/proc/sys/kernel/random/boot_id').read_text().strip()} {os.readlink('/proc/self/ns/pid')}"
     except OSError:

@@ -29,7 +29,7 @@ _NOHUP = (signal.SIGHUP, signal.SIGQUIT)  # ignored from the start under nohup(1
 def on_signals(
     loop: asyncio.AbstractEventLoop, stop: Callable[[int], object], warn: Callable[[int], object] | None = None
 ) -> None:
-    """Call `stop` with the number of each stop signal, and `warn` with that of each warning signal."""
+    """Call `stop` on stop signals and `warn` on warning signals, with the signal number."""
     for number in STOP_SIGNALS:
         if number not in _NOHUP or signal.getsignal(number) is not signal.SIG_IGN:
             loop.add_signal_handler(number, stop, number)

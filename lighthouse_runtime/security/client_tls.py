@@ -78,7 +78,7 @@ def stamp_of_files(files: TlsFiles) -> object:
 
 
 def refused_client_message(address: str, files: TlsFiles) -> str:
-    """Explain why a server may have closed a connection right after a handshake that succeeded for its client."""
+    """Explain why a server may have closed a connection right after the client completed its handshake."""
     if not files.cert:
         return (
             f"{address} ends the connection after the handshake, as a lighthouse with --tls-client-ca does to a client "

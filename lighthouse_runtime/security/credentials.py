@@ -195,7 +195,7 @@ def load_or_make_tokens(folder: Path) -> Credentials:
 
 
 def _warn_of_readers(folder: Path) -> None:
-    """Log files with secrets that other users can read."""
+    """Warn about files with secrets that other users can read."""
     for name in (FILE, "ca.key", "server.key"):
         with contextlib.suppress(FileNotFoundError):
             mode = (folder / name).stat().st_mode & 0o777
