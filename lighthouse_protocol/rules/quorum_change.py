@@ -44,8 +44,8 @@ class NamedQuorum:
 
     @classmethod
     def of(cls, quorum: Quorum) -> "NamedQuorum":
-        said = repr((quorum.quorum_id, *map(_all, quorum.participants)))
-        return cls(quorum, hashlib.sha256(said.encode(errors="surrogatepass")).hexdigest())
+        content = repr((quorum.quorum_id, *map(_all, quorum.participants)))
+        return cls(quorum, hashlib.sha256(content.encode(errors="surrogatepass")).hexdigest())
 
 
 def change_between(old: Quorum, new: NamedQuorum) -> QuorumChange | None:
@@ -184,9 +184,9 @@ def group_ranks(key: Callable[[RankView], Hashable], ranks: Iterable[RankView]) 
     return list(found.values())
 
 
-def describe_each(say: Callable[[RankView], str], ranks: Iterable[RankView]) -> str:
-    """Describe each rank with `say`, merging ranks with the same description."""
-    return ", ".join(f"{list_rank_views(party)} {say(party[0])}" for party in group_ranks(say, ranks))
+def describe_each(describe: Callable[[RankView], str], ranks: Iterable[RankView]) -> str:
+    """Describe each rank with `describe`, merging ranks with the same description."""
+    return ", ".join(f"{list_rank_views(party)} {describe(party[0])}" for party in group_ranks(describe, ranks))
 
 
 def name_ranks(ranks: Sequence[RankView]) -> str:

@@ -132,8 +132,8 @@ def _divergence(ranks: Sequence[RankView]) -> StallVerdict | None:
     for here in group_ranks(_meeting, inside):
         sides = group_ranks(signature, here)
         if len(sides) > 1:
-            say = signature if len({operation_name(rank) for rank in here}) == 1 else operation_name
-            text = ", ".join(f"{name_ranks(side)} {say(side[0])}" for side in sides)
+            describe = signature if len({operation_name(rank) for rank in here}) == 1 else operation_name
+            text = ", ".join(f"{name_ranks(side)} {describe(side[0])}" for side in sides)
             return _verdict(Kind.DIVERGENCE, (), f"divergence: {text}", ranks)
     numbered: dict[tuple[Circle, int], dict[str, list[RankView]]] = {}
     for rank in inside:
@@ -162,23 +162,23 @@ def _behind(ranks: Sequence[RankView], silent: Sequence[RankView], is_complete: 
     stuck = {rank.name for rank in silent}
     names = stuck | {rank.name for rank in suspects}
 
-    def say(rank: RankView) -> str:
+    def describe(rank: RankView) -> str:
         return (
             f"behind, last seen {describe_activity(rank)}"
             if rank.name in stuck
             else f"behind in {describe_place(rank)}"
         )
 
-    return _are_behind([rank for rank in ranks if rank.name in names], say, ranks)
+    return _are_behind([rank for rank in ranks if rank.name in names], describe, ranks)
 
 
 def _are_behind(
-    suspects: Sequence[RankView], say: Callable[[RankView], str], ranks: Sequence[RankView]
+    suspects: Sequence[RankView], describe: Callable[[RankView], str], ranks: Sequence[RankView]
 ) -> StallVerdict:
     names = {rank.name for rank in suspects}
     others = [rank for rank in ranks if rank.name not in names]
-    said = (describe_each(say, suspects), describe_each(describe_activity, others))
-    return _verdict(Kind.BEHIND, suspects, ", ".join(filter(None, said)), ranks)
+    parts = (describe_each(describe, suspects), describe_each(describe_activity, others))
+    return _verdict(Kind.BEHIND, suspects, ", ".join(filter(None, parts)), ranks)
 
 
 def _nobody_behind(ranks: Sequence[RankView], is_complete: bool) -> StallVerdict | None:
@@ -189,10 +189,10 @@ def _nobody_behind(ranks: Sequence[RankView], is_complete: bool) -> StallVerdict
     is_inside = all(rank.sample.is_inside for rank in ranks)
     if is_inside and any(least != most for least, most in _bounds(ranks).values()):
         sides = group_ranks(_meeting, ranks)  # each side is in a collective that another side has not entered
-        said = (
+        parts = (
             f"{name_ranks(side)} {operation_name(side[0])} in process group {_meeting(side[0])[0][1]}" for side in sides
         )
-        return _verdict(Kind.DIVERGENCE, (), f"divergence: {', '.join(said)}", ranks)
+        return _verdict(Kind.DIVERGENCE, (), f"divergence: {', '.join(parts)}", ranks)
     if is_inside and len(group_ranks(operation_name, ranks)) == 1:
         text = f"network or collective: {list_rank_views(ranks)} in {operation_name(ranks[0])}, nobody behind"
         return _verdict(Kind.NETWORK, (), text, ranks)
