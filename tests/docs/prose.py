@@ -32,7 +32,6 @@ PATTERNS = {
     "passive": r"\b(?:is|are|was|be|been) (?:waited|looked|asked|cared|held) for\b",
 }
 _COMPILED = {name: re.compile(text, re.IGNORECASE) for name, text in PATTERNS.items()}
-_MIN_WORDS = 4
 
 
 def paragraphs(source: str) -> Iterator[str]:
@@ -53,7 +52,7 @@ def paragraphs(source: str) -> Iterator[str]:
 def _split(text: str) -> Iterator[str]:
     for paragraph in re.split(r"\n\s*\n", text):
         joined = " ".join(paragraph.split())
-        if joined.count(" ") + 1 >= _MIN_WORDS:
+        if joined.count(" ") >= 3:  # at least four words
             yield joined
 
 

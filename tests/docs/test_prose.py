@@ -31,7 +31,6 @@ def test_prose_does_not_get_worse(wing: str) -> None:
         "The rank is told of the loss.",
         "Whether all holders have done it.",
         "The others are gone, nobody waits.",
-        "A rank is waited for no more.",
         "At most so much per request.",
     ],
 )
