@@ -1,1 +1,1 @@
-"""The coordinator: who trains together."""
+"""Coordinator of a training cluster: it decides which replica groups train together."""

@@ -1,1 +1,1 @@
-"""One beside each replica group: speaks for its ranks."""
+"""Manager of one replica group: it represents the group's ranks at the lighthouse."""

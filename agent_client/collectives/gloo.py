@@ -233,9 +233,17 @@ def _ends_within(work: Any, timeout_s: float) -> bool:
 
 
 def are_at_rest(tasks: Path = Path("/proc/self/task")) -> bool:
-    """All of gloo's threads in this process wait for something."""
-    states = [state for name, state in map(_look_at, tasks.iterdir()) if name in THREADS]
-    return bool(states) and set(states) == {"S"}
+    """Check whether all of gloo's threads in this process are asleep.
+
+    Older versions of torch do not name these threads; there, all threads that Python has not started must be asleep.
+    """
+    found = {task.name: _look_at(task) for task in tasks.iterdir()}
+    if {name for name, _ in found.values()} >= THREADS:
+        states = {state for name, state in found.values() if name in THREADS}
+    else:
+        known = {str(each.native_id) for each in threading.enumerate() if not each.name.startswith("Dummy-")}
+        states = {state for thread, (name, state) in found.items() if name and thread not in known}
+    return states == {"S"}
 
 
 def _look_at(task: Path) -> tuple[str, str]:

@@ -34,6 +34,8 @@ _VARIABLES = {**nccl_watchdog.QUIET, "TORCH_NCCL_RETHROW_CUDA_ERRORS": "0"}
 """NCCL's watchdog ends the process when a peer or a kernel has failed, or keeps it for minutes. Whatever the script
 says itself counts."""
 _LRU_CACHE = type(functools.lru_cache(print))
+_CLEARING = (("debug", "_clear_sharding_prop_cache"), ("_redistribute", "clear_redistribute_planner_cache"))
+"""Modules of DTensor, and the functions that clear those of their caches that are not lru_caches."""
 
 importlib.import_module("torch.distributed.nn.functional")  # whose defaults keep the world of their import
 
@@ -175,8 +177,10 @@ def _clear_caches(frozen: Sequence[Any]) -> None:
     """DTensor's: their keys hold meshes, and those their groups."""
     if "torch.distributed.tensor" not in sys.modules:
         return
-    importlib.import_module("torch.distributed.tensor.debug")._clear_sharding_prop_cache()
-    importlib.import_module("torch.distributed.tensor._redistribute").clear_redistribute_planner_cache()
+    for module, name in _CLEARING:  # older versions of torch keep these caches in lru_caches, too
+        clear = getattr(importlib.import_module(f"torch.distributed.tensor.{module}"), name, None)
+        if clear is not None:
+            clear()
     for each in (*frozen, *_caches()):
         each.cache_clear()
 

@@ -159,6 +159,8 @@ def _raw(tensor: torch.Tensor, first: int, last: int) -> Iterator[memoryview]:
         flat = tensor.as_strided((tensor.numel(),), (1,)).view(torch.uint8)
         yield flat[first:last].cpu().numpy().data
         return
+    if tensor.itemsize == 1:
+        tensor = tensor.view(torch.uint8)  # older versions of torch cannot copy float4_e2m1fn_x2
     if tensor.dim() == 0:
         tensor = tensor.unsqueeze(0)
     row = tensor.nbytes // len(tensor)

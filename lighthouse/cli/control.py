@@ -1,4 +1,8 @@
-"""`lighthouse drain`: let a replica group go in good order."""
+"""Verbs that change a job: `drain`, `kill`, `stop` and `resume`.
+
+`drain` and `kill` act on one replica group, `stop` and `resume` on a run. `kill` asks for confirmation before it ends
+the last live group of a job.
+"""
 
 import sys
 
@@ -22,11 +26,6 @@ def drain(given: ClientOptions, replica_id: str, reason: str) -> None:
     given.confirm(said, replica_id=replica_id, reason=reason, draining=True)
 
 
-# -- kill ---------------------------------------------------------------------
-#
-# `lighthouse kill`: end a replica group through its manager.
-
-
 @click.command()
 @click.option("--force", "-f", is_flag=True, help="Do not ask, even if it is the last live replica group of the job.")
 @control_options
@@ -42,7 +41,7 @@ def kill(given: ClientOptions, replica_id: str, reason: str, force: bool) -> Non
 
 def _is_last(status: LighthouseStatus, replica_id: str) -> bool:
     alive = {m.replica_id for job in status.jobs for m in job.members if m.state is not MemberState.EXPIRED}
-    return alive in ({replica_id}, {split_replica_id(replica_id)[0]})  # torchft writes name:uuid
+    return alive in ({replica_id}, {split_replica_id(replica_id)[0]})  # torchft's replica ids are name:uuid
 
 
 def is_terminal() -> bool:
@@ -55,11 +54,6 @@ def _ask_person(last: str) -> None:
             f"{last}, and training stops with it; nothing was killed. Give --force, or drain it: `lighthouse drain`"
         )
     click.confirm(f"{last}, and training stops with it. Kill it?", abort=True, err=True)
-
-
-# -- stop ---------------------------------------------------------------------
-#
-# `lighthouse stop` and `lighthouse resume`: end a run for all of it, and lift that.
 
 
 @click.command()

@@ -1,4 +1,8 @@
-"""`lighthouse debug bundle`: what there is to know of a lighthouse, in one file."""
+"""`lighthouse debug bundle`: collect what a bug report needs into one archive.
+
+All parts are read in parallel, each with a time limit. A part that fails becomes a text file with the reason. Secrets
+are removed from environment variables, command lines and texts before they are written.
+"""
 
 import contextlib
 import dataclasses
@@ -55,7 +59,7 @@ _DAEMONS = {("lighthouse", "serve"), ("lighthouse-manager", "serve")}
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """A file of the bundle. `read` may fail, and may hang: then the bundle says so in its place."""
+    """File of the bundle. `read` may raise or hang; the bundle then contains the reason instead."""
 
     name: str
     read: Callable[[], bytes]
@@ -112,14 +116,22 @@ def bundle(given: ClientOptions, out: Path | None, http_side: str | None, journa
 
 
 _PAGES = ("livez", "readyz", "metrics", "log")
-_WIDTH = 120  # of the summary
+_WIDTH = 120  # columns of the summary
 
 
 def write_bundle(path: Path, parts: Iterable[Part], limit_s: float) -> list[str]:
-    """Write the parts, all read at the same time and each within `limit_s`. Returns the names of those that could not
-    be had.
+    """Write the bundle. All parts are read in parallel.
 
-    Raises InvalidRequest if the file cannot be written; none is left behind then.
+    Args:
+        path: The archive.
+        parts: Its files.
+        limit_s: Time in seconds that each part may take.
+
+    Returns:
+        The names of the parts that could not be read.
+
+    Raises:
+        InvalidRequest: If the archive cannot be written. No partial file remains.
     """
     reading = [(part, BackgroundRead(part.name, part.read, limit_s)) for part in parts]
     failed: list[str] = []
@@ -147,16 +159,13 @@ def write_bundle(path: Path, parts: Iterable[Part], limit_s: float) -> list[str]
 
 
 def _outcome(answer: BackgroundRead[bytes]) -> bytes | str:
-    """Text says why there is nothing."""
+    """Return the part's bytes, or a text with the reason if it cannot be read."""
     try:
         return answer.result()
     except DeadlinePassed as e:
         return str(e)
-    except Exception as e:  # noqa: BLE001  whatever it is, it belongs into the bundle
+    except Exception as e:  # noqa: BLE001  any error belongs in the bundle
         return f"{type(e).__name__}: {e}"
-
-
-# -- the parts
 
 
 def _json(document: Any) -> bytes:
@@ -172,7 +181,7 @@ def _text(lines: Iterable[Text]) -> bytes:
 
 
 def _summary(given: ClientOptions) -> bytes:
-    """What the verbs show: status, runs, incidents, and the checks that did not pass."""
+    """Return the output of `status`, `runs` and `incidents`, and the checks of `doctor` that did not pass."""
     sections: list[bytes] = []
     for title, lines in (
         ("status", lambda: status_lines(given.status(), _WIDTH)),
@@ -206,27 +215,30 @@ def _about(address: str) -> dict[str, Any]:
 
 
 def _config() -> dict[str, Any]:
-    """Of this shell, and of the daemons of this user on this host."""
+    """Return this shell's lighthouse variables and the command lines of this user's daemons on this host."""
     environment = {name: without_secrets(name, value) for name, value in os.environ.items() if _CONFIG.fullmatch(name)}
     daemons = [shown_words(line) for line in command_lines() if is_daemon(line)]
     return {"environment": environment, "daemons": daemons}
 
 
 def is_daemon(line: Sequence[str]) -> bool:
-    """Whether that command line is of a daemon. A supervisor's is not: it ends with the user's own command."""
+    """Return whether a command line starts a daemon.
+
+    Supervisors do not count: their command lines end with the user's own command, which may contain secrets.
+    """
     words = [os.path.basename(word) for word in line[:8]]
     return any(pair in _DAEMONS for pair in itertools.pairwise(words))
 
 
 def without_secrets(name: str, value: str) -> str:
-    """The value of the variable or option `name`, as it may be shown. The name of a file may."""
+    """Return the value of the variable or option `name` without secrets. Names of secret files are kept."""
     if _SECRET.search(name) and not name.lower().endswith("file"):
         return REMOVED
     return without_credentials(value)
 
 
 def shown_words(line: Sequence[str]) -> list[str]:
-    """A command line, as it may be shown."""
+    """Return a command line without secrets."""
     shown: list[str] = []
     for before, word in itertools.pairwise(["", *line]):
         option, equals, value = word.partition("=")
@@ -248,20 +260,22 @@ def _summaries(given: ClientOptions) -> Sequence[IncidentSummary]:
 
 
 def _incidents(given: ClientOptions) -> list[Any]:
-    """The newest, each with its evidence as far as this caller may see it."""
+    """Return the newest incidents, with the evidence that this caller may see."""
     with given.connect() as client:
         found: list[Any] = []
         for summary in _summaries(given)[:INCIDENTS_KEPT]:
             try:
                 found.append(to_document(client.incident(summary.id, timeout_s=given.timeout)))
-            except Exception as e:  # noqa: BLE001  one that is refused is no reason to leave out the others
+            except Exception as e:  # noqa: BLE001  one refused incident must not hide the others
                 found.append({"summary": summary, "error": str(e)})
         return found
 
 
 def _get(given: ClientOptions, address: str, name: str) -> bytes:
-    """By HTTPS with what the caller shows over gRPC; by HTTP where it shows nothing. A redirect is not followed:
-    a token goes nowhere else."""
+    """Fetch /NAME from the HTTP side: over HTTPS with the gRPC credentials, or over HTTP if there are none.
+
+    Redirects are not followed, so the token cannot reach another server.
+    """
     coordinator = with_local_credentials(given.coordinator, Role.OPERATE)
     headers = {"Authorization": TOKEN_SCHEME + coordinator.token} if coordinator.token else {}
     where = parse_address(address, "--http")
@@ -284,7 +298,10 @@ def _get(given: ClientOptions, address: str, name: str) -> bytes:
 
 
 def _tls(tls: ClientTls, coordinator: Coordinator) -> ssl.SSLContext:
-    """That of gRPC. The CA of a pin vouches for nothing but its lighthouse, by whatever name that is reached."""
+    """Return the TLS settings, with the same trust as for gRPC.
+
+    A pinned CA signs only its lighthouse's certificate, so the host name need not match.
+    """
     context = ssl.create_default_context(cadata=tls.roots.decode())
     context.check_hostname = not tls.name
     if coordinator.files.cert:
@@ -304,7 +321,11 @@ def _http_address(given: ClientOptions, http_side: str | None) -> str:
 
 
 def _journal_of(address: str) -> Path:
-    """Where a lighthouse of this user keeps it, or where the image and the unit of systemd do."""
+    """Return the journal of a lighthouse on this host: of this user, of the container image or of the systemd unit.
+
+    Raises:
+        InvalidRequest: If there is none.
+    """
     port = parse_address(address, "--lighthouse").port
     path = default_path().with_name(f"journal-{port}.sqlite")
     known = (os.environ.get("LIGHTHOUSE_JOURNAL", ""), str(path), "/var/lib/lighthouse/journal.sqlite")

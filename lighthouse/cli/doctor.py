@@ -1,4 +1,8 @@
-"""`lighthouse doctor`: whether a lighthouse can be used from this host, and if not, what to do."""
+"""`lighthouse doctor`: check that this host can use the lighthouse.
+
+`gather` collects facts about the addresses, the certificate, the status and the managers, each within a deadline.
+rules.py turns them into findings.
+"""
 
 import dataclasses
 import itertools
@@ -43,20 +47,20 @@ from lighthouse_runtime.security.pinned import connected, shown_certificates
 from lighthouse_runtime.security.serving import with_local_credentials
 from lighthouse_runtime.timing.pacing import BackgroundRead
 
-# -- gather -------------------------------------------------------------------
-#
-# The facts, each within a deadline: it asks the lighthouse as every verb does, and each manager for its status.
-
-AT_ONCE = 64
-"""Managers that are asked side by side."""
+AT_ONCE = 64  # managers that are queried in parallel
 _SLACK_S = 1.0
 
 AskStatus = Callable[[], LighthouseStatus]
 
 
 def gather(given: Coordinator, ask: AskStatus, timeout_s: float) -> Facts:
-    """`ask`: for the status of every job, of the lighthouse `given`; may raise any refusal. Each step takes `timeout_s`
-    at most, and managers are asked in steps of AT_ONCE."""
+    """Collect the facts. Each step takes at most `timeout_s`; managers are queried in batches of AT_ONCE.
+
+    Args:
+        given: The lighthouse.
+        ask: Requests the status of all jobs; may raise any LighthouseError.
+        timeout_s: Time in seconds.
+    """
     coordinator = with_local_credentials(given, Role.OPERATE)
     limit_s = timeout_s + _SLACK_S
     connecting = [BackgroundRead("address", lambda a=a: _place(a, timeout_s), limit_s) for a in coordinator.addresses]
@@ -64,7 +68,9 @@ def gather(given: Coordinator, ask: AskStatus, timeout_s: float) -> Facts:
     open_addresses = [a for a, place in zip(coordinator.addresses, places, strict=True) if not place.error]
     certificate, asked = None, None
     if open_addresses:
-        showing = BackgroundRead("certificate", lambda: _shown(open_addresses[0], coordinator, timeout_s), limit_s)
+        showing = BackgroundRead(
+            "certificate", lambda: _shown_certificate(open_addresses[0], coordinator, timeout_s), limit_s
+        )
         asked = _ask(str(coordinator), ask, limit_s)
         certificate = _read_certificate(showing)
     status = None if asked is None else asked.status
@@ -83,7 +89,11 @@ def gather(given: Coordinator, ask: AskStatus, timeout_s: float) -> Facts:
 
 
 def _place(address: Address, timeout_s: float) -> Place:
-    """Raises Unreachable."""
+    """Connect to an address.
+
+    Raises:
+        Unreachable: If no connection opens.
+    """
     with connected(address, timeout_s) as connection:
         return Place(str(address), str(connection.getpeername()[0]))
 
@@ -104,8 +114,11 @@ def _ask(address: str, ask: AskStatus, limit_s: float) -> Asked:
     return Asked(address, began_at, time.time(), status, refusal)
 
 
-def _shown(address: Address, coordinator: Coordinator, timeout_s: float) -> Certificate | None:
-    """None: no TLS, or no handshake: what is wrong then, the status' refusal says in words."""
+def _shown_certificate(address: Address, coordinator: Coordinator, timeout_s: float) -> Certificate | None:
+    """Return the lighthouse's certificate, or None without TLS or if the handshake fails.
+
+    If the handshake fails, the status request fails as well and reports the reason.
+    """
     if not coordinator.has_tls:
         return None
     try:
@@ -166,11 +179,16 @@ def _ask_managers(named: Sequence[ManagerSeen], secret: str, timeout_s: float) -
 
 
 def _ask_manager(manager: ManagerSeen, secret: str, timeout_s: float) -> ManagerSeen:
-    """Raises a refusal where it is not reached."""
+    """Ask a manager whether it reaches the lighthouse.
+
+    Raises:
+        LighthouseError: If the manager is not reachable.
+    """
     try:
         with ManagerClient(manager.address, secret) as client:
             told = client.status(timeout_s=timeout_s)
-    except (NotPermitted, NotServed):  # it answers, and does not tell; torchft's has no such call
+    # reachable, but it does not serve the status; torchft's managers have no such call
+    except (NotPermitted, NotServed):
         return manager
     return (
         manager if told.lighthouse_reachable else replace(manager, lighthouse_error=told.lighthouse_error or "no word")

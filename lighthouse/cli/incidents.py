@@ -1,4 +1,4 @@
-"""`lighthouse incidents`: what stood still, was lost or restarted, and when training went on."""
+"""Verbs `incidents` and `incident`: the list of incidents, and one incident with its timeline and evidence."""
 
 from collections.abc import Iterator, Sequence
 from datetime import datetime
@@ -35,8 +35,8 @@ def clock(at_unix_s: float) -> str:
     return datetime.fromtimestamp(at_unix_s).astimezone().strftime("%Y-%m-%d %H:%M:%S")
 
 
-def _after(seconds: float | None) -> str:
-    """A loss is a matter of milliseconds."""
+def _short_duration(seconds: float | None) -> str:
+    """Format a duration, in milliseconds below a second."""
     if seconds is None:
         return "-"
     return f"{1000 * max(0.0, seconds):.0f}ms" if seconds < 0.9995 else format_duration(seconds)
@@ -51,16 +51,11 @@ _COLUMNS: Sequence[Column[IncidentSummary]] = (
     Column("JOB", lambda i: i.job, keep=4, comfort=12, tells_apart=True),
     Column("NOTICED AT", lambda i: clock(i.opened_unix_s), keep=0),
     Column("KIND", lambda i: i.kind.value, lambda i: "yellow" if i.kind is IncidentKind.STALL else "red", keep=1),
-    Column("NOTICED", lambda i: _after(i.noticed_s), is_number=True, keep=0),
-    Column("RECOVERED", lambda i: _after(i.step_s), _style, is_number=True, keep=3),
-    Column("BACK", lambda i: _after(i.back_s), is_number=True, keep=2),
+    Column("NOTICED", lambda i: _short_duration(i.noticed_s), is_number=True, keep=0),
+    Column("RECOVERED", lambda i: _short_duration(i.step_s), _style, is_number=True, keep=3),
+    Column("BACK", lambda i: _short_duration(i.back_s), is_number=True, keep=2),
     Column("WHAT", lambda i: i.text, comfort=36, is_prose=True),
 )
-
-
-# -- incident -----------------------------------------------------------------
-#
-# `lighthouse incident`: all that is known of one.
 
 
 @click.command()
@@ -82,7 +77,7 @@ def lines_of(incident: Incident, width: int) -> Iterator[Text]:
     yield from wrapped(title, width)
     yield from wrapped(Text(printable(summary.text), style="red"), width)
     yield Text()
-    for after_s, what in _story(summary):
+    for after_s, what in _timeline(summary):
         first, *more = wrapped(Text(printable(what)), width - 12)
         yield Text.assemble(f"{after_s:+10.2f}s ", first)
         for line in more:
@@ -98,8 +93,8 @@ _FAULTS = {
 }
 
 
-def _story(summary: IncidentSummary) -> list[tuple[float, str]]:
-    """In the order in which it happened."""
+def _timeline(summary: IncidentSummary) -> list[tuple[float, str]]:
+    """Return the events of an incident as (Unix time, text), in order."""
     is_of_run = summary.kind in (IncidentKind.RESTART, IncidentKind.EXIT)
     formed = "generation" if is_of_run else "quorum"
     happened = [

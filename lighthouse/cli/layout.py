@@ -1,6 +1,7 @@
-"""Tables in a given width: the least important columns are left out, the widest are cut, nothing wraps.
+"""Tables that fit a given width, and the console that the verbs print to.
 
-Not rich.table.Table: it leaves no column out, and needs seconds for the thousands of rows of a large job.
+A table first omits its least important columns and then shortens the widest ones; nothing wraps. rich.table.Table
+cannot omit columns and needs seconds for the thousands of rows of a large job.
 """
 
 import io
@@ -24,16 +25,15 @@ NARROWEST = 6
 
 @dataclass(frozen=True, slots=True)
 class Column(Generic[T]):
-    """`keep`: the lower, the sooner it is left out; None: never. `comfort`: cut to this before others are left out.
-    `tells_apart`: it is shown only where rows differ in it."""
+    """Column of a table of T."""
 
     title: str
     text: Callable[[T], str]
     style: Callable[[T], str] = lambda _: ""
     is_number: bool = False
-    keep: int | None = None
-    comfort: int | None = None
-    tells_apart: bool = False
+    keep: int | None = None  # columns with the lowest number are omitted first; None keeps the column
+    comfort: int | None = None  # width to which the column is cut before others are omitted
+    tells_apart: bool = False  # shown only if rows differ in it
     is_prose: bool = False  # cut at its end, not in the middle
 
     def lines(self, rows: Sequence[T]) -> list[Text]:
@@ -41,7 +41,7 @@ class Column(Generic[T]):
 
 
 def table(columns: Sequence[Column[T]], rows: Sequence[T], width: int) -> list[Text]:
-    """A line of titles and a line per row, none longer than `width`."""
+    """Return a title line and a line per row, each at most `width` cells wide."""
     columns = [c for c in columns if not c.tells_apart or len({c.text(row) for row in rows}) > 1]
     cells = {column.title: column.lines(rows) for column in columns}
     natural = {title: max(line.cell_len for line in lines) for title, lines in cells.items()}
@@ -58,7 +58,7 @@ def table(columns: Sequence[Column[T]], rows: Sequence[T], width: int) -> list[T
 
 
 def fit(columns: Sequence[Column[T]], natural: Mapping[str, int], width: int) -> dict[str, int]:
-    """The widths of the columns that are shown, by title."""
+    """Return the widths of the visible columns, by title."""
     least = {column.title: min(natural[column.title], column.comfort or natural[column.title]) for column in columns}
     shown = list(columns)
     for column in sorted((column for column in columns if column.keep is not None), key=lambda c: c.keep or 0):
@@ -80,7 +80,7 @@ def _total(widths: Mapping[str, int]) -> int:
 
 
 def shorten(text: str, width: int) -> str:
-    """Cut in the middle: names of one job often differ at their end only."""
+    """Cut a name in the middle: names within a job often differ only at their end."""
     if cell_len(text) <= width:
         return text
     if width < 4:
@@ -90,12 +90,12 @@ def shorten(text: str, width: int) -> str:
 
 
 def cut(text: str, width: int) -> str:
-    """Cut at the end, as fits prose."""
+    """Cut a text at its end."""
     return text if cell_len(text) <= width else set_cell_size(text, max(0, width - 1)) + "…"[:width]
 
 
 def share(budget: int, wants: Sequence[int]) -> list[int]:
-    """Deal `budget` out evenly; what one does not want goes to the others."""
+    """Divide `budget` evenly among `wants`; what one of them does not need goes to the others."""
     given = [0] * len(wants)
     left, remaining = max(0, budget), len(wants)
     for index in sorted(range(len(wants)), key=wants.__getitem__):
@@ -103,10 +103,6 @@ def share(budget: int, wants: Sequence[int]) -> list[int]:
         left, remaining = left - given[index], remaining - 1
     return given
 
-
-# -- output -------------------------------------------------------------------
-#
-# How the client verbs write text to stdout.
 
 UNBOUNDED = 100_000
 
@@ -117,7 +113,7 @@ class _Console(Console):
 
 
 def make_console() -> Console:
-    """As wide as the terminal; elsewhere unbounded, so that a pipe gets every character."""
+    """Return a console as wide as the terminal, or of unlimited width if the output is not a terminal."""
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")
     is_bounded = is_terminal() or "COLUMNS" in os.environ
@@ -125,7 +121,6 @@ def make_console() -> Console:
 
 
 def is_terminal() -> bool:
-    """Whether a person looks at stdout."""
     return bool(sys.stdout) and sys.stdout.isatty()
 
 

@@ -1,4 +1,7 @@
-"""`lighthouse members`: every replica group."""
+"""Verbs that list: `members`, `ranks`, `runs`, `keys` and `stacks`.
+
+Each prints a table for people or a JSON document for programs.
+"""
 
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -37,10 +40,6 @@ def members(given: ClientOptions) -> None:
     given.show(answer, lambda width: member_lines(rows, width) if rows else [Text("no members")])
 
 
-# -- ranks --------------------------------------------------------------------
-#
-# `lighthouse ranks`: where every rank is, and which are behind.
-
 Row = tuple[str, RankPlace]
 
 SILENT_S = 3.0
@@ -77,12 +76,12 @@ def _verdict(job: JobStatus, has_many_jobs: bool, width: int) -> Sequence[Text]:
 
 
 def _order(rank: RankPlace) -> Any:
-    """The worst first, then those that stand still longest, then by name."""
+    """Sort key: most urgent state first, then the longest without progress, then by name."""
     return _ORDER.index(rank.state), -round(rank.progress_age_s), natural_key(rank.replica_id), rank.group_rank
 
 
 def _where(rank: RankPlace) -> str:
-    """In a collective, in a declared wait, in a phase, or at a line of the script."""
+    """Describe where a rank is: in a collective, a declared wait, a phase or a line of the script."""
     if rank.is_inside:
         return rank.collective
     if rank.waits_for:
@@ -120,11 +119,6 @@ _COLUMNS: Sequence[Column[Row]] = (
 )
 
 
-# -- runs ---------------------------------------------------------------------
-#
-# `lighthouse runs`: what each run is at, and whether it is over.
-
-
 @click.command()
 @run_options(default=None)
 def runs(given: ClientOptions) -> None:
@@ -155,11 +149,6 @@ def _line(run: RunStatus) -> Text:
     return Text.assemble((printable(f"{run.job}/{run.run}"), "bold"), printable(said), (printable(by), "red"))
 
 
-# -- keys ---------------------------------------------------------------------
-#
-# `lighthouse keys`: what a run's ranks have written down under a generation.
-
-
 @click.command()
 @run_options()
 @click.option("--generation", "of", type=click.IntRange(0), help="Generation to show.  [default: the current one]")
@@ -171,11 +160,6 @@ def keys(given: ClientOptions, of: int | None) -> None:
     rows = {key_text(generation, kind, name): value.decode(errors="replace") for (kind, name), value in found.items()}
     lines = [Text(printable(f"{name} = {value}")) for name, value in sorted(rows.items())]
     given.show({"run": given.run, "generation": generation, "keys": rows}, lambda _: lines or [Text("no keys")])
-
-
-# -- stacks -------------------------------------------------------------------
-#
-# `lighthouse stacks`: what ranks are doing now.
 
 
 @click.command()

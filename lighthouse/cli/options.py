@@ -1,4 +1,8 @@
-"""What every client verb shares: its options, its connection, how it answers and how an error ends it."""
+"""Options, connection, output and error handling shared by all client verbs.
+
+`client_options`, `control_options` and `run_options` are decorators that pass the parsed options to a verb as a
+`ClientOptions`. gRPC and rich are imported only when needed, which keeps `--help` fast.
+"""
 
 import dataclasses
 import functools
@@ -34,12 +38,15 @@ EVERY_JOB = "Show only this job.  [default: all jobs]"
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class ClientOptions:
-    """What was typed. An empty `job` or `run` means all of them where a verb can show several."""
+    """Parsed client options.
+
+    An empty `job` or `run` means all of them for verbs that can show several.
+    """
 
     coordinator: Coordinator
     job: str
     output: str
-    timeout: float
+    timeout: float  # seconds
     run: str = ""
 
     @property
@@ -51,15 +58,20 @@ class ClientOptions:
         return self.job or DEFAULT_JOB
 
     def connect(self, job: str | None = None) -> "LighthouseClient":
-        from lighthouse_runtime.client.clients import LighthouseClient  # gRPC, for which --help need not wait
+        # gRPC takes long to import, and --help does not need it
+        from lighthouse_runtime.client.clients import LighthouseClient
 
         name, run = job or self.job_name, self.run or DEFAULT_RUN
         return LighthouseClient(self.coordinator, job=name, run=run, role=Role.OPERATE)
 
     def status(self, *, ranks: bool = False) -> "LighthouseStatus":
-        """Of the job, or of every job; `ranks`: with the place of every rank.
+        """Fetch the status of the job, or of all jobs without --job.
 
-        Raises UnknownName where there is no such job.
+        Args:
+            ranks: Whether to include the place of each rank.
+
+        Raises:
+            UnknownName: If there is no such job.
         """
         with self.connect(DEFAULT_JOB) as client:
             answer = client.status(self.job, ranks=ranks, timeout_s=self.timeout)
@@ -68,7 +80,12 @@ class ClientOptions:
         return answer
 
     def show(self, document: Any, lines: "Callable[[int], Iterable[Text]]") -> None:
-        """`document`, a dataclass or what JSON knows, for a program; `lines` of a width for a person."""
+        """Print `document` as JSON for a program, or the lines for a person.
+
+        Args:
+            document: A dataclass or a value that JSON can represent.
+            lines: Returns the lines for a width.
+        """
         if self.output == "json":
             return click.echo(json.dumps(document, indent=2, default=dataclasses.asdict))
         from lighthouse.cli.layout import make_console, print_lines  # rich, which JSON does not need
@@ -77,12 +94,12 @@ class ClientOptions:
         return print_lines(console, lines(console.width))
 
     def confirm(self, text: str, **done: object) -> None:
-        """That it was done: `text` for a person, `done` for a program."""
+        """Print that an action is done: `text` for a person, `done` as JSON for a program."""
         click.echo(json.dumps({"job": self.job_name} | done) if self.output == "json" else text)
 
 
 def client_options(*, job_help: str, timeout: str = "5s") -> Callable[[Verb], Verb]:
-    """--lighthouse, --job, --format, --json and --timeout, as ClientOptions: the verb's first argument."""
+    """Add --lighthouse, --job, --format, --json and --timeout; the verb's first argument is then a ClientOptions."""
     options = (
         click.option(
             "--lighthouse",
@@ -114,7 +131,7 @@ def client_options(*, job_help: str, timeout: str = "5s") -> Callable[[Verb], Ve
 
 
 def control_options(verb: Verb) -> Verb:
-    """REPLICA_ID, --reason and the client options of a verb that acts on one replica group."""
+    """Add REPLICA_ID, --reason and the client options, for a verb that acts on one replica group."""
     options = (
         click.argument("replica_id"),
         click.option("--reason", metavar="TEXT", default="", help="Reason, for the replica group's log."),
@@ -124,7 +141,12 @@ def control_options(verb: Verb) -> Verb:
 
 
 def run_options(*, default: str | None = DEFAULT_RUN, has_control: bool = False) -> Callable[[Verb], Verb]:
-    """--run and the client options. `default` None: without --run, every run."""
+    """Add --run and the client options.
+
+    Args:
+        default: The run without --run, or None for all runs.
+        has_control: Whether the verb changes the run.
+    """
     run_help = "ID of the run (--run-id of its supervisors)."
     more = "  [default: all runs of the job]" if default is None else f"  [default: {default}]"
     options = (
@@ -138,7 +160,7 @@ def run_options(*, default: str | None = DEFAULT_RUN, has_control: bool = False)
 
 
 def _with_options(options: Iterable[Callable[[Verb], Verb]], verb: Verb) -> Verb:
-    """The first of `options` is the first in the help."""
+    """Apply the decorators so that the first of `options` comes first in the help."""
     return functools.reduce(lambda inner, option: option(inner), reversed(tuple(options)), verb)
 
 

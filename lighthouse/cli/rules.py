@@ -1,7 +1,9 @@
-"""From facts to findings. A finding that is not good says what to do.
+"""Rules of `lighthouse doctor`: from facts to findings. No I/O.
 
-- What keeps this host from its lighthouse fails; what will one day, or is worth a look, is a warning.
-- A fact that is missing because of an earlier failure makes no finding of its own.
+- A problem that keeps this host from using the lighthouse is a failure. A problem that will do so later, or that
+  deserves a look, is a warning.
+- A finding that is not OK contains the remedy.
+- A fact that is missing because of an earlier failure produces no finding.
 """
 
 import re
@@ -13,50 +15,47 @@ from lighthouse_protocol.messages.status import LighthouseStatus, MemberState, M
 from lighthouse_protocol.refusals import LighthouseError, NotPermitted, Untrusted
 from lighthouse_protocol.rules.access import Role
 
-# -- facts --------------------------------------------------------------------
-#
-# What is known of a lighthouse from this host. Moments are Unix seconds by this host's clock.
+# -- facts about a lighthouse, as seen from this host; times are Unix seconds of this host's clock
 
 
 class Trust(StrEnum):
-    """By what this host knows the lighthouse."""
+    """How this host verifies the lighthouse's certificate."""
 
     NONE = "none"  # no TLS
-    PIN = "pin"  # of the CA, in a join string
-    CA = "ca"  # a file with certificates of the user's own PKI
+    PIN = "pin"  # the CA's fingerprint, in a join string
+    CA = "ca"  # a file with the CAs of the user's own PKI
 
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """An address of the lighthouse, and the IP address to which a TCP connection was made; or why none was."""
+    """Result of connecting to an address of the lighthouse."""
 
     address: str
-    ip: str = ""
-    error: str = ""
+    ip: str = ""  # IP address of the TCP connection, or empty
+    error: str = ""  # why there is no connection, or empty
 
 
 @dataclass(frozen=True, slots=True)
 class Certificate:
-    """`of`: whose, in words. `expires_at`: None: it could not be read, and `error` says why."""
+    """Certificate, or the reason why it cannot be read."""
 
-    of: str
-    expires_at: float | None = None
+    of: str  # name of its owner, for messages
+    expires_at: float | None = None  # None if the certificate cannot be read
     error: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class Credential:
-    """What this host shows of itself. `role`: of its token, by how that begins; None: there is no token, or one that
-    says no role."""
+    """Credentials of this host."""
 
     has_token: bool = False
-    role: Role | None = None
+    role: Role | None = None  # role of the token by its prefix, or None
     certificate: Certificate | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """The lighthouse's status, or why there is none."""
+    """Answer to the status request: the status or a refusal."""
 
     address: str
     began_at: float
@@ -67,19 +66,18 @@ class Asked:
 
 @dataclass(frozen=True, slots=True)
 class ManagerSeen:
-    """A manager from this host. `error`: why it is not reached; empty: it is. `lighthouse_error`: why it does not reach
-    the lighthouse, by its own word; None: it does, or may not tell."""
+    """A manager, as seen from this host."""
 
     job: str
     replica_id: str
     address: str
-    error: str = ""
-    lighthouse_error: str | None = None
+    error: str = ""  # why this host does not reach the manager, or empty
+    lighthouse_error: str | None = None  # why the manager does not reach the lighthouse, as it reports; None if it does
 
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """`managers`: those that the lighthouse counts as alive and that have an address."""
+    """All facts."""
 
     now: float
     places: tuple[Place, ...]
@@ -89,17 +87,16 @@ class Facts:
     asked: Asked | None
     version: str
     packages: Mapping[str, str]
-    managers: tuple[ManagerSeen, ...] = ()
+    managers: tuple[ManagerSeen, ...] = ()  # managers that are alive and have an address
     oldest_torch: str = ""
 
 
 DAY_S = 86400.0
-EXPIRES_SOON_S = 14 * DAY_S  # a lighthouse makes its own certificate anew 30 days before
+EXPIRES_SOON_S = 14 * DAY_S  # a lighthouse renews its own certificate 30 days before it expires
 CLOCKS_DIFFER_S = 1.0
-NAMED = 16
-"""Managers that get a line of their own; the others are counted."""
+NAMED = 16  # managers with a separate line; the others are counted
+# The check to which a refusal belongs; all others belong to "lighthouse".
 _CHECKS: Mapping[type[object], str] = {NotPermitted: "token", Untrusted: "tls"}
-"""Where a refusal belongs; all others say something of the lighthouse."""
 
 
 class Level(StrEnum):
@@ -110,15 +107,15 @@ class Level(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """`check`: what was looked at, in a word. `text`: what was found, and where it is not good, what to do."""
+    """Result of a check."""
 
-    check: str
+    check: str  # subject of the check, in one word
     level: Level
-    text: str
+    text: str  # the result, and what to do if it is not OK
 
 
 def check(facts: Facts) -> list[Finding]:
-    """In the order in which they are worth reading."""
+    """Return the findings, most fundamental first."""
     return list(_all(facts))
 
 
@@ -139,7 +136,7 @@ def _all(facts: Facts) -> Iterator[Finding]:
     yield _versions(facts)
     if asked is not None and asked.status is not None:
         yield _store(asked.status.store)
-        yield from _heard(asked.status)
+        yield from _sessions(asked.status)
         yield from _managers(facts.managers)
 
 
@@ -214,7 +211,10 @@ def _token(facts: Facts) -> Iterator[Finding]:
 
 
 def _clock(asked: Asked, status: LighthouseStatus) -> Finding:
-    """The lighthouse read its clock at some time between the question and the answer."""
+    """Compare the clocks.
+
+    The lighthouse read its clock at some time between the request and the answer, so only a reading outside counts.
+    """
     ahead_s = max(status.now_unix_s - asked.ended_at, 0.0)
     behind_s = max(asked.began_at - status.now_unix_s, 0.0)
     apart_s = max(ahead_s, behind_s)
@@ -251,7 +251,7 @@ def _versions(facts: Facts) -> Finding:
 
 
 def _release(version: str) -> tuple[int, ...]:
-    """(2, 13) of 2.13.0+cpu; empty if it is no version."""
+    """Parse "2.13.0+cpu" to (2, 13); return an empty tuple for other texts."""
     found = re.match(r"(\d+)\.(\d+)", version)
     return (int(found[1]), int(found[2])) if found else ()
 
@@ -274,8 +274,12 @@ def _store(store: StoreStatus) -> Finding:
     return Finding("store", Level.OK, f"the lighthouse writes to its {store.kind}, term {store.term}")
 
 
-def _heard(status: LighthouseStatus) -> Iterator[Finding]:
-    """The lighthouse talks to a manager over the session that the manager has opened: what it hears, it reaches."""
+def _sessions(status: LighthouseStatus) -> Iterator[Finding]:
+    """Check the managers' sessions.
+
+    The lighthouse reaches a manager over the session that the manager has opened, so a heartbeat proves both
+    directions.
+    """
     members = [(job.job, member) for job in status.jobs for member in job.members]
     lost = [(job, member) for job, member in members if member.state is MemberState.EXPIRED]
     alive = len(members) - len(lost)

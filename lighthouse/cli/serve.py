@@ -1,4 +1,4 @@
-"""lighthouse serve"""
+"""`lighthouse serve`, and `torchft_lighthouse`, which accepts torchft's options."""
 
 import functools
 import sys
@@ -15,8 +15,8 @@ from lighthouse_runtime.process.loop import run_daemon
 
 
 def run(config: LighthouseConfig, announce: int | None = None) -> None:
-    """Serve until a signal; ends the process with the daemon's status."""
-    from lighthouse.server import daemon  # half a second of imports that no other verb needs
+    """Serve until a signal, then end the process with the daemon's status."""
+    from lighthouse.server import daemon  # half a second of imports that other verbs do not need
 
     set_up_logging(config.log_level, config.log_format)
     try:
@@ -39,11 +39,6 @@ def serve(quorum_tick_ms: str | None, parent_pid: int | None, announce_fd: int |
     if parent_pid is not None:
         die_with_parent(parent_pid)
     run(config, announce_fd)
-
-
-# -- torchft ------------------------------------------------------------------
-#
-# The command torchft_lighthouse: `lighthouse serve` with torchft's flags, and its page on the next port.
 
 
 @click.command(context_settings=CONTEXT_SETTINGS)

@@ -1,4 +1,8 @@
-"""`lighthouse status`: whether jobs make progress, and if not, why."""
+"""Verbs `status` and `watch`: whether jobs make progress, and if not, why.
+
+`watch` polls the status. On a terminal it redraws a full screen, which `View` lays out for the terminal's size;
+elsewhere it prints a block or a JSON line per answer.
+"""
 
 import dataclasses
 import functools
@@ -41,7 +45,7 @@ from lighthouse_runtime.cli.terminal import Duration, format_duration, printable
 @client_options(job_help=EVERY_JOB)
 def status(given: ClientOptions) -> None:
     """Show whether each job makes progress, and if not, why."""
-    answer = given.status(ranks=given.output == "json")  # a program gets what /status gives
+    answer = given.status(ranks=given.output == "json")  # a program gets the same document as from /status
     given.show(answer, lambda width: _lines(given, answer, width))
 
 
@@ -53,7 +57,7 @@ def _lines(given: ClientOptions, answer: LighthouseStatus, width: int) -> list[T
 
 
 def _stopped(given: ClientOptions, job: str) -> list[Text]:
-    """A line for each run that is stopped: its ranks ask for nothing, and no supervisor starts them."""
+    """Return a line per stopped run. Its ranks send nothing, so the status alone would not explain their absence."""
     with given.connect(job) as client:
         runs = client.runs(timeout_s=given.timeout)
     return [
@@ -69,24 +73,20 @@ def _stopped(given: ClientOptions, job: str) -> list[Text]:
     ]
 
 
-# -- frame --------------------------------------------------------------------
-#
-# What `lighthouse watch` knows at one moment, and how it is shown in a given width and height.
-
 _FEWEST_ROWS = 2
 SILENCE_SHOWN_AFTER_S = 2.0
 
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """`asked_at`, `answered_at` and `failing_since` are wall-clock seconds; `error` is empty while all is well."""
+    """The newest answer and the state of the connection."""
 
     address: str
-    asked_at: float
+    asked_at: float  # Unix time of the newest request
     status: LighthouseStatus | None = None
-    answered_at: float = 0.0
-    failing_since: float | None = None
-    error: str = ""
+    answered_at: float = 0.0  # Unix time of the newest answer
+    failing_since: float | None = None  # Unix time of the first failed request since the newest answer
+    error: str = ""  # empty while the lighthouse answers
     is_unreachable: bool = True
 
     def lines(self, width: int, height: int, now: float) -> list[Text]:
@@ -116,7 +116,7 @@ class View:
 
 @dataclass(frozen=True, slots=True)
 class Screen:
-    """A rich renderable: the newest view, at whatever size the terminal has now."""
+    """Rich renderable that shows the newest view at the terminal's present size."""
 
     newest: Callable[[], View]
 
@@ -127,11 +127,11 @@ class Screen:
 
 @dataclass(frozen=True, slots=True)
 class _Block:
-    """Of a job or a run. `rows`: how many it could have below `head`; `table` makes a table of so many of them."""
+    """Lines about a job or a run, with a table that can be shortened."""
 
     head: list[Text]
-    rows: int
-    table: Callable[[int], list[Text]]
+    rows: int  # rows that the table could have below `head`
+    table: Callable[[int], list[Text]]  # makes a table of that number of rows
     more: str
 
     def lines(self, rows: int) -> list[Text]:
@@ -184,10 +184,6 @@ def _clock(at: float) -> str:
     return time.strftime("%H:%M:%S", time.localtime(at))
 
 
-# -- watch --------------------------------------------------------------------
-#
-# `lighthouse watch`: the status again and again, in place on a terminal, block by block elsewhere.
-
 PLAIN_LINES = 100
 FRAMES_PER_S = 4
 
@@ -203,7 +199,7 @@ def watch(given: ClientOptions, interval: float, count: int | None) -> None:
     """
     poll = Poll(given)
     try:
-        with _orderly_leave() as check:
+        with _restoring_terminal() as check:
             _show(poll, Rhythm(interval, count, check), given.output)
     except KeyboardInterrupt:
         return
@@ -212,7 +208,7 @@ def watch(given: ClientOptions, interval: float, count: int | None) -> None:
 
 
 class Poll:
-    """Asks, and keeps the last answer."""
+    """Poller that keeps the last answer."""
 
     def __init__(self, given: ClientOptions) -> None:
         self._given = given
@@ -239,7 +235,7 @@ class Poll:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Rhythm:
-    """Ask every `interval_s`, `count` times (None: for ever), until `check` raises."""
+    """When to poll: every `interval_s` until `count` polls (None: no limit) or until `check` raises."""
 
     interval_s: float
     count: int | None
@@ -256,7 +252,7 @@ def _show(poll: Poll, rhythm: Rhythm, output: str) -> None:
 
 
 def _repeat(poll: Poll, rhythm: Rhythm, show: Callable[[View], None]) -> None:
-    """An answer that takes longer than the interval delays the next question, and none is made up for."""
+    """Poll and show. A slow answer delays the next request; missed polls are not caught up."""
     asked = 0
     while True:
         next_at = time.monotonic() + rhythm.interval_s
@@ -283,7 +279,7 @@ def _print_block(view: View, console: Console) -> None:
 
 
 class _JsonLines:
-    """Answers go to stdout; that there is none goes to stderr, when it changes."""
+    """Printer of JSON lines: answers go to stdout, errors to stderr when they change."""
 
     def __init__(self) -> None:
         self._error = ""
@@ -298,11 +294,11 @@ class _JsonLines:
 
 
 @contextmanager
-def _orderly_leave() -> Generator[Callable[[], None], None, None]:
-    """A terminal must be put back in order, however the process is told to end.
+def _restoring_terminal() -> Generator[Callable[[], None], None, None]:
+    """Restore the terminal even if a signal ends the process.
 
-    Where the exception that a signal raises falls into code that swallows it (a finalizer, a callback of gRPC's), the
-    function that this gives raises it again.
+    A signal handler raises KeyboardInterrupt or SystemExit. Code that swallows exceptions (a finalizer, a gRPC
+    callback) may suppress it, so the caller must call the yielded function regularly: it raises the exception again.
     """
     told: list[int] = []
 

@@ -1,4 +1,7 @@
-"""What the verbs show of a status, as lines of text. The columns are defined here and nowhere else."""
+"""Tables and lines that show a status, its runs and the evidence of ranks.
+
+All columns are defined in this module. Functions that return lines take the width; the caller prints them.
+"""
 
 import json
 import re
@@ -21,7 +24,7 @@ Row = tuple[str, MemberStatus]
 
 LATE_BEAT_S = 2.0
 HEALS_SHOWN = 4
-# A member that needs a look comes first where not all can be shown.
+# States in order of urgency, for listings that cannot show all members.
 _STATES = [
     MemberState.EXPIRED,
     MemberState.DOWN,
@@ -60,7 +63,7 @@ _VERDICT_STYLES: Mapping[str, str] = {
     Verdict.TOO_FEW_PARTICIPANTS: "red",
     Verdict.NO_ALLOWED_SIZE: "red",
 }
-# By QuorumPhase, whose module takes longer to import than all that the tables need.
+# Keyed by the text of QuorumPhase, whose module takes too long to import.
 _PHASE_STYLES: Mapping[str, str] = {
     "standing": "green",
     "recalled": "cyan",
@@ -75,7 +78,7 @@ def greeting(status: LighthouseStatus, address: str) -> str:
 
 
 def status_lines(status: LighthouseStatus, width: int) -> list[Text]:
-    """A line for each job that says whether it makes progress; below these, tables of the quorums and the runs."""
+    """Return a progress line per job, followed by tables of the quorums and the runs."""
     stalled = {job.job for job in status.jobs if job.stall}
     runs = [replace(run, verdict="stalled") if run.job in stalled else run for run in status.runs if run.ranks]
     with_quorum = [job for job in status.jobs if has_quorum(job, runs)]
@@ -97,7 +100,7 @@ def _headline(job: JobStatus, has_name: bool, width: int) -> list[Text]:
 
 
 def progress(job: JobStatus) -> Text:
-    """Say whether the job makes progress, and if not, what it waits for."""
+    """Describe whether the job makes progress, and if not, what it waits for."""
     if job.stall:
         return stall(job)
     is_training = job.verdict == Verdict.FORMED and participants(job) > 0
@@ -106,7 +109,7 @@ def progress(job: JobStatus) -> Text:
 
 
 def _starting_runs(status: LighthouseStatus) -> list[RunStatus]:
-    """Runs of which processes are running, and no rank has reached the lighthouse."""
+    """Return runs with running processes of which no rank has reached the lighthouse yet."""
     with_ranks = {job.job for job in status.jobs if job.members}
     return [run for run in status.runs if run.supervisors and not run.ranks and run.job not in with_ranks]
 
@@ -116,7 +119,7 @@ def _starting(run: RunStatus) -> str:
 
 
 def has_quorum(job: JobStatus, runs: Sequence[RunStatus]) -> bool:
-    """It has more to show than its `runs`."""
+    """Return whether the job has more to show than its runs."""
     return bool(job.members) or all(run.job != job.job for run in runs)
 
 
@@ -127,7 +130,7 @@ def supervisor_state(supervisor: SupervisorStatus) -> str:
 
 
 def run_summary(run: RunStatus) -> list[Text]:
-    """Two lines: its generation, and why the next one forms or does not."""
+    """Return two lines: the run's generation, and why the next one forms or does not."""
     name, generation = f"{run.job}/{run.run}", _generation(run)
     counts = Counter(rank.state for rank in run.ranks)
     states = ", ".join(f"{counts[state]} {state.value}" for state in RankState if counts[state])
@@ -141,7 +144,7 @@ def run_summary(run: RunStatus) -> list[Text]:
 
 
 def supervised(run: RunStatus) -> str:
-    """Summarise the groups under a supervisor: how many ranks run, and how often they were restarted."""
+    """Summarise the supervised groups: ranks that run, and restarts."""
     running, every = sum(s.last.running for s in run.supervisors), sum(len(s.slots) for s in run.supervisors)
     return (
         f"{counted(len(run.supervisors), 'supervisor')}, {running} of {counted(every, 'rank')} running, "
@@ -154,14 +157,14 @@ def run_rank_lines(ranks: Sequence[RankStatus], width: int) -> list[Text]:
 
 
 def most_urgent_ranks(ranks: Sequence[RankStatus], count: int) -> list[RankStatus]:
-    """As most_urgent, of a run."""
+    """Return at most `count` ranks of a run, the most urgent first if some are omitted."""
     return (
         list(ranks) if len(ranks) <= count else sorted(ranks, key=lambda rank: _RUN_URGENCY.get(rank.state, 9))[:count]
     )
 
 
 def member_lines(rows: Sequence[Row], width: int) -> list[Text]:
-    """A row per replica group; its job is shown where there is more than one."""
+    """Return a row per replica group. The job column appears if there are several jobs."""
     return table(_MEMBER_COLUMNS, rows, width)
 
 
@@ -170,12 +173,12 @@ def member_rows(status: LighthouseStatus) -> list[Row]:
 
 
 def natural_key(name: str) -> list[tuple[int, str]]:
-    """Sort key by which group_2 comes before group_10."""
+    """Return a sort key that orders group_2 before group_10."""
     return [(int(part), "") if part.isdecimal() else (-1, part) for part in re.split(r"(\d+)", name)]
 
 
 def job_summary(job: JobStatus) -> list[Text]:
-    """The quorum, whether the job makes progress, the known groups, and those that heal."""
+    """Return the lines of a job: its quorum, its progress, its groups and those that heal."""
     quorum = f"quorum {job.quorum_id}, {format_duration(job.quorum_age_s)} old" if job.quorum_id else "no quorum yet"
     return [
         Text.assemble(
@@ -191,12 +194,12 @@ def job_summary(job: JobStatus) -> list[Text]:
 
 
 def stall(job: JobStatus) -> Text:
-    """The ranks that are behind, where nothing moves."""
+    """Return the line that names the ranks that are behind in a stall."""
     return Text(f"nothing has moved for {format_duration(job.stall_s)}: {printable(job.stall)}", style="red")
 
 
 def heals(job: JobStatus) -> list[Text]:
-    """A line for each group that heals, the longest heals first; of many the first."""
+    """Return a line per healing group, the longest heal first, at most HEALS_SHOWN."""
     healing = sorted((m for m in job.members if m.heal is not None), key=lambda m: -(m.heal.seconds if m.heal else 0))
     lines = [Text(printable(f"{m.replica_id} is {m.heal.text}"), style="cyan") for m in healing[:HEALS_SHOWN] if m.heal]
     more = len(healing) - HEALS_SHOWN
@@ -204,7 +207,7 @@ def heals(job: JobStatus) -> list[Text]:
 
 
 def most_urgent(members: Sequence[MemberStatus], count: int) -> list[MemberStatus]:
-    """`count` members, those that need a look first; in the order of their names where all of them fit."""
+    """Return at most `count` members: by name if all fit, else the most urgent first."""
     return sorted(members, key=(lambda m: natural_key(m.replica_id)) if len(members) <= count else _urgency)[:count]
 
 
@@ -248,7 +251,10 @@ def _urgency(member: MemberStatus) -> Any:
 
 
 def _verdict(job: JobStatus) -> str:
-    """What a person reads: a quorum that has formed does not train if nothing moves, or no member is alive."""
+    """Return the verdict for people.
+
+    A formed quorum counts as training only if it makes progress and a member is alive.
+    """
     if job.verdict != Verdict.FORMED:
         return "ended" if job.explanation.startswith("ended at step ") else job.verdict
     if job.stall:
@@ -262,7 +268,7 @@ def _verdict_style(job: JobStatus) -> str:
     if verdict == "ended":
         return ""
     if verdict == Verdict.NO_JOINS and any(member.state is not MemberState.EXPIRED for member in job.members):
-        return "cyan"  # its groups are starting
+        return "cyan"  # groups are starting
     return _VERDICT_STYLES.get(verdict, "red")
 
 
@@ -341,15 +347,11 @@ _MEMBER_COLUMNS: Sequence[Column[Row]] = (
 )
 
 
-# -- evidence -----------------------------------------------------------------
-#
-# What ranks were doing, as lines for a person.
-
 ENTRIES_SHOWN = 5
 
 
 def gathered_lines(gathered: Gathered, suspects: Collection[str] = ()) -> Iterator[Text]:
-    """A part for each rank, `suspects` marked; below them the ranks that gave nothing."""
+    """Return a section per rank, with `suspects` marked, followed by the ranks without evidence."""
     for one in gathered.evidence:
         yield from _rank_lines(one, is_suspect=one.name in suspects)
         yield Text()
@@ -380,7 +382,7 @@ def _part(title: str, lines: Iterable[str], style: str = "") -> Iterator[Text]:
 
 
 def _threads(stacks: str) -> list[str]:
-    """faulthandler has the main thread last."""
+    """Return the stacks with the main thread first; faulthandler prints it last."""
     return "\n\n".join(reversed(stacks.strip().split("\n\n"))).splitlines()
 
 
@@ -393,7 +395,11 @@ def _entries(recorded: str) -> list[str]:
 
 
 def _entry(entry: Any) -> str:
-    """24 all_reduce 4096x1024, 63.1 s ago: scheduled (group 17). Gloo leaves the state at that; retired is over."""
+    """Format an entry of the Flight Recorder.
+
+    Example: `24 all_reduce 4096x1024, 63.1 s ago: scheduled (group 17)`. Gloo never updates the state after
+    "scheduled"; a retired entry is finished.
+    """
     if not isinstance(entry, dict):
         return str(entry)
     sizes = " ".join("x".join(map(str, size)) or "scalar" for size in entry.get("input_sizes") or () if size)

@@ -1,4 +1,4 @@
-"""`lighthouse token`: the join strings of the lighthouse on this host, and new tokens for it."""
+"""`lighthouse token`: print the join strings of the lighthouse on this host, or rotate its tokens."""
 
 import getpass
 from pathlib import Path
@@ -84,7 +84,11 @@ def token(
 
 
 def _serving(port: int, folder: Path | None, journal: Path | None, *, make: bool) -> Serving:
-    """Raises InvalidRequest."""
+    """Find the credentials folder.
+
+    Raises:
+        InvalidRequest: If no lighthouse on this host fits the options.
+    """
     found = read_serving_file(port)
     if folder is None and journal is None and found is not None:
         return found
@@ -97,18 +101,18 @@ def _serving(port: int, folder: Path | None, journal: Path | None, *, make: bool
     elif not (folder / FILE).exists():
         raise InvalidRequest(
             f"no credentials in {folder}: this user has not run a lighthouse for other hosts on port {port}; "
-            f"{_elsewhere()}start it (lighthouse serve), run this as its user, set --credentials, or use --make",
+            f"{_other_ports_hint()}start it (lighthouse serve), run this as its user, set --credentials, or use --make",
             field="--credentials",
         )
     if found is not None and found.credentials == folder:
         return found
-    if not (folder / "ca.pem").exists():  # as a lighthouse with --tls-cert makes it
+    if not (folder / "ca.pem").exists():  # a lighthouse with --tls-cert creates such a folder
         return Serving("", folder, has_own_pki=True)
     return Serving(read_pin(folder), folder)
 
 
-def _elsewhere() -> str:
-    """The ports that may be meant."""
+def _other_ports_hint() -> str:
+    """Return a hint at the ports of this host's other lighthouses, or an empty string."""
     ports = served_ports()
     if not ports:
         return ""

@@ -1,4 +1,8 @@
-"""The page that a browser shows of a lighthouse: one document, nothing from elsewhere, text only from the status."""
+"""The dashboard: one HTML document with its style and scripts inline.
+
+It loads nothing from other hosts, and its content security policy allows only its own inline style and script. The
+scripts insert all text of a status as text, never as HTML.
+"""
 
 import base64
 import functools
@@ -20,8 +24,10 @@ _SCRIPTS = (
 
 @functools.cache
 def page() -> bytes:
-    """The page, UTF-8, with its style and its script inside; beside itself it asks for `events`, `status`, `control`,
-    `incidents`, and for what an operator does."""
+    """Return the page as UTF-8, with style and scripts inlined.
+
+    The scripts request only `events`, `status`, `control`, `incidents` and the operator's actions.
+    """
     scripts = b"".join(_read(name) for name in _SCRIPTS)
     page = _read("page.html").replace(b"<style></style>", b"<style>\n" + _read("page.css") + b"</style>")
     return page.replace(b"<script></script>", b"<script>\n'use strict';\n" + scripts + b"</script>")
@@ -32,7 +38,7 @@ def _read(name: str) -> bytes:
 
 
 def _hashes(tag: str) -> str:
-    """The sources that allow exactly the page's own inline `tag` elements."""
+    """Return the CSP sources that allow exactly the page's own inline `tag` elements."""
     bodies = re.findall(rb"<%b>(.*?)</%b>" % (tag.encode(), tag.encode()), page(), re.DOTALL)
     return " ".join(f"'sha256-{base64.b64encode(hashlib.sha256(body).digest()).decode()}'" for body in bodies)
 

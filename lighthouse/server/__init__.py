@@ -1,1 +1,1 @@
-"""The daemon, its RPCs, its configuration."""
+"""The lighthouse daemon: its configuration, listeners, RPC services and metrics."""

@@ -1,4 +1,9 @@
-"""The settings of `lighthouse serve`."""
+"""Settings of `lighthouse serve`.
+
+`LighthouseConfig` declares every option once, with its default and its help text; the command line, the environment
+variables and the docs are generated from it. It validates the options together and derives what the daemon needs: the
+quorum rules, the journal, the credentials folder and the incident folder.
+"""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,12 +26,13 @@ from lighthouse_runtime.process.logs import FORMATS, LEVELS
 from lighthouse_runtime.process.state_folder import state_folder
 
 ENV_PREFIX = "LIGHTHOUSE"
-KEEPALIVE_SHARE = 0.4  # of the heartbeat timeout: beside it there is room for two usual heartbeats, or one of a crowd
+# Fraction of the heartbeat timeout: leaves room for two usual heartbeats, or one from a crowded host.
+KEEPALIVE_SHARE = 0.4
 MIN_STORE_TTL_S = 2
 
 
 class Sizes(click.ParamType):
-    """`2,4,8`: numbers of replica groups."""
+    """List of replica group counts, such as `2,4,8`."""
 
     name = "sizes"
 
@@ -49,7 +55,11 @@ _FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 
 @dataclass(frozen=True, slots=True)
 class LighthouseConfig:
-    """Raises ValueError, naming the options, for settings that contradict each other."""
+    """Options of `lighthouse serve`.
+
+    Raises:
+        ValueError: If two options contradict each other. The message names them.
+    """
 
     bind: str = setting(f"[::]:{LIGHTHOUSE_PORT}", "gRPC listen address.", metavar="HOST:PORT")
     http: str = setting(
@@ -235,7 +245,7 @@ class LighthouseConfig:
 
     @property
     def asks_for_tls(self) -> bool:
-        """Also on a loopback."""
+        """Return whether an option requires TLS, even on a loopback address."""
         return self.tls_cert is not None or self.tls_client_ca is not None
 
     def quorum_config(self, first_quorum_id: int) -> QuorumConfig:
@@ -255,18 +265,24 @@ class LighthouseConfig:
 
     @property
     def keepalive_s(self) -> float:
-        """Who raises the heartbeat timeout allows longer pauses: a connection must not end for them before."""
+        """Return the gRPC keepalive interval in seconds.
+
+        It grows with the heartbeat timeout: a connection must survive any pause that the timeout allows.
+        """
         return max(KEEPALIVE_S, KEEPALIVE_SHARE * self.heartbeat_timeout_s)
 
     def etcd(self) -> EtcdAddress | None:
-        """None: the records are in the journal."""
+        """Return the address of the shared store, or None if the records are in the journal."""
         return None if self.store is None else parse_etcd_address(self.store)
 
     def store_credentials(self) -> StoreCredentials:
         return StoreCredentials(self.store_ca, self.store_cert, self.store_key, self.store_user_file)
 
     def memory(self) -> Journal | NoJobStore:
-        """Not claimed yet. A lighthouse on any free port has no next life that could find its journal."""
+        """Return the journal, not yet claimed, or a store that keeps nothing.
+
+        A lighthouse on port 0 gets no journal by default: it would not find the file after a restart, on another port.
+        """
         _, port = split_bind(self.bind, "--bind")
         if self.store is not None or self.journal == "none" or (self.journal is None and not port):
             return NoJobStore()
@@ -274,7 +290,11 @@ class LighthouseConfig:
         return Journal(path, self.bind)
 
     def credentials_folder(self) -> Path:
-        """Beside the journal. Raises InvalidRequest, naming --credentials."""
+        """Return the folder of certificates and tokens, by default next to the journal.
+
+        Raises:
+            InvalidRequest: If there is no state directory. The error names --credentials.
+        """
         if self.credentials is not None:
             return self.credentials
         _, port = split_bind(self.bind, "--bind")
@@ -283,7 +303,7 @@ class LighthouseConfig:
         return folder / f"credentials-{port}"
 
     def incident_folder(self, memory: Journal | NoJobStore) -> Path | None:
-        """None: they are kept for as long as the lighthouse lives."""
+        """Return the folder for incidents, or None if the lighthouse keeps them in memory only."""
         if self.incident_dir is not None:
             return self.incident_dir
         _, port = split_bind(self.bind, "--bind")

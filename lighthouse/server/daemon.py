@@ -1,4 +1,9 @@
-"""`lighthouse serve`: gRPC and HTTP on one loop, until a signal."""
+"""The lighthouse daemon.
+
+`serve` runs gRPC and HTTP on one event loop until a signal arrives. `LighthouseDaemon` connects the parts: the
+registries of jobs, runs and incidents, the store of their records, the listeners and the metrics. With --store, the
+daemon also follows an election: only the leader serves, a follower refuses each call and names the leader.
+"""
 
 import asyncio
 import itertools
@@ -18,7 +23,7 @@ from lighthouse.job.progress import EVERY_S as SAMPLED_EVERY_S
 from lighthouse.job.registry import JobRegistry, RunRegistry
 from lighthouse.job.store import RunStoreInProcess
 from lighthouse.server.config import LighthouseConfig
-from lighthouse.server.listeners import Doors
+from lighthouse.server.listeners import ListenerSecurity
 from lighthouse.server.metrics import (
     AccountCollector,
     Counters,
@@ -67,7 +72,10 @@ PAGE_HEADERS = {
 
 
 class LighthouseDaemon:
-    """`grpc_port` and `http_port` are those it listens on, once started."""
+    """Daemon that serves gRPC and HTTP.
+
+    `grpc_port` and `http_port` are the bound ports once `start` has returned.
+    """
 
     def __init__(self, config: LighthouseConfig, stop: Callable[[int], None]) -> None:
         self._config = config
@@ -101,14 +109,14 @@ class LighthouseDaemon:
             self._jobs.membership,
             self._jobs.exited,
         )
-        peers, self._doors = Peers(PeerLimits.for_open(config.max_open_per_peer)), Doors(config)
-        doors = self._doors
+        peers, self._security = Peers(PeerLimits.for_open(config.max_open_per_peer)), ListenerSecurity(config)
+        security = self._security
         service = LighthouseService(
             self._jobs,
             counters,
             runs=self._runs.live_status,
             peers=peers,
-            is_insecure=doors.is_insecure,
+            is_insecure=security.is_insecure,
             store=self._store_status,
             http_port=lambda: self.http_port,
         )
@@ -121,20 +129,20 @@ class LighthouseDaemon:
         shared = self._shared
         registry.register(LeadershipCollector(lambda: None if shared is None else shared.status()))
         incidents = IncidentService(self._jobs, self._incidents)
-        runs = RunService(self._runs, doors.audit, peers=peers)
+        runs = RunService(self._runs, security.audit, peers=peers)
         more = {**runs.methods(), **incidents.methods()}
         gate = None if shared is None else shared.gate
         self._grpc = GrpcServer(
             service.services(more),
             REFLECTED,
-            doors.grpc.access,
+            security.grpc.access,
             counters.called,
             peers,
             gate,
             keepalive_s=config.keepalive_s,
         )
         self._torchft = self._make_torchft_server(service, counters, peers, gate)
-        guard = HttpGuard(doors.http.access, _hosts(config))
+        guard = HttpGuard(security.http.access, _hosts(config))
         self._http = HttpServer(
             HttpSide(
                 is_ready=lambda: self._is_ready,
@@ -142,7 +150,7 @@ class LighthouseDaemon:
                 status=lambda: self._status(service),
                 page=Document(dashboard.page(), "text/html", PAGE_HEADERS),
                 guard=guard,
-                control=HttpControl(guard, PageActs(service, runs, incidents, doors.audit).by_route()),
+                control=HttpControl(guard, PageActs(service, runs, incidents, security.audit).by_route()),
                 incident=lambda name, call: to_document(incidents.find(name, call)),
                 log=recent_lines,
                 redirect=self._elsewhere,
@@ -170,7 +178,7 @@ class LighthouseDaemon:
         return {driver.job for driver in self._jobs} | {run.name[0] for run in self._runs}
 
     def _status(self, service: LighthouseService) -> dict[str, Any]:
-        """Nothing in it changes any more."""
+        """Return a snapshot for the page and /status; nothing in it changes later."""
         status = service.status(has_ranks=True)
         shown = {name: getattr(status, name) for name in LighthouseStatus.__slots__}
         pace = {driver.job: driver.pace() for driver in self._jobs}
@@ -188,7 +196,11 @@ class LighthouseDaemon:
         return StoreStatus()
 
     async def start(self) -> None:
-        """Raises a refusal, naming the option, if an address cannot be listened on or the journal cannot be had."""
+        """Open the store and start to serve.
+
+        Raises:
+            LighthouseError: If an address cannot be bound or the journal cannot be claimed. The error names the option.
+        """
         try:
             await self._start()
         except BaseException:
@@ -199,7 +211,7 @@ class LighthouseDaemon:
         if self._shared is None and self._memory.claim():
             self._jobs.remember(self._memory.load())
         await asyncio.to_thread(self._incidents.load)
-        http, grpc = self._doors.http.files, self._doors.grpc.files
+        http, grpc = self._security.http.files, self._security.grpc.files
         self.http_port = await self._http.start(self._config.http, http and http.for_http())
         try:
             await self._start_grpc(grpc and grpc.for_grpc())
@@ -215,10 +227,10 @@ class LighthouseDaemon:
 
     async def _start_grpc(self, credentials: grpc.ServerCredentials | None) -> None:
         if (port := split_bind(self._config.bind, "--bind")[1]) != 0:
-            self._doors.announce(port)  # before a client can come
+            self._security.announce(port)  # before a client can connect
         self.grpc_port = await self._grpc.start(grpc_bind(self._config.bind), credentials)
         if port == 0:
-            self._doors.announce(self.grpc_port)
+            self._security.announce(self.grpc_port)
         if self._torchft is not None and self._config.torchft_listen is not None:
             try:
                 port = await self._torchft.start(grpc_bind(self._config.torchft_listen))
@@ -231,7 +243,7 @@ class LighthouseDaemon:
             )
 
     async def _sample(self) -> None:
-        """What the page's graphs show of the last minutes."""
+        """Sample each job's progress for the page's graphs."""
         while True:
             await asyncio.sleep(SAMPLED_EVERY_S)
             for driver in self._jobs:
@@ -241,8 +253,8 @@ class LighthouseDaemon:
         grpc, http = [await asyncio.to_thread(served_host, host) for host in _hosts(self._config)]
         address, page = Address(grpc, self.grpc_port), f"{self._scheme}://{Address(http, self.http_port)}/"
         journal = str(self._memory.path) if isinstance(self._memory, Journal) else "none"
-        # First: whoever waits for the line below finds the join string above it.
-        await asyncio.to_thread(self._doors.greet, self.grpc_port)
+        # Print the join string first: scripts wait for the "serving" line and then read the lines above it.
+        await asyncio.to_thread(self._security.greet, self.grpc_port)
         log.info(
             "lighthouse %s serves gRPC on port %d, HTTP on port %d: managers reach it at %s, browsers at %s; "
             "journal %s",
@@ -260,17 +272,17 @@ class LighthouseDaemon:
             await self._shared.start(
                 str(Address(grpc, self.grpc_port)),
                 f"{self._scheme}://{Address(http, self.http_port)}",
-                self._doors.ca_pin,
+                self._security.ca_pin,
             )
 
     @property
     def _scheme(self) -> str:
-        return "http" if self._doors.http.files is None else "https"
+        return "http" if self._security.http.files is None else "https"
 
     async def _renew(self) -> None:
         while True:
             await asyncio.sleep(RENEWED_EVERY_S)
-            await asyncio.to_thread(self._doors.renew)
+            await asyncio.to_thread(self._security.renew)
 
     def _make_torchft_server(
         self, service: LighthouseService, counters: Counters, peers: Peers, gate: OutputGate | None
@@ -278,12 +290,12 @@ class LighthouseDaemon:
         if self._config.torchft_listen is None:
             return None
         name = "torchft.LighthouseService"
-        of_torchft, access = {name: service.services()[name]}, self._doors.torchft
+        of_torchft, access = {name: service.services()[name]}, self._security.torchft
         keepalive_s = self._config.keepalive_s
         return GrpcServer(of_torchft, (name,), access, counters.called, peers, gate, keepalive_s=keepalive_s)
 
     def state(self) -> str:
-        """What it does, in one line."""
+        """Describe the jobs in one line, for systemd."""
         jobs = [
             f"{driver.job}: {driver.machine.verdict()}, {len(driver.machine.roster.participants())} groups train"
             for driver in itertools.islice(self._jobs, JOBS_NAMED)
@@ -291,7 +303,7 @@ class LighthouseDaemon:
         return "; ".join(jobs) or "serves, and knows no job"
 
     async def stop(self) -> None:
-        """Refuse what comes, end what waits, with the reason; then close every connection."""
+        """Refuse new calls, end waiting ones with the reason, then close every connection."""
         self._is_ready = False
         await self._grpc.set_serving(False)
         if self._shared is None or self._shared.refusal() is None:
@@ -312,7 +324,7 @@ class LighthouseDaemon:
     # -- with --store
 
     def _make_shared_store(self) -> SharedStore | None:
-        """None: the store is this lighthouse's own."""
+        """Return the shared store, or None without --store."""
         config = self._config
         etcd = config.etcd()
         if etcd is None:
@@ -320,14 +332,14 @@ class LighthouseDaemon:
         return SharedStore(etcd, config.store_ttl_s, config.store_credentials(), self._lead, self._follow)
 
     def _lead(self) -> None:
-        """As after a restart: what the lighthouse before has told may still be held."""
+        """Begin to lead, as after a restart: leases of the previous leader may still be valid."""
         assert self._shared is not None
         self._jobs.remember(self._shared.records.load())
         self._runs.begin_anew()
         self._set_serving(True)
 
     def _follow(self, refusal: NotLeader) -> None:
-        """Nothing of what it knows counts any more; its callers are sent to the leader."""
+        """Drop all jobs and runs; their callers get the leader's address."""
         self._set_serving(False)
         self._runs.drop(str(refusal))
         self._jobs.close(str(refusal))
@@ -348,12 +360,17 @@ class LighthouseDaemon:
 
 
 def _hosts(config: LighthouseConfig) -> tuple[str, str]:
-    """The names by which it was told to listen."""
     return split_bind(config.bind, "--bind")[0], split_bind(config.http, "--http")[0]
 
 
 async def serve(config: LighthouseConfig, announce_fd: int | None, stop: StopRequest) -> None:
-    """`announce_fd`: a file descriptor to which gRPC's port is written once it serves."""
+    """Run the lighthouse until a signal arrives.
+
+    Args:
+        config: The options.
+        announce_fd: File descriptor to which the gRPC port is written once the daemon serves, or None.
+        stop: Set by the stop signal; the daemon sets it when it must end.
+    """
     daemon = LighthouseDaemon(config, stop)
     systemd = ServiceManager(asyncio.get_running_loop(), daemon.state)
     await daemon.start()
@@ -369,7 +386,7 @@ async def serve(config: LighthouseConfig, announce_fd: int | None, stop: StopReq
 
 
 def _is_busy() -> bool:
-    """More tasks want a CPU of this host at this moment than it has."""
+    """Return whether more tasks are runnable than the host has CPUs."""
     try:
         running = int(Path("/proc/loadavg").read_text().split()[3].partition("/")[0])
     except (OSError, ValueError, IndexError):

@@ -1,7 +1,8 @@
-"""What stands between the lighthouse's ports and the network: certificates, tokens, and what goes without.
+"""TLS and authentication of the lighthouse's listeners.
 
-A port on a loopback needs none of it, unless certificates are named. Every other one has TLS, and takes tokens and,
-with --tls-client-ca, certificates, unless --insecure was given.
+A listener on a loopback address needs neither, unless certificates are configured. Every other listener uses TLS and
+accepts tokens, with --tls-client-ca also client certificates, unless --insecure is given. On its first start a
+lighthouse creates a CA and the tokens in its credentials folder.
 """
 
 import logging
@@ -41,15 +42,19 @@ TORCHFT = Principal("torchft", frozenset({Role.JOIN}))
 
 
 @dataclass(frozen=True, slots=True)
-class Door:
-    """One port. `files`: None without TLS."""
+class PortSecurity:
+    """Access rules and certificates of one port."""
 
     access: Access
-    files: CertificateFiles | None
+    files: CertificateFiles | None  # None without TLS
 
 
-class Doors:
-    """Raises InvalidRequest, naming the option, for credentials that cannot be used."""
+class ListenerSecurity:
+    """Credentials of all listeners.
+
+    Raises:
+        InvalidRequest: If the credentials cannot be used. The error names the option.
+    """
 
     def __init__(self, config: LighthouseConfig) -> None:
         self._config = config
@@ -73,28 +78,31 @@ class Doors:
             if config.tls_identities is not None:
                 path = config.tls_identities
                 self._identities = WatchedFile(path, lambda: _read_identities(path))
-        self.grpc = self._door(config.bind)
-        self.http = self._door(config.http)
+        self.grpc = self._port_security(config.bind)
+        self.http = self._port_security(config.http)
         self.torchft = FixedAccess(TORCHFT, self.audit)
 
     @property
     def ca_pin(self) -> str:
-        """Empty: no CA of this lighthouse's own vouches for it."""
+        """Return the pin of the lighthouse's own CA, or an empty string if another CA signs its certificate."""
         return self._credentials.ca_pin if self._credentials is not None and self._files is not None else ""
 
-    def _door(self, bind: str) -> Door:
+    def _port_security(self, bind: str) -> PortSecurity:
         if _is_loopback(bind) and not self._config.asks_for_tls:
-            return Door(LoopbackAccess(self.audit), None)
+            return PortSecurity(LoopbackAccess(self.audit), None)
         assert self._tokens is not None
         if self._config.insecure:
-            return Door(CredentialAccess(self._tokens, self.audit, anonymous=ANONYMOUS), None)
-        return Door(CredentialAccess(self._tokens, self.audit, self._identities), self._files)
+            return PortSecurity(CredentialAccess(self._tokens, self.audit, anonymous=ANONYMOUS), None)
+        return PortSecurity(CredentialAccess(self._tokens, self.audit, self._identities), self._files)
 
     def announce(self, port: int) -> None:
-        """To other processes of this user, and in the remedies of refusals; called when gRPC's port is known."""
-        for door in (self.grpc, self.http):
-            if isinstance(door.access, CredentialAccess):
-                door.access.port = port
+        """Publish the gRPC port to this user's other processes and in the remedies of refusals.
+
+        The daemon calls this when the port is known.
+        """
+        for port_security in (self.grpc, self.http):
+            if isinstance(port_security.access, CredentialAccess):
+                port_security.access.port = port
         found = None
         if self._credentials is not None and not isinstance(self.grpc.access, LoopbackAccess):
             has_own_pki = self._config.tls_cert is not None
@@ -109,7 +117,7 @@ class Doors:
             )
 
     def greet(self, port: int) -> None:
-        """What a person must know: how to join, once; that it is insecure, at each start."""
+        """Print how to join on the first start, and a warning on each insecure start."""
         if self._is_exposed and self._config.insecure:
             log.warning(
                 "INSECURE: other hosts reach this lighthouse without TLS: anyone can join jobs and read model weights; "
@@ -126,12 +134,11 @@ class Doors:
                 token_command(port, Role.JOIN),
                 extra=event("credentials_made", folder=str(self._credentials.folder)),
             )
-            if sys.stderr.isatty():  # what else collects standard error keeps the token, for whoever reads that
+            if sys.stderr.isatty():  # a log collector would store the token where others can read it
                 print(f"LIGHTHOUSE_ADDRESS={join.join_string()}", file=sys.stderr, flush=True)
 
     def renew(self) -> None:
-        """To be called now and then: certificates are made anew before they expire, or read again. What cannot be read
-        is said once."""
+        """Renew or reload certificates. The daemon calls this periodically. Log each load error once."""
         files, credentials = self._files, self._credentials
         if files is not None and credentials is not None:
             try:
@@ -156,7 +163,7 @@ class Doors:
         self._errors[what] = error
 
     def _names(self) -> Iterator[str]:
-        """Of this host, for its certificate."""
+        """Return the host names and addresses for the certificate."""
         yield from ("localhost", "127.0.0.1", "::1", own_name())
         for bind in (self._config.bind, self._config.http):
             host = split_bind(bind, "--bind")[0]
@@ -165,7 +172,11 @@ class Doors:
 
 
 def _certificate_files(config: LighthouseConfig, credentials: Credentials) -> CertificateFiles:
-    """Raises InvalidRequest."""
+    """Load the certificate files.
+
+    Raises:
+        InvalidRequest: If a file cannot be used. The error names the option.
+    """
     certificate, key = config.tls_cert or credentials.certificate, config.tls_key or credentials.key
     try:
         return CertificateFiles(certificate, key, config.tls_client_ca)
@@ -176,7 +187,11 @@ def _certificate_files(config: LighthouseConfig, credentials: Credentials) -> Ce
 
 
 def _read_identities(path: Path) -> Identities:
-    """Raises InvalidRequest."""
+    """Read the role file of --tls-identities.
+
+    Raises:
+        InvalidRequest: If the file cannot be read or parsed.
+    """
     try:
         return parse_identities(path.read_text())
     except (OSError, UnicodeDecodeError) as e:
@@ -184,7 +199,12 @@ def _read_identities(path: Path) -> Identities:
 
 
 def _expiry(certificate: Path) -> str:
-    """What a person must know of its end; empty: nothing yet. Raises OSError, ValueError."""
+    """Return a warning if the certificate expires soon, else an empty string.
+
+    Raises:
+        OSError: If the file cannot be read.
+        ValueError: If it holds no certificate.
+    """
     days = time_until_expiry(certificate).days
     if days >= TOLD_BEFORE_DAYS:
         return ""
@@ -197,7 +217,7 @@ def _is_loopback(bind: str) -> bool:
 
 
 def _audit_path(config: LighthouseConfig) -> Path | None:
-    """Beside the credentials, or the journal. None: nothing of this lighthouse is kept."""
+    """Return the audit log's path, next to the credentials or the journal, or None if no files are kept."""
     if config.asks_for_tls or not (_is_loopback(config.bind) and _is_loopback(config.http)):
         return config.credentials_folder().parent / "audit.jsonl"
     if config.journal == "none" or (config.journal is None and not split_bind(config.bind, "--bind")[1]):

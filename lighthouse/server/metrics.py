@@ -1,6 +1,8 @@
-"""What a scrape shows: read from the snapshot at scrape time, on the daemon's own loop.
+"""Prometheus metrics of the lighthouse.
 
-Labels come from closed sets, the job's name apart; a job that is gone from the snapshot is forgotten here, too.
+Each collector reads a snapshot when Prometheus scrapes, on the daemon's own event loop. `Counters` holds the counts
+missing from the snapshots. All labels except the job's name come from fixed sets, and the series of a job end with the
+job, so the number of series is bounded.
 """
 
 import time
@@ -35,19 +37,22 @@ OTHER = "other"
 
 
 class Counters:
-    """Counts that no snapshot has, and that are of no one job. For one event loop: no locks."""
+    """Counters that belong to no job.
+
+    They are for one event loop and take no locks.
+    """
 
     def __init__(self) -> None:
         self._refused: Counter[str] = Counter(dict.fromkeys(sorted(REFUSALS), 0))
         self._called: Counter[tuple[str, str]] = Counter({(method, "ok"): 0 for method in sorted(METHODS)})
 
     def refused(self, error: LighthouseError) -> None:
-        """A join, or the hello of a session, was refused."""
+        """Count a refused join or session."""
         name = type(error).__name__
         self._refused[name if name in REFUSALS else OTHER] += 1
 
     def called(self, method: str, status: grpc.StatusCode) -> None:
-        """A call of the RPC `method` (its bare name) ended with `status`."""
+        """Count a finished call of the RPC `method` (its bare name)."""
         self._called[method if method in METHODS else OTHER, status.name.lower()] += 1
 
     def collect(self) -> Iterator[Metric]:
@@ -64,8 +69,13 @@ class Counters:
 
 
 class LighthouseCollector(Collector):
-    """`snapshot` is called once a scrape; `late_s`: for how long in all the loop was held up; `wall`:
-    seconds since the epoch."""
+    """Metrics of jobs, members and the process.
+
+    Args:
+        snapshot: Returns the status; called once per scrape.
+        late_s: Returns the total time in seconds that the event loop was blocked.
+        wall: Returns Unix time in seconds.
+    """
 
     def __init__(
         self,
@@ -170,19 +180,18 @@ def _gauge(name: str, text: str, *labels: str) -> GaugeMetricFamily:
 
 
 def render(registry: CollectorRegistry) -> tuple[bytes, str]:
-    """(body, content type) of a scrape."""
+    """Return the body and the content type of a scrape."""
     return generate_latest(registry), CONTENT_TYPE_LATEST
 
-
-# -- metrics ------------------------------------------------------------------
-#
-# The metrics of runs, read from their snapshots at scrape time on the daemon's own loop.
 
 _LABELS = ["job", "run"]
 
 
 class RunCollector(Collector):
-    """`snapshot` is called once a scrape: all runs, or those of a job, also without processes at present."""
+    """Metrics of runs.
+
+    `snapshot` is called once per scrape. It returns the runs, including runs without processes.
+    """
 
     def __init__(self, snapshot: Callable[[], Sequence[RunStatus]]) -> None:
         self._snapshot = snapshot
@@ -215,13 +224,11 @@ class RunCollector(Collector):
         yield from (numbers, restarts, ranks, supervisors, stopped, budgets)
 
 
-# -- metrics ------------------------------------------------------------------
-#
-# How many incidents there were, how soon they were detected, and how soon training recovered.
-
-
 class IncidentCollector(Collector):
-    """`jobs`: those that are shown though they have had no incident; with zeros, so that a first incident is a rise."""
+    """Number of incidents, time to detect them, and time until training recovered.
+
+    `jobs` lists jobs that get a series before their first incident: a counter must start at zero to show an increase.
+    """
 
     def __init__(self, times: IncidentTimes, jobs: Callable[[], Iterable[str]] = tuple) -> None:
         self._times = times
@@ -252,13 +259,11 @@ def _family(name: str, text: str, times: Mapping[Key, Histogram], keys: Collecti
     return family
 
 
-# -- metrics ------------------------------------------------------------------
-#
-# The time that ranks spent in each phase, read at scrape time on the daemon's own loop.
-
-
 class PhaseCollector(Collector):
-    """`seconds` is called once a scrape: by job, each phase's own time over all ranks that ever were."""
+    """Time that ranks have spent in each phase.
+
+    `seconds` is called once per scrape. It returns, by job, the total of each phase over all ranks, past ones included.
+    """
 
     def __init__(self, seconds: Callable[[], Mapping[str, Mapping[str, float]]]) -> None:
         self._seconds = seconds
@@ -275,13 +280,11 @@ class PhaseCollector(Collector):
         yield family
 
 
-# -- account metrics ----------------------------------------------------------
-#
-# What failures have cost each job, read at scrape time on the daemon's own loop.
-
-
 class AccountCollector(Collector):
-    """`accounts`, by job, and `clock`, that of their moments, are read once a scrape."""
+    """Cost of failures, by job.
+
+    `accounts` (by job) and `clock` (the clock of their timestamps) are read once per scrape.
+    """
 
     def __init__(self, accounts: Callable[[], Mapping[str, JobAccount]], clock: Callable[[], float]) -> None:
         self._accounts = accounts
@@ -323,13 +326,11 @@ def _histogram(name: str, text: str) -> HistogramMetricFamily:
     return HistogramMetricFamily(name, text, labels=["job"])
 
 
-# -- metrics ------------------------------------------------------------------
-#
-# Who leads, in Prometheus' form.
-
-
 class LeadershipCollector(Collector):
-    """None: this lighthouse has its store alone, and leads."""
+    """Metrics of the election.
+
+    The snapshot is None without a shared store: then this lighthouse always leads.
+    """
 
     def __init__(self, status: Callable[[], CandidateStatus | None]) -> None:
         self._status = status

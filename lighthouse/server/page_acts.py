@@ -1,4 +1,4 @@
-"""What an operator does through the page: the handlers of the RPCs, by the routes of the HTTP side; each is audited."""
+"""HTTP handlers of the page's actions: drain, kill, stop and resume. Each calls the RPC's handler and is audited."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -73,5 +73,5 @@ class PageActs:
 
 
 def _of_run(order: Order, call: Call) -> Call:
-    """RPCs name their run in the metadata."""
+    """Add the run to the metadata, where the RPCs expect it."""
     return replace(call, metadata={**call.metadata, JOB_METADATA_KEY: order.job, RUN_METADATA_KEY: order.run})

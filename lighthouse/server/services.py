@@ -1,4 +1,10 @@
-"""The lighthouse's RPCs: the documented service, under its own package and bare, and torchft's, on one port."""
+"""gRPC services of the lighthouse.
+
+`LighthouseService` serves joins, heartbeats, manager sessions, status, kill and drain. It is registered under its own
+package, without a package, and with torchft's messages, all on one port. `RunService` and `IncidentService` add the
+RPCs of runs and incidents to the same service. The handlers check the caller's rights and limits, then pass the request
+to the driver of the job or run; the rules are in lighthouse/job.
+"""
 
 import logging
 import time
@@ -79,20 +85,21 @@ from lighthouse_runtime.timing.pacing import Snapshots
 log = logging.getLogger(__name__)
 
 
-# -- lookup -------------------------------------------------------------------
-#
-# The job and the member that a request names.
-
-
 def job_named(call: Call) -> str:
-    """For what only looks: what a caller is bound to is where it acts."""
+    """Return the job that a read-only call names; credentials bound to a job do not limit reads."""
     return call.metadata.get(JOB_METADATA_KEY) or DEFAULT_JOB
 
 
 def job_of(call: Call, named: str = "", replica_id: str = "") -> str:
-    """The job that a call acts in: `named` in its message, or its metadata's. `replica_id`: as or on which group.
+    """Return the job in which a call acts.
 
-    Raises NotPermitted for a caller that is bound to another.
+    Args:
+        call: The call; its metadata names the job if `named` is empty.
+        named: The job in the message.
+        replica_id: The group as which, or on which, the call acts.
+
+    Raises:
+        NotPermitted: If the caller is bound to another job or group.
     """
     job = named or job_named(call)
     check_bounds(call.principal, job, replica_id)
@@ -107,14 +114,10 @@ def live_member(driver: JobDriver, replica_id: str) -> Member:
     return member
 
 
-# -- run service --------------------------------------------------------------
-#
-# The RPCs of runs: streams of ranks and of supervisors, keys, status, stop and resume.
-
 TO_RANKS = Frames(RANK_RESPONSES.write)
 TO_SUPERVISORS = Frames(SUPERVISOR_RESPONSES.write)
 NO_PART = "that supervisor has no part in the run; it counts for itself alone"
-ALREADY = "the run is over, or the host is excluded, already"
+ALREADY = "the run has ended, or the host is already excluded"
 
 
 class RunService:
@@ -141,8 +144,6 @@ class RunService:
             "StopRun": Method(pb.StopRunRequest, self.stop_run),
             "ResumeRun": Method(pb.ResumeRunRequest, self.resume_run),
         }
-
-    # -- streams, until they end
 
     async def rank(self, requests: Requests[FromRunRank], call: Call, sender: Sender) -> None:
         entry = await requests.read_hello(RankHello, self._entry_within_s)
@@ -177,7 +178,7 @@ class RunService:
     def _note(
         self, call: Call, driver: RunDriver, entry: SupervisorHello, asked: StopAsked | HostExcluded, *, has_say: bool
     ) -> None:
-        """Write what a supervisor asks for to the audit: as an act if it changes the run, else as a refusal."""
+        """Audit a supervisor's request: as an action if it changes the run, else as a refusal."""
         what = type(asked).__name__
         target = f"job={driver.name[0]}, run={driver.name[1]}, by={entry.name}, reason={asked.reason}"
         if has_say and driver.is_changed_by(entry, asked):
@@ -186,13 +187,11 @@ class RunService:
             self._audit.refuse(call.principal, call.caller, what, ALREADY if has_say else NO_PART, target)
 
     def _get(self, call: Call) -> RunDriver:
-        """One more process of a run; it counts for the caller, and so does a run that is new here. Raises a refusal."""
+        """Return the run for one more process, and charge the process and a new run to the caller's limits."""
         self._peers.charge(call.peer, Resource.PROCESSES)
         if not self._runs.has(*_named(call)):
             self._peers.charge(call.peer, Resource.RUNS)
         return self._runs.get(*_named(call))
-
-    # -- keys
 
     async def put_key(self, request: pb.PutKeyRequest, call: Call) -> pb.PutKeyResponse:
         self._peers.charge(call.peer, Resource.DURABLE_WRITES)
@@ -223,8 +222,6 @@ class RunService:
         wanted = (key for key in found if kind in (None, key.kind) and request.name in ("", key.name))
         return KEYS.write(Keys(keys.number, tuple(wanted)))
 
-    # -- status and control
-
     async def runs(self, request: pb.RunsRequest, call: Call) -> bytes:
         async with self._peers.expensive_read(call.peer):
             return self._statuses.get((job_named(call), request.run))
@@ -247,19 +244,14 @@ class RunService:
 
 
 def _named(call: Call) -> tuple[str, str]:
-    """Raises NotPermitted, as job_of()."""
+    """Return the job and the run that a call names, checked as in job_of()."""
     return job_of(call), call.metadata.get(RUN_METADATA_KEY) or DEFAULT_RUN
 
 
 def _group_of(entry: SupervisorHello, call: Call) -> str:
-    """Whose supervisor that is; of two groups that its name may mean, the one that the caller is bound to."""
+    """Return the group of a supervisor; if its name is ambiguous, the group to which the caller is bound."""
     group = group_of_supervisor(entry.name)
     return group if group == call.principal.replica_id else entry.name
-
-
-# -- incident service ---------------------------------------------------------
-#
-# The RPCs of incidents, and of stacks on demand.
 
 
 class IncidentService:
@@ -284,7 +276,12 @@ class IncidentService:
         return incident_pb.IncidentResponse(incident=INCIDENT.write(self.find(request.id, call)))
 
     def find(self, name: str, call: Call) -> Incident:
-        """Raises UnknownName, and NotPermitted for a caller that is bound to another job."""
+        """Return an incident.
+
+        Raises:
+            UnknownName: If there is none.
+            NotPermitted: If the caller is bound to another job.
+        """
         found = self._registry.archive.get(name)
         job_of(call, found.summary.job)
         return found
@@ -293,7 +290,16 @@ class IncidentService:
         return GATHERED.write(await self.gather(request.job, request.ranks, call))
 
     async def gather(self, job: str, of_ranks: Iterable[str], call: Call) -> Gathered:
-        """What `of_ranks` (b/1, or b) do now; of none: all ranks of the quorum. Raises a refusal."""
+        """Collect the stacks of ranks.
+
+        Args:
+            job: The job.
+            of_ranks: Ranks (`b/1`) or groups (`b`). If empty, all ranks of the quorum.
+            call: The caller.
+
+        Raises:
+            LighthouseError: If the caller may not, or a name is unknown.
+        """
         driver, ranks = self._jobs.find(job_of(call, job)), read_ranks(of_ranks)
         found: dict[str, tuple[int, ...]] = {}
         for name, of in (ranks or {}).items():
@@ -309,13 +315,14 @@ class IncidentService:
         return await reply.value
 
 
-# -- frames -------------------------------------------------------------------
-#
-# What goes to many at once, as bytes that are made once.
+# -- encoded messages: each is serialised once for all clients
 
 
 class SessionFrames(Frames[ToManager]):
-    """Sessions are told one quorum each, or one change, under a number of their own: all but that is made once."""
+    """Serialise messages to managers once.
+
+    Sessions receive the same quorum or change with different join numbers, so only the number is encoded per session.
+    """
 
     def __init__(self) -> None:
         super().__init__(SESSION_RESPONSES.write)
@@ -338,7 +345,6 @@ class SessionFrames(Frames[ToManager]):
 
 
 def native_quorums() -> Frames[Quorum]:
-    """In the form of the documented service."""
     return Frames(lambda quorum: documented.quorum_to_native(quorum, time.time()))
 
 
@@ -364,8 +370,18 @@ class LighthouseService:
         store: Callable[[], StoreStatus] = StoreStatus,
         http_port: Callable[[], int] = int,
     ) -> None:
-        """`runs`: those of a job that have processes; of all jobs, if it is empty. `is_insecure` and `store`: for the
-        status."""
+        """Create the service.
+
+        Args:
+            jobs: The jobs.
+            counters: Receives refused joins.
+            hello_within_s: Time in seconds that a session has to send its first message.
+            runs: Returns the runs of a job that have processes; of all jobs if the name is empty.
+            peers: Limits per client address.
+            is_insecure: Whether the status reports missing TLS.
+            store: Returns the store's state, for the status.
+            http_port: Returns the HTTP port, for the status.
+        """
         self._is_insecure = is_insecure
         self._store = store
         self._http_port = http_port
@@ -378,14 +394,14 @@ class LighthouseService:
         self._statuses = Snapshots(self._status_bytes)
 
     def services(self, more: Mapping[str, Entry] | None = None) -> Mapping[str, Mapping[str, Entry]]:
-        """Handlers by service and method; `more`: those of run_service.py and incident_service.py."""
+        """Return the handlers by service and method, with `more` methods of the documented service."""
         documented: dict[str, Entry] = {
             "Quorum": Method(lighthouse_pb2.LighthouseQuorumRequest, self.quorum),
             "Heartbeat": Method(lighthouse_pb2.LighthouseHeartbeatRequest, self.heartbeat),
             "Status": Method(lighthouse_pb2.LighthouseStatusRequest, self.status_rpc),
             "Kill": Method(lighthouse_pb2.LighthouseKillRequest, self.kill),
             "Drain": Method(lighthouse_pb2.LighthouseDrainRequest, self.drain),
-            "Session": Stream(SESSION_REQUESTS, self.session, self._lighten),
+            "Session": Stream(SESSION_REQUESTS, self.session, self._limit_progress),
             **(more or {}),
         }
         torchft: dict[str, Entry] = {
@@ -448,17 +464,21 @@ class LighthouseService:
     def _control(
         self, request: lighthouse_pb2.LighthouseKillRequest | lighthouse_pb2.LighthouseDrainRequest, call: Call
     ) -> tuple[JobDriver, Member, str]:
-        """The member and the reason in one line. Raises a refusal if the name is unknown."""
+        """Return the job, the member, and the reason cut to one line.
+
+        Raises:
+            LighthouseError: If the caller may not, or the group is unknown.
+        """
         check_name(request.replica_id)
         driver = self._jobs.find(job_of(call, request.job, request.replica_id))
         return driver, live_member(driver, request.replica_id), cut_reason(request.msg)
 
     async def session(self, requests: Requests[ToLighthouse], call: Call, sender: Sender) -> None:
-        """A manager's session, until it ends."""
+        """Serve a manager's session until it ends."""
         hello = await requests.read_hello(Hello, self._hello_within_s)
         if hello is None:
             return
-        driver = self._enter(hello.participant.replica_id, call)  # only now: a quiet job is forgotten
+        driver = self._enter(hello.participant.replica_id, call)  # not earlier: the registry drops a job without calls
         number = driver.open_session(hello, StreamPeer(sender, TO_MANAGERS))
         try:
             async for message in requests:
@@ -485,7 +505,7 @@ class LighthouseService:
         try:
             participant, time_left_s = read(), call.require_deadline()
             driver = self._enter(participant.replica_id, call)
-        except LighthouseError as e:  # what the job refuses, its driver counts
+        except LighthouseError as e:  # only these: the driver counts the refusals of its job
             self._counters.refused(e)
             raise
         return (await self._answer(driver, participant, time_left_s)).quorum
@@ -502,14 +522,14 @@ class LighthouseService:
         name, told = read_identity(wire_id, incarnation)
         self._jobs.get_reported(job_of(call, replica_id=name)).beat(name, told)
 
-    def _lighten(self, request: lighthouse_pb2.SessionRequest, call: Call) -> None:
-        """Where ranks are is for people to see: a heartbeat of a peer that shows too many is taken without."""
+    def _limit_progress(self, request: lighthouse_pb2.SessionRequest, call: Call) -> None:
+        """Drop the ranks' progress, which only displays need, from a heartbeat of an address above its limit."""
         ranks = len(request.heartbeat.progress.ranks)
         if ranks and not self._peers.try_charge(call.peer, Resource.RANKS_SHOWN, ranks):
             request.heartbeat.ClearField("progress")
 
     def _enter(self, replica_id: str, call: Call) -> JobDriver:
-        """The job that the caller comes to as that group. What is new here counts for the caller. Raises a refusal."""
+        """Return the job for a caller that joins as `replica_id`; charge new jobs and names to the caller's limits."""
         job = job_of(call, replica_id=replica_id)
         driver = self._jobs.peek(job)
         if driver is None:
@@ -519,7 +539,10 @@ class LighthouseService:
         return self._jobs.get(job)
 
     async def _kill(self, address: str, msg: str, time_left_s: float) -> None:
-        """A manager that goes away while it is told has done what it was told."""
+        """Kill a group by a direct call to its manager.
+
+        A manager that disconnects during the call counts as killed.
+        """
         timeout_s = max(0.1, time_left_s / 3)
         async with AsyncManagerClient(address) as manager:
             await manager.connect(timeout_s)

@@ -1,1 +1,1 @@
-"""Where a job's records are kept, and which of two lighthouses may write them."""
+"""Stores of a lighthouse's records, a SQLite journal or etcd, and the election of the lighthouse that may write."""

@@ -1,4 +1,9 @@
-"""The edge between one lighthouse and etcd: it sends a candidate's requests, and writes the leader's records."""
+"""Leader election and record writing on etcd.
+
+`LeadershipDriver` feeds a `Candidate` (leadership.py) with events and performs its effects. `Election` sends the
+candidate's requests to etcd, and writes the records that the leader queues in its `EtcdStore`. `SharedStore` combines
+both for the daemon with an output gate: the leader's answers wait until etcd has acknowledged the records behind them.
+"""
 
 import asyncio
 import dataclasses
@@ -34,11 +39,6 @@ from lighthouse_runtime.timing.timers import DeadlineTimer
 log = logging.getLogger(__name__)
 
 
-# -- driver -------------------------------------------------------------------
-#
-# One candidate: its machine is fed, its requests are sent, one timer is set again. Synchronous: time and the store
-# are ports.
-
 Request = (
     events.ReadLeader | events.GrantLease | events.Claim | events.LoadRecords | events.RenewLease | events.RevokeLease
 )
@@ -46,13 +46,21 @@ Request = (
 
 class LeaderStore(Protocol):
     def send(self, request: Request) -> None:
-        """Begin it, and feed the driver its answer, or RequestFailed, later. Nothing is raised."""
+        """Send a request. Its answer, or RequestFailed, reaches the driver later; nothing is raised."""
         ...
 
 
 class LeadershipDriver:
-    """`began` is called with the term and the revision that guards writes; `ended` with the reason, before anything
-    else can leave this process; `changed` when another leader is known."""
+    """Driver of one candidate. It is synchronous: time and the store are ports.
+
+    Args:
+        config: The candidate's name and the lease's duration.
+        timers: Clock and timers.
+        store: Receives the candidate's requests.
+        began: Called with the term and the revision that guards writes.
+        ended: Called with the reason, before anything else can leave this process.
+        changed: Called when another leader is known, or none.
+    """
 
     def __init__(
         self,
@@ -89,15 +97,17 @@ class LeadershipDriver:
         self._perform(self.candidate.tick(self._clock()))
 
     def refusal(self) -> NotLeader | None:
-        """What each caller is told at this moment; None: this lighthouse leads. Asked at each act, so nothing happens
-        in here: an end that is due is its timer's."""
+        """Return the refusal for callers at this moment, or None if this lighthouse leads.
+
+        It only reads the clock. The timer ends a leadership whose lease has run out.
+        """
         return self.candidate.refusal(self._clock())
 
     def status(self) -> CandidateStatus:
         return self.candidate.status(self._clock())
 
     def resign(self) -> None:
-        """For good: another lighthouse may lead at once."""
+        """End this candidacy for the rest of the process; another lighthouse may lead at once."""
         self.feed(events.Resigned())
         self._timer.cancel()
 
@@ -133,7 +143,10 @@ RETRY_S = 0.05
 
 
 class Election:
-    """A LeaderStore. `me`: what the leader's key is to say, but the term. `driver` is set before `start`."""
+    """Connection between a candidate, the records and etcd. It implements LeaderStore.
+
+    `me` becomes the content of the leader's key, apart from the term. The caller sets `driver` before `start`.
+    """
 
     def __init__(self, client: EtcdClient, records: EtcdStore, config: CandidateConfig, me: Leader) -> None:
         self._client = client
@@ -154,7 +167,7 @@ class Election:
         self.driver.start()
 
     async def stop(self) -> None:
-        """Write what is left, and give the lease back: another lighthouse may lead at once."""
+        """Write what is left and revoke the lease, so that another lighthouse may lead at once."""
         assert self.driver is not None
         if self.driver.refusal() is None and not self._records.is_written:
             try:
@@ -173,11 +186,9 @@ class Election:
         await self._client.close()
 
     def wake(self) -> None:
-        """There is something to write."""
+        """Start writing the queued changes."""
         self._is_idle.clear()
         self._has_work.set()
-
-    # -- requests
 
     def send(self, request: Request) -> None:
         task = asyncio.create_task(self._perform(request))
@@ -188,9 +199,9 @@ class Election:
         answer: events.Event | None
         try:
             answer = await self._answer(request)
-        except Exception as e:  # noqa: BLE001  no answer at all would leave the candidate waiting
+        except Exception as e:  # noqa: BLE001  without any answer the candidate would wait forever
             if isinstance(request, events.RevokeLease):
-                return  # it ends by its time
+                return  # the lease expires without it
             answer = events.RequestFailed(request.number, _reason(e))
         if answer is not None and self.driver is not None:
             self.driver.feed(answer)
@@ -242,13 +253,11 @@ class Election:
             return events.ClaimWon(number, answer.revision, me.term)
         return events.ClaimLost(number, _leader(answer.reads[0]))
 
-    # -- records
-
     async def _write(self) -> None:
         while True:
             try:
                 await self._write_all()
-            except Exception as e:  # noqa: BLE001  a leader that cannot write holds back all that it says
+            except Exception as e:  # noqa: BLE001  a leader that cannot write must send nothing more
                 self._refuse(f"its records cannot be written: {_reason(e)}")
                 await asyncio.sleep(RETRY_S)
 
@@ -274,7 +283,7 @@ class Election:
                 await asyncio.sleep(RETRY_S)
                 continue
             if self._records.next_batch() is not batch:
-                continue  # this leadership has ended meanwhile
+                continue  # this leadership has ended in the meantime
             began_at = None
             if is_written:
                 self._records.written()
@@ -297,7 +306,7 @@ class Election:
 
 
 def _reason(error: Exception) -> str:
-    """The text of a failed request. One that no refusal describes is a defect: its traceback goes to the log."""
+    """Return the text of a failed request, and log the traceback of an unexpected error."""
     if isinstance(error, LighthouseError):
         return str(error)
     log.error("store: a request failed unexpectedly", exc_info=error, extra=event("store_request_failed"))
@@ -305,7 +314,13 @@ def _reason(error: Exception) -> str:
 
 
 def _leader(found: tuple[KeyValue, ...]) -> Leader | None:
-    """A key that cannot be read still names a leader: it is another program's, or of another version."""
+    """Parse the leader's key.
+
+    A key that cannot be parsed also blocks a claim: another program or version wrote it.
+
+    Raises:
+        Damaged: If the key cannot be parsed.
+    """
     if not found:
         return None
     try:
@@ -314,16 +329,18 @@ def _leader(found: tuple[KeyValue, ...]) -> Leader | None:
         raise keys.Damaged(found[0].key, str(e)) from e
 
 
-# -- shared store -------------------------------------------------------------
-#
-# What a lighthouse on a shared store is made of: its place in the election, its records, and the gate before all that
-# it says.
-
-
 class SharedStore:
-    """`began` is called when this lighthouse leads and `records` are loaded; `ended` when it leads no more.
+    """A lighthouse's share of an etcd cluster: its candidacy, its records and its output gate.
 
-    Raises InvalidRequest for credentials that cannot be read.
+    Args:
+        address: The etcd cluster.
+        ttl_s: The lease's duration in seconds.
+        credentials: Files that authenticate to etcd.
+        began: Called when this lighthouse leads and `records` are loaded.
+        ended: Called when it no longer leads.
+
+    Raises:
+        InvalidRequest: If the credentials cannot be read.
     """
 
     def __init__(
@@ -345,7 +362,13 @@ class SharedStore:
         self._driver: LeadershipDriver | None = None
 
     async def start(self, address: str, page: str, ca_pin: str = "") -> None:
-        """Where others reach this lighthouse, if it leads, and which CA vouches for it, if it is one of its own."""
+        """Start to campaign.
+
+        Args:
+            address: gRPC address at which others reach this lighthouse if it leads.
+            page: URL of its dashboard.
+            ca_pin: Pin of the lighthouse's own CA, or empty if another CA signs its certificate.
+        """
         self._election.me = Leader(self._config.name, address, page, 0, ca_pin)
         timers = SuspensionTimers(asyncio.get_running_loop())
         self._driver = LeadershipDriver(self._config, timers, self._election, self._begin, self._end, self._compare)
@@ -353,19 +376,19 @@ class SharedStore:
         await self._election.start()
 
     async def stop(self) -> None:
-        """Write what is left; then another lighthouse may lead at once."""
+        """Write what is left and resign, so that another lighthouse may lead at once."""
         if self._driver is not None:
             await self._election.stop()
 
     def refusal(self) -> NotLeader | None:
-        """What each caller is told at this moment; None: this lighthouse leads."""
+        """Return the refusal for callers at this moment, or None if this lighthouse leads."""
         return self._driver.refusal() if self._driver is not None else NotLeader("this lighthouse is starting")
 
     def status(self) -> CandidateStatus | None:
         return self._driver.status() if self._driver is not None else None
 
     def give_up(self, status: int) -> None:
-        """What the rules want written cannot be."""
+        """Give up the leadership because a record cannot be written."""
         if self._driver is not None:
             self._driver.feed(events.WriteRefused("its records cannot be written"))
 

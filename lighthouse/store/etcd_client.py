@@ -1,7 +1,9 @@
-"""etcd's v3 API as its gateway serves it: JSON over HTTP, so nothing but aiohttp is needed.
+"""Client for etcd's v3 API through its JSON gateway, with aiohttp as the only dependency.
 
-Only what the lighthouse uses: read, guarded write, lease. A call asks one endpoint, and has a deadline. A call that
-fails may have been done: the caller's guards make a repeated one harmless. The next call asks the next endpoint.
+It covers what the lighthouse uses: reads, guarded writes and leases. Each call goes to one endpoint and has a deadline.
+After a failure the next call goes to the next endpoint. A failed call may still have been executed, so callers repeat a
+write only with guards that make the repetition harmless. The module also parses `--store` and reads the credentials for
+etcd.
 """
 
 import asyncio
@@ -21,10 +23,6 @@ import aiohttp
 from lighthouse_protocol.identity import Address, parse_address
 from lighthouse_protocol.refusals import InvalidRequest, LighthouseError, NotPermitted, Unreachable, WrongState
 
-# -- address ------------------------------------------------------------------
-#
-# `--store etcd://a:2379,b:2379,c:2379/prefix`: where etcd is, and under which prefix the records are.
-
 OPTION = "--store"
 SCHEME = "etcd://"
 DEFAULT_PORT = 2379
@@ -34,17 +32,21 @@ _PREFIX = re.compile(r"(/[A-Za-z0-9._-]+)+")
 
 @dataclass(frozen=True, slots=True)
 class EtcdAddress:
-    """`endpoints` are members of one etcd cluster; `prefix` starts with a slash and does not end with one."""
+    """Address of a store, such as `etcd://a:2379,b:2379/prefix`."""
 
-    endpoints: tuple[Address, ...]
-    prefix: str = DEFAULT_PREFIX
+    endpoints: tuple[Address, ...]  # members of one etcd cluster
+    prefix: str = DEFAULT_PREFIX  # starts with a slash and does not end with one
 
     def __str__(self) -> str:
         return f"{SCHEME}{','.join(map(str, self.endpoints))}{self.prefix}"
 
 
 def parse_etcd_address(text: str) -> EtcdAddress:
-    """Raises InvalidRequest that names `--store`."""
+    """Parse the value of `--store`.
+
+    Raises:
+        InvalidRequest: If it is no valid address. The error names the option.
+    """
     if not text.startswith(SCHEME):
         raise InvalidRequest(
             f"{text!r} is not a store; write etcd://HOST:{DEFAULT_PORT},HOST:{DEFAULT_PORT}", field=OPTION
@@ -71,22 +73,22 @@ _LEASE_GONE = "etcdserver: requested lease not found"
 
 
 class StoreUnavailable(Unreachable):
-    """etcd gave no answer, or has no quorum. What was asked may have been done."""
+    """etcd did not answer, or has no quorum. The request may have been executed."""
 
 
 class LeaseGone(WrongState):
-    """etcd does not know the lease any more."""
+    """The lease has expired or was revoked."""
 
 
 @dataclass(frozen=True, slots=True)
 class KeyValue:
-    """`version` counts the writes since the key was made, at `create_revision`."""
+    """A key with its value and versions."""
 
     key: bytes
     value: bytes
-    create_revision: int
-    mod_revision: int
-    version: int
+    create_revision: int  # revision of the store at which the key was created
+    mod_revision: int  # revision of the store at the last write
+    version: int  # writes since the key was created
     lease: int
 
 
@@ -98,18 +100,24 @@ class Lease:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """Of a transaction: whether its guards held, the revision of the store after it, and what it read."""
+    """Result of a transaction."""
 
-    succeeded: bool
-    revision: int
-    reads: tuple[tuple[KeyValue, ...], ...]
+    succeeded: bool  # whether the guards held
+    revision: int  # revision of the store after the transaction
+    reads: tuple[tuple[KeyValue, ...], ...]  # results of its read operations, in order
 
 
 Json = Mapping[str, Any]
 
 
 class EtcdClient:
-    """An async context manager. `tls`: None for plain HTTP. `user`: name and password, if etcd asks for them."""
+    """Client of an etcd cluster, an async context manager.
+
+    Args:
+        address: The cluster.
+        tls: TLS settings, or None for plain HTTP.
+        user: Name and password, or None if etcd does not require authentication.
+    """
 
     def __init__(
         self, address: EtcdAddress, tls: ssl.SSLContext | None = None, user: tuple[str, str] | None = None
@@ -138,31 +146,31 @@ class EtcdClient:
         if self._http is not None:
             await self._http.close()
 
-    # -- keys
-
     async def read(self, start: bytes, end: bytes | None, timeout_s: float) -> tuple[KeyValue, ...]:
-        """The keys from `start` up to `end`, or the key `start`; as the newest acknowledged write has left them."""
+        """Read the keys from `start` up to `end`, or only `start` if `end` is None. Reads are linearizable."""
         answer = await self._call("kv/range", read_request(start, end), timeout_s)
         return _key_values(answer)
 
     async def transact(
         self, guards: Sequence[Json], then: Sequence[Json], otherwise: Sequence[Json], timeout_s: float
     ) -> Answer:
-        """`then` if all guards hold, else `otherwise`; all or nothing."""
+        """Execute `then` if all guards hold, else `otherwise`, atomically."""
         body = {"compare": list(guards), "success": list(then), "failure": list(otherwise)}
         answer = await self._call("kv/txn", body, timeout_s)
         reads = tuple(_key_values(r["response_range"]) for r in answer.get("responses", ()) if "response_range" in r)
         return Answer(bool(answer.get("succeeded")), int(answer["header"]["revision"]), reads)
 
-    # -- leases
-
     async def grant(self, ttl_s: int, timeout_s: float) -> Lease:
-        """etcd may give a longer one: it has a shortest."""
+        """Create a lease. etcd may grant a longer one than requested: it has a minimum."""
         answer = await self._call("lease/grant", {"TTL": str(ttl_s)}, timeout_s)
         return Lease(int(answer["ID"]), float(answer["TTL"]))
 
     async def renew(self, lease: int, timeout_s: float) -> float:
-        """The seconds that it now has. Raises LeaseGone."""
+        """Renew a lease and return its new time to live in seconds.
+
+        Raises:
+            LeaseGone: If the lease has ended.
+        """
         answer = (await self._call("lease/keepalive", {"ID": str(lease)}, timeout_s)).get("result", {})
         ttl_s = float(answer.get("TTL", 0))
         if ttl_s <= 0:
@@ -170,13 +178,11 @@ class EtcdClient:
         return ttl_s
 
     async def revoke(self, lease: int, timeout_s: float) -> None:
-        """Also of one that is gone already."""
+        """Revoke a lease; a lease that has already ended is no error."""
         try:
             await self._call("lease/revoke", {"ID": str(lease)}, timeout_s)
         except LeaseGone:
             return
-
-    # -- within
 
     async def _call(self, method: str, body: Json, timeout_s: float) -> dict[str, Any]:
         at = self._at
@@ -224,13 +230,13 @@ class EtcdClient:
         return self._unavailable(at, text)
 
     def _unavailable(self, at: int, why: str) -> StoreUnavailable:
-        """The next call asks another endpoint."""
+        """Return the error, and let the next call use the next endpoint."""
         if self._at == at:
             self._at = (at + 1) % len(self.address.endpoints)
         return StoreUnavailable(f"etcd at {self.address.endpoints[at]}: {why}")
 
 
-# -- what a transaction is made of
+# -- guards and operations of a transaction
 
 
 def text(raw: bytes) -> str:
@@ -242,7 +248,7 @@ def read_request(start: bytes, end: bytes | None = None) -> dict[str, str]:
 
 
 def was_made_at(key: bytes, revision: int) -> Json:
-    """A guard; revision 0: the key does not exist."""
+    """Guard: the key was created at `revision`; 0 means that the key does not exist."""
     return {"key": text(key), "target": "CREATE", "result": "EQUAL", "create_revision": str(revision)}
 
 
@@ -251,7 +257,7 @@ def has_version(key: bytes, version: int) -> Json:
 
 
 def was_changed_at(key: bytes, revision: int) -> Json:
-    """A guard; revision 0: the key does not exist."""
+    """Guard: the key was last written at `revision`; 0 means that the key does not exist."""
     return {"key": text(key), "target": "MOD", "result": "EQUAL", "mod_revision": str(revision)}
 
 
@@ -260,7 +266,7 @@ def put(key: bytes, value: bytes, lease: int = 0) -> Json:
 
 
 def touch(key: bytes) -> Json:
-    """Count up its version; value and lease stay."""
+    """Increment the key's version; its value and lease stay."""
     return {"request_put": {"key": text(key), "ignore_value": True, "ignore_lease": True}}
 
 
@@ -273,7 +279,7 @@ def delete(start: bytes, end: bytes | None = None) -> Json:
 
 
 def after_prefix(prefix: bytes) -> bytes:
-    """The end of the range of all keys that begin with `prefix`, which does not end with 0xff."""
+    """Return the end of the range of all keys with `prefix`, whose last byte must not be 0xff."""
     return prefix[:-1] + bytes([prefix[-1] + 1])
 
 
@@ -291,25 +297,24 @@ def _key_values(answer: Mapping[str, Any]) -> tuple[KeyValue, ...]:
     )
 
 
-# -- credentials --------------------------------------------------------------
-#
-# How a lighthouse proves itself to etcd, and etcd to it.
-
-
 @dataclass(frozen=True, slots=True)
 class StoreCredentials:
-    """Files; `ca`, `cert` and `key` in PEM form. Without a CA etcd is spoken to in the clear.
+    """Credential files for etcd, in PEM form except for `user_file`.
 
-    etcd's gateway takes no user from a certificate: one that asks for users needs `user_file` (NAME:PASSWORD), too.
+    etcd's gateway takes no user name from a client certificate. If etcd requires authentication, set `user_file`, too.
     """
 
-    ca: Path | None = None
+    ca: Path | None = None  # plain HTTP if None
     cert: Path | None = None
     key: Path | None = None
-    user_file: Path | None = None
+    user_file: Path | None = None  # one line, NAME:PASSWORD
 
     def tls(self) -> ssl.SSLContext | None:
-        """Raises InvalidRequest that names the option."""
+        """Return the TLS settings, or None for plain HTTP.
+
+        Raises:
+            InvalidRequest: If a file is missing or cannot be used. The error names the option.
+        """
         if self.ca is None:
             if self.cert is not None:
                 raise InvalidRequest("also needs --store-ca", field="--store-cert")
@@ -327,7 +332,11 @@ class StoreCredentials:
         return context
 
     def user(self) -> tuple[str, str] | None:
-        """Name and password. Raises InvalidRequest that names the option, and does not show the password."""
+        """Return the user's name and password, or None.
+
+        Raises:
+            InvalidRequest: If the file cannot be used. The error names the option and does not contain the password.
+        """
         if self.user_file is None:
             return None
         try:

@@ -1,13 +1,13 @@
-"""The records of jobs and runs in etcd, as the leader has them. Rules:
+"""Records of jobs and runs in etcd, as the leader keeps them.
 
-- All of them are in this process's memory, read after it has become the leader: it is the only writer.
-- A change is in memory at once, and in the order of changes on its way to etcd. What the lighthouse says after it waits
-  (`hold`) until etcd has acknowledged it, so that what was told can be read by the next leader.
-- Changes go in batches, one batch at a time, the same one until it is known to be written. A batch is one transaction,
-  guarded by the leader's key: by the revision that made it, and by its version, which each batch counts up. So a
-  deposed leader writes nothing, and a batch that was sent twice is written once.
-- A record that does not fit in one request is written in parts, under new keys, before its own key names them; only
-  then are the parts before them deleted. So the record that was told last can always be read.
+- The leader is the only writer. It reads all records into memory when it becomes the leader.
+- A change takes effect in memory at once and is queued for etcd in order. The lighthouse's later answers wait (`hold`)
+  until etcd has acknowledged the change, so the next leader can read all that callers have received.
+- Changes are written in batches, one at a time; a batch is repeated unchanged until it is known to be written. A batch
+  is one transaction. Its guards are the revision at which the leader's key was created and the key's version, which
+  each batch increments. So a deposed leader writes nothing, and a repeated batch is written once.
+- A record that does not fit in one request is written in parts under new keys, before its own key refers to them. Only
+  then are the previous parts deleted, so the latest acknowledged record can always be read.
 """
 
 import hashlib
@@ -32,26 +32,24 @@ from lighthouse_runtime.log_event import event
 log = logging.getLogger(__name__)
 
 
-# -- keys ---------------------------------------------------------------------
+# -- keys, below one prefix
 #
-# The names of what is in etcd, below one prefix:
-#
-#     leader                                  who leads; bound to its lease
-#     term                                    how often the leader's key was claimed
-#     format                                  of all that follows
-#     forgotten                               the highest id of any job that has no key any more
-#     job/JOB                                 its record, or, if it was forgotten, its last id
-#     run/JOB/RUN                             its record
+#     leader                                  the leader; bound to its lease
+#     term                                    number of times that the leader's key was claimed
+#     format                                  version of the other keys and values
+#     forgotten                               highest quorum id of all jobs without a key
+#     job/JOB                                 the job's record; for a forgotten job only its last id
+#     run/JOB/RUN                             the run's record
 #     key/JOB/RUN/GENERATION/KIND/NAME        one key of a run
-#     job/JOB/part/SET/N                      part N of a record that does not fit in one request; so of a run's, too
+#     job/JOB/part/SET/N                      part N of a record above RECORD_BYTES, likewise for runs
 #
-# Names are percent-encoded. Records are compressed: etcd takes 1.5 MiB in one request. A record that is larger than
-# RECORD_BYTES is written in parts, and its own key names the set of them.
+# Names are percent-encoded. Records are compressed, because etcd accepts at most 1.5 MiB in one request. If a record is
+# written in parts, its own key names the set of parts.
 
 FORMAT = 1
 RECORD_BYTES = 512 * 1024
 _GENERATION_DIGITS = 16
-_IN_PARTS = b"parts "  # compressed records begin with another byte
+_IN_PARTS = b"parts "  # a compressed record starts with another byte
 
 
 class Damaged(WrongState):
@@ -68,7 +66,7 @@ class Keys:
 
     @property
     def all(self) -> bytes:
-        """The beginning of each."""
+        """Return the prefix of all keys."""
         return f"{self.prefix}/".encode()
 
     @property
@@ -94,11 +92,11 @@ class Keys:
         return self._of("run", *name)
 
     def run_keys(self, name: RunName) -> bytes:
-        """The beginning of each key of a run."""
+        """Return the prefix of all keys of a run."""
         return self._of("key", *name) + b"/"
 
     def run_keys_from(self, name: RunName, generation: int) -> bytes:
-        """The beginning of each key of a run's `generation`, above all older ones."""
+        """Return the prefix of the keys of `generation`. Keys sort by generation."""
         return self.run_keys(name) + _number(generation).encode() + b"/"
 
     def run_key(self, run: RunName, row: Row) -> bytes:
@@ -109,13 +107,13 @@ class Keys:
         return "/".join((self.prefix, *(quote(part, safe="") for part in parts))).encode()
 
     def parts(self, key: bytes) -> list[str]:
-        """Return what `key` was made of, without the prefix; empty for a key that no lighthouse has made."""
+        """Split a key into its unquoted parts, without the prefix; return an empty list for a foreign key."""
         parts = [unquote(part) for part in key.decode(errors="replace").removeprefix(f"{self.prefix}/").split("/")]
         return parts if self._of(*parts) == key else []
 
 
 def _number(generation: int) -> str:
-    """In the order of its text."""
+    """Pad with zeros, so that keys sort by number."""
     return f"{generation:0{_GENERATION_DIGITS}d}"
 
 
@@ -127,16 +125,13 @@ def parse_run_key(key: bytes, parts: list[str], value: bytes) -> tuple[RunName, 
         raise Damaged(key, f"is not read: {e}") from e
 
 
-# -- values
-
-
 def parts_of(record: bytes, name: str = "") -> bytes:
-    """Return the beginning of the keys of the parts of the record at that key: of one set of them, or of all."""
+    """Return the prefix of the parts of a record: of the set `name`, or of all sets if it is empty."""
     return record + b"/part/" + (f"{name}/".encode() if name else b"")
 
 
 def split(record: bytes, raw: bytes) -> tuple[str, list[tuple[bytes, bytes]]]:
-    """Return the name of a set of parts, and the keys and values to write, the record's own key last."""
+    """Split a record into parts. Return the set's name and the keys and values to write, the record's own key last."""
     name = hashlib.sha256(raw).hexdigest()[:16]
     pieces = [raw[start : start + RECORD_BYTES] for start in range(0, len(raw), RECORD_BYTES)]
     rows = [(parts_of(record, name) + _number(n).encode(), piece) for n, piece in enumerate(pieces)]
@@ -144,7 +139,11 @@ def split(record: bytes, raw: bytes) -> tuple[str, list[tuple[bytes, bytes]]]:
 
 
 def join(record: bytes, raw: bytes, sets: Mapping[str, Sequence[bytes]]) -> bytes:
-    """Return the record at that key, from the parts that its value names. Raises Damaged if one is missing."""
+    """Return a record's bytes, assembled from parts if its value refers to some.
+
+    Raises:
+        Damaged: If a part is missing.
+    """
     if not raw.startswith(_IN_PARTS):
         return raw
     name = raw.removeprefix(_IN_PARTS).decode(errors="replace")
@@ -188,7 +187,7 @@ def check_format(key: bytes, raw: bytes) -> None:
         raise Damaged(key, f"says format {found}, and this lighthouse knows {FORMAT}: start the one that wrote it")
 
 
-# etcd takes 128 operations and 1.5 MiB in one transaction, unless told otherwise; a record alone may need all of that.
+# By default etcd takes 128 operations and 1.5 MiB in one transaction; a single record may need all of that.
 BATCH_OPERATIONS = 100
 BATCH_BYTES = 256 * 1024
 
@@ -201,7 +200,7 @@ class Put:
 
 @dataclass(frozen=True, slots=True)
 class Delete:
-    """Of `key`; or of all from there up to `end`."""
+    """Delete `key`, or the keys from `key` up to `end`."""
 
     key: bytes
     end: bytes | None = None
@@ -212,16 +211,21 @@ Change = Put | Delete
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """`version`: of the leader's key before it."""
+    """Changes of one transaction."""
 
-    revision: int
-    version: int
+    revision: int  # revision at which the leader's key was created
+    version: int  # version of the leader's key before this batch
     changes: tuple[Change, ...]
 
 
 class EtcdStore:
-    """A JobStore, and a RunStore. `wake`: there is a batch; `hold`: what is said from here on waits for a call of what
-    that returns."""
+    """JobStore and RunStore of a leader.
+
+    Args:
+        prefix: Prefix of all keys.
+        wake: Called when there is a batch to write.
+        hold: Holds back the lighthouse's output and returns the function that releases it.
+    """
 
     def __init__(self, prefix: str, wake: Callable[[], None], hold: Callable[[], Callable[[], None]]) -> None:
         self.keys = Keys(prefix)
@@ -232,16 +236,18 @@ class EtcdStore:
         self._version = 0
         self._jobs: dict[str, QuorumRecord] = {}
         self._forgotten_id = 0
-        self._sets: dict[bytes, set[str]] = {}  # names of the sets of parts that are in etcd, by the record's key
+        self._sets: dict[bytes, set[str]] = {}  # names of the sets of parts in etcd, by the record's key
         self._runs: dict[RunName, SavedRun] = {}
         self._changes: deque[tuple[Change, Callable[[], None]]] = deque()
         self._batch: Batch | None = None
         self._is_leading = False
 
-    # -- leadership
-
     def take(self, found: Iterable[KeyValue]) -> None:
-        """All that is in etcd. Raises WrongState that names what cannot be read."""
+        """Replace the memory with all that etcd holds.
+
+        Raises:
+            Damaged: If a record cannot be read. The error names its key.
+        """
         self._jobs, self._runs, self._forgotten_id = {}, {}, 0
         rows: dict[RunName, list[Row]] = {}
         records: list[tuple[KeyValue, list[str]]] = []
@@ -288,17 +294,15 @@ class EtcdStore:
             )
 
     def begin(self, term: int, revision: int) -> None:
-        """This process leads. `revision`: at which it has made the leader's key."""
+        """Begin to accept changes, guarded by the leader's key that this process created at `revision`."""
         self.term, self._revision, self._version = term, revision, 1
         self._is_leading = True
 
     def end(self) -> None:
-        """It does not lead any more; what is not written yet never will be."""
+        """Refuse changes from now on, and discard unwritten ones."""
         self._is_leading = False
         self._changes.clear()
         self._batch = None
-
-    # -- jobs
 
     def load(self) -> Mapping[str, QuorumRecord]:
         return dict(self._jobs)
@@ -308,7 +312,12 @@ class EtcdStore:
         return self._forgotten_id if record is None else record.quorum_id
 
     def commit(self, job: str, record: QuorumRecord) -> None:
-        """Raises ValueError for an id below the job's last, NotLeader after the end of this leadership."""
+        """Store a job's record.
+
+        Raises:
+            ValueError: If its quorum id is below the job's last one.
+            NotLeader: If this lighthouse no longer leads.
+        """
         self._check()
         last = self._jobs.get(job)
         if last is not None and record.quorum_id < last.quorum_id:
@@ -325,7 +334,7 @@ class EtcdStore:
             self._wake()
 
     def _put_job(self, job: str, record: QuorumRecord) -> None:
-        self._jobs.pop(job, None)  # they are in the order of the last change
+        self._jobs.pop(job, None)  # keeps the dict in the order of the last change
         self._jobs[job] = record
         self._put(self.keys.job(job), dump_job(record))
 
@@ -334,12 +343,10 @@ class EtcdStore:
         old = forgotten[: max(0, len(forgotten) - FORGOTTEN_JOBS)]
         if old:
             self._forgotten_id = max(self._forgotten_id, *(self._jobs[job].quorum_id for job in old))
-            self._change(Put(self.keys.forgotten, str(self._forgotten_id).encode()))  # before they are deleted
+            self._change(Put(self.keys.forgotten, str(self._forgotten_id).encode()))  # before their keys are deleted
         for job in old:
             del self._jobs[job]
             self._delete(self.keys.job(job))
-
-    # -- runs
 
     def load_run(self, name: RunName) -> SavedRun | None:
         return self._runs.get(name)
@@ -376,20 +383,18 @@ class EtcdStore:
             keys_of_run = self.keys.run_keys(name)
             self._change(Delete(keys_of_run, etcd.after_prefix(keys_of_run)))
 
-    # -- what is to be written
-
     @property
     def is_written(self) -> bool:
         return self._batch is None and not self._changes
 
     def next_batch(self) -> Batch | None:
-        """The same one until `written` is called; None: there is nothing to write."""
+        """Return the batch to write, the same one until `written` is called, or None if nothing is queued."""
         if self._batch is None and self._changes:
             self._batch = Batch(self._revision, self._version, tuple(self._next_changes()))
         return self._batch
 
     def written(self) -> None:
-        """The batch is in etcd."""
+        """Complete the batch and release the output that waits for it."""
         assert self._batch is not None
         releases = [self._changes.popleft()[1] for _ in self._batch.changes]
         self._batch = None
@@ -398,7 +403,7 @@ class EtcdStore:
             release()
 
     def _next_changes(self) -> Iterable[Change]:
-        """A transaction names no key twice; a deleted range goes alone."""
+        """Yield the changes of the next batch. A transaction must not name a key twice, so a range is deleted alone."""
         seen: set[bytes] = set()
         size = 0
         for change, _ in self._changes:
@@ -443,7 +448,7 @@ def _is_finished(record: RunRecord) -> bool:
     return record.completed is not None or record.stop is not None
 
 
-# -- as transactions
+# -- batches as transactions
 
 
 def guards(keys_: Keys, batch: Batch) -> list[Json]:
@@ -463,5 +468,5 @@ def _operation(change: Change) -> Json:
 
 
 def was_written(batch: Batch, leader: KeyValue | None) -> bool:
-    """The guards did not hold: whether that is because an earlier attempt has written the batch."""
+    """Return whether the guards failed because an earlier attempt has already written the batch."""
     return leader is not None and leader.create_revision == batch.revision and leader.version == batch.version + 1

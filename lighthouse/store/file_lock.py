@@ -1,8 +1,8 @@
-"""One process at a time has a file: a lock that the kernel takes back, whatever end its holder comes to.
+"""Exclusive use of a file by one process, with a lock that the kernel releases however its holder ends.
 
-- The lock is flock's, on `<file>.lock`; its text names the holder. A forked child does not inherit it.
-- Its holder removes the lock file when it is done. So a lock counts only if the file that was locked still bears the
-  name: it may have been removed between opening and locking.
+- The lock is an flock on `<file>.lock`, whose text names the holder. A forked child does not inherit it.
+- The holder removes the lock file when it is done. A lock therefore counts only if the locked file still has that name:
+  another process may have removed it between opening and locking.
 """
 
 import contextlib
@@ -17,13 +17,13 @@ from pathlib import Path
 
 from lighthouse_protocol.refusals import WrongState
 
-# A holder writes its name after it has locked; until then the file is empty, or names a holder that was killed.
+# A holder writes its name after locking. Until then the file is empty or names a holder that was killed.
 NAME_WAIT_S = 0.5
 _POLL_S = 0.01
 
 
 class FileLock:
-    """On `path`. `owner` is what the holder is called, for example the address it listens on."""
+    """Lock on the file `path`; `owner` describes the holder to other processes, for example by its address."""
 
     def __init__(self, path: Path, owner: str = "") -> None:
         self._path = path
@@ -36,11 +36,16 @@ class FileLock:
         return self._fd is not None
 
     def take(self) -> None:
-        """Raises WrongState that names the holder, OSError if the lock file cannot be written."""
+        """Take the lock.
+
+        Raises:
+            WrongState: If another process holds it. The error names the holder.
+            OSError: If the lock file cannot be written.
+        """
         name_by = time.monotonic() + NAME_WAIT_S
         while not self._try():
             holder = self._read()
-            if _is_there(holder) or time.monotonic() >= name_by:
+            if _may_be_alive(holder) or time.monotonic() >= name_by:
                 raise WrongState(
                     f"--journal: {self._path} is held by {_describe(holder)}. "
                     "A journal belongs to one lighthouse: stop that one, or name another file by --journal"
@@ -89,7 +94,10 @@ class FileLock:
         return found if isinstance(found, dict) else {}
 
     def leave_to_parent(self) -> None:
-        """In a forked child: closing our copy leaves the lock with the parent's, unlocking would not."""
+        """Close the lock in a forked child.
+
+        Closing this copy leaves the lock with the parent; unlocking would release it for both.
+        """
         if self._fd is not None:
             os.close(self._fd)
             self._fd = None
@@ -102,8 +110,8 @@ def _is_name_of(path: Path, fd: int) -> bool:
         return False
 
 
-def _is_there(holder: dict[str, object]) -> bool:
-    """The one named may have the lock: it lives, or it is on another host, where we cannot know."""
+def _may_be_alive(holder: dict[str, object]) -> bool:
+    """Return whether the named holder may be alive; on another host it always may."""
     pid = holder.get("pid")
     if not isinstance(pid, int) or holder.get("host") != socket.gethostname():
         return "pid" in holder

@@ -1,6 +1,7 @@
-"""Incidents as files: one JSON document each, written whole or not at all, and off the loop.
+"""Incidents as JSON files, one per incident, replaced atomically in a background thread.
 
-Nothing is lost with them that training needs: a folder that cannot be written is said in the log, once, and no more.
+Training does not depend on these files. If the folder cannot be written, the log reports it once and the lighthouse
+continues.
 """
 
 import contextlib
@@ -32,11 +33,14 @@ class IncidentFiles:
         self._writer = ThreadPoolExecutor(1, "incidents")
         self._lock = threading.Lock()
         self._pending: dict[str, Incident] = {}
-        self._jobs: dict[str, str] = {}  # by id; of those that are in the folder
+        self._jobs: dict[str, str] = {}  # incident id to job, for the files in the folder
         self._has_failed = False
 
     def load(self) -> list[Incident]:
-        """The newest, of a life before; blocking. What cannot be read is named in the log, and left alone."""
+        """Read the newest incidents of earlier processes; blocking.
+
+        Files that cannot be read are logged and left alone.
+        """
         found: list[Incident] = []
         for path in self._paths()[-LIMIT:]:
             try:
@@ -55,7 +59,7 @@ class IncidentFiles:
         return found
 
     def save(self, incident: Incident) -> None:
-        """Soon. Of an incident that changes meanwhile, the newest."""
+        """Queue an incident for writing. If it changes before it is written, only the newest state is."""
         with self._lock:
             is_queued = incident.id in self._pending
             is_full = not is_queued and len(self._pending) >= MAX_PENDING
@@ -72,12 +76,12 @@ class IncidentFiles:
             self._writer.submit(self._write, incident.id)
 
     def close(self) -> None:
-        """What is to be written is written, within CLOSED_WITHIN_S; blocking."""
+        """Write what is queued, for at most CLOSED_WITHIN_S; blocking."""
         last = self._writer.submit(lambda: None)
         wait_for([last], CLOSED_WITHIN_S)
         self._writer.shutdown(wait=False, cancel_futures=True)
 
-    # -- in the writer's thread
+    # -- on the writer's thread
 
     def _write(self, id: str) -> None:
         with self._lock:
@@ -99,14 +103,14 @@ class IncidentFiles:
             self._has_failed = True
 
     def _prune(self) -> None:
-        """Keep LIMIT incidents at most, and MAX_FOLDER_BYTES, with an equal share for each job."""
+        """Keep at most LIMIT incidents and MAX_FOLDER_BYTES, shared equally between jobs."""
         kept = [(path.stem, self._jobs.get(path.stem, ""), path.stat().st_size) for path in self._paths()]
         for id in surplus(kept, LIMIT, MAX_FOLDER_BYTES):
             (self.folder / f"{id}.json").unlink(missing_ok=True)
             self._jobs.pop(id, None)
 
     def _replace(self, path: Path, body: bytes) -> None:
-        """Readable by its owner only: evidence shows what a job prints."""
+        """Replace a file atomically, readable by its owner only: evidence contains a job's output."""
         new = path.with_suffix(".new")
         try:
             with open(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600), "wb") as file:
@@ -118,5 +122,5 @@ class IncidentFiles:
             raise
 
     def _paths(self) -> list[Path]:
-        """The oldest first, as their names begin with the time."""
+        """Return the files, oldest first: their names begin with the time."""
         return sorted(self.folder.glob("*.json"))

@@ -1,15 +1,15 @@
-"""One of several lighthouses on one store: when it may lead. Rules:
+"""Rules by which one of several lighthouses on a shared store leads. No I/O, no clock.
 
-- At most one key names the leader. It is written where there is none, under a lease of the store's; it goes with it.
-- The leader may act until 2/3 of the lease's time have passed on its own clock since it *sent* the newest renewal that
-  was answered. The store counts the whole time from that renewal's *arrival*. So the leader has stopped before another
-  can begin, while the rates of the two clocks differ by less than 3/2.
-- Whether it may act is asked of the clock at each act, not of a timer: a process that was stopped finds it out first.
-- Every write is guarded by the key, so nothing here rests on clocks but what is *said*.
-- What the store did not answer may have been done: a claim without an answer is given up with its lease, which removes
-  the key, whether it was written or not.
-- A campaign does not outlive a request that is never answered: after the lease's time it is given up, and another
-  lighthouse may lead.
+- At most one key names the leader. A candidate writes it only if it does not exist, under a lease of the store; the key
+  ends with the lease.
+- The leader may act until 2/3 of the lease's duration have passed on its own clock since it *sent* the newest answered
+  renewal. The store counts the full duration from that renewal's *arrival*. So the leader stops before another can
+  begin, provided that the rates of the two clocks differ by less than a factor of 3/2.
+- Each action compares the clock with this limit. A timer would be too late in a process that was suspended.
+- Every write is guarded by the key. Clocks only decide whether the lighthouse may *answer*.
+- A request without an answer may have been executed. A candidate whose claim is not answered revokes its lease, which
+  removes the key if the claim was written.
+- A campaign ends after the lease's duration if a request is never answered, so that another lighthouse may lead.
 """
 
 import json
@@ -19,25 +19,20 @@ from enum import StrEnum
 
 from lighthouse_protocol.refusals import NotLeader
 
-# -- leader -------------------------------------------------------------------
-#
-# What the leader's key says, for the other lighthouses and for those that look for the leader.
-
 
 @dataclass(frozen=True, slots=True)
 class Leader:
-    """`candidate` is new with each process; `address` is where it serves gRPC, `page` its URL. `term` grows
-    with each leader. `ca_pin`: of the CA that vouches for it, where that is its own."""
+    """Content of the leader's key."""
 
-    candidate: str
-    address: str
-    page: str
-    term: int
-    ca_pin: str = ""
+    candidate: str  # new for each process
+    address: str  # address of its gRPC server
+    page: str  # URL of its dashboard
+    term: int  # grows with each leader
+    ca_pin: str = ""  # pin of its own CA, or empty if another CA signs its certificate
 
 
 def difference(own: Leader, other: Leader) -> str:
-    """What keeps the managers that trust one of two lighthouses from the other; empty: nothing that the keys tell."""
+    """Explain why managers that trust one of two lighthouses would reject the other; empty if nothing shows that."""
     if own.ca_pin == other.ca_pin:
         return ""
     return (
@@ -52,7 +47,11 @@ def dump(leader: Leader) -> bytes:
 
 
 def parse(raw: bytes) -> Leader:
-    """The inverse of `dump`; a field that the reader does not know is skipped. Raises ValueError."""
+    """Parse the output of `dump`; unknown fields are ignored.
+
+    Raises:
+        ValueError: If it names no leader.
+    """
     try:
         document = json.loads(raw)
         return Leader(
@@ -66,16 +65,12 @@ def parse(raw: bytes) -> Leader:
         raise ValueError(f"{raw[:80]!r} names no leader") from e
 
 
-# -- events -------------------------------------------------------------------
-#
-# What a candidate is told, and what it wants done. A `number` names a request; its answer carries the same one.
-
-# -- events
+# -- events: answers to a candidate's requests, matched by `number`
 
 
 @dataclass(frozen=True, slots=True)
 class LeaderRead:
-    """The leader's key as it is; None: there is none."""
+    """Current content of the leader's key, or None if it does not exist."""
 
     number: int
     leader: Leader | None
@@ -90,7 +85,7 @@ class LeaseGranted:
 
 @dataclass(frozen=True, slots=True)
 class ClaimWon:
-    """The key is this candidate's, since `revision` of the store."""
+    """This candidate has written the key, at `revision` of the store."""
 
     number: int
     revision: int
@@ -116,14 +111,14 @@ class LeaseRenewed:
 
 @dataclass(frozen=True, slots=True)
 class LeaseEnded:
-    """The store does not know it any more."""
+    """The lease has expired in the store."""
 
     number: int
 
 
 @dataclass(frozen=True, slots=True)
 class RequestFailed:
-    """It may have been done."""
+    """A request failed. It may have been executed."""
 
     number: int
     reason: str
@@ -131,7 +126,7 @@ class RequestFailed:
 
 @dataclass(frozen=True, slots=True)
 class WriteRefused:
-    """A record was not written, for good: the key is no longer this candidate's, or the store does not take it."""
+    """A record can never be written: another lighthouse owns the key, or the store rejects the record."""
 
     reason: str
 
@@ -154,7 +149,7 @@ Event = (
     | Resigned
 )
 
-# -- effects
+# -- effects: requests and notifications
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,7 +165,7 @@ class GrantLease:
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """Write the leader's key under `lease`, if there is none, and count the term."""
+    """Write the leader's key under `lease` if it does not exist, and increment the term."""
 
     number: int
     lease: int
@@ -189,14 +184,14 @@ class RenewLease:
 
 @dataclass(frozen=True, slots=True)
 class RevokeLease:
-    """No answer is waited for."""
+    """Revoke a lease. There is no answer."""
 
     lease: int
 
 
 @dataclass(frozen=True, slots=True)
 class LeadershipBegan:
-    """All records are loaded. Every write is guarded by `revision`."""
+    """This lighthouse leads and all records are loaded. `revision` guards every write."""
 
     term: int
     revision: int
@@ -204,14 +199,14 @@ class LeadershipBegan:
 
 @dataclass(frozen=True, slots=True)
 class LeadershipEnded:
-    """Nothing may leave this lighthouse any more."""
+    """This lighthouse no longer leads and must send no more answers."""
 
     reason: str
 
 
 @dataclass(frozen=True, slots=True)
 class LeaderChanged:
-    """Another lighthouse leads, or none that is known of."""
+    """Another lighthouse leads, or no leader is known."""
 
     leader: Leader | None
 
@@ -232,7 +227,7 @@ Effect = (
 FENCE_SHARE = 2 / 3
 RENEWALS_PER_LEASE = 6
 LOOKS_PER_LEASE = 12
-# The longest that one request may take: an endpoint that does not answer must leave time to ask another.
+# Maximum duration of one request: an endpoint that does not answer must leave time to try another.
 REQUESTS_PER_LEASE = 4
 MAX_RENEWALS_OPEN = 64
 
@@ -245,10 +240,10 @@ class Role(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class CandidateConfig:
-    """`name` is this process's own; `ttl_s` the lease's time."""
+    """Settings of a candidate."""
 
-    name: str
-    ttl_s: float = 3.0
+    name: str  # unique to this process
+    ttl_s: float = 3.0  # duration of the lease
 
     @property
     def request_timeout_s(self) -> float:
@@ -257,13 +252,13 @@ class CandidateConfig:
 
 @dataclass(frozen=True, slots=True)
 class CandidateStatus:
-    """`store_error`: why the store's newest answer is missing; empty: it answers."""
+    """State of a candidate."""
 
     role: Role
     term: int
     leader: Leader | None
-    store_error: str
-    store_silent_s: float
+    store_error: str  # why the newest request got no answer; empty if it did
+    store_silent_s: float  # time since the store's last answer
 
 
 class Candidate:
@@ -273,27 +268,25 @@ class Candidate:
         self._leader: Leader | None = None
         self._term = 0
         self._number = 0
-        self._asked: int | None = None  # the one request that the next step waits for
+        self._asked: int | None = None  # number of the request that the next step waits for
         self._asked_at = 0.0
         self._revision = 0
         self._has_claimed = False
         self._lease: int | None = None
         self._ended_lease: int | None = None
-        self._renewals: dict[int, float] = {}  # when each was sent
+        self._renewals: dict[int, float] = {}  # when each was sent, by number
         self._fence_at = 0.0
         self._next_at = now
         self._store_error = ""
         self._answered_at = now
         self._is_over = False
 
-    # -- what it is
-
     def may_act(self, now: float) -> bool:
-        """Whether anything may leave this lighthouse at this moment."""
+        """Return whether this lighthouse may send answers at this moment."""
         return self._role is Role.LEADING and now < self._fence_at
 
     def refusal(self, now: float) -> NotLeader | None:
-        """What each caller is told; None: it may act."""
+        """Return the refusal for callers, or None if this lighthouse may act."""
         if self.may_act(now):
             return None
         if self._is_over:
@@ -316,8 +309,6 @@ class Candidate:
         if self._is_over:
             return None
         return min(self._next_at, self._fence_at) if self._lease is not None else self._next_at
-
-    # -- what happens
 
     def handle(self, event: Event, now: float) -> Sequence[Effect]:
         if self._is_over:
@@ -364,20 +355,21 @@ class Candidate:
                 if event.number != self._asked:
                     return ()
                 self._asked = None
-                return self._go_on(event, now)
+                return self._proceed(event, now)
 
-    def _go_on(
+    def _proceed(
         self, event: LeaderRead | LeaseGranted | ClaimWon | ClaimLost | RecordsLoaded, now: float
     ) -> Sequence[Effect]:
         match event:
             case LeaderRead(_, None):
-                return (*self._know(None), GrantLease(self._ask(now), self._config.ttl_s))
+                return (*self._set_leader(None), GrantLease(self._ask(now), self._config.ttl_s))
             case LeaderRead(_, leader):
                 if leader is None or leader.candidate != self._config.name:
-                    return self._know(leader)
-                # Its own key, of a leadership that it has ended: the store has not heard so, or a late renewal came.
+                    return self._set_leader(leader)
+                # The key is left from an earlier leadership of this candidate: the revocation has not arrived, or a
+                # late renewal has prolonged the lease.
                 again = (RevokeLease(self._ended_lease),) if self._ended_lease is not None else ()
-                return (*self._know(None), *again)
+                return (*self._set_leader(None), *again)
             case LeaseGranted(_, lease, ttl_s):
                 self._role, self._lease, self._has_claimed = Role.CAMPAIGNING, lease, False
                 self._fence_at = self._asked_at + FENCE_SHARE * ttl_s
@@ -387,14 +379,12 @@ class Candidate:
                 return (Claim(self._ask(now), lease),)
             case ClaimWon(_, revision, term):
                 self._revision, self._term, self._has_claimed = revision, term, True
-                return (*self._know(None), LoadRecords(self._ask(now)))
+                return (*self._set_leader(None), LoadRecords(self._ask(now)))
             case ClaimLost(_, leader):
-                return (*self._end("another lighthouse was first", now), *self._know(leader))
+                return (*self._end("another lighthouse was first", now), *self._set_leader(leader))
             case RecordsLoaded():
                 self._role = Role.LEADING
                 return (LeadershipBegan(self._term, self._revision),)
-
-    # -- within
 
     def _ask(self, now: float) -> int:
         self._number += 1
@@ -404,7 +394,7 @@ class Candidate:
     def _answered(self, now: float) -> None:
         self._store_error, self._answered_at = "", now
 
-    def _know(self, leader: Leader | None) -> Sequence[Effect]:
+    def _set_leader(self, leader: Leader | None) -> Sequence[Effect]:
         if leader == self._leader:
             return ()
         self._leader = leader
@@ -424,11 +414,11 @@ class Candidate:
             self._asked = None
             if self._lease is not None:
                 effects = self._end(reason, now)
-                if self._has_claimed:  # what is there cannot be read: so it is for the next one, too
+                if self._has_claimed:  # if the records cannot be read, leave the next attempt to another
                     self._next_at = now + self._config.ttl_s
                 return effects
-            # A leader that was read before may have gone meanwhile.
-            return self._know(None) if now - self._answered_at >= self._config.ttl_s else ()
+            # The last known leader may have changed in the meantime.
+            return self._set_leader(None) if now - self._answered_at >= self._config.ttl_s else ()
         self._renewals.pop(number, None)
         return ()
 
@@ -439,7 +429,7 @@ class Candidate:
         return self._end(f"its lease was not renewed for {FENCE_SHARE:.0%} of its time{why}", now)
 
     def _end(self, reason: str, now: float) -> Sequence[Effect]:
-        """Back to following; whoever is next need not wait for the lease."""
+        """Return to following, and revoke the lease so that the next leader need not wait for its end."""
         lease, self._lease = self._lease, None
         self._ended_lease = lease if lease is not None else self._ended_lease
         was_leading = self._role is Role.LEADING

@@ -1,12 +1,16 @@
-"""The records of jobs and runs as a SQLite file. Rules:
+"""The journal: records of jobs and runs in a SQLite file.
 
-- One lighthouse has it (file_lock.py), and every change checks that the term is still its own: should two come to
-  hold it all the same (a lock file removed by hand), the older one is refused.
-- WAL and synchronous=FULL: a commit has reached the disk before it returns. It is in the file itself by then, not
-  in the write-ahead log alone, so a log that is lost or torn holds nothing that was told.
-- One row per run, and one per key of a run (run_rows.py).
-- One row per job. The row of a forgotten job keeps its id alone. The newest FORGOTTEN_JOBS of these are kept; the ids
-  of all others are covered by one number, and every job without a row begins above that.
+- One lighthouse owns the file (file_lock.py). Every change also checks that the file's term is still its own, in case
+  two processes hold it after all (a lock file removed by hand): then the older one is refused.
+- With WAL and synchronous=FULL, a commit has reached the disk when it returns. It is then in the file itself, not only
+  in the write-ahead log, so a lost or torn log holds nothing that callers have received.
+- A job has one row. A forgotten job's row keeps only its last quorum id. The newest FORGOTTEN_JOBS of these rows stay;
+  one number covers the ids of all others, and a job without a row starts above it.
+- A run has one row, and so has each of its keys.
+- Everything is read and checked before anything is written. A file that is damaged, foreign or of another version stays
+  as it is. SQLite checks its pages but not their content, so every row has a checksum.
+- A new file is created under another name and renamed when it is complete.
+- Every error of the file becomes a refusal that names the file and the remedy.
 """
 
 import contextlib
@@ -43,19 +47,10 @@ from lighthouse_runtime.process.state_folder import make_private, state_folder
 log = logging.getLogger(__name__)
 
 
-# -- database -----------------------------------------------------------------
-#
-# A journal's file: how it is made, what makes it trusted, and its rows. Rules:
-#
-# - Before anything is written, everything is read: a file that is damaged, of another version or not ours stays as it
-#   is. SQLite checks its pages, not what is in them, so every row has a checksum.
-# - A new file is made under another name and renamed when it is complete. So there is no half-made one.
-# - Every way in which a file can fail its user becomes a refusal that names it and what to do.
-
 VERSION = 2
 _APPLICATION_ID = b"LHJL"
 _HEADER_BYTES = 100
-# No other process writes, unless by hand. The loop stands still meanwhile.
+# No other process should write. A wait blocks the event loop.
 _BUSY_S = 0.5
 
 _TABLES = (
@@ -72,7 +67,7 @@ _WRITABLE = "the lighthouse's user must be able to write the file and its folder
 _SPACE = "free space on its disk"
 _DISK = "look at its disk"
 _DESCRIPTORS = "raise the limit of open files (ulimit -n)"
-# Not "restore a copy": a quorum that is older than what members hold would be taken for the last one.
+# Do not suggest restoring a copy: a quorum older than the members' would be taken for the last one.
 _MOVE = "move it away (and keep it), and the next start creates a new one (jobs then wait one lease); or set --journal"
 _REMEDIES = {
     sqlite3.SQLITE_FULL: _SPACE,
@@ -98,10 +93,10 @@ _OS_REMEDIES = {
 
 @dataclass(frozen=True, slots=True)
 class Head:
-    """The one row that is not a job's. `forgotten_id`: the highest id of any job that has no row any more."""
+    """Row of values that concern the whole journal."""
 
     term: int
-    forgotten_id: int
+    forgotten_id: int  # highest quorum id of all jobs without a row
 
 
 class Damaged(WrongState):
@@ -111,16 +106,16 @@ class Damaged(WrongState):
 
 @contextlib.contextmanager
 def explained(path: Path) -> Generator[None, None, None]:
-    """SQLite's and the system's errors as WrongState."""
+    """Raise errors of SQLite and the operating system as WrongState, with a remedy."""
     try:
         yield
     except sqlite3.Error as e:
-        code = getattr(e, "sqlite_errorcode", sqlite3.SQLITE_CORRUPT) & 0xFF  # text that is not UTF-8 has none
+        code = getattr(e, "sqlite_errorcode", sqlite3.SQLITE_CORRUPT) & 0xFF  # missing on text that is not UTF-8
         what, remedy = str(e), _REMEDIES.get(code, _DISK)
-        if code == sqlite3.SQLITE_CANTOPEN and (why := _no_descriptor()):  # SQLite does not say why it cannot
+        if code == sqlite3.SQLITE_CANTOPEN and (why := _no_descriptor()):  # SQLite does not give the reason
             what, remedy = f"{e}: {why}", _DESCRIPTORS
         raise WrongState(f"--journal: {path}: {what}; {remedy}") from e
-    except UnicodeDecodeError as e:  # of the text of an error
+    except UnicodeDecodeError as e:  # in the text of an SQLite error
         raise Damaged(path, "a text in it cannot be read") from e
     except OSError as e:
         remedy = _OS_REMEDIES.get(e.errno or 0, "name another file by --journal")
@@ -128,7 +123,7 @@ def explained(path: Path) -> Generator[None, None, None]:
 
 
 def _no_descriptor() -> str:
-    """Return why this process can open no file at all, or an empty text."""
+    """Return why this process cannot open any file, or an empty string if it can."""
     try:
         os.close(os.open("/", os.O_RDONLY | os.O_CLOEXEC))
     except OSError as e:
@@ -137,16 +132,16 @@ def _no_descriptor() -> str:
 
 
 def connect(path: Path, mode: str) -> sqlite3.Connection:
-    """In autocommit: a transaction is what is between BEGIN and COMMIT."""
+    """Connect in autocommit mode: transactions are explicit, from BEGIN to COMMIT."""
     uri = f"{path.as_uri()}?mode={mode}"
     return sqlite3.connect(uri, uri=True, isolation_level=None, timeout=_BUSY_S, check_same_thread=False)
 
 
-# -- making and checking; only by the holder of the lock
+# -- creating and checking; only for the holder of the lock
 
 
 def check_kind(path: Path) -> None:
-    """Opening a pipe would wait for its other end, so before it is opened."""
+    """Check that the path is not a directory or a pipe, before it is opened: opening a pipe would block."""
     with contextlib.suppress(FileNotFoundError):
         mode = path.stat().st_mode
         if stat.S_ISDIR(mode):
@@ -159,7 +154,7 @@ def create_if_empty(path: Path) -> None:
     if path.exists() and path.stat().st_size > 0:
         return
     new = beside(path, ".new")
-    # A log without its file would be replayed into the new one.
+    # SQLite would replay an old log into the new file.
     for leftover in (new, *(beside(path, end) for end in (".new-journal", ".new-wal", ".new-shm", "-wal", "-shm"))):
         leftover.unlink(missing_ok=True)
     try:
@@ -185,12 +180,11 @@ def _lay_out(db: sqlite3.Connection) -> None:
 
 
 def has_rows(db: sqlite3.Connection) -> bool:
-    """Whether it knows of a job or a run."""
     return any(db.execute(f"SELECT 1 FROM {table} LIMIT 1").fetchone() for table in ("job", "run"))
 
 
 def _get_tables(db: sqlite3.Connection) -> tuple[str, ...]:
-    """SQLite keeps the text of each as it was given."""
+    """Return each table's CREATE statement, which SQLite keeps verbatim."""
     return tuple(sql for (sql,) in db.execute("SELECT sql FROM sqlite_schema WHERE type = 'table' ORDER BY rowid"))
 
 
@@ -207,11 +201,16 @@ def beside(path: Path, suffix: str) -> Path:
 
 
 def check(path: Path, check_runs: Callable[[sqlite3.Connection, Path], None]) -> None:
-    """Raises WrongState or InvalidRequest for a file that is not a whole journal of this version; changes nothing."""
+    """Check that the file is a complete journal of this version, without changing it.
+
+    Raises:
+        WrongState: If it is damaged or of another version.
+        InvalidRequest: If it is not a journal.
+    """
     _check_header(path)
     log = beside(path, "-wal")
     has_log = log.exists() and log.stat().st_size > 0
-    # Without a log nothing is left out by `immutable`, and no file is made beside it.
+    # Without a log `immutable` misses nothing, and SQLite creates no files next to this one.
     with contextlib.closing(connect(path, "ro" if has_log else "ro&immutable=1")) as db:
         version = db.execute("PRAGMA user_version").fetchone()[0]
         if version != VERSION:
@@ -230,7 +229,7 @@ def check(path: Path, check_runs: Callable[[sqlite3.Connection, Path], None]) ->
 
 
 def _check_header(path: Path) -> None:
-    fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)  # for writing, too: SQLite would go on without
+    fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)  # opened for writing, too: SQLite would fall back to read-only
     try:
         header = os.pread(fd, _HEADER_BYTES, 0)
     finally:
@@ -243,7 +242,7 @@ def _check_header(path: Path) -> None:
         raise InvalidRequest(f"{path} belongs to another program; name another file, or a new one", field="--journal")
 
 
-# -- rows
+# -- rows of jobs
 
 
 def checksum(values: tuple[object, ...], raw: bytes | None = None) -> int:
@@ -294,13 +293,13 @@ def put_forgotten(db: sqlite3.Connection, job: str, quorum_id: int) -> None:
 
 
 def _put(db: sqlite3.Connection, job: str, quorum_id: int, raw: bytes | None) -> None:
-    # A row that is replaced gets a new rowid: they are in the order of the last change.
+    # A replaced row gets a new rowid, so rows are in the order of their last change.
     row = (job, quorum_id, raw, checksum((job, quorum_id), raw))
     db.execute("INSERT OR REPLACE INTO job (name, quorum_id, record, checksum) VALUES (?, ?, ?, ?)", row)
 
 
 def pop_forgotten(db: sqlite3.Connection, but_newest: int) -> list[int]:
-    """Remove the rows of all forgotten jobs but the newest; their ids."""
+    """Delete the rows of all but the newest forgotten jobs, and return their quorum ids."""
     rows = db.execute(
         "SELECT rowid, quorum_id FROM job WHERE record IS NULL ORDER BY rowid DESC LIMIT -1 OFFSET ?", (but_newest,)
     ).fetchall()
@@ -308,9 +307,7 @@ def pop_forgotten(db: sqlite3.Connection, but_newest: int) -> list[int]:
     return [quorum_id for _, quorum_id in rows]
 
 
-# -- run rows -----------------------------------------------------------------
-#
-# A journal's rows of runs: one a run, with its record, and one a key.
+# -- rows of runs
 
 T = TypeVar("T")
 
@@ -319,13 +316,17 @@ _KEYS = "SELECT generation, kind, name, CAST(value AS BLOB), checksum FROM run_k
 
 
 def check_run_rows(db: sqlite3.Connection, path: Path) -> None:
-    """Raises Damaged."""
+    """Read every run.
+
+    Raises:
+        Damaged: If a row cannot be read.
+    """
     for job, run in get_names(db, -1):
         get_run(db, path, (job, run))
 
 
 def get_names(db: sqlite3.Connection, newest: int) -> list[RunName]:
-    """The newest last; -1: all."""
+    """Return the names of the `newest` runs, or of all if it is -1, newest last."""
     rows = db.execute("SELECT job, name FROM run ORDER BY rowid DESC LIMIT ?", (newest,)).fetchall()
     return [(job, run) for job, run in reversed(rows)]
 
@@ -358,7 +359,7 @@ def put_run(db: sqlite3.Connection, name: RunName, record: RunRecord, keys_from:
     is_new = db.execute("SELECT 1 FROM run WHERE job = ? AND name = ?", name).fetchone() is None
     is_finished, raw = int(record.completed is not None or record.stop is not None), dump_run(record)
     row = (*name, is_finished, raw, checksum((*name, is_finished), raw))
-    # A row that is replaced gets a new rowid: they are in the order of the last change.
+    # A replaced row gets a new rowid, so rows are in the order of their last change.
     db.execute("INSERT OR REPLACE INTO run (job, name, is_finished, record, checksum) VALUES (?, ?, ?, ?, ?)", row)
     db.execute("DELETE FROM run_key WHERE job = ? AND run = ? AND generation < ?", (*name, keys_from))
     if is_new:
@@ -376,7 +377,7 @@ def put_key(db: sqlite3.Connection, run: RunName, row: Row) -> None:
 
 
 def _thin_out(db: sqlite3.Connection) -> None:
-    """Remove the oldest finished runs, and the oldest of all."""
+    """Delete the oldest finished runs, and the oldest of all runs, above their limits."""
     finished = "SELECT job, name FROM run WHERE is_finished = 1 ORDER BY rowid DESC LIMIT -1 OFFSET ?"
     rest = "SELECT job, name FROM run ORDER BY rowid DESC LIMIT -1 OFFSET ?"
     old = [*db.execute(finished, (FINISHED_RUNS_KEPT,)), *db.execute(rest, (RUNS_KEPT,))]
@@ -385,14 +386,18 @@ def _thin_out(db: sqlite3.Connection) -> None:
 
 
 def default_path() -> Path:
-    """Raises InvalidRequest."""
+    """Return the default path of the journal.
+
+    Raises:
+        InvalidRequest: If there is no state directory.
+    """
     return state_folder("--journal") / "journal.sqlite"
 
 
 class Journal:
-    """A JobStore, and a RunStore.
+    """JobStore and RunStore in a file.
 
-    `owner` is what another lighthouse is told of the holder, for example the address it listens on.
+    `owner` describes this process to another lighthouse that tries to claim the file, for example by its address.
     """
 
     def __init__(self, path: Path, owner: str = "") -> None:
@@ -404,9 +409,11 @@ class Journal:
         self._is_read = False
 
     def claim(self) -> int:
-        """Take the file, making it if it is absent or empty; return the term.
+        """Claim the file and return the new term. Create the file if it is missing or empty.
 
-        Raises WrongState or InvalidRequest that names the file and what to do, and then has not changed it.
+        Raises:
+            WrongState: If another process holds the file, or it is damaged.
+            InvalidRequest: If the path is not a journal. After either error the file is unchanged.
         """
         with explained(self.path):
             check_kind(self.path)
@@ -431,7 +438,11 @@ class Journal:
             return get_head(db, self.path).forgotten_id if quorum_id is None else quorum_id
 
     def commit(self, job: str, record: QuorumRecord) -> None:
-        """Also raises ValueError for an id below the job's last."""
+        """Store a job's record.
+
+        Raises:
+            ValueError: If its quorum id is below the job's last one.
+        """
         with self._change() as db:
             last_id = get_id(db, job)
             if last_id is not None and record.quorum_id < last_id:
@@ -439,7 +450,7 @@ class Journal:
             put_record(db, job, record)
 
     def forget(self, job: str) -> None:
-        """Nothing is written of a job that has no row."""
+        """Reduce a job's row to its last quorum id. A job without a row gets none."""
         with explained(self.path):
             last_id = get_id(self._opened(), job)
         if last_id is None:
@@ -447,8 +458,6 @@ class Journal:
         with self._change() as db:
             put_forgotten(db, job, last_id)
             self._thin_out(db)
-
-    # -- runs
 
     def load_run(self, name: RunName) -> SavedRun | None:
         with explained(self.path):
@@ -466,10 +475,12 @@ class Journal:
         with self._change() as db:
             put_key(db, name, row)
 
-    # -- the claim
-
     def release(self, *, is_unused: bool = False) -> None:
-        """`is_unused`: the start has failed. A file that was made for it, and holds nothing, is removed."""
+        """Release the file.
+
+        Args:
+            is_unused: Whether the start has failed. A file that was created for it and holds no rows is removed.
+        """
         if self._lock.is_held and self._db is not None:
             is_new = is_unused and self.term == 1 and not has_rows(self._db)
             self._db.close()
@@ -510,7 +521,10 @@ class Journal:
             self._copy_log(db)
 
     def _copy_log(self, db: sqlite3.Connection) -> None:
-        """Into the file, and empty it. A program that reads the file can hold that up until a later commit."""
+        """Copy the write-ahead log into the file and empty it.
+
+        Another program that reads the file can delay this until a later commit.
+        """
         is_busy = bool(db.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()[0])
         if is_busy and not self._is_read:
             log.warning(
@@ -553,15 +567,18 @@ def _transaction(db: sqlite3.Connection) -> Generator[None, None, None]:
         raise
 
 
-# -- summary ------------------------------------------------------------------
-#
-# What a journal holds, read beside the lighthouse that has it: ids and sizes, and no value of a key.
-
 ROWS_SHOWN = 1000
 
 
 def journal_summary(path: Path) -> dict[str, Any]:
-    """Of the file at `path`, which is only read. Raises WrongState or InvalidRequest that says why it cannot be."""
+    """Summarise a journal for a bug report: ids and sizes, but no values of keys.
+
+    The lighthouse may be running; the file is only read.
+
+    Raises:
+        WrongState: If the file cannot be read.
+        InvalidRequest: If it is not a journal.
+    """
     path = Path(os.path.realpath(path))
     with explained(path):
         check_kind(path)

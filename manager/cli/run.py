@@ -1,4 +1,8 @@
-"""lighthouse-manager run"""
+"""`lighthouse-manager run`: supervise the ranks of a replica group.
+
+The command line is checked, then the guard process is started before gRPC, because gRPC and fork do not mix. Host 0
+runs as `HeadHost`, the other hosts of a group as `WorkerHost`.
+"""
 
 import functools
 import os
@@ -56,7 +60,8 @@ def run(module: bool, parent_pid: int | None, command: tuple[str, ...], **values
     set_up_logging(
         config.log_level, config.log_format, job=config.job, replica_group=config.replica_id, secrets=own_secrets
     )
-    guard = GuardClient(preload, observes=settings.observe == "on", is_all=True)  # before gRPC
+    # before gRPC, which must not be forked
+    guard = GuardClient(preload, observes=settings.observe == "on", is_all=True)
     try:
         sys.exit(run_daemon(functools.partial(_supervise, launch, guard)))
     except LighthouseError as e:
@@ -71,7 +76,7 @@ async def _supervise(launch: Launch, guard: GuardClient, stop: StopRequest) -> N
 
 
 def _words(command: tuple[str, ...], is_module: bool) -> tuple[str, ...]:
-    """A script is run by this interpreter, and so is -m and a module behind `--`, as torchrun would."""
+    """Return the command to run; as with torchrun, scripts, `-m` and modules run under this interpreter."""
     if is_module:
         return (sys.executable, "-u", "-m", *command)
     if command[0] == "-m":
@@ -98,7 +103,11 @@ def _check(torchrun: Torchrun | None, settings: SupervisorConfig, config: Manage
 
 
 def _group_secret(config: ManagerConfig, settings: SupervisorConfig) -> str:
-    """One that all hosts of the group have. On a single host it is made anew, and known to its ranks alone."""
+    """Return the secret that all hosts of the group share.
+
+    It comes from the environment, or is derived from a join token. A single host draws a random one. Without any of
+    these it is empty, which is allowed only if the hosts connect over loopback.
+    """
     try:
         secret = secret_from()
     except InvalidRequest as e:

@@ -1,4 +1,4 @@
-"""lighthouse-manager serve"""
+"""`lighthouse-manager serve`: serve a replica group whose ranks are started by something else."""
 
 import functools
 import signal

@@ -1,4 +1,4 @@
-"""lighthouse-manager status"""
+"""`lighthouse-manager status`: show the state of one manager."""
 
 import dataclasses
 import json

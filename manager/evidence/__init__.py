@@ -1,1 +1,1 @@
-"""What the processes of ranks show from outside."""
+"""Evidence of a hang: what the processes of ranks are doing, from inside and from outside."""

@@ -1,10 +1,10 @@
-"""What the ranks are doing, when the lighthouse asks: all of them side by side, each within a time that is set.
+"""Collector of evidence: what each rank is doing when the lighthouse asks.
 
-Every rank is asked for its stacks and its newest collectives; it answers as long as it runs Python. Where its process
-can be reached it is looked at from outside, too (process_probe.py): its state always, its stacks by a signal where it
-says nothing any more. That signal is for no others, since it may crash a process that runs Python. What is not to be
-had is named, with the reason. A rank whose watch has ended may still be there, stopped by a signal, say: then its
-process is looked at all the same.
+All ranks are queried in parallel, each within a fixed time. A rank that runs Python answers with its stacks and its
+newest collectives. If its process is on this host, it is also inspected from outside (process_probe.py): always its
+state, and its stacks by a signal if the rank does not answer. Only silent ranks get the signal, since it may crash a
+process that runs Python. Missing evidence is reported with the reason. The process of a rank whose watch has ended is
+inspected as well: it may still exist, stopped by a signal for example.
 """
 
 import asyncio
@@ -30,13 +30,19 @@ from manager.group.driver import Watch
 log = logging.getLogger(__name__)
 
 ANSWERED_WITHIN_S = 3.0
-# What comes so soon after a rank was asked it may have said before.
+# A message this soon after the request may have been sent before the rank received it.
 UNDER_WAY_S = 1.0
-UNREAD_S = 0.1  # for what has come, and was not read since this process was busy
+UNREAD_S = 0.1  # time to read messages that arrived while this process was busy
 
 
 class EvidenceCollector:
-    """`send` takes what is for the lighthouse; `look` looks at a rank's process from outside, wherever that is."""
+    """Collector of a group's evidence.
+
+    Args:
+        group_world_size: Number of ranks.
+        send: Sends a message to the lighthouse.
+        look: Inspects a rank's process from outside, on whichever host it runs.
+    """
 
     def __init__(
         self, group_world_size: int, send: Callable[[session.ToLighthouse], None], look: ProbeProcess = look_alone
@@ -45,13 +51,11 @@ class EvidenceCollector:
         self._send = send
         self._look_at = look
         self._clock = asyncio.get_running_loop().time
-        self._newest: dict[int, Watch] = {}  # by rank; its process may still be there when it has ended
+        self._newest: dict[int, Watch] = {}  # rank to watch; kept after the watch ends, as the process may still exist
         self._numbers = itertools.count(1)
-        self._asked: dict[tuple[Watch, int], asyncio.Future[SelfReport]] = {}  # by watch and number
+        self._asked: dict[tuple[Watch, int], asyncio.Future[SelfReport]] = {}  # keyed by watch and request number
         self._under_way: dict[int, asyncio.Task[RankEvidence]] = {}
         self._answers: set[asyncio.Task[None]] = set()
-
-    # -- watches
 
     def opened(self, watch: Watch) -> None:
         self._newest[watch.hello.group_rank] = watch
@@ -66,10 +70,8 @@ class EvidenceCollector:
         if answer is not None and not answer.done():
             answer.set_result(own)
 
-    # -- the lighthouse
-
     def give(self, request: session.EvidenceRequest, view: Callable[[], GroupView]) -> None:
-        """It is sent as it is found. Two requests at a time get the same answer."""
+        """Answer a request; each rank's evidence is sent as soon as it is found. Concurrent requests share the work."""
         task = asyncio.create_task(self._give(request, view), name="evidence")
         self._answers.add(task)
         task.add_done_callback(self._answers.discard)
@@ -94,7 +96,7 @@ class EvidenceCollector:
         return task
 
     async def _bounded(self, group_rank: int) -> RankEvidence:
-        """Whatever a rank does, and whatever fails here: an answer, in time."""
+        """Gather a rank's evidence in time, whatever fails."""
         try:
             async with asyncio.timeout(GATHERED_WITHIN_S - 1.0):
                 return await self._gather(group_rank)
@@ -115,7 +117,7 @@ class EvidenceCollector:
             return RankEvidence(group_rank, missing=(why,))
         async with asyncio.TaskGroup() as looks:
             outside = looks.create_task(self._look_at(replace(watch.hello, offer=None), _is_in_reach(watch)))
-            own = looks.create_task(self._own(watch, outside))
+            own = looks.create_task(self._self_report(watch, outside))
         found, said = outside.result(), own.result()
         by_signal = await self._by_signal(watch, found, began_at) if not said.stacks else ProcessSnapshot()
         stacks = said.stacks or by_signal.stacks
@@ -135,7 +137,7 @@ class EvidenceCollector:
         )
 
     async def _by_signal(self, watch: Watch, found: ProcessSnapshot, asked_at: float) -> ProcessSnapshot:
-        """The stacks of a rank that was asked and says nothing."""
+        """Take the stacks of a silent rank by signal."""
         if not watch.is_open or watch.hello.offer is None:
             return ProcessSnapshot()
         if found.is_stopped:
@@ -146,8 +148,8 @@ class EvidenceCollector:
         again = await self._look_at(watch.hello, _is_in_reach(watch))
         return replace(again, missing=tuple(why for why in again.missing if why.startswith("stacks: ")))
 
-    async def _own(self, watch: Watch, outside: "asyncio.Task[ProcessSnapshot]") -> SelfReport:
-        """What it says of itself; a process that is stopped is not waited for."""
+    async def _self_report(self, watch: Watch, outside: "asyncio.Task[ProcessSnapshot]") -> SelfReport:
+        """Request the rank's own report, without waiting for a stopped process."""
         if not watch.is_open:
             return _silent("its watch has ended")
         if watch.hello.offer is None:
@@ -170,7 +172,7 @@ class EvidenceCollector:
 
 
 def _is_in_reach(watch: Watch) -> bool:
-    """Its process is on this host, where its pid means the same."""
+    """Return whether the process runs on this host, in a namespace where its pid is valid."""
     return watch.is_local and watch.hello.pid > 0
 
 

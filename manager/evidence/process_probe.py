@@ -1,6 +1,6 @@
-"""What a rank's process is doing, seen from outside on its host: its stacks by a signal, the rest by /proc.
+"""Inspection of a rank's process from outside: its state from /proc, its Python stacks by a signal.
 
-That blocks, and /proc may hang over a sick process: so each look has a thread of its own, and its time.
+Both block, and reading /proc can hang on a sick process. So each inspection runs in its own thread with a time limit.
 """
 
 import asyncio
@@ -20,9 +20,7 @@ from lighthouse_protocol.messages.incident import STACKS_FILE, ProcessSnapshot
 from lighthouse_protocol.messages.session import EvidenceOffer, WatchHello
 from lighthouse_runtime.process.children import process_descriptor
 
-# -- proc status --------------------------------------------------------------
-#
-# What /proc says of a process and its threads, for a person to read. Reading it blocks.
+# -- process state, from /proc
 
 STOPPED = "Tt"
 _MEANING = {
@@ -41,14 +39,14 @@ _NAMED = 4
 
 @dataclass(frozen=True, slots=True)
 class ThreadState:
-    """`wchan`: the kernel's function that it waits in; empty: none, or not to be seen by this user."""
+    """State of a thread."""
 
     tid: int
     name: str
     state: str
     utime_s: float
     stime_s: float
-    wchan: str = ""
+    wchan: str = ""  # kernel function in which the thread waits, or empty if none or not visible to this user
 
     def __str__(self) -> str:
         waits = f", wchan {self.wchan}" if self.wchan else ""
@@ -57,13 +55,12 @@ class ThreadState:
 
 @dataclass(frozen=True, slots=True)
 class ProcessState:
-    """`caught`: a bit for each signal that it has a handler for, number 1 lowest. `rss_kib`: None where it has no
-    memory any more."""
+    """State of a process and its threads."""
 
     pid: int
     state: str
-    caught: int
-    rss_kib: int | None
+    caught: int  # bitmask of the signals that have a handler; bit 0 is signal 1
+    rss_kib: int | None  # resident memory, or None if the process has no memory any more
     threads: tuple[ThreadState, ...]
 
     @property
@@ -85,7 +82,7 @@ def shown(state: str) -> str:
 
 
 def _lines(threads: Sequence[ThreadState]) -> Iterable[str]:
-    """One for all that have the same name, state and place in the kernel."""
+    """Return a line per group of threads with the same name, state and kernel function."""
     alike: dict[tuple[str, str, str], list[ThreadState]] = {}
     for thread in threads:
         alike.setdefault((thread.name, thread.state, thread.wchan), []).append(thread)
@@ -96,11 +93,12 @@ def _lines(threads: Sequence[ThreadState]) -> Iterable[str]:
         yield f"{word} {name} ({ids}): {ThreadState(0, name, state, *times, wchan)}"
 
 
-# -- reading
-
-
 def read_process(pid: int) -> ProcessState:
-    """Raises OSError for a process that is gone, or cannot be seen."""
+    """Read the state of a process.
+
+    Raises:
+        OSError: If the process has ended or is not visible.
+    """
     folder = Path(f"/proc/{pid}")
     status = (folder / "status").read_text(errors="replace")
     rss = _field(status, "VmRSS")
@@ -112,7 +110,11 @@ def read_process(pid: int) -> ProcessState:
 
 
 def read_thread(folder: Path) -> ThreadState:
-    """Of /proc/PID, or of /proc/PID/task/TID. Raises OSError."""
+    """Read the state of a thread from /proc/PID or /proc/PID/task/TID.
+
+    Raises:
+        OSError: If the thread has ended or is not visible.
+    """
     number, _, rest = (folder / "stat").read_text(errors="replace").partition(" (")
     name, _, rest = rest.rpartition(") ")
     fields = rest.split()
@@ -123,7 +125,7 @@ def read_thread(folder: Path) -> ThreadState:
 def _thread_or_none(folder: Path) -> ThreadState | None:
     try:
         return read_thread(folder)
-    except OSError:  # it has ended
+    except OSError:  # the thread has ended
         return None
 
 
@@ -144,27 +146,35 @@ def _field(status: str, name: str) -> str:
     return found[1] if found else ""
 
 
-# -- python stacks ------------------------------------------------------------
+# -- Python stacks
 #
-# The Python stacks of a process of this host, also while it runs no Python: a signal has them written to a file of
-# it.
-#
-# The signal would end a process that has no handler for it. So it is sent by a descriptor of the process, never by
-# its pid, and only while the kernel shows a handler and the file is the one that was offered. It blocks.
+# A signal makes the process write its stacks to a memfd, even while it runs no Python. The signal would kill a process
+# without a handler. It is therefore sent through a pidfd, never by pid, and only while the kernel reports a handler and
+# the file is the offered one.
 
 _FILE = f"/memfd:{STACKS_FILE}"
 _POLL_S = 0.01
-# They come in many small writes, and a busy host may hold those up.
+# The stacks arrive in many small writes, and a busy host may delay them.
 _REST_S = 0.2
 _MOST_BYTES = 1 << 20
 
 
 class NoStacksError(Exception):
-    """Says why."""
+    """The reason why there are no stacks."""
 
 
 def take_stacks(descriptor: int, state: ProcessState, offer: EvidenceOffer, within_s: float) -> str:
-    """`descriptor` is a pidfd. Raises NoStacksError."""
+    """Make a process write its stacks, and return them. Blocks for at most `within_s` seconds.
+
+    Args:
+        descriptor: A pidfd of the process.
+        state: The state of the process.
+        offer: The signal and the file that the process has offered.
+        within_s: Time limit in seconds.
+
+    Raises:
+        NoStacksError: If there are none.
+    """
     if not offer.signal:
         raise NoStacksError("it has no handler that writes them")
     if state.is_stopped:
@@ -173,7 +183,7 @@ def take_stacks(descriptor: int, state: ProcessState, offer: EvidenceOffer, with
         raise NoStacksError(f"it has no handler for signal {offer.signal} any more, and would end by it")
     try:
         with _opened(state.pid, offer.descriptor) as file:
-            os.ftruncate(file, 0)  # of an earlier time
+            os.ftruncate(file, 0)  # discard earlier stacks
             signal.pidfd_send_signal(descriptor, offer.signal)
             return _written(file, time.monotonic() + within_s, within_s)
     except OSError as e:
@@ -182,7 +192,7 @@ def take_stacks(descriptor: int, state: ProcessState, offer: EvidenceOffer, with
 
 @contextlib.contextmanager
 def _opened(pid: int, number: int) -> Generator[int, None, None]:
-    """A descriptor that a script has closed may be another file by now."""
+    """Open the offered file, if the descriptor still refers to it: a script may have closed and reused it."""
     path = f"/proc/{pid}/fd/{number}"
     if not os.readlink(path).startswith(_FILE):
         raise NoStacksError("it has closed the file for them")
@@ -194,7 +204,7 @@ def _opened(pid: int, number: int) -> Generator[int, None, None]:
 
 
 def _written(file: int, ends_at: float, within_s: float) -> str:
-    """All that is there once nothing is added any more."""
+    """Return the content of the stacks file once it has stopped growing."""
     size, rests_at = 0, ends_at
     while (now := time.monotonic()) < min(ends_at, rests_at):
         if (grown := os.fstat(file).st_size) > size:
@@ -208,24 +218,29 @@ def _written(file: int, ends_at: float, within_s: float) -> str:
 T = TypeVar("T")
 
 STACKS_WITHIN_S = 2.0
-LOOK_WITHIN_S = 2.5  # with what /proc costs on a busy host
+LOOK_WITHIN_S = 2.5  # including slow reads of /proc on a busy host
 OUTPUT_WITHIN_S = 2.0
 
 ELSEWHERE = "process: it is on another host, or in another pid namespace, than its manager"
 NO_OUTPUT = "output: only `lighthouse-manager run` keeps it"
 
+# Arguments: what the rank has reported about its process, and whether it runs on this host.
 ProbeProcess = Callable[[WatchHello, bool], Coroutine[Any, Any, ProcessSnapshot]]
-"""What a rank says of its process, and whether that is on this host."""
 
 
 async def look_alone(request: WatchHello, is_here: bool) -> ProcessSnapshot:
-    """Without a supervisor."""
+    """Inspect a process without a supervisor, so without its output."""
     outside = await look(request) if is_here else ProcessSnapshot(missing=(ELSEWHERE,))
     return replace(outside, missing=(*outside.missing, NO_OUTPUT))
 
 
 async def look_with_output(request: WatchHello, lines: Awaitable[tuple[str, ...] | None]) -> ProcessSnapshot:
-    """`lines`: what the rank wrote last; None: its process is none of this supervisor's."""
+    """Inspect a process and add its last output.
+
+    Args:
+        request: Identifies the process.
+        lines: The rank's last lines, or None if this supervisor does not run the rank.
+    """
     async with asyncio.TaskGroup() as both:
         seeing = both.create_task(look(request))
         reading = both.create_task(_last(lines))
@@ -234,7 +249,7 @@ async def look_with_output(request: WatchHello, lines: Awaitable[tuple[str, ...]
 
 
 async def look(request: WatchHello) -> ProcessSnapshot:
-    """At a process of this host."""
+    """Inspect a process on this host."""
     offer = request.offer or EvidenceOffer()
     try:
         return await _in_thread(lambda: _look(request.pid, request.started, offer), LOOK_WITHIN_S)
@@ -259,7 +274,7 @@ def _look(pid: int, started: int, offer: EvidenceOffer) -> ProcessSnapshot:
 
 
 async def _last(lines: Awaitable[tuple[str, ...] | None]) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """The lines, and why there are none."""
+    """Return the rank's last lines, or no lines and the reason."""
     try:
         async with asyncio.timeout(OUTPUT_WITHIN_S):
             output = await lines
@@ -269,14 +284,18 @@ async def _last(lines: Awaitable[tuple[str, ...] | None]) -> tuple[tuple[str, ..
 
 
 async def _in_thread(work: Callable[[], T], within_s: float) -> T:
-    """Raises TimeoutError; the thread then goes on for as long as /proc keeps it, and no end of ours waits for it."""
+    """Run `work` in a new daemon thread.
+
+    Raises:
+        TimeoutError: After `within_s` seconds. The thread continues until /proc returns and does not delay the exit.
+    """
     done = concurrent.futures.Future[T]()
     done.set_running_or_notify_cancel()
 
     def run() -> None:
         try:
             done.set_result(work())
-        except Exception as e:  # noqa: BLE001  it belongs to the waiter
+        except Exception as e:  # noqa: BLE001  re-raised in the caller
             done.set_exception(e)
 
     threading.Thread(target=run, name="evidence", daemon=True).start()

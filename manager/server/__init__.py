@@ -1,1 +1,1 @@
-"""The daemon, its RPCs, its configuration."""
+"""The manager daemon: its configuration, its RPC service and its metrics."""

@@ -1,4 +1,8 @@
-"""The settings of `lighthouse-manager serve`."""
+"""Settings of `lighthouse-manager serve`, which `run` shares.
+
+`ManagerConfig` declares every option once, with its default and its help text. It validates the options together and
+derives the addresses that the manager advertises.
+"""
 
 import dataclasses
 import sys
@@ -25,7 +29,11 @@ _FILE = click.Path(exists=True, dir_okay=False)
 
 @dataclass(frozen=True, slots=True)
 class ManagerConfig:
-    """Raises ValueError, naming the option, for a value that cannot be used."""
+    """Options of `lighthouse-manager serve`.
+
+    Raises:
+        ValueError: If a value cannot be used. The message names the option.
+    """
 
     lighthouse: str = setting(
         dataclasses.MISSING,
@@ -120,5 +128,9 @@ class ManagerConfig:
         return TlsFiles(self.tls_ca or "", self.client_cert or "", self.client_key or "")
 
     def advertised_host(self) -> str:
-        """By which peers reach this manager and its store. Raises InvalidRequest, naming the option."""
+        """Return the host at which peers reach this manager and its store.
+
+        Raises:
+            InvalidRequest: If the host cannot be determined. The error names the option.
+        """
         return advertised_host(str(self.coordinator.addresses[0]), self.advertise, split_bind(self.bind, "--bind")[0])

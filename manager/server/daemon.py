@@ -1,4 +1,9 @@
-"""`lighthouse-manager serve`: one replica group's manager, until a signal or a kill."""
+"""The manager daemon of one replica group.
+
+`ManagerDaemon` connects the parts: the group's driver, the link to the lighthouse, the RPC service, the group's store
+and the evidence collector. `serve` runs it until a signal, a drain or a kill; a supervisor runs it within its own
+process. The module also renders the manager's metrics.
+"""
 
 import asyncio
 import dataclasses
@@ -44,10 +49,6 @@ from manager.store.process import StoreProcess
 log = logging.getLogger(__name__)
 
 
-# -- metrics ------------------------------------------------------------------
-#
-# The manager's numbers, read at scrape time from the one snapshot.
-
 _GAUGES: dict[str, tuple[str, Callable[[ManagerStatus], float]]] = {
     "uptime_seconds": ("Since the manager started.", lambda s: s.uptime_s),
     "lighthouse_reachable": ("1 while the lighthouse answers.", lambda s: float(s.lighthouse_reachable)),
@@ -81,19 +82,19 @@ class _Snapshot(Collector):
 
 
 def render(status: ManagerStatus) -> tuple[bytes, str]:
-    """(body, content type) of the text format."""
+    """Return the body and the content type of a scrape."""
     registry = CollectorRegistry()
     registry.register(_Snapshot(status))
     return generate_latest(registry), CONTENT_TYPE_LATEST
 
 
 MISCONFIGURED = 2
+# A --drain-timeout below this requests no wait, so the log does not report its end.
 NOT_WAITED_S = 0.01
-"""A --drain-timeout below this asks for no wait, so its end is no news."""
 
 
 class ManagerDaemon:
-    """`address` is what it advertises, once started."""
+    """Manager of one replica group. `address` is the advertised address once `start` has returned."""
 
     def __init__(
         self,
@@ -106,10 +107,18 @@ class ManagerDaemon:
         on_killed: Callable[[Killed], None] | None = None,
         session_secret: str = "",
     ) -> None:
-        """`secret`: the group's, empty: it has none (access.py). `end` ends the process with a status: 0 after it has
-        left, 1 when it was killed, MISCONFIGURED. `more`: calls that a supervisor serves beside the manager's. `look`
-        as in EvidenceCollector; `on_given_up`, `on_killed` as in GroupDriver. `session_secret`: by which the lighthouse
-        knows this process; empty: one is drawn."""
+        """Create the manager; it does nothing until `start`.
+
+        Args:
+            config: The options.
+            secret: The group's secret, or empty (see GroupAccess in service.py).
+            end: Ends the process with a status: 0 after the group has left, 1 after a kill, or MISCONFIGURED.
+            more: RPCs that a supervisor serves on the same port.
+            look: As in EvidenceCollector.
+            on_given_up: As in GroupDriver.
+            on_killed: As in GroupDriver.
+            session_secret: Authenticates this process to the lighthouse. If empty, a new one is drawn.
+        """
         self._config = config
         self._secret = secret
         self._session_secret = session_secret or secrets.token_hex(SECRET_BYTES)
@@ -133,10 +142,14 @@ class ManagerDaemon:
         self.address = ""
 
     async def start(self) -> None:
-        """Raises InvalidRequest, naming the option, if an address or the store cannot be had."""
+        """Start the store and serve.
+
+        Raises:
+            InvalidRequest: If an address cannot be bound or the store does not start. The error names the option.
+        """
         config = self._config
         self._store_address = config.store if config.store != "auto" else await self._start_store()
-        # Only now: gRPC and the fork that starts the store do not go together.
+        # Start gRPC only now: it does not survive the fork that starts the store.
         self._link = LighthouseLink(self._client, str(config.coordinator), self._search)
         me = Participant(config.replica_id, group_world_size=config.group_world_size, continues=config.continue_)
         timers = SuspensionTimers(asyncio.get_running_loop())
@@ -185,7 +198,7 @@ class ManagerDaemon:
             self._end(MISCONFIGURED)
 
     def _is_loopback_at_home(self) -> bool:
-        """Only this host can tell what a name is here."""
+        """Return whether the advertised host or the store's host resolves to loopback; only this host can tell."""
         hosts = {self._host, parse_address(self._store_address, "--store").host}
         return any(map(resolves_to_loopback, hosts))
 
@@ -194,12 +207,12 @@ class ManagerDaemon:
         return AsyncLighthouseClient(coordinator, job=self._config.job)
 
     def ranks_started(self, group_ranks: Sequence[int] | None) -> None:
-        """By the supervisor that this is part of; None: all that were lost."""
+        """Report that the supervisor has started these ranks, or all lost ranks if None."""
         if self._driver is not None:
             self._driver.ranks_started(group_ranks)
 
     async def leave(self, reason: str) -> None:
-        """In good order: what the others count on is done first."""
+        """Leave the quorum in good order: finish the step that the other groups count on."""
         if self._driver is None:
             return
         self._driver.drain(reason)
@@ -208,7 +221,7 @@ class ManagerDaemon:
             async with asyncio.timeout(timeout_s):
                 await self._left.wait()
         except TimeoutError:
-            if timeout_s >= NOT_WAITED_S:  # torchft's managers end with their rank: none of its steps is left
+            if timeout_s >= NOT_WAITED_S:  # torchft's managers end with their rank, so no step is unfinished
                 log.warning(
                     "the ranks did not finish their step within --drain-timeout (%g s); leaving anyway",
                     timeout_s,
@@ -221,7 +234,7 @@ class ManagerDaemon:
         self._end(status)
 
     async def stop(self) -> None:
-        """Tell every waiting rank why, then end every connection, the heartbeats and the store."""
+        """Refuse the waiting ranks with the reason, then close every connection, the heartbeats and the store."""
         if self._grpc is not None:
             await self._grpc.set_serving(False)
         if self._driver is not None:
@@ -240,7 +253,7 @@ class ManagerDaemon:
         log.info("manager stopped", extra=event("stopped"))
 
     def state(self) -> str:
-        """What the group does, in one line."""
+        """Describe the group in one line, for systemd."""
         status = self.status()
         reached = "" if status.lighthouse_reachable else f"; no lighthouse: {status.lighthouse_error}"
         return f"{status.replica_id}: step {status.step} of quorum {status.quorum_id}{reached}"
@@ -278,7 +291,10 @@ class ManagerDaemon:
         return str(Address(self._host, self._store.port))
 
     async def _watch_store(self, store: StoreProcess) -> None:
-        """Without its store the group cannot meet its peers: the manager ends, for its supervisor to start it anew."""
+        """End the manager when the store ends.
+
+        Without its store the group cannot connect to its peers; the supervisor restarts the manager.
+        """
         status = await store.wait()
         log.error(
             "the store process ended with status %d; the manager ends with it",
@@ -317,7 +333,14 @@ class ManagerDaemon:
 
 
 async def serve(config: ManagerConfig, secret: str, announce_fd: int | None, stop: StopRequest) -> None:
-    """`secret` as in ManagerDaemon. `announce_fd`: a file descriptor to which the address is written once it serves."""
+    """Run the manager until a signal, a drain or a kill.
+
+    Args:
+        config: The options.
+        secret: The group's secret, or empty.
+        announce_fd: File descriptor to which the address is written once the daemon serves, or None.
+        stop: Set by the stop signal; the daemon sets it when it must end.
+    """
     daemon = ManagerDaemon(config, secret, stop)
     systemd = ServiceManager(asyncio.get_running_loop(), daemon.state)
     try:

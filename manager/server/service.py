@@ -1,4 +1,9 @@
-"""The manager's RPCs: the documented service, under its own package and bare, and torchft's, on one port."""
+"""gRPC service of a manager, and the rules of access to it.
+
+`ManagerService` serves the documented service, under its own package and without a package, and torchft's messages, all
+on one port. The handlers translate messages for the group's driver. `GroupAccess` decides which callers may act for the
+group.
+"""
 
 import logging
 import os
@@ -32,7 +37,7 @@ log = logging.getLogger(__name__)
 REFLECTED = ("manager.v1.ManagerService", "torchft.ManagerService")
 MAX_CHECKPOINT_ADDRESS_CHARS = 4096
 TO_RANKS = Frames(WATCH_RESPONSES.write)
-ACTS = frozenset({Role.OPERATE})  # for the group (access.py); a peer has to show that it is one
+ACTS = frozenset({Role.OPERATE})  # role of the group's own callers; others must prove that they are peers
 
 T = TypeVar("T")
 
@@ -45,14 +50,14 @@ class ManagerService:
         watch_within_s: float = FIRST_WITHIN_S,
         more: Mapping[str, Entry] | None = None,
     ) -> None:
-        """`more`: what a supervisor serves beside it."""
+        """Create the service; `more` contains a supervisor's additional RPCs."""
         self._driver = driver
         self._status = status
         self._watch_within_s = watch_within_s
         self._more = dict(more or {})
 
     def services(self) -> Mapping[str, Mapping[str, Entry]]:
-        """Handlers by service and method."""
+        """Return the handlers by service and method."""
         documented: dict[str, Entry] = {
             "Quorum": Method(manager_pb2.ManagerQuorumRequest, self.quorum),
             "CheckpointAddress": Method(manager_pb2.CheckpointAddressRequest, self.checkpoint_address),
@@ -112,8 +117,11 @@ class ManagerService:
         return wire.assignment_to_torchft(assignment, _handles(quorum, request.group_rank))
 
     async def _ask(self, call: Call, *, is_agent: bool, **fields: Any) -> Answer:
-        """The documented status for ranks that do not go together is FAILED_PRECONDITION; only an Agent is told by a
-        status of its own that it has to end."""
+        """Pass a rank's request to the driver, and wait for the answer.
+
+        If the ranks do not fit together, the documented status is FAILED_PRECONDITION. Only an Agent receives a
+        distinct status that makes its process end.
+        """
         reply = FutureReply[Answer]()
         try:
             return await self._wait(self._driver.ask(reply, call.require_deadline(), **fields), reply)
@@ -188,7 +196,7 @@ class ManagerService:
         return manager_pb2.ReportResponse()
 
     async def watch(self, requests: Requests[FromRank], call: Call, sender: Sender) -> None:
-        """One rank's watch and votes, until its stream or its process ends."""
+        """Serve one rank's watch and votes until its stream or its process ends."""
         hello = await requests.read_hello(WatchHello, self._watch_within_s)
         if hello is None:
             return
@@ -227,30 +235,30 @@ def _catch_up(request: manager_pb2.ManagerQuorumRequest) -> CatchUp:
 
 
 def show_handles(handles: tuple[str, ...]) -> bytes:
-    """torchft's newer managers show their peers a handle per rank; ours relays them in the same field."""
+    """Encode the ranks' reconfigure handles in the field that torchft's newer managers use."""
     if not any(handles):
         return b""
     return torchft_pb2.QuorumMember(reconfigure_handles=handles).SerializeToString()
 
 
 def _handles(quorum: Quorum | None, group_rank: int) -> list[str]:
-    """Each participant's handle for that rank, if every one has shown theirs."""
+    """Return each participant's handle for that rank, or an empty list if one has not shown its handles."""
     if quorum is None:
         return []
     shown = [torchft_pb2.QuorumMember.FromString(p.wire).reconfigure_handles for p in quorum.participants]
     return [handles[group_rank] for handles in shown] if all(len(h) > group_rank for h in shown) else []
 
 
-# -- access -------------------------------------------------------------------
+# -- access
 #
-# Who may ask a manager. Its calls are those of its own ranks and supervisors: a vote, a request, a watch decide what
-# the whole group does.
+# A vote, a request or a watch decides what the whole group does, so a manager accepts them only from its own ranks and
+# supervisors.
 #
-# 1. A group has a secret, where a supervisor or rank 0 has started its manager, or LIGHTHOUSE_MANAGER_SECRET is set.
-#    Then only callers that show it act for the group, from wherever they call.
-# 2. Without one, callers of this host do, as torchft's clients and those of the documented service; no other host's.
-# 3. A caller that may not act for the group may learn that a manager is there, and ask what peers that heal ask
-#    (service.py says to whom that is answered).
+# 1. If a supervisor or rank 0 has started the manager, or LIGHTHOUSE_MANAGER_SECRET is set, the group has a secret.
+#    Only callers with this secret act for the group, from any host.
+# 2. Without a secret, callers on this host act for the group, such as torchft's clients; callers on other hosts do not.
+# 3. Other callers may learn that a manager serves here, and may send the requests of healing peers, which
+#    ManagerService checks.
 
 GROUP = Principal("the group", frozenset({Role.OPERATE}))
 HOST = Principal("this host", frozenset({Role.VIEW}))
@@ -260,7 +268,7 @@ _SECRET = re.compile("[A-Za-z0-9_-]{32,128}")
 
 
 class GroupAccess(LocalOperatorAccess):
-    """`secret`: the group's; empty: it has none."""
+    """Access rules of a group. `secret` is empty if the group has none."""
 
     def __init__(self, secret: str) -> None:
         super().__init__()
@@ -280,7 +288,11 @@ class GroupAccess(LocalOperatorAccess):
 
 
 def secret_from(variables: Mapping[str, str] = os.environ) -> str:
-    """Empty: it is not set. Raises InvalidRequest, naming the variable, for one that is too weak."""
+    """Return the group's secret from the environment, or an empty string if it is not set.
+
+    Raises:
+        InvalidRequest: If the secret is too weak. The error names the variable.
+    """
     secret = variables.get(MANAGER_SECRET_VARIABLE, "")
     if secret and not _SECRET.fullmatch(secret):
         raise InvalidRequest(

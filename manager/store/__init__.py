@@ -1,1 +1,1 @@
-"""The group's TCPStore, a child process: the only one of a daemon that loads torch."""
+"""The group's TCPStore in a child process, the only process of the daemons that loads torch."""

@@ -1,4 +1,4 @@
-"""Start and stop the store process (manager/store/program.py), without importing torch."""
+"""Start and stop of the store process (program.py), without importing torch."""
 
 import asyncio
 import importlib.util
@@ -16,13 +16,17 @@ _REMEDY = "give --store HOST:PORT of a running TCPStore, or --store-python an in
 
 
 def check_torch(python: str) -> None:
-    """Raises InvalidRequest at once if this very interpreter would host the store and has no torch."""
+    """Check that torch can be imported if this interpreter would host the store.
+
+    Raises:
+        InvalidRequest: If torch is missing.
+    """
     if python == sys.executable and importlib.util.find_spec("torch") is None:
         raise InvalidRequest(f"auto needs torch, and {python} has none: {_REMEDY}", field="--store")
 
 
 class StoreProcess:
-    """The child that hosts the group's TCPStore."""
+    """Child process that hosts the group's TCPStore."""
 
     def __init__(self, process: asyncio.subprocess.Process, port: int) -> None:
         self._process = process
@@ -30,9 +34,16 @@ class StoreProcess:
 
     @classmethod
     async def start(cls, python: str, port: int = 0, host: str = "") -> "StoreProcess":
-        """`host`: where it listens; empty: on all addresses.
+        """Start a store and wait until it serves.
 
-        Raises InvalidRequest, naming the option and the alternative, if no store comes up."""
+        Args:
+            python: The interpreter.
+            port: Its port, or 0 for any free port.
+            host: Its listen address, or empty for all addresses.
+
+        Raises:
+            InvalidRequest: If the store does not start. The error names the option and the alternative.
+        """
         check_torch(python)
         try:
             process = await asyncio.create_subprocess_exec(

@@ -1,1 +1,1 @@
-"""Starts, watches and restarts the ranks of a group, on all its hosts."""
+"""The supervisor: starts, watches and restarts the ranks of a group on all of its hosts."""

@@ -1,4 +1,7 @@
-"""The settings of `lighthouse-manager run`, beside those of `serve`."""
+"""Settings of `lighthouse-manager run`, in addition to those of `serve`.
+
+`SupervisorConfig` declares every option once, with its default and its help text, and validates the options together.
+"""
 
 import shlex
 from dataclasses import dataclass
@@ -29,7 +32,7 @@ _PORT = click.IntRange(1, 65535)
 
 
 class _Modules(click.ParamType):
-    """Names of modules, with commas between them."""
+    """Module names, separated by commas."""
 
     name = "modules"
 
@@ -46,7 +49,11 @@ _FOLDER = click.Path(file_okay=False, path_type=Path)
 
 @dataclass(frozen=True, slots=True)
 class SupervisorConfig:
-    """Raises ValueError, naming the option, for values that do not fit together."""
+    """Options of `lighthouse-manager run`.
+
+    Raises:
+        ValueError: If the values do not fit together. The message names the option.
+    """
 
     nproc_per_node: int = setting(1, "Ranks to start on this host.", kind=_COUNT)
     nnodes: int = setting(1, "Hosts of the replica group.", kind=_COUNT)

@@ -1,6 +1,7 @@
-"""The group's supervision: its machine is fed, its effects are performed in order, one timer is set again.
+"""Driver of a group's supervision.
 
-Synchronous: time, hosts and the run are ports, so the simulator runs this very code.
+It feeds events to a `SupervisorMachine`, performs the effects in order and sets one timer for the machine's next
+deadline. It is synchronous: time, hosts and the lighthouse are ports, so the simulator runs the same code.
 """
 
 import logging
@@ -19,7 +20,7 @@ log = logging.getLogger(__name__)
 
 
 class Group(Protocol):
-    """The hosts of the group, by number, and the run in the lighthouse that it is of."""
+    """Hosts of the group, by number, and the group's run at the lighthouse."""
 
     def start(self, host: int, ranks: Sequence[int], attempt: int) -> None: ...
 
@@ -31,7 +32,7 @@ class Group(Protocol):
 
 
 class SupervisorDriver:
-    """`finish` is called at the end, at most once."""
+    """Driver of one group; `finish` is called once, at the end."""
 
     def __init__(
         self,
@@ -48,7 +49,7 @@ class SupervisorDriver:
         self._has_finished = False
 
     def hear(self, message: ToSupervisor) -> None:
-        """The lighthouse says it."""
+        """Receive a message from the lighthouse."""
         match message:
             case SupervisorWelcome():
                 self.feed(events.HostReady(0))
@@ -60,7 +61,7 @@ class SupervisorDriver:
                 self.feed(events.EndAsked(1, f"this supervisor was refused by the lighthouse: {error}"))
 
     def manager_ended(self, status: int) -> None:
-        """The group's manager was drained, or cannot serve."""
+        """Handle the end of the group's manager: it was drained (0), or cannot use the lighthouse."""
         if status == 0:
             self.feed(events.EndAsked(0, "the group has left its quorum"))
         else:

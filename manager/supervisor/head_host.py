@@ -1,4 +1,9 @@
-"""`lighthouse-manager run` on a group's first host: it serves as the manager, decides, and runs its ranks."""
+"""Host 0 of a group under `lighthouse-manager run`.
+
+`HeadHost` runs the group's manager, store and supervision, and the ranks on host 0. `WorkerHosts` is its side of
+the connections to the group's other hosts: it sends start and stop orders and receives the ends of ranks. Their side is
+in worker_host.py.
+"""
 
 import asyncio
 import itertools
@@ -39,19 +44,18 @@ from manager.supervisor.store import SupervisedStore
 log = logging.getLogger(__name__)
 
 
-# -- worker hosts -------------------------------------------------------------
-#
-# Host 0's side of the further hosts of its group: one stream each, orders out, ends of ranks in.
-
 BEAT_S = 1.0
 SILENCE_S = 10.0
 _SEEN_WITHIN_S = LOOK_WITHIN_S + 0.5
 
 
 class WorkerHosts:
-    """`tell` hears of what the machine must know.
+    """Connections to the supervisors of the group's other hosts.
 
-    `end` is called when such a supervisor got a signal: with 128 + its number, and the host.
+    Args:
+        plan: Returns the launch plan; raises Unreachable until it is known.
+        tell: Receives the events for the machine.
+        end: Called when one of these supervisors got a stop signal, with 128 plus the signal number and the host.
     """
 
     def __init__(
@@ -67,16 +71,16 @@ class WorkerHosts:
         self._looks: dict[int, asyncio.Future[ProcessSnapshot]] = {}
 
     def entry(self) -> Stream:
-        """What the manager's server serves."""
+        """Return the RPC that the manager's server serves."""
         return Stream(NODE_REQUESTS, self.serve)
 
     def send(self, host: int, message: hosts.ToHost) -> None:
-        """To one that is not there, nothing: its loss is known."""
+        """Send a message to a host. Drop it if the host is not connected: its loss is already reported."""
         if (sender := self._senders.get(host)) is not None:
             sender.send(NODE_RESPONSES.write(message))
 
     async def look(self, request: WatchHello) -> ProcessSnapshot:
-        """At a rank's process on its own host, by the supervisor there, whichever that is."""
+        """Ask all other hosts to inspect a rank's process; the one that runs it answers."""
         if not self._senders:
             return ProcessSnapshot(missing=(ELSEWHERE,))
         number = next(self._numbers)
@@ -105,7 +109,7 @@ class WorkerHosts:
         self._check(entry)
         host = entry.node_rank
         self._enter(host, sender)
-        watch = asyncio.create_task(self._keep(host, sender))
+        watch = asyncio.create_task(self._send_heartbeats(host, sender))
         try:
             async for message in requests:
                 self._heard_at[host] = asyncio.get_running_loop().time()
@@ -144,11 +148,11 @@ class WorkerHosts:
             log.warning("lost host %d", host, extra=event("host_lost", host=host))
             self._tell(HostLost(host, "its supervisor disconnected"))
 
-    async def _keep(self, host: int, sender: Sender) -> None:
+    async def _send_heartbeats(self, host: int, sender: Sender) -> None:
         while asyncio.get_running_loop().time() < self._heard_at[host] + SILENCE_S:
             sender.send(NODE_RESPONSES.write(hosts.HostHeartbeat()))
             await asyncio.sleep(BEAT_S)
-        sender.end(Unreachable(f"host {host} was silent for {SILENCE_S:g} s"))  # it may come back
+        sender.end(Unreachable(f"host {host} was silent for {SILENCE_S:g} s"))  # it may reconnect
 
     def receive(self, host: int, message: hosts.FromHost) -> None:
         match message:
@@ -178,7 +182,7 @@ _QUICK_LEAVE_S = 1.0
 
 
 class HeadHost:
-    """run() gives the status to end with."""
+    """Supervisor of host 0. `run` returns the exit status."""
 
     def __init__(self, launch: Launch, guard: GuardClient) -> None:
         self._launch = launch
@@ -206,7 +210,11 @@ class HeadHost:
         self._signals: Counter[int] = Counter()  # by host
 
     async def run(self) -> int:
-        """Raises InvalidRequest, naming the option, if an address, a port or the store cannot be had."""
+        """Run the group to its end, and return the exit status.
+
+        Raises:
+            InvalidRequest: If an address, a port or the store is not available. The error names the option.
+        """
         on_signals(self._loop, lambda number: self._signalled(128 + number), self._pass_on)
         self._guard.on_failure = lambda why: self._feed(events.EndAsked(1, why))
         guarding = asyncio.create_task(self._watch_guard(), name="guard")
@@ -229,7 +237,7 @@ class HeadHost:
             self._systemd.close()
 
     def _state(self) -> str:
-        """What the group does, in one line."""
+        """Describe the group in one line, for systemd."""
         group = self._daemon.state() if self._daemon is not None else "starting"
         return f"{group}; {len(self._driver.machine.running)} ranks run"
 
@@ -240,7 +248,7 @@ class HeadHost:
                 self._guard,
                 config.store_python,
                 settings.chosen_store_port,
-                # Its own ranks meet on the loopback, its peers reach it by the address that is advertised.
+                # Listen on all addresses if peers on other hosts connect. The group's own ranks use loopback.
                 LOOPBACK if resolves_to_loopback(config.advertised_host()) and settings.master_addr is None else "",
                 f"{config.replica_id}/store",
                 lambda why: self._feed(events.EndAsked(1, why)),
@@ -300,17 +308,15 @@ class HeadHost:
         if self._link is not None:
             await self._link.close()
 
-    # -- what happens
-
     def _given_up(self, lost: RankGivenUp | GroupGivenUp) -> None:
-        """Under torchrun its own agent sees to the ranks."""
+        """Handle a rank or group that the manager has given up. torchrun's own agent takes care of torchrun's ranks."""
         if isinstance(lost, GroupGivenUp):
             self._feed(events.MisfitReported(lost.reason))
         elif self._local is not None and self._local.plan.torchrun is None and not lost.has_left:
             self._feed(events.RankSilent(lost.group_rank, lost.lost_at, lost.reason))
 
     def _killed(self, killed: Killed) -> None:
-        """Ranks that are behind are lost, and count as that; what a person asks does not."""
+        """Restart after a kill. Only ranks that are behind count as losses; a kill by a person does not."""
         if not killed.behind:
             self._feed(events.KillAsked(killed.reason))
         elif self._local is not None:
@@ -319,9 +325,9 @@ class HeadHost:
                 self._feed(events.RankSilent(self._local.plan.process_of(rank), self._loop.time(), why))
 
     def _signalled(self, status: int, host: int = 0) -> None:
-        """A person's first: leave in good order; the next: without; then at once.
+        """Handle a stop signal: the first lets the group leave in good order, the second skips that, the third kills.
 
-        One signal that reaches the supervisors of several hosts is one.
+        Several hosts may receive the same signal, so the signals are counted per host.
         """
         self._signals[host] += 1
         why = f"{signal.Signals(status - 128).name} to the supervisor"
@@ -347,7 +353,7 @@ class HeadHost:
             events.SupervisionEnded(1, f"the guard of the ranks ended with {status}, and the ranks with it")
         )
 
-    # -- hosts and the run, as the driver sees them
+    # -- Group, for the driver
 
     def start(self, host: int, ranks: Sequence[int], attempt: int) -> None:
         first = 0 if self._launch.settings.policy.scope == GROUP_SCOPE else ranks[0]
@@ -357,7 +363,8 @@ class HeadHost:
         else:
             self._workers.send(host, StartRanks(tuple(ranks), attempt, unit))
         if self._daemon is not None:
-            self._daemon.ranks_started(ranks if self._launch.torchrun is None else None)  # else one is all of a host
+            # a torchrun process is all ranks of its host
+            self._daemon.ranks_started(ranks if self._launch.torchrun is None else None)
 
     def halt(self, host: int, ranks: Sequence[int], grace_s: float) -> None:
         if host == 0 and self._local is not None:

@@ -1,4 +1,8 @@
-"""A supervisor's streams to the lighthouse, one after the other. What must arrive is in rules/report.py."""
+"""A supervisor's connection to the lighthouse.
+
+`SupervisorLink` reconnects when its stream breaks, to another lighthouse if there are several. `Report`
+(rules/restart_policy.py) decides what a new stream must repeat.
+"""
 
 import asyncio
 import logging
@@ -24,13 +28,21 @@ from manager.supervisor.rules.restart_policy import Report
 
 log = logging.getLogger(__name__)
 
-STOP_TIMEOUT_S = 60.0  # how long a stop that was asked for is kept for a lighthouse that is away
+STOP_TIMEOUT_S = 60.0  # how long to keep a stop request for an unreachable lighthouse
 CLOSE_TIMEOUT_S = 1.0
 
 
 class SupervisorLink:
-    """`hear` is called with each message, a Refusal for whatever else ends the stream for good.
-    `heartbeat` makes the next one, at a moment of the loop's clock."""
+    """Supervisor's stream, reopened until the run ends.
+
+    Args:
+        connect: Returns a client of the lighthouse.
+        address: The lighthouse, for logs.
+        entry: The first message of each stream.
+        hear: Receives each message, and a HelloRejected for any other final end of the stream.
+        heartbeat: Returns the next heartbeat, given the loop's time.
+        search: Selects the lighthouse for `connect` if there are several.
+    """
 
     def __init__(
         self,
@@ -41,7 +53,6 @@ class SupervisorLink:
         heartbeat: Callable[[float], supervisor.SupervisorHeartbeat] = lambda now: supervisor.SupervisorHeartbeat(),
         search: LeaderSearch | None = None,
     ) -> None:
-        """`search`: which lighthouse `connect` asks, where there are several."""
         self._connect = connect
         self._address = address
         self._entry = entry
@@ -70,7 +81,10 @@ class SupervisorLink:
         self._report.exclude(reason)
 
     async def close(self) -> None:
-        """Send what is left. A stop that was asked for is waited for: no other supervisor may know of it."""
+        """Send what is left and close the stream.
+
+        It waits up to STOP_TIMEOUT_S until a stop request has arrived: other supervisors may not know of it.
+        """
         if self._task is None:
             return
         if self._report.stop is not None and not self._is_over:
@@ -111,7 +125,7 @@ class SupervisorLink:
                     error = e
                     if isinstance(e, WrongProtocol) and not self._has_answered:
                         self._receive(stream, run.HelloRejected(e))
-                    elif not isinstance(e, NotLeader) or not e.leader:  # one that follows is no news
+                    elif not isinstance(e, NotLeader) or not e.leader:  # a follower that names the leader is no failure
                         self._note(str(e))
                 except NotServed:
                     log.warning(
@@ -136,7 +150,7 @@ class SupervisorLink:
         match message:
             case supervisor.SupervisorWelcome(beat_interval_s):
                 self._welcomed(stream, beat_interval_s)
-            case run.RunStopped() | run.RunCompleted():  # after a completion there is nothing to stop
+            case run.RunStopped() | run.RunCompleted():  # a completed run needs no stop
                 self._has_heard_stop.set()
             case run.HelloRejected():
                 self._is_over = True

@@ -1,4 +1,8 @@
-"""The ranks of this host: their health check, their processes, their ends."""
+"""The ranks of this host.
+
+`LocalHost` runs the health check, starts the ranks through the guard process, and reports their ends. `Launch` combines
+the settings of one `lighthouse-manager run` and builds the parts that `HeadHost` and `WorkerHost` share.
+"""
 
 import asyncio
 import dataclasses
@@ -39,9 +43,9 @@ HALTED_STATUS = -15
 
 @dataclass(frozen=True, slots=True)
 class Output:
-    """Where it goes: shown, a file for each rank and attempt in `folder`, or both."""
+    """Destination of the ranks' output: shown, written to a file per rank and attempt, or both."""
 
-    folder: Path | None = None
+    folder: Path | None = None  # folder of the files, or None for no files
     is_shown: bool = True
 
 
@@ -53,16 +57,16 @@ class HealthCheck:
 
 @dataclass(slots=True)
 class _Live:
-    """`process`: the guard's number; None before it runs."""
+    """A rank that has been started."""
 
     attempt: int
     incarnation: str
-    process: int | None = None
+    process: int | None = None  # the guard's number of the process, or None before it runs
     is_halted: bool = False
 
 
 class LocalHost:
-    """`tell` hears of what the machine must know, `lose` of what the lighthouse must."""
+    """Ranks of this host. `tell` receives events for the machine, `lose` losses for the lighthouse."""
 
     def __init__(
         self,
@@ -89,11 +93,11 @@ class LocalHost:
         return tuple(self._live)
 
     async def idle(self) -> None:
-        """No rank runs."""
+        """Wait until no rank runs."""
         await self._is_idle.wait()
 
     def start(self, ranks: Sequence[int], attempt: int, unit: str) -> None:
-        """`unit` is new at each start, and the same on all hosts of it."""
+        """Start ranks. `unit` is new for each start and the same on all hosts of the group."""
         self._is_idle.clear()
         for rank in ranks:
             self._live[rank] = _Live(attempt, f"{self.plan.incarnation}.{unit}")
@@ -103,7 +107,7 @@ class LocalHost:
             self._examine(self._check, tuple(ranks))
 
     def halt(self, ranks: Sequence[int], grace_s: float) -> None:
-        """Also those that are being halted already, for a shorter grace."""
+        """Stop ranks. Ranks that are already stopping get the new grace if it is shorter."""
         for rank in ranks:
             if (live := self._live.get(rank)) is not None:
                 live.is_halted = True
@@ -114,21 +118,22 @@ class LocalHost:
                 self._guard.halt(check, 0.0)
 
     def pass_on(self, number: int) -> None:
-        """Send a signal that the supervisor has received to the ranks that handle it."""
+        """Forward a signal of the supervisor to the ranks that handle it."""
         for live in self._live.values():
             if live.process is not None and not live.is_halted:
                 self._guard.pass_on(live.process, number)
 
     async def look(self, request: WatchHello) -> ProcessSnapshot:
-        """At a rank's process on this host, and at what it has written last."""
+        """Inspect a rank's process on this host, and read its last output."""
         return await look_with_output(request, self.last_lines(request.group_rank))
 
     async def last_lines(self, rank: int) -> tuple[str, ...] | None:
-        """None where this supervisor does not run it. torchrun writes for all of its ranks on this host."""
+        """Return the last output of a rank, or None if this supervisor does not run it.
+
+        torchrun's process holds the output of all ranks on this host.
+        """
         live = self._live.get(self.plan.host if self.plan.torchrun is not None else rank)
         return await self._guard.tail(live.process) if live is not None and live.process is not None else None
-
-    # -- health
 
     def _examine(self, check: HealthCheck, ranks: tuple[int, ...]) -> None:
         command = Command(tuple(shlex.split(check.command)), {}, f"{self.plan.replica_id}/health")
@@ -156,8 +161,6 @@ class LocalHost:
             if ended.status != 0 or rank not in wanted:
                 attempt = self._pop(rank).attempt
                 self._tell(RankEnded(rank, attempt, HALTED_STATUS))
-
-    # -- ranks
 
     def _spawn(self, ranks: Sequence[int]) -> None:
         for rank in ranks:
@@ -201,40 +204,35 @@ class LocalHost:
         self._tell(RankEnded(rank, live.attempt, status, ended.cause))
 
 
-# -- launch -------------------------------------------------------------------
-#
-# One start of `lighthouse-manager run`: its settings, and the parts that both kinds of supervisor make of them.
-
-
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """`incarnation` is this supervisor's, and so is `run_secret`, by which the lighthouse knows it, its manager and its
-    ranks. By `group_secret` the manager knows its ranks and the supervisors of its other hosts; empty: callers of its
-    host are taken for these."""
+    """Settings of one `lighthouse-manager run`, and factory of the parts that use them."""
 
     config: ManagerConfig
     settings: SupervisorConfig
     command: tuple[str, ...]
     torchrun: Torchrun | None
+    # Authenticates ranks and other hosts to the manager. If empty, callers on this host are trusted.
     group_secret: str = field(default="", repr=False)
-    incarnation: str = field(default_factory=lambda: secrets.token_hex(6))
+    incarnation: str = field(default_factory=lambda: secrets.token_hex(6))  # identifies this supervisor
+    # Authenticates the supervisor, its manager and its ranks to the lighthouse.
     run_secret: str = field(default_factory=lambda: secrets.token_hex(SECRET_BYTES), repr=False)
 
     @property
     def serves_store(self) -> bool:
-        """Where ranks of several supervisors meet, that of slot 0 does."""
+        """Return whether this supervisor runs the store; if several share a master, only that with slot 0 does."""
         settings = self.settings
         return self.config.store == "auto" and (settings.master_addr is None or settings.slot_offset == 0)
 
     @property
     def size(self) -> int:
-        """Ranks of the group."""
+        """Return the number of ranks in the group."""
         if self.torchrun is None:
             return self.settings.layout.world_size
         return self.torchrun.world_size or self.config.group_world_size
 
     def manager_config(self) -> ManagerConfig:
-        """What the manager serves with: the size of the group, and the store that a supervisor keeps."""
+        """Return the manager's options, with the group's actual size and the supervised store."""
         config, settings = self.config, self.settings
         store = config.store
         if store == "auto":

@@ -1,4 +1,7 @@
-"""The group's TCPStore below the guard, on a port that is known beforehand: it outlives every rank, and comes back."""
+"""The group's TCPStore as a child of the guard process.
+
+It listens on a port that is known in advance, outlives every rank, and is restarted if it dies.
+"""
 
 import asyncio
 import errno
@@ -17,11 +20,20 @@ log = logging.getLogger(__name__)
 
 FIRST_DELAY_S = 0.1
 MAX_DELAY_S = 5.0
-QUIET_S = 60.0  # after so long its end is the first one again
+QUIET_S = 60.0  # after this time without a death, the restart delay is reset
 
 
 class SupervisedStore:
-    """`fail` is called with what to say when it cannot be had at all. `host`: where it listens; empty: everywhere."""
+    """TCPStore of a group, restarted if it dies.
+
+    Args:
+        guard: Runs the process.
+        python: The interpreter.
+        port: Its port.
+        host: Its listen address, or empty for all addresses.
+        label: Its name in logs.
+        fail: Called with the reason if it cannot start at all.
+    """
 
     def __init__(
         self, guard: GuardClient, python: str, port: int, host: str, label: str, fail: Callable[[str], None]
@@ -37,7 +49,11 @@ class SupervisedStore:
         self._is_over = False
 
     def check(self) -> None:
-        """Raises InvalidRequest, with what to do, where it cannot be had."""
+        """Check that the store can start.
+
+        Raises:
+            InvalidRequest: If it cannot. The error contains the remedy.
+        """
         check_torch(self._python)
         check_port(self._port)
 
@@ -46,7 +62,7 @@ class SupervisedStore:
         self._guard.start(self._command, self._ended)
 
     def stop(self) -> None:
-        """It ends with the guard."""
+        """Disable restarts; the store's process ends with the guard."""
         self._is_over = True
 
     def _ended(self, ended: Ended) -> None:
@@ -70,7 +86,11 @@ class SupervisedStore:
 
 
 def check_port(port: int) -> None:
-    """Raises InvalidRequest that names the process that has the port, and the remedy."""
+    """Check that the port is free.
+
+    Raises:
+        InvalidRequest: If it is not. The error names the process that listens on it, and the remedy.
+    """
     try:
         socket.create_server(("", port)).close()
     except OSError as e:

@@ -1,4 +1,8 @@
-"""`lighthouse-manager run --node-rank K`: the supervisor of a further host. Host 0 decides, or a stop of the run."""
+"""Supervisor of a group's other hosts: `lighthouse-manager run --node-rank K` with K > 0.
+
+`HeadLink` is its connection to host 0, which decides when ranks start and stop. `WorkerHost` also holds a stream to the
+lighthouse, which can stop the run. Without a connection to host 0 no rank runs on this host.
+"""
 
 import asyncio
 import logging
@@ -34,13 +38,8 @@ from manager.supervisor.rules.machine import STOP_GRACE_S, STOPPED_STATUS
 log = logging.getLogger(__name__)
 
 
-# -- head link ----------------------------------------------------------------
-#
-# The supervisor of a further host of a group: host 0 decides, this one does. Without host 0 nothing runs here.
-
-
 class HeadLink:
-    """The stream to host 0, opened again and again. `host` makes the local one of the first welcome."""
+    """Stream to host 0, reopened when it breaks. `host` creates the local host on the first welcome."""
 
     def __init__(
         self,
@@ -76,7 +75,7 @@ class HeadLink:
         self._send(hosts.HostEndAsked(status))
 
     async def run(self) -> None:
-        """Until cancelled."""
+        """Serve host 0's orders until cancelled, or until host 0 was unreachable for the timeout."""
         backoff, loop = Backoff(), asyncio.get_running_loop()
         lost_at = loop.time()
         while loop.time() < lost_at + self._timeout_s:
@@ -89,7 +88,7 @@ class HeadLink:
         self._over(hosts.GroupEnded(1, f"host 0 was unreachable for {self._timeout_s:g} s"))
 
     async def _serve(self) -> bool:
-        """Whether host 0 was there."""
+        """Serve one stream, and return whether host 0 answered."""
         async with self._connect() as client, client.host() as stream:
             try:
                 stream.send(self._entry)
@@ -106,13 +105,13 @@ class HeadLink:
         return was_open
 
     async def _halt(self) -> None:
-        """A group is whole or not at all: what runs here ends before host 0 is asked again."""
+        """Stop the ranks of this host before reconnecting: a group runs completely or not at all."""
         if self.host is not None:
             self.host.halt(self.host.running, self._grace_s)
             await self.host.idle()
 
     def _receive(self, stream: HostStream, message: hosts.ToHost) -> None:
-        self._expect(stream)
+        self._watch_silence(stream)
         match message:
             case hosts.HostWelcome():
                 self.host = self.host or self._make_host(message)
@@ -147,8 +146,8 @@ class HeadLink:
             stream.send(hosts.HostHeartbeat())
             asyncio.get_running_loop().call_later(BEAT_S, self._beat, stream)
 
-    def _expect(self, stream: HostStream) -> None:
-        """A host 0 that has vanished says nothing."""
+    def _watch_silence(self, stream: HostStream) -> None:
+        """Cancel the stream if host 0 is silent for SILENCE_S."""
         loop = asyncio.get_running_loop()
         self._heard_at = loop.time()
 
@@ -163,7 +162,7 @@ _SLACK_S = 10.0
 
 
 class WorkerHost:
-    """run() gives the status to end with."""
+    """Supervisor of a host other than 0. `run` returns the exit status."""
 
     def __init__(self, launch: Launch, guard: GuardClient) -> None:
         self._launch = launch
@@ -195,7 +194,7 @@ class WorkerHost:
         self._signals = 0
 
     def _heartbeat(self, _: float) -> SupervisorHeartbeat:
-        """Host 0 counts the restarts of the group."""
+        """Report the running ranks; host 0 reports the group's restarts."""
         host = self._head.host
         return SupervisorHeartbeat(running=0 if host is None else len(host.running))
 
@@ -244,7 +243,7 @@ class WorkerHost:
                 self._over(GroupEnded(1, f"this supervisor was refused by the lighthouse: {error}"))
 
     def _signalled(self, status: int) -> None:
-        """The first asks host 0 to end the group; the second ends this host; the third at once."""
+        """Handle a stop signal: the first asks host 0 to end the group, the second ends this host, the third kills."""
         self._signals += 1
         over = GroupEnded(status, f"{signal.Signals(status - 128).name} to the supervisor")
         settings = self._launch.settings
@@ -263,7 +262,7 @@ class WorkerHost:
         self._end(over, self._launch.settings.termination_grace_s)
 
     def _end(self, over: GroupEnded, grace_s: float) -> None:
-        """The first reason counts; a shorter grace does, too."""
+        """Stop this host's ranks, then end. The first reason counts; later calls can shorten the grace period."""
         if self._head.host is not None:
             self._head.host.halt(self._head.host.running, grace_s)
         self._ending = self._ending or asyncio.create_task(self._finish(over), name="end")

@@ -83,6 +83,12 @@ class ManagerActor:
             runner.run(daemon.serve(config, "", sending, StopRequest()))
 
 
+def native_threads() -> set[str]:
+    """All that Python has not started."""
+    known = {str(thread.native_id) for thread in threading.enumerate()}
+    return {task.name for task in Path("/proc/self/task").iterdir()} - known
+
+
 class GlooActor:
     """One rank of a gloo group that is made and given up as it is told."""
 
@@ -94,6 +100,7 @@ class GlooActor:
         self.connector = connector(self.connected_by)
         self.group: Any = None
         self.is_reducing = False
+        self.native_before = native_threads()
 
     def meet(self, store: str, key: str, rank: int, size: int, **options: float) -> float:
         """Seconds it took."""
@@ -182,8 +189,7 @@ class GlooActor:
 
     def is_connecting(self) -> bool:
         """gloo's own thread runs."""
-        tasks = Path("/proc/self/task").iterdir()
-        return any((task / "comm").read_text().startswith("gloo") for task in tasks)
+        return bool(native_threads() - self.native_before)
 
     def held(self) -> tuple[int, int]:
         """How many (descriptors, threads) this process has."""

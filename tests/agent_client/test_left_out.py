@@ -1,10 +1,12 @@
 """A script that leaves out a step, a batch or a collective costs its own group that step, and its peers nothing that is
 silent: weights are equal wherever two groups have committed the same step."""
 
+import inspect
 import re
 from typing import Any
 
 import pytest
+import torch
 
 from lighthouse_runtime.client.clients import LighthouseClient
 from tests.agent_client.jobs import Job
@@ -34,6 +36,16 @@ def begin(job: Job, **options: Any) -> tuple[Rank, Rank]:
     of_b = b.begin("train", AT - 1)
     check_equal(begun.result(), of_b.result())
     return a, b
+
+
+def has_norm(kind: str) -> bool:
+    """Whether the model of a loop has a BatchNorm.
+
+    DistributedDataParallel of older versions of torch refuses two forward passes through one before a backward pass:
+    it writes to the buffers before each. Newer ones hide that write from autograd.
+    """
+    writes = inspect.getsource(torch.nn.parallel.DistributedDataParallel._sync_buffers)
+    return kind != "two_views" or "_unsafe_preserve_version_counter" in writes
 
 
 def check_equal(*histories: Voted) -> None:
@@ -161,7 +173,7 @@ class TestNotFinite:
 @pytest.mark.parametrize("kind", ["accumulated", "sam", "sums_of_tasks", "two_views", "evaluated", "looked_at"])
 def test_a_loop_that_does_more_in_a_step_loses_none(job: Job, kind: str) -> None:
     """In all of its steps."""
-    [a] = job.groups("a", actor=ACTOR)
+    [a] = job.groups("a", actor=ACTOR, norm=has_norm(kind))
     assert discards(a.call("train", 5, kind)) == []
 
 

@@ -1,1 +1,1 @@
-"""When to restart what, and how ranks are laid out. No I/O, no clock."""
+"""Rules of supervision: when ranks restart and how they are laid out. No I/O, no clock."""

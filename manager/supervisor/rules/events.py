@@ -1,4 +1,7 @@
-"""What a supervisor's machine hears, and what it wants done. No I/O."""
+"""Events and effects of the supervision machine.
+
+Events report what happened to hosts, ranks and the run. Effects are what the driver must do in response.
+"""
 
 from dataclasses import dataclass
 
@@ -7,14 +10,14 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class HostReady:
-    """Its supervisor is there, and the lighthouse has let it start."""
+    """The host's supervisor is connected, and the lighthouse has admitted it."""
 
     host: int
 
 
 @dataclass(frozen=True, slots=True)
 class HostLost:
-    """Its supervisor is gone, and so are its ranks."""
+    """The host's supervisor disconnected, so its ranks are lost."""
 
     host: int
     reason: str
@@ -22,33 +25,33 @@ class HostLost:
 
 @dataclass(frozen=True, slots=True)
 class RankEnded:
-    """The process and all that it has started are gone. `cause`: what it said itself of why."""
+    """A rank's process and all of its descendants have ended."""
 
     rank: int
     attempt: int
     status: int
-    cause: str = ""
+    cause: str = ""  # the rank's own explanation, or empty
 
 
 @dataclass(frozen=True, slots=True)
 class RankSilent:
-    """The rank was lost to the group's manager at `lost_at`, and is not back; its process may still be there."""
+    """The group's manager has lost a rank whose process may still exist."""
 
     rank: int
-    lost_at: float
+    lost_at: float  # when the manager lost it
     reason: str
 
 
 @dataclass(frozen=True, slots=True)
 class MisfitReported:
-    """The group does not fit its peers, so its ranks end: another model, another script."""
+    """The group's ranks end because it does not fit its peers: another model or another script."""
 
     reason: str
 
 
 @dataclass(frozen=True, slots=True)
 class CheckFailed:
-    """The host's health check, before a start."""
+    """The host's health check failed before a start."""
 
     host: int
     reason: str
@@ -56,14 +59,14 @@ class CheckFailed:
 
 @dataclass(frozen=True, slots=True)
 class RunStopped:
-    """The run is stopped for all."""
+    """The run is stopped for all groups."""
 
     reason: str
 
 
 @dataclass(frozen=True, slots=True)
 class RunCompleted:
-    """Every rank of the run has finished. Those of this group hear it by their own streams, and end."""
+    """All ranks of the run have finished. This group's ranks learn it on their own streams, and exit."""
 
     reason: str
 
@@ -75,16 +78,12 @@ class KillAsked:
 
 @dataclass(frozen=True, slots=True)
 class EndAsked:
-    """This group shall end, and nothing is restarted from now on.
-
-    `is_leaving`: the ranks still do their step; an EndAsked without it follows. `is_urgent`: a person repeats the
-    request: a group that is leaving stops leaving, one whose ranks have their grace ends at once.
-    """
+    """This group must end; nothing restarts from now on."""
 
     status: int
     why: str
-    is_leaving: bool = False
-    is_urgent: bool = False
+    is_leaving: bool = False  # the ranks finish their step; an EndAsked without this flag follows
+    is_urgent: bool = False  # a repeated request: a leaving group stops at once, and one in its grace period is killed
 
 
 Event = (
@@ -112,7 +111,7 @@ class Start:
 
 @dataclass(frozen=True, slots=True)
 class Halt:
-    """SIGTERM, and SIGKILL to what is left after `grace_s`."""
+    """Send SIGTERM, then SIGKILL to the ranks that remain after `grace_s` seconds."""
 
     host: int
     ranks: tuple[int, ...]
@@ -121,7 +120,7 @@ class Halt:
 
 @dataclass(frozen=True, slots=True)
 class RunStopAsked:
-    """The lighthouse is to stop the run for all."""
+    """The lighthouse must stop the run for all groups."""
 
     reason: str
 
@@ -134,15 +133,15 @@ class HostExcluded:
 
 @dataclass(frozen=True, slots=True)
 class Logged:
-    """For the log: what was decided, and why."""
+    """Log a decision and its reason."""
 
     text: str
-    is_asked: bool = False  # no warning: a person asked, or all is done
+    is_asked: bool = False  # at level INFO: a person requested it, or the work is done
 
 
 @dataclass(frozen=True, slots=True)
 class SupervisionEnded:
-    """No rank runs, and none will."""
+    """No rank runs, and none will start."""
 
     status: int
     why: str

@@ -1,15 +1,15 @@
-"""When the ranks of a replica group are started, stopped and started again, on all its hosts. No I/O.
+"""State machine that starts, stops and restarts the ranks of a replica group on all of its hosts. No I/O.
 
-1. Ranks that restart together are a unit: all of the group, or each by itself. A unit starts when all hosts of it are
-   there, and starts again when none of its ranks runs any more and its delay is over. restarts.py decides whether.
-2. A rank that ends by the abort code or by SIGINT stops the run for all. So does a budget that is exhausted, unless
-   it was used up by a group that does not fit its peers: that is the end of this group only.
-3. A host whose supervisor is lost has lost its ranks; it is waited for. A rank whose process is there and does nothing
-   (it is stopped, or frozen) is lost, too.
-4. A group that is asked to end, or is told that the run has stopped, restarts nothing. It is over when no rank runs.
-   The first reason counts, and the earliest end of the grace: a cause that comes twice takes nothing from the grace.
-5. What an earlier attempt still says is not heard.
-6. Once the run is completed nothing starts again: it is over when no rank runs, with 0.
+1. Ranks that restart together are a unit: the whole group or a single rank. A unit starts when all of its hosts are
+   ready. It restarts when none of its ranks runs and its delay has passed, if restart_policy.py permits.
+2. A rank that exits with the stop exit code or by SIGINT stops the run for all groups, and so does an exhausted restart
+   budget. If a group exhausts it because it does not fit its peers, only this group ends.
+3. If a host's supervisor is lost, so are its ranks; the group waits for the host. A rank whose process exists but does
+   nothing (stopped or frozen) is lost, too.
+4. A group that receives a request to end, or whose run has stopped, restarts nothing and ends with its last rank. The
+   first reason counts, and the earliest end of the grace period: a repeated request does not extend it.
+5. Events of earlier attempts are ignored.
+6. Once the run has completed nothing restarts. The group ends with its last rank, with status 0.
 """
 
 import math
@@ -32,12 +32,12 @@ from manager.supervisor.rules.restart_policy import (
 )
 
 STOPPED_STATUS = 130
-STOP_GRACE_S = 1.0  # a stop of the run must be done within 2 s
+STOP_GRACE_S = 1.0  # stopping a run must take less than 2 s
 
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """Rank r runs on host r // nproc."""
+    """Distribution of ranks over hosts: rank r runs on host r // nproc."""
 
     hosts: int = 1
     nproc: int = 1
@@ -54,7 +54,7 @@ class Layout:
 
 
 class Phase(StrEnum):
-    WAITING = "waiting"  # for its hosts, or its delay
+    WAITING = "waiting"  # until its hosts are ready and its delay has passed
     RUNNING = "running"
     STOPPING = "stopping"
     DONE = "done"
@@ -62,26 +62,25 @@ class Phase(StrEnum):
 
 @dataclass(slots=True)
 class Unit:
-    """Ranks that restart together. `attempt`: of its last start, -1: none yet; `misfit`: why the group does not fit
-    its peers."""
+    """Ranks that restart together."""
 
     ranks: tuple[int, ...]
     budget: RestartBudget
     phase: Phase = Phase.WAITING
-    attempt: int = -1
+    attempt: int = -1  # number of the last start; -1 before the first
     running: set[int] = field(default_factory=set[int])
     started_at: float = 0.0
-    starts_at: float = 0.0
-    misfit: str = ""
+    starts_at: float = 0.0  # earliest time of the next start
+    misfit: str = ""  # why the group does not fit its peers, or empty
 
 
 @dataclass(frozen=True, slots=True)
 class _Ending:
-    """`kill_at`: when the grace of the ranks is over; infinity while they leave."""
+    """The end of the group, once requested."""
 
     status: int
     why: str
-    kill_at: float
+    kill_at: float  # end of the grace period; infinity while the ranks leave in good order
 
     @property
     def is_leaving(self) -> bool:
@@ -89,9 +88,16 @@ class _Ending:
 
 
 class SupervisorMachine:
-    """`draw` gives numbers from 0 to 1. `host_timeout_s` bounds how long a host is waited for.
+    """State machine of one group's supervision.
 
-    Time is the caller's monotonic clock and never goes back.
+    Args:
+        layout: Hosts and ranks.
+        policy: The restart policy.
+        draw: Returns random numbers from 0 to 1, for the jitter.
+        grace_s: Time in seconds between SIGTERM and SIGKILL.
+        host_timeout_s: Time in seconds that the group waits for a missing host.
+
+    Times (`now`) are the caller's monotonic clock in seconds.
     """
 
     def __init__(
@@ -118,7 +124,7 @@ class SupervisorMachine:
         self.is_over = False
 
     def heartbeat(self, now: float) -> SupervisorHeartbeat:
-        """Report the restarts so far, and the budget of the unit that has used up most of its own."""
+        """Return the restarts so far, and the budget of the unit closest to its limit."""
         return SupervisorHeartbeat(
             budget_used=max(unit.budget.used(now) for unit in self.units),
             restarts=sum(max(0, unit.attempt) for unit in self.units),
@@ -134,7 +140,7 @@ class SupervisorMachine:
             return []
         if not self._missing_since and not self._ready:
             self._missing_since = dict.fromkeys(range(self._layout.hosts), now)
-        return [*self._dispatch(event, now), *self._go_on(now)]
+        return [*self._dispatch(event, now), *self._advance(now)]
 
     def tick(self, now: float) -> Sequence[events.Effect]:
         if self.is_over:
@@ -144,10 +150,10 @@ class SupervisorMachine:
         if late and self._ending is None:
             why = f"host {late[0]} of the group was missing for {self._host_timeout_s:g} s"
             effects += self._fail(why, now)
-        return [*effects, *self._go_on(now)]
+        return [*effects, *self._advance(now)]
 
     def deadline(self) -> float | None:
-        """When to call tick next."""
+        """Return when to call `tick` next, or None if no timer is needed."""
         if self.is_over or self._ending is not None:
             return None
         starts = [unit.starts_at for unit in self.units if unit.phase is Phase.WAITING and self._has_hosts(unit)]
@@ -181,8 +187,6 @@ class SupervisorMachine:
             case events.EndAsked():
                 return self._end_asked(event, now)
 
-    # -- losses
-
     def _rank_ended(self, ended: events.RankEnded, now: float) -> list[events.Effect]:
         unit = self._unit_of[ended.rank]
         if ended.attempt != unit.attempt or ended.rank not in unit.running:
@@ -202,7 +206,7 @@ class SupervisorMachine:
                 return self._lose(unit, self._layout.host_of(ended.rank), why, now)
 
     def _rank_silent(self, silent: events.RankSilent, now: float) -> list[events.Effect]:
-        """What was lost before the last start was another process."""
+        """Handle a rank whose process does nothing; ignore reports about the process before the last start."""
         unit = self._unit_of.get(silent.rank)
         if unit is None or silent.rank not in unit.running or silent.lost_at < unit.started_at:
             return []
@@ -250,8 +254,6 @@ class SupervisorMachine:
                 effects += self._halt(unit, 0.0)
         return effects
 
-    # -- the end
-
     def _stop_run(self, why: str, now: float) -> list[events.Effect]:
         return [events.RunStopAsked(why), *self._stop(why, now)]
 
@@ -274,7 +276,10 @@ class SupervisorMachine:
         return self._end(asked.status, asked.why, self._grace_s if has_grace else 0.0, now)
 
     def _end(self, status: int, why: str, grace_s: float, now: float) -> list[events.Effect]:
-        """Infinite grace: the ranks leave first. The first reason counts, and the earliest end of the grace."""
+        """End the group, or shorten the grace period of an end in progress.
+
+        With infinite grace the ranks leave first.
+        """
         known, kill_at = self._ending, now + grace_s
         if known is not None and kill_at >= known.kill_at:
             return []
@@ -284,26 +289,24 @@ class SupervisorMachine:
             return noted
         return noted + [effect for unit in self.units for effect in self._halt(unit, grace_s)]
 
-    # -- units
-
     def _halt(self, unit: Unit, grace_s: float) -> list[events.Effect]:
-        """Also one that is stopping already, for a shorter grace."""
+        """Stop a unit; one that is stopping already gets a shorter grace."""
         if unit.phase is Phase.RUNNING:
             unit.phase = Phase.STOPPING
         by_host = self._by_host(unit.running)
         return [events.Halt(host, ranks, grace_s) for host, ranks in by_host]
 
-    def _go_on(self, now: float) -> list[events.Effect]:
-        """Start what may start; see whether all is over."""
+    def _advance(self, now: float) -> list[events.Effect]:
+        """Start the units that may start, and check whether the group has ended."""
         for unit in self.units:
             if unit.phase is Phase.STOPPING and not unit.running:
                 unit.phase = Phase.WAITING
             if self._completed and not unit.running:
                 unit.phase = Phase.DONE
         if self._ending is not None:
-            return [] if self.running else self._be_over(self._ending.status, self._ending.why)
+            return [] if self.running else self._finish(self._ending.status, self._ending.why)
         if all(unit.phase is Phase.DONE for unit in self.units):
-            return self._be_over(0, self._completed or "all ranks are done")
+            return self._finish(0, self._completed or "all ranks are done")
         return [effect for unit in self.units if self._may_start(unit, now) for effect in self._start(unit, now)]
 
     def _may_start(self, unit: Unit, now: float) -> bool:
@@ -322,6 +325,6 @@ class SupervisorMachine:
         hosts = sorted({self._layout.host_of(rank) for rank in among})
         return [(host, tuple(rank for rank in self._layout.ranks_of(host) if rank in among)) for host in hosts]
 
-    def _be_over(self, status: int, why: str) -> list[events.Effect]:
+    def _finish(self, status: int, why: str) -> list[events.Effect]:
         self.is_over = True
         return [events.SupervisionEnded(status, why)]

@@ -1,4 +1,8 @@
-"""What a supervisor runs, and the environment that each rank gets. No I/O."""
+"""Launch plan: what a supervisor runs, and the environment of each rank. No I/O.
+
+The command may be torchrun. Then the supervisor starts one torchrun process per host, and torchrun starts the ranks.
+`read_torchrun` reads what the supervisor must know from its command line.
+"""
 
 import itertools
 import re
@@ -11,11 +15,7 @@ from lighthouse_protocol.identity import supervisor_name
 from lighthouse_protocol.limits import DEFAULT_STRIDE, STORE_PORT_OFFSET
 from manager.supervisor.rules.machine import Layout
 
-# -- torchrun -----------------------------------------------------------------
-#
-# torchrun as the command of a supervisor: what can be told from its words. No I/O.
-#
-# torchrun is one process to the supervisor; the ranks are torchrun's, and only one of the two may restart them.
+# -- torchrun: only one of torchrun and the supervisor may restart ranks
 
 _MODULES = ("torch.distributed.run", "torch.distributed.launch")
 _FAILURE = re.compile(r"rank\s*:\s*(\d+) \(local_rank.*?exitcode\s*:\s*(-?\d+)\s*\(pid: (\d+)", re.DOTALL)
@@ -23,16 +23,15 @@ _FAILURE = re.compile(r"rank\s*:\s*(\d+) \(local_rank.*?exitcode\s*:\s*(-?\d+)\s
 
 @dataclass(frozen=True, slots=True)
 class Torchrun:
-    """`world_size`: None where it is not told by numbers. `master_port`: None where the supervisor chooses it, 0 where
-    torchrun does, at each start."""
+    """Options of torchrun on the command line."""
 
     max_restarts: str
-    world_size: int | None
-    master_port: int | None = None
+    world_size: int | None  # None if the options do not contain numbers
+    master_port: int | None = None  # None if the supervisor chooses it, 0 if torchrun does at each start
 
 
 class Failure(NamedTuple):
-    """Of one of its ranks, as it says."""
+    """Failure of one of torchrun's ranks, from torchrun's output."""
 
     rank: int
     status: int
@@ -40,7 +39,12 @@ class Failure(NamedTuple):
 
 
 def read_torchrun(command: Sequence[str], variables: Mapping[str, str]) -> Torchrun | None:
-    """None for another command. `variables`: PET_ and the name of an option stand for that option."""
+    """Parse a torchrun command line, or return None for other commands.
+
+    Args:
+        command: The command.
+        variables: Environment; torchrun reads PET_ plus the option's name as a default.
+    """
     is_torchrun = command[0].rpartition("/")[2] == "torchrun"
     is_module = any(a == "-m" and b in _MODULES for a, b in itertools.pairwise(command))
     if not (is_torchrun or is_module):
@@ -53,7 +57,10 @@ def read_torchrun(command: Sequence[str], variables: Mapping[str, str]) -> Torch
 
 
 def failure_behind(status: int, words: Sequence[str]) -> Failure | None:
-    """torchrun ends with 1 whatever its rank ended with, and says the rest in words; the first failure comes last."""
+    """Return the failure behind torchrun's exit.
+
+    torchrun exits with 1 for any failure of a rank and prints the details, the first failure last.
+    """
     found = _FAILURE.findall("\n".join(words)) if status == 1 else []
     return Failure(*map(int, found[-1])) if found else None
 
@@ -66,7 +73,7 @@ def _master_port(options: Mapping[str, str]) -> int | None:
 
 
 def _options(command: Sequence[str]) -> dict[str, str]:
-    """Of torchrun and of the script; the first one counts."""
+    """Return all options of torchrun and the script; the first of equal names counts."""
     found: dict[str, str] = {}
     for word, following in zip(command, [*command[1:], ""], strict=True):
         name, has_value, value = word.partition("=")
@@ -75,48 +82,44 @@ def _options(command: Sequence[str]) -> dict[str, str]:
     return found
 
 
+# Agents prefer these to RANK and WORLD_SIZE, so inherited values of another group must be cleared.
 _RANK_COUNTS = {"LIGHTHOUSE_GROUP_RANK": "", "LIGHTHOUSE_GROUP_WORLD_SIZE": ""}
-"""An Agent reads these before RANK and WORLD_SIZE: those of another group may be inherited."""
 
 
 @dataclass(frozen=True, slots=True)
 class LaunchPlan:
-    """`command` of each rank; `torchrun`: that is torchrun, one process on each host. `master` is host and port.
+    """Launch of one supervisor: the command and settings of its ranks."""
 
-    `stride`, `active` and `min_active` are for wrapped ranks; `slots`: of the whole run. `incarnation` is that of the
-    supervisor, and begins those of its ranks: so the lighthouse knows a rank's launch by it. `store_port`: on the
-    master host; None: a supervisor serves no store. `keeps_place`: what started the supervisor set RANK and the like.
-    `tls_variables`: by which ranks find the files of their own PKI (client_tls.py).
-    `run_secret`, `manager_secret`: by these the lighthouse and the manager know the ranks; empty: there is none.
-    """
-
-    command: tuple[str, ...]
+    command: tuple[str, ...]  # command of each rank
     layout: Layout
-    host: int
+    host: int  # number of this host in the group
     replica_id: str
     job: str
     run: str
-    incarnation: str
-    lighthouse: str
-    manager: str
-    master: tuple[str, int]
+    incarnation: str  # prefix of the ranks' incarnations, by which the lighthouse knows their supervisor
+    lighthouse: str  # address of the lighthouse
+    manager: str  # address of the group's manager
+    master: tuple[str, int]  # host and port
     max_restarts: int
     slot_offset: int = 0
-    slots: int = 1
+    slots: int = 1  # slots of the whole run
+    # The next three are for wrapped ranks.
     active: int | None = None
     min_active: int = 1
     stride: int = DEFAULT_STRIDE
-    store_port: int | None = None
-    keeps_place: bool = False
-    torchrun: Torchrun | None = None
+    store_port: int | None = None  # on the master host; None if no supervisor runs a store
+    keeps_place: bool = False  # RANK and the like were set for the supervisor and stay as they are
+    torchrun: Torchrun | None = None  # set if the command is torchrun, which then runs once per host
     trace_dir: str | None = None
+    # Paths of the files of the user's own PKI, for the ranks.
     tls_variables: Mapping[str, str] = field(default_factory=dict[str, str])
+    # Authenticate the ranks to the lighthouse and to the manager; empty if there is no secret.
     run_secret: str = field(default="", repr=False)
     manager_secret: str = field(default="", repr=False)
 
     @property
     def name(self) -> str:
-        """Of this supervisor in its run."""
+        """Return this supervisor's name in the run."""
         return supervisor_name(self.replica_id, self.host, self.layout.hosts)
 
     @property
@@ -130,13 +133,13 @@ class LaunchPlan:
         return self.slot_offset + rank
 
     def process_of(self, rank: int) -> int:
-        """The number of the process that it is in: torchrun is one on each host. The first where that is not known."""
+        """Return the process that contains a rank: with torchrun its host, or 0 if the world size is unknown."""
         if self.torchrun is None:
             return rank
         return rank * self.layout.hosts // self.torchrun.world_size if self.torchrun.world_size else 0
 
     def label(self, rank: int) -> str:
-        """What stands before each line that the rank writes."""
+        """Return the prefix of each line of the rank's output."""
         return f"{self.replica_id}/{rank}"
 
     def log_name(self, rank: int, attempt: int) -> str:
@@ -145,7 +148,7 @@ class LaunchPlan:
         return f"{folder}/attempt_{attempt}/rank_{rank}.log"
 
     def environment(self, rank: int, attempt: int, incarnation: str) -> dict[str, str]:
-        """torchrun gives its ranks theirs."""
+        """Return the variables of a rank's process; torchrun sets the variables of its ranks itself."""
         ours = self._ours(attempt) | self._run(incarnation)
         if self.torchrun is not None:
             return ours | self._torchrun()
@@ -173,18 +176,21 @@ class LaunchPlan:
         return {"MASTER_ADDR": self.master[0], "MASTER_PORT": str(self.master[1])}
 
     def _kept(self) -> dict[str, str]:
-        """For what is one of many ranks to its script, and to an Agent a replica group of its own."""
+        """Return the place of a rank that keeps its own RANK: for its Agent it is a whole replica group."""
         return self._master() | {"LIGHTHOUSE_GROUP_RANK": "0", "LIGHTHOUSE_GROUP_WORLD_SIZE": "1"}
 
     def _torchrun(self) -> dict[str, str]:
-        """Its workers find their slots from here on. Its own options count before PET_ variables; where a store stands
-        elsewhere it may draw a port for its ranks, as two of one host must."""
+        """Return the variables of torchrun.
+
+        Workers derive their slots from the offset. torchrun prefers its own options to PET_ variables. If the store
+        has a separate port, torchrun may choose a port for its ranks, which several torchruns on one host need.
+        """
         master = {f"PET_{name}": value for name, value in self._master().items()}
         is_known = self.store_port == self.master[1] + STORE_PORT_OFFSET
         return {"LIGHTHOUSE_SLOT_OFFSET": str(self.slot_offset)} | _RANK_COUNTS | (master if is_known else {})
 
     def _rank(self, rank: int, attempt: int) -> dict[str, str]:
-        """As torchrun does."""
+        """Return the variables that torchrun sets for a rank."""
         return (
             self._master()
             | _RANK_COUNTS

@@ -1,10 +1,12 @@
-"""Whether dead ranks are restarted, when, and which host is to blame. No I/O.
+"""Restart policy: whether and when lost ranks restart, and which host is excluded. No I/O.
 
-1. A rank's end means: done (0), stop the run (the stop exit code, or SIGINT), or a loss (anything else).
-2. A loss is answered by a restart, unless its cause is known to come back: the same host again and again, a crash at
-   every start, more losses in the window than the budget has. The last is the end of the run, for all groups, but not
-   where it takes losses of a group that does not fit its peers: they are no fault of the others.
-3. Each restart waits longer than the one before it, and not as long as others do. Losses leave the window with time.
+1. A rank's exit means done (status 0), stop the run (the stop exit code or SIGINT), or a loss (any other status).
+2. A loss leads to a restart, unless restarts evidently do not help: the same host fails repeatedly, the ranks fail at
+   every start, or the losses in the window exceed the budget. An exhausted budget ends the run for all groups. Losses
+   of a group that does not fit its peers do not count towards that, since the other groups have no part in them.
+3. The delay doubles with each restart, with jitter. Losses leave the window with time.
+
+`Report` keeps what a supervisor must report to the lighthouse across broken streams.
 """
 
 import signal
@@ -29,17 +31,17 @@ class Outcome(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class RestartPolicy:
-    """`exclude_host_after`, `max_startup_failures`: 0 is never. `stop_exit_code`: 0 is none. `scope`: group or rank."""
+    """Options of the restart policy."""
 
     max_restarts: int = 3
     window_s: float = 3600.0
     delay_s: float = 0.5
     max_delay_s: float = 30.0
-    max_startup_failures: int = 3
+    max_startup_failures: int = 3  # 0 disables the limit on failures at start-up
     startup_s: float = 10.0
-    exclude_host_after: int = 0
-    stop_exit_code: int = 130
-    scope: str = GROUP_SCOPE
+    exclude_host_after: int = 0  # consecutive losses that began on the host; 0 disables exclusion
+    stop_exit_code: int = 130  # 0 disables the stop by exit code
+    scope: str = GROUP_SCOPE  # ranks that restart together: GROUP_SCOPE or RANK_SCOPE
     restart_after_kill: bool = True
 
 
@@ -50,7 +52,7 @@ class Restart:
 
 @dataclass(frozen=True, slots=True)
 class Exclude:
-    """That host is to blame."""
+    """Decision to exclude a host from the run; the group ends."""
 
     host: int
     reason: str
@@ -58,17 +60,17 @@ class Exclude:
 
 @dataclass(frozen=True, slots=True)
 class GiveUp:
-    """`is_for_all`: the whole run shall stop, not only this group."""
+    """Decision to end the group."""
 
     reason: str
-    is_for_all: bool
+    is_for_all: bool  # the whole run stops, not only this group
 
 
 Decision = Restart | Exclude | GiveUp
 
 
 def outcome(status: int, stop_exit_code: int) -> Outcome:
-    """`status` as subprocess gives it: an exit code, or minus a signal."""
+    """Classify an exit status, given as by subprocess: an exit code, or minus a signal number."""
     if status == 0:
         return Outcome.DONE
     is_abort = status == -signal.SIGINT or (stop_exit_code != 0 and status == stop_exit_code)
@@ -84,7 +86,7 @@ class _Loss:
 
 @dataclass(slots=True)
 class RestartBudget:
-    """The losses of ranks that restart together. `draw` gives numbers from 0 to 1: the jitter."""
+    """Losses of ranks that restart together. `draw` returns random numbers from 0 to 1 for the jitter."""
 
     policy: RestartPolicy
     draw: Callable[[], float]
@@ -92,8 +94,14 @@ class RestartBudget:
     _early: int = 0
 
     def lose(self, host: int, lived_s: float, now: float, *, is_misfit: bool = False) -> Decision:
-        """A loss that began on `host`, so long after the ranks were started; `is_misfit`: since the group does not fit
-        its peers."""
+        """Record a loss and decide what follows.
+
+        Args:
+            host: The host of the first rank that failed.
+            lived_s: Time in seconds between the start of the ranks and the loss.
+            now: Monotonic time in seconds.
+            is_misfit: Whether the loss occurred because the group does not fit its peers.
+        """
         policy = self.policy
         self._early = self._early + 1 if lived_s < policy.startup_s else 0
         self._losses = [loss for loss in self._losses if now - loss.at < policy.window_s]
@@ -106,11 +114,11 @@ class RestartBudget:
         return Restart(delay_s * (0.5 + 0.5 * self.draw()))
 
     def used(self, now: float) -> float:
-        """How much of its restarts: 0 none, 1 all."""
+        """Return the used share of the budget, from 0 to 1."""
         return share_used(self._recent(now), self.policy.max_restarts)
 
     def left(self, now: float) -> int:
-        """Restarts that are left within the window."""
+        """Return the number of restarts left in the window."""
         return max(0, self.policy.max_restarts - self._recent(now))
 
     def _recent(self, now: float) -> int:
@@ -133,23 +141,21 @@ class RestartBudget:
         return None
 
 
-# -- report -------------------------------------------------------------------
+# -- report: what the lighthouse must receive across broken streams
 #
-# What the lighthouse must hear of a supervisor, whatever becomes of the stream to it. No I/O, no clock.
-#
-# A stop that was asked for and a host that is excluded are levels: each new stream begins with them. A loss is told
-# once it can be. One that was told shortly before its stream broke may not have arrived: it is told again by the next
-# stream, and the lighthouse counts it once.
+# A requested stop and an excluded host are states: each new stream starts with them. A loss is an event. It is sent
+# once a stream is open, and again on the next stream if the previous one broke soon afterwards; the lighthouse counts
+# it once.
 
 MAX_KEPT_LOSSES = 1000
+# How long to retry under a name that is taken: the lighthouse may not have noticed the predecessor's end.
 DUPLICATE_TIMEOUT_S = 45.0
-"""How long a supervisor that finds its name taken asks again: its predecessor may be gone, and not missed yet."""
+# A message sent earlier than this before a stream broke has arrived: a dead connection is detected sooner.
 DOUBT_S = 60.0
-"""What was told so long before a stream broke has arrived: a dead connection is noticed sooner."""
 
 
 class Report:
-    """`send` says something on the present stream; it is called between `welcomed` and `ended` only."""
+    """Reports of a supervisor. `send` is called only between `welcomed` and `ended`."""
 
     def __init__(self, send: Callable[[StopAsked | HostExcluded | ProcessLost], None]) -> None:
         self.stop: StopAsked | None = None
@@ -157,18 +163,21 @@ class Report:
         self._excluded: HostExcluded | None = None
         self.is_open = False
         self._losses: deque[ProcessLost] = deque(maxlen=MAX_KEPT_LOSSES)
-        self._told: deque[tuple[float, ProcessLost]] = deque(maxlen=MAX_KEPT_LOSSES)
+        self._sent: deque[tuple[float, ProcessLost]] = deque(maxlen=MAX_KEPT_LOSSES)
         self._refused_since: float | None = None
 
     def is_final(self, error: LighthouseError, now: float) -> bool:
-        """The lighthouse refuses this supervisor: whether asking again is of no use."""
+        """Return whether a refusal by the lighthouse is final.
+
+        A duplicate name becomes final after DUPLICATE_TIMEOUT_S, when the predecessor's stream should have ended.
+        """
         if not isinstance(error, DuplicateReplica):
             return True
         self._refused_since = now if self._refused_since is None else self._refused_since
         return now - self._refused_since >= DUPLICATE_TIMEOUT_S
 
     def welcomed(self, now: float) -> None:
-        """By a new stream."""
+        """Send the states and the pending losses on a new stream."""
         self.is_open, self._refused_since = True, None
         for level in (self._excluded, self.stop):
             if level is not None:
@@ -176,10 +185,10 @@ class Report:
         self._send_losses(now)
 
     def ended(self, now: float) -> None:
-        """The stream has."""
+        """Close the stream, and queue again the losses that may not have arrived."""
         self.is_open = False
-        doubtful = [lost for told_at, lost in self._told if told_at >= now - DOUBT_S]
-        self._told.clear()
+        doubtful = [lost for sent_at, lost in self._sent if sent_at >= now - DOUBT_S]
+        self._sent.clear()
         self._losses = deque((*doubtful, *self._losses), maxlen=MAX_KEPT_LOSSES)
 
     def lose(self, lost: ProcessLost, now: float) -> None:
@@ -200,4 +209,4 @@ class Report:
         while self.is_open and self._losses:
             lost = self._losses.popleft()
             self._send(lost)
-            self._told.append((now, lost))
+            self._sent.append((now, lost))

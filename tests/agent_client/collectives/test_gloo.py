@@ -104,6 +104,15 @@ def test_a_collective_past_its_timeout_fails(store: str, start: Start) -> None:
     assert error
 
 
+def test_a_collective_may_take_longer_than_connecting(store: str, start: Start) -> None:
+    """A peer that heals may come minutes after the others."""
+    early, late = start(2, ACTOR)
+    meet(store, [early, late], connect_timeout_s=2.0)
+    waiting = early.begin("all_reduce", 0, 1000)
+    time.sleep(3.0)
+    assert late.call("all_reduce", 1, 1000) == waiting.result()
+
+
 def test_an_abort_leaves_all_other_sockets_alone(store: str, start: Start) -> None:
     ranks = start(2, ACTOR)
     for rank in ranks:

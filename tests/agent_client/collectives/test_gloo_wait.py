@@ -159,14 +159,20 @@ def test_the_backend_of_what_was_given_up_lives_until_it_has_ended(at_rest: list
         ([("pt_gloo_runloop", "S"), ("gloo_tcp_loop", "S"), ("python", "R")], True),
         ([("pt_gloo_runloop", "S"), ("gloo_tcp_loop", "R")], False),
         ([("pt_gloo_runloop", "D"), ("gloo_tcp_loop", "S")], False),
-        ([("a (strange) name", "R"), ("gloo_tcp_loop", "S")], True),
-        ([("python", "S")], False),
+        ([("a (strange) name", "R"), ("pt_gloo_runloop", "S"), ("gloo_tcp_loop", "S")], True),
+        ([("python", "S"), ("python", "S")], True),
+        ([("python", "S"), ("python", "R")], False),
+        ([("pt_gloo_runloop", "S"), ("python", "R")], False),
+        ([], False),
     ],
 )
 def test_at_rest_are_threads_that_all_wait(tmp_path: Path, threads: list[tuple[str, str]], rest: bool) -> None:
     for number, (name, state) in enumerate(threads):
         (tmp_path / str(number)).mkdir()
         (tmp_path / str(number) / "stat").write_text(f"{number} ({name}) {state} 1 2 3")
+    started_here = tmp_path / str(threading.get_native_id())
+    started_here.mkdir()
+    (started_here / "stat").write_text("1 (python) R 1 2 3")
     (tmp_path / "ended").mkdir()
     assert gloo_wait.are_at_rest(tmp_path) is rest
 

@@ -14,7 +14,10 @@ from agent_client.state.tree import DTYPES
 
 
 def bits(tensor: torch.Tensor) -> bytes:
-    plain = tensor.detach().clone(memory_format=torch.contiguous_format).resolve_conj().resolve_neg().reshape(-1)
+    tensor = tensor.detach()
+    if tensor.itemsize == 1:
+        tensor = tensor.view(torch.uint8)  # older versions of torch cannot copy float4_e2m1fn_x2
+    plain = tensor.clone(memory_format=torch.contiguous_format).resolve_conj().resolve_neg().reshape(-1)
     return plain.view(torch.uint8).numpy().tobytes() if plain.numel() else b""
 
 
