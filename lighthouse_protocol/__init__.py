@@ -1,3 +1,3 @@
-"""What both ends of a connection agree on: messages, identities, limits, refusals, wire form. No asyncio, no torch."""
+"""Messages, identities, limits, refusals and wire format, shared by both ends of a connection. No asyncio, no torch."""
 
 VERSION = "0.1.0"

@@ -1,7 +1,8 @@
-"""The constraints of fields, as types: a message annotates its fields with them, and wire/codec.py applies them.
+"""Constraints of message fields, as annotated types.
 
-A check returns the value, or raises InvalidRequest that names the field. `Cut` shortens a value instead, when a message
-is written and when it is read. `Form` is a value that looks different on the wire.
+Messages annotate their fields with these types, and wire/codec.py applies the constraints. A check returns the value or
+raises InvalidRequest with the name of the field. `Shortened` cuts a value on write and on read. `WireForm` converts
+between a field's type in Python and its type on the wire.
 """
 
 import math
@@ -34,7 +35,6 @@ def check_quorum_id(value: int, field: str = "quorum_id") -> int:
 
 
 def check_count(value: int, field: str) -> int:
-    """Steps too."""
     if not 0 <= value <= MAX_COUNT:
         raise InvalidRequest(f"is {value}; it counts from 0 to {MAX_COUNT}", field=field)
     return value
@@ -70,8 +70,8 @@ def check_offset(value: float, field: str) -> float:
     return value
 
 
-class Between:
-    """A whole number from `least` to `most`; `what` says what that is."""
+class IntRange:
+    """Check of an integer range. `what` begins the explanation in the error, for example "ranks are"."""
 
     def __init__(self, least: int, most: int, what: str) -> None:
         self.least = least
@@ -85,7 +85,7 @@ class Between:
 
 
 def check_secret(text: str, field: str) -> str:
-    """A refusal does not show it."""
+    """Check the length and characters of a secret. The error does not contain the secret."""
     if not (MIN_SECRET_CHARS <= len(text) <= MAX_SECRET_CHARS and text.isascii() and text.isprintable()):
         raise InvalidRequest(
             f"has {len(text)} characters; a secret has {MIN_SECRET_CHARS} to {MAX_SECRET_CHARS}, printable ASCII ones",
@@ -94,8 +94,8 @@ def check_secret(text: str, field: str) -> str:
     return text
 
 
-class Entries:
-    """`least` to `most` of them."""
+class EntryCount:
+    """Check of the number of entries, from `least` to `most`."""
 
     def __init__(self, most: int, least: int = 0) -> None:
         self.most = most
@@ -107,8 +107,8 @@ class Entries:
         return values
 
 
-class Chars:
-    """Text of at most `most` characters."""
+class MaxChars:
+    """Check of the length of a text."""
 
     def __init__(self, most: int) -> None:
         self.most = most
@@ -118,23 +118,23 @@ class Chars:
 
 
 @dataclass(frozen=True, slots=True)
-class Cut:
+class Shortened:
     shorten: Callable[[Any], Any]
 
 
 @dataclass(frozen=True, slots=True)
-class Form:
+class WireForm:
     to_wire: Callable[[Any], Any]
     from_wire: Callable[[Any, str], Any]
 
 
 @dataclass(frozen=True, slots=True)
-class Dropped:
-    """What is refused is None instead."""
+class DroppedIfInvalid:
+    """Makes an invalid value None instead of refusing the message."""
 
 
 def ranks_to_bits(ranks: Set[int]) -> bytes:
-    """A bit each, that of rank 0 the lowest of the first byte: 65,536 ranks take 8 KiB."""
+    """Encode one bit per rank; rank 0 is the lowest bit of the first byte. 65,536 ranks take 8 KiB."""
     return RankSet.of(ranks).to_bytes()
 
 
@@ -144,29 +144,27 @@ def ranks_from_bits(bits: bytes, field: str) -> RankSet:
     return RankSet.from_bytes(bits)
 
 
-check_group_rank = Between(0, MAX_GROUP_WORLD_SIZE - 1, "ranks are")
+check_group_rank = IntRange(0, MAX_GROUP_WORLD_SIZE - 1, "ranks are")
 
 T = TypeVar("T")
-Advisory = Annotated[T | None, Dropped()]
-"""For a person to see: what this version cannot read of it is no reason to refuse the message."""
-Ranks = Annotated[Set[int], Form(ranks_to_bits, ranks_from_bits)]
+# A field for display. The message stays valid if this version cannot read the field.
+Advisory = Annotated[T | None, DroppedIfInvalid()]
+Ranks = Annotated[Set[int], WireForm(ranks_to_bits, ranks_from_bits)]
 Secret = Annotated[str, check_secret]
 Count = Annotated[int, check_count]
 QuorumId = Annotated[int, check_quorum_id]
-LastGeneration = Annotated[int, Between(-1, MAX_COUNT, "a generation is, from -1 for none,")]
+LastGeneration = Annotated[int, IntRange(-1, MAX_COUNT, "a generation is, from -1 for none,")]
 GroupRank = Annotated[int, check_group_rank]
-Slot = Annotated[int, Between(0, MAX_GROUP_WORLD_SIZE - 1, "slots are")]
-WorldSize = Annotated[int, Between(1, MAX_GROUP_WORLD_SIZE, "it is")]
-Restarts = Annotated[int, Between(0, MAX_RESTARTS, "a budget of restarts is")]
-ExitStatus = Annotated[int, Between(-128, 255, "an exit code, or minus a signal, is")]
-Port = Annotated[int, Between(1, 65535, "ports are")]
+Slot = Annotated[int, IntRange(0, MAX_GROUP_WORLD_SIZE - 1, "slots are")]
+WorldSize = Annotated[int, IntRange(1, MAX_GROUP_WORLD_SIZE, "it is")]
+Restarts = Annotated[int, IntRange(0, MAX_RESTARTS, "a budget of restarts is")]
+ExitStatus = Annotated[int, IntRange(-128, 255, "an exit code, or minus a signal, is")]
+Port = Annotated[int, IntRange(1, 65535, "ports are")]
 Seconds = Annotated[float, check_seconds]
 Age = Annotated[float, check_age]
-Offset = Annotated[float, check_offset]
-"""Seconds from a moment, before or after it; or a moment since 1970."""
+Offset = Annotated[float, check_offset]  # seconds before or after a moment, or a Unix time
 Name = Annotated[str, check_name]
 Text = Annotated[str, check_short]
 FilledText = Annotated[str, check_filled]
-Reason = Annotated[str, Cut(cut_reason)]
-Output = Annotated[tuple[str, ...], Cut(cut_output)]
-"""The last lines that a process wrote."""
+Reason = Annotated[str, Shortened(cut_reason)]
+Output = Annotated[tuple[str, ...], Shortened(cut_output)]  # the last lines that a process wrote

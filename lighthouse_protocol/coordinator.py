@@ -1,10 +1,10 @@
-"""The coordinator as text: where the lighthouse is, which CA vouches for it, and the token that it takes. No I/O.
+"""The text form of a coordinator: the addresses, CA pin and token of a lighthouse. No I/O.
 
 lighthouse://CA-PIN.TOKEN@host:port[,host:port...]     TLS; CA-PIN is the SHA-256 of the CA certificate (DER)
 lighthouse://tls.TOKEN@host:port                       TLS; the caller has the CA's certificate in a file (--tls-ca)
 lighthouse://insecure.TOKEN@host:port                  no TLS; the token travels in the clear
-host:port[,host:port...]                               no TLS, no token; http:// in front is accepted.
-                                                       TLS, where the caller names a CA's certificate
+host:port[,host:port...]                               no token; TLS only if the caller names a CA's certificate;
+                                                       http:// in front is accepted
 """
 
 import functools
@@ -25,23 +25,27 @@ MAX_COORDINATOR_CHARS = 16 * 1024
 
 _PIN = re.compile(f"[0-9a-f]{{{PIN_CHARS}}}")
 _TOKEN = re.compile(f"[A-Za-z0-9_-]{{1,{MAX_TOKEN_CHARS}}}")
-_ANEW = "copy the whole string that `lighthouse token` prints on the lighthouse's host"
+_COPY_AGAIN = "copy the whole string that `lighthouse token` prints on the lighthouse's host"
 
 
 def token_command(port: int | None, role: str = "") -> str:
-    """What prints the join string of a lighthouse, to be run on its host. `port`: of its gRPC."""
+    """Return the command that prints the join string on the lighthouse's host.
+
+    Args:
+        port: gRPC port of the lighthouse.
+        role: Role of the token.
+    """
     words = ["lighthouse", "token", role, "" if port in (None, LIGHTHOUSE_PORT) else f"--port {port}"]
     return f"`{' '.join(filter(None, words))}`"
 
 
 @dataclass(frozen=True, slots=True)
 class TlsFiles:
-    """Paths of PEM files. `ca`: certificates of the CAs that vouch for the lighthouse; `cert` and `key`: what its
-    caller shows of itself. Empty: none."""
+    """Paths of PEM files. An empty path means no file."""
 
-    ca: str = ""
-    cert: str = ""
-    key: str = ""
+    ca: str = ""  # certificates of the CAs that may sign the lighthouse's certificate
+    cert: str = ""  # certificate that the client shows
+    key: str = ""  # private key of `cert`
 
 
 NO_FILES = TlsFiles()
@@ -49,16 +53,13 @@ NO_FILES = TlsFiles()
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Coordinator:
-    """Its text is `addresses` alone; only join_string() shows the token. Every address has a port."""
+    """A lighthouse as its callers know it. `str()` gives the addresses only; just join_string() shows the token."""
 
-    addresses: tuple[Address, ...]
-    ca_pin: str = ""
-    """SHA-256 of the DER of the CA certificate, in hex. Empty: no TLS."""
+    addresses: tuple[Address, ...]  # each with a port
+    ca_pin: str = ""  # SHA-256 of the CA certificate's DER in hexadecimal; empty without a pin
     token: str = ""
-    has_own_pki: bool = False
-    """The text asks for TLS without a pin: `files` must name the CA."""
-    files: TlsFiles = NO_FILES
-    """Of the caller's host: no part of the text."""
+    has_own_pki: bool = False  # TLS without a pin: `files` must name the CA
+    files: TlsFiles = NO_FILES  # on the caller's host, not part of the text
 
     def __str__(self) -> str:
         return ",".join(map(str, self.addresses))
@@ -69,7 +70,7 @@ class Coordinator:
 
     @property
     def is_loopback(self) -> bool:
-        """As far as the text tells, every address is one of this host alone."""
+        """Check that every address is a loopback by its text. No name is resolved."""
         return all(address.is_loopback for address in self.addresses)
 
     @property
@@ -77,7 +78,7 @@ class Coordinator:
         return bool(self.ca_pin or self.has_own_pki or self.files.ca)
 
     def with_files(self, files: TlsFiles) -> "Coordinator":
-        """The same, for a caller with these files. Raises InvalidRequest that names the option that is missing."""
+        """Return a copy with the caller's files. Raises InvalidRequest with the name of a missing option."""
         if self.has_own_pki and not files.ca:
             raise InvalidRequest(
                 "is missing: the join string is of a lighthouse with certificates of its own PKI; give the file with "
@@ -90,15 +91,15 @@ class Coordinator:
         return replace(self, files=files)
 
     def with_token(self, token: str) -> "Coordinator":
-        """The same places, for a caller that shows that token; empty: as it is."""
+        """Return a copy with `token`, or self if `token` is empty."""
         return replace(self, token=token) if token else self
 
     def at(self, address: Address) -> "Coordinator":
-        """The same, at that address alone: one that it names, or that a lighthouse there names."""
+        """Return a copy with a single address."""
         return replace(self, addresses=(address,))
 
     def join_string(self) -> str:
-        """What parse_coordinator() reads. A secret, if there is a token."""
+        """Return the text that parse_coordinator() reads. The result is secret if there is a token."""
         if not self.token:
             return str(self)
         return f"{SCHEME}{self.ca_pin or (OWN_PKI if self.has_tls else INSECURE)}.{self.token}@{self}"
@@ -106,9 +107,15 @@ class Coordinator:
 
 @functools.lru_cache(maxsize=1024)
 def parse_coordinator(text: str, field: str = "lighthouse", default_port: int | None = LIGHTHOUSE_PORT) -> Coordinator:
-    """Raises InvalidRequest that names `field` and the remedy, and never shows the token.
+    """Parse an address list or a join string.
 
-    `default_port`: of an address without a port; None: such an address is refused.
+    Args:
+        text: Text in a form of the module docstring.
+        field: Name of the field in errors.
+        default_port: Port of an address without one. If None, such an address is an error.
+
+    Raises:
+        InvalidRequest: With `field` and the remedy, never with the token.
     """
     text = text.strip()
     if len(text) > MAX_COORDINATOR_CHARS:
@@ -117,19 +124,20 @@ def parse_coordinator(text: str, field: str = "lighthouse", default_port: int | 
         return Coordinator(_addresses(text, field, default_port))
     credential, at, hosts = text.removeprefix(SCHEME).rpartition("@")
     if not at:
-        raise InvalidRequest(f"the join string has no @ before its address; {_ANEW}", field=field)
+        raise InvalidRequest(f"the join string has no @ before its address; {_COPY_AGAIN}", field=field)
     pin, dot, token = credential.partition(".")
     if pin not in (INSECURE, OWN_PKI) and not _PIN.fullmatch(pin.lower()):
         raise InvalidRequest(
             f"the pin of the join string has {len(pin)} characters; it is {PIN_CHARS} hexadecimal digits, or the word "
-            f"{OWN_PKI} or {INSECURE}; {_ANEW}",
+            f"{OWN_PKI} or {INSECURE}; {_COPY_AGAIN}",
             field=field,
         )
     if not dot or not token:
-        raise InvalidRequest(f"the join string has no token after its pin; {_ANEW}", field=field)
+        raise InvalidRequest(f"the join string has no token after its pin; {_COPY_AGAIN}", field=field)
     if not _TOKEN.fullmatch(token):
         raise InvalidRequest(
-            f"the token of the join string has {len(token)} characters, or one that is not A-Z a-z 0-9 _ -; {_ANEW}",
+            f"the token of the join string has {len(token)} characters, or one that is not A-Z a-z 0-9 _ -; "
+            f"{_COPY_AGAIN}",
             field=field,
         )
     places, has_own_pki = _addresses(hosts, field, default_port), pin == OWN_PKI

@@ -1,7 +1,7 @@
-"""Regenerate lighthouse_protocol/pb from protos/ with pinned tools; `--check` fails if what is checked in is stale.
+"""Regenerate lighthouse_protocol/pb from protos/ with pinned tools. `--check` fails if the files are stale.
 
-The descriptors are registered as `lighthouse_protocol/pb/...`, so a project that registers a `protos/manager.proto`
-of its own does not collide with ours.
+The descriptors are registered as `lighthouse_protocol/pb/...` to avoid a collision with a project's own
+`protos/manager.proto`.
 
 pip install --group generate
 python -m lighthouse_protocol.generate [--check]
@@ -19,7 +19,7 @@ PATTERNS = ("*_pb2.py", "*_pb2.pyi", "*_pb2_grpc.py", "*_pb2_grpc.pyi")
 
 
 def generate(out: pathlib.Path) -> None:
-    """Compile every proto into `out`/lighthouse_protocol/pb. Raises SystemExit when protoc refuses one."""
+    """Compile every proto into `out`/lighthouse_protocol/pb. Raises SystemExit if protoc fails."""
     from grpc_tools import protoc  # pyright: ignore[reportMissingImports]
 
     well_known = importlib.resources.files("grpc_tools") / "_proto"

@@ -1,7 +1,7 @@
-"""Who and where: replica ids, incarnations and addresses as text. No look-ups, no I/O.
+"""Replica ids, incarnations and addresses as text. No look-ups, no I/O.
 
-A torchft replica id is `name:uuid`, new at every start; it is read as name and incarnation. Any other colon belongs
-to the name.
+A torchft replica id is `name:uuid` with a new uuid at every start. It is split into the name and the incarnation. Any
+other colon is part of the name.
 """
 
 import functools
@@ -22,7 +22,7 @@ _HOST = re.compile(r"[A-Za-z0-9]([A-Za-z0-9_.-]*[A-Za-z0-9_])?\.?")
 
 
 def check_name(value: str, field: str = "replica_id") -> str:
-    """`value`, if it is a usable id. Raises InvalidRequest that names `field`."""
+    """Return `value` if it is a valid id. Raises InvalidRequest with the name of the field."""
     if not value:
         raise InvalidRequest("is empty; give each replica group its own name", field=field)
     if len(value) > MAX_REPLICA_ID_CHARS:
@@ -34,24 +34,26 @@ def check_name(value: str, field: str = "replica_id") -> str:
 
 
 def group_run(run: str, replica_id: str) -> str:
-    """The run of the ranks of one replica group that restart by themselves; `run` is what all groups share."""
+    """Return the run id for the ranks of one replica group that restart independently. All groups share `run`."""
     return f"{run}.{replica_id}"
 
 
 def supervisor_name(replica_id: str, host: int, hosts: int) -> str:
-    """The name, in its run, of a group's supervisor on host `host` of `hosts`."""
+    """Return the name in its run of the supervisor on host `host` of a group with `hosts` hosts."""
     return replica_id if hosts == 1 else f"{replica_id}/{host}"
 
 
 def group_of_supervisor(name: str) -> str:
-    """The replica group that supervisor_name() was given. A group whose own id ends in a slash and a number, and which
-    has one host, cannot be told from a host of another group."""
+    """Return the replica group of a supervisor_name().
+
+    A group with one host whose id ends in a slash and a number is taken for a host of another group.
+    """
     return _OF_HOST.sub("", name)
 
 
 @functools.lru_cache(maxsize=32768)
 def read_identity(wire_id: str, incarnation: str = "") -> tuple[str, str]:
-    """(replica_id, incarnation) of a caller that may tell its incarnation apart. Raises InvalidRequest."""
+    """Return (replica_id, incarnation) of a caller that may send its incarnation separately. Raises InvalidRequest."""
     name, implied = split_replica_id(check_name(wire_id))
     if incarnation and check_name(incarnation, "incarnation") != implied:
         return wire_id, incarnation
@@ -59,14 +61,14 @@ def read_identity(wire_id: str, incarnation: str = "") -> tuple[str, str]:
 
 
 def split_replica_id(wire_id: str) -> tuple[str, str]:
-    """(replica_id, incarnation) of an id as it came; incarnation is empty unless the id is torchft's name:uuid."""
+    """Split torchft's name:uuid into (replica_id, incarnation). The incarnation of any other id is empty."""
     name, colon, tail = wire_id.rpartition(":")
     return (name, tail) if colon and name and _UUID.fullmatch(tail) else (wire_id, "")
 
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """Host and port; `port` is None where none was given."""
+    """Host and port. `port` is None if the text has none."""
 
     host: str
     port: int | None
@@ -77,7 +79,7 @@ class Address:
 
     @property
     def is_loopback(self) -> bool:
-        """As far as the text tells; a name that resolves to a loopback is for the one who can resolve it."""
+        """Check the text only: a name that resolves to a loopback address does not count."""
         name = self.host.lower().removesuffix(".")
         if name == "localhost" or name.endswith(".localhost"):
             return True
@@ -96,7 +98,7 @@ class Address:
 
 @functools.lru_cache(maxsize=32768)
 def parse_address(text: str, field: str) -> Address:
-    """`host`, `host:port`, `[v6]:port`, with or without http://. Raises InvalidRequest that names `field`."""
+    """Parse `host`, `host:port` or `[v6]:port`, optionally with http://. Raises InvalidRequest naming the field."""
     rest = text.removeprefix("http://").removeprefix("https://").rstrip("/")
     if len(text) > MAX_ADDRESS_CHARS:
         raise InvalidRequest(f"has {len(text)} characters; at most {MAX_ADDRESS_CHARS} are allowed", field=field)
@@ -111,7 +113,7 @@ def parse_address(text: str, field: str) -> Address:
 
 
 def parse_target(text: str, field: str, default_port: int | None = None) -> Address:
-    """An address to connect to: as parse_address(), with a port. Raises InvalidRequest that names `field`."""
+    """Parse an address to connect to, which needs a port. Raises InvalidRequest with the name of the field."""
     address = parse_address(text, field)
     port = address.port if address.port is not None else default_port
     if not port:

@@ -1,4 +1,4 @@
-"""Numbers that both ends of a wire must agree on."""
+"""Ports, limits, timeouts and metadata keys on which both ends of a connection must agree."""
 
 from collections.abc import Sequence
 
@@ -6,64 +6,66 @@ LIGHTHOUSE_PORT = 29510
 LIGHTHOUSE_HTTP_PORT = 29511
 MANAGER_PORT = 29512
 
+# The server closes the connections of paused and vanished callers after this time. One half passes without traffic,
+# the other half is the limit for the answer to a ping.
 KEEPALIVE_S = 2.0
-"""The connections of paused and vanished callers are closed after that: half of it without traffic, half for an answer
-to a ping."""
 
 MAX_REPLICA_ID_CHARS = 128
 MAX_ADDRESS_CHARS = 512
 MAX_DATA_BYTES = 4096
-MAX_MEMBER_BYTES = 16 * 1024  # of one participant, with all that is relayed unread
+MAX_MEMBER_BYTES = 16 * 1024  # one participant, including the fields that are relayed unread
 MAX_GROUP_WORLD_SIZE = 65536
 MAX_RANKS_PER_HOST = 256  # under one supervisor
-MAX_COUNT = 2**53  # of steps, and of all that is counted: a JSON number, and a float, hold it exactly
+MAX_COUNT = 2**53  # JSON numbers and floats are exact up to here
 MAX_QUORUM_ID = 2**53
-MAX_LEARNED_GENERATION = 2**48  # told by a rank that comes; what follows stays below MAX_COUNT, whatever the stride
-MAX_RESTARTS = 1000  # of a budget: a run's record keeps the moment of each
-MAX_SECONDS = 1e10  # of a length of time, and of a moment since 1970
-MIN_SECRET_CHARS = 32  # 16 random bytes in hexadecimal: not to be guessed
-SECRET_BYTES = 32  # of ours
+MAX_LEARNED_GENERATION = 2**48  # reported by a connecting rank; later numbers stay below MAX_COUNT with any stride
+MAX_RESTARTS = 1000  # a run's record stores the time of each restart in the budget
+MAX_SECONDS = 1e10  # limit of a duration and of a Unix time
+MIN_SECRET_CHARS = 32  # 16 random bytes in hexadecimal cannot be guessed
+SECRET_BYTES = 32  # length of the secrets that we make
 MAX_SECRET_CHARS = 128
-MAX_REASON_CHARS = 1000  # of a refusal or an order; a status travels in a header, which has a limit of its own
+MAX_REASON_CHARS = 1000  # a gRPC status travels in a header, which has a size limit
 
-# Of the last lines that a lost worker wrote.
+# Limits for the last output lines of a lost worker.
 MAX_OUTPUT_LINES = 32
 MAX_OUTPUT_CHARS = 240
 
-# One participant takes some 200 bytes (4.5 KiB with full `data`); a quorum of 10,000 must still fit.
+# A participant takes some 200 bytes (4.5 KiB with full `data`); a quorum of 10,000 must still fit.
 MAX_REQUEST_BYTES = 256 * 1024
 MAX_RESPONSE_BYTES = 64 * 1024 * 1024
 
-# By which a manager knows its group's ranks; never an option: command lines are public.
+# A rank proves to its manager with this secret that it belongs to the group. There is no option: command lines are
+# public.
 MANAGER_SECRET_VARIABLE = "LIGHTHOUSE_MANAGER_SECRET"
 JOB_METADATA_KEY = "lighthouse-job"
 RUN_METADATA_KEY = "lighthouse-run"
 TOKEN_METADATA_KEY = "authorization"
 TOKEN_SCHEME = "Bearer "
-# On a status that a daemon of ours sent, as against one that gRPC made of a broken connection.
+# Marks a status that one of our daemons sent. gRPC itself makes a status of a broken connection, without this key.
 REFUSAL_METADATA_KEY = "lighthouse-refusal"
-# The leader's address, on the refusal of a lighthouse that follows it.
+# The leader's address, sent with the refusal of a follower.
 LEADER_METADATA_KEY = "lighthouse-leader"
 DEFAULT_JOB = "default"
 DEFAULT_STRIDE = 100
-MASTER_PORT = 29500  # where MASTER_PORT is not set
-STORE_PORT_OFFSET = 2
-"""From MASTER_PORT to the port of the TCPStore that outlives the ranks."""
+MASTER_PORT = 29500  # if the environment does not set MASTER_PORT
+STORE_PORT_OFFSET = 2  # from MASTER_PORT to the port of the TCPStore that outlives the ranks
 DEFAULT_RUN = "default"
 
-# What a daemon keeps in hand to answer a waiting call with its reason before the caller's own deadline ends it.
+# A daemon answers a waiting call this much before the caller's own deadline, so that its reason arrives in time.
 ANSWER_MARGIN_S = 0.25
 ANSWER_MARGIN_SHARE = 0.1
 
-# A call for a quorum outlives the wait for stragglers by this: the quorum that ends the wait still reaches its caller,
-# and a group whose call began after the lighthouse's wait did loses no step to a race of two timeouts.
+# A call for a quorum lasts longer than the wait for stragglers. The quorum that ends the wait still reaches its caller,
+# and a group that called after the wait began loses no step to a race of two timeouts.
 JOIN_TIMEOUT_S = 60.0
 QUORUM_TIMEOUT_S = JOIN_TIMEOUT_S + 30.0
 
 
 def cut_reason(text: str) -> str:
-    """One printable line, of bounded length: whatever others have written, it must not break an answer, and a second
-    line in a log could pass for ours."""
+    """Make one printable line of at most MAX_REASON_CHARS characters.
+
+    Peers write these texts: a second line in our log could pass for our own.
+    """
     if not text:
         return text
     line = "".join(map(_visible, " ".join(text.split())))
@@ -75,10 +77,10 @@ def _visible(character: str) -> str:
 
 
 def cut_output(lines: Sequence[str]) -> tuple[str, ...]:
-    """The last of what a worker wrote, as it is kept."""
+    """Keep the last MAX_OUTPUT_LINES lines, each cut to MAX_OUTPUT_CHARS."""
     return tuple(line[:MAX_OUTPUT_CHARS] for line in lines[-MAX_OUTPUT_LINES:])
 
 
 def answer_margin_s(time_left_s: float) -> float:
-    """How long before its deadline a call is answered, whatever there is to say."""
+    """Return how many seconds before its deadline a waiting call is answered."""
     return min(ANSWER_MARGIN_S, ANSWER_MARGIN_SHARE * time_left_s)

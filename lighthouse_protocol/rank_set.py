@@ -1,4 +1,4 @@
-"""A set of ranks as one integer, a bit each: 65,536 ranks take 8 KiB, and no operation makes an object per rank."""
+"""Sets of ranks as bits of one integer. 65,536 ranks take 8 KiB, and no operation creates an object per rank."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from functools import lru_cache
 
 
 class RankSet(Set[int]):
-    """Immutable, and equal to any other set of the same ranks."""
+    """An immutable set of ranks. Equal to any other set with the same ranks."""
 
     __slots__ = ("bits",)
 
     def __init__(self, ranks: Iterable[int] = (), *, bits: int = 0) -> None:
-        """Of `ranks`, and of those whose bits are set: that of rank 0 is the lowest."""
+        """Create a set of `ranks` and of the positions of the one-bits in `bits`. Rank 0 is the lowest bit."""
         for rank in ranks:
             bits |= 1 << rank
         self.bits = bits
@@ -20,25 +20,25 @@ class RankSet(Set[int]):
     @staticmethod
     @lru_cache(maxsize=16)
     def first(count: int) -> RankSet:
-        """Ranks 0 to count - 1; kept, since thousands of groups of one job are of one size."""
+        """Return ranks 0 to count - 1, cached because the groups of a job usually have the same size."""
         return RankSet(bits=(1 << count) - 1)
 
     @classmethod
     def of(cls, ranks: Set[int]) -> RankSet:
-        """`ranks` itself, where it is one."""
+        """Convert any set of ranks. Return `ranks` itself if it is a RankSet."""
         return ranks if isinstance(ranks, cls) else cls(ranks)
 
     @classmethod
     def from_bytes(cls, octets: bytes) -> RankSet:
-        """The lowest bit of the first byte is that of rank 0."""
+        """Decode a bit mask. Rank 0 is the lowest bit of the first byte."""
         return cls(bits=int.from_bytes(octets, "little"))
 
     def to_bytes(self) -> bytes:
-        """As few as hold them."""
+        """Encode as a bit mask without trailing zero bytes."""
         return self.bits.to_bytes((self.bits.bit_length() + 7) // 8, "little")
 
     def runs(self) -> Iterator[tuple[int, int]]:
-        """The first and the last of each run of neighbours, in order."""
+        """Yield the first and last rank of each run of consecutive ranks, in order."""
         bits, at = self.bits, 0
         while bits:
             gap = (bits & -bits).bit_length() - 1
@@ -65,7 +65,7 @@ class RankSet(Set[int]):
         return self.bits == other.bits if isinstance(other, RankSet) else super().__eq__(other)
 
     def __hash__(self) -> int:
-        return self._hash()  # that of a frozenset with these ranks
+        return self._hash()  # equals the hash of a frozenset with these ranks
 
     def __and__(self, other: Set[object]) -> RankSet:
         return RankSet(bits=self.bits & _bits(other))
@@ -90,8 +90,8 @@ def _bits(other: Set[object]) -> int:
 
 
 def largest_count(sets: Iterable[RankSet]) -> int:
-    """In how many of the sets that rank is that is in most of them. O(n) operations on whole sets, for n sets."""
-    planes: list[int] = []  # bit k of how often each rank was met
+    """Return how many of the sets contain the most frequent rank. O(n) operations on whole sets, for n sets."""
+    planes: list[int] = []  # plane k holds bit k of every rank's counter
     for each in sets:
         carry = each.bits
         for at, plane in enumerate(planes):

@@ -1,7 +1,7 @@
-"""Why a request was not done. Every refusal says what happened, whose fault it is and what to do.
+"""Exceptions for requests that fail. Each message states the cause, whose fault it is and what to do.
 
-These are plain exceptions without I/O, so that the pure machines can hand them out as values;
-lighthouse_protocol/wire/codec.py maps each to a gRPC status and back.
+They do no I/O, so the pure machines can return them as values. lighthouse_protocol/wire/codec.py maps each class to a
+gRPC status and back.
 """
 
 import re
@@ -10,9 +10,10 @@ _TOKEN = re.compile(r"(lighthouse://(?:[0-9a-fA-F]{64}|tls|insecure|[^\s.@]*(?=\
 
 
 class LighthouseError(Exception):
-    """Any refusal. `may_have_happened` tells a caller whether the request may have taken effect all the same.
+    """Base class of all refusals.
 
-    Its text never shows the token of a join string, whoever quotes one: refusals are logged and filed as reasons.
+    `may_have_happened` is true if the request may have taken effect in spite of the error. The message never contains
+    the token of a join string, because refusals are logged.
     """
 
     may_have_happened = False
@@ -22,7 +23,7 @@ class LighthouseError(Exception):
 
 
 class InvalidRequest(LighthouseError):
-    """The caller's request is malformed; the message starts with the name of the field."""
+    """The request is malformed. The message starts with the name of the field."""
 
     def __init__(self, message: str, *, field: str | None = None) -> None:
         super().__init__(f"{field}: {message}" if field else message)
@@ -33,45 +34,45 @@ class DuplicateReplica(LighthouseError):
 
 
 class WrongState(LighthouseError):
-    """The request is well formed and does not fit the state it meets; the message names both."""
+    """The request is well formed but does not fit the current state. The message names both."""
 
 
 class Unrecoverable(LighthouseError):
-    """The caller's state cannot become one that fits, however often it asks: it has to end. The message says why."""
+    """No retry can succeed, so the caller has to end. The message gives the reason."""
 
 
 class UnknownName(LighthouseError):
-    """No such replica, rank or job."""
+    """The replica, rank or job does not exist."""
 
 
 class NotPermitted(LighthouseError):
-    """The caller may not do that; the message says how it could."""
+    """The caller lacks a permission. The message explains how to get it."""
 
 
 class NotServed(LighthouseError):
-    """The other side has no such RPC: another program, or another version."""
+    """The server does not have this RPC: it is another program or another version."""
 
 
 class Superseded(LighthouseError):
-    """The same caller asked again; only its newest call is answered."""
+    """The same caller sent a newer request, which gets the answer."""
 
 
 class Drained(LighthouseError):
-    """The group was asked to leave and has done its last step."""
+    """The group was drained and has done its last step."""
 
 
 class LimitReached(LighthouseError):
-    """A configured limit is full."""
+    """A configured limit is reached."""
 
 
 class Unreachable(LighthouseError):
-    """The other side could not be reached, or is going away."""
+    """The server cannot be reached or is shutting down."""
 
     may_have_happened = True
 
 
 class NotLeader(Unreachable):
-    """This lighthouse does not lead; nothing was done. `leader`: the address of the one that does; empty: not known."""
+    """This lighthouse is not the leader and did nothing. `leader` is the leader's address, empty if unknown."""
 
     may_have_happened = False
 
@@ -81,20 +82,20 @@ class NotLeader(Unreachable):
 
 
 class WrongProtocol(Unreachable):
-    """What listens there is no daemon of ours, and no retry makes it one."""
+    """The port belongs to something other than our daemons. A retry does not help."""
 
 
 class Untrusted(WrongProtocol):
-    """The certificate there is not the one that the join string names, or has expired: a retry does not mend it."""
+    """The server's certificate is expired or does not match the join string. A retry does not help."""
 
 
 class DeadlinePassed(LighthouseError, TimeoutError):
-    """The caller's time was over before an answer existed."""
+    """The deadline passed before there was an answer."""
 
     may_have_happened = True
 
 
 class InternalError(LighthouseError):
-    """A defect on the other side."""
+    """The server has a defect."""
 
     may_have_happened = True

@@ -1,1 +1,1 @@
-"""What any process of ours needs: loop, sockets, logs, clients. No torch."""
+"""Infrastructure that every process of ours shares: event loop, sockets, logs, clients, servers. No torch."""

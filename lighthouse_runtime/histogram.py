@@ -1,4 +1,4 @@
-"""A histogram's numbers."""
+"""A histogram for metrics."""
 
 from bisect import bisect_left
 from collections.abc import Sequence
@@ -6,7 +6,7 @@ from itertools import accumulate
 
 
 class Histogram:
-    """`bounds` ascend; what is above the last counts as +Inf."""
+    """Counts of values per bucket. `bounds` ascend; higher values count in +Inf."""
 
     def __init__(self, bounds: Sequence[float]) -> None:
         self._bounds = bounds
@@ -22,6 +22,6 @@ class Histogram:
         return sum(self._counts)
 
     def buckets(self) -> list[tuple[str, float]]:
-        """(upper bound, how many up to it), as a HistogramMetricFamily takes them."""
+        """Return (upper bound, cumulative count) pairs, as HistogramMetricFamily takes them."""
         names = [*map(str, self._bounds), "+Inf"]
         return list(zip(names, accumulate(self._counts), strict=True))

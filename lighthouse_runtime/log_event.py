@@ -1,4 +1,4 @@
-"""What a line of the log is about, for programs: its fields.
+"""Structured fields of log lines.
 
 log.info("quorum %d: %s", quorum_id, names, extra=event("quorum_formed", job=job, quorum_id=quorum_id))
 """
@@ -18,8 +18,11 @@ def event(
     step: int | None = None,
     **more: object,
 ) -> Mapping[str, object]:
-    """What a line is about, as the `extra` of a call. `name` says what happened, from a closed set; the fields that
-    all lines share have one name each, and `more` are those of this event alone. What is empty or None is left out."""
+    """Return the `extra` of a logging call. Empty and None fields are left out.
+
+    `name` is one of a closed set of events. The other named parameters are the fields that events share; `more` are the
+    fields of this event only.
+    """
     shared = {
         "job": job or None,
         "run": run or None,

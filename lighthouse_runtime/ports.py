@@ -1,4 +1,4 @@
-"""What a driver needs of its surroundings: time, peers, and who waits for an answer.
+"""Interfaces of a driver's surroundings: time, callers and peers.
 
 An asyncio loop is a `Timers`, and so is a virtual clock.
 """
@@ -16,7 +16,7 @@ class Timer(Protocol):
 
 
 class Timers(Protocol):
-    """Monotonic seconds, and calls at a moment or after a delay in them."""
+    """A monotonic clock in seconds, and calls scheduled by it."""
 
     def time(self) -> float: ...
 
@@ -26,7 +26,7 @@ class Timers(Protocol):
 
 
 class Reply(Protocol[M]):
-    """Whoever waits for the answer of one call. The first word counts; neither does anything once nobody waits."""
+    """A caller that waits for one answer. The first answer or refusal counts; later ones do nothing."""
 
     def answer(self, value: M) -> None: ...
 
@@ -34,10 +34,10 @@ class Reply(Protocol[M]):
 
 
 class Peer(Protocol[M]):
-    """The other end of a stream. Neither call waits, and neither does anything after the end."""
+    """The other end of a stream. Calls never wait, and do nothing after the end."""
 
     def send(self, message: M) -> None: ...
 
     def end(self, error: LighthouseError | None = None) -> None:
-        """After what was sent, in good order or with `error` as its status. The first end counts."""
+        """End the stream after the messages already sent, with `error` as its status if given. The first end counts."""
         ...

@@ -68,8 +68,8 @@ def logged(mark: HealMark, *, is_beside: bool = False) -> Generator[None]:
 
 def _look(heal: GroupHeal, mark: HealMark) -> None:
     now = time.monotonic()
-    heal.take(_RANK, _PROCESS, mark.read(), now)
-    while line := heal.news(now):
+    heal.add_report(_RANK, _PROCESS, mark.read(), now)
+    while line := heal.next_line(now):
         log.info("%s", line)
 
 

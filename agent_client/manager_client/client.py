@@ -157,11 +157,11 @@ class WaitLog:
             yield
         except BaseException:
             with self._changed:
-                self._wait.leave(time.monotonic())
+                self._wait.pause(time.monotonic())
                 self._changed.notify()
             raise
         with self._changed:
-            line = self._wait.answered(time.monotonic())
+            line = self._wait.finish(time.monotonic())
             if line:
                 self._changed.notify()  # the thread may sleep until its next line, which is not due any more
         if line:
@@ -190,7 +190,7 @@ class WaitLog:
             with self._changed:
                 if self._is_closed:
                     return
-                line, step = self._wait.news(self._waiting_for(), time.monotonic()), self._step
+                line, step = self._wait.next_line(self._waiting_for(), time.monotonic()), self._step
                 if not line:
                     next_at = self._wait.next_at(time.monotonic())
                     self._is_idle = next_at is None

@@ -300,7 +300,7 @@ class RankWatch:
                 self._votes.take(message)
             case World():
                 if message.pending and (self.world is None or message.pending != self.world.pending):
-                    log.info("waiting to join: %s", message.who_joins)
+                    log.info("waiting to join: %s", message.joining_names)
                 self.world = message
             case WatchOpened():
                 if self._progress is not None:

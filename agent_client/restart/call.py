@@ -83,7 +83,7 @@ class LocalAttempts:
     def raised(self, reason: str) -> None:
         now = time.monotonic()
         lasted_s = now - self._began_at
-        self._delay_s = self._budget.fail(self._terms, now, lasted_s=lasted_s, has_stepped=self._has_stepped)
+        self._delay_s = self._budget.add_failure(self._terms, now, lasted_s=lasted_s, has_stepped=self._has_stepped)
         self._last_failure = reason
 
     def returned(self) -> None:

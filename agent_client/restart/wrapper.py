@@ -19,7 +19,7 @@ from agent_client.restart.options import Launch, Options
 from agent_client.step.environment import Variables
 from lighthouse_protocol.identity import Address
 from lighthouse_protocol.limits import MASTER_PORT, STORE_PORT_OFFSET
-from lighthouse_runtime.process.children import who_listens
+from lighthouse_runtime.process.children import describe_listener
 
 log = logging.getLogger(__name__)
 
@@ -53,7 +53,7 @@ def serve_store(options: Options, launch: Launch) -> None:
     except ImportError as e:
         raise ConfigurationError(f"store_kwargs needs torch ({e}); {remedy}") from None
     except (RuntimeError, TypeError, ValueError) as e:
-        why = f"{who_listens(port)} listens there" if "EADDRINUSE" in str(e) else str(e).partition("\n")[0]
+        why = f"{describe_listener(port)} listens there" if "EADDRINUSE" in str(e) else str(e).partition("\n")[0]
         raise ConfigurationError(
             f"store_kwargs: cannot serve a TCPStore on {Address(given['host_name'], port)}: {why}; give another port; "
             f"{remedy}"

@@ -7,31 +7,39 @@ import lighthouse_runtime.process.grpc_environment  # noqa: F401, I001  # pyrigh
 
 import click
 
-from lighthouse_runtime.cli.settings import Lazy, LazyCommands, LazyGroup
+from lighthouse_runtime.cli.settings import LazyCommand, LazyCommands, LazyGroup
 from lighthouse_runtime.cli.settings import CONTEXT_SETTINGS
 from lighthouse_protocol import VERSION
 
 _INSPECT, _CONTROL, _ACCESS = "Inspect", "Control", "Access and support"
 _VERBS = {
-    "serve": Lazy("lighthouse.cli.serve:serve", "Run the lighthouse on a coordinator host until SIGTERM."),
-    "status": Lazy("lighthouse.cli.status:status", "Show whether each job makes progress, and if not, why."),
-    "watch": Lazy("lighthouse.cli.status:watch", "Show the status and refresh it until Ctrl-C."),
-    "incidents": Lazy("lighthouse.cli.incidents:incidents", "List incidents, newest first."),
-    "doctor": Lazy("lighthouse.cli.doctor:doctor", "Check that this host can use the lighthouse."),
-    "members": Lazy("lighthouse.cli.listings:members", "List the replica groups.", _INSPECT),
-    "ranks": Lazy("lighthouse.cli.listings:ranks", "List where every rank is, ranks that are behind first.", _INSPECT),
-    "runs": Lazy("lighthouse.cli.listings:runs", "List the runs, their supervised groups and restarts.", _INSPECT),
-    "incident": Lazy(
+    "serve": LazyCommand("lighthouse.cli.serve:serve", "Run the lighthouse on a coordinator host until SIGTERM."),
+    "status": LazyCommand("lighthouse.cli.status:status", "Show whether each job makes progress, and if not, why."),
+    "watch": LazyCommand("lighthouse.cli.status:watch", "Show the status and refresh it until Ctrl-C."),
+    "incidents": LazyCommand("lighthouse.cli.incidents:incidents", "List incidents, newest first."),
+    "doctor": LazyCommand("lighthouse.cli.doctor:doctor", "Check that this host can use the lighthouse."),
+    "members": LazyCommand("lighthouse.cli.listings:members", "List the replica groups.", _INSPECT),
+    "ranks": LazyCommand(
+        "lighthouse.cli.listings:ranks", "List where every rank is, ranks that are behind first.", _INSPECT
+    ),
+    "runs": LazyCommand(
+        "lighthouse.cli.listings:runs", "List the runs, their supervised groups and restarts.", _INSPECT
+    ),
+    "incident": LazyCommand(
         "lighthouse.cli.incidents:incident", "Show an incident: its timeline and what each rank was doing.", _INSPECT
     ),
-    "stacks": Lazy("lighthouse.cli.listings:stacks", "Show the Python stacks of all ranks, now.", _INSPECT),
-    "keys": Lazy("lighthouse.cli.listings:keys", "List the keys that the ranks of a run have set.", _INSPECT),
-    "drain": Lazy("lighthouse.cli.control:drain", "Ask a replica group to leave after its current step.", _CONTROL),
-    "kill": Lazy("lighthouse.cli.control:kill", "Kill a replica group through its manager.", _CONTROL),
-    "stop": Lazy("lighthouse.cli.control:stop", "Stop a run until it is resumed.", _CONTROL),
-    "resume": Lazy("lighthouse.cli.control:resume", "Undo `stop` and re-admit excluded hosts.", _CONTROL),
-    "token": Lazy("lighthouse.cli.token:token", "Print the join string of a role, or rotate its token.", _ACCESS),
-    "debug": Lazy("lighthouse.cli.debug:debug", "Collect logs and status for a bug report.", _ACCESS),
+    "stacks": LazyCommand("lighthouse.cli.listings:stacks", "Show the Python stacks of all ranks, now.", _INSPECT),
+    "keys": LazyCommand("lighthouse.cli.listings:keys", "List the keys that the ranks of a run have set.", _INSPECT),
+    "drain": LazyCommand(
+        "lighthouse.cli.control:drain", "Ask a replica group to leave after its current step.", _CONTROL
+    ),
+    "kill": LazyCommand("lighthouse.cli.control:kill", "Kill a replica group through its manager.", _CONTROL),
+    "stop": LazyCommand("lighthouse.cli.control:stop", "Stop a run until it is resumed.", _CONTROL),
+    "resume": LazyCommand("lighthouse.cli.control:resume", "Undo `stop` and re-admit excluded hosts.", _CONTROL),
+    "token": LazyCommand(
+        "lighthouse.cli.token:token", "Print the join string of a role, or rotate its token.", _ACCESS
+    ),
+    "debug": LazyCommand("lighthouse.cli.debug:debug", "Collect logs and status for a bug report.", _ACCESS),
 }
 
 

@@ -47,7 +47,7 @@ from lighthouse_runtime.process.commands import installed_versions
 from lighthouse_runtime.process.logs import REMOVED, without_credentials
 from lighthouse_runtime.security.client_tls import ClientTls, fetch_tls
 from lighthouse_runtime.security.serving import with_local_credentials
-from lighthouse_runtime.timing.pacing import Reading
+from lighthouse_runtime.timing.pacing import BackgroundRead
 
 INCIDENTS_KEPT = 20
 MAX_PART_BYTES = 64 * 2**20
@@ -133,7 +133,7 @@ def write_bundle(path: Path, parts: Iterable[Part], limit_s: float) -> list[str]
     Raises:
         InvalidRequest: If the archive cannot be written. No partial file remains.
     """
-    reading = [(part, Reading(part.name, part.read, limit_s)) for part in parts]
+    reading = [(part, BackgroundRead(part.name, part.read, limit_s)) for part in parts]
     failed: list[str] = []
     temporary: Path | None = None
     try:
@@ -158,7 +158,7 @@ def write_bundle(path: Path, parts: Iterable[Part], limit_s: float) -> list[str]
     return failed
 
 
-def _outcome(answer: Reading[bytes]) -> bytes | str:
+def _outcome(answer: BackgroundRead[bytes]) -> bytes | str:
     """Return the part's bytes, or a text with the reason if it cannot be read."""
     try:
         return answer.result()

@@ -45,7 +45,7 @@ from lighthouse_runtime.security import certificates
 from lighthouse_runtime.security.credentials import ROLES
 from lighthouse_runtime.security.pinned import connected, shown_certificates
 from lighthouse_runtime.security.serving import with_local_credentials
-from lighthouse_runtime.timing.pacing import Reading
+from lighthouse_runtime.timing.pacing import BackgroundRead
 
 AT_ONCE = 64  # managers that are queried in parallel
 _SLACK_S = 1.0
@@ -63,12 +63,14 @@ def gather(given: Coordinator, ask: AskStatus, timeout_s: float) -> Facts:
     """
     coordinator = with_local_credentials(given, Role.OPERATE)
     limit_s = timeout_s + _SLACK_S
-    connecting = [Reading("address", lambda a=a: _place(a, timeout_s), limit_s) for a in coordinator.addresses]
+    connecting = [BackgroundRead("address", lambda a=a: _place(a, timeout_s), limit_s) for a in coordinator.addresses]
     places = tuple(map(_read_place, connecting, coordinator.addresses))
     open_addresses = [a for a, place in zip(coordinator.addresses, places, strict=True) if not place.error]
     certificate, asked = None, None
     if open_addresses:
-        showing = Reading("certificate", lambda: _shown_certificate(open_addresses[0], coordinator, timeout_s), limit_s)
+        showing = BackgroundRead(
+            "certificate", lambda: _shown_certificate(open_addresses[0], coordinator, timeout_s), limit_s
+        )
         asked = _ask(str(coordinator), ask, limit_s)
         certificate = _read_certificate(showing)
     status = None if asked is None else asked.status
@@ -96,7 +98,7 @@ def _place(address: Address, timeout_s: float) -> Place:
         return Place(str(address), str(connection.getpeername()[0]))
 
 
-def _read_place(reading: Reading[Place], address: Address) -> Place:
+def _read_place(reading: BackgroundRead[Place], address: Address) -> Place:
     try:
         return reading.result()
     except LighthouseError as e:
@@ -106,7 +108,7 @@ def _read_place(reading: Reading[Place], address: Address) -> Place:
 def _ask(address: str, ask: AskStatus, limit_s: float) -> Asked:
     began_at = time.time()
     try:
-        status, refusal = Reading("status", ask, limit_s).result(), None
+        status, refusal = BackgroundRead("status", ask, limit_s).result(), None
     except LighthouseError as e:
         status, refusal = None, e
     return Asked(address, began_at, time.time(), status, refusal)
@@ -126,7 +128,7 @@ def _shown_certificate(address: Address, coordinator: Coordinator, timeout_s: fl
     return _certificate("the lighthouse's certificate", ssl.DER_cert_to_PEM_cert(shown[0]).encode()) if shown else None
 
 
-def _read_certificate(reading: Reading[Certificate | None]) -> Certificate | None:
+def _read_certificate(reading: BackgroundRead[Certificate | None]) -> Certificate | None:
     try:
         return reading.result()
     except LighthouseError as e:
@@ -170,7 +172,7 @@ def _managers(status: LighthouseStatus, timeout_s: float) -> tuple[ManagerSeen, 
 
 def _ask_managers(named: Sequence[ManagerSeen], secret: str, timeout_s: float) -> list[ManagerSeen]:
     asking = [
-        Reading(one.replica_id, lambda one=one: _ask_manager(one, secret, timeout_s), timeout_s + _SLACK_S)
+        BackgroundRead(one.replica_id, lambda one=one: _ask_manager(one, secret, timeout_s), timeout_s + _SLACK_S)
         for one in named
     ]
     return [_read_manager(reading, one) for reading, one in zip(asking, named, strict=True)]
@@ -193,7 +195,7 @@ def _ask_manager(manager: ManagerSeen, secret: str, timeout_s: float) -> Manager
     )
 
 
-def _read_manager(reading: Reading[ManagerSeen], manager: ManagerSeen) -> ManagerSeen:
+def _read_manager(reading: BackgroundRead[ManagerSeen], manager: ManagerSeen) -> ManagerSeen:
     try:
         return reading.result()
     except LighthouseError as e:

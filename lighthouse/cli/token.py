@@ -14,8 +14,8 @@ from lighthouse_runtime.cli.terminal import reports_errors
 from lighthouse_runtime.net.address import own_name
 from lighthouse_runtime.process.state_folder import state_folder
 from lighthouse_runtime.security.audit import Audit
-from lighthouse_runtime.security.credentials import FILE, ROLES, Tokens, load_or_make, name_of, read_pin
-from lighthouse_runtime.security.serving import Serving, find_serving, served_ports
+from lighthouse_runtime.security.credentials import FILE, ROLES, Tokens, load_or_make, read_pin, token_name
+from lighthouse_runtime.security.serving import Serving, read_serving_file, served_ports
 
 _ROLES = [role.value for role in ROLES]
 _ROTATE = "rotate"
@@ -72,7 +72,7 @@ def token(
         chosen = Role(role or Role.JOIN)
         tokens = tokens.rotated(chosen)
         tokens.write(serving.credentials)
-        new = name_of(chosen, tokens.newest(chosen))
+        new = token_name(chosen, tokens.newest(chosen))
         me = Principal(f"user {_user()}", frozenset({Role.OPERATE}))
         Audit(serving.credentials.parent / "audit.jsonl").act(me, "this host", "rotate", f"role={chosen}", f"now {new}")
     elif role is not None:
@@ -89,7 +89,7 @@ def _serving(port: int, folder: Path | None, journal: Path | None, *, make: bool
     Raises:
         InvalidRequest: If no lighthouse on this host fits the options.
     """
-    found = find_serving(port)
+    found = read_serving_file(port)
     if folder is None and journal is None and found is not None:
         return found
     if folder is None:

@@ -72,7 +72,7 @@ from lighthouse_protocol.rules.quorum_change import NamedQuorum, change_between
 from lighthouse_protocol.rules.stall import FLOOR_S, StallVerdict
 from lighthouse_runtime.log_event import event
 from lighthouse_runtime.ports import Peer, Reply, Timer, Timers
-from lighthouse_runtime.timing.timers import DeadlineTimer, Sustained
+from lighthouse_runtime.timing.timers import DeadlineTimer, SustainedNotice
 
 log = logging.getLogger(__name__)
 
@@ -255,7 +255,7 @@ class WorldBroadcast:
         self._grid = Grid(())
         self._world: World | None = None
         self._waiting_for = ""
-        self._held_back = Sustained(timers, self._log_held_back, self._log_whole, HELD_BACK_LOGGED_AFTER_S)
+        self._held_back = SustainedNotice(timers, self._log_held_back, self._log_whole, HELD_BACK_LOGGED_AFTER_S)
         self._timer = DeadlineTimer(self._look, timers)
 
     def opened(self, number: int) -> None:
@@ -309,7 +309,7 @@ class WorldBroadcast:
         world = world_of(self._machine, self._grid, self._waiting_for)
         if world.pending and (self._world is None or world.pending != self._world.pending):
             told = event("groups_join", job=self._job, groups=world.peers_pending)
-            log.info("waiting to join: %s", world.who_joins, extra=told)
+            log.info("waiting to join: %s", world.joining_names, extra=told)
         if world != self._world:
             self._behind |= dict.fromkeys(self._sessions)  # those that wait already stay in front
         self._world = world

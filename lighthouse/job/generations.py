@@ -725,7 +725,7 @@ class Generations:
 
     def lose(self, rank: Rank, reason: str, now: float) -> None:
         self.ranks.lose(rank)
-        self.progress.lose(rank.rank.slot)
+        self.progress.remove_rank(rank.rank.slot)
         if self.current.lose(rank.rank):
             self._break(f"{rank.rank}: {reason}", now, lost=(rank.rank,))
 
@@ -744,7 +744,7 @@ class Generations:
                 rank.step, rank.phase = step or rank.step, phase or rank.phase
                 if progress is not None and runs:
                     process = Process(rank.rank.incarnation, rank.host, rank.pid)
-                    self.progress.take(rank.rank.slot, process, progress, now)
+                    self.progress.add_sample(rank.rank.slot, process, progress, now)
                 if is_step:
                     self._has_stepped = True
                     self.steps += 1
@@ -798,7 +798,7 @@ class Generations:
         if not self.current.can_fail(rank.rank, generation):
             return
         lasted_s = now - self._began_at
-        delay_s = self.budget.fail(self.terms, self.wall(now), lasted_s=lasted_s, has_stepped=self._has_stepped)
+        delay_s = self.budget.add_failure(self.terms, self.wall(now), lasted_s=lasted_s, has_stepped=self._has_stepped)
         self._formation.delay(now + delay_s)
         self._break(f"{rank.rank} has failed: {reason}", now, is_failure=True)
 
@@ -884,7 +884,7 @@ class Generations:
         )
         generation = self.current.begin(chosen, counters)
         for rank in self.ranks:
-            self.progress.lose(rank.rank.slot)
+            self.progress.remove_rank(rank.rank.slot)
         for rank in members:
             self.ranks.run(rank)
             rank.generation = generation.number

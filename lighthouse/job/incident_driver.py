@@ -108,10 +108,10 @@ class JobHeals:
                 return
             heal = self._heals[view.replica_id] = GroupHeal()
         now = self._clock()
-        heal.keep({rank.name.group_rank for rank in view.ranks}, now)
+        heal.retain_ranks({rank.name.group_rank for rank in view.ranks}, now)
         for rank in view.ranks:
             at = now - rank.beat_age_s
-            heal.take(rank.name.group_rank, rank.rank_incarnation, rank.sample.heal, at)
+            heal.add_report(rank.name.group_rank, rank.rank_incarnation, rank.sample.heal, at)
         self._say(view.replica_id, heal, now)
         if not is_reported and heal.next_at(now) is None:
             del self._heals[view.replica_id]
@@ -141,7 +141,7 @@ class JobHeals:
         self._timer.set(min(due, default=None))
 
     def _say(self, replica_id: str, heal: GroupHeal, now: float) -> None:
-        while line := heal.news(now):
+        while line := heal.next_line(now):
             told = event("heal", job=self._job, replica_group=replica_id)
             log.info("%s: %s", replica_id, line, extra=told)
 
@@ -193,7 +193,7 @@ class ProgressDriver:
 
     def look(self) -> None:
         """For a verdict, now; else that is done when there may be one."""
-        self._watch.look()
+        self._watch.check_now()
 
     def verdict(self) -> StallVerdict | None:
         """As it is now, and as the log has it."""
@@ -476,7 +476,7 @@ class IncidentDriver:
             now = self._clock()
             self._perform(self._incidents.told(participant.replica_id, participant.distrust, now, self._wall()))
             self._perform(self._incidents.asked(now))
-            self._perform(self._incidents.reached(participant.asks_for, participant.seen_quorum_id, now))
+            self._perform(self._incidents.reached(participant.requested_step, participant.seen_quorum_id, now))
 
     def viewed(self, replica_id: str, view: GroupView) -> None:
         """Where the ranks of the member are."""
@@ -503,7 +503,7 @@ class IncidentDriver:
     def formed(self, quorum: Quorum, *, is_new: bool) -> None:
         if self._incidents.awaits_quorum:
             step, names = (
-                max(member.asks_for for member in quorum.participants),
+                max(member.requested_step for member in quorum.participants),
                 {m.replica_id for m in quorum.participants},
             )
             self._perform(self._incidents.formed(quorum.quorum_id, step, self._clock(), is_new=is_new, members=names))

@@ -262,7 +262,7 @@ class IncidentMachine:
         case = self._stall
         if case is None:
             return self._open_stall(verdict, step, now, unix_s)
-        if case.is_final or verdict.says_the_same(case.verdict):
+        if case.is_final or verdict.is_same_as(case.verdict):
             return []  # what follows from a kill is not what it was for
         if case.incident.summary.suspects and not verdict.behind:
             return []  # the rank that was behind is still the cause: the others wait, and go on without it

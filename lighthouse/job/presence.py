@@ -255,7 +255,7 @@ class JobEnd:
 
     def refusal(self, participant: Participant, others: Iterable[str]) -> Drained | None:
         """Why a late group gets no quorum; None: it is not late. `others`: the groups that are present, or start."""
-        name, step = participant.replica_id, participant.asks_for
+        name, step = participant.replica_id, participant.requested_step
         if self.step is None or participant.continues or name not in self.absent or step >= self.step:
             return None
         if any(other not in self.absent for other in others):

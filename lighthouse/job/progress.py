@@ -30,8 +30,8 @@ from lighthouse_protocol.messages.progress import (
 from lighthouse_protocol.messages.session import STARTING, Discards, GroupCounts, GroupReport, HoldState
 from lighthouse_protocol.messages.status import RankPlace, RankState
 from lighthouse_protocol.rank_set import NO_RANKS, RankSet, largest_count
-from lighthouse_protocol.rules.quorum_change import here_and_missing
-from lighthouse_protocol.rules.stall import FLOOR_S, HeldUp, StallVerdict, judge, time_left_s
+from lighthouse_protocol.rules.quorum_change import describe_missing_ranks
+from lighthouse_protocol.rules.stall import FLOOR_S, PauseLog, StallVerdict, find_stall, time_left_s
 
 # -- ledger -------------------------------------------------------------------
 #
@@ -262,7 +262,7 @@ class GroupRanks:
         return not self.missing
 
     def __str__(self) -> str:
-        return here_and_missing(self.replica_id, self.group_world_size, self.missing)
+        return describe_missing_ranks(self.replica_id, self.group_world_size, self.missing)
 
 
 class Grid:
@@ -371,7 +371,7 @@ class JobProgress:
         self._kept = kept or RanksKept()
         self._floor_s = floor_s
         self._told: dict[str, _Told] = {}
-        self._held_up = HeldUp()
+        self._held_up = PauseLog()
         self._past_s: dict[str, float] = {}  # of groups and managers that are gone
         self._known: set[str] = set()  # names of phases, MAX_KNOWN at most
 
@@ -389,7 +389,7 @@ class JobProgress:
 
     def was_late(self, by_s: float, now: float) -> None:
         """The lighthouse itself was held up until now."""
-        self._held_up.was_late(by_s, now)
+        self._held_up.add_pause(by_s, now)
 
     def drop(self, replica_id: str) -> None:
         """The group is lost, or has left."""
@@ -427,7 +427,7 @@ class JobProgress:
         """About the replica groups `members`, those of the quorum, together; about each group that is observed; and
         about each run."""
         for party in self._parties(members, now, runs):
-            verdict = judge(party.ranks, floor_s=self._floor_s, is_complete=party.is_complete)
+            verdict = find_stall(party.ranks, floor_s=self._floor_s, is_complete=party.is_complete)
             if verdict is not None:
                 return verdict
         return None
@@ -451,7 +451,7 @@ class JobProgress:
             own = [view for view in judged if view.process not in known]
             parties.append(_Party(own, len(own) == len(judged)))
         return [
-            _Party([self._held_up.without(rank, now) for rank in party.ranks], party.is_complete)
+            _Party([self._held_up.without_pauses(rank, now) for rank in party.ranks], party.is_complete)
             for party in parties
             if party.ranks
         ]

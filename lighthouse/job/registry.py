@@ -86,7 +86,7 @@ class JobRegistry:
         self._started_at = self._timers.time()
         if self._closed:
             self._closed = ""
-            self.lag.begin_anew()
+            self.lag.restart()
 
     def __iter__(self) -> Iterator[JobDriver]:
         return iter(self._drivers.values())

@@ -20,7 +20,7 @@ from lighthouse.job.store import RunStore
 from lighthouse_protocol.identity import group_of_supervisor
 from lighthouse_protocol.messages import run
 from lighthouse_protocol.messages import run as supervisor
-from lighthouse_protocol.messages.incident import EvidenceAsked, Incident, RankEvidence, SelfReport, fitting
+from lighthouse_protocol.messages.incident import EvidenceAsked, Incident, RankEvidence, SelfReport, fit_evidence
 from lighthouse_protocol.messages.run import RankId, RunStatus, ToRunRank
 from lighthouse_protocol.messages.session import Evidence, EvidenceDone, EvidenceRequest
 from lighthouse_protocol.refusals import (
@@ -161,7 +161,7 @@ class RunEvidence:
             missing=(*own.missing, OUTSIDE),
             took_s=took_s,
         )
-        look.told(Evidence(look.number, fitting(said, look.size)))
+        look.told(Evidence(look.number, fit_evidence(said, look.size)))
         if not look.waiting:
             self._end(own.number)
 
@@ -191,7 +191,7 @@ class RateLimit:
 
     def take(self, now: float) -> None:
         """Once more. Raises LimitReached, and then nothing is taken."""
-        if not self._bucket.take(now):
+        if not self._bucket.try_take(now):
             at_once, per_s = self._bucket.at_once, self._bucket.per_s
             raise LimitReached(
                 f"{self._what}: at most {at_once:g} at once and {per_s:g} a second are taken; try again later"

@@ -270,14 +270,14 @@ class Standing:
         if participant.commit_failures > 0:
             return self.revoke(f"{name} has discarded its step")
         if self.phase is QuorumPhase.RETURNING:
-            holder.granted, holder.is_spent = participant.asks_for - 1, True
+            holder.granted, holder.is_spent = participant.requested_step - 1, True
             return self._come_back(holder, now, is_odd=True)
         if self.phase is QuorumPhase.RESUMED:
-            if participant.asks_for <= self.upto:
-                return self.revoke(f"{name} asks for step {participant.asks_for} already")
-            return self._told(holder, participant.asks_for - 1, is_spent=True)
+            if participant.requested_step <= self.upto:
+                return self.revoke(f"{name} asks for step {participant.requested_step} already")
+            return self._told(holder, participant.requested_step - 1, is_spent=True)
         order = self.recall(f"{name} asks for a quorum") if self.phase is QuorumPhase.STANDING else None
-        return self._told(holder, participant.asks_for - 1, is_spent=True) or order
+        return self._told(holder, participant.requested_step - 1, is_spent=True) or order
 
     def lose(self, replica_id: str, incarnation: str, reason: str) -> QuorumOrder | None:
         """A member has gone, is down, or has taken another incarnation."""

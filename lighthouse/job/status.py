@@ -366,7 +366,7 @@ def run_status(name: RunName, machine: RunMachine, now: float) -> RunStatus:
         ),
         excluded=machine.supervisors.excluded,
         budget_used=max(
-            machine.supervisors.budget_used, generations.budget.used(generations.terms, generations.wall(now))
+            machine.supervisors.budget_used, generations.budget.used_share(generations.terms, generations.wall(now))
         ),
     )
 

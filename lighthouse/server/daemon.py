@@ -54,7 +54,7 @@ from lighthouse_runtime.server.grpc_server import GrpcServer
 from lighthouse_runtime.server.rpc_handler import Peers
 from lighthouse_runtime.server.streams import OutputGate
 from lighthouse_runtime.web.control import HttpControl, HttpGuard
-from lighthouse_runtime.web.server import Document, Elsewhere, HttpServer, HttpSide
+from lighthouse_runtime.web.server import Document, HttpServer, HttpSide, LeaderRedirect
 
 log = logging.getLogger(__name__)
 
@@ -109,7 +109,7 @@ class LighthouseDaemon:
             self._jobs.membership,
             self._jobs.exited,
         )
-        peers, self._security = Peers(PeerLimits.of_managers(config.max_open_per_peer)), ListenerSecurity(config)
+        peers, self._security = Peers(PeerLimits.for_open(config.max_open_per_peer)), ListenerSecurity(config)
         security = self._security
         service = LighthouseService(
             self._jobs,
@@ -153,7 +153,7 @@ class LighthouseDaemon:
                 control=HttpControl(guard, PageActs(service, runs, incidents, security.audit).by_route()),
                 incident=lambda name, call: to_document(incidents.find(name, call)),
                 log=recent_lines,
-                elsewhere=self._elsewhere,
+                redirect=self._elsewhere,
             )
         )
         self._repeating: tuple[asyncio.Task[None], ...] = ()
@@ -351,12 +351,12 @@ class LighthouseDaemon:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    def _elsewhere(self) -> Elsewhere | None:
+    def _elsewhere(self) -> LeaderRedirect | None:
         if self._shared is None or (refusal := self._shared.refusal()) is None:
             return None
         status = self._shared.status()
         leader = status.leader if status is not None else None
-        return Elsewhere(str(refusal), leader.page if leader is not None else "")
+        return LeaderRedirect(str(refusal), leader.page if leader is not None else "")
 
 
 def _hosts(config: LighthouseConfig) -> tuple[str, str]:

@@ -20,18 +20,18 @@ from lighthouse_protocol.rules.access import FIELD as IDENTITIES_OPTION
 from lighthouse_protocol.rules.access import Identities, Principal, Role, parse_identities
 from lighthouse_runtime.log_event import event
 from lighthouse_runtime.net.address import own_name, served_host, split_bind
-from lighthouse_runtime.security.access import ANONYMOUS, Access, ByCredential, HostOnly, OpenTo
+from lighthouse_runtime.security.access import ANONYMOUS, Access, CredentialAccess, FixedAccess, LoopbackAccess
 from lighthouse_runtime.security.audit import Audit
 from lighthouse_runtime.security.credentials import (
     CertificateFiles,
     Credentials,
     TokenFile,
-    left,
     load_or_make,
     load_or_make_tokens,
     renew_if_due,
+    time_until_expiry,
 )
-from lighthouse_runtime.security.serving import Serving, note_serving
+from lighthouse_runtime.security.serving import Serving, write_serving_file
 from lighthouse_runtime.security.watched_file import WatchedFile
 
 log = logging.getLogger(__name__)
@@ -80,7 +80,7 @@ class ListenerSecurity:
                 self._identities = WatchedFile(path, lambda: _read_identities(path))
         self.grpc = self._port_security(config.bind)
         self.http = self._port_security(config.http)
-        self.torchft = OpenTo(TORCHFT, self.audit)
+        self.torchft = FixedAccess(TORCHFT, self.audit)
 
     @property
     def ca_pin(self) -> str:
@@ -89,11 +89,11 @@ class ListenerSecurity:
 
     def _port_security(self, bind: str) -> PortSecurity:
         if _is_loopback(bind) and not self._config.asks_for_tls:
-            return PortSecurity(HostOnly(self.audit), None)
+            return PortSecurity(LoopbackAccess(self.audit), None)
         assert self._tokens is not None
         if self._config.insecure:
-            return PortSecurity(ByCredential(self._tokens, self.audit, without=ANONYMOUS), None)
-        return PortSecurity(ByCredential(self._tokens, self.audit, self._identities), self._files)
+            return PortSecurity(CredentialAccess(self._tokens, self.audit, anonymous=ANONYMOUS), None)
+        return PortSecurity(CredentialAccess(self._tokens, self.audit, self._identities), self._files)
 
     def announce(self, port: int) -> None:
         """Publish the gRPC port to this user's other processes and in the remedies of refusals.
@@ -101,14 +101,14 @@ class ListenerSecurity:
         The daemon calls this when the port is known.
         """
         for port_security in (self.grpc, self.http):
-            if isinstance(port_security.access, ByCredential):
+            if isinstance(port_security.access, CredentialAccess):
                 port_security.access.port = port
         found = None
-        if self._credentials is not None and not isinstance(self.grpc.access, HostOnly):
+        if self._credentials is not None and not isinstance(self.grpc.access, LoopbackAccess):
             has_own_pki = self._config.tls_cert is not None
             found = Serving(self.ca_pin, self._credentials.folder, has_own_pki)
         try:
-            note_serving(port, found)
+            write_serving_file(port, found)
         except (OSError, InvalidRequest) as e:
             log.warning(
                 "other processes of this user on this host also need the join string: %s",
@@ -150,11 +150,11 @@ class ListenerSecurity:
                 self._note("certificate_not_renewed", f"the server certificate cannot be renewed: {e}")
             else:
                 self._note("certificate_not_renewed", "")
-            files.look()
+            files.reload_if_changed()
             self._note("certificate_unreadable", files.error and f"keeping the previous certificates: {files.error}")
         for watched, name in ((self._tokens, "tokens"), (self._identities, "identities")):
             if watched is not None:
-                watched.look()
+                watched.reload_if_changed()
                 self._note(f"{name}_unreadable", watched.error and f"keeping the previous {name}: {watched.error}")
 
     def _note(self, what: str, error: str) -> None:
@@ -205,7 +205,7 @@ def _expiry(certificate: Path) -> str:
         OSError: If the file cannot be read.
         ValueError: If it holds no certificate.
     """
-    days = left(certificate).days
+    days = time_until_expiry(certificate).days
     if days >= TOLD_BEFORE_DAYS:
         return ""
     when = f"expires in {days} days" if days > 0 else "expires within a day" if days == 0 else "has expired"

@@ -9,7 +9,7 @@ from lighthouse_protocol.messages.incident import gathered_document
 from lighthouse_protocol.pb.documented import lighthouse_pb2
 from lighthouse_protocol.pb.extensions import run_pb2
 from lighthouse_protocol.refusals import LighthouseError
-from lighthouse_protocol.rules.access import is_act
+from lighthouse_protocol.rules.access import changes_state
 from lighthouse_runtime.security.audit import Audit
 from lighthouse_runtime.server.rpc_handler import Call
 from lighthouse_runtime.web.control import Act, Order
@@ -30,7 +30,7 @@ class PageActs:
             "POST /resume": self._resume,
             "POST /stacks": self._stacks,
         }
-        return {route: self._audited(route, act) if is_act(route) else act for route, act in acts.items()}
+        return {route: self._audited(route, act) if changes_state(route) else act for route, act in acts.items()}
 
     def _audited(self, route: str, act: Act) -> Act:
         async def audited(order: Order, call: Call) -> Mapping[str, object]:

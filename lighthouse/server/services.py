@@ -146,7 +146,7 @@ class RunService:
         }
 
     async def rank(self, requests: Requests[FromRunRank], call: Call, sender: Sender) -> None:
-        entry = await requests.hello(RankHello, self._entry_within_s)
+        entry = await requests.read_hello(RankHello, self._entry_within_s)
         if entry is None:
             return
         driver = self._get(call)
@@ -159,7 +159,7 @@ class RunService:
             driver.end_rank(session)
 
     async def supervise(self, requests: Requests[FromSupervisor], call: Call, sender: Sender) -> None:
-        entry = await requests.hello(SupervisorHello, self._entry_within_s)
+        entry = await requests.read_hello(SupervisorHello, self._entry_within_s)
         if entry is None:
             return
         job_of(call, replica_id=_group_of(entry, call))
@@ -188,13 +188,13 @@ class RunService:
 
     def _get(self, call: Call) -> RunDriver:
         """Return the run for one more process, and charge the process and a new run to the caller's limits."""
-        self._peers.take(call.peer, Resource.PROCESSES)
+        self._peers.charge(call.peer, Resource.PROCESSES)
         if not self._runs.has(*_named(call)):
-            self._peers.take(call.peer, Resource.RUNS)
+            self._peers.charge(call.peer, Resource.RUNS)
         return self._runs.get(*_named(call))
 
     async def put_key(self, request: pb.PutKeyRequest, call: Call) -> pb.PutKeyResponse:
-        self._peers.take(call.peer, Resource.DURABLE_WRITES)
+        self._peers.charge(call.peer, Resource.DURABLE_WRITES)
         driver = self._runs.find(*_named(call))
         driver.put_key(
             request.generation,
@@ -207,7 +207,7 @@ class RunService:
         return pb.PutKeyResponse()
 
     async def get_keys(self, request: pb.GetKeysRequest, call: Call) -> bytes:
-        async with self._peers.read(call.peer):
+        async with self._peers.expensive_read(call.peer):
             return self._keys(request, call).SerializeToString()
 
     def _keys(self, request: pb.GetKeysRequest, call: Call) -> pb.GetKeysResponse:
@@ -223,8 +223,8 @@ class RunService:
         return KEYS.write(Keys(keys.number, tuple(wanted)))
 
     async def runs(self, request: pb.RunsRequest, call: Call) -> bytes:
-        async with self._peers.read(call.peer):
-            return self._statuses.of((job_named(call), request.run))
+        async with self._peers.expensive_read(call.peer):
+            return self._statuses.get((job_named(call), request.run))
 
     def _status(self, asked: tuple[str, str]) -> bytes:
         return pb.RunsResponse(runs=map(RUN_STATUS.write, self._runs.status(*asked))).SerializeToString()
@@ -331,13 +331,13 @@ class SessionFrames(Frames[ToManager]):
         self._change: QuorumChange | None = None
         self._shared_change = b""
 
-    def of(self, message: ToManager) -> Body:
+    def encode(self, message: ToManager) -> Body:
         if isinstance(message, QuorumChanged):
             if message.change is not self._change:
                 self._change, self._shared_change = message.change, changed_shared(message)
             return self._shared_change, changed_for(message.join)
         if not isinstance(message, JoinAccepted):
-            return self.bytes_of(message)
+            return self.to_bytes(message)
         if message.quorum is not self._quorum:
             self._quorum = message.quorum
             self._shared = accepted_shared(message.quorum, message.stands, time.time(), message.secret)
@@ -415,10 +415,10 @@ class LighthouseService:
         }
 
     async def quorum(self, request: lighthouse_pb2.LighthouseQuorumRequest, call: Call) -> bytes:
-        return NATIVE.bytes_of(await self._join(lambda: wire.participant_from_native(_requester(request)), call))
+        return NATIVE.to_bytes(await self._join(lambda: wire.participant_from_native(_requester(request)), call))
 
     async def torchft_quorum(self, request: torchft_pb2.LighthouseQuorumRequest, call: Call) -> bytes:
-        return TORCHFT.bytes_of(await self._join(lambda: wire.participant_from_torchft(_requester(request)), call))
+        return TORCHFT.to_bytes(await self._join(lambda: wire.participant_from_torchft(_requester(request)), call))
 
     async def heartbeat(
         self, request: lighthouse_pb2.LighthouseHeartbeatRequest, call: Call
@@ -433,8 +433,8 @@ class LighthouseService:
         return torchft_pb2.LighthouseHeartbeatResponse()
 
     async def status_rpc(self, request: lighthouse_pb2.LighthouseStatusRequest, call: Call) -> bytes:
-        async with self._peers.read(call.peer):
-            return self._statuses.of((request.job, request.ranks))
+        async with self._peers.expensive_read(call.peer):
+            return self._statuses.get((request.job, request.ranks))
 
     async def kill(
         self, request: lighthouse_pb2.LighthouseKillRequest, call: Call
@@ -475,7 +475,7 @@ class LighthouseService:
 
     async def session(self, requests: Requests[ToLighthouse], call: Call, sender: Sender) -> None:
         """Serve a manager's session until it ends."""
-        hello = await requests.hello(Hello, self._hello_within_s)
+        hello = await requests.read_hello(Hello, self._hello_within_s)
         if hello is None:
             return
         driver = self._enter(hello.participant.replica_id, call)  # not earlier: the registry drops a job without calls
@@ -525,7 +525,7 @@ class LighthouseService:
     def _limit_progress(self, request: lighthouse_pb2.SessionRequest, call: Call) -> None:
         """Drop the ranks' progress, which only displays need, from a heartbeat of an address above its limit."""
         ranks = len(request.heartbeat.progress.ranks)
-        if ranks and not self._peers.may_take(call.peer, Resource.RANKS_SHOWN, ranks):
+        if ranks and not self._peers.try_charge(call.peer, Resource.RANKS_SHOWN, ranks):
             request.heartbeat.ClearField("progress")
 
     def _enter(self, replica_id: str, call: Call) -> JobDriver:
@@ -533,9 +533,9 @@ class LighthouseService:
         job = job_of(call, replica_id=replica_id)
         driver = self._jobs.peek(job)
         if driver is None:
-            self._peers.take(call.peer, Resource.JOBS)
+            self._peers.charge(call.peer, Resource.JOBS)
         if driver is None or driver.member(replica_id) is None:
-            self._peers.take(call.peer, Resource.REPLICA_IDS)
+            self._peers.charge(call.peer, Resource.REPLICA_IDS)
         return self._jobs.get(job)
 
     async def _kill(self, address: str, msg: str, time_left_s: float) -> None:

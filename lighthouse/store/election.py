@@ -354,7 +354,7 @@ class SharedStore:
         self._began = began
         self._ended = ended
         self.gate = OutputGate(self.refusal)
-        self.records = EtcdStore(address.prefix, lambda: self._election.wake(), self.gate.hold)
+        self.records = EtcdStore(address.prefix, lambda: self._election.wake(), self.gate.block)
         name = secrets.token_hex(8)
         self._config = CandidateConfig(name, ttl_s)
         client = EtcdClient(address, credentials.tls(), credentials.user())

@@ -1,1 +1,1 @@
-"""What is told: one frozen dataclass per message."""
+"""The messages: one frozen dataclass each."""

@@ -1,4 +1,4 @@
-"""What the supervisors of one replica group's hosts say to each other; host 0 decides. No protobuf."""
+"""Messages between the supervisors of one replica group's hosts. Host 0 decides. No protobuf."""
 
 from dataclasses import dataclass
 from typing import Annotated
@@ -6,7 +6,7 @@ from typing import Annotated
 from lighthouse_protocol.constraints import (
     Age,
     Count,
-    Entries,
+    EntryCount,
     ExitStatus,
     GroupRank,
     Name,
@@ -20,19 +20,19 @@ from lighthouse_protocol.messages.incident import ProcessSnapshot
 from lighthouse_protocol.messages.session import EvidenceOffer
 from lighthouse_protocol.refusals import InvalidRequest
 
-Ranks = Annotated[tuple[GroupRank, ...], Entries(MAX_GROUP_WORLD_SIZE)]
+Ranks = Annotated[tuple[GroupRank, ...], EntryCount(MAX_GROUP_WORLD_SIZE)]
 
 
 @dataclass(frozen=True, slots=True)
 class HostHello:
-    """`incarnation` is new at each start of the supervisor."""
+    """First message of another host's supervisor."""
 
     replica_id: Name
     run: Name
     node_rank: WorldSize
     nnodes: WorldSize
     nproc: WorldSize
-    incarnation: Name
+    incarnation: Name  # new at each start of the supervisor
 
     def check(self) -> None:
         if self.node_rank >= self.nnodes:
@@ -43,17 +43,17 @@ class HostHello:
 
 @dataclass(frozen=True, slots=True)
 class HostHeartbeat:
-    """Both ways: it lives; for a connection that has died without a word."""
+    """Sent in both directions to detect a connection that was lost without a close."""
 
 
 @dataclass(frozen=True, slots=True)
 class HostRankEnded:
-    """`status`: an exit code, or minus a signal. `cause`: what the rank said itself."""
+    """A rank's process has ended."""
 
     rank: GroupRank
     attempt: int
-    status: ExitStatus
-    cause: Reason = ""
+    status: ExitStatus  # exit code, or minus the signal
+    cause: Reason = ""  # reported by the rank itself
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,14 +63,14 @@ class HostCheckFailed:
 
 @dataclass(frozen=True, slots=True)
 class HostEndAsked:
-    """A signal to that supervisor: the group shall end with that status."""
+    """The supervisor received a stop signal: the group must end with `status`."""
 
     status: ExitStatus
 
 
 @dataclass(frozen=True, slots=True)
 class ProbeResult:
-    """The answer to the ProbeRequest of that number."""
+    """Answer to the ProbeRequest with the same number."""
 
     number: Count
     outside: ProcessSnapshot
@@ -87,11 +87,11 @@ class HostWelcome:
 
 @dataclass(frozen=True, slots=True)
 class StartRanks:
-    """`unit`: as in RankId."""
+    """Order to start ranks."""
 
     ranks: Ranks
     attempt: int
-    unit: Name
+    unit: Name  # see RankId.unit
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,17 +102,19 @@ class HaltRanks:
 
 @dataclass(frozen=True, slots=True)
 class GroupEnded:
-    """The group has ended: each supervisor ends with `status`. `excluded`: why that host is; empty: it is not."""
+    """The group has ended, and each supervisor must end with `status`."""
 
     status: ExitStatus
     why: Reason
-    excluded: Reason = ""
+    excluded: Reason = ""  # why the receiving host is excluded; empty if it is not
 
 
 @dataclass(frozen=True, slots=True)
 class ProbeRequest:
-    """What does that process do, and what has its rank written last? Answered by the supervisor whose `host` it is, by
-    no other. The fields are those of the rank's WatchHello."""
+    """Request for a snapshot of a process and the last output of its rank.
+
+    Only the supervisor on `host` answers. The other fields are copied from the rank's WatchHello.
+    """
 
     number: Count
     rank: GroupRank

@@ -1,7 +1,7 @@
-"""An incident: training stood still, replica groups were lost, or one holds no state any more. What happened when, and
-what ranks did. No protobuf.
+"""Incidents and the evidence about ranks that belongs to them. No protobuf.
 
-All offsets are seconds since the fault, by one clock of the lighthouse; None: that has not happened.
+An incident records that training stood still, that replica groups were lost, or that a group's state became unusable.
+All offsets are seconds since the fault, by the lighthouse's clock. None means that the event has not happened.
 """
 
 import dataclasses
@@ -10,16 +10,13 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Annotated, Any
 
-from lighthouse_protocol.constraints import Age, Count, Cut, GroupRank, Offset, Output, Text
+from lighthouse_protocol.constraints import Age, Count, GroupRank, Offset, Output, Shortened, Text
 from lighthouse_protocol.limits import MAX_OUTPUT_CHARS, MAX_OUTPUT_LINES
 
-# -- evidence -----------------------------------------------------------------
-#
-# What a rank was doing when somebody asked: its stacks, its newest collectives, its process, its output. No protobuf.
-#
-# Nothing here is certain to be had, of a rank that hangs least of all: what could not be is named, with the reason.
+# Evidence shows what a rank was doing: its stacks, newest collectives, process and output. Any part may be unavailable,
+# above all from a rank that hangs. Missing parts are listed with the reason.
 
-# All of a rank takes at most 64 KiB, and of a replica group 8 MiB.
+# Maximum sizes: 64 KiB for a rank, 8 MiB for a replica group.
 MAX_RANKS_IN_FULL = 128
 MAX_STACKS_BYTES = 32 * 1024
 MAX_FLIGHT_RECORDER_BYTES = 12 * 1024
@@ -28,11 +25,10 @@ MAX_OUTPUT_BYTES = 8 * 1024
 MAX_MISSING = 12
 MAX_MISSING_BYTES = 240
 
-STACKS_FILE = "lighthouse stacks"
-"""The name of the file that a rank's stacks are written to."""
+STACKS_FILE = "lighthouse stacks"  # name of the file to which a rank writes its stacks
 
+# Limit for the evidence of a group. Ranks that have sent nothing are then listed as missing.
 GATHERED_WITHIN_S = 8.0
-"""All ranks of a group have given theirs, or are named with what is missing."""
 
 
 def cut_missing(reasons: Iterable[str]) -> tuple[str, ...]:
@@ -40,7 +36,7 @@ def cut_missing(reasons: Iterable[str]) -> tuple[str, ...]:
 
 
 def cut_middle(text: str, max_bytes: int) -> str:
-    """Text is UTF-8 of at most `max_bytes`; the beginning and the end of what is longer."""
+    """Cut text to at most `max_bytes` of UTF-8. The beginning and the end remain."""
     body = text.encode(errors="replace")
     if len(body) <= max_bytes:
         return body.decode()
@@ -50,54 +46,52 @@ def cut_middle(text: str, max_bytes: int) -> str:
     return head.decode(errors="ignore") + gap + tail.decode(errors="ignore")
 
 
-Stacks = Annotated[str, Cut(lambda text: cut_middle(text, MAX_STACKS_BYTES))]
-ProcessText = Annotated[str, Cut(lambda text: cut_middle(text, MAX_PROCESS_BYTES))]
-Missing = Annotated[tuple[str, ...], Cut(cut_missing)]
+Stacks = Annotated[str, Shortened(lambda text: cut_middle(text, MAX_STACKS_BYTES))]
+ProcessText = Annotated[str, Shortened(lambda text: cut_middle(text, MAX_PROCESS_BYTES))]
+Missing = Annotated[tuple[str, ...], Shortened(cut_missing)]
 
 
 @dataclass(frozen=True, slots=True)
 class RankEvidence:
-    """`stacks` are those of its Python threads; `flight_recorder` is JSON text, a list of collectives, the newest last;
-    `process` what /proc says, in lines; `output` its last lines; `missing` what could not be had, and why."""
+    """Evidence about one rank."""
 
     group_rank: GroupRank
     rank_incarnation: Text = ""
     pid: Count = 0
     host: Text = ""
-    stacks: str = ""
-    flight_recorder: str = ""
-    process: str = ""
-    output: tuple[str, ...] = ()
-    missing: tuple[str, ...] = ()
+    stacks: str = ""  # of all Python threads
+    flight_recorder: str = ""  # JSON text, a list of collectives, the newest last
+    process: str = ""  # lines from /proc
+    output: tuple[str, ...] = ()  # last lines written
+    missing: tuple[str, ...] = ()  # unavailable parts, with reasons
     took_s: Age = 0.0
 
     def fitted(self) -> "RankEvidence":
-        """On the wire, what is too long is cut: it is for a person to read."""
-        return fitting(self)
+        """Return a copy that fits into a message. The codec calls this on write and read."""
+        return fit_evidence(self)
 
 
 @dataclass(frozen=True, slots=True)
 class ProcessSnapshot:
-    """What can be seen of a rank's process from outside, on its host. `is_stopped`: by a signal, so that it says
-    nothing itself."""
+    """A rank's process as seen from outside, on its host."""
 
     stacks: Stacks = ""
     process: ProcessText = ""
     output: Output = ()
     missing: Missing = ()
-    is_stopped: bool = False
+    is_stopped: bool = False  # a signal has stopped the process, so it cannot report itself
 
 
 @dataclass(frozen=True, slots=True)
 class EvidenceAsked:
-    """Say what you are doing: answered by a SelfReport of the same number, by a rank that can."""
+    """Request for a SelfReport with the same number."""
 
     number: Count
 
 
 @dataclass(frozen=True, slots=True)
 class SelfReport:
-    """What a rank gives of itself, the answer to the request of that number."""
+    """A rank's evidence about itself. Answers the EvidenceAsked with the same number."""
 
     number: Count
     stacks: Stacks = ""
@@ -105,9 +99,11 @@ class SelfReport:
     missing: Missing = ()
 
 
-def fitting(evidence: RankEvidence, ranks: int = 1) -> RankEvidence:
-    """The same, cut where it would be too long for a message, or for one of so many `ranks`. JSON that is cut is none:
-    it is missing instead."""
+def fit_evidence(evidence: RankEvidence, ranks: int = 1) -> RankEvidence:
+    """Cut evidence to the size of a message, or to a share of it if the message is for several ranks.
+
+    A Flight Recorder that is too long is left out, because truncated JSON is invalid. `missing` then names it.
+    """
     share = min(1.0, MAX_RANKS_IN_FULL / ranks)
     missing, recorder = evidence.missing, evidence.flight_recorder
     size, most = len(recorder.encode(errors="replace")), int(share * MAX_FLIGHT_RECORDER_BYTES)
@@ -135,40 +131,34 @@ def _last_lines(lines: tuple[str, ...], left: int) -> tuple[str, ...]:
 
 
 class IncidentKind(StrEnum):
-    STALL = "stall"  # nothing moved; the fault is the last move
-    LOSS = "loss"  # replica groups were lost; the fault is the last sign of life
-    NOT_APPLIED = "not_applied"  # a group has committed a step and not applied it; the fault is when it says so
-    DIVERGENCE = "divergence"  # a group's state differs from that of its peers; the fault is when it says so
-    NONFINITE = "nonfinite"  # a step was discarded because gradients are not finite; the fault is when a group says so
-    RESTART = "restart"  # a generation of a run ended by a fault, whose time is when that was noticed
-    EXIT = "exit"  # a supervised process ended that is no rank of a generation
+    STALL = "stall"  # nothing moved; fault time: the last move
+    LOSS = "loss"  # replica groups were lost; fault time: the last sign of life
+    NOT_APPLIED = "not_applied"  # a group committed a step and did not apply it; fault time: its report
+    DIVERGENCE = "divergence"  # a group's state differs from its peers'; fault time: its report
+    NONFINITE = "nonfinite"  # a step was discarded, gradients are not finite; fault time: a group's report
+    RESTART = "restart"  # a fault ended a generation of a run; fault time: its detection
+    EXIT = "exit"  # a supervised process ended outside any generation
 
 
 @dataclass(frozen=True, slots=True)
 class IncidentSummary:
-    """`suspects`: ranks (b/1) that were behind, or groups (b) that were lost or hold no state. `opened_unix_s`: when it
-    was noticed.
-
-    `quorum_s` and `quorum_id`: the next quorum that formed, or the next generation of a run; `step_s`: the first step
-    that was committed after the fault; `over_s`: something moved again; `back_s`: every lost group was in a quorum
-    again.
-    """
+    """An incident without its evidence."""
 
     id: str
     job: str
     kind: IncidentKind
     text: str
-    suspects: tuple[str, ...]
-    opened_unix_s: Offset
+    suspects: tuple[str, ...]  # ranks (b/1) that were behind, or groups (b) that were lost or lack a state
+    opened_unix_s: Offset  # detection, in Unix time
     noticed_s: Offset
     evidence_s: Offset | None = None
     acted_s: Offset | None = None
     action: str = ""
-    quorum_s: Offset | None = None
-    quorum_id: int = 0
-    step_s: Offset | None = None
-    over_s: Offset | None = None
-    back_s: Offset | None = None
+    quorum_s: Offset | None = None  # next quorum formed, or next generation of a run
+    quorum_id: int = 0  # id of that quorum
+    step_s: Offset | None = None  # first step committed after the fault
+    over_s: Offset | None = None  # something moved again
+    back_s: Offset | None = None  # every lost group was in a quorum again
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,10 +173,10 @@ class MemberEvidence:
 
 @dataclass(frozen=True, slots=True)
 class Gathered:
-    """`missing`: who gave none, and why."""
+    """Evidence that was collected."""
 
     evidence: tuple[MemberEvidence, ...] = ()
-    missing: tuple[str, ...] = ()
+    missing: tuple[str, ...] = ()  # ranks without evidence, with reasons
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,7 +195,7 @@ def suspects_first(evidence: Iterable[MemberEvidence], suspects: Iterable[str]) 
     return tuple(sorted(evidence, key=lambda e: (e.name not in behind, e.replica_id, e.rank.group_rank)))
 
 
-# -- as one document: of a file, of the HTTP side, of --format json
+# JSON documents, for files, HTTP and --format json.
 
 
 def to_document(incident: Incident) -> dict[str, Any]:
@@ -219,7 +209,11 @@ def gathered_document(gathered: Gathered) -> dict[str, Any]:
 
 
 def from_document(document: Mapping[str, Any]) -> Incident:
-    """The inverse; a field that is not known is skipped. Raises ValueError, TypeError, KeyError or AttributeError."""
+    """Invert to_document(), ignoring unknown fields.
+
+    Raises:
+        ValueError, TypeError, KeyError, AttributeError: The document is malformed.
+    """
     given = _known(document, IncidentSummary)
     given["kind"], given["suspects"] = IncidentKind(given["kind"]), tuple(map(str, given["suspects"]))
     evidence = tuple(MemberEvidence(str(one["replica_id"]), _rank(one)) for one in document["evidence"])

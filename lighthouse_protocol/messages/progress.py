@@ -1,6 +1,6 @@
-"""Where a rank is and since when: what it says of itself, and what is made of that on the way up. No protobuf.
+"""Progress of ranks: their own samples, and the views that managers and the lighthouse derive. No protobuf.
 
-Nobody shares a clock: all times are ages in seconds, as of the moment at which a sample was taken or a view was made.
+No clock is shared. All times are ages in seconds at the moment when the sample or view was made.
 """
 
 from dataclasses import dataclass, replace
@@ -9,10 +9,10 @@ from typing import Annotated, NamedTuple
 from lighthouse_protocol.constraints import (
     Advisory,
     Age,
-    Chars,
     Count,
-    Entries,
+    EntryCount,
     GroupRank,
+    MaxChars,
     Name,
     QuorumId,
     Reason,
@@ -21,10 +21,8 @@ from lighthouse_protocol.constraints import (
 from lighthouse_protocol.limits import MAX_GROUP_WORLD_SIZE
 from lighthouse_protocol.refusals import InvalidRequest
 
-STEP = "step"
-"""The phase that a rank is in outside of every phase that its script names."""
-HEAL = "heal"
-"""The phase of a rank that receives the state of a peer, and whose step waits for it."""
+STEP = "step"  # phase of a rank outside of all phases that its script names
+HEAL = "heal"  # phase of a rank that receives a peer's state while its step waits
 
 MAX_NAMES = 64
 MAX_DEPTH = 16
@@ -32,22 +30,21 @@ MAX_GROUPS = 16
 MAX_BEFORE = 8
 MAX_NAME_CHARS = 64
 MAX_LABEL_CHARS = 128
-MAX_TIMES = MAX_NAMES + 2  # with what stands for all waits, and for all further names
+MAX_TIMES = MAX_NAMES + 2  # one entry for all waits and one for all further names
 MAX_SUMS = 4 * MAX_TIMES
 
-OTHER = "(other)"
-"""Stands for every phase beyond those that are counted by their names."""
+OTHER = "(other)"  # sum of all phases without their own entry
 
-PhaseName = Annotated[str, Chars(MAX_NAME_CHARS)]
+PhaseName = Annotated[str, MaxChars(MAX_NAME_CHARS)]
 
 
 @dataclass(frozen=True, slots=True)
 class OpenPhase:
-    """`done` counts its ticks, `total` is how many there will be; None: not told."""
+    """A phase that a rank is in."""
 
     name: PhaseName
-    done: Count = 0
-    total: Count | None = None
+    done: Count = 0  # ticks so far
+    total: Count | None = None  # expected ticks, None if unknown
     open_s: Age = 0.0
 
     def __str__(self) -> str:
@@ -58,16 +55,15 @@ class OpenPhase:
 
 @dataclass(frozen=True, slots=True)
 class Collective:
-    """The newest one that the rank has entered. `number` counts those under `quorum_id`, from 1; between two of them
-    `inner` counts those that only the ranks of the group have: how many these are, is each group's own affair."""
+    """The newest collective that a rank has entered."""
 
     quorum_id: QuorumId
-    number: Count
+    number: Count  # counts the collectives under `quorum_id`, from 1
     operation: PhaseName
-    shape: Annotated[str, Chars(MAX_LABEL_CHARS)] = ""
+    shape: Annotated[str, MaxChars(MAX_LABEL_CHARS)] = ""
     is_inside: bool = True
     within_group: bool = False
-    inner: Count = 0
+    inner: Count = 0  # counts the group's internal collectives since `number`; differs between groups
 
     @property
     def order(self) -> tuple[int, int, int]:
@@ -76,38 +72,36 @@ class Collective:
 
 @dataclass(frozen=True, slots=True)
 class GroupCalls:
-    """The collectives that the rank has entered in one process group of its script. `is_inside`: one of them goes on;
-    `operation` and `shape` are the newest one's, empty where they are not known. `before`: operations that were entered
-    just before it and go on, too, the newest last."""
+    """The collectives that a rank has entered in one process group of its script."""
 
     group: PhaseName
     entered: Count
-    is_inside: bool = False
-    operation: PhaseName = ""
-    shape: Annotated[str, Chars(MAX_LABEL_CHARS)] = ""
-    before: Annotated[tuple[PhaseName, ...], Entries(MAX_BEFORE)] = ()
+    is_inside: bool = False  # one of them has not finished
+    operation: PhaseName = ""  # newest operation, empty if unknown
+    shape: Annotated[str, MaxChars(MAX_LABEL_CHARS)] = ""  # newest shape, empty if unknown
+    # Unfinished operations entered just before the newest, the newest last.
+    before: Annotated[tuple[PhaseName, ...], EntryCount(MAX_BEFORE)] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class PhaseTime:
-    """All visits of a phase that are over: `seconds` of its own, without the phases and waits inside it. `longest_s`:
-    the longest time without a mark that has ended."""
+    """Time spent in all finished visits of a phase."""
 
     name: PhaseName
     visits: Count
-    seconds: Age
-    longest_s: Age
+    seconds: Age  # excluding inner phases and waits
+    longest_s: Age  # longest finished time without a mark
 
 
 class PhaseCount(NamedTuple):
-    """How often a phase was entered in this step."""
+    """Number of entries into a phase in this step."""
 
     name: PhaseName
     entered: Count
 
 
 class PhaseSeconds(NamedTuple):
-    """Own time of a phase, over all ranks that the manager has seen."""
+    """Time in a phase, excluding inner phases, summed over all ranks that the manager has seen."""
 
     name: PhaseName
     seconds: Age
@@ -115,48 +109,43 @@ class PhaseSeconds(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class HealTotals:
-    """All heals of a process, or of a replica group; each number only grows. `seconds`: from the first request for each
-    state until it was received and checked; `bytes`: of the tensors of these states."""
+    """All heals of a process or of a replica group. The numbers only grow."""
 
     heals: Count = 0
-    seconds: Age = 0.0
-    bytes: Count = 0
+    seconds: Age = 0.0  # between the first request for a state and its verification
+    bytes: Count = 0  # size of the received tensors
 
 
 @dataclass(frozen=True, slots=True)
 class HealProgress:
-    """A heal of one process: the state of `step` from the replica group `source`. `number` counts those that the
-    process has begun, from 1. `received` of `total` bytes of the encoded state are here; None: the source has not said
-    yet. `seconds`: since the first request, until now or its end. `is_over`: all is received and checked."""
+    """One heal of one process."""
 
-    number: Count
-    source: Annotated[str, Chars(MAX_LABEL_CHARS)]
-    step: Count
-    received: Count = 0
-    total: Count | None = None
-    seconds: Age = 0.0
-    is_over: bool = False
+    number: Count  # counts the heals that this process has begun, from 1
+    source: Annotated[str, MaxChars(MAX_LABEL_CHARS)]  # replica group that sends the state
+    step: Count  # step of the state
+    received: Count = 0  # bytes of the encoded state
+    total: Count | None = None  # bytes of the encoded state, None if the source has not sent its size yet
+    seconds: Age = 0.0  # since the first request, until now or the end
+    is_over: bool = False  # the state is received and verified
 
 
 @dataclass(frozen=True, slots=True)
 class RejectedStep:
-    """A step that was discarded because gradients were not finite. `is_own`: they were this rank's."""
+    """A step that was discarded because gradients were not finite."""
 
     step: Count
     reason: Reason
-    is_own: bool = False
+    is_own: bool = False  # the gradients belong to this rank
 
 
 @dataclass(frozen=True, slots=True)
 class DataUse:
-    """How many samples the committed steps of all groups have used of a data set of `length`. `irregular_steps`: those
-    of this rank with batches that were drawn under another quorum, or not drawn. `is_exact`: each sample was used once
-    per epoch."""
+    """Samples of a data set that the committed steps of all groups have used."""
 
-    length: Count
-    samples: Count
-    irregular_steps: Count = 0
-    is_exact: bool = True
+    length: Count  # of the data set
+    samples: Count  # used so far
+    irregular_steps: Count = 0  # this rank's steps with batches drawn under another quorum, or not drawn by the sampler
+    is_exact: bool = True  # each sample was used once per epoch
 
     def __str__(self) -> str:
         epoch, position = divmod(self.samples, max(1, self.length))
@@ -169,28 +158,23 @@ class DataUse:
 
 @dataclass(frozen=True, slots=True)
 class ProgressSample:
-    """Where a rank is. `phases` are the open ones, the innermost last.
-
-    `waits_for`: what its script has declared to wait for. `still_s`: since the last mark. `is_first`: this process has
-    not done a step yet. `calls`: of the process groups that moved last. `at`: the line of the script, for a rank that
-    is observed and has no Agent. `healed`: None for a process that has never healed. `heal`: one that goes on, or has
-    just ended well. `rejected`: a step, a short while ago. `data`: None where no sampler of ours has drawn a batch.
-    """
+    """Where a rank is."""
 
     step: Count = 0
-    phases: Annotated[tuple[OpenPhase, ...], Entries(MAX_DEPTH, least=1)] = (OpenPhase(STEP),)
-    entered: Annotated[tuple[PhaseCount, ...], Entries(MAX_NAMES)] = ()
+    # Open phases, the innermost last.
+    phases: Annotated[tuple[OpenPhase, ...], EntryCount(MAX_DEPTH, least=1)] = (OpenPhase(STEP),)
+    entered: Annotated[tuple[PhaseCount, ...], EntryCount(MAX_NAMES)] = ()
     collective: Collective | None = None
-    waits_for: PhaseName = ""
-    still_s: Age = 0.0
-    is_first: bool = False
-    times: Annotated[tuple[PhaseTime, ...], Entries(MAX_TIMES)] = ()
-    calls: Annotated[tuple[GroupCalls, ...], Entries(MAX_GROUPS)] = ()
-    at: Annotated[str, Chars(MAX_LABEL_CHARS)] = ""
-    healed: Advisory[HealTotals] = None
-    heal: Advisory[HealProgress] = None
-    rejected: Advisory[RejectedStep] = None
-    data: Advisory[DataUse] = None
+    waits_for: PhaseName = ""  # wait that the script has declared
+    still_s: Age = 0.0  # since the last mark
+    is_first: bool = False  # this process has not finished a step yet
+    times: Annotated[tuple[PhaseTime, ...], EntryCount(MAX_TIMES)] = ()
+    calls: Annotated[tuple[GroupCalls, ...], EntryCount(MAX_GROUPS)] = ()  # process groups that moved last
+    at: Annotated[str, MaxChars(MAX_LABEL_CHARS)] = ""  # line of the script, for an observed rank without an Agent
+    healed: Advisory[HealTotals] = None  # None for a process that has never healed
+    heal: Advisory[HealProgress] = None  # current heal, or one that has just succeeded
+    rejected: Advisory[RejectedStep] = None  # recently discarded step
+    data: Advisory[DataUse] = None  # None unless our sampler has drawn a batch
 
     @property
     def innermost(self) -> OpenPhase:
@@ -198,7 +182,7 @@ class ProgressSample:
 
     @property
     def inside(self) -> Collective | GroupCalls | None:
-        """The collective that it is in."""
+        """The collective that the rank is in, or None."""
         if self.collective is not None and self.collective.is_inside:
             return self.collective
         return next((calls for calls in self.calls if calls.is_inside), None)
@@ -209,7 +193,7 @@ class ProgressSample:
 
 
 class RankName(NamedTuple):
-    """`replica_id` is empty where only one group is spoken of."""
+    """Name of a rank. `replica_id` is empty if the context is a single group."""
 
     replica_id: Text
     group_rank: GroupRank
@@ -220,11 +204,11 @@ class RankName(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class RankView:
-    """A rank as somebody else sees it. `limit_s`: how long it may be without a mark where it is."""
+    """A rank as its manager or the lighthouse sees it."""
 
     name: RankName
     sample: ProgressSample
-    limit_s: Age
+    limit_s: Age  # allowed time without a mark at this place
     beat_age_s: Age = 0.0
     rank_incarnation: Text = ""
     host: Text = ""
@@ -232,39 +216,39 @@ class RankView:
 
     @property
     def process(self) -> tuple[str, int] | None:
-        """What is told of one process from two sides is told of one rank."""
+        """Host and pid, which match two reports about one rank. None if the pid is unknown."""
         return (self.host, self.pid) if self.pid else None
 
     @property
     def progress_age_s(self) -> float:
-        """How long it has not moved, for all that is known."""
+        """Seconds since the rank is known to have moved."""
         return self.sample.still_s + self.beat_age_s
 
     @property
     def is_running(self) -> bool:
-        """It waits for nobody, as far as it says."""
+        """True if the rank reports no wait."""
         return not self.sample.is_inside and not self.sample.waits_for
 
     def aged(self, by_s: float, still_by_s: float = 0.0) -> "RankView":
-        """`by_s` longer since its last beat, and `still_by_s` longer from its last mark to that beat."""
-        beat_age_s = self.beat_age_s + by_s  # not by replace: thousands are aged at a time
+        """Return a copy with `by_s` added to the heartbeat's age and `still_by_s` to the time without a mark."""
+        beat_age_s = self.beat_age_s + by_s  # dataclasses.replace() is too slow for thousands of ranks
         sample = replace(self.sample, still_s=self.sample.still_s + still_by_s) if still_by_s else self.sample
         return RankView(self.name, sample, self.limit_s, beat_age_s, self.rank_incarnation, self.host, self.pid)
 
 
 @dataclass(frozen=True, slots=True)
 class GroupView:
-    """The ranks of one replica group, as its manager sees them; `seconds`: own time per phase, over all its ranks."""
+    """The ranks of one replica group as their manager sees them."""
 
     replica_id: Name
     incarnation: Text
-    ranks: Annotated[tuple[RankView, ...], Entries(MAX_GROUP_WORLD_SIZE)]
-    seconds: Annotated[tuple[PhaseSeconds, ...], Entries(MAX_SUMS)] = ()
+    ranks: Annotated[tuple[RankView, ...], EntryCount(MAX_GROUP_WORLD_SIZE)]
+    seconds: Annotated[tuple[PhaseSeconds, ...], EntryCount(MAX_SUMS)] = ()  # summed over all ranks
     group_world_size: Count = 0
 
     @property
     def is_observed(self) -> bool:
-        """Its ranks have no Agents."""
+        """True if no rank has an Agent."""
         return bool(self.ranks) and all(rank.sample.at for rank in self.ranks)
 
     def check(self) -> None:

@@ -1,6 +1,6 @@
-"""What a rank and the lighthouse say about generations: who a rank is, which generation it is in. No protobuf.
+"""Messages of ranks and supervisors about the generations of a run, and the run's status. No protobuf.
 
-A generation is one attempt to run a job's function: a number that is never given out twice, and one list of ranks.
+A generation is one attempt to run a job's function. It has a unique number and a fixed list of ranks.
 """
 
 from dataclasses import dataclass, field
@@ -11,7 +11,7 @@ from lighthouse_protocol.constraints import (
     Advisory,
     Age,
     Count,
-    Entries,
+    EntryCount,
     LastGeneration,
     Name,
     Offset,
@@ -32,18 +32,18 @@ from lighthouse_protocol.refusals import InvalidRequest, LighthouseError
 
 @dataclass(frozen=True, slots=True, order=True)
 class RankId:
-    """`slot` is the supervisor's, 0 to world_size - 1; `incarnation` is new at each start of the process.
+    """Identity of a rank's process.
 
-    It begins with that of the supervisor that started the process; without one, with the process's own. What follows
-    between dots names what was started together and is restarted together.
+    The parts of an incarnation are separated by dots. The first part is the supervisor's incarnation, or the process's
+    own without a supervisor. The second part names the ranks that are started and restarted together.
     """
 
-    slot: Slot
-    incarnation: Name
+    slot: Slot  # assigned by the supervisor, 0 to world_size - 1
+    incarnation: Name  # new at each start of the process
 
     @property
     def supervisor(self) -> str:
-        """The incarnation of the one that started it; its own, if nobody did."""
+        """Incarnation of the supervisor that started the process, or the rank's own without one."""
         return self.incarnation.partition(".")[0]
 
     @property
@@ -52,7 +52,7 @@ class RankId:
 
     @property
     def unit(self) -> str:
-        """Shared with the ranks that are restarted when this one dies; its own, if no supervisor started it."""
+        """Name shared by the ranks that restart together. Without a supervisor, the rank's own incarnation."""
         return self.incarnation.partition(".")[2].partition(".")[0] or self.incarnation
 
     def __str__(self) -> str:
@@ -61,29 +61,21 @@ class RankId:
 
 @dataclass(frozen=True, slots=True)
 class RunTerms:
-    """What all ranks of a run agree on.
-
-    `active`: so many train and the others are spares; None: all. `stride`: a restarted process begins at the next
-    multiple of it; 1 without a supervisor. `max_iterations`: so many generations, then the run is stopped.
-    `max_restarts`: so many after failures of the function within `restart_window_s`; None: any number.
-    `restart_delay_s`: how long the next generation waits after one that got nowhere; it doubles each time in a row.
-    None: no delay. `is_elastic`: slots mean nothing, and the lighthouse gives each rank one that is free. Any `active`
-    ranks are all; any `min_active` are enough, `join_timeout_s` after so many are ready.
-    """
+    """Settings on which all ranks of a run must agree."""
 
     world_size: WorldSize = 1
-    active: WorldSize | None = None
-    min_active: WorldSize = 1
+    active: WorldSize | None = None  # number of training ranks, the others are spares; None for all
+    min_active: WorldSize = 1  # enough for a generation, `join_timeout_s` after this number of ranks is ready
     divisible_by: WorldSize = 1
     hosts_together: bool = False
-    stride: WorldSize = 1
+    stride: WorldSize = 1  # restarted processes begin at the next multiple; 1 without a supervisor
     join_timeout_s: Seconds = 60.0
     return_timeout_s: Seconds = 60.0
-    max_iterations: int | None = None
-    max_restarts: Restarts | None = None
+    max_iterations: int | None = None  # generations after which the run is stopped
+    max_restarts: Restarts | None = None  # after failures of the function within `restart_window_s`; None for no limit
     restart_window_s: Seconds = 600.0
-    restart_delay_s: Seconds | None = None
-    is_elastic: bool = False
+    restart_delay_s: Seconds | None = None  # after a generation without progress; doubles each time in a row
+    is_elastic: bool = False  # the lighthouse assigns free slots, and any `active` ranks are complete
 
     def check(self) -> None:
         most = self.target // self.divisible_by * self.divisible_by
@@ -95,27 +87,23 @@ class RunTerms:
 
     @property
     def target(self) -> int:
-        """How many train when all are there."""
+        """Number of training ranks when none is missing."""
         return self.world_size if self.active is None else min(self.active, self.world_size)
 
 
 @dataclass(frozen=True, slots=True)
 class RunCounters:
-    """Restart counters of a run. `number` is that of the generation, -1 before the first.
+    """Restart counters of a run."""
 
-    `global_iteration` is the number of the last generation that a restarted process began. `job_restarts` counts
-    incidents, `ranks_restarts` those that were recovered in the process since.
-    """
-
-    number: LastGeneration = -1
-    global_iteration: Count = 0
-    job_restarts: Count = 0
-    ranks_restarts: Count = 0
+    number: LastGeneration = -1  # generation's number, -1 before the first
+    global_iteration: Count = 0  # number of the last generation that a restarted process began
+    job_restarts: Count = 0  # incidents
+    ranks_restarts: Count = 0  # incidents since then that were recovered within the processes
 
 
 @dataclass(frozen=True, slots=True)
 class Generation:
-    """`active[i]` is rank i. It never changes; another list is another generation."""
+    """An immutable list of active ranks. `active[i]` is rank i."""
 
     active: tuple[RankId, ...]
     counters: RunCounters
@@ -125,44 +113,38 @@ class Generation:
         return self.counters.number
 
     def place(self, rank: RankId) -> int | None:
-        """What is RANK for it; None: it is a spare."""
+        """Return the rank's index (RANK), or None for a spare."""
         return self.active.index(rank) if rank in self.active else None
 
 
 @dataclass(frozen=True, slots=True)
 class RankHello:
-    """How a rank comes, and comes back. What it holds is repeated, so that no message must arrive.
-
-    `attempt` counts the starts by its supervisor, from 0. `generation`: the last one in which this process was active.
-    `is_ready`: it runs nothing and waits for the next. `seen`: the highest number that it or its supervisor was told.
-    `secret`: its supervisor's; without one, made by the process, which no other one knows.
-    """
+    """First message of a rank, also after a reconnect. It repeats the rank's state, so lost messages do no harm."""
 
     rank: RankId
     terms: RunTerms
-    attempt: int = 0
+    attempt: int = 0  # counts the supervisor's starts of this rank, from 0
     host: Text = ""
     pid: Count = 0
-    generation: Count | None = None
-    is_ready: bool = False
-    seen: Count | None = None
+    generation: Count | None = None  # last one in which this process was active
+    is_ready: bool = False  # runs nothing and waits for the next generation
+    seen: Count | None = None  # highest number that the rank or its supervisor has received
     step: Count = 0
-    secret: Secret = field(default="", repr=False)
+    secret: Secret = field(default="", repr=False)  # the supervisor's, or made by the process itself without one
 
     @property
     def is_first(self) -> bool:
-        """A supervisor's first process of this slot, that knows of no generation."""
+        """True for the first process of a slot, if no generation has formed yet."""
         return self.attempt == 0 and self.seen is None and self.generation is None
 
 
 @dataclass(frozen=True, slots=True)
 class RunStopped:
-    """The run is over and restarts nothing. `who` asked for it; empty: the lighthouse. `generation`: the number at that
-    time, -1 before the first."""
+    """The run has stopped and will not restart."""
 
     reason: Reason
-    who: Reason
-    generation: LastGeneration
+    who: Reason  # requester; empty for the lighthouse
+    generation: LastGeneration  # number at that time, -1 before the first
 
     @property
     def text(self) -> str:
@@ -184,9 +166,9 @@ class Key(NamedTuple):
 
 
 class Keys(NamedTuple):
-    """Of a run, whose present generation is `generation`."""
+    """Keys of a run."""
 
-    generation: LastGeneration
+    generation: LastGeneration  # present generation
     keys: tuple[Key, ...]
 
 
@@ -197,23 +179,23 @@ def check_kind(kind: str) -> KeyKind:
         raise InvalidRequest(f"is {kind!r}; {', '.join(KeyKind)} are known", field="kind") from None
 
 
-# -- on a rank's stream, after its hello
+# Messages on a rank's stream, after its hello.
 
 
 @dataclass(frozen=True, slots=True)
 class RankHeartbeat:
-    """A sign of life. `phase` is for people; `progress` is where its function is, None: as it was told before."""
+    """Sign of life of a rank."""
 
     step: Count = 0
-    phase: Text = ""
-    progress: Advisory[ProgressSample] = field(default=None, repr=False)
+    phase: Text = ""  # for display
+    progress: Advisory[ProgressSample] = field(default=None, repr=False)  # None if unchanged
 
 
 @dataclass(frozen=True, slots=True)
 class ReadyReport:
-    """It runs nothing, and waits. `generation`: the one that it leaves, the last in which it was active."""
+    """The rank runs nothing and waits for the next generation."""
 
-    generation: Count | None = None
+    generation: Count | None = None  # last one in which it was active
 
 
 @dataclass(frozen=True, slots=True)
@@ -229,7 +211,7 @@ class FinishReport:
 
 @dataclass(frozen=True, slots=True)
 class CloseReport:
-    """Of an elastic run: it is over for all its ranks, finished or not."""
+    """Ends an elastic run for all its ranks, finished or not."""
 
 
 FromRunRank = RankHello | RankHeartbeat | ReadyReport | FailureReport | FinishReport | CloseReport | SelfReport
@@ -237,25 +219,24 @@ FromRunRank = RankHello | RankHeartbeat | ReadyReport | FailureReport | FinishRe
 
 @dataclass(frozen=True, slots=True)
 class GenerationFormed:
-    """`slots[i]` is rank i; who is not in it is a spare. The same for all, so that it is serialised once."""
+    """A new generation. The message is the same for all ranks, so it is serialised once."""
 
     counters: RunCounters
-    slots: tuple[int, ...]
+    slots: tuple[int, ...]  # `slots[i]` is rank i; all other slots are spares
 
 
 @dataclass(frozen=True, slots=True)
 class GenerationEnded:
-    """Order to stop generation `number` and report ready. `is_failure`: a rank reported that its function failed;
-    otherwise a rank was lost or joined."""
+    """Order to stop generation `number` and report ready."""
 
     number: Count
     reason: Reason = ""
-    is_failure: bool = False
+    is_failure: bool = False  # a rank's function failed; otherwise a rank was lost or joined
 
 
 @dataclass(frozen=True, slots=True)
 class RunCompleted:
-    """All have finished generation `number`."""
+    """All ranks have finished generation `number`."""
 
     number: Count
 
@@ -267,15 +248,14 @@ class HelloRejected:
 
 @dataclass(frozen=True, slots=True)
 class RankWelcome:
-    """The hello was taken; who runs is told nothing else for long. All else may come before it. `term` grows with each
-    life of the lighthouse; 0: it keeps no journal."""
+    """The hello was accepted. Other messages may arrive earlier."""
 
-    term: Count = 0
+    term: Count = 0  # grows with each start of the lighthouse; 0 without a journal
 
 
 @dataclass(frozen=True, slots=True)
 class SlotGiven:
-    """The slot of a rank of an elastic run, where its hello named another. It comes before all else."""
+    """Slot of a rank in an elastic run, sent first if the hello named another slot."""
 
     slot: Slot
 
@@ -292,61 +272,50 @@ ToRunRank = (
 )
 
 
-# -- supervisor ---------------------------------------------------------------
-#
-# What a supervisor, who starts and restarts the ranks of one host, and the lighthouse say to each other. No protobuf.
-#
-# Not only runs of wrapped functions have supervisors: the stop of a run holds for all who share its run id.
+# Messages of a supervisor, which starts and restarts the ranks of one host. Runs without wrapped functions have
+# supervisors too: stopping a run stops every process with its run id.
 
 
 @dataclass(frozen=True, slots=True)
 class SupervisorHello:
-    """`name`: in its run: the replica group's id, with /K for host K of several. `slots`: of the ranks it starts.
-    `secret`: random, made by this start of the supervisor, and known to its ranks."""
+    """First message of a supervisor."""
 
-    name: Name
+    name: Name  # unique in the run: the replica group's id, plus /K for host K of several
     incarnation: Name
     host: Text = ""
-    slots: Annotated[tuple[Slot, ...], Entries(MAX_RANKS_PER_HOST)] = ()
-    secret: Secret = field(default="", repr=False)
+    slots: Annotated[tuple[Slot, ...], EntryCount(MAX_RANKS_PER_HOST)] = ()  # of the ranks that it starts
+    secret: Secret = field(default="", repr=False)  # random, made at the supervisor's start, shared with its ranks
 
 
 @dataclass(frozen=True, slots=True)
 class SupervisorHeartbeat:
-    """Sent while the supervisor runs, so that a connection that has died without a close is noticed.
+    """Sent while the supervisor runs, to detect a connection that was lost without a close."""
 
-    Attributes:
-        budget_used: Share of the restart budget that is used up, from 0 to 1.
-        restarts: Restarts since the supervisor was started.
-        restarts_left: Restarts that the budget still allows now, of the ranks that have the fewest.
-        running: Processes of ranks that are running.
-    """
-
-    budget_used: Age = 0.0
-    restarts: Count = 0
-    restarts_left: Count = 0
-    running: Count = 0
+    budget_used: Age = 0.0  # share of the restart budget, 0 to 1
+    restarts: Count = 0  # since the start of the supervisor
+    restarts_left: Count = 0  # restarts that the budget allows now, for the ranks with the fewest
+    running: Count = 0  # running processes of ranks
 
 
 @dataclass(frozen=True, slots=True)
 class ProcessLost:
-    """A rank's process has ended. `output`: the last lines that it wrote."""
+    """A rank's process has ended."""
 
     rank: RankId
     reason: Reason
-    output: Output = ()
+    output: Output = ()  # last lines written
 
 
 @dataclass(frozen=True, slots=True)
 class StopAsked:
-    """The run shall stop for all: an exit by 130, an exhausted budget."""
+    """Request to stop the whole run, after an exit by 130 or with an exhausted budget."""
 
     reason: Reason
 
 
 @dataclass(frozen=True, slots=True)
 class HostExcluded:
-    """This host's hardware has failed its check, or its ranks too often in a row: none of it comes back."""
+    """This host failed its hardware check, or its ranks failed too often in a row. None of its ranks will return."""
 
     reason: Reason
 
@@ -356,7 +325,7 @@ FromSupervisor = SupervisorHello | SupervisorHeartbeat | ProcessLost | StopAsked
 
 @dataclass(frozen=True, slots=True)
 class SupervisorWelcome:
-    """The run is not stopped, and this host is not excluded: start."""
+    """Permission to start: the run is not stopped, and this host is not excluded."""
 
     beat_interval_s: Seconds
 
@@ -364,29 +333,26 @@ class SupervisorWelcome:
 ToSupervisor = SupervisorWelcome | RunStopped | RunCompleted | HelloRejected
 
 
-# -- run status ---------------------------------------------------------------
-#
-# What the lighthouse says of a run, for people and programs. Moments are wall-clock seconds. No protobuf.
+# Status of a run, for display and programs. Times are Unix seconds.
 
 
 class RankState(StrEnum):
     ACTIVE = "active"
     READY = "ready"  # waits for the next generation
-    SPARE = "spare"  # of the present one
-    STARTING = "starting"  # is here, and not ready
+    SPARE = "spare"  # not in the present generation
+    STARTING = "starting"  # connected but not ready
     FINISHED = "finished"
     LOST = "lost"
 
 
 @dataclass(frozen=True, slots=True)
 class RankStatus:
-    """`state`: a RankState, or one that only a newer lighthouse knows. `rank`: in the last generation; None: none.
-    `start`: another one for each incarnation (rules/proof.py)."""
+    """Status of a rank of a run."""
 
     slot: int
-    start: str
-    state: str
-    rank: int | None
+    start: str  # distinguishes incarnations without revealing them (rules/access.py)
+    state: str  # a RankState, or an unknown state of a newer lighthouse
+    rank: int | None  # in the last generation
     generation: Count | None
     step: Count
     phase: str
@@ -407,28 +373,27 @@ class SupervisorStatus:
 
 @dataclass(frozen=True, slots=True)
 class ExcludedHost:
-    """`supervisor`: the only one that it is excluded for; empty: for all."""
+    """A host whose ranks may not return."""
 
     host: str
     reason: str
     at: Offset
-    supervisor: str = ""
+    supervisor: str = ""  # the only supervisor affected; empty for all on the host
 
 
 @dataclass(frozen=True, slots=True)
 class RunStatus:
-    """`verdict`: why the next generation forms, or does not. `slots[i]` is rank i of the last one. `budget_used`:
-    of the restart budget that is used up the most, be it a supervisor's or that of wrapped functions: 0 none, 1 all."""
+    """Status of a run."""
 
     job: str
     run: str
-    verdict: str
+    verdict: str  # why the next generation forms or does not
     counters: RunCounters
     terms: RunTerms
-    slots: tuple[int, ...]
+    slots: tuple[int, ...]  # `slots[i]` is rank i of the last generation
     is_complete: bool
     stop: RunStopped | None
     ranks: tuple[RankStatus, ...]
     supervisors: tuple[SupervisorStatus, ...]
     excluded: tuple[ExcludedHost, ...]
-    budget_used: Offset = 0.0
+    budget_used: Offset = 0.0  # of the most used restart budget, 0 to 1

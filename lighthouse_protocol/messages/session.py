@@ -1,8 +1,8 @@
-"""What a manager and the lighthouse say to each other on a session, and a rank and its manager on a watch. No protobuf.
+"""Messages of a manager's session with the lighthouse, and of a rank's watch with its manager. No protobuf.
 
-Levels, not edges: what a manager holds, whether it drains and whether its ranks are down is repeated in its hello and
-in every beat; what the lighthouse wants of a quorum is repeated in every echo. A message that was lost with a broken
-connection costs nothing.
+Messages contain levels, not edges. Each hello and heartbeat repeats which quorum the manager holds, if it drains and
+which ranks are down; each acknowledgement repeats the lighthouse's order. So a message lost with a broken connection
+does no harm.
 """
 
 from dataclasses import dataclass, field
@@ -13,7 +13,7 @@ from lighthouse_protocol.constraints import (
     Advisory,
     Age,
     Count,
-    Entries,
+    EntryCount,
     FilledText,
     GroupRank,
     QuorumId,
@@ -32,127 +32,116 @@ from lighthouse_protocol.refusals import LighthouseError
 
 
 class HoldState(StrEnum):
-    """How a manager holds the standing quorum that it was handed last."""
+    """Permissions of a manager under the standing quorum that it received last."""
 
-    STANDING = "standing"  # it grants the next step by itself
-    RECALLED = "recalled"  # recalled: it grants nothing beyond its highest grant
-    RESUMED = "resumed"  # it grants up to a step, then joins
-    JOINING = "joining"  # it has done the last step that it may, and never grants under it again
-    LEAVING = "leaving"  # its ranks have ended in good order; `granted` is what they have committed
-    REVOKED = "revoked"  # revoked, or a step failed; it never grants under it again
+    STANDING = "standing"  # grants further steps
+    RECALLED = "recalled"  # grants no step beyond its highest grant
+    RESUMED = "resumed"  # grants steps up to a limit, then joins
+    JOINING = "joining"  # has done its last step and grants no more
+    LEAVING = "leaving"  # the ranks have ended in good order; `granted` is their last committed step
+    REVOKED = "revoked"  # revoked, or a step failed; grants no more
 
 
 @dataclass(frozen=True, slots=True)
 class HeldQuorum:
-    """`granted` is the highest step that the manager's ranks were let into under that quorum.
-
-    `wants_next`: the group catches up under it, and has got there, or cannot: it is to be followed by another one.
-    """
+    """The quorum that a manager holds."""
 
     quorum_id: QuorumId
     mode: HoldState
-    granted: Count
-    wants_next: bool = False
+    granted: Count  # highest step granted to the ranks under this quorum
+    wants_next: bool = False  # the group has finished or failed to catch up and needs another quorum
 
 
 class QuorumPhase(StrEnum):
-    """What the lighthouse wants of a standing quorum."""
+    """The lighthouse's order about a standing quorum."""
 
-    NONE = "none"  # there is none: every step asks the lighthouse
-    RETURNING = "returning"  # the lighthouse has restarted: who holds it may go on, and is to come back
+    NONE = "none"  # no standing quorum: every step asks the lighthouse
+    RETURNING = "returning"  # the lighthouse has restarted: holders may continue and must reconnect
     STANDING = "standing"
-    RECALLED = "recalled"  # grant nothing new, and say what was granted
-    RESUMED = "resumed"  # grant up to `upto`, then join
-    REVOKED = "revoked"  # stop, and abort what has not completed
+    RECALLED = "recalled"  # grant no new step and report the highest grant
+    RESUMED = "resumed"  # grant steps up to `upto`, then join
+    REVOKED = "revoked"  # stop, and abort unfinished steps
 
 
 @dataclass(frozen=True, slots=True)
 class QuorumOrder:
-    """`upto`: of RESUMED. `lost`: the group that the quorum has lost, where it is revoked; empty: none is known."""
+    """Order of the lighthouse to the managers of a quorum."""
 
     quorum_id: QuorumId
     phase: QuorumPhase
-    upto: Count = 0
+    upto: Count = 0  # last step to grant, if RESUMED
     reason: Reason = ""
-    lost: Reason = ""
+    lost: Reason = ""  # lost group, if REVOKED and known
 
 
-# -- manager to lighthouse
+# Manager to lighthouse.
 
 
-# Why a group is down whose ranks have not all come yet: the first quorum of a job waits for it.
+# Values of GroupReport.down. The first quorum of a job waits for a group that is STARTING.
 STARTING = "its ranks have not come yet"
-# Why a group is down that has lost ranks, since its supervisor has started them again.
+# The group lost ranks, and its supervisor has started them again.
 RESTARTING = "its ranks are started again"
-# Why a group is down whose ranks end in good order: it is no loss to its quorum.
+# The ranks end in good order, which is no loss to the quorum.
 LEFT = "its ranks have ended"
 
 
 @dataclass(frozen=True, slots=True)
 class Discards:
-    """Discarded steps, by reason: `group_lost`: another replica group of the quorum was lost; `rank_lost`: a rank of
-    this group was lost before it voted; `revoked`: the quorum was revoked, and no group was lost; `voted_no`: a rank
-    voted no under a quorum that stood."""
+    """Numbers of discarded steps, by reason."""
 
-    group_lost: Count = 0
-    rank_lost: Count = 0
-    revoked: Count = 0
-    voted_no: Count = 0
+    group_lost: Count = 0  # another group of the quorum was lost
+    rank_lost: Count = 0  # a rank of this group was lost before its vote
+    revoked: Count = 0  # the quorum was revoked without a lost group
+    voted_no: Count = 0  # a rank voted no under a valid quorum
 
 
 @dataclass(frozen=True, slots=True)
 class GroupCounts:
-    """Since the manager started; each number only grows. `step_s`: the time in committed steps in which no group
-    healed. `healed`: a heal of all ranks of the group counts once, and their bytes are added up."""
+    """Counters since the start of the manager. They only grow."""
 
     commits: Count = 0
     discards: Discards = Discards()
-    step_s: Age = 0.0
-    healed: HealTotals = field(default_factory=HealTotals)
+    step_s: Age = 0.0  # time in committed steps during which no group healed
+    healed: HealTotals = field(default_factory=HealTotals)  # a heal by all ranks counts once; bytes are summed
 
 
 @dataclass(frozen=True, slots=True)
 class GroupReport:
-    """`down` says why the group cannot take part though its manager lives; empty: all its ranks are there. `missing`:
-    which of them are not; empty while `down` says something: all of them. `counts`: None for a manager that does not
-    count."""
+    """State of a replica group, repeated in every hello and heartbeat."""
 
     held: HeldQuorum | None = None
     drains: bool = False
-    down: Reason = ""
-    missing: Ranks = NO_RANKS
-    counts: Advisory[GroupCounts] = None
+    down: Reason = ""  # why the group cannot take part although its manager is alive; empty if it can
+    missing: Ranks = NO_RANKS  # absent ranks; empty while `down` is set means all of them
+    counts: Advisory[GroupCounts] = None  # None for a manager that does not count
 
 
 @dataclass(frozen=True, slots=True)
 class Hello:
-    """The first message of a session. `participant` is as in the last join. `secret`: random, made by this start of the
-    manager; it shows it in every hello, and no other process knows it."""
+    """First message of a session."""
 
-    participant: Participant
+    participant: Participant  # as in the last join
     levels: GroupReport = GroupReport()
-    secret: Secret = field(default="", repr=False)
+    secret: Secret = field(default="", repr=False)  # random, made at the manager's start, known to no other process
 
 
 @dataclass(frozen=True, slots=True)
 class Heartbeat:
-    """Sent at every heartbeat_interval, and at once when a level changes. `number` grows. `progress`: where the ranks
-    are; None: as was told before."""
+    """Sent at every heartbeat_interval, and at once when a level changes."""
 
-    number: Count
+    number: Count  # increasing
     levels: GroupReport = GroupReport()
-    progress: Advisory[GroupView] = None
+    progress: Advisory[GroupView] = None  # None if unchanged
 
 
 @dataclass(frozen=True, slots=True)
 class JoinRequest:
-    """`number` grows; a newer one takes the place of an older. `holds`: the digest of the last quorum that the manager
-    was told, of which it needs but the changes; empty: it needs the whole list."""
+    """Request to be in the next quorum. A newer request replaces an older one."""
 
-    number: Count
+    number: Count  # increasing
     participant: Participant
     time_left_s: Seconds
-    holds: Text = ""
+    holds: Text = ""  # digest of the manager's quorum, if it can apply changes; empty to request the full list
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,14 +151,14 @@ class WithdrawRequest:
 
 @dataclass(frozen=True, slots=True)
 class Leave:
-    """The group has gone in good order. A session that ends without it is a crash."""
+    """The group leaves in good order. A session that ends without this message counts as a crash."""
 
     reason: Reason = ""
 
 
 @dataclass(frozen=True, slots=True)
 class Evidence:
-    """Of one rank, an answer to the request of that number."""
+    """Evidence of one rank for the EvidenceRequest with the same number."""
 
     number: Count
     rank: RankEvidence
@@ -177,17 +166,16 @@ class Evidence:
 
 @dataclass(frozen=True, slots=True)
 class EvidenceDone:
-    """No more comes to the request of that number. `progress`: where the ranks are by then, which decides what is done
-    about them."""
+    """All evidence for the EvidenceRequest with this number has been sent."""
 
     number: Count
-    progress: Advisory[GroupView] = None
+    progress: Advisory[GroupView] = None  # newest view; the lighthouse decides by it what to do about the ranks
 
 
 ToLighthouse = Hello | Heartbeat | JoinRequest | WithdrawRequest | Leave | Evidence | EvidenceDone
 
 
-# -- lighthouse to manager
+# Lighthouse to manager.
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,27 +187,28 @@ class Welcome:
 
 @dataclass(frozen=True, slots=True)
 class HeartbeatAck:
-    """The answer to beat `number`. `order` is about the quorum that the beat said it holds."""
+    """Answer to the heartbeat with the same number."""
 
     number: Count
     heartbeat_interval_s: Seconds
-    order: QuorumOrder | None = None
+    order: QuorumOrder | None = None  # about the quorum in the heartbeat
 
 
 @dataclass(frozen=True, slots=True)
 class JoinAccepted:
-    """The answer to join `join`. `secret`: known to the members of that quorum alone, which prove by it to each other
-    that they are (rules/proof.py)."""
+    """Quorum that answers the join with number `join`."""
 
     join: Count
     quorum: Quorum
     stands: bool
-    secret: Secret = field(default="", repr=False)
+    secret: Secret = field(
+        default="", repr=False
+    )  # shared by the members, to authenticate each other (rules/access.py)
 
 
 @dataclass(frozen=True, slots=True)
 class QuorumChanged:
-    """A JoinAccepted for a manager whose join said that it holds the quorum that `change` is about."""
+    """Short form of JoinAccepted for a manager that holds the quorum on which `change` is based."""
 
     join: Count
     change: QuorumChange
@@ -229,41 +218,45 @@ class QuorumChanged:
 
 @dataclass(frozen=True, slots=True)
 class JoinRejected:
-    """`join` was refused; 0: the hello was, and the session ends."""
+    """Refusal of a join, or of the hello."""
 
-    join: Count
+    join: Count  # 0 for the hello, after which the session ends
     error: LighthouseError
 
 
 @dataclass(frozen=True, slots=True)
 class DrainRequest:
-    """Leave after the step that the others know of."""
+    """Order to leave after the step that the other groups expect."""
 
     reason: Reason = ""
 
 
 @dataclass(frozen=True, slots=True)
 class KillRequest:
-    """`behind`: the ranks that the group is killed for, which its supervisor counts as a loss; empty: a person asks."""
+    """Order to end the group."""
 
     reason: Reason = ""
-    behind: Ranks = NO_RANKS
+    behind: Ranks = (
+        NO_RANKS  # ranks whose stall is the reason; the supervisor counts them as lost. Empty for an operator
+    )
 
 
 @dataclass(frozen=True, slots=True)
 class Goodbye:
-    """The lighthouse ends this session: it stops, or a newer session has taken its place, or the leave is done."""
+    """The lighthouse ends the session: it stops, a newer session has replaced this one, or the leave is complete."""
 
     reason: Reason = ""
 
 
 @dataclass(frozen=True, slots=True)
 class EvidenceRequest:
-    """What are these ranks doing? Empty: all. Answered by an Evidence for each of them, then EvidenceDone, within
-    GATHERED_WITHIN_S."""
+    """Request for the evidence of ranks.
+
+    The manager answers within GATHERED_WITHIN_S with one Evidence per rank, then EvidenceDone.
+    """
 
     number: Count
-    group_ranks: Annotated[tuple[GroupRank, ...], Entries(MAX_GROUP_WORLD_SIZE)] = ()
+    group_ranks: Annotated[tuple[GroupRank, ...], EntryCount(MAX_GROUP_WORLD_SIZE)] = ()  # empty for all
 
 
 ToManager = (
@@ -281,60 +274,57 @@ ToManager = (
 )
 
 
-# -- rank and manager
+# Rank and manager.
 
 
 @dataclass(frozen=True, slots=True)
 class EvidenceOffer:
-    """A rank can be asked what it is doing. `signal` has its stacks written to its file `descriptor`, also while it
-    runs no Python; 0: there is no such signal."""
+    """How to get a rank's stacks, even while it runs no Python."""
 
-    signal: Count = 0
-    descriptor: Count = 0
+    signal: Count = 0  # signal that makes the rank write its stacks; 0 if there is none
+    descriptor: Count = 0  # the rank's file descriptor to which the stacks are written
 
 
 @dataclass(frozen=True, slots=True)
 class WatchHello:
-    """The first message of a watch: what a rank says of its process. `host` names the machine and its pid namespace;
-    `started` the process's start.
-
-    Where `host` is the manager's own, the manager watches the process too, by its pid. `hostname` is for a person.
-    `rank_incarnation` is new at every start of the process. `offer`: None for a rank that cannot be asked.
-    `is_observer`: it tells where the rank is, and takes part in no quorum.
-    """
+    """First message of a watch: a rank describes its process."""
 
     group_rank: GroupRank
-    rank_incarnation: FilledText
+    rank_incarnation: FilledText  # new at every start of the process
     pid: Count = 0
-    host: Text = ""
-    started: Count = 0
-    hostname: Text = ""
-    offer: EvidenceOffer | None = None
-    is_observer: bool = False
+    host: Text = ""  # machine and pid namespace; if equal to the manager's, the manager also watches the pid
+    started: Count = 0  # start time of the process
+    hostname: Text = ""  # for display
+    offer: EvidenceOffer | None = None  # None if the rank offers no evidence
+    is_observer: bool = False  # reports a rank's place and takes part in no quorum
 
 
 @dataclass(frozen=True, slots=True)
 class WatchOpened:
-    """The first answer: the rank is watched."""
+    """First answer: the manager watches the rank."""
 
 
 @dataclass(frozen=True, slots=True)
 class Leaving:
-    """The rank closes its Agent in good order: the end of its watch is no failure of its process. It stays until it is
-    told that it is released. `step`: which it would have asked for next; None: it is in the middle of one."""
+    """The rank closes its Agent in good order, so the end of the watch is no failure.
 
-    step: Count | None = None
+    The rank stays until it receives Released.
+    """
+
+    step: Count | None = None  # the next step that the rank would have requested, None within a step
 
 
 @dataclass(frozen=True, slots=True)
 class Released:
-    """To a rank that leaves: nobody waits for what it has sent any more."""
+    """Permission for a leaving rank to end: no other rank waits for its data any more."""
 
 
 @dataclass(frozen=True, slots=True)
 class RankGone:
-    """A rank of the same group was lost and is not back: what its mates wait for inside the group never comes, and the
-    group has to be started again."""
+    """A rank of the group was lost and has not returned.
+
+    Messages from it will never arrive, so the group has to restart.
+    """
 
     group_rank: GroupRank
     reason: Reason
@@ -342,31 +332,30 @@ class RankGone:
 
 @dataclass(frozen=True, slots=True)
 class Revoked:
-    """Abort the collectives of that quorum that have not completed, vote, and ask again. `lost`: the group that it has
-    lost; empty: none is known. It may be told after the rest."""
+    """Order to abort the unfinished collectives of a quorum, vote, and request another quorum."""
 
     quorum_id: QuorumId
     reason: Reason
-    lost: Reason = ""
+    lost: Reason = ""  # lost group, empty if unknown; may follow in a second message
 
 
 @dataclass(frozen=True, slots=True)
 class Waiting:
-    """What the group's requests for a quorum wait for, in words; empty: for nothing, or not for long."""
+    """Reason why the group's requests for a quorum wait."""
 
-    reason: Reason
+    reason: Reason  # empty if nothing, or not for long
 
 
 @dataclass(frozen=True, slots=True)
 class Killed:
-    """End the process with status 1."""
+    """Order to end the process with status 1."""
 
     reason: Reason
 
 
 @dataclass(frozen=True, slots=True)
 class Vote:
-    """A vote, by a rank that holds a watch: answered by a VoteAnswer of the same number within `time_left_s`."""
+    """Vote of a watched rank. The manager answers with a VoteAnswer of the same number within `time_left_s`."""
 
     number: int
     step: int
@@ -378,7 +367,7 @@ class Vote:
 
 @dataclass(frozen=True, slots=True)
 class VoteAnswer:
-    """The answer to a vote: what was decided, or why it was refused."""
+    """Decision about a vote, or the reason for its refusal."""
 
     number: int
     outcome: Decision | LighthouseError

@@ -1,4 +1,4 @@
-"""The snapshots that logs, CLI, page and metrics all show. The field names are those of the wire messages."""
+"""Snapshots that the logs, the CLI, the page and the metrics show. Fields are named as in the wire messages."""
 
 from dataclasses import dataclass
 from enum import StrEnum
@@ -10,40 +10,38 @@ from lighthouse_protocol.messages.run import RunStatus
 
 
 class MemberState(StrEnum):
-    PARTICIPANT = "participant"  # in the quorum, at work on its step
-    HEALING = "healing"  # in the quorum, and receives the state of another group
-    JOINED = "joined"  # asks for the next quorum
-    STRAGGLER = "straggler"  # alive, not joined, and waited for
-    TIMED_OUT = "timed_out"  # alive, missed a join_timeout: not waited for until it joins
-    STARTING = "starting"  # its manager is alive; its ranks have not all come yet, or are started again
-    DOWN = "down"  # its manager is alive, it has lost ranks: not waited for until it joins
+    PARTICIPANT = "participant"  # in the quorum, working on a step
+    HEALING = "healing"  # in the quorum, receiving another group's state
+    JOINED = "joined"  # waits for the next quorum
+    STRAGGLER = "straggler"  # alive but not joined; the others wait for it
+    TIMED_OUT = "timed_out"  # alive but missed a join_timeout; the others do not wait until it joins
+    STARTING = "starting"  # manager alive; some ranks have not connected yet, or are restarting
+    DOWN = "down"  # manager alive, ranks lost; the others do not wait until it joins
     IDLE = "idle"  # alive, never joined
     EXPIRED = "expired"  # no sign of life for heartbeat_timeout
 
 
 @dataclass(frozen=True, slots=True)
 class HealStatus:
-    """A heal of a replica group that goes on, over all its ranks (rules/heal.py): `received` of `total` bytes of the
-    state of `step`, from the group `source`. `bytes_per_s`: over the last seconds; `left_s`: at that rate, of the
-    slowest rank; None: not known. `still_s`: for so long a rank has received nothing. `text`: all that in words."""
+    """Current heal of a replica group, over all its ranks (rules/heal.py)."""
 
-    source: Text
-    step: Count
-    received: Count
-    total: Count | None
+    source: Text  # replica group that sends the state
+    step: Count  # step of the state
+    received: Count  # bytes
+    total: Count | None  # bytes, None if unknown
     seconds: Offset
-    bytes_per_s: Count | None
-    left_s: Offset | None
-    still_s: Offset
-    text: Text
+    bytes_per_s: Count | None  # over the last seconds, None if unknown
+    left_s: Offset | None  # time left of the slowest rank at its rate, None if unknown
+    still_s: Offset  # longest time without data among the healing ranks
+    text: Text  # the same in words
 
 
 @dataclass(frozen=True, slots=True)
 class MemberStatus:
-    """`start`: another one for each incarnation (rules/proof.py)."""
+    """Status of a replica group."""
 
     replica_id: str
-    start: str
+    start: str  # distinguishes incarnations without revealing them (rules/access.py)
     state: MemberState
     is_participant: bool
     step: int
@@ -56,40 +54,37 @@ class MemberStatus:
 
 
 class RankState(StrEnum):
-    """The worst first."""
+    """State of a rank, the worst first."""
 
-    BEHIND = "behind"  # furthest behind, while nothing moves
-    LOST = "lost"  # its replica group, or its process, is not alive
-    WAITING = "waiting"  # in a collective, or for what its script has declared
+    BEHIND = "behind"  # furthest behind during a stall
+    LOST = "lost"  # the replica group or the process is not alive
+    WAITING = "waiting"  # in a collective, or in a wait that its script has declared
     RUNNING = "running"
-    SPARE = "spare"  # of the present generation of its run
+    SPARE = "spare"  # in the present generation of its run
 
 
 @dataclass(frozen=True, slots=True)
 class RankPlace:
-    """Where a rank is. Of a run's rank, `replica_id` is the run and `group_rank` the slot. `phase` is the innermost,
-    with `done` of `total` ticks (None: not told); `collective` the newest that it has entered. It may be `limit_s`
-    without a move there. `generation`: the last one of its run in which it was active. `at`: the line of a script
-    without an Agent."""
+    """Where a rank is."""
 
-    replica_id: str
-    group_rank: int
+    replica_id: str  # or the run, for a rank of a run
+    group_rank: int  # or the slot, for a rank of a run
     state: RankState
     step: int
-    phase: str
-    done: int
-    total: int | None
+    phase: str  # the innermost
+    done: int  # ticks of the phase
+    total: int | None  # expected ticks, None if unknown
     phase_s: Offset
-    collective: str
+    collective: str  # newest collective entered
     is_inside: bool
     waits_for: str
     beat_age_s: Offset
     progress_age_s: Offset
-    limit_s: Offset
+    limit_s: Offset  # allowed time without progress at this place
     host: str
     pid: int
-    generation: int | None = None
-    at: str = ""
+    generation: int | None = None  # last generation in which a run's rank was active
+    at: str = ""  # line of a script without an Agent
 
 
 class TimelineKind(StrEnum):
@@ -102,18 +97,18 @@ class TimelineKind(StrEnum):
     HEALED = "healed"
     QUORUM = "quorum"
     STALL = "stall"
-    MOVES = "moves"  # again, after a stall
+    MOVES = "moves"  # progress resumed after a stall
     INCIDENT = "incident"
 
 
 @dataclass(frozen=True, slots=True)
 class TimelineEntry:
-    """What happened to `replica_ids` and `more` others."""
+    """An event of a job's timeline."""
 
     at_unix_s: Offset
     kind: TimelineKind
-    replica_ids: tuple[str, ...]
-    more: int
+    replica_ids: tuple[str, ...]  # the first groups affected
+    more: int  # number of further groups affected
     text: str
 
 
@@ -147,24 +142,23 @@ class StoreKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class StoreStatus:
-    """Where a lighthouse keeps what must outlive it. `term` grows with each start, or each leadership. `error`: why the
-    store does not answer; a lighthouse whose journal cannot be written ends."""
+    """Durable store of a lighthouse. A lighthouse that cannot write its journal exits."""
 
     kind: StoreKind = StoreKind.NONE
-    term: int = 0
-    error: str = ""
+    term: int = 0  # grows with each start, or each leadership
+    error: str = ""  # why the store does not answer
 
 
 @dataclass(frozen=True, slots=True)
 class LighthouseStatus:
-    """`now_unix_s`: by the clock of the lighthouse's host."""
+    """Status of a lighthouse."""
 
     version: str
     uptime_s: Offset
     jobs: tuple[JobStatus, ...]
     runs: tuple[RunStatus, ...] = ()
     insecure: bool = False
-    now_unix_s: Offset = 0.0
+    now_unix_s: Offset = 0.0  # by the clock of the lighthouse's host
     store: StoreStatus = StoreStatus()
     http_port: Count = 0
 

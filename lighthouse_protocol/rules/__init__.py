@@ -1,1 +1,1 @@
-"""Rules that both ends apply: stall verdicts, their wording, when a wait is reported."""
+"""Pure rules that both ends apply: access, healing, quorum changes, rate limits and stalls."""

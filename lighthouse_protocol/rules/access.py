@@ -1,6 +1,6 @@
-"""Who may do what: roles, and the one table of every RPC and every HTTP route.
+"""Access control: roles, the table of every RPC and HTTP route, client certificates, and proofs of a shared secret.
 
-A server asks `check` before a handler runs, and does not start with a method or a route that the table lacks.
+A server calls `check` before a handler runs. It refuses to start if the table lacks one of its methods or routes.
 """
 
 import hashlib
@@ -19,39 +19,37 @@ from lighthouse_protocol.refusals import InvalidRequest, NotPermitted
 
 
 class Role(StrEnum):
-    """What a credential is for. OPERATE includes all; VIEW and JOIN include PROBE, and not each other."""
+    """Permission of a credential. OPERATE includes all others; VIEW and JOIN include PROBE but not each other."""
 
-    PROBE = "probe"  # learn that a daemon is there
+    PROBE = "probe"  # check that a daemon is running
     VIEW = "view"  # read status and metrics
-    JOIN = "join"  # train: be a group, a rank, a supervisor
-    OPERATE = "operate"  # kill, drain, stop; read what ranks print and where they are in their code
+    JOIN = "join"  # train as a group, a rank or a supervisor
+    OPERATE = "operate"  # kill, drain and stop; read the output and the stacks of ranks
 
 
 @dataclass(frozen=True, slots=True)
 class Principal:
-    """A caller, by its credential. `name` is for logs and the audit: never a secret. `job` and `replica_id`: it is
-    bound to these; empty: to none."""
+    """A caller, identified by its credential."""
 
-    name: str
+    name: str  # for logs and the audit; contains no secret
     roles: frozenset[Role]
-    job: str = ""
-    replica_id: str = ""
+    job: str = ""  # the only job in which it may act; empty for any
+    replica_id: str = ""  # the only replica group for which it may act; empty for any
 
-    def may(self, needed: frozenset[Role]) -> bool:
-        """Whether one of `needed` is among the roles, or included in one of them."""
+    def is_allowed(self, needed: frozenset[Role]) -> bool:
+        """Check that the principal has one of the roles in `needed`, directly or by inclusion."""
         return Role.OPERATE in self.roles or Role.PROBE in needed or not needed.isdisjoint(self.roles)
 
 
-NOBODY = Principal("none", frozenset())
-"""A caller without a credential."""
+NOBODY = Principal("none", frozenset())  # a caller without a credential
 
-Needed = frozenset[Role]  # any of them
+Needed = frozenset[Role]  # any one of these roles is enough
 _ACTS = frozenset({"Kill", "Drain", "StopRun", "ResumeRun", "POST /kill", "POST /drain", "POST /stop", "POST /resume"})
 
 _PROBE: Needed = frozenset({Role.PROBE})
 _VIEW: Needed = frozenset({Role.VIEW})
 _JOIN: Needed = frozenset({Role.JOIN})
-_MEMBER_OR_VIEW: Needed = frozenset({Role.JOIN, Role.VIEW})  # without what ranks print
+_MEMBER_OR_VIEW: Needed = frozenset({Role.JOIN, Role.VIEW})  # the answer does not contain output of ranks
 _OPERATE: Needed = frozenset({Role.OPERATE})
 
 _LIGHTHOUSE: Mapping[str, Needed] = {
@@ -74,7 +72,7 @@ _LIGHTHOUSE: Mapping[str, Needed] = {
 }
 _MANAGER: Mapping[str, Needed] = {
     "Quorum": _JOIN,
-    "CheckpointAddress": _PROBE,  # of peers: the handler asks for a proof that they are
+    "CheckpointAddress": _PROBE,  # the handler requires a proof of quorum membership
     "ShouldCommit": _JOIN,
     "Watch": _JOIN,
     "Report": _JOIN,
@@ -100,48 +98,48 @@ _SERVICES: Mapping[str, Mapping[str, Needed]] = {
 _ROUTES: Mapping[str, Needed] = {
     "GET /livez": _PROBE,
     "GET /readyz": _PROBE,
-    "GET /": _PROBE,  # the page's own text; what it shows comes by /events and /status
-    "GET /control": _PROBE,  # what the caller may do
+    "GET /": _PROBE,  # static; the data comes through /events and /status
+    "GET /control": _PROBE,  # the caller's own permissions
     "POST /login": _PROBE,
     "GET /metrics": _VIEW,
     "GET /status": _VIEW,
     "GET /events": _VIEW,
     "GET /incidents/{id}": _OPERATE,
-    "GET /log": _OPERATE,  # it names hosts, and quotes what callers have sent
+    "GET /log": _OPERATE,  # contains host names and texts that callers sent
     "POST /kill": _OPERATE,
     "POST /drain": _OPERATE,
     "POST /stop": _OPERATE,
     "POST /resume": _OPERATE,
     "POST /stacks": _OPERATE,
 }
+# Keys: the path of an RPC, or the method and path of an HTTP route.
 POLICY: Mapping[str, Needed] = {
     **{f"/{service}/{method}": needed for service, methods in _SERVICES.items() for method, needed in methods.items()},
     **_ROUTES,
 }
-"""By the path of an RPC, and by method and path of an HTTP route."""
 
 
 def needed(path: str) -> Needed:
-    """Raises KeyError for what has no entry: a server with such a method does not start."""
+    """Return the roles for `path`. Raises KeyError for an unknown path, which keeps the server from starting."""
     try:
         return POLICY[path]
     except KeyError:
-        raise KeyError(f"{path} has no entry in lighthouse_protocol/rules/access.py: say which role it needs") from None
+        raise KeyError(f"{path} has no entry in lighthouse_protocol/rules/access.py: add the role it needs") from None
 
 
 def is_control(path: str) -> bool:
-    """Whether it acts on a job, or shows what ranks print: refusals of it are worth an audit line."""
+    """Check if `path` acts on a job or shows output of ranks. The audit records refusals of these."""
     return POLICY[path] == _OPERATE
 
 
-def name_of(path: str) -> str:
-    """What people call it: Kill, or POST /kill."""
+def method_name(path: str) -> str:
+    """Return the short name of a path: Kill, or POST /kill."""
     return path.rpartition("/")[2] if path.startswith("/") else path
 
 
-def is_act(path: str) -> bool:
-    """Whether it changes what runs: each such call is worth an audit line."""
-    return name_of(path) in _ACTS
+def changes_state(path: str) -> bool:
+    """Check if `path` changes a job. The audit records each of these calls."""
+    return method_name(path) in _ACTS
 
 
 def _way_to_show(path: str) -> str:
@@ -151,12 +149,12 @@ def _way_to_show(path: str) -> str:
 
 
 def check(path: str, principal: Principal, port: int = LIGHTHOUSE_PORT) -> None:
-    """Raises NotPermitted that names the remedy. `port`: of the lighthouse's gRPC."""
+    """Raise NotPermitted with the remedy if the principal may not use `path`. `port` is the lighthouse's gRPC port."""
     wanted = needed(path)
-    if principal.may(wanted):
+    if principal.is_allowed(wanted):
         return
     words = " or ".join(sorted(wanted))
-    what = name_of(path)
+    what = method_name(path)
     remedy = _remedy(path, wanted, port)
     if principal is NOBODY:
         raise NotPermitted(f"{what} needs a credential of role {words}, and the caller shows none: {remedy}")
@@ -183,8 +181,10 @@ _BOUND = "the lighthouse's --tls-identities file defines what a certificate is b
 
 
 def check_bounds(principal: Principal, job: str, replica_id: str = "") -> None:
-    """Raises NotPermitted where the principal is bound to another job, or another replica group, than it acts on.
-    `replica_id` is empty for what each group may do for itself; see check_bounds_on_run() for what ends others, too."""
+    """Raise NotPermitted if the principal is bound to another job or replica group.
+
+    `replica_id` is empty for actions that a group does for itself. See check_bounds_on_run() for actions on a run.
+    """
     if principal.job and principal.job != job:
         raise NotPermitted(f"{principal.name} is bound to job {principal.job}, and may not act in job {job}; {_BOUND}")
     if principal.replica_id and replica_id and principal.replica_id != replica_id:
@@ -195,7 +195,7 @@ def check_bounds(principal: Principal, job: str, replica_id: str = "") -> None:
 
 
 def check_bounds_on_run(principal: Principal, job: str, what: str) -> None:
-    """As check_bounds(), for `what` an operator does to a run: it has ranks of other groups, too."""
+    """Raise NotPermitted if the principal may not do `what` to a whole run, which has ranks of several groups."""
     check_bounds(principal, job)
     if principal.replica_id:
         raise NotPermitted(
@@ -204,24 +204,21 @@ def check_bounds_on_run(principal: Principal, job: str, what: str) -> None:
         )
 
 
-# -- identities ---------------------------------------------------------------
-#
-# Which client certificate is whose: a small TOML file, by the names in certificates (SPIFFE ids and DNS names).
+# Client certificates. A TOML file maps the names in certificates (SPIFFE ids and DNS names) to roles:
 #
 #     "spiffe://example.org/operators/*"                 = { role = "operate" }
 #     "spiffe://example.org/train/{job}/{replica_id}"    = { role = "join" }
 #     "*.workers.example.org"                            = { role = "join", job = "llm" }
 #     "prometheus.example.org"                           = { role = "view" }
 #
-# - The first line that fits one of a certificate's names decides.
-# - `*` stands for any one part of a name: what is between two slashes of a SPIFFE id, or between two dots of a DNS
-#   name.
-# - `{job}` and `{replica_id}` stand for one part, too, and bind the certificate to it: it then acts in that job, and
-#   as that replica group, alone. `job = "..."` and `replica_id = "..."` bind it to one that its name does not tell.
+# - The first line that matches a name of the certificate decides.
+# - `*` matches one part of a name, between two slashes of a SPIFFE id or between two dots of a DNS name.
+# - `{job}` and `{replica_id}` match one part too, and bind the certificate to it: it may act only in that job, or only
+#   for that replica group. `job = "..."` and `replica_id = "..."` bind a certificate whose name does not contain them.
 
 FIELD = "--tls-identities"
 MAX_LINES = 10_000
-MAX_NAME_CHARS = 2048  # of a SPIFFE id
+MAX_NAME_CHARS = 2048  # the limit for a SPIFFE id
 _SPIFFE = "spiffe://"
 _TERMS = {"role", "job", "replica_id"}
 _HOLE = re.compile(r"\*|\{(job|replica_id)\}")
@@ -246,13 +243,13 @@ class _Line:
 
 
 class Identities:
-    """Without lines: no certificate has a role."""
+    """The lines of an identities file. Without lines no certificate has a role."""
 
     def __init__(self, lines: Iterable[_Line] = ()) -> None:
         self._lines = tuple(lines)
 
     def principal(self, names: Iterable[str]) -> Principal | None:
-        """Whose certificate has these `names`. None: it has none, so that nothing tells it from others."""
+        """Return the principal of a certificate with these names, or None if it has no usable name."""
         names = tuple(map(_lowered, filter(_is_clean, names)))
         for line in self._lines:
             for name in names:
@@ -262,7 +259,7 @@ class Identities:
 
 
 def parse_identities(text: str) -> Identities:
-    """Raises InvalidRequest that names the line and the remedy."""
+    """Parse an identities file. Raises InvalidRequest with the line and the remedy."""
     try:
         document = tomllib.loads(text)
     except tomllib.TOMLDecodeError as e:
@@ -292,7 +289,6 @@ def _line(name: str, terms: Any) -> _Line:
 
 
 def _pattern(name: str) -> re.Pattern[str]:
-    """Raises InvalidRequest."""
     is_spiffe = name.startswith(_SPIFFE)
     plain = _lowered(name)
     if not (is_spiffe or _DNS.fullmatch(plain)) or not _is_clean(plain):
@@ -315,62 +311,63 @@ def _pattern(name: str) -> re.Pattern[str]:
 
 
 def _is_clean(name: str) -> bool:
-    """Whether it may be logged. A CA that signs another one has its reasons, and no line fits it."""
+    # Names are logged. A CA may sign unusual names; no line matches them.
     return name.isascii() and name.isprintable() and " " not in name and len(name) <= MAX_NAME_CHARS
 
 
 def _lowered(name: str) -> str:
-    """The case of a DNS name does not count."""
     return name if name.startswith(_SPIFFE) else name.lower()
 
 
-# -- proof --------------------------------------------------------------------
+# Secrets, digests and proofs: how a peer shows that it is the same peer as before, or a member of the same quorum.
 #
-# What shows that a peer is the one that it was, or a member of the same quorum: secrets, digests and proofs.
-#
-# 1. A secret is random text, made by the one that is to be recognised. It is shown to one daemon, over a connection
-#    that it trusts, and never logged, listed in a status or written to a disk: what is kept of it is its digest.
-# 2. A proof shows that a peer knows a secret without showing it. It names what it is for, so that it serves for
-#    nothing else, and whatever makes it good once (a nonce of the other side).
-# 3. All comparisons take the same time for every wrong answer.
+# 1. A secret is random text, made by the process that wants to be recognised. It is sent to one daemon, over a trusted
+#    connection. The daemon stores its digest only; the secret is never logged, listed in a status or written to disk.
+# 2. A proof shows knowledge of a secret without sending it. It covers its purpose, so it cannot be used for anything
+#    else, and it can cover a nonce of the other side, which makes it valid once.
+# 3. Comparisons take constant time.
 
-# What a proof is for: the first of its words.
-ADDRESS_WORD = "address"  # a member asks where its peer serves its state; then quorum_id, group_rank
-TARGET_WORD = "target"  # a member asks for a state; then what it asks for, and both sides' nonces
-SOURCE_WORD = "source"  # a member answers that; then what it gives, and both sides' nonces
-STORE_WORD = "store"  # members meet in a store under a name that nobody else can guess; then the name
+# The purpose of a proof is its first word.
+ADDRESS_WORD = "address"  # a member requests its peer's checkpoint address; then quorum_id, group_rank
+TARGET_WORD = "target"  # a member requests a state; then the request, and both sides' nonces
+SOURCE_WORD = "source"  # the answer to that; then the reply, and both sides' nonces
+STORE_WORD = "store"  # an unguessable key under which members meet in a store; then the key's name
 
 
 def digest_of(secret: str) -> str:
-    """What is kept of a secret; it cannot be shown in its place. Empty for no secret."""
+    """Return the digest to store in place of a secret, or an empty string for an empty secret."""
     return hashlib.sha256(_bytes(secret)).hexdigest() if secret else ""
 
 
 def short_name(incarnation: str) -> str:
-    """For people, who tell one start of a process from the next by it; whoever may look learns no incarnation."""
+    """Return a short name that distinguishes the starts of a process without revealing the incarnation."""
     return digest_of(incarnation)[:8]
 
 
 def is_shown(secret: str, digest: str) -> bool:
-    """Whether `secret` is the one with that digest; nothing is, where there is none."""
+    """Check that `secret` has the given digest. An empty secret or digest never matches."""
     return bool(secret and digest) and is_same(digest_of(secret), digest)
 
 
 def is_same(shown: str, secret: str) -> bool:
-    """Of what is kept as it is. No secret is like none."""
+    """Compare with a secret in constant time. An empty secret never matches."""
     return bool(secret) and hmac.compare_digest(_bytes(shown), _bytes(secret))
 
 
 def prove(secret: str, *words: str | int) -> str:
-    """That the caller knows `secret`, for what `words` say: hexadecimal, 64 characters. Empty without a secret."""
+    """Prove knowledge of `secret` for the purpose in `words`.
+
+    Returns:
+        64 hexadecimal characters, or an empty string without a secret.
+    """
     if not secret:
         return ""
-    message = "".join(f"{len(word)}:{word}" for word in map(str, words))  # no two lists of words give one message
+    message = "".join(f"{len(word)}:{word}" for word in map(str, words))  # unambiguous for any list of words
     return hmac.new(_bytes(secret), _bytes(message), hashlib.sha256).hexdigest()
 
 
 def is_proven(proof: str, secret: str, *words: str | int) -> bool:
-    """Whether `proof` is that of one who knows `secret`. Nothing is, where there is none."""
+    """Check a proof made by prove(). Without a secret no proof is valid."""
     return is_same(proof, prove(secret, *words))
 
 

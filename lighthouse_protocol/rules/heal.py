@@ -1,12 +1,14 @@
-"""How far a replica group has healed, how fast, when it is likely to end, and which lines a log has of it. No I/O.
+"""Progress of a replica group's heal: amount, rate, time left, and the lines for the log. No I/O.
 
-1. A rank's rate is that of its last RATE_OVER_S. While nothing arrives it falls to zero, and no end is foretold.
-2. A heal that begins anew (another one, another process, or fewer bytes: its source was another) has a rate of its own.
-3. The ranks of a group heal side by side: their bytes and rates are added up. What is left is that of the slowest rank,
-   and not known while that of one rank is not. A rank that is done counts until all are.
-4. A log has a line when a heal begins, one every SAID_EVERY_S, and one at its end: what it cost, or that it broke off.
+1. A rank's rate is measured over its last RATE_OVER_S. It falls to zero while nothing arrives, and the time left is
+   then unknown.
+2. A restarted heal has its own rate. A heal counts as restarted if its number or process is new, or if its byte count
+   has fallen because it changed its source.
+3. The ranks of a group heal in parallel, so their bytes and rates are summed. The time left is the slowest rank's, and
+   is unknown if any rank's is. A rank that is done counts until all are.
+4. The log gets a line at the start of a heal, one every LOGGED_EVERY_S, and one at the end with the cost or the abort.
 
-All moments are of the reader's clock; reports tell ages and bytes, so no clock is shared.
+Reports contain ages and bytes, so all times are by the reader's clock and no clock is shared.
 """
 
 from collections import deque
@@ -20,15 +22,11 @@ from lighthouse_protocol.rules.stall import span
 
 RATE_OVER_S = 10.0
 RATE_AFTER_S = 0.5
-KEPT_EVERY_S = 0.25
-"""Reports that come faster take each other's place."""
-FRESH_S = 2.0
-"""A report that is not older stands for the present: between two of them the rate does not fall."""
-STILL_SHOWN_S = 5.0
-"""A slow link brings a piece of a state in this time."""
-SAID_EVERY_S = 10.0
-SETTLED_S = 1.0
-"""So much later than its first rank another one of the group may report that it heals, or has healed."""
+KEPT_EVERY_S = 0.25  # a report that comes sooner replaces the last one
+FRESH_S = 2.0  # a report up to this age stands for the present, so the rate does not fall between two reports
+STILL_SHOWN_S = 5.0  # a slow link delivers a piece of a state within this time
+LOGGED_EVERY_S = 10.0
+SETTLED_S = 1.0  # the ranks of a group report the start and end of a heal up to this much apart
 MAX_LEFT_S = 1e6
 NAMES_SHOWN = 3
 _UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
@@ -44,7 +42,7 @@ class _RankHeal:
     def is_continued_by(self, process: str, heal: HealProgress) -> bool:
         return (self._process, self.heal.number) == (process, heal.number) and heal.received >= self.heal.received
 
-    def take(self, heal: HealProgress, at: float) -> None:
+    def update(self, heal: HealProgress, at: float) -> None:
         moments = self._moments
         at = max(at, moments[-1][0])
         if heal.received > self.heal.received:
@@ -57,7 +55,7 @@ class _RankHeal:
             moments.popleft()
 
     def rate(self, now: float) -> float | None:
-        """Bytes per second; None: not known yet."""
+        """Return bytes per second, or None if there are too few reports."""
         newest_at, received = self._moments[-1]
         until = newest_at if now - newest_at <= FRESH_S else now
         at, before = self._moments[0]
@@ -76,96 +74,98 @@ class _RankHeal:
 
 
 @dataclass(slots=True)
-class _Said:
-    """Of the heal that goes on: `of` tells it from another one."""
+class _Logged:
+    """The log line of the current heal."""
 
-    of: tuple[str, int]
+    heal: tuple[str, int]  # source and step, which identify the heal
     at: float
 
 
 class GroupHeal:
-    """Of one replica group, or of one rank. Moments never go back."""
+    """Heal of one replica group, or of one rank. Times must not decrease."""
 
     def __init__(self, settled_s: float = SETTLED_S, *, is_beside: bool = False) -> None:
-        """`settled_s`: how long after the last report of a heal the group's counts as over. `is_beside`: it goes on
-        beside the steps, and lines say so."""
+        """Create a group that does not heal.
+
+        Args:
+            settled_s: Seconds between the last report of a heal and its end.
+            is_beside: The group heals while it trains; the log lines use the words for that.
+        """
         self._doing, self._done = ("catching up", "received") if is_beside else ("healing", "healed")
         self._settled_s = settled_s
         self._ranks: dict[int, _RankHeal] = {}
-        self._told: dict[int, tuple[str, int]] = {}  # by rank: the process and the number of its last heal that is over
-        self._broken: HealStatus | None = None
+        self._finished: dict[int, tuple[str, int]] = {}  # by rank: process and number of the last finished heal
+        self._aborted: HealStatus | None = None
         self._over_at: float | None = None
-        self._said: _Said | None = None
+        self._logged: _Logged | None = None
 
-    def take(self, group_rank: int, process: str, heal: HealProgress | None, at: float) -> None:
-        """What that rank reports; `process` is new at every start. None: it does not heal."""
+    def add_report(self, group_rank: int, process: str, heal: HealProgress | None, at: float) -> None:
+        """Record a rank's report. `process` is new at every start of the rank. `heal` is None if it does not heal."""
         known = self._ranks.get(group_rank)
         if heal is None:
             self._end(group_rank, at)
-        elif self._told.get(group_rank) == (process, heal.number):
+        elif self._finished.get(group_rank) == (process, heal.number):
             pass
         elif known is not None and known.is_continued_by(process, heal):
-            known.take(heal, at)
+            known.update(heal, at)
         else:
             self._begin(group_rank, _RankHeal(process, heal, at))
         if heal is not None and heal.is_over:
-            self._told[group_rank] = (process, heal.number)
+            self._finished[group_rank] = (process, heal.number)
         self._over_at = None if self._under_way() or not self._ranks else at if self._over_at is None else self._over_at
 
-    def keep(self, group_ranks: Container[int], at: float) -> None:
-        """The processes of all other ranks have ended."""
+    def retain_ranks(self, group_ranks: Container[int], at: float) -> None:
+        """Drop all other ranks: their processes have ended."""
         for group_rank in [rank for rank in self._ranks if rank not in group_ranks]:
-            self.take(group_rank, "", None, at)
+            self.add_report(group_rank, "", None, at)
 
     def _begin(self, group_rank: int, rank: _RankHeal) -> None:
-        """A heal to a later step leaves an earlier one behind, however that ended."""
+        # A heal to a later step replaces an earlier heal, finished or not.
         if all(rank.heal.step > other.heal.step for other in self._ranks.values()):
             self._ranks.clear()
-            self._broken = None
+            self._aborted = None
         self._ranks[group_rank] = rank
 
     def _end(self, group_rank: int, at: float) -> None:
-        """One that is over stays until its group's is; one that is not has failed."""
+        # A finished heal stays until the group's heal ends. An unfinished heal has failed.
         known = self._ranks.get(group_rank)
         if known is not None and not known.heal.is_over:
-            self._broken = self.status(at)
+            self._aborted = self.status(at)
             del self._ranks[group_rank]
 
     def status(self, now: float) -> HealStatus | None:
-        """None: no rank heals."""
+        """Return the state of the heal, or None if no rank heals."""
         under_way = self._under_way()
         return self._sum_up(under_way, now) if under_way else None
 
-    # -- lines
-
-    def news(self, now: float) -> str:
-        """The line that is due; empty: none is. To be asked again until it is empty."""
-        status, said = self.status(now), self._said
+    def next_line(self, now: float) -> str:
+        """Return the next line for the log, or an empty string. Call again until the result is empty."""
+        status, logged = self.status(now), self._logged
         if status is None:
             return self._end_line(now)
-        if said is None or said.of != (status.source, status.step):
-            self._said = _Said((status.source, status.step), now)
+        if logged is None or logged.heal != (status.source, status.step):
+            self._logged = _Logged((status.source, status.step), now)
             return f"{self._doing} from {status.source} at step {status.step}"
-        if now < said.at + SAID_EVERY_S:
+        if now < logged.at + LOGGED_EVERY_S:
             return ""
-        said.at = now
+        logged.at = now
         return status.text
 
     def next_at(self, now: float) -> float | None:
-        """When the next line may be due; None: no heal is known."""
+        """Return when the next line may be due, or None if no heal is known."""
         if self._under_way():
-            return now if self._said is None else self._said.at + SAID_EVERY_S
+            return now if self._logged is None else self._logged.at + LOGGED_EVERY_S
         if self._over_at is not None:
             return self._over_at + self._settled_s
-        return None if self._said is None else now
+        return None if self._logged is None else now
 
     def _end_line(self, now: float) -> str:
-        if self._broken is None and self._over_at is not None and now < self._over_at + self._settled_s:
+        if self._aborted is None and self._over_at is not None and now < self._over_at + self._settled_s:
             return ""
-        broken = self._broken
+        broken = self._aborted
         over = self._sum_up(list(self._ranks.values()), now) if self._ranks else None
         self._ranks.clear()
-        self._said = self._broken = self._over_at = None
+        self._logged = self._aborted = self._over_at = None
         if broken is not None:
             return f"the heal from {broken.source} at step {broken.step} broke off after {_far(broken)}"
         return self._healed_line(over) if over is not None else ""
@@ -174,8 +174,6 @@ class GroupHeal:
         rate = f" ({_amount(over.received / over.seconds)}/s)" if over.seconds > 0 else ""
         spent = f"{_amount(over.received)} in {span(over.seconds)}{rate}"
         return f"{self._done} from {over.source} at step {over.step}: {spent}"
-
-    # -- sums
 
     def _under_way(self) -> list[_RankHeal]:
         return [rank for rank in self._ranks.values() if not rank.heal.is_over]
@@ -222,7 +220,7 @@ def _words(status: HealStatus) -> Iterable[str]:
 
 
 def _far(status: HealStatus) -> str:
-    """1.2 of 4.0 GiB."""
+    """Format progress, for example 1.2 of 4.0 GiB."""
     if status.total is None:
         return _amount(status.received)
     unit = _unit(status.total)

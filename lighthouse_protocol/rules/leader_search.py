@@ -1,8 +1,9 @@
-"""Which of several lighthouses to ask next. Rules:
+"""Choice of the lighthouse that a client calls next.
 
-- The one that has served last is asked until it fails.
-- One that does not lead may name the leader: that one is asked next, at once. A name that leads nowhere counts once.
-- Else the next one of the list is asked, at once; after all of them have failed, the caller waits before it goes on.
+- The client stays with a lighthouse that served it.
+- A follower's refusal may name the leader. The client calls that address next, without a pause. If the named leader
+  does not serve, the client ignores further names in this round.
+- Otherwise the client calls the next address of its list at once. It pauses only after all of them have failed.
 """
 
 from collections.abc import Sequence
@@ -12,7 +13,7 @@ from lighthouse_protocol.refusals import InvalidRequest, LighthouseError, NotLea
 
 
 class LeaderSearch:
-    """`address` is the one to ask now."""
+    """State of a client's search. `address` is the lighthouse to call now."""
 
     def __init__(self, addresses: Sequence[Address]) -> None:
         self._addresses = tuple(addresses)
@@ -24,20 +25,23 @@ class LeaderSearch:
 
     @property
     def has_choice(self) -> bool:
-        """There are several: by the list, or because one has said that it does not lead (a name may have several
-        addresses)."""
+        """Check if there are several lighthouses: in the list, or behind one name that a follower answered."""
         return len(self._addresses) > 1 or self._has_met_follower
 
     @property
     def address(self) -> Address:
         return self._named or self._addresses[self._at]
 
-    def served(self) -> None:
-        """It leads: by whatever name it was found, it is asked again."""
+    def mark_served(self) -> None:
+        """Record a success at `address`, which becomes the preferred address."""
         self._failed, self._has_followed = 0, False
 
-    def failed(self, error: LighthouseError) -> bool:
-        """`address` did not serve. Whether to wait before the next one is asked."""
+    def mark_failed(self, error: LighthouseError) -> bool:
+        """Record a failure at `address` and choose the next one.
+
+        Returns:
+            True if the caller should pause before it calls the next address.
+        """
         self._has_met_follower |= isinstance(error, NotLeader)
         named = None if self._has_followed else _leader(error)
         if named is not None and named != self.address:

@@ -1,11 +1,14 @@
-"""What a manager is told that holds a quorum already: what has changed, in place of a list as long as the job.
+"""Changes between quorums, lines about long waits for a quorum, and ranks in words. No I/O.
 
-1. A quorum is named by a digest of all that it says. Whoever names the same one holds the same quorum, order and all. A
-   manager names the last one that it was told in its join, and is told what has changed since that one alone.
-2. A change lists who has gone, who is new, and who has changed in a way of its own. All others are who they were at the
-   same addresses, and have come to one and the same state (step, tag and what else a join says): it is told once.
-3. A change names what is to come of it. Where something else does, nothing does, and the whole list is asked for.
-4. A list that is not in the order of its ids, each once, has no changes: it is told whole.
+A manager that already has a quorum receives only the changes, because a full list contains the whole job.
+
+1. A digest over the full content identifies a quorum. Equal digests mean equal quorums, order included. A manager's
+   join names the last quorum that it received, and the lighthouse sends the changes since that quorum only.
+2. A change lists departed, new and individually changed members. All others are unchanged, except that they share one
+   new state (step, tag and the other fields of a join), which is sent once.
+3. A change contains the digest of its result. If the result differs, the manager discards it and requests the full
+   list.
+4. A list whose ids are not sorted and unique has no changes; it is always sent in full.
 """
 
 import hashlib
@@ -41,12 +44,12 @@ class NamedQuorum:
 
     @classmethod
     def of(cls, quorum: Quorum) -> "NamedQuorum":
-        said = repr((quorum.quorum_id, *map(_all, quorum.participants)))
-        return cls(quorum, hashlib.sha256(said.encode(errors="surrogatepass")).hexdigest())
+        content = repr((quorum.quorum_id, *map(_all, quorum.participants)))
+        return cls(quorum, hashlib.sha256(content.encode(errors="surrogatepass")).hexdigest())
 
 
 def change_between(old: Quorum, new: NamedQuorum) -> QuorumChange | None:
-    """None: it would be no shorter than the list."""
+    """Return the change from `old` to `new`, or None if it would not be shorter than the full list."""
     before, after = old.participants, new.quorum.participants
     if not (_is_ordered(before) and _is_ordered(after)):
         return None
@@ -66,15 +69,15 @@ def change_between(old: Quorum, new: NamedQuorum) -> QuorumChange | None:
     )
 
 
-def changed(old: Quorum, change: QuorumChange) -> NamedQuorum | None:
-    """None: `change` is not about `old`."""
-    told = {member.wire_id for member in change.members}
+def apply_change(old: Quorum, change: QuorumChange) -> NamedQuorum | None:
+    """Apply a change. Return None if it is not based on `old`."""
+    listed = {member.wire_id for member in change.members}
     gone = set(change.gone)
     state = dict(zip(_STATE, _state(change.like), strict=True))
     stayed = (
         replace(member, **state)
         for at, member in enumerate(old.participants)
-        if at not in gone and member.wire_id not in told
+        if at not in gone and member.wire_id not in listed
     )
     participants = sorted((*stayed, *change.members), key=attrgetter("wire_id"))
     made = NamedQuorum.of(Quorum(change.quorum_id, tuple(participants)))
@@ -85,141 +88,136 @@ def _is_ordered(participants: tuple[Participant, ...]) -> bool:
     return all(one.wire_id < other.wire_id for one, other in pairwise(participants))
 
 
-# -- quorum wait --------------------------------------------------------------
-#
-# When a wait for a quorum is worth a line: once it lasts, when its reason changes, and every minute. No I/O.
-#
-# A request whose time is over is asked again: a wait goes on over such gaps, and ends with an answer.
+# A long wait for a quorum is logged when it has lasted LOGGED_AFTER_S, when its reason changes, and every minute. A
+# request that timed out is repeated by its rank, so a wait may have short gaps. It ends with an answer.
 
-SAID_AFTER_S = 5.0
+LOGGED_AFTER_S = 5.0
 CHANGED_AFTER_S = 10.0
 REPEATED_AFTER_S = 60.0
-LOOKED_EVERY_S = 1.0
-ASKED_AGAIN_WITHIN_S = 2.0
+CHECKED_EVERY_S = 1.0
+RETRIED_WITHIN_S = 2.0
 
 
 class QuorumWait:
-    """Time is the caller's monotonic clock and never goes back."""
+    """A group's wait for a quorum. All times are by one monotonic clock of the caller."""
 
     def __init__(self) -> None:
         self._since: float | None = None
         self._left_at: float | None = None
-        self._said: str | None = None
-        self._said_at = 0.0
+        self._logged: str | None = None
+        self._logged_at = 0.0
 
     @property
     def is_under_way(self) -> bool:
         return self._since is not None and self._left_at is None
 
     def begin(self, now: float) -> None:
-        """A request waits. It may have waited before."""
-        if self._left_at is not None and now > self._left_at + ASKED_AGAIN_WITHIN_S:
-            self.answered(now)
+        """Record that a request waits, as the start or continuation of the wait."""
+        if self._left_at is not None and now > self._left_at + RETRIED_WITHIN_S:
+            self.finish(now)
         self._since, self._left_at = now if self._since is None else self._since, None
 
-    def leave(self, now: float) -> None:
-        """No request waits, and none was answered."""
+    def pause(self, now: float) -> None:
+        """Record that no request waits any more, although there was no answer."""
         if self.is_under_way:
             self._left_at = now
 
-    def answered(self, now: float) -> str:
-        """The line that ends those that were said; empty: there were none."""
-        said, since = self._said, self._since
-        self._since = self._left_at = self._said = None
-        return "" if said is None or since is None else f"there is a quorum, after {now - since:.0f} s"
+    def finish(self, now: float) -> str:
+        """End the wait. Return the closing line, or an empty string if nothing was logged."""
+        logged, since = self._logged, self._since
+        self._since = self._left_at = self._logged = None
+        return "" if logged is None or since is None else f"there is a quorum, after {now - since:.0f} s"
 
     def next_at(self, now: float) -> float | None:
-        """When to ask for news again; None: no request waits."""
+        """Return when the next line may be due, or None if no request waits."""
         if self._since is None or self._left_at is not None:
             return None
-        if self._said is None:
-            return self._since + SAID_AFTER_S
-        return max(self._said_at + CHANGED_AFTER_S, now + LOOKED_EVERY_S)
+        if self._logged is None:
+            return self._since + LOGGED_AFTER_S
+        return max(self._logged_at + CHANGED_AFTER_S, now + CHECKED_EVERY_S)
 
-    def news(self, waiting_for: str, now: float) -> str:
-        """The line that is due; empty: none is."""
-        if self._since is None or self._left_at is not None or now < self._since + SAID_AFTER_S:
+    def next_line(self, waiting_for: str, now: float) -> str:
+        """Return the line that is due, or an empty string."""
+        if self._since is None or self._left_at is not None or now < self._since + LOGGED_AFTER_S:
             return ""
-        after_s = REPEATED_AFTER_S if waiting_for == self._said else CHANGED_AFTER_S
-        if self._said is not None and now < self._said_at + after_s:
+        after_s = REPEATED_AFTER_S if waiting_for == self._logged else CHANGED_AFTER_S
+        if self._logged is not None and now < self._logged_at + after_s:
             return ""
-        self._said, self._said_at = waiting_for, now
+        self._logged, self._logged_at = waiting_for, now
         return f"no quorum for {now - self._since:.0f} s: waiting for {waiting_for}"
 
 
-# -- rank text ----------------------------------------------------------------
-#
-# Ranks and their places in words: 1-7 behind in validation 0/25, 0 waiting in all_reduce.
+# Ranks and their places in words, for example: 1-7 behind in validation 0/25, 0 waiting in all_reduce.
 
 MAX_LISTED = 16
 
 
-def operation(rank: RankView) -> str:
+def operation_name(rank: RankView) -> str:
     collective = rank.sample.inside or rank.sample.collective
     return (collective.operation or "a collective") if collective is not None else ""
 
 
 def signature(rank: RankView) -> str:
-    """What all who enter a collective must agree on."""
+    """Return the operation and shape, on which all ranks of a collective must agree."""
     collective = rank.sample.inside or rank.sample.collective
     return " ".join(filter(None, (collective.operation, collective.shape))) if collective is not None else ""
 
 
-def place(rank: RankView) -> str:
+def describe_place(rank: RankView) -> str:
     if rank.sample.is_inside:
-        return operation(rank)
+        return operation_name(rank)
     innermost = rank.sample.innermost
     return rank.sample.at or f"step {rank.sample.step}" if innermost.name == STEP else str(innermost)
 
 
-def doing(rank: RankView) -> str:
+def describe_activity(rank: RankView) -> str:
     if rank.sample.is_inside:
-        return f"waiting in {operation(rank)}"
-    return f"waiting for {rank.sample.waits_for}" if rank.sample.waits_for else f"in {place(rank)}"
+        return f"waiting in {operation_name(rank)}"
+    return f"waiting for {rank.sample.waits_for}" if rank.sample.waits_for else f"in {describe_place(rank)}"
 
 
-def parties(key: Callable[[RankView], Hashable], ranks: Iterable[RankView]) -> list[list[RankView]]:
-    """Those with the same key, in the order in which they come."""
+def group_ranks(key: Callable[[RankView], Hashable], ranks: Iterable[RankView]) -> list[list[RankView]]:
+    """Group ranks by `key`, in order of first appearance."""
     found: dict[Hashable, list[RankView]] = {}
     for rank in ranks:
         found.setdefault(key(rank), []).append(rank)
     return list(found.values())
 
 
-def each(say: Callable[[RankView], str], ranks: Iterable[RankView]) -> str:
-    """What is to be said of each, once for all of whom it is the same."""
-    return ", ".join(f"{listed(party)} {say(party[0])}" for party in parties(say, ranks))
+def describe_each(describe: Callable[[RankView], str], ranks: Iterable[RankView]) -> str:
+    """Describe each rank with `describe`, merging ranks with the same description."""
+    return ", ".join(f"{list_rank_views(party)} {describe(party[0])}" for party in group_ranks(describe, ranks))
 
 
-def named(ranks: Sequence[RankView]) -> str:
-    return f"{'rank' if len(ranks) == 1 else 'ranks'} {listed(ranks)}"
+def name_ranks(ranks: Sequence[RankView]) -> str:
+    return f"{'rank' if len(ranks) == 1 else 'ranks'} {list_rank_views(ranks)}"
 
 
-def listed(ranks: Iterable[RankView]) -> str:
+def list_rank_views(ranks: Iterable[RankView]) -> str:
     return list_names(rank.name for rank in ranks)
 
 
 def list_names(names: Iterable[RankName]) -> str:
-    """0, 3-5; of named groups a/0, b/3-5."""
+    """Format rank names, for example 0, 3-5, or a/0, b/3-5 with replica groups."""
     ordered = sorted(names)
     return _listed(_runs(ordered), len(ordered))
 
 
 def list_ranks(ranks: Set[int]) -> str:
-    """The same of one group's, without looking at each of them."""
+    """Format the ranks of one group as list_names() does, in time proportional to the number of runs."""
     runs = RankSet.of(ranks).runs()
     return _listed(((RankName("", first), RankName("", last)) for first, last in runs), len(ranks))
 
 
 def _listed(runs: Iterable[tuple[RankName, RankName]], count: int) -> str:
-    listed = list(islice(runs, MAX_LISTED))
-    texts = [str(first) if first == last else f"{first}-{last.group_rank}" for first, last in listed]
-    left = count - sum(last.group_rank - first.group_rank + 1 for first, last in listed)
+    shown = list(islice(runs, MAX_LISTED))
+    texts = [str(first) if first == last else f"{first}-{last.group_rank}" for first, last in shown]
+    left = count - sum(last.group_rank - first.group_rank + 1 for first, last in shown)
     return ", ".join(texts) + (f" and {left} more" if left else "")
 
 
-def here_and_missing(replica_id: str, group_world_size: int, missing: Set[int]) -> str:
-    """a has ranks 0-3 of 8; missing: 4-7"""
+def describe_missing_ranks(replica_id: str, group_world_size: int, missing: Set[int]) -> str:
+    """Format the present and missing ranks of a group, for example: a has ranks 0-3 of 8; missing: 4-7."""
     here = RankSet.first(group_world_size) - missing
     has = f"{'rank' if len(here) == 1 else 'ranks'} {list_ranks(here)}" if here else "none"
     names = list_ranks(missing)
@@ -227,7 +225,7 @@ def here_and_missing(replica_id: str, group_world_size: int, missing: Set[int]) 
 
 
 def _runs(names: Sequence[RankName]) -> Iterator[tuple[RankName, RankName]]:
-    """Neighbours of one group together, as the first and the last."""
+    """Yield the first and last name of each run of consecutive ranks in one group."""
     for _, run in groupby(enumerate(names), lambda at: (at[1].replica_id, at[1].group_rank - at[0])):
         members = [name for _, name in run]
         yield members[0], members[-1]

@@ -1,8 +1,9 @@
-"""What one peer may hold and use, so that no peer starves the others. No I/O.
+"""Limits on restarts and on the resources of a peer. No I/O, no clock.
 
-A peer is a host: a thousand managers behind one address are one peer, and the limits leave room for these. Each check
-is O(1), but for a look at all peers, once a second at most, while they are too many. A refusal takes nothing, and names
-the limit and the remedy.
+The restart budget of a run decides if and when a failed function runs again. The limits per peer keep one peer from
+starving the others. A peer is a host: a thousand managers behind one address are one peer, and the limits allow for
+that. A check is O(1), except that all peers are scanned at most once a second while there are too many. A refused
+request costs nothing, and its error names the limit and the remedy.
 """
 
 import math
@@ -13,64 +14,59 @@ from enum import StrEnum
 from lighthouse_protocol.messages.run import RunTerms
 from lighthouse_protocol.refusals import LimitReached
 
-# -- restart budget -----------------------------------------------------------
+# Restart budget: how often a function that fails in its process runs again, and after what delay.
 #
-# How often a function that fails in its process is run again, and how long that waits. No I/O, no clock.
+# 1. A run ends when it has more failures within the window than the budget allows.
+# 2. The next generation starts at once if the last one made progress. Otherwise (no step and a short life) it waits,
+#    and each further failure in a row doubles the wait.
 #
-# 1. More failures within the window than the budget has are the end of the run.
-# 2. After a generation that got somewhere, the next one begins at once. After one that got nowhere (no step, and over
-#    soon) it waits, and twice as long each time in a row.
-#
-# Processes that die are not counted: their supervisor has a budget of its own.
+# Lost processes do not count: their supervisor has its own budget.
 
 MAX_DELAY_S = 30.0
-GETS_SOMEWHERE_S = 10.0
-"""A generation that lasts for so long has got somewhere, also one that tells no steps."""
+PROGRESS_AFTER_S = 10.0  # a generation this old has made progress, even if it reports no steps
 
 
 class RestartBudget:
-    """`failed_at`: when the function failed, the newest last. Moments are of one clock of the caller's."""
+    """Failures of a run. `failed_at` holds their times, oldest first, by a monotonic clock of the caller."""
 
     def __init__(self, failed_at: Iterable[float] = ()) -> None:
         self.failed_at = tuple(failed_at)
-        self._in_vain = 0
+        self._fruitless = 0
 
-    def fail(self, terms: RunTerms, now: float, *, lasted_s: float, has_stepped: bool) -> float:
-        """A generation has failed. Returns after how many seconds the next one may begin."""
+    def add_failure(self, terms: RunTerms, now: float, *, lasted_s: float, has_stepped: bool) -> float:
+        """Record a failed generation and return the delay in seconds before the next one."""
         if terms.max_restarts is not None:
             recent = [at for at in self.failed_at if now - at < terms.restart_window_s]
             self.failed_at = (*recent, now)[-terms.max_restarts - 1 :]
-        self._in_vain = 0 if has_stepped or lasted_s >= GETS_SOMEWHERE_S else self._in_vain + 1
-        if not self._in_vain or terms.restart_delay_s is None:
+        self._fruitless = 0 if has_stepped or lasted_s >= PROGRESS_AFTER_S else self._fruitless + 1
+        if not self._fruitless or terms.restart_delay_s is None:
             return 0.0
-        return min(MAX_DELAY_S, terms.restart_delay_s * 2.0 ** min(self._in_vain - 1, 60))
+        return min(MAX_DELAY_S, terms.restart_delay_s * 2.0 ** min(self._fruitless - 1, 60))
 
-    def used(self, terms: RunTerms, now: float) -> float:
-        """How much of it, at that moment: 0 none, 1 all."""
+    def used_share(self, terms: RunTerms, now: float) -> float:
+        """Return the used share of the budget, 0 to 1."""
         if terms.max_restarts is None:
             return 0.0
         recent = sum(now - at < terms.restart_window_s for at in self.failed_at)
         return share_used(recent, terms.max_restarts)
 
     def why_exhausted(self, terms: RunTerms) -> str:
-        """Why there is no further restart; empty: there is one."""
+        """Explain that the budget is exhausted, or return an empty string if a restart is left."""
         if terms.max_restarts is None or len(self.failed_at) <= terms.max_restarts:
             return ""
         return f"max_restarts: {terms.max_restarts} restarts within {terms.restart_window_s:g} s are used up"
 
 
 def share_used(restarts: int, max_restarts: int) -> float:
-    """A budget without restarts is used up by the first failure, and not before."""
+    """Return the used share of a budget, 0 to 1. A budget of no restarts is used up by the first failure."""
     return min(1.0, restarts / max_restarts) if max_restarts else float(restarts > 0)
 
 
-# -- token bucket -------------------------------------------------------------
-#
-# How much of something may be used: so much at once, and so much a second after that. No I/O.
+# Limits per peer.
 
 
 class TokenBucket:
-    """`now` is any clock that does not go back."""
+    """A burst of `at_once`, refilled at `per_s`. `now` is the caller's monotonic clock."""
 
     __slots__ = ("_at", "_left", "at_once", "per_s")
 
@@ -80,8 +76,8 @@ class TokenBucket:
         self._left = at_once
         self._at = 0.0
 
-    def take(self, now: float, amount: float = 1.0) -> bool:
-        """Whether there was so much left; else nothing is taken."""
+    def try_take(self, now: float, amount: float = 1.0) -> bool:
+        """Take `amount` if it is available. Return False and take nothing otherwise."""
         left = self._left + (now - self._at) * self.per_s
         left = min(left, self.at_once)
         if left < amount:
@@ -93,13 +89,13 @@ class TokenBucket:
         return self._left + (now - self._at) * self.per_s >= self.at_once
 
 
-MAX_PEERS = 50_000  # the groups of a few jobs of the largest size, a host each
-SWEPT_EVERY_S = 1.0
+MAX_PEERS = 50_000  # all groups of a few jobs of maximum size, on one host each
+SWEEP_EVERY_S = 1.0
 
 
 @dataclass(frozen=True, slots=True)
 class Rate:
-    """`at_once`, and `per_s` after that."""
+    """A burst of `at_once`, then `per_s`."""
 
     per_s: float
     at_once: float
@@ -109,7 +105,7 @@ class Rate:
 
 
 class Resource(StrEnum):
-    """What is counted, as a refusal names it."""
+    """Limited resources, named as in the refusals."""
 
     JOBS = "new jobs"
     RUNS = "new runs"
@@ -123,15 +119,15 @@ class Resource(StrEnum):
     STREAM_BYTES = "bytes on one stream"
 
 
-_OF_ONE_STREAM = (Resource.STREAM_MESSAGES, Resource.STREAM_BYTES)
+_PER_STREAM = (Resource.STREAM_MESSAGES, Resource.STREAM_BYTES)
 
 
 @dataclass(frozen=True, slots=True)
 class PeerLimits:
-    """`open`: calls and streams at once. `reads`: answers that cost much, made at once; the others wait."""
+    """Limits of one peer."""
 
-    open: int = 4096
-    reads: int = 2
+    open: int = 4096  # concurrent calls and streams
+    reads: int = 2  # concurrent expensive answers; further requests wait
     jobs: Rate = Rate(1, 200)
     runs: Rate = Rate(2, 800)
     replica_ids: Rate = Rate(50, 5_000)
@@ -144,12 +140,14 @@ class PeerLimits:
     stream_bytes: Rate = Rate(512 * 2**10, 16 * 2**20)
 
     @classmethod
-    def of_managers(cls, open: int) -> "PeerLimits":
-        """Where so many calls and streams of one peer may be open at once: more than by default, if more managers share
-        an address, and then they may send as much more."""
+    def for_open(cls, open: int) -> "PeerLimits":
+        """Return limits for `open` concurrent calls and streams per peer, with the rates scaled up to match.
+
+        The rates never fall below the defaults. The limits of a single stream stay the same.
+        """
         limits = cls(open=open)
         share = max(1.0, open / cls().open)
-        grown = {kind.name.lower(): limits.rate(kind).times(share) for kind in Resource if kind not in _OF_ONE_STREAM}
+        grown = {kind.name.lower(): limits.rate(kind).times(share) for kind in Resource if kind not in _PER_STREAM}
         return replace(limits, **grown)
 
     def rate(self, resource: Resource) -> Rate:
@@ -157,7 +155,7 @@ class PeerLimits:
 
 
 class Peer:
-    """What one peer holds and has used."""
+    """Open calls and used resources of one peer."""
 
     __slots__ = ("__weakref__", "_buckets", "_limits", "name", "open")
 
@@ -168,7 +166,7 @@ class Peer:
         self._buckets: dict[Resource, TokenBucket] = {}
 
     def enter(self) -> None:
-        """One more call or stream is open. Raises LimitReached."""
+        """Count one more open call or stream. Raises LimitReached."""
         if self.open >= self._limits.open:
             raise LimitReached(
                 f"{self.name} has {self.open} calls and streams open; at most {self._limits.open} for each peer: close "
@@ -179,26 +177,26 @@ class Peer:
     def leave(self) -> None:
         self.open -= 1
 
-    def take(self, resource: Resource, now: float, amount: float = 1.0) -> None:
-        """Raises LimitReached."""
-        if not self.may_take(resource, now, amount):
+    def charge(self, resource: Resource, now: float, amount: float = 1.0) -> None:
+        """Use `amount` of `resource`. Raises LimitReached."""
+        if not self.try_charge(resource, now, amount):
             raise exceeded(self.name, resource, self._buckets[resource])
 
-    def may_take(self, resource: Resource, now: float, amount: float = 1.0) -> bool:
-        """Takes it if there is so much left."""
+    def try_charge(self, resource: Resource, now: float, amount: float = 1.0) -> bool:
+        """Use `amount` of `resource` if it is available, and return if it was."""
         bucket = self._buckets.get(resource)
         if bucket is None:
             rate = self._limits.rate(resource)
             bucket = self._buckets[resource] = TokenBucket(rate.per_s, rate.at_once)
-        return bucket.take(now, amount)
+        return bucket.try_take(now, amount)
 
     def is_idle(self, now: float) -> bool:
-        """It holds nothing, and forgetting it gives it nothing."""
+        """Check that the peer has nothing open and all its buckets are full: dropping it would change nothing."""
         return self.open == 0 and all(bucket.is_full(now) for bucket in self._buckets.values())
 
 
 class StreamMeter:
-    """What one stream of a peer has sent."""
+    """Counts the messages and bytes that a peer sends on one stream."""
 
     __slots__ = ("_bytes", "_messages", "_peer")
 
@@ -207,18 +205,18 @@ class StreamMeter:
         self._messages = TokenBucket(limits.stream_messages.per_s, limits.stream_messages.at_once)
         self._bytes = TokenBucket(limits.stream_bytes.per_s, limits.stream_bytes.at_once)
 
-    def take(self, size: int, now: float) -> None:
-        """One message of so many bytes. Raises LimitReached."""
-        if not self._messages.take(now):
+    def charge(self, size: int, now: float) -> None:
+        """Count one message of `size` bytes. Raises LimitReached."""
+        if not self._messages.try_take(now):
             raise exceeded(self._peer.name, Resource.STREAM_MESSAGES, self._messages)
-        if not self._bytes.take(now, size):
+        if not self._bytes.try_take(now, size):
             raise exceeded(self._peer.name, Resource.STREAM_BYTES, self._bytes)
-        self._peer.take(Resource.MESSAGES, now)
-        self._peer.take(Resource.BYTES, now, size)
+        self._peer.charge(Resource.MESSAGES, now)
+        self._peer.charge(Resource.BYTES, now, size)
 
 
 class PeerTable:
-    """The peers of a server. Those that hold nothing are forgotten, so that ever new ones cost nothing either."""
+    """The peers of a server. Idle peers are dropped, so any number of short-lived peers stays cheap."""
 
     def __init__(self, limits: PeerLimits, max_peers: int = MAX_PEERS) -> None:
         self.limits = limits
@@ -230,11 +228,11 @@ class PeerTable:
         return len(self._peers)
 
     def get(self, name: str, now: float) -> Peer:
-        """Raises LimitReached where too many peers hold something."""
+        """Return the peer, creating it if needed. Raises LimitReached if too many peers are active."""
         peer = self._peers.get(name)
         if peer is None:
-            if len(self._peers) >= self._max_peers and now >= self._next_sweep_at:  # it looks at all of them
-                self._next_sweep_at = now + SWEPT_EVERY_S
+            if len(self._peers) >= self._max_peers and now >= self._next_sweep_at:  # the sweep is O(peers)
+                self._next_sweep_at = now + SWEEP_EVERY_S
                 self._peers = {name: peer for name, peer in self._peers.items() if not peer.is_idle(now)}
             if len(self._peers) >= self._max_peers:
                 raise LimitReached(f"{self._max_peers} peers hold something here already; try again later")

@@ -1,21 +1,25 @@
-"""Does nothing move, and who is behind? One rule for a manager (its ranks) and the lighthouse (all groups'). No I/O.
+"""Detection of stalls: does nothing move, and which ranks are behind? No I/O.
 
-1. A rank waits while it is in a collective, or in a wait that its script has declared. Else it runs.
-2. While some rank runs and has not been without a mark for longer than its phase's limit, something moves: no verdict.
-   So a declared wait goes by the clock of the one that is waited for. If nobody runs, the limit is the floor.
-3. Divergence: one collective by its number, entered with different operations or shapes. Ranks that have entered
-   several at once, as DDP does with its buffers, are compared by each number.
-4. Behind: in process groups that scripts have made, ranks are compared group by group, by the collectives that they
-   have entered there; the suspects are those that are behind somebody, and ahead of nobody. Where that tells nobody
-   apart, ranks are compared by the newest collective that they have entered, then by step, then by the phases of this
-   step that at least two ranks have been in, and the suspects are those furthest behind. Who is in a collective that
-   others have not entered is never suspected, nor who has declared to wait. Behind is not guilty.
-5. Some ranks, and not all, give no sign of life: they are behind, all of them, whatever rule 4 says of the others.
-   Their last word is older than what holds them: who waits gives signs of life, and C code that keeps the interpreter
-   lock does not.
-6. Nobody is behind: all in one collective is "network or collective"; other places are named.
+A manager applies the rules to its ranks, the lighthouse to the ranks of all groups. A *mark* is any sign of progress of
+a rank.
 
-Collectives come before steps: there ranks meet, and the step of a rank that heals may be a lower one.
+1. A rank waits while it is in a collective, or in a wait that its script has declared. Otherwise it runs.
+2. Training moves while some rank runs and its last mark is younger than the limit of its phase. So the rank that others
+   declare to wait for sets the time limit. If no rank runs, the limit is the floor.
+3. Divergence: ranks have entered the same collective (by number) with different operations or shapes. Ranks that are in
+   several collectives at once, as DDP is with its buffers, are compared number by number.
+4. Behind: in process groups made by scripts, ranks are compared by the number of collectives entered in each group.
+   Suspects are behind some rank and ahead of none. If this finds no suspect, ranks are compared by their newest
+   collective, then by step, then by the phases of the step that at least two ranks have entered; suspects are the
+   ranks furthest behind. A rank in a collective that others have not entered is never a suspect, nor is a rank that
+   declared a wait. Being behind is not proof of guilt.
+5. If some ranks, but not all, have stopped their heartbeats, all of these are behind, in addition to rule 4's suspects.
+   A waiting rank still sends heartbeats, but C code that holds the interpreter lock does not.
+6. If no rank is behind and all are in one collective, the verdict is "network or collective". Otherwise the verdict
+   lists each rank's place.
+
+Collectives are compared before steps because ranks synchronise there, and because a healing rank may be at a lower
+step.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -35,74 +39,88 @@ from lighthouse_protocol.messages.progress import (
     RankName,
     RankView,
 )
-from lighthouse_protocol.rules.quorum_change import doing, each, listed, named, operation, parties, place, signature
+from lighthouse_protocol.rules.quorum_change import (
+    describe_activity,
+    describe_each,
+    describe_place,
+    group_ranks,
+    list_rank_views,
+    name_ranks,
+    operation_name,
+    signature,
+)
 
 FLOOR_S = 60.0
 FACTOR = 5.0
 FIRST_S = 600.0
-SILENT_S = 10.0
-"""Without a beat for so long; half of the floor where that is less."""
-LEAST_SILENT_S = 5.0
+SILENT_S = 10.0  # without a heartbeat; half of the floor if that is shorter
+MIN_SILENT_S = 5.0
 
 Order: TypeAlias = tuple[int, int, int]
 NOTHING: Order = (0, 0, 0)
 
+# Ranks that meet in collectives: (replica group, process group of the script). Both are empty for an Agent's.
 Circle: TypeAlias = tuple[str, str]
-"""Ranks that meet in collectives: the replica group and the process group of a script; both empty: an Agent's."""
 
+# The newest collective, and whether the rank has left it. A rank still inside is behind a rank that has left it.
 Place: TypeAlias = tuple[Order, bool]
-"""The newest collective, and whether it was left: who is still in it is behind those who have left it."""
 
 
 class Kind(StrEnum):
     BEHIND = "behind"
-    WAITING = "waiting"  # everybody waits, and not in one collective
+    WAITING = "waiting"  # all ranks wait, but not in one collective
     NETWORK = "network or collective"
     DIVERGENCE = "divergence"
-    TOGETHER = "nobody behind"  # they run, and none has got further than another
+    TOGETHER = "nobody behind"  # ranks run, and none is ahead of another
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """How long a rank may be without a mark: `factor` times the longest healthy time in that phase, and at least
-    `floor_s`; `first_s` where there was none yet, and in the first step of a process."""
+    """Limits on the time since a rank's last mark."""
 
-    floor_s: float = FLOOR_S
-    factor: float = FACTOR
-    first_s: float = FIRST_S
+    floor_s: float = FLOOR_S  # minimum for every phase
+    factor: float = FACTOR  # multiple of the longest healthy time in the phase
+    first_s: float = FIRST_S  # minimum for an unmeasured phase, and in the first step of a process
 
     def limit_s(self, longest_s: float, *, is_first: bool) -> float:
-        """`longest_s`: 0 where nothing is known."""
+        """Return the limit of a phase. `longest_s` is its longest healthy time, 0 if unknown."""
         known_s = max(self.floor_s, self.factor * longest_s)
         return max(known_s, self.first_s) if is_first or longest_s == 0 else known_s
 
 
 @dataclass(frozen=True, slots=True)
 class StallVerdict:
-    """`behind` are the suspects, sorted; `still_s`: for so long nobody has moved."""
+    """Result of a stall check."""
 
     kind: Kind
-    behind: tuple[RankName, ...]
+    behind: tuple[RankName, ...]  # suspects, sorted
     text: str
-    still_s: float
+    still_s: float  # seconds since any rank moved
 
-    def says_the_same(self, other: "StallVerdict | None") -> bool:
+    def is_same_as(self, other: "StallVerdict | None") -> bool:
         return other is not None and (self.kind, self.behind, self.text) == (other.kind, other.behind, other.text)
 
 
-def judge(ranks: Sequence[RankView], *, floor_s: float = FLOOR_S, is_complete: bool = True) -> StallVerdict | None:
-    """`is_complete`: these are all the ranks that meet in their collectives. Else who waits may wait for another."""
+def find_stall(ranks: Sequence[RankView], *, floor_s: float = FLOOR_S, is_complete: bool = True) -> StallVerdict | None:
+    """Return why training stands still, or None if it moves or the cause is not known.
+
+    Args:
+        ranks: The ranks to compare.
+        floor_s: Limit on the time since the last mark if no rank runs.
+        is_complete: `ranks` contains every rank of their collectives. Otherwise a waiting rank may wait for a rank
+            outside `ranks`.
+    """
     if not ranks or time_left_s(ranks, floor_s) >= 0:
         return None
-    silent = _without_beat(ranks, min(SILENT_S, max(LEAST_SILENT_S, floor_s / 2)))
+    silent = _without_beat(ranks, min(SILENT_S, max(MIN_SILENT_S, floor_s / 2)))
     found = _divergence(ranks) or _behind(ranks, silent, is_complete) or _nobody_behind(ranks, is_complete)
     if found is not None and silent:
-        found = replace(found, text=f"{found.text}; no beat from {listed(silent)}")
+        found = replace(found, text=f"{found.text}; no beat from {list_rank_views(silent)}")
     return found
 
 
 def time_left_s(ranks: Sequence[RankView], floor_s: float = FLOOR_S) -> float:
-    """How long it may still be until something moves (rule 2); below zero: nothing does."""
+    """Return the seconds left until the ranks count as standing still (rule 2). Negative if they do now."""
     running = [rank for rank in ranks if rank.is_running]
     if running:
         return max(rank.limit_s - rank.progress_age_s for rank in running)
@@ -111,11 +129,11 @@ def time_left_s(ranks: Sequence[RankView], floor_s: float = FLOOR_S) -> float:
 
 def _divergence(ranks: Sequence[RankView]) -> StallVerdict | None:
     inside = [rank for rank in ranks if rank.sample.is_inside]
-    for here in parties(_meeting, inside):
-        sides = parties(signature, here)
+    for here in group_ranks(_meeting, inside):
+        sides = group_ranks(signature, here)
         if len(sides) > 1:
-            say = signature if len({operation(rank) for rank in here}) == 1 else operation
-            text = ", ".join(f"{named(side)} {say(side[0])}" for side in sides)
+            describe = signature if len({operation_name(rank) for rank in here}) == 1 else operation_name
+            text = ", ".join(f"{name_ranks(side)} {describe(side[0])}" for side in sides)
             return _verdict(Kind.DIVERGENCE, (), f"divergence: {text}", ranks)
     numbered: dict[tuple[Circle, int], dict[str, list[RankView]]] = {}
     for rank in inside:
@@ -123,13 +141,13 @@ def _divergence(ranks: Sequence[RankView]) -> StallVerdict | None:
             numbered.setdefault(call, {}).setdefault(name, []).append(rank)
     for _, by_name in sorted(numbered.items()):
         if len(by_name) > 1:
-            text = ", ".join(f"{named(side)} {name}" for name, side in by_name.items())
+            text = ", ".join(f"{name_ranks(side)} {name}" for name, side in by_name.items())
             return _verdict(Kind.DIVERGENCE, (), f"divergence: {text}", ranks)
     return None
 
 
 def _unfinished(rank: RankView) -> Iterator[tuple[tuple[Circle, int], str]]:
-    """The collectives that it is in, by process group and number, with their operations, as far as these are known."""
+    """Yield the ((process group, number), operation) of each known collective that the rank is in."""
     for calls in rank.sample.calls:
         if calls.is_inside and calls.operation:
             names = (*calls.before, calls.operation)
@@ -140,39 +158,45 @@ def _unfinished(rank: RankView) -> Iterator[tuple[tuple[Circle, int], str]]:
 def _behind(ranks: Sequence[RankView], silent: Sequence[RankView], is_complete: bool) -> StallVerdict | None:
     suspects = behind_in_groups(ranks, is_complete=is_complete) or furthest_behind(ranks, is_complete=is_complete)
     if not silent or len(silent) == len(ranks):
-        return _are_behind(suspects, lambda rank: f"behind in {place(rank)}", ranks) if suspects else None
+        return _are_behind(suspects, lambda rank: f"behind in {describe_place(rank)}", ranks) if suspects else None
     stuck = {rank.name for rank in silent}
     names = stuck | {rank.name for rank in suspects}
 
-    def say(rank: RankView) -> str:
-        return f"behind, last seen {doing(rank)}" if rank.name in stuck else f"behind in {place(rank)}"
+    def describe(rank: RankView) -> str:
+        return (
+            f"behind, last seen {describe_activity(rank)}"
+            if rank.name in stuck
+            else f"behind in {describe_place(rank)}"
+        )
 
-    return _are_behind([rank for rank in ranks if rank.name in names], say, ranks)
+    return _are_behind([rank for rank in ranks if rank.name in names], describe, ranks)
 
 
 def _are_behind(
-    suspects: Sequence[RankView], say: Callable[[RankView], str], ranks: Sequence[RankView]
+    suspects: Sequence[RankView], describe: Callable[[RankView], str], ranks: Sequence[RankView]
 ) -> StallVerdict:
     names = {rank.name for rank in suspects}
     others = [rank for rank in ranks if rank.name not in names]
-    said = (each(say, suspects), each(doing, others))
-    return _verdict(Kind.BEHIND, suspects, ", ".join(filter(None, said)), ranks)
+    parts = (describe_each(describe, suspects), describe_each(describe_activity, others))
+    return _verdict(Kind.BEHIND, suspects, ", ".join(filter(None, parts)), ranks)
 
 
 def _nobody_behind(ranks: Sequence[RankView], is_complete: bool) -> StallVerdict | None:
     if any(rank.is_running for rank in ranks):
-        return _verdict(Kind.TOGETHER, (), f"nobody behind: {each(doing, ranks)}", ranks)
+        return _verdict(Kind.TOGETHER, (), f"nobody behind: {describe_each(describe_activity, ranks)}", ranks)
     if not is_complete:
         return None
     is_inside = all(rank.sample.is_inside for rank in ranks)
     if is_inside and any(least != most for least, most in _bounds(ranks).values()):
-        sides = parties(_meeting, ranks)  # each is in what another one of them has not entered
-        said = (f"{named(side)} {operation(side[0])} in process group {_meeting(side[0])[0][1]}" for side in sides)
-        return _verdict(Kind.DIVERGENCE, (), f"divergence: {', '.join(said)}", ranks)
-    if is_inside and len(parties(operation, ranks)) == 1:
-        text = f"network or collective: {listed(ranks)} in {operation(ranks[0])}, nobody behind"
+        sides = group_ranks(_meeting, ranks)  # each side is in a collective that another side has not entered
+        parts = (
+            f"{name_ranks(side)} {operation_name(side[0])} in process group {_meeting(side[0])[0][1]}" for side in sides
+        )
+        return _verdict(Kind.DIVERGENCE, (), f"divergence: {', '.join(parts)}", ranks)
+    if is_inside and len(group_ranks(operation_name, ranks)) == 1:
+        text = f"network or collective: {list_rank_views(ranks)} in {operation_name(ranks[0])}, nobody behind"
         return _verdict(Kind.NETWORK, (), text, ranks)
-    return _verdict(Kind.WAITING, (), f"everybody waits: {each(doing, ranks)}", ranks)
+    return _verdict(Kind.WAITING, (), f"everybody waits: {describe_each(describe_activity, ranks)}", ranks)
 
 
 def _verdict(kind: Kind, behind: Iterable[RankView], text: str, ranks: Sequence[RankView]) -> StallVerdict:
@@ -184,11 +208,11 @@ def _without_beat(ranks: Sequence[RankView], limit_s: float) -> list[RankView]:
     return [rank for rank in ranks if rank.beat_age_s > limit_s]
 
 
-# -- who is behind whom
+# Comparison of ranks.
 
 
 def behind_in_groups(ranks: Sequence[RankView], *, is_complete: bool = True) -> list[RankView]:
-    """Those that are behind somebody, and ahead of nobody, in what scripts do by themselves."""
+    """Return the ranks that are behind some rank and ahead of none in the process groups of their scripts."""
     if not any(rank.sample.calls for rank in ranks):
         return []
     bounds = _bounds(ranks)
@@ -203,7 +227,7 @@ def behind_in_groups(ranks: Sequence[RankView], *, is_complete: bool = True) -> 
 
 
 def _bounds(ranks: Iterable[RankView]) -> dict[Circle, tuple[Place, Place]]:
-    """The least and the most that ranks have reached."""
+    """Return the least and the most advanced place of each process group."""
     bounds: dict[Circle, tuple[Place, Place]] = {}
     for rank in ranks:
         for circle, reached in _places(rank).items():
@@ -224,7 +248,6 @@ def _places(rank: RankView) -> dict[Circle, Place]:
 
 
 def _meeting(rank: RankView) -> tuple[Circle, Order]:
-    """The collective that it is in."""
     inside = rank.sample.inside
     if isinstance(inside, GroupCalls):
         return (rank.name.replica_id, inside.group), (0, 0, inside.entered)
@@ -232,14 +255,14 @@ def _meeting(rank: RankView) -> tuple[Circle, Order]:
 
 
 def furthest_behind(ranks: Sequence[RankView], *, is_complete: bool = True) -> list[RankView]:
-    """Those that are behind somebody, and ahead of nobody who is."""
+    """Return the suspects furthest behind by collective, step and phase, or an empty list if all are level."""
     least = min((_order(rank.sample) for rank in ranks), default=NOTHING)
     suspectable = [rank for rank in ranks if _is_suspectable(rank.sample, least if is_complete else None)]
     if not suspectable:
         return []
     lowest = min(_level(rank.sample) for rank in suspectable)
     last = [rank for rank in suspectable if _level(rank.sample) == lowest]
-    # Somebody has got further, or waits and these are the ones that run.
+    # Another rank is further ahead, or waits while these run.
     are_behind = any(_level(rank.sample) > lowest for rank in ranks) or (
         any(not rank.is_running for rank in ranks) and any(rank.is_running for rank in last)
     )
@@ -247,14 +270,14 @@ def furthest_behind(ranks: Sequence[RankView], *, is_complete: bool = True) -> l
 
 
 def _is_suspectable(sample: ProgressSample, least: Order | None) -> bool:
-    """`least`: what everybody has entered; None: not all of them are known."""
+    """Check rule 4's exceptions. `least` is the newest collective that all ranks have entered, None if unknown."""
     inside = sample.inside
     return not sample.waits_for if inside is None else isinstance(inside, Collective) and inside.order == least
 
 
 def _least(ranks: list[RankView], shared: frozenset[str], *, are_behind: bool) -> list[RankView]:
-    """Those that are ahead of none of `ranks`; unless all `are_behind`, they must be behind one of them."""
-    places = parties(lambda rank: _phases_of(rank.sample, shared), ranks)  # many ranks are at few places
+    """Return the ranks that are ahead of no other. Unless `are_behind` is set, they must also be behind another one."""
+    places = group_ranks(lambda rank: _phases_of(rank.sample, shared), ranks)  # many ranks share few places
     heads = [party[0].sample for party in places]
     return [
         rank
@@ -270,12 +293,12 @@ def _order(sample: ProgressSample) -> Order:
 
 
 def _level(sample: ProgressSample) -> tuple[Order, bool, int]:
-    """Who is still in a collective is behind those who have left it."""
+    # A rank still in a collective is behind a rank that has left it.
     return _order(sample), not sample.is_inside, sample.step
 
 
 def shared_phases(samples: Iterable[ProgressSample]) -> frozenset[str]:
-    """Those that at least two ranks have entered in their step: one that is one rank's own orders nobody."""
+    """Return the phases that at least two ranks have entered in their step. A phase of a single rank orders nothing."""
     once: set[str] = set()
     twice: set[str] = set()
     for sample in samples:
@@ -286,41 +309,39 @@ def shared_phases(samples: Iterable[ProgressSample]) -> frozenset[str]:
 
 
 def is_behind_in_phases(sample: ProgressSample, other: ProgressSample, shared: frozenset[str]) -> bool:
-    """Within one step: by some of the shared phases, and ahead by none."""
+    """Check that `sample` is behind `other` by a shared phase and ahead by none. Both are in one step."""
     mine, theirs = _phases_of(sample, shared), _phases_of(other, shared)
     return mine != theirs and all(have <= others for have, others in zip(mine, theirs, strict=True))
 
 
 def _phases_of(sample: ProgressSample, shared: frozenset[str]) -> tuple[tuple[int, bool, int], ...]:
-    """Of each shared phase: how often entered, whether left since, and the ticks if not. More is further."""
+    """Return for each shared phase: entries, whether it was left, and ticks if not. Higher values are further ahead."""
     entered = dict(sample.entered)
     done = {phase.name: phase.done for phase in sample.phases}
     return tuple((entered.get(name, 0), name not in done, done.get(name, 0)) for name in sorted(shared))
 
 
-# -- held up ------------------------------------------------------------------
-#
-# When whoever judges others by time was held up itself. No I/O.
-#
-# A process that was paused, swapped out or moved with its machine has read nothing meanwhile: those that it judges
-# may have moved, and where they share the machine they could not. So that time counts against nobody.
+# Pauses of the observer. A process that was paused, swapped out or migrated has read nothing in that time. Ranks may
+# have moved, or may have been paused with it, so the time does not count.
 
 MAX_TIMES = 64
 
 
-class HeldUp:
-    def __init__(self) -> None:
-        self._times: list[tuple[float, float]] = []  # when each ended, and how long it was; the newest last
+class PauseLog:
+    """Times in which the observer itself was paused."""
 
-    def was_late(self, by_s: float, now: float) -> None:
-        """It was held up for `by_s` until now. Of more than MAX_TIMES times, the two oldest count as one."""
+    def __init__(self) -> None:
+        self._times: list[tuple[float, float]] = []  # (end, length) of each pause, the newest last
+
+    def add_pause(self, by_s: float, now: float) -> None:
+        """Record a pause of `by_s` seconds that ends now. Above MAX_TIMES, the two oldest pauses are merged."""
         self._times.append((now, by_s))
         if len(self._times) > MAX_TIMES:
             (_, first_s), (ended_at, second_s), *newer = self._times
             self._times = [(ended_at, first_s + second_s), *newer]
 
-    def within(self, age_s: float, now: float) -> float:
-        """For how long of the last `age_s` seconds it was held up."""
+    def paused_s(self, age_s: float, now: float) -> float:
+        """Return how many of the last `age_s` seconds were paused."""
         since, total_s = now - age_s, 0.0
         for ended_at, length_s in reversed(self._times):
             if ended_at <= since:
@@ -328,25 +349,20 @@ class HeldUp:
             total_s += min(length_s, ended_at - since)
         return min(total_s, age_s)
 
-    def without(self, rank: RankView, now: float) -> RankView:
-        """The rank, by that time younger."""
+    def without_pauses(self, rank: RankView, now: float) -> RankView:
+        """Return a copy of `rank` whose ages do not include the pauses."""
         if not self._times:
             return rank
-        of_beat_s = self.within(rank.beat_age_s, now)
-        of_sample_s = self.within(rank.progress_age_s, now) - of_beat_s
+        of_beat_s = self.paused_s(rank.beat_age_s, now)
+        of_sample_s = self.paused_s(rank.progress_age_s, now) - of_beat_s
         return rank.aged(-of_beat_s, -of_sample_s) if of_beat_s or of_sample_s else rank
 
 
-# -- group progress -----------------------------------------------------------
+# Progress of a group. The manager uses this for its ranks, and the lighthouse for the ranks of a run.
 #
-# Where the ranks of a group are, how long each may be there, and whether they stall. No I/O.
-#
-# A manager keeps this of its ranks, the lighthouse of a run's.
-#
-# Samples tell ages, so no clock is shared: from its arrival on a sample ages by its reader's own. What a phase takes
-# is learned from all ranks together: one that has validated knows how long the others may. A first step teaches
-# nothing, and neither does a time that was over its limit. A rank that is lost is dropped with its open phases.
-# Whoever keeps this says when it was held up itself: no rank is older by that time.
+# Samples contain ages, so no clock is shared: a sample ages from its arrival by the reader's clock. The longest healthy
+# time of a phase is learned from all ranks: one rank's validation time sets the limit for the others. First steps and
+# times above the limit are not learned. A lost rank is dropped with its open phases.
 
 MAX_KNOWN = 4 * MAX_NAMES
 SOON_S = 0.001
@@ -354,15 +370,15 @@ SOON_S = 0.001
 
 @dataclass(frozen=True, slots=True)
 class Process:
-    """Which one a sample is from; `rank_incarnation` is new at every start."""
+    """The process that sent a sample."""
 
-    rank_incarnation: str
+    rank_incarnation: str  # new at every start
     host: str = ""
     pid: int = 0
 
 
 @dataclass(frozen=True, slots=True)
-class _Heard:
+class _LastSample:
     process: Process
     sample: ProgressSample
     at: float
@@ -370,43 +386,43 @@ class _Heard:
 
 class GroupProgress:
     def __init__(self, replica_id: str = "", limits: Limits | None = None) -> None:
-        """`replica_id` stands before the ranks' numbers; empty: nothing does."""
+        """Create an empty group. Rank names in texts start with `replica_id` unless it is empty."""
         self._replica_id = replica_id
         self._limits = limits or Limits()
-        self._heard: dict[int, _Heard] = {}
+        self._last: dict[int, _LastSample] = {}
         self._longest: dict[str, float] = {}
-        self._past_s: dict[str, float] = {}  # of processes that are gone
-        self._held_up = HeldUp()
+        self._past_s: dict[str, float] = {}  # seconds per phase of processes that have ended
+        self._pauses = PauseLog()
 
-    def take(self, group_rank: int, process: Process, sample: ProgressSample, now: float) -> None:
-        before = self._heard.get(group_rank)
+    def add_sample(self, group_rank: int, process: Process, sample: ProgressSample, now: float) -> None:
+        before = self._last.get(group_rank)
         if before is not None and before.process.rank_incarnation != process.rank_incarnation:
-            self.lose(group_rank)
-        self._heard[group_rank] = _Heard(process, sample, now)
+            self.remove_rank(group_rank)
+        self._last[group_rank] = _LastSample(process, sample, now)
         if not sample.is_first:
             for time in sample.times:
                 self._learn(time)
 
-    def lose(self, group_rank: int) -> None:
-        """Its process has ended."""
-        heard = self._heard.pop(group_rank, None)
-        if heard is not None:
-            _add(self._past_s, heard.sample)
+    def remove_rank(self, group_rank: int) -> None:
+        """Remove a rank whose process has ended. Its times per phase still count."""
+        last = self._last.pop(group_rank, None)
+        if last is not None:
+            _add(self._past_s, last.sample)
 
-    def was_late(self, by_s: float, now: float) -> None:
-        """Its reader was held up until now."""
-        self._held_up.was_late(by_s, now)
+    def add_pause(self, by_s: float, now: float) -> None:
+        """Record that this process was paused for `by_s` seconds until now."""
+        self._pauses.add_pause(by_s, now)
 
     def limit_s(self, sample: ProgressSample) -> float:
-        """How long a rank that stands there may be without a mark."""
+        """Return the seconds that a rank may stay without a mark at this place."""
         return self._limits.limit_s(self._longest.get(sample.innermost.name, 0.0), is_first=sample.is_first)
 
     def ranks(self, now: float) -> tuple[RankView, ...]:
-        views = (self._view(rank, heard, now) for rank, heard in sorted(self._heard.items()))
-        return tuple(self._held_up.without(view, now) for view in views)
+        views = (self._view(rank, last, now) for rank, last in sorted(self._last.items()))
+        return tuple(self._pauses.without_pauses(view, now) for view in views)
 
     def view(self, incarnation: str, now: float) -> GroupView:
-        """For the lighthouse; of the times it wants their sums."""
+        """Return the group's view for the lighthouse: times are summed over the ranks."""
         ranks = tuple(replace(rank, sample=replace(rank.sample, times=())) for rank in self.ranks(now))
         return GroupView(
             self._replica_id, incarnation, ranks, tuple(map(PhaseSeconds._make, sorted(self.seconds.items())))
@@ -414,19 +430,18 @@ class GroupProgress:
 
     @property
     def seconds(self) -> dict[str, float]:
-        """Each phase's own time, over all ranks that ever were; it never goes back."""
+        """Seconds in each phase, summed over all past and present ranks. Never decreases."""
         total = self._past_s.copy()
-        for heard in self._heard.values():
-            _add(total, heard.sample)
+        for last in self._last.values():
+            _add(total, last.sample)
         return total
 
     def verdict(self, now: float, *, is_complete: bool) -> StallVerdict | None:
-        """`is_complete`: the group trains alone, or all its ranks are where only they meet."""
-        return judge(self.ranks(now), floor_s=self._limits.floor_s, is_complete=is_complete)
+        """Return a verdict if the group stalls. `is_complete`: no rank outside the group takes part in its waits."""
+        return find_stall(self.ranks(now), floor_s=self._limits.floor_s, is_complete=is_complete)
 
     def left_s(self, now: float) -> float | None:
-        """How long until there may be a verdict if no rank moves, below zero where there may be one; None: no rank is
-        here."""
+        """Return the seconds until a verdict is possible if no rank moves, or None without ranks. May be negative."""
         ranks = self.ranks(now)
         return time_left_s(ranks, self._limits.floor_s) + SOON_S if ranks else None
 
@@ -436,13 +451,13 @@ class GroupProgress:
         if time.longest_s > known_s and is_healthy and (known_s or len(self._longest) < MAX_KNOWN):
             self._longest[time.name] = time.longest_s
 
-    def _view(self, group_rank: int, heard: _Heard, now: float) -> RankView:
-        process, sample = heard.process, heard.sample
+    def _view(self, group_rank: int, last: _LastSample, now: float) -> RankView:
+        process, sample = last.process, last.sample
         return RankView(
             RankName(self._replica_id, group_rank),
             sample,
             limit_s=self.limit_s(sample),
-            beat_age_s=now - heard.at,
+            beat_age_s=now - last.at,
             rank_incarnation=process.rank_incarnation,
             host=process.host,
             pid=process.pid,
@@ -455,12 +470,11 @@ def _add(total: dict[str, float], sample: ProgressSample) -> None:
         total[name] = total.get(name, 0.0) + time.seconds
 
 
-# -- span ---------------------------------------------------------------------
-#
-# A length of time in the words of a log: 39 ms, 4.1 s, 28 s, 12 min, 3.5 h.
+# Durations in log lines.
 
 
 def span(seconds: float) -> str:
+    """Format a duration, for example 39 ms, 4.1 s, 28 s, 12 min or 3.5 h."""
     if seconds < 0.9995:
         return f"{1000 * max(0.0, seconds):.0f} ms"
     if seconds < 9.95:

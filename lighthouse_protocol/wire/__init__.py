@@ -1,1 +1,1 @@
-"""Messages to protobuf and back. The only package that knows protobuf."""
+"""Conversion between messages and protobuf. No other package uses protobuf."""

@@ -1,7 +1,8 @@
-"""Compiles the writer and the reader of a message, from its dataclass and its protobuf descriptor.
+"""Codecs between message dataclasses and protobuf, and the mapping of refusals to gRPC statuses.
 
-Both have the same name and the same field names; the constraints are in the field types (constraints.py). Done once per
-message, at import, as generated source code: as fast as code written by hand.
+A dataclass and its protobuf message have the same name and the same field names. The field types contain the
+constraints (constraints.py). Each codec is compiled once, at import, into generated Python source, which is as fast as
+code written by hand.
 """
 
 import re
@@ -16,7 +17,7 @@ from google.protobuf.message import Message
 from google.protobuf.message_factory import GetMessageClass
 
 from lighthouse_protocol import refusals
-from lighthouse_protocol.constraints import Cut, Dropped, Form
+from lighthouse_protocol.constraints import DroppedIfInvalid, Shortened, WireForm
 from lighthouse_protocol.limits import cut_reason
 from lighthouse_protocol.messages.incident import Gathered, Incident, IncidentSummary, RankEvidence
 from lighthouse_protocol.messages.membership import Distrust, World
@@ -31,9 +32,10 @@ P = TypeVar("P", bound=Message)
 
 
 class Codec(NamedTuple, Generic[M, P]):
-    """`read` raises InvalidRequest that names the field; `write` does not check.
+    """Writer and reader of one message class.
 
-    `fields` gives the message as a value of a field of another: a dict is written faster than a message is copied.
+    `read` raises InvalidRequest that names the field. `write` does not check. `fields` returns the message as keyword
+    arguments, because protobuf builds a nested message faster from a dict than from a message.
     """
 
     schema: type[P]
@@ -42,21 +44,27 @@ class Codec(NamedTuple, Generic[M, P]):
     fields: Callable[[M], Any]
 
 
-CODECS: dict[type[Any], Codec[Any, Any]] = {}
-"""Of each message there is, by its class."""
+CODECS: dict[type[Any], Codec[Any, Any]] = {}  # by message class
 
 
-def by_hand(cls: type[M], schema: type[P], write: Callable[[M], P], read: Callable[[P], M]) -> Codec[M, P]:
-    """The codec of a message whose fields are not ours: compiled messages hold it, too."""
+def register_codec(cls: type[M], schema: type[P], write: Callable[[M], P], read: Callable[[P], M]) -> Codec[M, P]:
+    """Register a hand-written codec, for a message whose fields differ from its class. Compiled codecs can nest it."""
     CODECS[cls] = Codec(schema, write, read, write)
     return CODECS[cls]
 
 
 def compiled(cls: type[M], schema: type[P]) -> Codec[M, P]:
-    """The codec of `cls`, compiled once. Raises TypeError if the field names of `cls` and `schema` differ.
+    """Return the codec of `cls`, compiling it on first use.
 
-    A class, a dataclass or a NamedTuple, may have two methods: `fitted` returns the message as it fits, and is applied
-    on both ways; `check` raises InvalidRequest if fields do not fit each other.
+    A class may define two methods. `fitted` returns a copy that fits into a message; it is applied on write and read.
+    `check` raises InvalidRequest if fields contradict each other.
+
+    Args:
+        cls: A dataclass or NamedTuple.
+        schema: Its protobuf message.
+
+    Raises:
+        TypeError: The field names of `cls` and `schema` differ.
     """
     if cls in CODECS:
         return CODECS[cls]
@@ -93,10 +101,10 @@ def read(message):
 
 
 class Oneof:
-    """One of several messages: which, is told by the class, and on the wire by the field that is set."""
+    """A protobuf oneof of messages. The class of a value selects the field."""
 
     def __init__(self, union: Any, oneof: Any, advisory: Iterable[type[Any]] = ()) -> None:
-        """Raises TypeError if the classes of `union` are not the messages of `oneof`."""
+        """Compile the codecs. Raises TypeError if the classes of `union` are not the messages of `oneof`."""
         classes = {_schema_name(cls): cls for cls in get_args(union)}
         fields = {field.message_type.name: field for field in oneof.fields}
         if differing := classes.keys() ^ fields.keys():
@@ -110,12 +118,12 @@ class Oneof:
             self._readers[fields[name].name] = _or_none(codec.read) if cls in advisory else codec.read
 
     def write(self, value: Any) -> dict[str, Any]:
-        """As keyword arguments of the message that has it."""
+        """Return `value` as keyword arguments of the enclosing message."""
         field, write = self._writers.get(type(value)) or self._writer_of_base(type(value))
         return {field: write(value)}
 
     def read(self, message: Any) -> Any:
-        """None: it is not there, or of a kind that this version does not know."""
+        """Return the message, or None if it is absent or of an unknown kind."""
         field = message.WhichOneof(self._name)
         return None if field is None else self._readers[field](getattr(message, field))
 
@@ -134,7 +142,7 @@ def _oneof(hint: Any, oneof: Any, scope: dict[str, Any]) -> tuple[str, str]:
 
 
 def _field(hint: Any, field: Any, scope: dict[str, Any]) -> tuple[str, str]:
-    """The item of a dict that writes it, and the expression that reads it."""
+    """Return the source of the dict item that writes a field, and of the expression that reads it."""
     name = field.name
     hint, constraints = _unwrapped(hint)
     is_optional = get_origin(hint) in (Union, UnionType)
@@ -149,7 +157,7 @@ def _field(hint: Any, field: Any, scope: dict[str, Any]) -> tuple[str, str]:
         return f"{name!r}: {write.format(f'value.{name}')}", read.format(f"message.{name}")
     write_one, read_one = _value(hint, field, scope)
     write, read = write.format(write_one.format(f"value.{name}")), read_one.format(read.format(f"message.{name}"))
-    if any(isinstance(constraint, Dropped) for constraint in constraints):
+    if any(isinstance(constraint, DroppedIfInvalid) for constraint in constraints):
         scope[f"read_{name}"] = _or_none(scope[f"read_{name}"])
     if is_optional:
         write = write if write == f"value.{name}" else f"None if value.{name} is None else {write}"
@@ -160,7 +168,7 @@ def _field(hint: Any, field: Any, scope: dict[str, Any]) -> tuple[str, str]:
 
 
 def _value(hint: Any, field: Any, scope: dict[str, Any]) -> tuple[str, str]:
-    """How one value is written and read; {} stands for it."""
+    """Return source templates that write and read one value. {} stands for the value."""
     name = field.name
     hint, constraints = _unwrapped(hint)
     if field.message_type is not None:
@@ -185,12 +193,12 @@ def _constrained(
     for at, constraint in enumerate(constraints):
         key = f"{prefix}constraint_{name}_{at}"
         match constraint:
-            case Dropped():
+            case DroppedIfInvalid():
                 pass
-            case Cut(shorten):
+            case Shortened(shorten):
                 scope[key] = shorten
                 write, read = f"{key}({write})", f"{key}({read})"
-            case Form(to_wire, from_wire):
+            case WireForm(to_wire, from_wire):
                 scope[f"write_{key}"], scope[key] = to_wire, from_wire
                 write, read = f"write_{key}({write})", f"{key}({read}, {name!r})"
             case check:
@@ -200,7 +208,7 @@ def _constrained(
 
 
 def _unwrapped(hint: Any) -> tuple[Any, tuple[Any, ...]]:
-    """Without its constraints; and these."""
+    """Split a type hint into the bare type and its constraints."""
     if get_origin(hint) is Annotated:
         return get_args(hint)[0], hint.__metadata__
     return hint, ()
@@ -215,7 +223,7 @@ def _schema_name(cls: type[Any]) -> str:
 
 
 class _Members(dict[Any, StrEnum]):
-    """The members of an enum, by what stands for them on the wire."""
+    """Enum members by wire value."""
 
     def __init__(self, field: str, members: Mapping[Any, StrEnum]) -> None:
         super().__init__(members)
@@ -234,7 +242,6 @@ def _numbers(enum: type[StrEnum], descriptor: Any) -> dict[StrEnum, Any]:
 
 
 def _or_none(read: Callable[[Any], M]) -> Callable[[Any], M | None]:
-    """What is for a person to see is no reason to refuse the rest."""
 
     def read_or_none(message: Any) -> M | None:
         with suppress(InvalidRequest):
@@ -253,20 +260,18 @@ def _missing(field: str) -> Any:
     raise InvalidRequest("is missing", field=field)
 
 
-# -- status codes -------------------------------------------------------------
-#
-# One table for both ends: refusal class <-> gRPC status; and its name, where a refusal is part of a message.
+# Mapping between refusal classes and gRPC statuses, for both ends. Refusals within messages use the class name.
 
 _STATUS: dict[type[LighthouseError], grpc.StatusCode] = {
     refusals.InvalidRequest: grpc.StatusCode.INVALID_ARGUMENT,
     refusals.DuplicateReplica: grpc.StatusCode.ALREADY_EXISTS,
     refusals.WrongState: grpc.StatusCode.FAILED_PRECONDITION,
-    refusals.Unrecoverable: grpc.StatusCode.DATA_LOSS,  # gRPC makes this status of nothing by itself
+    refusals.Unrecoverable: grpc.StatusCode.DATA_LOSS,  # gRPC itself never uses this status
     refusals.UnknownName: grpc.StatusCode.NOT_FOUND,
     refusals.NotPermitted: grpc.StatusCode.PERMISSION_DENIED,
     refusals.NotServed: grpc.StatusCode.UNIMPLEMENTED,
     refusals.Superseded: grpc.StatusCode.ABORTED,
-    refusals.Drained: grpc.StatusCode.OUT_OF_RANGE,  # past the end; gRPC makes this status of nothing by itself
+    refusals.Drained: grpc.StatusCode.OUT_OF_RANGE,  # gRPC itself never uses this status
     refusals.LimitReached: grpc.StatusCode.RESOURCE_EXHAUSTED,
     refusals.NotLeader: grpc.StatusCode.FAILED_PRECONDITION,
     refusals.Unreachable: grpc.StatusCode.UNAVAILABLE,
@@ -282,28 +287,26 @@ _KINDS = {cls.__name__: cls for cls in (LighthouseError, *LighthouseError.__subc
 
 
 def status_of(error: BaseException) -> grpc.StatusCode:
-    """The gRPC status that carries `error`; INTERNAL for what is not a refusal of ours."""
+    """Return the gRPC status for `error`, or INTERNAL if it is not a LighthouseError."""
     return next((_STATUS[cls] for cls in type(error).__mro__ if cls in _STATUS), grpc.StatusCode.INTERNAL)
 
 
 def error_of(status: grpc.StatusCode, details: str | None) -> LighthouseError:
-    """The refusal that a caller raises for a call that ended with `status`."""
+    """Return the refusal for a call that ended with `status`."""
     return _CLASS.get(status, refusals.InternalError)(cut_reason(details or status.name.lower().replace("_", " ")))
 
 
 def kind_of(error: LighthouseError) -> str:
-    """The name that the other side knows it by: a more special refusal goes as its kind."""
+    """Return the class name under which the other side knows a refusal. A subclass becomes its base class."""
     return next(cls.__name__ for cls in type(error).__mro__ if _KINDS.get(cls.__name__) is cls)
 
 
 def refusal_of(kind: str, text: str) -> LighthouseError:
-    """A refusal that only a newer version knows is a plain one."""
+    """Create a refusal from its name. A name that this version does not know becomes a LighthouseError."""
     return _KINDS.get(kind, LighthouseError)(cut_reason(text))
 
 
-# -- codecs -------------------------------------------------------------------
-#
-# The codecs of messages that unary calls carry, or several streams.
+# Codecs of messages in unary calls, or in several streams.
 
 
 def _write_refusal(error: LighthouseError) -> refusal_pb2.Refusal:
@@ -314,7 +317,7 @@ def _read_refusal(message: refusal_pb2.Refusal) -> LighthouseError:
     return refusal_of(message.kind, message.text)
 
 
-REFUSAL = by_hand(LighthouseError, refusal_pb2.Refusal, _write_refusal, _read_refusal)
+REFUSAL = register_codec(LighthouseError, refusal_pb2.Refusal, _write_refusal, _read_refusal)
 WORLD = compiled(World, lighthouse_pb2.World)
 DISTRUST = compiled(Distrust, lighthouse_pb2.Distrust)
 RANK_EVIDENCE = compiled(RankEvidence, evidence_pb2.RankEvidence)

@@ -1,7 +1,7 @@
-"""Between membership.py and the documented messages, whose fields are not ours.
+"""Conversion between membership.py and the documented messages, whose fields are not ours.
 
-A member is relayed to native and torchft callers alike: what either form has and the other lacks travels on as an
-unknown field, and what both mean under other numbers is written in both.
+A member is relayed to native and torchft callers alike. A field that only one form has is relayed as an unknown field.
+A field with different numbers in the two forms is written under both.
 """
 
 from collections.abc import Callable, Iterable
@@ -17,11 +17,11 @@ from lighthouse_protocol.messages.membership import Assignment, Decision, Distru
 from lighthouse_protocol.pb.documented import lighthouse_pb2, manager_pb2
 from lighthouse_protocol.pb.torchft import torchft_pb2
 from lighthouse_protocol.refusals import InvalidRequest
-from lighthouse_protocol.wire.codec import DISTRUST, WORLD, by_hand
+from lighthouse_protocol.wire.codec import DISTRUST, WORLD, register_codec
 
 
 class _Member(Protocol):
-    """The fields that both forms of QuorumMember have."""
+    """Fields that both forms of QuorumMember have."""
 
     replica_id: str
     address: str
@@ -36,7 +36,7 @@ class _Member(Protocol):
 
 
 def distrust_from_native(message: lighthouse_pb2.QuorumMember | manager_pb2.ManagerQuorumRequest) -> Distrust | None:
-    """Raises InvalidRequest naming the field."""
+    """Read an optional distrust. Raises InvalidRequest with the name of the field."""
     return DISTRUST.read(message.distrust) if message.HasField("distrust") else None
 
 
@@ -45,7 +45,7 @@ def distrust_to_native(distrust: Distrust | None) -> lighthouse_pb2.Distrust | N
 
 
 def participant_from_native(member: lighthouse_pb2.QuorumMember) -> Participant:
-    """Checked. Raises InvalidRequest naming the field."""
+    """Read and check a participant. Raises InvalidRequest with the name of the field."""
     check_quorum_id(member.tag_quorum_id, "tag_quorum_id")
     check_quorum_id(member.seen_quorum_id, "seen_quorum_id")
     check_count(member.works_at, "works_at")
@@ -55,7 +55,11 @@ def participant_from_native(member: lighthouse_pb2.QuorumMember) -> Participant:
 
 
 def participant_from_torchft(member: torchft_pb2.QuorumMember) -> Participant:
-    """Checked. Raises InvalidRequest naming the field. torchft's client says world_size 0 where it was told none."""
+    """Read and check a participant of torchft, whose client sends world_size 0 if it has none.
+
+    Raises:
+        InvalidRequest: With the name of the field.
+    """
     identity = read_identity(member.replica_id, "")
     _check_member(member, 0)
     return _participant(member, identity, _relayable(member))
@@ -81,7 +85,7 @@ def _participant(member: _Member, identity: tuple[str, str], raw: bytes, **ours:
 
 
 def _ours(member: lighthouse_pb2.QuorumMember) -> dict[str, Any]:
-    """What only our own form has."""
+    """Read the fields that only our own form has."""
     return {
         "tag_quorum_id": member.tag_quorum_id if member.HasField("tag_quorum_id") else None,
         "ranks_disagree": member.ranks_disagree,
@@ -99,7 +103,7 @@ def _ours(member: lighthouse_pb2.QuorumMember) -> dict[str, Any]:
 
 
 def _extras(member: Any, raw: bytes) -> bytes:
-    """The fields of the member that our own form does not have, as they are relayed."""
+    """Return the serialised fields that our own form does not know."""
     native = member if isinstance(member, lighthouse_pb2.QuorumMember) else lighthouse_pb2.QuorumMember.FromString(raw)
     if not len(UnknownFieldSet(native)):
         return b""
@@ -110,7 +114,7 @@ def _extras(member: Any, raw: bytes) -> bytes:
 
 
 def _relayable(member: _Member) -> bytes:
-    """The member as it came. Refused here if the other form of a quorum could not hold it, for everybody in it."""
+    """Return the serialised member. Raises InvalidRequest if the other form of a quorum could not relay it."""
     raw = member.SerializeToString()
     if len(raw) > MAX_MEMBER_BYTES:
         raise InvalidRequest(f"has {len(raw)} bytes; at most {MAX_MEMBER_BYTES} are relayed", field="requester")
@@ -139,14 +143,14 @@ def _check_member(member: _Member, min_world_size: int) -> None:
 
 
 def quorum_to_native(quorum: Quorum, created_at: float) -> lighthouse_pb2.LighthouseQuorumResponse:
-    """`created_at` in seconds since the epoch."""
+    """Convert a quorum. `created_at` is a Unix time in seconds."""
     response = lighthouse_pb2.LighthouseQuorumResponse()
     _fill_quorum(response.quorum, quorum, created_at, _fill_native)
     return response
 
 
 def quorum_to_torchft(quorum: Quorum, created_at: float) -> torchft_pb2.LighthouseQuorumResponse:
-    """`created_at` in seconds since the epoch; torchft's client panics without it."""
+    """Convert a quorum to torchft's form. Its client panics without `created_at`, a Unix time in seconds."""
     response = torchft_pb2.LighthouseQuorumResponse()
     _fill_quorum(response.quorum, quorum, created_at, _fill_torchft)
     return response
@@ -168,7 +172,7 @@ def participant_to_native(participant: Participant) -> lighthouse_pb2.QuorumMemb
 def _fill_native(member: lighthouse_pb2.QuorumMember, participant: Participant) -> None:
     member.MergeFromString(participant.wire)
     member.incarnation = participant.incarnation
-    # Set or cleared, all of ours: a torchft of tomorrow may use our numbers for something else.
+    # Set or clear each of our fields, since a future torchft may use our numbers for something else.
     for name in ("tag_quorum_id", "heals_first", "works_at"):
         if (value := getattr(participant, name)) is None:
             member.ClearField(name)
@@ -204,14 +208,15 @@ def _fill_both(member: lighthouse_pb2.QuorumMember | torchft_pb2.QuorumMember, p
 
 
 def quorum_from_native(message: lighthouse_pb2.Quorum) -> Quorum:
-    """A lighthouse's answer. The lighthouse has checked its members; here only their ids are looked at.
+    """Read a lighthouse's answer. The lighthouse has checked the members, so this checks only their ids.
 
-    Raises InvalidRequest that names the field.
+    Raises:
+        InvalidRequest: With the name of the field.
     """
-    return Quorum(check_quorum_id(message.quorum_id), tuple(map(_told, message.participants)))
+    return Quorum(check_quorum_id(message.quorum_id), tuple(map(_received_participant, message.participants)))
 
 
-def _told(member: lighthouse_pb2.QuorumMember) -> Participant:
+def _received_participant(member: lighthouse_pb2.QuorumMember) -> Participant:
     identity = read_identity(member.replica_id, member.incarnation)
     return _participant(member, identity, member.SerializeToString(), **_ours(member))
 
@@ -302,6 +307,6 @@ def assignment_to_torchft(answer: Assignment, handles: Iterable[str]) -> torchft
     )
 
 
-by_hand(Participant, lighthouse_pb2.QuorumMember, participant_to_native, participant_from_native)
-by_hand(Quorum, lighthouse_pb2.Quorum, lambda quorum: quorum_to_native(quorum, 0.0).quorum, quorum_from_native)
-by_hand(Decision, manager_pb2.ShouldCommitResponse, vote_to_native, vote_from_native)
+register_codec(Participant, lighthouse_pb2.QuorumMember, participant_to_native, participant_from_native)
+register_codec(Quorum, lighthouse_pb2.Quorum, lambda quorum: quorum_to_native(quorum, 0.0).quorum, quorum_from_native)
+register_codec(Decision, manager_pb2.ShouldCommitResponse, vote_to_native, vote_from_native)

@@ -1,6 +1,6 @@
-"""Which messages go on which stream, and the frames that many streams share.
+"""Message types per stream, and frames that many streams share.
 
-A kind of message that this version does not know is read as None, and is to be skipped.
+A message of an unknown kind is read as None. Readers skip it.
 """
 
 import zlib
@@ -29,32 +29,38 @@ from lighthouse_protocol.pb.documented import lighthouse_pb2, manager_pb2
 from lighthouse_protocol.pb.extensions import hosts_pb2, run_pb2
 from lighthouse_protocol.refusals import InvalidRequest
 from lighthouse_protocol.wire import documented
-from lighthouse_protocol.wire.codec import Oneof, by_hand, compiled
+from lighthouse_protocol.wire.codec import Oneof, compiled, register_codec
 
 M = TypeVar("M")
 
 MAX_PROGRESS_BYTES = MAX_REQUEST_BYTES // 2
 DEFLATED_ABOVE_BYTES = 4096
-_FASTEST = 1  # the smallest form of a long quorum is a tenth shorter, and takes three times as long
+_FASTEST = 1  # zlib's best compression makes a long quorum a tenth shorter and takes three times the time
 
 
 class Stream(Generic[M]):
-    """One direction of a stream: each message is one of a union."""
+    """One direction of a stream, whose messages belong to a union."""
 
     def __init__(self, union: Any, schema: type[Message], advisory: Iterable[type[Any]] = ()) -> None:
-        """A message of an `advisory` kind that cannot be read is skipped, too."""
+        """Create the codec of a direction.
+
+        Args:
+            union: Union of the message classes.
+            schema: Protobuf message with one oneof, whose fields are the classes of `union`.
+            advisory: Classes that are skipped if a message cannot be read.
+        """
         [oneof] = schema.DESCRIPTOR.oneofs
         self.schema = schema
         self._oneof = Oneof(union, oneof, advisory)
+        # Raises InvalidRequest that names the field.
         self.read: Callable[[Message], M | None] = self._oneof.read
-        """Raises InvalidRequest that names the field."""
 
     def write(self, message: M) -> Message:
         return self.schema(**self._oneof.write(message))
 
 
 class _DeflatedStream(Stream[M]):
-    """One whose messages may come in part deflated."""
+    """A stream whose messages may be partly compressed."""
 
     def __init__(self, union: Any, schema: type[Message]) -> None:
         super().__init__(union, schema)
@@ -74,7 +80,6 @@ def _deflate(message: Message) -> bytes:
 
 
 def _inflate(message: Any) -> None:
-    """Raises InvalidRequest."""
     inflater = zlib.decompressobj()
     try:
         message.MergeFromString(inflater.decompress(message.deflated, MAX_RESPONSE_BYTES))
@@ -84,11 +89,11 @@ def _inflate(message: Any) -> None:
         raise InvalidRequest(f"is cut, or has more than {MAX_RESPONSE_BYTES} bytes", field="deflated")
 
 
-# -- of a session
+# Session streams.
 
 
 def _write_heartbeat(heartbeat: Heartbeat) -> lighthouse_pb2.Heartbeat:
-    """Without progress that is too big, or at least what is seldom read of it: above some thousand ranks."""
+    """Write a heartbeat. Above some thousand ranks, drop rarely used progress data, and then all of it if needed."""
     message = _HEARTBEAT.write(heartbeat)
     if heartbeat.progress is not None and message.progress.ByteSize() > MAX_PROGRESS_BYTES:
         for rank in message.progress.ranks:
@@ -99,38 +104,43 @@ def _write_heartbeat(heartbeat: Heartbeat) -> lighthouse_pb2.Heartbeat:
 
 
 _HEARTBEAT = compiled(Heartbeat, lighthouse_pb2.Heartbeat)
-by_hand(Heartbeat, lighthouse_pb2.Heartbeat, _write_heartbeat, _HEARTBEAT.read)
+register_codec(Heartbeat, lighthouse_pb2.Heartbeat, _write_heartbeat, _HEARTBEAT.read)
 
 SESSION_REQUESTS: Stream[ToLighthouse] = Stream(ToLighthouse, lighthouse_pb2.SessionRequest, advisory=(Evidence,))
 SESSION_RESPONSES: Stream[ToManager] = _DeflatedStream(ToManager, lighthouse_pb2.SessionResponse)
 
 
 def accepted_shared(quorum: Quorum, stands: bool, created_at: float, secret: str = "") -> bytes:
-    """What the answer to a join is for every session, serialised once, and deflated where it is long. `created_at` in
-    seconds since the epoch."""
+    """Serialise the part of a JoinAccepted that is the same for every session, compressed if it is long.
+
+    Args:
+        quorum: The new quorum.
+        stands: The quorum is a standing quorum.
+        created_at: Unix time in seconds.
+        secret: Secret of the quorum's members.
+    """
     native = documented.quorum_to_native(quorum, created_at).quorum
     accepted = lighthouse_pb2.JoinAccepted(quorum=native, stands=stands, secret=secret)
     return _deflate(lighthouse_pb2.SessionResponse(join_accepted=accepted))
 
 
 def accepted_for(shared: bytes, join: int) -> bytes:
-    """The answer to join `join`. A reader merges serialisations of one embedded message that stand in a row."""
+    """Complete accepted_shared() for join `join`. Protobuf merges consecutive parts of the same embedded message."""
     own = lighthouse_pb2.SessionResponse(join_accepted=lighthouse_pb2.JoinAccepted(join=join))
     return shared + own.SerializeToString()
 
 
 def changed_shared(changed: QuorumChanged) -> bytes:
-    """As accepted_shared."""
+    """Serialise the part of a QuorumChanged that is the same for every session."""
     return _deflate(SESSION_RESPONSES.write(replace(changed, join=0)))
 
 
 def changed_for(join: int) -> bytes:
-    """What comes after that in the answer to join `join`, as in accepted_for."""
+    """Return the part that follows changed_shared() for join `join`."""
     return lighthouse_pb2.SessionResponse(quorum_changed=lighthouse_pb2.QuorumChanged(join=join)).SerializeToString()
 
 
-# -- of a watch, a rank of a run, a supervisor, a further host
-
+# Streams of a watch, of a run's rank, of a supervisor, and of a supervisor on another host.
 WATCH_REQUESTS: Stream[FromRank] = Stream(FromRank, manager_pb2.WatchRequest, advisory=(ProgressSample, SelfReport))
 WATCH_RESPONSES: Stream[ToRank] = Stream(ToRank, manager_pb2.WatchResponse)
 RANK_REQUESTS: Stream[FromRunRank] = Stream(FromRunRank, run_pb2.RankRequest, advisory=(SelfReport,))

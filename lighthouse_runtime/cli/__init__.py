@@ -1,1 +1,1 @@
-"""Settings to options and environment variables; durations; the terminal."""
+"""Command-line infrastructure: settings, durations and terminal output."""

@@ -1,11 +1,13 @@
-"""Settings of a daemon: one frozen dataclass from which options, environment variables and docs derive.
+"""Settings of a daemon, and commands with lazily imported verbs.
+
+A frozen dataclass of settings defines the options, the environment variables and the docs:
 
     @dataclass(frozen=True)
     class Config:
         join_timeout_s: float = setting(60.0, "How long ...", kind=Duration(), has_ms_alias=True)
 
-becomes `--join-timeout 60s`, the variable PREFIX_JOIN_TIMEOUT, and, in torchft's spelling,
-`--join_timeout_ms 60000`. Underscores and dashes are the same in option names.
+defines `--join-timeout 60s`, the variable PREFIX_JOIN_TIMEOUT, and, for torchft, `--join_timeout_ms 60000`. Underscores
+and dashes are interchangeable in option names.
 """
 
 import dataclasses
@@ -21,7 +23,7 @@ from lighthouse_runtime.cli.terminal import Milliseconds
 C = TypeVar("C")
 F = TypeVar("F", bound=Callable[..., object])
 
-# For every command of ours: --min_replicas is --min-replicas.
+# Shared by all our commands; makes --min_replicas an alias of --min-replicas.
 CONTEXT_SETTINGS: dict[str, Any] = {
     "help_option_names": ["-h", "--help"],
     "token_normalize_func": lambda token: token.replace("_", "-"),
@@ -38,7 +40,16 @@ def setting(
     has_ms_alias: bool = False,
     metavar: str | None = None,
 ) -> Any:
-    """A field of a settings class. `env` are fallback variables; `default` of dataclasses.MISSING: required."""
+    """Define a field of a settings class.
+
+    Args:
+        default: Default value. dataclasses.MISSING makes the option required.
+        text: Help text.
+        kind: Type of the option.
+        env: Further environment variables, used if the field's own is not set.
+        has_ms_alias: Adds a hidden option in milliseconds.
+        metavar: Placeholder of the value in the help.
+    """
     about = {"text": text, "kind": kind, "env": tuple(env), "ms": has_ms_alias, "metavar": metavar}
     return dataclasses.field(default=default, metadata=about)
 
@@ -48,17 +59,17 @@ def option_name(field: dataclasses.Field[Any]) -> str:
 
 
 def variables(field: dataclasses.Field[Any], prefix: str) -> list[str]:
-    """The environment variables of a setting, the first one found counts."""
+    """Return the environment variables of a setting. The first that is set counts."""
     return [f"{prefix}_{_name(field).upper()}", *field.metadata["env"]]
 
 
 def _name(field: dataclasses.Field[Any]) -> str:
-    """`_s` says that it is in seconds; another `_` at the end, that Python has a keyword of that name."""
+    # A suffix `_s` means seconds. Any other final `_` avoids a Python keyword.
     return field.name.removesuffix("_s").removesuffix("_")
 
 
 def options(config: type[Any], prefix: str) -> Callable[[F], F]:
-    """A decorator that gives a click command every option of `config`."""
+    """Return a decorator that adds the options of `config` to a click command."""
 
     def decorate(command: F) -> F:
         for field in reversed(dataclasses.fields(config)):
@@ -71,7 +82,7 @@ def options(config: type[Any], prefix: str) -> Callable[[F], F]:
 
 
 def from_options(config: type[C], values: dict[str, Any]) -> C:
-    """The settings that `options` collected. Raises click.UsageError with the remedy if they do not fit together."""
+    """Create the settings from the collected options. Raises click.UsageError, with the remedy, if they conflict."""
     fields = dataclasses.fields(config)  # type: ignore[arg-type]
     chosen = {field.name: values[field.name] for field in fields}
     for field in fields:
@@ -103,7 +114,7 @@ def _option(field: dataclasses.Field[Any], prefix: str) -> Callable[[F], F]:
 
 
 def _written(field: dataclasses.Field[Any]) -> Any:
-    """The default as a person would write it."""
+    """Format the default in the usual notation."""
     return f"{field.default:g}s" if field.name.endswith("_s") and field.default is not None else field.default
 
 
@@ -111,35 +122,32 @@ def _ms_alias(field: dataclasses.Field[Any]) -> Callable[[F], F]:
     return click.option(option_name(field) + "-ms", f"{field.name}_ms", type=Milliseconds(), hidden=True)
 
 
-# -- lazy commands ------------------------------------------------------------
-#
-# The verbs of a command, each imported when it is run: `--help` and shell completion import none of them.
+# Verbs that are imported when they run, so that `--help` and shell completion import none of them.
 
-LONGEST = 300
-"""Characters of a verb's line."""
+LONGEST = 300  # characters of a verb's line
 
 
-class Lazy(NamedTuple):
-    """A verb: where it is, as MODULE:NAME, and its line in the list of verbs, which a test compares with its own."""
+class LazyCommand(NamedTuple):
+    """A verb that is not imported yet."""
 
-    where: str
-    text: str
-    section: str = "Commands"  # heading of the list of verbs
+    where: str  # MODULE:NAME
+    text: str  # line in the list of verbs; a test compares it with the command's own
+    section: str = "Commands"  # heading in the list of verbs
 
 
 class LazyCommands(MutableMapping[str, click.Command]):
-    """Verbs by their names, in the order of their names."""
+    """Commands by name, in alphabetical order, each imported on access."""
 
-    def __init__(self, lazy: Mapping[str, Lazy]) -> None:
+    def __init__(self, lazy: Mapping[str, LazyCommand]) -> None:
         self._lazy = dict(lazy)
         self._loaded: dict[str, click.Command] = {}
 
     def text(self, name: str) -> str:
-        """The verb's line in the list of verbs."""
+        """Return the verb's line in the list of verbs."""
         return self._lazy[name].text if name in self._lazy else self._loaded[name].get_short_help_str(LONGEST)
 
     def sections(self) -> dict[str, list[str]]:
-        """Verbs by the heading of their section, both in the order given."""
+        """Return the verbs by section, both in the order of definition."""
         found: dict[str, list[str]] = {}
         for name, verb in self._lazy.items():
             found.setdefault(verb.section, []).append(name)
@@ -167,7 +175,7 @@ class LazyCommands(MutableMapping[str, click.Command]):
 
 
 class LazyGroup(click.Group):
-    """A command whose verbs are LazyCommands."""
+    """A command group whose verbs are LazyCommands."""
 
     def __init__(self, *args: Any, commands: LazyCommands, **more: Any) -> None:
         super().__init__(*args, commands=commands, **more)

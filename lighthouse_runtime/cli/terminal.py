@@ -1,4 +1,4 @@
-"""How a command of ours ends: a refusal in one line on stderr, a reader that has read enough without a word."""
+"""Terminal output of the commands: errors, closed pipes, durations, and the output format."""
 
 import functools
 import math
@@ -17,19 +17,19 @@ P = ParamSpec("P")
 
 
 def printable(text: str) -> str:
-    """`text` with nothing in it that could move the cursor."""
+    """Replace characters that could control the terminal with question marks."""
     return text if text.isprintable() else "".join(c if c.isprintable() else "?" for c in text)
 
 
 def drop_stdout() -> None:
-    """The reader has gone: discard what is still buffered, and all that follows."""
+    """Redirect stdout to /dev/null, including buffered output, after its reader has closed the pipe."""
     nowhere = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, sys.stdout.fileno())
     os.close(nowhere)
 
 
 def reports_errors(function: Callable[P, None]) -> Callable[P, None]:
-    """A refusal ends the verb with `Error: ...` and status 1; a reader that has read enough, with status 0."""
+    """Decorate a verb: a refusal exits with `Error: ...` and status 1, a closed pipe with status 0."""
 
     @functools.wraps(function)
     def wrapper(*args: P.args, **kwargs: P.kwargs) -> None:
@@ -48,21 +48,19 @@ def reports_errors(function: Callable[P, None]) -> Callable[P, None]:
     return wrapper
 
 
-# -- durations ----------------------------------------------------------------
-#
-# Lengths of time as people write and read them: 500ms, 5s, 2m, 1h; a plain number means seconds.
+# Durations as people write and read them: 500ms, 5s, 2m, 1h. A plain number means seconds.
 
 if TYPE_CHECKING:
     _ParamType = click.ParamType[float]
 else:
-    _ParamType = click.ParamType  # no generic before click 8.3
+    _ParamType = click.ParamType  # not generic before click 8.3
 
 _UNITS = {"ms": Decimal("0.001"), "": Decimal(1), "s": Decimal(1), "m": Decimal(60), "h": Decimal(3600)}
 _DURATION = re.compile(r"(-?[0-9]{1,18}(?:\.[0-9]{1,18})?) ?(ms|s|m|h|)")
 
 
 def parse_duration(text: str) -> float:
-    """Seconds. Raises ValueError, its message for a person."""
+    """Parse a duration into seconds. Raises ValueError with a message for the user."""
     match = _DURATION.fullmatch(text.strip())
     if match is None:
         raise ValueError(f"{text!r} is not a duration; write for example 500ms, 5s or 2m")
@@ -70,7 +68,7 @@ def parse_duration(text: str) -> float:
 
 
 def format_duration(seconds: float) -> str:
-    """At most two units, for a table: 0.4s, 12s, 3m12s, 2h05m, 4d03h."""
+    """Format a duration for a table, in at most two units: 0.4s, 12s, 3m12s, 2h05m, 4d03h."""
     if seconds < 9.95:
         return f"{max(0.0, seconds):.1f}s"
     whole = round(seconds)
@@ -84,7 +82,7 @@ def format_duration(seconds: float) -> str:
 
 
 class Milliseconds(_ParamType):
-    """A click type for torchft's spelling; the value is float milliseconds, finite and more than 0."""
+    """A click type for torchft's options in milliseconds. The value is a finite float above 0."""
 
     name = "milliseconds"
 
@@ -99,7 +97,7 @@ class Milliseconds(_ParamType):
 
 
 class Duration(_ParamType):
-    """A click type; the value is float seconds, finite, and more than 0."""
+    """A click type for durations. The value is a finite float in seconds above 0."""
 
     name = "duration"
 
@@ -113,9 +111,7 @@ class Duration(_ParamType):
         return seconds
 
 
-# -- output format ------------------------------------------------------------
-#
-# --format of every command that answers, and --json, which is short for --format json.
+# Output format: --format, and --json as its short form.
 
 F = TypeVar("F", bound=Callable[..., object])
 
@@ -123,7 +119,7 @@ _JSON = "lighthouse.json"
 
 
 def format_options(verb: F) -> F:
-    """Both, as the parameter `output`: "table" or "json"."""
+    """Add --format and --json to a verb, as its parameter `output`: "table" or "json"."""
     format_ = click.option(
         "--format",
         "output",
@@ -140,6 +136,6 @@ def format_options(verb: F) -> F:
 
 
 def _remember(ctx: click.Context, _: click.Parameter, value: Any) -> None:
-    """Eager options are read before the others, wherever they stand."""
+    """Store --json. Eager options are read before the others, regardless of their order."""
     if value:
         ctx.meta[_JSON] = True

@@ -1,1 +1,1 @@
-"""gRPC clients of both daemons: channels, calls, streams."""
+"""gRPC clients of both daemons: channels, calls and streams."""

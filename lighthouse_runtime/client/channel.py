@@ -1,4 +1,4 @@
-"""gRPC channels as all our clients use them, and what it means when a call over one fails."""
+"""gRPC channels of our clients, and the translation of gRPC errors into refusals."""
 
 import os
 from typing import NoReturn
@@ -25,18 +25,16 @@ from lighthouse_protocol.refusals import (
     WrongState,
 )
 from lighthouse_protocol.wire.codec import error_of
-from lighthouse_runtime.security.client_tls import ClientTls, refused_client
-from lighthouse_runtime.security.pinned import bad_certificate, http_port, port_of, without_tls
+from lighthouse_runtime.security.client_tls import ClientTls, refused_client_message
+from lighthouse_runtime.security.pinned import bad_certificate_message, http_port_message, no_tls_message, port_of
 
-# -- forks --------------------------------------------------------------------
+# Forks. A forked child of a process that has used gRPC must not use it, and gets an error if it tries.
 #
-# What a forked child may do with gRPC once its parent has used it: nothing, and it is told so.
-#
-# A child has none of the threads by which gRPC moves: there a call would wait past its deadline, for good. With its
-# fork support gRPC starts them again; where a thread of the parent was in a call at that moment, which with an open
-# stream is nearly always, the child then aborts at times, and the parent's stream may break. So processes of ours
-# leave that off (GRPC_ENABLE_FORK_SUPPORT=0), and in a child a new channel is an error, whoever makes it. Set to 1,
-# as gRPC's own documents ask of whoever needs it, a fork waits until gRPC is at rest, and the child may use it.
+# The child lacks gRPC's threads, so its calls would wait forever, past their deadlines. gRPC's fork support restarts
+# the threads, but if a thread of the parent was in a call at that moment (nearly always, with an open stream), the
+# child sometimes aborts and the parent's stream may break. So our processes disable it (GRPC_ENABLE_FORK_SUPPORT=0),
+# and creating a channel in a child raises an error. With 1, as gRPC's documentation advises, a fork waits until gRPC
+# is idle, and the child may use it.
 
 VARIABLE = "GRPC_ENABLE_FORK_SUPPORT"
 _TRUE = ("1", "true", "yes")  # as gRPC reads it
@@ -44,8 +42,8 @@ _TRUE = ("1", "true", "yes")  # as gRPC reads it
 _is_used = False
 
 
-def note_use() -> None:
-    """This process has a channel: what it forks from now on has no gRPC."""
+def mark_grpc_used() -> None:
+    """Record that this process uses gRPC, so later forks cannot."""
     global _is_used
     _is_used = True
 
@@ -68,33 +66,33 @@ def _after_fork() -> None:
 os.register_at_fork(after_in_child=_after_fork)
 
 
-# Never lower grpc.min_reconnect_backoff_ms: it is the connect timeout too, and a thousand clients that join at once
-# live-lock. A proxy of the environment never stands between the parts of one training job.
+# Never lower grpc.min_reconnect_backoff_ms: it is also the connect timeout, and a thousand clients that join at once
+# would live-lock. Proxies of the environment are ignored within a training job.
 _OPTIONS: list[tuple[str, int | str]] = [
     ("grpc.max_reconnect_backoff_ms", 1000),
     ("grpc.max_send_message_length", MAX_REQUEST_BYTES),
     ("grpc.max_receive_message_length", MAX_RESPONSE_BYTES),
     ("grpc.use_local_subchannel_pool", 1),
     ("grpc.enable_http_proxy", 0),
-    ("grpc.http2.bdp_probe", 0),  # as the server's (server/grpc_server.py)
-    ("grpc.http2.lookahead_bytes", 2**20),  # instead: a list of 10,000 groups has as much
+    ("grpc.http2.bdp_probe", 0),  # as in server/grpc_server.py
+    ("grpc.http2.lookahead_bytes", 2**20),  # replaces the probe; a list of 10,000 groups has this size
 ]
 
-# What grpc.aio says in place of the status of a stream that the server ends while the client still writes.
+# grpc.aio's text in place of the status if the server ends a stream while the client writes.
 _BROKEN_WHILE_WRITING = "Internal error from Core"
 
 
 def sync_channel(coordinator: Coordinator, tls: ClientTls | None) -> grpc.Channel:
-    """`tls`: None: none. Raises WrongState in a forked child that can use no gRPC."""
-    note_use()
+    """Open a channel, with TLS if `tls` is given. Raises WrongState in a forked child that cannot use gRPC."""
+    mark_grpc_used()
     if tls is None:
         return grpc.insecure_channel(str(coordinator.addresses[0]), options=_OPTIONS)
     return grpc.secure_channel(str(coordinator.addresses[0]), _credentials(tls), options=_options(tls))
 
 
 def async_channel(coordinator: Coordinator, tls: ClientTls | None) -> grpc.aio.Channel:
-    """As sync_channel()."""
-    note_use()
+    """Open an asyncio channel. See sync_channel()."""
+    mark_grpc_used()
     if tls is None:
         return grpc.aio.insecure_channel(str(coordinator.addresses[0]), options=_OPTIONS)
     return grpc.aio.secure_channel(str(coordinator.addresses[0]), _credentials(tls), options=_options(tls))
@@ -109,19 +107,19 @@ def _options(tls: ClientTls) -> list[tuple[str, int | str]]:
 
 
 def refusal(error: grpc.RpcError, address: str, timeout_s: float, asked: Coordinator | None = None) -> LighthouseError:
-    """What a failed call means to its caller. `asked`: by what TLS, if by any."""
+    """Convert the error of a failed call. `asked` describes the TLS of the call, if any."""
     assert isinstance(error, grpc.Call | grpc.aio.AioRpcError)
     status, details = error.code(), error.details() or ""
-    told = {key: value for key, value in error.trailing_metadata() or () if isinstance(value, str)}
-    if told.get(REFUSAL_METADATA_KEY) == NotLeader.__name__:
-        return NotLeader(f"{address}: {cut_reason(details)}", leader=told.get(LEADER_METADATA_KEY, ""))
-    if REFUSAL_METADATA_KEY in told:
+    metadata = {key: value for key, value in error.trailing_metadata() or () if isinstance(value, str)}
+    if metadata.get(REFUSAL_METADATA_KEY) == NotLeader.__name__:
+        return NotLeader(f"{address}: {cut_reason(details)}", leader=metadata.get(LEADER_METADATA_KEY, ""))
+    if REFUSAL_METADATA_KEY in metadata:
         return error_of(status, details)
     if status is grpc.StatusCode.DEADLINE_EXCEEDED:
         return DeadlinePassed(f"{address} did not answer within {timeout_s:g} s")
     if status is grpc.StatusCode.INTERNAL and details == _BROKEN_WHILE_WRITING:
         return Unreachable(f"{address} closed the stream during a write")
-    if status in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED):  # cancelled: by a server that stops
+    if status in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED):  # a stopping server cancels calls
         return _unreachable(address, details, asked)
     if status is grpc.StatusCode.UNIMPLEMENTED:
         return NotServed(
@@ -132,9 +130,9 @@ def refusal(error: grpc.RpcError, address: str, timeout_s: float, asked: Coordin
 
 
 def _unreachable(address: str, details: str, asked: Coordinator | None) -> Unreachable:
-    """In words, what gRPC says of a connection that it could not make."""
+    """Explain gRPC's error about a failed connection."""
     if "http1.x server" in details or "missing selected ALPN" in details:
-        return WrongProtocol(http_port(address))
+        return WrongProtocol(http_port_message(address))
     if "Failed parsing HTTP/2" in details:
         return WrongProtocol(f"{address} is unreachable: the service at this port does not speak gRPC")
     if "Connection refused" in details:
@@ -143,11 +141,11 @@ def _unreachable(address: str, details: str, asked: Coordinator | None) -> Unrea
         return Unreachable(f"{address} is unreachable: this host cannot resolve the name; fix the name or the DNS")
     if "CERTIFICATE_VERIFY_FAILED" in details or "Hostname Verification" in details:
         ca_file = "" if asked is None or asked.ca_pin else asked.files.ca
-        return Untrusted(bad_certificate(address, details.rpartition("CERTIFICATE_VERIFY_FAILED:")[2], ca_file))
+        return Untrusted(bad_certificate_message(address, details.rpartition("CERTIFICATE_VERIFY_FAILED:")[2], ca_file))
     if "WRONG_VERSION_NUMBER" in details:
-        return WrongProtocol(without_tls(address))
+        return WrongProtocol(no_tls_message(address))
     if details.startswith("failed to connect") and "Socket closed" in details and asked is not None and asked.has_tls:
-        return Unreachable(refused_client(address, asked.files))
+        return Unreachable(refused_client_message(address, asked.files))
     if details.startswith("failed to connect") and "Socket closed" in details:
         command = token_command(port_of(address), "join")
         return Unreachable(

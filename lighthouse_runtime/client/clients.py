@@ -1,7 +1,7 @@
-"""Typed clients of the lighthouse, synchronous and asyncio, with one method per RPC. They need no torch.
+"""Typed clients of the lighthouse and of managers, synchronous and asyncio, with one method per RPC. No torch.
 
 Every method takes `timeout_s` and raises a refusal of lighthouse_protocol/refusals.py. The job and the run belong to
-the client and travel as metadata. The first stream imports stream_kinds.py.
+the client and travel as metadata. The first stream imports client/stream_kinds.py.
 """
 
 import time
@@ -34,11 +34,11 @@ T = TypeVar("T")
 
 RETRY_S = 0.2
 MIN_ATTEMPT_S = 0.05
-LONG_CALL_S = 30.0  # one that waits for what others do
+LONG_CALL_S = 30.0  # a longer call waits for other groups
 
 
 def _read(lighthouse: str | Coordinator) -> Coordinator:
-    """Text comes from the environment, as the files of one's own PKI do."""
+    # A lighthouse given as text comes from the environment, and so do the files of the user's own PKI.
     return lighthouse if isinstance(lighthouse, Coordinator) else parse_coordinator(lighthouse).with_files(files_from())
 
 
@@ -59,12 +59,11 @@ class _LighthouseMethods:
 
 
 class LighthouseClient(_LighthouseMethods, SyncClient):
-    """Client of a lighthouse, with the calls of the command line: `status`, `runs`, `incidents`, `drain`, `kill` and
-    more.
+    """Client of a lighthouse: `status`, `runs`, `incidents`, `drain`, `kill` and the other calls of the command line.
 
-    Every method takes `timeout_s` (seconds) and raises a LighthouseError with the reason and the remedy. With several
-    lighthouses it calls the leader; a call without an answer is repeated at another one until its time is over, so it
-    may take effect twice. A client is a context manager.
+    Every method takes `timeout_s` (seconds) and raises a LighthouseError with the reason and the remedy. If there are
+    several lighthouses, it calls the leader. A call without an answer is repeated at another lighthouse until its
+    timeout, so it may take effect twice. A client is a context manager.
 
     Example:
         ```python
@@ -103,11 +102,11 @@ class LighthouseClient(_LighthouseMethods, SyncClient):
             try:
                 answer = super().invoke(attempt)
             except (Unreachable, DeadlinePassed) as e:
-                if not self._goes_on(e, ends_at):
+                if not self._prepare_retry(e, ends_at):
                     raise
                 attempt = self._attempt(rpc, ends_at - time.monotonic())
             else:
-                self._search.served()
+                self._search.mark_served()
                 return answer
 
     def rank(self, *, wait_for_ready: bool = False) -> "RankStream":
@@ -119,18 +118,18 @@ class LighthouseClient(_LighthouseMethods, SyncClient):
         return stream
 
     def _attempt(self, rpc: Rpc[T], left_s: float) -> Rpc[T]:
-        """One that is stopped must leave time to ask another, unless the call is one that waits for others."""
+        # An unresponsive server must leave time for another attempt, except in calls that wait for other groups.
         left_s = max(MIN_ATTEMPT_S, left_s)
         if not self._search.has_choice:
             return replace(rpc, timeout_s=left_s)
         timeout_s = left_s if rpc.timeout_s > LONG_CALL_S else max(MIN_ATTEMPT_S, left_s / 2)
         return replace(rpc, timeout_s=timeout_s, wait_for_ready=False)
 
-    def _goes_on(self, error: LighthouseError, ends_at: float) -> bool:
-        """Whether another attempt is made, at the address that is next."""
+    def _prepare_retry(self, error: LighthouseError, ends_at: float) -> bool:
+        """Move to the next address and pause if needed. Return False if no further attempt is possible."""
         if isinstance(error, WrongProtocol) or not (self._search.has_choice or isinstance(error, NotLeader)):
             return False
-        waits = self._search.failed(error)
+        waits = self._search.mark_failed(error)
         self._move(self._search.address)
         left_s = ends_at - time.monotonic() - (RETRY_S if waits else 0.0)
         if left_s <= MIN_ATTEMPT_S:
@@ -140,16 +139,16 @@ class LighthouseClient(_LighthouseMethods, SyncClient):
         return True
 
     def _stream_failed(self, error: LighthouseError) -> None:
-        """The next stream is opened at the address that is next."""
+        """Move to the next address, for the next stream."""
         if isinstance(error, Unreachable):
-            self._search.failed(error)
+            self._search.mark_failed(error)
             self._move(self._search.address)
 
 
 class AsyncLighthouseClient(_LighthouseMethods, AsyncClient):
     """Client of a lighthouse for asyncio, with the methods of LighthouseClient as coroutines.
 
-    It does not look for another lighthouse if its own does not lead.
+    Unlike LighthouseClient it does not search for the leader.
     """
 
     def __init__(
@@ -181,11 +180,7 @@ class AsyncLighthouseClient(_LighthouseMethods, AsyncClient):
         return self.open(SUPERVISE, wait_for_ready)
 
 
-# -- manager ------------------------------------------------------------------
-#
-# Typed clients of a manager, synchronous and asyncio, with one method per RPC. They need no torch.
-#
-# Every method takes `timeout_s` and raises a refusal of lighthouse_protocol/refusals.py.
+# Clients of a manager.
 
 
 class _ManagerMethods:
@@ -200,7 +195,7 @@ class _ManagerMethods:
 
 
 def manager_at(address: str, secret: str = "") -> Coordinator:
-    """`address`: host:port, or that with the group's secret in it (Coordinator.join_string)."""
+    """Parse a manager's address: host:port, or a join string with the group's secret (Coordinator.join_string)."""
     return parse_coordinator(address, "address", None).with_token(secret)
 
 
@@ -228,7 +223,7 @@ class ManagerClient(_ManagerMethods, SyncClient):
         super().__init__(manager_at(address, secret), ())
 
     def watch(self, request: "WatchHello", *, wait_for_ready: bool = False) -> "Watch":
-        """Open the stream of a rank: the manager counts the rank as lost when it ends, and sends news of the quorum."""
+        """Open the watch of a rank. It brings news of the quorum. When it ends, the manager counts the rank as lost."""
         from lighthouse_runtime.client.stream_kinds import WATCH
 
         watch = self.open(WATCH, wait_for_ready)

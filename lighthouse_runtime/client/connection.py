@@ -1,7 +1,7 @@
-"""What every typed client is made of: a channel, the metadata of its calls, and how one RPC is called. No torch.
+"""Base classes of all typed clients: the channel, the metadata of calls, and the execution of an RPC. No torch.
 
-A client connects with its first call; while the other side is down, calls wait for it until their time is over and then
-raise Unreachable. With a join string that call also fetches the CA's certificate, once in a process.
+A client connects with its first call. While the server is down, calls wait up to their timeout and then raise
+Unreachable. With a join string, the first call also fetches the CA's certificate, once per process.
 """
 
 import asyncio
@@ -42,7 +42,7 @@ Received = TypeVar("Received")
 Metadata = tuple[tuple[str, str], ...]
 
 
-OPENED_WITHIN_S = 5.0  # of a stream: how long the CA's certificate may take
+OPENED_WITHIN_S = 5.0  # limit for fetching the CA's certificate when a stream opens
 
 
 def metadata_of(job: str, run: str = DEFAULT_RUN) -> Metadata:
@@ -57,7 +57,7 @@ def _with_token(metadata: Metadata, coordinator: Coordinator) -> Metadata:
 
 
 def _start(channel: Any, rpc: Rpc[Any], metadata: Metadata) -> Any:
-    """Call `rpc`: the answer over a synchronous channel, what is to be awaited over an asyncio one."""
+    """Call `rpc`. Returns the answer over a synchronous channel, and an awaitable over an asyncio channel."""
     method = channel.unary_unary(
         rpc.path,
         request_serializer=type(rpc.request).SerializeToString,
@@ -67,10 +67,10 @@ def _start(channel: Any, rpc: Rpc[Any], metadata: Metadata) -> Any:
 
 
 class SyncClient:
-    """A channel that is never used in a forked child: there it is made anew, if it can be (client/forks.py)."""
+    """Base of synchronous clients. A forked child never uses its parent's channel (client/channel.py)."""
 
     def __init__(self, coordinator: Coordinator, metadata: Metadata, role: Role | None = None) -> None:
-        """`role`: of the credential that a lighthouse of this user on this host is given without being told one."""
+        """Set the server. `role` selects a local token if `coordinator` has none and runs on this host as this user."""
         self.address = str(coordinator)
         self._role = role
         self._locator = None if role is None else Locator(coordinator, role)
@@ -79,9 +79,9 @@ class SyncClient:
         self._given_metadata = metadata
         self._metadata = _with_token(metadata, coordinator)
         self._channel: grpc.Channel | None = None
-        self._left: list[grpc.Channel] = []  # of servers that it has moved away from
+        self._left: list[grpc.Channel] = []  # channels to former servers
         self._pid = os.getpid()
-        self._lock = threading.Lock()  # two threads make one channel
+        self._lock = threading.Lock()  # guards the creation of the channel
 
     def __enter__(self) -> Self:
         return self
@@ -90,14 +90,14 @@ class SyncClient:
         self.close()
 
     def close(self) -> None:
-        """In a forked child that has not used it, the channel is its parent's: closing it there would not return."""
+        """Close the channels. Does nothing in a forked child, where closing the parent's channel would never return."""
         if os.getpid() == self._pid:
             for channel in (self._channel, *self._left):
                 if channel is not None:
                     channel.close()
 
     def _move(self, address: Address) -> None:
-        """From now on calls go to the server there. Streams that are open stay where they are."""
+        """Send future calls to another server. Open streams stay."""
         with self._lock:
             if self._coordinator.addresses != (address,):
                 self._left += [self._channel] if self._channel is not None and os.getpid() == self._pid else []
@@ -106,9 +106,13 @@ class SyncClient:
                 self.address = str(address)
 
     def connect(self, timeout_s: float) -> None:
-        """Raises Unreachable if no server answers in time, and WrongProtocol at once where a retry is of no use.
+        """Wait for the server.
 
-        It asks something, since watching the channel's state (channel_ready_future) makes forked children crash.
+        This makes a call, because watching the channel's state (channel_ready_future) makes forked children crash.
+
+        Raises:
+            Unreachable: No server answers in time.
+            WrongProtocol: The server is not one of ours, found at once.
         """
         try:
             self.invoke(rpcs.health(timeout_s=timeout_s))
@@ -117,10 +121,10 @@ class SyncClient:
         except (DeadlinePassed, Unreachable):
             raise Unreachable(f"{self.address} does not answer within {timeout_s:g} s") from None
         except LighthouseError:
-            pass  # another program's answer is one, too
+            pass  # any refusal is an answer
 
     def _live_channel(self, timeout_s: float, *, waits: bool) -> grpc.Channel:
-        """Raises as fetch_tls()."""
+        """Return a channel for this process, creating it if needed. Raises as fetch_tls()."""
         if os.getpid() != self._pid:
             self._channel, self._pid, self._lock = None, os.getpid(), threading.Lock()
         if self._channel is None or self._has_moved():
@@ -130,7 +134,7 @@ class SyncClient:
         return self._channel
 
     def _has_moved(self) -> bool:
-        """Another credential is needed than before, or its files have changed; rarely more than a look at times."""
+        """Check if the credentials or their files have changed. Usually this costs one stat() per file."""
         files = self._coordinator.files
         if self._coordinator.has_tls and files != NO_FILES and stamp_of_files(files) != self._files_stamp:
             return True
@@ -152,26 +156,26 @@ class SyncClient:
         try:
             answer = _start(channel, rpc, self._metadata)
         except grpc.RpcError as e:
-            raise self._meaning(e, self.address, rpc.timeout_s) from None
+            raise self._map_error(e, self.address, rpc.timeout_s) from None
         return rpc.read(answer)
 
-    def _meaning(self, error: grpc.RpcError, address: str, timeout_s: float) -> LighthouseError:
+    def _map_error(self, error: grpc.RpcError, address: str, timeout_s: float) -> LighthouseError:
         return refusal(error, address, timeout_s, self._coordinator)
 
     def open(self, kind: StreamKind[Sent, Received], wait_for_ready: bool = False) -> SyncStream[Sent, Received]:
-        """Blocks while the CA's certificate is fetched; what goes wrong with that is raised by the stream's reader."""
+        """Open a stream. Blocks while the CA's certificate is fetched; the stream's reader gets its errors."""
 
         def opened(messages: Iterator[bytes]) -> Any:
             channel = self._live_channel(OPENED_WITHIN_S, waits=wait_for_ready)
             open_ = channel.stream_stream(kind.path)
             return open_(messages, metadata=self._metadata, wait_for_ready=wait_for_ready)
 
-        return SyncStream(opened, self.address, kind, self._meaning)
+        return SyncStream(opened, self.address, kind, self._map_error)
 
 
 class AsyncClient:
     def __init__(self, coordinator: Coordinator, metadata: Metadata, role: Role | None = None) -> None:
-        """`role` as in SyncClient; what holds when the client is made holds for as long as it lives."""
+        """Set the server. `role` is as in SyncClient, but local credentials are read once, here."""
         self.address = str(coordinator)
         self._coordinator = coordinator if role is None else with_local_credentials(coordinator, role)
         self._metadata = _with_token(metadata, self._coordinator)
@@ -194,11 +198,11 @@ class AsyncClient:
 
     @property
     def is_connected(self) -> bool:
-        """The other side has answered on it, if only by HTTP/2's own first frame."""
+        """True if the server has answered, at least with HTTP/2's first frame."""
         return self._channel is not None and self._channel.get_state() is grpc.ChannelConnectivity.READY
 
     async def connect(self, timeout_s: float) -> None:
-        """Raises Unreachable if there is no connection in time."""
+        """Wait for a connection. Raises Unreachable if there is none in time."""
         try:
             async with asyncio.timeout(timeout_s):
                 channel = await self._live_channel(timeout_s, waits=True)
@@ -207,7 +211,7 @@ class AsyncClient:
             raise Unreachable(f"{self.address} does not answer within {timeout_s:g} s") from None
 
     async def _live_channel(self, timeout_s: float, *, waits: bool) -> grpc.aio.Channel:
-        """Raises as fetch_tls()."""
+        """Return the channel, creating it if needed. Raises as fetch_tls()."""
         if self._channel is None:
             tls = await asyncio.to_thread(fetch_tls, self._coordinator, timeout_s, waits=waits)
             self._channel = self._channel or async_channel(self._coordinator, tls)
@@ -218,10 +222,10 @@ class AsyncClient:
         try:
             answer = await _start(channel, rpc, self._metadata)
         except grpc.RpcError as e:
-            raise self._meaning(e, self.address, rpc.timeout_s) from None
+            raise self._map_error(e, self.address, rpc.timeout_s) from None
         return rpc.read(answer)
 
-    def _meaning(self, error: grpc.RpcError, address: str, timeout_s: float) -> LighthouseError:
+    def _map_error(self, error: grpc.RpcError, address: str, timeout_s: float) -> LighthouseError:
         return refusal(error, address, timeout_s, self._coordinator)
 
     def open(self, kind: StreamKind[Sent, Received], wait_for_ready: bool = False) -> AsyncStream[Sent, Received]:
@@ -232,11 +236,11 @@ class AsyncClient:
             return call(await self._live_channel(OPENED_WITHIN_S, waits=wait_for_ready))
 
         opening = opened() if self._channel is None else call(self._channel)
-        return AsyncStream(opening, self.address, kind, self._meaning)
+        return AsyncStream(opening, self.address, kind, self._map_error)
 
 
 class Method(Generic[P, T]):
-    """An RPC as a method: it takes the parameters of `build`, and is to be awaited in an asyncio client."""
+    """An RPC as a method with the parameters of `build`. In an asyncio client it is a coroutine."""
 
     def __init__(self, build: Callable[P, Rpc[T]]) -> None:
         self._build = build

@@ -1,6 +1,6 @@
-"""Every RPC of ours, once: its path, how its request is built, what its answer means and how long it may take. No I/O.
+"""Every RPC: its path, request, answer and timeout. No I/O.
 
-A function here is a method of both clients of its daemon (connection.py): its parameters are theirs.
+The functions become methods of the clients (connection.py), with the same parameters.
 """
 
 from collections.abc import Callable, Sequence
@@ -29,7 +29,7 @@ MANAGER = "/manager.v1.ManagerService/"
 
 @dataclass(frozen=True, slots=True)
 class Rpc(Generic[T]):
-    """`wait_for_ready`: a server that is down is waited for; without, the call raises Unreachable at once."""
+    """A call. With `wait_for_ready` it waits for a server that is down; otherwise it raises Unreachable at once."""
 
     path: str
     request: Message
@@ -53,20 +53,20 @@ def _keys(answer: run_pb2.GetKeysResponse) -> tuple[int, dict[tuple[KeyKind, str
 
 
 def health(*, timeout_s: float) -> Rpc[None]:
-    """gRPC's own question."""
+    """Call gRPC's health check."""
     path = "/grpc.health.v1.Health/Check"
     return Rpc(path, HealthCheckRequest(), HealthCheckResponse, _nothing, timeout_s, wait_for_ready=True)
 
 
 def is_serving(*, timeout_s: float) -> Rpc[bool]:
-    """Whether it takes calls: a lighthouse that follows another one does not."""
+    """Check if the server accepts calls. A lighthouse that follows another one does not."""
     path = "/grpc.health.v1.Health/Check"
     serving = HealthCheckResponse.ServingStatus.SERVING
     return Rpc(path, HealthCheckRequest(), HealthCheckResponse, lambda answer: answer.status == serving, timeout_s)
 
 
 def join(participant: Participant, *, timeout_s: float, wait_for_ready: bool = True) -> Rpc[Quorum]:
-    """Ask to be in the next quorum and wait for it."""
+    """Request to be in the next quorum and wait for it."""
     return Rpc(
         LIGHTHOUSE + "Quorum",
         lighthouse_pb2.LighthouseQuorumRequest(requester=documented.participant_to_native(participant)),
@@ -83,7 +83,7 @@ def heartbeat(replica_id: str, incarnation: str = "", *, timeout_s: float = 5.0)
 
 
 def lighthouse_status(job: str = "", *, ranks: bool = False, timeout_s: float = 5.0) -> Rpc[LighthouseStatus]:
-    """Of `job`, or of every job; `ranks`: with the place of every rank."""
+    """Return the status of `job`, or of all jobs. With `ranks` it contains the place of every rank."""
     return Rpc(
         LIGHTHOUSE + "Status",
         lighthouse_pb2.LighthouseStatusRequest(job=job, ranks=ranks),
@@ -100,7 +100,7 @@ def lighthouse_kill(replica_id: str, msg: str = "", *, timeout_s: float = 10.0) 
 
 
 def lighthouse_drain(replica_id: str, msg: str = "", *, timeout_s: float = 10.0) -> Rpc[None]:
-    """Ask a replica group to leave after the step that the others know of."""
+    """Ask a replica group to leave after the step that the other groups expect."""
     request = lighthouse_pb2.LighthouseDrainRequest(replica_id=replica_id, msg=msg)
     return Rpc(LIGHTHOUSE + "Drain", request, lighthouse_pb2.LighthouseDrainResponse, _nothing, timeout_s)
 
@@ -108,8 +108,21 @@ def lighthouse_drain(replica_id: str, msg: str = "", *, timeout_s: float = 10.0)
 def put_key(
     generation: int, kind: KeyKind, name: str, value: bytes, *, slot: int, secret: str, timeout_s: float = 5.0
 ) -> Rpc[None]:
-    """`slot` and `secret`: those of the caller's RankHello. Raises WrongState if `generation` is not the present one,
-    NotPermitted if the caller is no rank of the run."""
+    """Store a key of a run's present generation.
+
+    Args:
+        generation: Generation of the caller.
+        kind: Key space.
+        name: Name of the key.
+        value: Value of the key.
+        slot: Slot in the caller's RankHello.
+        secret: Secret in the caller's RankHello.
+        timeout_s: Timeout in seconds.
+
+    Raises:
+        WrongState: `generation` is not the present one.
+        NotPermitted: The caller is not a rank of the run.
+    """
     request = run_pb2.PutKeyRequest(generation=generation, kind=kind, name=name, value=value, slot=slot, secret=secret)
     return Rpc(LIGHTHOUSE + "PutKey", request, run_pb2.PutKeyResponse, _nothing, timeout_s, wait_for_ready=True)
 
@@ -123,9 +136,20 @@ def get_keys(
     previous: bool = False,
     timeout_s: float = 5.0,
 ) -> Rpc[tuple[int, dict[tuple[KeyKind, str], bytes]]]:
-    """The present generation and its keys. `of`: those of that generation instead. `previous`: each key's value from
-    the newest earlier generation that set it. Raises WrongState if `generation` is not the present one, UnknownName
-    if the keys of generation `of` are not kept."""
+    """Return the present generation and its keys.
+
+    Args:
+        generation: Expected generation, or None.
+        kind: Key space, or empty for all.
+        name: Name of the key, or empty for all.
+        of: Return the keys of this generation instead.
+        previous: Return each key's value in the newest earlier generation that set it.
+        timeout_s: Timeout in seconds.
+
+    Raises:
+        WrongState: `generation` is not the present one.
+        UnknownName: The keys of generation `of` are not available any more.
+    """
     return Rpc(
         LIGHTHOUSE + "GetKeys",
         run_pb2.GetKeysRequest(generation=generation, kind=kind, name=name, of=of, previous=previous),
@@ -137,24 +161,24 @@ def get_keys(
 
 
 def runs(run: str = "", *, timeout_s: float = 5.0) -> Rpc[tuple[RunStatus, ...]]:
-    """Of `run`, or of every run of the job."""
+    """Return the status of `run`, or of all runs of the job."""
     return Rpc(LIGHTHOUSE + "Runs", run_pb2.RunsRequest(run=run), run_pb2.RunsResponse, _runs, timeout_s)
 
 
 def stop_run(reason: str, *, timeout_s: float = 10.0) -> Rpc[None]:
-    """End the run for all of it, until it is resumed."""
+    """Stop the whole run until it is resumed."""
     request = run_pb2.StopRunRequest(reason=reason)
     return Rpc(LIGHTHOUSE + "StopRun", request, run_pb2.StopRunResponse, _nothing, timeout_s)
 
 
 def resume_run(*, timeout_s: float = 10.0) -> Rpc[None]:
-    """Lift a stop, and let excluded hosts in again."""
+    """Resume a stopped run and readmit excluded hosts."""
     request = run_pb2.ResumeRunRequest()
     return Rpc(LIGHTHOUSE + "ResumeRun", request, run_pb2.ResumeRunResponse, _nothing, timeout_s)
 
 
 def incidents(job: str = "", *, timeout_s: float = 5.0) -> Rpc[tuple[IncidentSummary, ...]]:
-    """Of `job`, or of every job, the newest first."""
+    """Return the incidents of `job`, or of all jobs, the newest first."""
     return Rpc(
         LIGHTHOUSE + "Incidents",
         incident_pb2.IncidentsRequest(job=job),
@@ -165,7 +189,7 @@ def incidents(job: str = "", *, timeout_s: float = 5.0) -> Rpc[tuple[IncidentSum
 
 
 def incident(id: str, *, timeout_s: float = 10.0) -> Rpc[Incident]:
-    """With its evidence."""
+    """Return an incident with its evidence."""
     return Rpc(
         LIGHTHOUSE + "Incident",
         incident_pb2.IncidentRequest(id=id),
@@ -176,7 +200,7 @@ def incident(id: str, *, timeout_s: float = 10.0) -> Rpc[Incident]:
 
 
 def stacks(ranks: Sequence[str] = (), *, timeout_s: float = 15.0) -> Rpc[Gathered]:
-    """What these ranks (b/1), all of these replica groups (b), or all of the quorum are doing now."""
+    """Return what ranks (b/1), replica groups (b), or the whole quorum are doing now."""
     request = incident_pb2.StacksRequest(ranks=ranks)
     return Rpc(LIGHTHOUSE + "Stacks", request, incident_pb2.StacksResponse, codecs.GATHERED.read, timeout_s)
 
@@ -198,9 +222,9 @@ def quorum(
     heals_first: bool | None = None,
     wait_for_ready: bool = True,
 ) -> Rpc[Assignment]:
-    """One rank's request for a quorum; answered when every rank of the group has asked and one has formed.
+    """Request a quorum for one rank. It waits for the requests of all ranks of the group, and for the quorum.
 
-    `rank_incarnation` names the rank's process: new at every start of it.
+    `rank_incarnation` names the rank's process and is new at every start.
     """
     held = catch_up.held
     request = manager_pb2.ManagerQuorumRequest(
@@ -233,8 +257,10 @@ def quorum(
 def checkpoint_address(
     group_rank: int, step: int | None = None, *, quorum_id: int = 0, secret: str = "", timeout_s: float = 10.0
 ) -> Rpc[str]:
-    """Where that rank of this manager's group serves its state, if it is at `step`. `quorum_id`, `secret`: those of the
-    quorum of which the caller is a member."""
+    """Return the checkpoint address of a rank of this manager's group, if the rank is at `step`.
+
+    `quorum_id` and `secret` belong to a quorum of which the caller is a member.
+    """
     proof = prove(secret, ADDRESS_WORD, quorum_id, group_rank)
     return Rpc(
         MANAGER + "CheckpointAddress",
@@ -255,8 +281,10 @@ def vote(
     wants_next: bool = False,
     wait_for_ready: bool = True,
 ) -> Rpc[Decision]:
-    """Vote, and the decision of all ranks of the group. With `wants_next` a commit may bring the grant of the next
-    step, as an answer to quorum() would."""
+    """Vote, and return the decision of all ranks of the group.
+
+    With `wants_next`, the decision to commit may contain the assignment for the next step, as from quorum().
+    """
     return Rpc(
         MANAGER + "ShouldCommit",
         manager_pb2.ShouldCommitRequest(
@@ -272,7 +300,7 @@ def vote(
 def should_commit(
     group_rank: int, step: int, vote: bool, *, timeout_s: float, quorum_id: int | None = None
 ) -> Rpc[bool]:
-    """Vote; the decision of all ranks of the group."""
+    """Vote, and return the decision of all ranks of the group."""
     return Rpc(
         MANAGER + "ShouldCommit",
         manager_pb2.ShouldCommitRequest(rank=group_rank, step=step, should_commit=vote, quorum_id=quorum_id),
@@ -292,9 +320,10 @@ def report(
     drains: bool = False,
     timeout_s: float = 1.0,
 ) -> Rpc[None]:
-    """Say why this rank is about to end, with `ends_group` its whole group. `rank_incarnation` is that of its watch.
+    """Report why this rank, or with `ends_group` its whole group, is about to end.
 
-    With `drains` nothing has failed: the group is asked to leave after its step.
+    If `drains` is set, nothing has failed, and the group leaves after its step. `rank_incarnation` must be the
+    incarnation in the rank's watch.
     """
     request = manager_pb2.ReportRequest(
         rank=group_rank, rank_incarnation=rank_incarnation, reason=reason, ends_group=ends_group, drains=drains
@@ -303,12 +332,12 @@ def report(
 
 
 def manager_kill(msg: str = "", *, timeout_s: float = 10.0) -> Rpc[None]:
-    """End the manager, and its replica group with it."""
+    """End the manager and its replica group."""
     return Rpc(MANAGER + "Kill", manager_pb2.KillRequest(msg=msg), manager_pb2.KillResponse, _nothing, timeout_s)
 
 
 def torchft_manager_kill(msg: str = "", *, timeout_s: float = 10.0) -> Rpc[None]:
-    """The same for a manager of torchft's own."""
+    """End a manager of torchft."""
     request = torchft_pb2.KillRequest(msg=msg)
     return Rpc("/torchft.ManagerService/Kill", request, torchft_pb2.KillResponse, _nothing, timeout_s)
 

@@ -1,9 +1,7 @@
-"""Every stream of ours, once: its path, and the messages of both directions. No I/O.
+"""Path and message types of every stream. No I/O.
 
-Their import takes longer than that of all that a command line needs: the clients leave it to the first stream.
+The import is slow, and most commands need no stream, so the clients import this module with their first stream.
 """
-
-from typing import TYPE_CHECKING
 
 from lighthouse_protocol.messages.hosts import FromHost, ToHost
 from lighthouse_protocol.messages.run import FromRunRank, FromSupervisor, ToRunRank, ToSupervisor
@@ -11,10 +9,6 @@ from lighthouse_protocol.messages.session import FromRank, ToLighthouse, ToManag
 from lighthouse_protocol.wire import streams
 from lighthouse_runtime.client.rpcs import LIGHTHOUSE, MANAGER
 from lighthouse_runtime.client.streams import AsyncStream, StreamKind, SyncStream
-
-if TYPE_CHECKING:
-    pass
-
 
 SESSION = StreamKind(LIGHTHOUSE + "Session", streams.SESSION_REQUESTS, streams.SESSION_RESPONSES)
 RANK = StreamKind(LIGHTHOUSE + "Rank", streams.RANK_REQUESTS, streams.RANK_RESPONSES)

@@ -1,8 +1,7 @@
-"""The client's side of open streams: with the lighthouse a manager's session, a rank of a run, a supervisor; with the
-manager a rank's watch.
+"""The client's side of open streams: a manager's session, a rank of a run, a supervisor, and a rank's watch.
 
-Iterating gives what the other side says, and ends where it ended the stream well; however else the stream ends, a
-refusal says why. There are no pings: a session is judged by its heartbeats' answers, a watch by its connection.
+Iterating yields the messages of the other side. It stops after an orderly end and raises a refusal after any other.
+There are no pings: answers to heartbeats show that a session is alive, and the connection shows it for a watch.
 """
 
 import asyncio
@@ -31,10 +30,10 @@ if TYPE_CHECKING:
 M = TypeVar("M")
 S = TypeVar("S")
 
-_REPEATED = b""  # in the outbox: no message is empty
+_REPEATED = b""  # a marker in the outbox, since no message is empty
 
 
-Meaning = Callable[[grpc.RpcError, str, float], LighthouseError]
+ErrorMapper = Callable[[grpc.RpcError, str, float], LighthouseError]
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +46,7 @@ class StreamKind(Generic[S, M]):
         return self.requests.write(message).SerializeToString()
 
     def read(self, body: bytes) -> M | None:
-        """None for a message of a newer peer, which is skipped."""
+        """Parse a message. Returns None for an unknown kind, which readers skip."""
         schema = self.responses.schema
         try:
             parsed = schema.FromString(body)
@@ -57,18 +56,24 @@ class StreamKind(Generic[S, M]):
 
 
 class AsyncStream(Generic[S, M]):
-    """An async context manager, whose end gives the stream up, and an async iterator with one reader."""
+    """A stream for asyncio. The context manager's end cancels it. It supports one reader."""
 
     def __init__(
         self,
         call: "grpc.aio.StreamStreamCall[Any, Any] | Coroutine[Any, Any, grpc.aio.StreamStreamCall[Any, Any]]",
         address: str,
         kind: StreamKind[S, M],
-        meaning: Meaning = refusal,
+        map_error: ErrorMapper = refusal,
     ) -> None:
-        """`call`: the open one, or what opens it; that may raise a refusal, which the reader gets. `meaning`: of how
-        gRPC ends the stream."""
-        self._meaning = meaning
+        """Start the task that writes queued messages.
+
+        Args:
+            call: Open gRPC call, or a coroutine that opens it. A refusal that it raises is passed to the reader.
+            address: Address of the server, for errors.
+            kind: Message types.
+            map_error: Converts gRPC's error at the end of the stream.
+        """
+        self._map_error = map_error
         self.address = address
         self._call: Any = None
         self._opening: asyncio.Task[None] | None = None
@@ -89,7 +94,7 @@ class AsyncStream(Generic[S, M]):
         return self._opening is not None and not self._opening.done()
 
     def send(self, message: S) -> None:
-        """Queue it, without waiting. After the end nothing happens. Raises LimitReached for one that is too big."""
+        """Queue a message. Never waits; does nothing after the end. Raises LimitReached if the message is too big."""
         body = self._kind.write(message)
         if len(body) > MAX_REQUEST_BYTES:
             raise LimitReached(f"{type(message).__name__} has {len(body)} bytes; at most {MAX_REQUEST_BYTES} are taken")
@@ -97,11 +102,11 @@ class AsyncStream(Generic[S, M]):
             self.cancel(Unreachable(f"{self.address} does not read its messages"))
 
     def end(self) -> None:
-        """Say no more; what is queued is sent. The other side then ends the stream."""
+        """Close the sending half after queued messages are sent. The other side then ends the stream."""
         self._outbox.close()
 
     def cancel(self, error: LighthouseError | None = None) -> None:
-        """Give the stream up: the iteration raises `error`, or ends without one. The first cancel counts."""
+        """Cancel the stream. The iteration raises `error`, or stops without one. The first cancel counts."""
         if not self._is_cancelled:
             self._is_cancelled = True
             self._error = self._error or error
@@ -134,7 +139,7 @@ class AsyncStream(Generic[S, M]):
         self._call = await call
 
     async def _opened(self) -> None:
-        """Raises what opening has raised; CancelledError after cancel()."""
+        """Wait until the call is open. Raises the error of opening, or CancelledError after cancel()."""
         if self._opening is not None and self._call is None:
             await asyncio.wait((self._opening,))
             self._opening.result()
@@ -147,7 +152,7 @@ class AsyncStream(Generic[S, M]):
                 return body
         except grpc.RpcError as e:
             if not self._is_cancelled:
-                self._error = self._meaning(e, self.address, math.inf)
+                self._error = self._map_error(e, self.address, math.inf)
         except asyncio.CancelledError:
             task = asyncio.current_task()
             if not self._is_cancelled or (task is not None and task.cancelling()):
@@ -160,10 +165,9 @@ class AsyncStream(Generic[S, M]):
         raise StopAsyncIteration
 
     async def _write_one(self, body: bytes) -> None:
-        """Not by the call's write(): where the peer has ended the stream that puts an error of its own in place of the
-        peer's status, and the reason is lost."""
+        # The call's own write() would replace the status of a peer that has ended the stream, and hide the reason.
         await self._call.wait_for_connection()
-        core = getattr(self._call, "_cython_call", None)  # not grpc.aio's promise
+        core = getattr(self._call, "_cython_call", None)  # not part of grpc.aio's public interface
         await (self._call.write(body) if core is None else core.send_serialized_message(body))
 
     async def _write(self) -> None:
@@ -172,13 +176,13 @@ class AsyncStream(Generic[S, M]):
             await self._outbox.run()
             await self._call.done_writing()
         except (LighthouseError, grpc.RpcError, grpc.aio.BaseError, asyncio.InvalidStateError):
-            self._outbox.clear()  # the stream has ended; its reader learns why
+            self._outbox.clear()  # the stream has ended; its reader gets the reason
 
 
 class SyncStream(Generic[S, M]):
-    """A context manager and an iterator that blocks, for one reader. send() and cancel() are for any thread.
+    """A blocking stream, as an iterator and a context manager. It supports one reader; any thread may send or cancel.
 
-    A fork does it no harm; what the child may do: client/forks.py.
+    Forks of the process do not disturb it. See client/channel.py for the use of gRPC in a child.
     """
 
     def __init__(
@@ -186,11 +190,18 @@ class SyncStream(Generic[S, M]):
         open_: Callable[[Iterator[bytes]], Any],
         address: str,
         kind: StreamKind[S, M],
-        meaning: Meaning = refusal,
+        map_error: ErrorMapper = refusal,
     ) -> None:
-        """`open_` opens the stream, given what is sent on it; a refusal that it raises is the reader's. `meaning` as in
-        AsyncStream."""
-        self._meaning = meaning
+        """Open the stream.
+
+        Args:
+            open_: Opens the stream, given an iterator of messages to send. A refusal that it raises is passed to the
+                reader.
+            address: Address of the server, for errors.
+            kind: Message types.
+            map_error: Converts gRPC's error at the end of the stream.
+        """
+        self._map_error = map_error
         self.address = address
         self._kind = kind
         self._outbox: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
@@ -198,37 +209,39 @@ class SyncStream(Generic[S, M]):
         self._pid = os.getpid()
         self._repeated: tuple[Callable[[], S | None], float] | None = None
         self._error: LighthouseError | None = None
-        self._failed: Callable[[LighthouseError], None] = lambda error: None
+        self._on_failure: Callable[[LighthouseError], None] = lambda error: None
         self._call: Any = None
         try:
             self._call = open_(self._messages())
         except LighthouseError as e:
             self._error = e
             return
-        # gRPC takes what is sent on a thread of its own: whichever side ends the stream, that thread ends with it.
+        # gRPC reads the messages on a thread, which must end with the stream, whichever side ends it.
         if not self._call.add_callback(self._send_no_more):
             self._send_no_more()
 
     def on_failure(self, failed: Callable[[LighthouseError], None]) -> None:
-        """`failed` hears with what error it ends, before its reader does; in the reader's thread."""
-        self._failed = failed
+        """Set a function that receives the error of the stream just before the reader does, in the reader's thread."""
+        self._on_failure = failed
 
     def send(self, message: S) -> None:
-        """Queue it, without waiting. After the end nothing happens."""
+        """Queue a message. Never waits; does nothing after the end."""
         self._outbox.put(self._kind.write(message))
 
-    def repeat(self, say: Callable[[], S | None], every_s: float) -> None:
-        """Send what `say` gives, now and every so often, from gRPC's own thread; None: nothing this time. It must not
-        raise: that would end the stream."""
-        self._repeated = (say, every_s)
+    def repeat(self, make: Callable[[], S | None], every_s: float) -> None:
+        """Send the results of `make`, now and every `every_s` seconds. A result of None is skipped.
+
+        gRPC's thread calls `make`, which must not raise: that would end the stream.
+        """
+        self._repeated = (make, every_s)
         self.repeat_now()
 
     def repeat_now(self) -> None:
-        """What is repeated is sent before all that is sent after this; nothing, if nothing is repeated."""
+        """Send the repeated message before any message queued later. Does nothing without repeat()."""
         self._outbox.put(_REPEATED)
 
     def _messages(self) -> Iterator[bytes]:
-        """What is to be sent, until the end."""
+        """Yield queued and repeated messages until the end."""
         due_at = 0.0
         while True:
             try:
@@ -240,9 +253,9 @@ class SyncStream(Generic[S, M]):
             if body != _REPEATED:
                 yield body
             elif self._repeated is not None:
-                say, every_s = self._repeated
+                make, every_s = self._repeated
                 due_at = time.monotonic() + every_s
-                if (message := say()) is not None:
+                if (message := make()) is not None:
                     yield self._kind.write(message)
 
     def __enter__(self) -> Self:
@@ -252,14 +265,14 @@ class SyncStream(Generic[S, M]):
         self.cancel()
 
     def cancel(self) -> None:
-        """Give the stream up; the iteration ends without an error. In a forked child it is not ours to end."""
+        """Cancel the stream. The iteration stops without an error. In a forked child this does nothing."""
         if self._pid == os.getpid():
             self._is_cancelled = True
             if self._call is not None:
                 self._call.cancel()
 
     def end(self) -> None:
-        """Say no more; what is queued is sent. The other side then ends the stream."""
+        """Close the sending half after queued messages are sent. The other side then ends the stream."""
         self._outbox.put(None)
 
     def _send_no_more(self) -> None:
@@ -273,15 +286,15 @@ class SyncStream(Generic[S, M]):
             if self._error is not None:
                 if self._is_cancelled:
                     raise StopIteration
-                self._failed(self._error)
+                self._on_failure(self._error)
                 raise self._error
             try:
                 body = next(self._call)
             except grpc.RpcError as e:
                 if self._is_cancelled:
                     raise StopIteration from None
-                error = self._meaning(e, self.address, math.inf)
-                self._failed(error)
+                error = self._map_error(e, self.address, math.inf)
+                self._on_failure(error)
                 raise error from None
             if (message := self._kind.read(body)) is not None:
                 return message

@@ -1,1 +1,1 @@
-"""Addresses, binds and bounded queues."""
+"""Addresses and bounded send queues."""

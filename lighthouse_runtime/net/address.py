@@ -1,4 +1,4 @@
-"""Which address of this host its peers can reach."""
+"""Addresses of this host: reachable ones to advertise, and binds to listen on."""
 
 import fcntl
 import functools
@@ -16,8 +16,7 @@ from lighthouse_runtime.log_event import event
 log = logging.getLogger(__name__)
 
 
-_SOMEWHERE = ("8.8.8.8", "2001:4860:4860::8888")
-"""Packets to these would take the default route. None is sent."""
+_REMOTE = ("8.8.8.8", "2001:4860:4860::8888")  # packets to these would take the default route; none is sent
 _SIOCGIFFLAGS = 0x8913
 _SIOCGIFADDR = 0x8915
 _IFF_UP = 1
@@ -27,12 +26,17 @@ _IPV6_NOT_YET_OR_NO_MORE = 0x40 | 0x20 | 0x08  # tentative, deprecated, a duplic
 
 
 def advertised_host(peer: str, wanted: str | None = None, bind: str = "::") -> str:
-    """The host by which others reach a server that listens on the host `bind`.
+    """Return the host under which peers reach a server that listens on `bind`.
 
-    `wanted`; or `bind` itself, where that is one address; or the address of this host that routes to `peer`
-    (host:port). Where that is a loopback (the peer was given as localhost), the host's address on its default route, or
-    its first global one: other hosts could not reach the loopback. Raises InvalidRequest for a `wanted` that `bind`
-    does not serve.
+    The result is the first that applies:
+    - `wanted`;
+    - `bind`, if it is a single address;
+    - the address of this host on the route to `peer` (host:port), unless it is a loopback;
+    - the address of this host on its default route, or its first global address;
+    - the loopback address.
+
+    Raises:
+        InvalidRequest: The server does not listen on `wanted`.
     """
     listens = Address(bind, None)
     if wanted:
@@ -53,12 +57,19 @@ def advertised_host(peer: str, wanted: str | None = None, bind: str = "::") -> s
 
 
 def interface_host(wanted: str, variable: str, peer: str, *, by_prefix: bool = False) -> str:
-    """An address of this host on an interface that `wanted`, the value of `variable`, names.
+    """Return an address of this host on an interface that an environment variable names.
 
-    `wanted` lists names, separated by commas, as gloo takes them. With `by_prefix` they are beginnings of names, as
-    NCCL takes them; `=` before the list makes them whole names, and `^` (or `^=`) excludes them. Of several interfaces,
-    the one that routes to `peer` (host:port) is taken, else the first. An address of the same IP version as the route
-    to `peer` comes first. Raises InvalidRequest, which names the variable and the interfaces of this host.
+    Several interfaces may match. The one on the route to `peer` is preferred, then one with the route's IP version,
+    then the first.
+
+    Args:
+        wanted: Value of the variable. Interface names separated by commas, as gloo reads them.
+        variable: Name of the variable, for errors.
+        peer: host:port of a peer.
+        by_prefix: Read `wanted` as NCCL does: as prefixes, or as full names after `=`. `^` or `^=` excludes them.
+
+    Raises:
+        InvalidRequest: No interface matches. Names the variable and this host's interfaces.
     """
     excludes = by_prefix and wanted.startswith("^")
     rest = wanted.removeprefix("^") if by_prefix else wanted
@@ -86,8 +97,12 @@ def interface_host(wanted: str, variable: str, peer: str, *, by_prefix: bool = F
 
 
 def listening_host(advertised: str) -> str:
-    """On which a server listens that is reached by `advertised` alone: that address, where it is one of this host;
-    otherwise (a name that is a loopback at home, an address that is translated on the way) empty: on all."""
+    """Return the address to listen on so that only `advertised` reaches the server.
+
+    Returns:
+        The address, or an empty string (listen on all) if `advertised` is not one address of this host, for example
+        a name that resolves to a loopback here, or a translated address.
+    """
     address = Address(advertised, None)
     if address.is_loopback:
         return advertised
@@ -101,13 +116,15 @@ def listening_host(advertised: str) -> str:
 
 
 def served_host(bind: str) -> str:
-    """The host by which others reach a server that listens on the host `bind`, where no peer is known."""
+    """Return the host under which others reach a server that listens on `bind`, if no peer is known."""
     return own_name() if Address(bind, None).is_unspecified else bind
 
 
 def own_name() -> str:
-    """What other hosts may call this one: its name, or its global address where that name is a loopback at home, as on
-    Debian, or does not resolve."""
+    """Return the name or address under which other hosts reach this one.
+
+    A name that is a loopback here, as on Debian, or does not resolve is replaced by the host's global address.
+    """
     name = socket.gethostname()
     if resolves_to_loopback(name):
         return _global_address() or name
@@ -128,7 +145,7 @@ def _log_replaced(name: str, address: str) -> None:
 
 
 def resolves_to_loopback(host: str) -> bool:
-    """Whether `host` is a loopback by its text or by this host's resolver (127.0.1.1 is common)."""
+    """Check if `host` is a loopback by its text or by this host's resolver (127.0.1.1 is common)."""
     if Address(host, None).is_loopback:
         return True
     try:
@@ -148,15 +165,15 @@ def resolves(host: str) -> bool:
 
 
 def is_own_address(ip: str) -> bool:
-    """Whether `ip` is one of this host's: only a packet to such an address has it as its source, too.
+    """Check if `ip` belongs to this host: only then a packet to it has the same source address.
 
-    Binding to it would tell nothing: with ip_nonlocal_bind any address can be bound.
+    Binding to `ip` would prove nothing, because ip_nonlocal_bind allows any address.
     """
     return _source_address(ip) == ip
 
 
 def _source_address(host: str) -> str | None:
-    """No packet is sent: connecting a datagram socket only asks the routing table."""
+    # No packet is sent: connecting a datagram socket only queries the routing table.
     try:
         candidates = socket.getaddrinfo(host, 9, type=socket.SOCK_DGRAM)
     except OSError:
@@ -172,10 +189,11 @@ def _source_address(host: str) -> str | None:
 
 
 def _global_address() -> str | None:
-    """The source address of the default route. Where there is none, the first one of an interface that is up. Of IPv6
-    where there is none of IPv4. A bridge of containers has an address on every host; the default route leads past it.
+    """Return the source address of the default route, or else the first global address of an interface that is up.
+
+    IPv4 is preferred. The default route avoids container bridges, which have an address on every host.
     """
-    by_route = (_source_address(where) for where in _SOMEWHERE)
+    by_route = (_source_address(where) for where in _REMOTE)
     by_interface = (ip for _, ip in (*_ipv4_addresses(), *_ipv6_addresses()))
     return next((ip for found in (by_route, by_interface) for ip in found if ip and _is_global(ip)), None)
 
@@ -189,7 +207,7 @@ def _is_of_link(ip: str) -> bool:
 
 
 def _ipv4_addresses() -> Iterator[tuple[str, str]]:
-    """Interfaces that are up, and their addresses."""
+    """Yield the name and address of each interface that is up."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         for _, name in socket.if_nameindex():
             request = struct.pack("256s", name.encode()[:15])
@@ -203,7 +221,7 @@ def _ipv4_addresses() -> Iterator[tuple[str, str]]:
 
 
 def _ipv6_addresses() -> Iterator[tuple[str, str]]:
-    """The kernel lists them for this network namespace: address, index, prefix, scope, flags, interface."""
+    # Columns of the kernel's list for this network namespace: address, index, prefix, scope, flags, interface.
     try:
         lines = _IPV6_ADDRESSES.read_text().splitlines()
     except OSError:
@@ -213,13 +231,11 @@ def _ipv6_addresses() -> Iterator[tuple[str, str]]:
             yield name, str(ipaddress.IPv6Address(int(digits, 16)))
 
 
-# -- bind ---------------------------------------------------------------------
-#
-# Addresses to listen on, and hosts to be reached by.
+# Binds and hosts from options.
 
 
 def split_bind(text: str, option: str) -> tuple[str, int]:
-    """(host, port) of HOST:PORT, [V6]:PORT or :PORT (every address). Raises InvalidRequest naming `option`."""
+    """Split HOST:PORT, [V6]:PORT or :PORT (all addresses). Raises InvalidRequest with the name of the option."""
     address = parse_address(f"[::]{text}" if text.startswith(":") and not text.startswith("::") else text, option)
     if address.port is None:
         raise InvalidRequest(f"{text!r} has no port; write host:port, or host:0 for a free one", field=option)
@@ -227,7 +243,7 @@ def split_bind(text: str, option: str) -> tuple[str, int]:
 
 
 def check_bind(text: str, option: str) -> None:
-    """Raises ValueError naming `option`."""
+    """Check a bind address. Raises ValueError with the name of the option."""
     try:
         split_bind(text, option)
     except InvalidRequest as e:
@@ -240,7 +256,7 @@ def grpc_bind(text: str) -> str:
 
 
 def listening_socket(host: str, port: int) -> socket.socket:
-    """On `::` for IPv4 too, where the host has both. Raises OSError."""
+    """Open a listening socket. `::` includes IPv4 if the host has both. Raises OSError."""
     if host == "::" and socket.has_dualstack_ipv6():
         return socket.create_server((host, port), family=socket.AF_INET6, dualstack_ipv6=True)
     if host == "::":
@@ -249,7 +265,7 @@ def listening_socket(host: str, port: int) -> socket.socket:
 
 
 def check_host(host: str, option: str) -> None:
-    """Raises InvalidRequest for what is no host that the peers can reach."""
+    """Check a host without a port that peers can reach. Raises InvalidRequest."""
     address = parse_address(host, option)
     check_reachable(address, option)
     if address.port is not None:
@@ -257,6 +273,6 @@ def check_host(host: str, option: str) -> None:
 
 
 def check_reachable(address: Address, option: str) -> None:
-    """Raises InvalidRequest for an address that only binds can name."""
+    """Reject wildcard addresses, which can only be bound. Raises InvalidRequest."""
     if address.is_unspecified:
         raise InvalidRequest(f"{address} is not reachable; give an address that the peers can reach", field=option)

@@ -1,18 +1,16 @@
-"""Messages on their way into one stream: put() never blocks, one task writes them in order.
+"""A bounded queue of messages to one stream. put() never blocks, and one task writes the messages in order.
 
-What a peer does not read waits here, within limits: a peer that reads nothing must not cost without end.
+The queue is bounded because a peer that reads nothing must not use up the memory.
 """
 
 import asyncio
 from collections import deque
 from collections.abc import Awaitable, Callable
 
-# -- write gate ---------------------------------------------------------------
+# Limit on large messages in transit, to one peer over all its streams, and to all peers.
 #
-# Large messages: a few at a time are on their way to one peer, whatever the number of its streams, and to all peers.
-#
-# A quorum of ten thousand groups is told to each of them, 200 KB each: made and handed to gRPC all at once they would
-# be 2 GB. What waits here is a reference to bytes that all share.
+# A quorum of 10,000 groups is sent to each of them, 200 KB each. Serialised and passed to gRPC at once, these messages
+# would take 2 GB. Waiting messages here only refer to bytes that all streams share.
 
 LARGE_BYTES = 64 * 1024
 MAX_BYTES_UNDER_WAY = 32 * 1024 * 1024
@@ -20,27 +18,28 @@ MAX_BYTES_TO_ALL = 128 * 1024 * 1024
 
 
 class WriteGate:
-    """In the order of asking. One message may always pass, however large. `beyond`: what all of them pass next."""
+    """Admits large messages up to a total size, in order of arrival. A single message of any size always passes."""
 
-    def __init__(self, max_bytes: int = MAX_BYTES_UNDER_WAY, beyond: "WriteGate | None" = None) -> None:
+    def __init__(self, max_bytes: int = MAX_BYTES_UNDER_WAY, parent: "WriteGate | None" = None) -> None:
+        """Create an empty gate. Messages must also pass `parent`, which several gates may share."""
         self._max_bytes = max_bytes
-        self._beyond = beyond
+        self._parent = parent
         self._under_way = 0
         self._waiting: deque[tuple[int, asyncio.Future[None]]] = deque()
 
     async def enter(self, size: int) -> None:
-        """Wait until a message of that size may be made. Each that has entered must leave()."""
+        """Wait until a message of `size` bytes may be built. Each call needs a leave()."""
         await self._enter(size)
-        if self._beyond is not None:
+        if self._parent is not None:
             try:
-                await self._beyond.enter(size)
+                await self._parent.enter(size)
             except BaseException:
                 self._leave(size)
                 raise
 
     def leave(self, size: int) -> None:
-        if self._beyond is not None:
-            self._beyond.leave(size)
+        if self._parent is not None:
+            self._parent.leave(size)
         self._leave(size)
 
     async def _enter(self, size: int) -> None:
@@ -75,15 +74,14 @@ MAX_QUEUED_MESSAGES = 10_000
 MAX_QUEUED_BYTES = 16 * 1024 * 1024
 LARGE_WRITTEN_WITHIN_S = 10.0
 
-Body = bytes | tuple[bytes, ...]
-"""A message, or its parts: what many are told is kept once until it is written."""
+Body = bytes | tuple[bytes, ...]  # a message, or its parts, which many streams can share until it is written
 
 
 class Outbox:
-    """Nothing is taken after close() or clear(). run() belongs into a task of its own."""
+    """Send queue of one stream. It accepts nothing after close() or clear(). run() needs a task of its own."""
 
     def __init__(self, write: Callable[[bytes], Awaitable[object]], gate: WriteGate | None = None) -> None:
-        """`gate`: for large messages, of all streams of one peer."""
+        """Create an empty queue. `gate` limits large messages to the peer, over all its streams."""
         self._write = write
         self._gate = gate
         self._queue: deque[Body] = deque()
@@ -92,7 +90,7 @@ class Outbox:
         self._waiter: asyncio.Future[None] | None = None
 
     def put(self, body: Body) -> bool:
-        """False when the limits are reached: the peer does not read. One message always has room."""
+        """Queue a message. Return False if the queue is full. An empty queue accepts any message."""
         if self._is_closed:
             return True
         if self._queue and (
@@ -105,17 +103,17 @@ class Outbox:
         return True
 
     def close(self) -> None:
-        """run() returns when all that was put has been written."""
+        """Accept no more messages. run() returns when the queue is written."""
         self._is_closed = True
         self._wake()
 
     def clear(self) -> None:
-        """Nothing that waits is written any more."""
+        """Discard all queued messages and close."""
         self._queue.clear()
         self.close()
 
     async def run(self) -> None:
-        """Raises TimeoutError where a large message is not written in time: others wait for its peer."""
+        """Write messages until close(). Raises TimeoutError if a large message takes too long: others wait for it."""
         while self._queue or not self._is_closed:
             if not self._queue:
                 self._waiter = asyncio.get_running_loop().create_future()

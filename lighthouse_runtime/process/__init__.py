@@ -1,1 +1,1 @@
-"""The process: its loop, logs, and children."""
+"""The process: entry points, event loop, logs, children and files."""

@@ -1,4 +1,4 @@
-"""Processes: a child that ends with its parent, even with one that is killed; to see another one's end."""
+"""Child processes that end with their parent, even if it is killed, and observation of other processes."""
 
 import asyncio
 import contextlib
@@ -19,7 +19,7 @@ _PR_SET_PDEATHSIG = 1
 
 
 def die_with_parent(parent_pid: int, number: int = signal.SIGTERM) -> None:
-    """Get signal `number` when the thread that started this process ends. Exits if the parent is gone already."""
+    """Receive signal `number` when the thread that started this process ends. Exit if the parent is already dead."""
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, int(number), 0, 0, 0)
     if os.getppid() != parent_pid:
         os._exit(1)
@@ -27,7 +27,7 @@ def die_with_parent(parent_pid: int, number: int = signal.SIGTERM) -> None:
 
 @functools.cache
 def host_id() -> str:
-    """The machine's present start and the pid namespace: where this is the same, pids mean the same."""
+    """Return an id of this boot and pid namespace. Processes with equal ids can compare pids."""
     try:
         return f"{Path('/proc/sys/kernel/random/boot_id').read_text().strip()} {os.readlink('/proc/self/ns/pid')}"
     except OSError:
@@ -35,7 +35,7 @@ def host_id() -> str:
 
 
 def started_at(pid: int) -> int:
-    """When a process was started, in clock ticks since the boot: with its pid, that names it. 0: it is not there."""
+    """Return a process's start in clock ticks since boot, 0 if it does not exist. With its pid, this is unique."""
     try:
         return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19])
     except (OSError, ValueError, IndexError):
@@ -44,10 +44,10 @@ def started_at(pid: int) -> int:
 
 @contextlib.contextmanager
 def ended_process(pid: int, started: int, on_end: Callable[[], None]) -> Generator[None, None, None]:
-    """Inside, `on_end` is called on the running loop when that process ends.
+    """Call `on_end` on the running loop if the process ends within the context.
 
-    Its sockets may stay open for longer, in children that it forked. A pid that names another process by now, or none,
-    is not watched: the stream that told it will end by itself.
+    The process's sockets may stay open longer, in forked children. A pid that is unused or reused is ignored, since the
+    stream that reported it will end anyway.
     """
     with process_descriptor(pid, started) as descriptor:
         if descriptor is None:
@@ -68,7 +68,7 @@ def ended_process(pid: int, started: int, on_end: Callable[[], None]) -> Generat
 
 @contextlib.contextmanager
 def process_descriptor(pid: int, started: int) -> Generator[int | None, None, None]:
-    """A pidfd of that process; None where its pid names another process by now, or none."""
+    """Open a pidfd. Yields None if the pid is unused or reused."""
     descriptor = _pidfd(pid, started)
     try:
         yield descriptor
@@ -78,14 +78,14 @@ def process_descriptor(pid: int, started: int) -> Generator[int | None, None, No
 
 
 def command_lines() -> Generator[list[str], None, None]:
-    """Of all processes that this user can see."""
+    """Yield the command line of every process that this user can see."""
     for pid in filter(str.isdigit, os.listdir("/proc")):
         with contextlib.suppress(OSError):  # it has ended
             yield Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace").rstrip("\0").split("\0")
 
 
-def who_listens(port: int) -> str:
-    """Which process of this host listens on that TCP port, for people: what /proc shows to this user."""
+def describe_listener(port: int) -> str:
+    """Describe the process of this host that listens on a TCP port, as far as /proc shows it to this user."""
     inodes = {inode for table in ("tcp", "tcp6") for inode in _listening(table, port)}
     for pid in os.listdir("/proc"):
         if pid.isdigit() and inodes & _sockets(pid):
@@ -95,7 +95,7 @@ def who_listens(port: int) -> str:
 
 
 def _listening(table: str, port: int) -> Generator[str, None, None]:
-    """The inodes of the sockets that listen there (state 0A)."""
+    """Yield the inodes of sockets in state LISTEN (0A) on the port."""
     try:
         lines = Path(f"/proc/net/{table}").read_text().splitlines()[1:]
     except OSError:
@@ -127,24 +127,17 @@ def _pidfd(pid: int, started: int) -> int | None:
     return None
 
 
-# -- daemon child -------------------------------------------------------------
+# Daemons as child processes, with the interface of an in-process server.
 #
-# A daemon of ours as a child process, which looks to its owner like a server in a thread of its own.
-#
-# The thread that starts the child also waits for it, and lasts as long: the kernel ends the child with the thread
-# that started it, and a server may outlive the thread in which it was made.
+# The kernel ends the child with the thread that started it, but a server may outlive the thread that created it. So a
+# separate thread starts the child and waits for its end.
 
 START_TIMEOUT_S = 120.0
 STOP_TIMEOUT_S = 10.0
 
 
 class ServerProcess:
-    """`serve` is Python that runs the console command; `options` go to its verb `serve`. Ends with its last reference.
-
-    `variables` are set for the child beside ours: what no other user may read in its command line. `announced` is the
-    line that the daemon says once it serves. `on_end` is called with the status of a child that nobody has asked to
-    stop. Raises RuntimeError if it does not come up; its own output has said why.
-    """
+    """A daemon that runs as a child of this process until its last reference is dropped."""
 
     def __init__(
         self,
@@ -155,9 +148,21 @@ class ServerProcess:
         name: str = "the server",
         variables: Mapping[str, str] | None = None,
     ) -> None:
+        """Start the daemon and wait until it serves.
+
+        Args:
+            serve: Python source that runs the console command.
+            options: Options of the verb `serve`.
+            on_end: Called with the exit status if the child ends without a stop().
+            name: Name in errors.
+            variables: Extra environment variables, for values that must not appear in a command line.
+
+        Raises:
+            RuntimeError: The daemon did not start. Its own output contains the reason.
+        """
         self._child = _Child(serve, options, on_end or (lambda status: None), name, variables or {})
         threading.Thread(target=self._child.run, name="lighthouse server", daemon=True).start()
-        self.announced = self._child.announced.result()
+        self.announced = self._child.announced.result()  # the line that the daemon writes once it serves
         self._finalizer = weakref.finalize(self, self._child.stop)
 
     @property
@@ -169,7 +174,7 @@ class ServerProcess:
         return self._child.is_alive
 
     def stop(self) -> None:
-        """Returns when it has ended; more than once does no harm."""
+        """Stop the daemon and wait for its end. Further calls do nothing."""
         self._finalizer()
 
 
@@ -198,10 +203,10 @@ class _Child:
         return self._process is not None and self._process.poll() is None
 
     def run(self) -> None:
-        """Start it, and wait for its end."""
+        """Start the child and wait for its end."""
         try:
             process, announced = self._start()
-        except Exception as e:  # noqa: BLE001  it belongs to the waiter
+        except Exception as e:  # noqa: BLE001  raised by `announced.result()`
             self.announced.set_exception(RuntimeError(str(e)))
             return
         self._process, self.pid = process, process.pid
@@ -212,7 +217,7 @@ class _Child:
 
     def stop(self) -> None:
         process = self._process
-        if process is None or os.getpid() != self._owner:  # a forked child of the owner has nothing to stop
+        if process is None or os.getpid() != self._owner:  # a forked child of the owner must not stop it
             return
         self._is_stopping = True
         process.terminate()
@@ -225,14 +230,14 @@ class _Child:
     def _start(self) -> "tuple[subprocess.Popen[bytes], str]":
         receiving, sending = os.pipe()
         options = {**self._options, "--announce-fd": str(sending), "--parent-pid": str(os.getpid())}
-        # -P: the training repository may have a `manager` or a `lighthouse` of its own in its working directory.
+        # -P: the working directory may contain another `manager` or `lighthouse` package.
         command = [sys.executable, "-P", "-c", self._serve, "serve"]
         try:
             process = subprocess.Popen(
                 command + [text for pair in options.items() for text in pair],
                 pass_fds=(sending,),
                 stdin=subprocess.DEVNULL,
-                start_new_session=True,  # torchrun signals its rank's process group, and the rank drains by this daemon
+                start_new_session=True,  # torchrun signals its rank's process group; the rank still needs the daemon
                 env={**os.environ, **self._variables},
             )
         except OSError:
@@ -245,7 +250,7 @@ class _Child:
 
 def _announced(process: "subprocess.Popen[bytes]", receiving: int, name: str) -> str:
     with open(receiving, closefd=True) as pipe:
-        poll = select.poll()  # select() takes no descriptor above 1023
+        poll = select.poll()  # select() fails on descriptors above 1023
         poll.register(pipe, select.POLLIN)
         line = pipe.readline().strip() if poll.poll(START_TIMEOUT_S * 1000) else ""
     if line:

@@ -1,8 +1,8 @@
-"""The commands `lighthouse`, `lighthouse-manager` and `torchft_lighthouse`.
+"""Entry points: `lighthouse`, `lighthouse-manager`, `torchft_lighthouse` and the container health check.
 
-A project may have a `lighthouse` or a `manager` of its own, and PYTHONPATH or the working directory may stand before
-ours. So a daemon starts here, under a name that is ours alone, and takes those two packages from our folder, wherever
-that stands on sys.path. Training processes import neither.
+A project may have its own `lighthouse` or `manager` package earlier on sys.path, by PYTHONPATH or the working
+directory. So the entry points live in this package, whose name is unique, and load those two packages from our own
+folder. Training processes import neither.
 """
 
 import atexit
@@ -24,8 +24,8 @@ from lighthouse_protocol.limits import LIGHTHOUSE_HTTP_PORT
 _GC_THRESHOLD = 100_000
 _OURS = Path(__file__).resolve().parents[2]
 
+# Source code for `python -c` that starts a daemon as a child.
 START_LIGHTHOUSE = f"from {__name__} import lighthouse; lighthouse()"
-"""What `python -c` runs to start a daemon as a child."""
 START_MANAGER = f"from {__name__} import lighthouse_manager; lighthouse_manager()"
 
 
@@ -42,27 +42,27 @@ def torchft_lighthouse() -> None:
 
 
 def _run(module: str, name: str) -> None:
-    _mend_inheritance()
+    _reset_inherited_state()
     if os.getpid() == 1:
-        _leave_to_init()
-    # Imports allocate much and free nothing, and what ends needs no collection: a fifth of what `status` takes.
+        _run_under_init()
+    # Imports allocate much and free nothing, and a process that exits needs no collection: a fifth of `status`'s time.
     gc.set_threshold(_GC_THRESHOLD)  # daemons set their own
     atexit.register(gc.freeze)
     _load(module.partition(".")[0])
     importlib.import_module(module).main(prog_name=name)
 
 
-def _mend_inheritance() -> None:
-    """Undo what a parent can leave behind that a daemon cannot live with.
+def _reset_inherited_state() -> None:
+    """Reset file descriptors and signals that a parent may have left in an unusable state.
 
-    A closed standard stream would give its number to the next socket. A blocked signal would stop no daemon. SIGUSR1
-    and SIGUSR2 (Slurm's --signal=USR1@120) would end it; a supervisor passes them on to its ranks.
+    The next socket would get the number of a closed standard stream. A blocked signal could not stop a daemon. SIGUSR1
+    and SIGUSR2 (Slurm's --signal=USR1@120) would end it; a supervisor forwards them to its ranks.
     """
     for descriptor, name, mode in ((0, "stdin", "r"), (1, "stdout", "w"), (2, "stderr", "w")):
         try:
             os.fstat(descriptor)
         except OSError:
-            os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)  # the lowest free number, so this one
+            os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)  # gets the lowest free number, which is this one
         if getattr(sys, name) is None:
             setattr(sys, name, os.fdopen(descriptor, mode, closefd=False))
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
@@ -70,18 +70,18 @@ def _mend_inheritance() -> None:
         signal.signal(number, signal.SIG_IGN)
 
 
-def _leave_to_init() -> None:
-    """Return in a child; this process, the first one of a container, passes signals on to it and reaps all orphans.
+def _run_under_init() -> None:
+    """Return in a child. This process, the first of a container, forwards signals to it and reaps all orphans.
 
-    They come to the first process of a pid namespace (kubectl exec leaves some), and stay zombies until it waits for
-    them. A daemon itself cannot: it would take the exit statuses that its own parts wait for.
+    Orphans are adopted by the first process of a pid namespace and remain zombies until it reaps them. kubectl exec
+    leaves some. A daemon cannot reap them itself without stealing the exit statuses of its own children.
     """
     signals = signal.valid_signals()
     signal.pthread_sigmask(signal.SIG_BLOCK, signals)
     child = os.fork()
     if child == 0:
-        os.setpgid(0, 0)  # a terminal's Ctrl-C comes once
-        with contextlib.suppress(OSError):  # standard input is no terminal
+        os.setpgid(0, 0)  # otherwise a terminal's Ctrl-C would arrive twice
+        with contextlib.suppress(OSError):  # standard input is not a terminal
             os.tcsetpgrp(0, os.getpid())
         signal.pthread_sigmask(signal.SIG_SETMASK, ())
         return
@@ -97,7 +97,7 @@ def _leave_to_init() -> None:
 
 
 def _load(package: str) -> None:
-    """Import it from our folder: its modules are then found there, too."""
+    """Import a package from our folder. Its modules are then found there too."""
     folder = _OURS / package
     spec = importlib.util.spec_from_file_location(
         package, folder / "__init__.py", submodule_search_locations=[str(folder)]
@@ -108,12 +108,10 @@ def _load(package: str) -> None:
     spec.loader.exec_module(module)
 
 
-# -- healthcheck --------------------------------------------------------------
+# Health check of the container image: `python -m lighthouse_runtime.process.commands`.
 #
-# `python -m lighthouse_runtime.process.commands`: whether a daemon in this container lives, for its image.
-#
-# It asks /livez on port 29511, by HTTPS and by HTTP: which one a daemon serves depends on its options, and who
-# answers does not matter on a loopback.
+# The options of the daemon decide between HTTPS and HTTP on port 29511, so the check tries both. It trusts any
+# certificate because the connection is on the loopback.
 
 _TIMEOUT_S = 1.0
 
@@ -141,18 +139,15 @@ if __name__ == "__main__":
     sys.exit(0 if is_alive() else 1)
 
 
-# -- packages -----------------------------------------------------------------
-#
-# Which versions are installed here, without importing any of them.
+# Installed versions, found without importing the packages.
 
 PACKAGES = ("lighthouse-ft", "grpcio", "protobuf", "aiohttp", "prometheus-client", "uvloop", "torch")
 NOT_INSTALLED = "not installed"
-OLDEST_TORCH = "2.8"
-"""As in pyproject.toml: an older TCPStore does not take a socket that already listens."""
+OLDEST_TORCH = "2.8"  # as in pyproject.toml: older TCPStores do not accept a socket that already listens
 
 
 def installed_versions() -> Mapping[str, str]:
-    """Of PACKAGES, in their order."""
+    """Return the versions of PACKAGES, in that order."""
     return {name: _version(name) for name in PACKAGES}
 
 

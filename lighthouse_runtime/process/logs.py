@@ -1,7 +1,7 @@
-"""One log for every process of ours, to standard error: text for people, JSON with fields for programs.
+"""Logging of every process of ours to standard error, as text for people or as JSON for programs.
 
-The text stands alone without the fields (lighthouse_runtime/log_event.py); a program needs only the fields. Both have
-the time in UTC, as ISO 8601.
+A text line is complete without the fields of lighthouse_runtime/log_event.py; a program needs only the fields. Times
+are UTC in ISO 8601.
 """
 
 import json
@@ -26,14 +26,21 @@ _SECRET_VARIABLE = re.compile(
 )
 
 
-_secrets: list[str] = []  # of this process
+_secrets: list[str] = []  # secrets that this process knows
 
 
 def set_up_logging(
     level: str, form: str, *, job: str = "", replica_group: str = "", secrets: Iterable[str] = ()
 ) -> None:
-    """`level` of LEVELS, `form` of FORMATS. Replaces what was set up before. `job` and `replica_group` are those of the
-    whole process: fields of every line. `without_credentials` removes `secrets`, too, where they are not empty."""
+    """Set up logging, replacing earlier settings.
+
+    Args:
+        level: One of LEVELS.
+        form: One of FORMATS.
+        job: Field of every line.
+        replica_group: Field of every line.
+        secrets: Texts that `without_credentials` removes, too. Empty texts are ignored.
+    """
     _secrets[:] = filter(None, secrets)
     handlers = [logging.StreamHandler(sys.stderr), _RecentLines()]
     own = {key: value for key, value in (("job", job), ("replica_group", replica_group)) if value}
@@ -44,7 +51,7 @@ def set_up_logging(
 
 
 def recent_lines() -> str:
-    """Return the newest LINES_KEPT entries of this process's log, as they were written to standard error."""
+    """Return the newest LINES_KEPT entries of this process's log, as written to standard error."""
     kept = (handler for handler in logging.getLogger().handlers if isinstance(handler, _RecentLines))
     return "".join(f"{line}\n" for handler in kept for line in tuple(handler.lines))
 
@@ -59,8 +66,7 @@ class _RecentLines(logging.Handler):
 
 
 def without_credentials(text: str) -> str:
-    """Remove the tokens of join strings, bare tokens, the values of environment variables with a secret's name, and the
-    secrets that this process knows."""
+    """Remove tokens, join strings' tokens, values of variables with a secret's name, and this process's secrets."""
     for secret in _secrets:
         text = text.replace(secret, REMOVED)
     text = _CREDENTIAL.sub(rf"\1{REMOVED}@", text)
@@ -85,7 +91,7 @@ class _TextFormatter(logging.Formatter):
         return super().formatMessage(record)
 
     def format(self, record: logging.LogRecord) -> str:
-        """What others have sent may stand in it: no terminal is to obey that."""
+        # A line may quote text of callers, which must not control a terminal.
         text = without_credentials(super().format(record))
         return text if text.replace("\n", "").isprintable() else "\n".join(map(_printable, text.split("\n")))
 

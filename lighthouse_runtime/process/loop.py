@@ -1,4 +1,4 @@
-"""Run a daemon: uvloop, and signals that ask it to stop."""
+"""The event loop of a daemon, stop signals, and notifications to systemd."""
 
 import asyncio
 import contextlib
@@ -22,15 +22,14 @@ log = logging.getLogger(__name__)
 MAX_OPEN_FILES = 65_536
 NICE = -10
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
-WARNING_SIGNALS = (signal.SIGUSR1, signal.SIGUSR2)
-"""What a scheduler announces its end by (Slurm's --signal=USR1@120); their default would end a process."""
-_NOHUP = (signal.SIGHUP, signal.SIGQUIT)  # nohup(1) and shells start a process that is to ignore these
+WARNING_SIGNALS = (signal.SIGUSR1, signal.SIGUSR2)  # a scheduler's warnings, such as Slurm's --signal=USR1@120
+_NOHUP = (signal.SIGHUP, signal.SIGQUIT)  # ignored from the start under nohup(1) and in some shells
 
 
 def on_signals(
     loop: asyncio.AbstractEventLoop, stop: Callable[[int], object], warn: Callable[[int], object] | None = None
 ) -> None:
-    """Call `stop` with the number of each stop signal, and `warn` with that of each warning signal."""
+    """Call `stop` on stop signals and `warn` on warning signals, with the signal number."""
     for number in STOP_SIGNALS:
         if number not in _NOHUP or signal.getsignal(number) is not signal.SIG_IGN:
             loop.add_signal_handler(number, stop, number)
@@ -40,14 +39,14 @@ def on_signals(
 
 
 class StopRequest:
-    """Set by the first stop signal, or by the daemon itself; a second signal ends the process at once."""
+    """A request to stop, made by the first stop signal or by the daemon. A second signal ends the process at once."""
 
     def __init__(self) -> None:
         self._event = asyncio.Event()
         self.status = 0
 
     def __call__(self, status: int = 0) -> None:
-        """Ask for a stop; the process ends with `status`. The first caller's status counts."""
+        """Request a stop with an exit status. The first caller's status counts."""
         if not self._event.is_set():
             self.status = status
             self._event.set()
@@ -62,11 +61,10 @@ class StopRequest:
 
 
 def run_daemon(main: Callable[[StopRequest], Coroutine[None, None, None]]) -> int:
-    """Run `main` until it returns; the exit status. A stop signal sets its StopRequest."""
-
+    """Run `main` until it returns. Stop signals set its StopRequest. Returns the exit status."""
     _raise_open_files()
-    _go_first()
-    # What was imported stays; what a round of a thousand groups allocates goes by reference counts.
+    _raise_priority()
+    # Imported modules are permanent; the garbage of a round with a thousand groups has no cycles.
     gc.freeze()
     gc.set_threshold(20_000, 20, 20)
 
@@ -81,59 +79,62 @@ def run_daemon(main: Callable[[StopRequest], Coroutine[None, None, None]]) -> in
 
 
 def announce(descriptor: int | None, text: object) -> None:
-    """To the process that has started this one, if it asks for that: this one serves."""
+    """Write `text` to the process that started this one, if it passed a descriptor: this process serves now."""
     if descriptor is not None:
         with open(descriptor, "w") as pipe:
             pipe.write(f"{text}\n")
 
 
 def _raise_open_files() -> None:
-    """A connection is a descriptor; the soft limit is often 1024."""
+    # Each connection takes a descriptor, and the soft limit is often 1024.
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = MAX_OPEN_FILES if hard == resource.RLIM_INFINITY else min(hard, MAX_OPEN_FILES)
     if soft != resource.RLIM_INFINITY and soft < wanted:
         resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
-def _go_first() -> None:
-    """A daemon computes little, and many wait for what it says: it need not queue behind a host's data loaders. Where
-    this process may (root, CAP_SYS_NICE, RLIMIT_NICE), and nobody has said otherwise by nice(1). Ranks are started by
-    a process that began before this."""
+def _raise_priority() -> None:
+    # A daemon uses little CPU, but many ranks wait for its answers, so it should not queue behind data loaders. This
+    # needs root, CAP_SYS_NICE or RLIMIT_NICE, and respects nice(1). Ranks do not inherit the priority, because a
+    # process that started earlier forks them.
     if os.getpriority(os.PRIO_PROCESS, 0) == 0:
         with contextlib.suppress(PermissionError):
-            os.setpriority(os.PRIO_PROCESS, 0, NICE)  # of this thread, and of those that it starts
+            os.setpriority(os.PRIO_PROCESS, 0, NICE)  # this thread and its later children
 
 
-# -- service manager ----------------------------------------------------------
+# Notifications to systemd (sd_notify): ready, status, stopping and the watchdog.
 #
-# What systemd is told of this process (sd_notify): it serves, what it does, it stops, and its loop still runs.
-#
-# Nothing is sent where NOTIFY_SOCKET names no socket. The watchdog is fed from the loop itself: if the loop hangs,
+# They are sent only if NOTIFY_SOCKET names a socket. The watchdog is fed by the event loop: if the loop hangs, systemd
+# kills the process after WatchdogSec and restarts it.
 # systemd kills the process after WatchdogSec and starts it again.
 
-FED_PER_TIMEOUT = 3
-"""Twice more often than systemd asks for, so that one late turn of the loop is no failure."""
-STATUS_EVERY_S = 3.0
-"""What `systemctl status` shows is no older than this."""
+FED_PER_TIMEOUT = 3  # systemd needs one; the spare ones tolerate a late turn of the loop
+STATUS_EVERY_S = 3.0  # maximum age of the text in `systemctl status`
 
 
 class ServiceManager:
-    """`timers`: the loop's. `state`: one line that says what the process does, read at least every STATUS_EVERY_S."""
+    """systemd, or any service manager with the same protocol."""
 
     def __init__(self, timers: Timers, state: Callable[[], str] = str) -> None:
+        """Read the environment.
+
+        Args:
+            timers: Timers of the event loop.
+            state: Returns one line about the process. Called at least every STATUS_EVERY_S.
+        """
         self._timers = timers
         self._state = state
-        self._told = ""
+        self._last_state = ""
         self._address, self._watchdog_s = _read(os.environ, os.getpid())
         self._timer: Timer | None = None
 
     def ready(self) -> None:
-        """This process serves. From now on the watchdog is fed."""
+        """Report that this process serves, and start feeding the watchdog."""
         self._send(f"READY=1\n{self._status()}")
         self._feed_later()
 
     def stopping(self) -> None:
-        """It no longer does, and ends soon. The watchdog is fed until it has."""
+        """Report that this process is stopping. The watchdog is fed until close()."""
         self._send("STOPPING=1")
 
     def close(self) -> None:
@@ -146,17 +147,17 @@ class ServiceManager:
             self._timer = self._timers.call_later(min(feed_s, STATUS_EVERY_S), self._feed)
 
     def _feed(self) -> None:
-        told = self._status() if self._watchdog_s is None else f"WATCHDOG=1\n{self._status()}"
-        if told:
-            self._send(told)
+        message = self._status() if self._watchdog_s is None else f"WATCHDOG=1\n{self._status()}"
+        if message:
+            self._send(message)
         self._feed_later()
 
     def _status(self) -> str:
-        """Only where it has changed."""
+        """Return the status line, or an empty string if it is unchanged."""
         state = " ".join(self._state().split())
-        if state == self._told:
+        if state == self._last_state:
             return ""
-        self._told = state
+        self._last_state = state
         return f"STATUS={state}\n"
 
     def _send(self, text: str) -> None:
@@ -166,12 +167,12 @@ class ServiceManager:
             with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK) as sender:
                 sender.sendto(text.encode(), self._address)
         except OSError as e:
-            told = event("notify_failed", error=e.strerror)
-            log.warning("cannot notify systemd (NOTIFY_SOCKET): %s", e.strerror or e, extra=told)
+            fields = event("notify_failed", error=e.strerror)
+            log.warning("cannot notify systemd (NOTIFY_SOCKET): %s", e.strerror or e, extra=fields)
 
 
 def _read(environment: Mapping[str, str], pid: int) -> tuple[str | None, float | None]:
-    """The address of systemd's socket, and the watchdog's timeout in seconds; None: there is none for this process."""
+    """Return the address of systemd's socket and the watchdog's timeout in seconds, each None if not set for us."""
     path = environment.get("NOTIFY_SOCKET", "")
     if not path.startswith(("/", "@")):
         return None, None

@@ -1,4 +1,4 @@
-"""Where daemons of this user keep what outlives them."""
+"""The folder in which this user's daemons keep persistent files."""
 
 import os
 from pathlib import Path
@@ -7,9 +7,10 @@ from lighthouse_protocol.refusals import InvalidRequest
 
 
 def state_folder(option: str) -> Path:
-    """In the user's state directory, as the XDG base directory specification has it; it need not exist.
+    """Return the folder, which need not exist, in the user's state directory (XDG base directory specification).
 
-    Raises InvalidRequest naming `option`, which could name another place, for a user without a home directory.
+    Raises:
+        InvalidRequest: The user has no home directory. Names `option`, which can set another path.
     """
     state = os.environ.get("XDG_STATE_HOME", "")
     try:
@@ -20,13 +21,13 @@ def state_folder(option: str) -> Path:
 
 
 def make_private(folder: Path) -> None:
-    """Make `folder` and its missing parents, readable by this user alone whatever the umask is. Raises OSError."""
+    """Create `folder` and its missing parents, accessible to this user only, regardless of umask. Raises OSError."""
     for missing in reversed([each for each in (folder, *folder.parents) if not each.exists()]):
         missing.mkdir(mode=0o700, exist_ok=True)
 
 
 def write_private(path: Path, content: bytes) -> None:
-    """Replace `path` in one step, readable by this user alone. Raises OSError."""
+    """Replace `path` atomically, readable by this user only. Raises OSError."""
     new = path.with_name(f".{path.name}.{os.getpid()}")
     descriptor = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     try:

@@ -1,1 +1,1 @@
-"""Certificates and credentials: how a client knows its lighthouse, and a server its callers."""
+"""TLS, tokens and access control, for clients and servers."""

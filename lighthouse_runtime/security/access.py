@@ -1,4 +1,4 @@
-"""How a server learns which credential a caller has. What that may do is in lighthouse_protocol/rules/access.py."""
+"""Identification of a server's callers. lighthouse_protocol/rules/access.py defines what each may do."""
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -18,23 +18,21 @@ from lighthouse_runtime.security.watched_file import WatchedFile
 PROXIED = "a proxy"
 LOCAL = Principal("local", frozenset({Role.OPERATE}))
 REMOTE = Principal("remote", frozenset({Role.JOIN, Role.VIEW}))
-ANONYMOUS = Principal("anonymous", frozenset({Role.JOIN, Role.VIEW}))
-"""A caller without a token, where a server was started with --insecure."""
+ANONYMOUS = Principal("anonymous", frozenset({Role.JOIN, Role.VIEW}))  # without a token, under --insecure
 
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """What a server sees of a caller before any handler runs. `peer` as gRPC writes it; PROXIED, where the request came
-    through an HTTP proxy, wherever that runs. `names`: the SPIFFE ids and DNS names of its certificate, which a CA of
-    this server's has signed."""
+    """A caller as a server sees it before any handler runs."""
 
-    peer: str
+    peer: str  # address in gRPC's form, or PROXIED for any request through an HTTP proxy
     metadata: Mapping[str, str]
+    # SPIFFE ids and DNS names of the client certificate, if a CA of this server has signed it.
     names: Callable[[], tuple[str, ...]] = tuple
 
     @property
     def token(self) -> str:
-        """Empty: none was shown."""
+        """The token in the metadata, or an empty string."""
         shown = self.metadata.get(TOKEN_METADATA_KEY, "")
         return shown[len(TOKEN_SCHEME) :].strip() if shown[: len(TOKEN_SCHEME)].lower() == TOKEN_SCHEME.lower() else ""
 
@@ -44,14 +42,14 @@ class Caller:
 
 
 class Access(Protocol):
-    """Of one server."""
+    """Access rules of one server."""
 
     def principal(self, caller: Caller) -> Principal:
-        """Raises NotPermitted for a credential that is shown and not good."""
+        """Identify the caller. Raises NotPermitted for an invalid credential."""
         ...
 
     def has_good_token(self, caller: Caller) -> bool:
-        """Whether the caller shows a token of this server's. A server that reads no tokens knows no good one."""
+        """Check if the caller shows a valid token of this server. Always false if the server does not use tokens."""
         ...
 
     @property
@@ -59,26 +57,28 @@ class Access(Protocol):
 
     @property
     def port(self) -> int:
-        """Of the lighthouse's gRPC, for the remedies of refusals."""
+        """The lighthouse's gRPC port, for the remedies in refusals."""
         ...
 
 
 def admit(to: Access, path: str, caller: Caller) -> Principal:
-    """The caller, if it may. Raises NotPermitted with the remedy."""
+    """Identify the caller and check its role. Raises NotPermitted with the remedy."""
     principal = access.NOBODY
     try:
         principal = to.principal(caller)
         access.check(path, principal, to.port)
     except NotPermitted as e:
         if access.is_control(path):
-            to.audit.refuse(principal, as_written(caller.peer), access.name_of(path), str(e))
+            to.audit.refuse(principal, format_peer(caller.peer), access.method_name(path), str(e))
         raise
     return principal
 
 
-class HostOnly:
-    """Of a server that listens on a loopback: whatever reaches it is of this host, and may do all, but for an HTTP
-    proxy, which may speak for others."""
+class LoopbackAccess:
+    """Access rules of a server on a loopback address: local callers may do everything.
+
+    An HTTP proxy on this host may forward remote requests, so its requests count as remote.
+    """
 
     port = LIGHTHOUSE_PORT
 
@@ -92,8 +92,8 @@ class HostOnly:
         return False
 
 
-class LocalOperates:
-    """Callers of this host may do all; those of others may train and look."""
+class LocalOperatorAccess:
+    """Access rules under which callers on this host may do everything, and others may train and view."""
 
     port = LIGHTHOUSE_PORT
 
@@ -107,9 +107,12 @@ class LocalOperates:
         return False
 
 
-class ByCredential:
-    """Of a server that other hosts reach: a caller has the role of the token that it shows; without one, that of its
-    certificate in `identities`. `without`: a caller that shows neither."""
+class CredentialAccess:
+    """Access rules of a server that other hosts can reach.
+
+    A caller's token determines its role, or else its certificate does (`identities`). A caller with neither is
+    `anonymous`.
+    """
 
     port = LIGHTHOUSE_PORT
 
@@ -118,18 +121,18 @@ class ByCredential:
         tokens: TokenFile,
         audit: Audit,
         identities: WatchedFile[Identities] | None = None,
-        without: Principal = access.NOBODY,
+        anonymous: Principal = access.NOBODY,
     ) -> None:
         self.audit = audit
         self._tokens = tokens
         self._identities = identities
-        self._without = without
+        self._anonymous = anonymous
 
     def principal(self, caller: Caller) -> Principal:
         if caller.token:
             return self._tokens.value.principal(caller.token, self.port)
         of_certificate = None if self._identities is None else self._identities.value.principal(caller.names())
-        return of_certificate or self._without
+        return of_certificate or self._anonymous
 
     def has_good_token(self, caller: Caller) -> bool:
         try:
@@ -138,8 +141,8 @@ class ByCredential:
             return False
 
 
-class OpenTo:
-    """All callers are `principal`: of a port that serves those that cannot show a token."""
+class FixedAccess:
+    """Access rules under which every caller is `principal`, for a port whose clients cannot send a token."""
 
     port = LIGHTHOUSE_PORT
 
@@ -155,25 +158,25 @@ class OpenTo:
 
 
 def names_in_certificate(spiffe: Iterable[str], dns: Iterable[str]) -> tuple[str, ...]:
-    """For Caller.names. A DNS name that looks like a SPIFFE id is none."""
+    """Return the names for Caller.names. DNS names with a slash are dropped, since they could pass for SPIFFE ids."""
     return (*spiffe, *(name for name in dns if "/" not in name))
 
 
 def is_local(peer: str) -> bool:
-    """From this host: its loopback, an address of its own, or a UNIX socket. `peer` as gRPC writes it."""
+    """Check if `peer`, in gRPC's form, is this host: a loopback, one of its addresses, or a UNIX socket."""
     if peer.startswith("unix:"):
         return True
     address = address_of(peer)
     return address is not None and (address.is_loopback or is_own_address(address.host))
 
 
-def as_written(peer: str) -> str:
-    """Where a caller calls from, as a person writes an address."""
+def format_peer(peer: str) -> str:
+    """Convert an address from gRPC's form to the usual notation."""
     return str(address_of(peer) or peer)
 
 
 def address_of(peer: str) -> Address | None:
-    """Of a caller, whom gRPC writes as ipv4:127.0.0.1:4711 or ipv6:%5B::1%5D:4711. None: it is no IP address."""
+    """Parse gRPC's form of an address, such as ipv4:127.0.0.1:4711 or ipv6:%5B::1%5D:4711. None if it has no IP."""
     kind, _, rest = peer.partition(":")
     if not kind.startswith("ip"):
         return None

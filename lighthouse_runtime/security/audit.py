@@ -1,7 +1,7 @@
-"""The audit: one line for each act of an operator, and for each that was refused, in the log and in a file.
+"""The audit of operators' actions and of refused ones, in the log and in files.
 
-Refusals, and what supervisors ask for in vain, cost a caller nothing. They are written at a bounded rate and to their
-own file, so that no number of them removes an act.
+A refusal costs its caller nothing, so refusals are written at a bounded rate and to a separate file. No number of them
+can push an action out of the audit.
 """
 
 import json
@@ -24,10 +24,17 @@ REFUSALS_AT_ONCE = 50.0
 
 
 class Audit:
-    """`path`: a file of JSON lines for acts, readable by its user alone, or None for no file. Refusals go to a file
-    beside it, `audit.refused.jsonl` for `audit.jsonl`. The GENERATIONS files before each are kept as `<path>.1`, ..."""
+    """Audit log in JSON lines."""
 
     def __init__(self, path: Path | None) -> None:
+        """Set the file for actions, readable by its user only.
+
+        Refusals go to `audit.refused.jsonl` beside `audit.jsonl`. Older files are kept as `<path>.1` to
+        `<path>.GENERATIONS`.
+
+        Args:
+            path: File for actions, or None to write to the log only.
+        """
         self._path = path
         self._has_failed = False
         self._left_out = 0
@@ -35,7 +42,7 @@ class Audit:
         self._refilled_at = time.monotonic()
 
     def act(self, principal: Principal, peer: str, what: str, target: str, result: str = "done") -> None:
-        """An act, and how it ended."""
+        """Record an action and its result."""
         self._write(self._path, principal, peer, what, target, result)
 
     def refuse(self, principal: Principal, peer: str, what: str, reason: str, target: str = "") -> None:

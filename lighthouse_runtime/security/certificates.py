@@ -1,4 +1,4 @@
-"""Making X.509 certificates, by `cryptography`. To be imported by a daemon, and only when it makes one."""
+"""Creation of X.509 certificates. Daemons import this only when they need it, since `cryptography` loads slowly."""
 
 import datetime
 import ipaddress
@@ -13,11 +13,11 @@ from lighthouse_runtime.security.pinned import SERVER_NAME
 
 CA_LASTS = datetime.timedelta(days=20 * 365)
 SERVER_LASTS = datetime.timedelta(days=90)
-CLOCKS_DIFFER = datetime.timedelta(days=1)  # valid from before it was made: clocks are not the same
+CLOCKS_DIFFER = datetime.timedelta(days=1)  # certificates are valid from this much before, since clocks differ
 
 
 def make_ca() -> tuple[bytes, bytes]:
-    """(key, certificate) of a new CA, PEM."""
+    """Create a CA. Returns its (key, certificate) as PEM."""
     key = ec.generate_private_key(ec.SECP256R1())
     name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "lighthouse CA")])
     usage = x509.KeyUsage(
@@ -41,7 +41,14 @@ def make_ca() -> tuple[bytes, bytes]:
 
 
 def make_server(ca_pem: bytes, ca_key_pem: bytes, names: Iterable[str]) -> tuple[bytes, bytes]:
-    """(key, certificate and that of its CA) of a server with these DNS names and addresses, PEM. Raises ValueError."""
+    """Create a server certificate for DNS names and addresses.
+
+    Returns:
+        (key, certificate followed by the CA's) as PEM.
+
+    Raises:
+        ValueError: The CA's key or certificate is malformed.
+    """
     ca = x509.load_pem_x509_certificate(ca_pem)
     ca_key = serialization.load_pem_private_key(ca_key_pem, None)
     if not isinstance(ca_key, ec.EllipticCurvePrivateKey):
@@ -59,7 +66,7 @@ def make_server(ca_pem: bytes, ca_key_pem: bytes, names: Iterable[str]) -> tuple
 
 
 def expires_at(pem: bytes) -> datetime.datetime:
-    """Of the first certificate. Raises ValueError."""
+    """Return when the first certificate expires. Raises ValueError."""
     return x509.load_pem_x509_certificate(pem).not_valid_after_utc
 
 

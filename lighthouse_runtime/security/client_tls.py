@@ -1,8 +1,8 @@
-"""How a client makes sure of its lighthouse, and proves itself: by the pin of a join string, or by files of the user's
-own PKI, which are read again for each connection.
+"""TLS of a client: verification by a join string's pin, or by files of the user's own PKI.
 
-Files are named by options, or by variables, which a training process gets from its supervisor. No `cryptography` here
-but where an error is put into words: training processes import this.
+Options or environment variables name the files; a training process gets the variables from its supervisor. The files
+are read again for each connection. Training processes import this, so `cryptography` is imported only to explain an
+error.
 """
 
 import os
@@ -14,17 +14,17 @@ from pathlib import Path
 from lighthouse_protocol.coordinator import NO_FILES, Coordinator, TlsFiles
 from lighthouse_protocol.refusals import Unreachable
 from lighthouse_runtime.security.pinned import SERVER_NAME, fetch_roots, known_roots, utc_now
-from lighthouse_runtime.security.watched_file import stamp_of
+from lighthouse_runtime.security.watched_file import file_stamp
 
 CA_VARIABLE, CERT_VARIABLE, KEY_VARIABLE = "LIGHTHOUSE_TLS_CA", "LIGHTHOUSE_CLIENT_CERT", "LIGHTHOUSE_CLIENT_KEY"
 
 
 @dataclass(frozen=True, slots=True)
 class ClientTls:
-    """PEM. `name`: what the server's certificate must say, in place of the host's name; empty: that name."""
+    """TLS settings of a client, as PEM."""
 
     roots: bytes
-    name: str = ""
+    name: str = ""  # expected name in the server's certificate; empty for the host's name
     cert: bytes | None = None
     key: bytes | None = field(default=None, repr=False)
 
@@ -34,20 +34,30 @@ def files_from(variables: Mapping[str, str] = os.environ) -> TlsFiles:
 
 
 def variables_of(files: TlsFiles) -> dict[str, str]:
-    """For a child process: the inverse of files_from()."""
-    told = {CA_VARIABLE: files.ca, CERT_VARIABLE: files.cert, KEY_VARIABLE: files.key}
-    return {name: os.path.abspath(path) for name, path in told.items() if path}
+    """Return the environment variables for a child process. Inverse of files_from()."""
+    paths = {CA_VARIABLE: files.ca, CERT_VARIABLE: files.cert, KEY_VARIABLE: files.key}
+    return {name: os.path.abspath(path) for name, path in paths.items() if path}
 
 
 def known_tls(coordinator: Coordinator) -> ClientTls | None:
-    """What fetch_tls() returns, where no file and no server has to be asked; None: ask it."""
+    """Return the result of fetch_tls() if it needs no file and no server, or else None."""
     roots = known_roots(coordinator) if coordinator.ca_pin and coordinator.files == NO_FILES else None
     return None if roots is None else ClientTls(roots, SERVER_NAME)
 
 
 def fetch_tls(coordinator: Coordinator, timeout_s: float, *, waits: bool = False) -> ClientTls:
-    """Blocks: reads files, and for a pin asks the server, as fetch_roots(). Raises as that, and Unreachable for a file
-    that cannot be used: it may be one that is being replaced."""
+    """Read the files and, for a pin, fetch the CA certificate. Blocks.
+
+    Args:
+        coordinator: Lighthouse with a pin or with files.
+        timeout_s: Maximum time in seconds for the server.
+        waits: Retry while the server is down.
+
+    Raises:
+        Unreachable: The server does not answer, or a file is unusable, which may be temporary during its replacement.
+        WrongProtocol: The server does not speak TLS.
+        Untrusted: The certificate is expired or does not match the pin.
+    """
     files = coordinator.files
     cert, key = (_read(files.cert, "--client-cert"), _read(files.key, "--client-key")) if files.cert else (None, None)
     if files.cert:
@@ -63,12 +73,12 @@ def fetch_tls(coordinator: Coordinator, timeout_s: float, *, waits: bool = False
 
 
 def stamp_of_files(files: TlsFiles) -> object:
-    """Another one when one of them has changed."""
-    return tuple(stamp_of(Path(path)) for path in (files.ca, files.cert, files.key) if path)
+    """Return a value that changes whenever one of the files is written or replaced."""
+    return tuple(file_stamp(Path(path)) for path in (files.ca, files.cert, files.key) if path)
 
 
-def refused_client(address: str, files: TlsFiles) -> str:
-    """In words, why a server may have ended a connection right after a handshake that was good for its client."""
+def refused_client_message(address: str, files: TlsFiles) -> str:
+    """Explain why a server may have closed a connection right after the client completed its handshake."""
     if not files.cert:
         return (
             f"{address} ends the connection after the handshake, as a lighthouse with --tls-client-ca does to a client "

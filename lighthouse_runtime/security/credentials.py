@@ -1,10 +1,10 @@
-"""The certificates of a lighthouse: its own CA and one server certificate, in a folder that only its user reads.
+"""The credentials of a lighthouse: its CA, server certificate and tokens, in a folder that only its user can read.
 
-    ca.pem, ca.key          made once; the join string pins ca.pem
-    server.pem, server.key  made anew, by the same CA, long before they expire; server.pem holds the CA's, too
-    tokens.json             see tokens.py
+    ca.pem, ca.key          created once; the join string pins ca.pem
+    server.pem, server.key  renewed long before they expire; server.pem contains the CA's certificate, too
+    tokens.json             one or two tokens per role
 
-`cryptography` (certificates.py) is imported only where a certificate is made or its end is read.
+`cryptography` (certificates.py) is imported only to create a certificate or to read its expiry.
 """
 
 import contextlib
@@ -31,27 +31,24 @@ from lighthouse_protocol.rules.access import Principal, Role
 from lighthouse_runtime.log_event import event
 from lighthouse_runtime.process.state_folder import make_private, write_private
 from lighthouse_runtime.security.pinned import SERVER_NAME
-from lighthouse_runtime.security.watched_file import WatchedFile, stamp_of
+from lighthouse_runtime.security.watched_file import WatchedFile, file_stamp
 
 log = logging.getLogger(__name__)
 
 
-# -- tokens -------------------------------------------------------------------
+# Tokens.
 #
-# The tokens of a lighthouse: a file beside its certificates, which it reads again when it changes.
-#
-# Each role has one token or two: the newest, and the one before it, so that a rotation cuts nobody off. Their first
-# letters tell a person what they are for; in logs a token is its role and six digits of its SHA-256.
+# Each role has up to two valid tokens, the newest and its predecessor, so that a rotation disconnects no client. A
+# prefix shows the role. Logs show a token as its role and six digits of its SHA-256.
 
 FILE = "tokens.json"
 VALID_AT_A_TIME = 2
-ROLES: Mapping[Role, str] = {Role.JOIN: "lhj_", Role.OPERATE: "lho_", Role.VIEW: "lhv_"}
-"""The roles that have tokens, and how those begin."""
+ROLES: Mapping[Role, str] = {Role.JOIN: "lhj_", Role.OPERATE: "lho_", Role.VIEW: "lhv_"}  # token prefixes by role
 
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Tokens:
-    """By role, the newest first."""
+    """Valid tokens by role, the newest first."""
 
     by_role: Mapping[Role, tuple[str, ...]]
 
@@ -61,7 +58,7 @@ class Tokens:
 
     @classmethod
     def read(cls, folder: Path) -> "Tokens":
-        """Raises InvalidRequest that names the file, and what to do."""
+        """Read the tokens in a folder. Raises InvalidRequest with the file's name and the remedy."""
         path = folder / FILE
         try:
             found = json.loads(path.read_text())
@@ -76,12 +73,12 @@ class Tokens:
         return tokens
 
     def write(self, folder: Path) -> None:
-        """Raises OSError."""
+        """Write the tokens to a folder. Raises OSError."""
         content = {role.value: list(tokens) for role, tokens in self.by_role.items()}
         write_private(folder / FILE, (json.dumps(content, indent=2) + "\n").encode())
 
     def rotated(self, role: Role) -> "Tokens":
-        """With a new token for `role`; its newest one stays valid beside it, older ones do not."""
+        """Return a copy with a new token for `role`. The role's newest token stays valid, older ones do not."""
         kept = self.by_role[role][: VALID_AT_A_TIME - 1]
         return Tokens({**self.by_role, role: (_new(role), *kept)})
 
@@ -92,8 +89,15 @@ class Tokens:
         return tuple(token for tokens in self.by_role.values() for token in tokens)
 
     def principal(self, shown: str, port: int = LIGHTHOUSE_PORT) -> Principal:
-        """Whose token `shown` is, at the lighthouse with that gRPC port. Raises NotPermitted; how long that takes tells
-        nothing about any token."""
+        """Identify the owner of a token, in constant time for each token.
+
+        Args:
+            shown: Token of a caller.
+            port: gRPC port of the lighthouse, for the remedy.
+
+        Raises:
+            NotPermitted: The token is not valid.
+        """
         matching = [
             (role, token)
             for role, tokens in self.by_role.items()
@@ -107,18 +111,18 @@ class Tokens:
                 f"{token_command(port, role)} on its host, and use what it prints"
             )
         role, token = matching[0]
-        return Principal(name_of(role, token), frozenset({role}))
+        return Principal(token_name(role, token), frozenset({role}))
 
 
 class TokenFile(WatchedFile[Tokens]):
-    """The tokens of `folder` as they are now. Raises as Tokens.read() when it is made."""
+    """The current tokens in a folder. The constructor raises as Tokens.read() does."""
 
     def __init__(self, folder: Path) -> None:
         super().__init__(folder / FILE, lambda: Tokens.read(folder))
 
 
-def name_of(role: Role, token: str) -> str:
-    """What logs call a token."""
+def token_name(role: Role, token: str) -> str:
+    """Return the name of a token in logs."""
     return f"{role.value}-{hashlib.sha256(token.encode()).hexdigest()[:6]}"
 
 
@@ -136,12 +140,11 @@ _OPTION = "--credentials"
 
 @dataclass(frozen=True, slots=True)
 class Credentials:
-    """`is_new`: this call has made them."""
+    """Credentials in a folder."""
 
     folder: Path
-    ca_pin: str
-    """Empty: its certificates are of another PKI, and the folder has the tokens alone."""
-    is_new: bool = False
+    ca_pin: str  # empty if the certificates belong to another PKI, and the folder contains only tokens
+    is_new: bool = False  # created by this call
 
     @property
     def certificate(self) -> Path:
@@ -153,9 +156,14 @@ class Credentials:
 
 
 def load_or_make(folder: Path, names: Iterable[str]) -> Credentials:
-    """Those in `folder`; all of them are made where it has none. `names`: of this host, beside the fixed one.
+    """Load the credentials in `folder`, or create them if it has none.
 
-    Raises InvalidRequest, naming --credentials, for a folder that cannot be used.
+    Args:
+        folder: Folder of the credentials.
+        names: Names and addresses of this host for the server certificate, besides SERVER_NAME.
+
+    Raises:
+        InvalidRequest: The folder is unusable. Names --credentials.
     """
     try:
         is_new = not (folder / "ca.pem").exists()
@@ -165,7 +173,7 @@ def load_or_make(folder: Path, names: Iterable[str]) -> Credentials:
 
             key, pem = certificates.make_ca()
             write_private(folder / "ca.key", key)
-            write_private(folder / "ca.pem", pem)  # last: by it a folder counts as complete
+            write_private(folder / "ca.pem", pem)  # last, because this file marks the folder as complete
         credentials = Credentials(folder, pin_of((folder / "ca.pem").read_bytes()), is_new)
         renew_if_due(credentials, names)
         _warn_of_readers(folder)
@@ -175,7 +183,7 @@ def load_or_make(folder: Path, names: Iterable[str]) -> Credentials:
 
 
 def load_or_make_tokens(folder: Path) -> Credentials:
-    """As load_or_make(), for a lighthouse whose certificates are of another PKI: the tokens alone."""
+    """Load or create the tokens only, for a lighthouse with certificates of another PKI. Raises as load_or_make()."""
     try:
         is_new = not (folder / FILE).exists()
         if is_new:
@@ -187,7 +195,7 @@ def load_or_make_tokens(folder: Path) -> Credentials:
 
 
 def _warn_of_readers(folder: Path) -> None:
-    """Log the files of secrets that others may read."""
+    """Warn about files with secrets that other users can read."""
     for name in (FILE, "ca.key", "server.key"):
         with contextlib.suppress(FileNotFoundError):
             mode = (folder / name).stat().st_mode & 0o777
@@ -201,7 +209,7 @@ def _warn_of_readers(folder: Path) -> None:
 
 
 def _make_tokens(folder: Path) -> None:
-    """Where there are none yet. Raises OSError, InvalidRequest."""
+    """Create the tokens unless they exist. Raises OSError or InvalidRequest."""
     make_private(folder.parent)
     folder.mkdir(mode=0o700, exist_ok=True)
     if any(path.name != FILE for path in folder.iterdir()):
@@ -212,32 +220,40 @@ def _make_tokens(folder: Path) -> None:
 
 
 def renew_if_due(credentials: Credentials, names: Iterable[str]) -> bool:
-    """Make the server's certificate anew if it is missing or expires soon, and the CA's key is here. Raises OSError,
-    ValueError."""
+    """Renew the server certificate if it is missing or expires soon, and the CA's key is available.
+
+    Returns:
+        True if there is a new certificate.
+
+    Raises:
+        OSError, ValueError: Renewal failed.
+    """
     has_key = (credentials.folder / "ca.key").exists()
-    if credentials.certificate.exists() and (not has_key or left(credentials.certificate) > RENEWED_BEFORE):
+    if credentials.certificate.exists() and (
+        not has_key or time_until_expiry(credentials.certificate) > RENEWED_BEFORE
+    ):
         return False
     if not has_key:
-        raise ValueError("server.pem is missing, and so is ca.key, with which a new one could be made")
+        raise ValueError("server.pem is missing, and so is ca.key, which is needed to create a new one")
     from lighthouse_runtime.security import certificates
 
     folder = credentials.folder
     key, pem = certificates.make_server(
         (folder / "ca.pem").read_bytes(), (folder / "ca.key").read_bytes(), [SERVER_NAME, *names]
     )
-    # A handshake between the two writes finds a pair that does not fit and fails; its client tries again.
+    # A handshake between the two writes sees a mismatched pair and fails; the client retries.
     write_private(folder / "server.key", key)
     write_private(folder / "server.pem", pem)
     return True
 
 
 def pin_of(pem: bytes) -> str:
-    """The SHA-256 of a certificate's DER, hex. Raises ValueError."""
+    """Return the SHA-256 of a certificate's DER in hexadecimal. Raises ValueError."""
     return hashlib.sha256(ssl.PEM_cert_to_DER_cert(pem.decode())).hexdigest()
 
 
 def read_pin(folder: Path) -> str:
-    """Of the CA in `folder`. Raises InvalidRequest."""
+    """Return the pin of the CA in a folder. Raises InvalidRequest."""
     try:
         return pin_of((folder / "ca.pem").read_bytes())
     except (OSError, ValueError) as e:
@@ -245,14 +261,23 @@ def read_pin(folder: Path) -> str:
 
 
 class CertificateFiles:
-    """What gRPC and HTTP serve with, read again when the files change: open connections go on.
+    """Certificates for gRPC and HTTP, reread when the files change. Open connections are not affected.
 
-    `client_ca`: the CAs whose certificates callers must show over gRPC, and may show over HTTP, where probes and
-    browsers come without. A change that cannot be used changes nothing: `error` says why.
+    If a change is invalid, the old files stay in use and `error` gives the reason.
     """
 
     def __init__(self, certificate: Path, key: Path, client_ca: Path | None = None) -> None:
-        """Raises OSError (ssl.SSLError is one), ValueError."""
+        """Read the files.
+
+        Args:
+            certificate: Certificate of the server.
+            key: Its key.
+            client_ca: CAs of clients. gRPC clients must show a certificate. HTTP clients may, since probes and browsers
+                have none.
+
+        Raises:
+            OSError, ValueError: A file is unusable. ssl.SSLError is an OSError.
+        """
         self._certificate = certificate
         self._key = key
         self._client_ca = client_ca
@@ -260,14 +285,14 @@ class CertificateFiles:
         self._stamp = self._stat()
         self.error = ""
         self._http, self._grpc = self._read()
-        self._is_told = True
+        self._is_fetched = True
 
     def for_grpc(self) -> grpc.ServerCredentials:
-        fetch: Any = self._fetch  # its type has no None, which keeps what there is
+        fetch: Any = self._fetch  # the stub's type lacks None, which keeps the present certificate
         return grpc.dynamic_ssl_server_credentials(self._grpc, fetch, self._client_ca is not None)
 
     def for_http(self) -> ssl.SSLContext:
-        """It hands each handshake to the context of the newest files: no CA can be taken out of a context again."""
+        """Return a context that passes each handshake to a new one, because a context cannot drop a CA."""
         front = self._context()
 
         def newest(connection: ssl.SSLObject, name: str | None, _: ssl.SSLContext) -> None:
@@ -276,8 +301,8 @@ class CertificateFiles:
         front.sni_callback = newest
         return front
 
-    def look(self) -> None:
-        """Read the files again if they have changed. gRPC looks at each handshake; HTTP takes what was read last."""
+    def reload_if_changed(self) -> None:
+        """Read the files if they have changed. gRPC checks at each handshake; HTTP uses the result of the last read."""
         with self._lock:
             stamp = self._stat()
             if stamp == self._stamp:
@@ -285,21 +310,25 @@ class CertificateFiles:
             self._stamp = stamp
             try:
                 self._http, self._grpc = self._read()
-                self._is_told, self.error = False, ""
+                self._is_fetched, self.error = False, ""
             except (OSError, ValueError) as e:
                 self.error = str(e)
 
     def _fetch(self) -> "grpc.ServerCertificateConfiguration | None":
-        """At each handshake, on a thread of gRPC's. None: as before."""
-        self.look()
+        """Return a new certificate, or None if it is unchanged. gRPC calls this per handshake, on its own thread."""
+        self.reload_if_changed()
         with self._lock:
-            if self._is_told:
+            if self._is_fetched:
                 return None
-            self._is_told = True
+            self._is_fetched = True
             return self._grpc
 
     def _read(self) -> tuple[ssl.SSLContext, grpc.ServerCertificateConfiguration]:
-        """Raises OSError, ValueError: gRPC takes a key that does not fit its certificate, and then serves nobody."""
+        """Read and verify the files, since gRPC would accept a mismatched key and then serve no client.
+
+        Raises:
+            OSError, ValueError: A file is unusable.
+        """
         context = self._context()
         roots = None if self._client_ca is None else self._client_ca.read_bytes()
         pair = (self._key.read_bytes(), self._certificate.read_bytes())
@@ -322,7 +351,7 @@ class CertificateFiles:
 
     def _stat(self) -> tuple[tuple[int, int], ...]:
         paths = (self._certificate, self._key, self._client_ca)
-        return tuple(stamp_of(path) for path in paths if path is not None)
+        return tuple(file_stamp(path) for path in paths if path is not None)
 
 
 def _check_owner(folder: Path) -> None:
@@ -335,8 +364,8 @@ def _check_owner(folder: Path) -> None:
         )
 
 
-def left(certificate: Path) -> datetime.timedelta:
-    """Until it expires. Raises OSError, ValueError."""
+def time_until_expiry(certificate: Path) -> datetime.timedelta:
+    """Return the time until a certificate expires. Raises OSError or ValueError."""
     from lighthouse_runtime.security import certificates
 
     return certificates.expires_at(certificate.read_bytes()) - datetime.datetime.now(datetime.UTC)

@@ -1,8 +1,8 @@
-"""The CA certificate that a join string pins: fetched once from the server, compared with the pin, then trusted.
+"""The CA certificate that a join string pins: fetched from the server, compared with the pin, then trusted.
 
-The server shows its certificate and its CA's. A handshake without verification brings both, and nothing is sent over
-it; the CA's certificate counts only if its SHA-256 is the pin. A second handshake, verified by it, finds an expired
-certificate or a wrong clock, and says so in words. No `cryptography` here: training processes import this.
+A first handshake, without verification, gets the certificates of the server and its CA. Nothing is sent over it, and
+the CA certificate counts only if its SHA-256 is the pin. A second handshake, verified with that CA, detects expired
+certificates and wrong clocks and explains them. Training processes import this, so it does without `cryptography`.
 """
 
 import contextlib
@@ -20,26 +20,35 @@ from lighthouse_protocol.identity import Address
 from lighthouse_protocol.limits import LIGHTHOUSE_HTTP_PORT, LIGHTHOUSE_PORT
 from lighthouse_protocol.refusals import Unreachable, Untrusted, WrongProtocol
 
-SERVER_NAME = "lighthouse.internal"
-"""A name that each certificate of a lighthouse carries, so that its host's names and addresses do not matter."""
-_HTTP2 = "h2"  # what gRPC speaks; the HTTP port of a lighthouse chooses nothing, or http/1.1
+SERVER_NAME = "lighthouse.internal"  # in every lighthouse's certificate, so that host names do not matter
+_HTTP2 = "h2"  # gRPC's protocol; the lighthouse's HTTP port negotiates http/1.1 or nothing
 RETRY_S = 0.2
 MAX_RETRY_S = 1.0
 
-_roots: dict[str, bytes] = {}
-"""By pin: the CA's certificate as PEM. A pin names one certificate for ever, so an entry never gets old."""
+_roots: dict[str, bytes] = {}  # CA certificates as PEM, by pin; never outdated, since a pin identifies one certificate
 _lock = threading.Lock()
 
 
 def known_roots(coordinator: Coordinator) -> bytes | None:
-    """The CA certificate, PEM; None where it was not fetched yet."""
+    """Return the CA certificate as PEM, or None if it has not been fetched yet."""
     return _roots.get(coordinator.ca_pin)
 
 
 def fetch_roots(coordinator: Coordinator, timeout_s: float, *, waits: bool = False) -> bytes:
-    """The CA certificate, PEM. Blocks for `timeout_s` at most; `waits`: a server that is down is asked again.
+    """Fetch the CA certificate. Blocks.
 
-    Raises Unreachable, WrongProtocol for one without TLS, Untrusted for a wrong or expired certificate.
+    Args:
+        coordinator: Lighthouse with a pin.
+        timeout_s: Maximum time in seconds.
+        waits: Retry while the server is down.
+
+    Returns:
+        The certificate as PEM.
+
+    Raises:
+        Unreachable: The server does not answer.
+        WrongProtocol: The server does not speak TLS.
+        Untrusted: The certificate is expired or does not match the pin.
     """
     ends_at, delay_s = time.monotonic() + timeout_s, RETRY_S
     while (roots := known_roots(coordinator)) is None:
@@ -56,7 +65,7 @@ def fetch_roots(coordinator: Coordinator, timeout_s: float, *, waits: bool = Fal
 
 
 def _fetch(coordinator: Coordinator, ends_at: float) -> bytes:
-    """From the first address that answers."""
+    """Fetch the certificate from the first address that answers."""
     error: Unreachable = Unreachable(f"{coordinator} is unreachable: no time was left to connect")
     for address in coordinator.addresses:
         try:
@@ -70,7 +79,7 @@ def _fetch(coordinator: Coordinator, ends_at: float) -> bytes:
 
 
 def shown_certificates(address: Address, timeout_s: float) -> list[bytes]:
-    """What the server there shows, verified by nothing, as DER: its own certificate first. Raises as fetch_roots()."""
+    """Return the server's unverified certificates as DER, its own first. Raises as fetch_roots()."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname = False
     context.verify_mode = ssl.CERT_NONE
@@ -101,7 +110,7 @@ def _verify(address: Address, roots: bytes, ends_at: float) -> None:
 
 
 def connected(address: Address, timeout_s: float) -> socket.socket:
-    """A TCP connection. Raises Unreachable that says why, and what to do."""
+    """Open a TCP connection. Raises Unreachable with the reason and the remedy."""
     try:
         return socket.create_connection((address.host, address.port or 0), max(0.01, timeout_s))
     except socket.gaierror:
@@ -115,7 +124,7 @@ def connected(address: Address, timeout_s: float) -> socket.socket:
 
 @contextlib.contextmanager
 def _handshake(address: Address, context: ssl.SSLContext, ends_at: float) -> Generator[ssl.SSLSocket, None, None]:
-    """A connection whose handshake is done. Nothing here takes longer than until `ends_at`."""
+    """Open a connection and complete the TLS handshake, both before `ends_at`."""
     context.set_alpn_protocols([_HTTP2])
     with connected(address, ends_at - time.monotonic()) as raw:
         raw.setblocking(False)
@@ -123,15 +132,15 @@ def _handshake(address: Address, context: ssl.SSLContext, ends_at: float) -> Gen
             with context.wrap_socket(raw, server_hostname=SERVER_NAME, do_handshake_on_connect=False) as tls:
                 _shake(tls, ends_at)
                 if tls.selected_alpn_protocol() != _HTTP2:
-                    raise WrongProtocol(http_port(str(address)))
+                    raise WrongProtocol(http_port_message(str(address)))
                 yield tls
         except ssl.SSLCertVerificationError as e:
-            raise Untrusted(bad_certificate(str(address), e.verify_message)) from None
+            raise Untrusted(bad_certificate_message(str(address), e.verify_message)) from None
         except TimeoutError:
             raise Unreachable(f"{address} is unreachable: the TLS handshake timed out") from None
         except ssl.SSLError as e:
             if e.reason in ("WRONG_VERSION_NUMBER", "HTTP_REQUEST", "RECORD_LAYER_FAILURE", "PACKET_LENGTH_TOO_LONG"):
-                raise WrongProtocol(without_tls(str(address))) from None
+                raise WrongProtocol(no_tls_message(str(address))) from None
             raise Unreachable(f"{address} is unreachable: the TLS handshake failed ({e.reason or e})") from None
         except OSError as e:
             raise Unreachable(f"{address} is unreachable: {e} during the TLS handshake") from None
@@ -153,29 +162,29 @@ def _shake(tls: ssl.SSLSocket, ends_at: float) -> None:
 
 
 def _chain(tls: ssl.SSLSocket) -> list[bytes]:
-    """What the server has sent, as DER: its own certificate first. Public from Python 3.13 on."""
-    if hasattr(tls, "get_unverified_chain"):
+    """Return the certificates that the server sent, as DER, its own first."""
+    if hasattr(tls, "get_unverified_chain"):  # public from Python 3.13 on
         return list(tls.get_unverified_chain())  # pyright: ignore[reportAttributeAccessIssue]
     inner: Any = tls._sslobj  # pyright: ignore[reportAttributeAccessIssue]
     return [ssl.PEM_cert_to_DER_cert(certificate.public_bytes()) for certificate in inner.get_unverified_chain() or ()]
 
 
 def port_of(address: str) -> int | None:
-    """Of HOST:PORT, the last one where there are several."""
+    """Return the port in HOST:PORT, the last one in a list."""
     port = address.rpartition(":")[2]
     return int(port) if port.isascii() and port.isdigit() else None
 
 
-def http_port(address: str) -> str:
-    """In words, for a client of gRPC."""
+def http_port_message(address: str) -> str:
+    """Explain that a gRPC client reached an HTTP port."""
     return (
         f"{address} is unreachable: this is an HTTP port, not a gRPC port; the defaults of a lighthouse are "
         f"{LIGHTHOUSE_PORT} for gRPC and {LIGHTHOUSE_HTTP_PORT} for HTTP"
     )
 
 
-def without_tls(address: str) -> str:
-    """In words, for a client with a join string."""
+def no_tls_message(address: str) -> str:
+    """Explain that a client with a join string reached a port without TLS."""
     return (
         f"{address} does not speak TLS, which the join string requires: this port is an HTTP or torchft port, or the "
         "lighthouse was started with --insecure or on a loopback address; pass HOST:PORT instead of the join string, "
@@ -184,12 +193,12 @@ def without_tls(address: str) -> str:
 
 
 def utc_now() -> str:
-    """By this host's clock."""
+    """Format the current time of this host's clock."""
     return time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime())
 
 
-def bad_certificate(address: str, why: str, ca_file: str = "") -> str:
-    """In words, what OpenSSL says of a certificate. `ca_file`: by which it was judged, in place of a pin."""
+def bad_certificate_message(address: str, why: str, ca_file: str = "") -> str:
+    """Explain OpenSSL's error `why` about a certificate. `ca_file` is the CA that verified it, empty with a pin."""
     if "expired" in why:
         remedy = "renew its --tls-cert" if ca_file else "restart the lighthouse to get a new one"
         return (

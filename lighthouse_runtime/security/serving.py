@@ -1,7 +1,7 @@
-"""How processes of one user on one host find each other's credentials: a file for each port that is served.
+"""Files through which a user's processes on one host find the credentials of the user's lighthouses, one per port.
 
-A lighthouse writes it at each start, and leaves it at its end: clients that wait for its next life keep to TLS. Whoever
-takes the port meanwhile gets nothing by it, since the file names the CA.
+A lighthouse writes its file at every start and leaves it when it exits, so that clients waiting for its restart keep
+using TLS. Another process on the port gains nothing, since the file pins the CA.
 """
 
 import json
@@ -26,7 +26,7 @@ _FILE = re.compile(r"serving-(\d{1,5})\.json")
 
 @dataclass(frozen=True, slots=True)
 class Serving:
-    """`ca_pin` is empty without TLS, and for certificates of the user's own PKI."""
+    """Credentials of a lighthouse on this host. `ca_pin` is empty without TLS, and with the user's own PKI."""
 
     ca_pin: str
     credentials: Path
@@ -36,8 +36,13 @@ class Serving:
         return Coordinator(addresses, self.ca_pin, token, self.has_own_pki)
 
 
-def note_serving(port: int, serving: Serving | None) -> None:
-    """None: without credentials. Raises OSError, and InvalidRequest for a user without a home directory."""
+def write_serving_file(port: int, serving: Serving | None) -> None:
+    """Write the file of a port, or remove it if `serving` is None.
+
+    Raises:
+        OSError: Writing failed.
+        InvalidRequest: The user has no home directory.
+    """
     path = _path(port)
     if serving is None:
         path.unlink(missing_ok=True)
@@ -51,8 +56,8 @@ def note_serving(port: int, serving: Serving | None) -> None:
     write_private(path, (json.dumps(content) + "\n").encode())
 
 
-def find_serving(port: int) -> Serving | None:
-    """What this user's lighthouse on that port of this host serves with, as far as a file tells."""
+def read_serving_file(port: int) -> Serving | None:
+    """Return the credentials of this user's lighthouse on a port of this host, or None without a valid file."""
     try:
         path = _path(port)
         with open(path, "rb") as file:
@@ -65,25 +70,25 @@ def find_serving(port: int) -> Serving | None:
 
 
 def served_ports() -> tuple[int, ...]:
-    """Where this user's lighthouses on this host have served with credentials, as far as files tell; newest first."""
+    """Return the ports on which this user's lighthouses have served with credentials on this host, newest first."""
     try:
         files = [(path.stat().st_mtime, path.name) for path in state_folder(_OPTION).iterdir()]
     except (OSError, InvalidRequest):
         return ()
     found = (_FILE.fullmatch(name) for _, name in sorted(files, reverse=True))
     ports = (int(match[1]) for match in found if match)
-    return tuple(port for port in ports if find_serving(port) is not None)
+    return tuple(port for port in ports if read_serving_file(port) is not None)
 
 
 def with_local_credentials(coordinator: Coordinator, role: Role) -> Coordinator:
-    """`coordinator`; where it is a loopback without a credential, with that of this user's lighthouse there."""
+    """Add the credentials of this user's lighthouse if `coordinator` is a loopback without any."""
     if not _may_be_given(coordinator):
         return coordinator
-    serving = find_serving(coordinator.addresses[0].port or 0)
+    serving = read_serving_file(coordinator.addresses[0].port or 0)
     if serving is None:
         return coordinator
     try:
-        # A caller that shows a certificate is what that says, and not what this user may be.
+        # A caller with a certificate has the certificate's role, not the user's.
         token = "" if coordinator.files.cert else Tokens.read(serving.credentials).newest(role)
     except InvalidRequest:
         return coordinator
@@ -95,10 +100,10 @@ def _may_be_given(coordinator: Coordinator) -> bool:
 
 
 class Locator:
-    """Where a client finds its lighthouse: as it was told; on this host, as the newest file says."""
+    """The coordinator of a client, with credentials that it finds and updates if the lighthouse is on this host."""
 
     def __init__(self, coordinator: Coordinator, role: Role) -> None:
-        """`role`: of the token that is taken on this host."""
+        """Set the coordinator. `role` selects the token on this host."""
         self._given = coordinator
         self._role = role
         self._may_change = _may_be_given(coordinator)
@@ -112,7 +117,7 @@ class Locator:
         return self._found
 
     def wait(self, timeout_s: float) -> Coordinator:
-        """find(), once something listens there: what will is not known before. Raises Unreachable."""
+        """Call find() when a server listens, because its credentials are unknown before. Raises Unreachable."""
         if not self._may_change:
             return self._given
         ends_at, address = time.monotonic() + timeout_s, self._given.addresses[0]

@@ -1,4 +1,4 @@
-"""A file whose content is read again when it changes, and kept as it was where the new one cannot be used."""
+"""A file that is reread when it changes."""
 
 import os
 import time
@@ -10,31 +10,31 @@ from lighthouse_protocol.refusals import InvalidRequest
 
 T = TypeVar("T")
 
-LOOKED_AT_EVERY_S = 0.5
+CHECKED_EVERY_S = 0.5
 
 
 class WatchedFile(Generic[T]):
-    """`read` raises InvalidRequest, as this does when it is made."""
+    """Content of a file. If a new version is invalid, the last valid content remains."""
 
     def __init__(self, path: Path, read: Callable[[], T]) -> None:
+        """Read the file. Raises InvalidRequest, as `read` does, if it is invalid."""
         self._path = path
         self._read = read
-        self._stamp = stamp_of(path)
-        self._looked_at = time.monotonic()
+        self._stamp = file_stamp(path)
+        self._checked_at = time.monotonic()
         self._value = read()
-        self.error = ""
-        """Why the newest file is not used; what it held before stays valid."""
+        self.error = ""  # why the newest version is not used
 
     @property
     def value(self) -> T:
-        if time.monotonic() - self._looked_at >= LOOKED_AT_EVERY_S:
-            self.look()
+        if time.monotonic() - self._checked_at >= CHECKED_EVERY_S:
+            self.reload_if_changed()
         return self._value
 
-    def look(self) -> None:
+    def reload_if_changed(self) -> None:
         """Read the file if it has changed."""
-        self._looked_at = time.monotonic()
-        if (stamp := stamp_of(self._path)) != self._stamp:
+        self._checked_at = time.monotonic()
+        if (stamp := file_stamp(self._path)) != self._stamp:
             self._stamp = stamp
             try:
                 self._value, self.error = self._read(), ""
@@ -42,18 +42,11 @@ class WatchedFile(Generic[T]):
                 self.error = str(e)
 
 
-def stamp_of(path: Path) -> tuple[int, int]:
-    """Another one when the file has changed, by whatever way it is replaced."""
+def file_stamp(path: Path) -> tuple[int, int]:
+    """Return a value that changes whenever the file is written or replaced."""
     try:
         found = os.stat(path)
     except OSError:
         return (0, 0)
+    # Modification time and inode: the latter detects a replacement within the clock's resolution.
     return (found.st_mtime_ns, found.st_ino)
-
-
-# -- tokens -------------------------------------------------------------------
-#
-# The tokens of a lighthouse: a file beside its certificates, which it reads again when it changes.
-#
-# Each role has one token or two: the newest, and the one before it, so that a rotation cuts nobody off. Their first
-# letters tell a person what they are for; in logs a token is its role and six digits of its SHA-256.

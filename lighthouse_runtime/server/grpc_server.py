@@ -1,4 +1,4 @@
-"""The gRPC server of both daemons: options that hold, health, reflection, a stop that tells."""
+"""The gRPC server of both daemons, with options, health, reflection and an orderly stop."""
 
 from collections.abc import Mapping, Sequence
 
@@ -11,7 +11,7 @@ from lighthouse_protocol.limits import KEEPALIVE_S, MAX_REQUEST_BYTES, MAX_RESPO
 from lighthouse_protocol.refusals import InvalidRequest, LighthouseError
 from lighthouse_runtime.net.address import resolves, split_bind
 from lighthouse_runtime.security.access import Access
-from lighthouse_runtime.server.rpc_handler import Entry, Observer, Peers, Serving
+from lighthouse_runtime.server.rpc_handler import Entry, Observer, Peers, RpcHandlers
 from lighthouse_runtime.server.streams import OutputGate
 
 # grpcio queues a call before any of our code sees it, and cancels queued calls of all clients at random when 1,000 are
@@ -19,19 +19,19 @@ from lighthouse_runtime.server.streams import OutputGate
 # A process of ours has one connection and fewer than ten streams; RFC 9113 advises against less than 100.
 MAX_STREAMS_PER_CONNECTION = 100
 
-# Clients ping while idle, some every 60 s: grpcio's defaults end them after 240 s ("too_many_pings"). A misspelt option
-# is silently ignored; a test looks at each.
+# Clients ping while idle, some every 60 s. grpcio's defaults end their connections after 240 s ("too_many_pings").
+# grpcio ignores a misspelt option silently, so a test checks each.
 _OPTIONS: list[tuple[str, int]] = [
     ("grpc.so_reuseport", 0),
-    ("grpc.http2.bdp_probe", 0),  # a ping with nearly every message that is read: a third of what a heartbeat costs
+    ("grpc.http2.bdp_probe", 0),  # sends a ping with nearly every message: a third of a heartbeat's cost
     ("grpc.max_receive_message_length", MAX_REQUEST_BYTES),
     ("grpc.max_send_message_length", MAX_RESPONSE_BYTES),
     ("grpc.http2.min_ping_interval_without_data_ms", 10_000),
     ("grpc.http2.max_ping_strikes", 0),
     ("grpc.keepalive_permit_without_calls", 1),
     ("grpc.http2.max_pings_without_data", 0),
-    ("grpc.server_handshake_timeout_ms", 5_000),  # of a connection that says nothing; gRPC's own are 120 s
-    ("grpc.max_connection_idle_ms", 300_000),  # without a call; its client connects again when it has one
+    ("grpc.server_handshake_timeout_ms", 5_000),  # gRPC's default is 120 s
+    ("grpc.max_connection_idle_ms", 300_000),  # without calls; the client reconnects for its next call
     ("grpc.max_concurrent_streams", MAX_STREAMS_PER_CONNECTION),
 ]
 
@@ -54,15 +54,20 @@ class GrpcServer:
         *,
         keepalive_s: float = KEEPALIVE_S,
     ) -> None:
-        """`services` by full name; `reflected` are those whose descriptors the reflection service shows.
+        """Register the services.
 
-        `access` admits callers, by lighthouse_protocol/rules/access.py; health and reflection are for all. `observe`
-        hears of every answer, and of every end of a stream that is not a loss. `peers`: what each caller may hold and
-        send; without them, any amount. `gate`: when what is said may leave; health and reflection do not ask it.
+        Args:
+            services: Methods by full service name.
+            reflected: Services that reflection shows.
+            access: Admits callers, by lighthouse_protocol/rules/access.py. Health and reflection are open to all.
+            observe: Called after every answer, and after every stream that did not break.
+            peers: Limits per caller. None for no limits.
+            gate: Delays output until it may be sent. Health and reflection bypass it.
+            keepalive_s: Time after which an unresponsive connection is closed.
         """
         self._server = grpc.aio.server(options=options(keepalive_s))
         self._gate = gate or OutputGate()
-        self._serving = Serving(observe, access, self._gate, peers)
+        self._serving = RpcHandlers(observe, access, self._gate, peers)
         for name, methods in services.items():
             handlers = {method: self._serving.rpc_handler(name, method, entry) for method, entry in methods.items()}
             self._server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(name, handlers),))
@@ -72,8 +77,14 @@ class GrpcServer:
         reflection.enable_server_reflection([*reflected, health.SERVICE_NAME, reflection.SERVICE_NAME], self._server)
 
     async def start(self, bind: str, credentials: grpc.ServerCredentials | None = None) -> int:
-        """Listen on `bind`, with TLS if there are `credentials`; the port. Raises InvalidRequest if that is impossible,
-        with the reason."""
+        """Listen on `bind`, with TLS if `credentials` are given.
+
+        Returns:
+            The port.
+
+        Raises:
+            InvalidRequest: Listening failed, with the reason.
+        """
         try:
             if credentials is None:
                 port = self._server.add_insecure_port(bind)
@@ -94,10 +105,10 @@ class GrpcServer:
             await self._health.set(name, status.SERVING if is_serving else status.NOT_SERVING)
 
     def break_streams(self, error: LighthouseError) -> None:
-        """End each open stream with `error` at once; new ones are taken."""
+        """End each open stream with `error` at once. New streams are accepted."""
         self._serving.break_streams(error)
 
     async def stop(self, grace_s: float) -> None:
-        """Take no new call, end every stream, give calls under way `grace_s`, then end them and every connection."""
+        """Refuse new calls, end all streams, let running calls finish for `grace_s` seconds, then close connections."""
         self._serving.end_streams("the server is stopping")
         await self._server.stop(grace_s)

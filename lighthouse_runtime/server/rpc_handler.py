@@ -1,7 +1,8 @@
-"""One RPC as a server runs it: parse, call the handler, and make a status of whatever it raises.
+"""Execution of RPCs on a server: limits per peer, access, parsing, the handler, and the status of the answer.
 
-A handler gets its request parsed and a Call, and returns a message or bytes; that of a stream gets a Sender, too, and
-returns when the stream has ended. A refusal becomes its own status, anything else INTERNAL with a line in the log.
+A handler receives a parsed request and a Call, and returns a message or bytes. A stream's handler also receives a
+Sender, and returns when the stream has ended. A LighthouseError becomes its own status. Any other exception becomes
+INTERNAL and is logged.
 """
 
 from __future__ import annotations
@@ -38,26 +39,22 @@ from lighthouse_protocol.refusals import (
     NotPermitted,
     Unreachable,
 )
-from lighthouse_protocol.rules.access import NOBODY, Principal, is_act, name_of, needed
+from lighthouse_protocol.rules.access import NOBODY, Principal, changes_state, method_name, needed
 from lighthouse_protocol.rules.rate_limits import Peer, PeerLimits, PeerTable, Resource, StreamMeter
 from lighthouse_protocol.wire import streams
 from lighthouse_protocol.wire.codec import status_of
 from lighthouse_runtime.log_event import event
 from lighthouse_runtime.net.outbox import MAX_BYTES_TO_ALL, WriteGate
-from lighthouse_runtime.security.access import Access, Caller, admit, as_written, is_local, names_in_certificate
+from lighthouse_runtime.security.access import Access, Caller, admit, format_peer, is_local, names_in_certificate
 from lighthouse_runtime.server.streams import OutputGate, Requests, Sender
 from lighthouse_runtime.timing.pacing import SparseLog
 
 log = logging.getLogger(__name__)
 
 
-# -- peers --------------------------------------------------------------------
-#
-# The peers of a server, and what each may hold: the edge of lighthouse_protocol/rules/rate_limits.py.
-#
-# Every refusal is logged, but for those that a flood repeats.
+# Peers and their limits (lighthouse_protocol/rules/rate_limits.py). Refusals are logged at a bounded rate.
 
-IPV6_PREFIX = 64  # one host or site has all addresses of such a network
+IPV6_PREFIX = 64  # a host or site owns all addresses of such a network
 
 
 @dataclass(slots=True)
@@ -67,7 +64,7 @@ class _Gate:
 
 
 class Peers:
-    """To be used on the loop only."""
+    """The peers of a server. Use it on the event loop only."""
 
     def __init__(self, limits: PeerLimits | None = None) -> None:
         self.limits = limits or PeerLimits()
@@ -78,35 +75,34 @@ class Peers:
         self._refusals = SparseLog(log, "caller_refused")
 
     def enter(self, address: str) -> Peer:
-        """One more call or stream from there is open, until the peer is left. Raises LimitReached."""
+        """Count one more open call or stream until Peer.leave(). Raises LimitReached."""
         peer = self._table.get(peer_name(address), _now())
         peer.enter()
         return peer
 
-    def note(self, refusal: LimitReached) -> None:
-        """For the log."""
+    def log_refusal(self, refusal: LimitReached) -> None:
         self._refusals.warning("refused: %s", refusal)
 
-    def stream(self, peer: Peer) -> tuple[StreamMeter, WriteGate]:
-        """What one more stream of that peer may send, and how it is sent what is large."""
+    def stream_limits(self, peer: Peer) -> tuple[StreamMeter, WriteGate]:
+        """Return the limits for a new stream: on messages from the peer, and on large messages to it."""
         gate = self._writes.get(peer)
         if gate is None:
-            gate = self._writes[peer] = WriteGate(beyond=self._writes_to_all)
+            gate = self._writes[peer] = WriteGate(parent=self._writes_to_all)
         return StreamMeter(peer, self.limits), gate
 
-    def take(self, address: str, resource: Resource, amount: float = 1.0) -> None:
-        """Raises LimitReached."""
+    def charge(self, address: str, resource: Resource, amount: float = 1.0) -> None:
+        """Use `amount` of `resource`. Raises LimitReached."""
         now = _now()
-        self._table.get(peer_name(address), now).take(resource, now, amount)
+        self._table.get(peer_name(address), now).charge(resource, now, amount)
 
-    def may_take(self, address: str, resource: Resource, amount: float = 1.0) -> bool:
-        """Takes it if there is so much left; for what can be left out."""
+    def try_charge(self, address: str, resource: Resource, amount: float = 1.0) -> bool:
+        """Use `amount` of `resource` if it is available, for optional work. Return if it was."""
         now = _now()
-        return self._table.get(peer_name(address), now).may_take(resource, now, amount)
+        return self._table.get(peer_name(address), now).try_charge(resource, now, amount)
 
     @asynccontextmanager
-    async def read(self, address: str) -> AsyncGenerator[None]:
-        """An answer that costs much. Those of one peer are made a few at a time."""
+    async def expensive_read(self, address: str) -> AsyncGenerator[None]:
+        """Wait for a turn to build an expensive answer. Each peer gets `limits.reads` at a time."""
         name = peer_name(address)
         gate = self._gates.get(name)
         if gate is None:
@@ -136,7 +132,7 @@ def _host_name(host: str) -> str:
 
 
 def peer_name(address: str) -> str:
-    """Whom to count a connection for, by its address as gRPC writes it: ipv4:10.0.0.1:4711."""
+    """Return the name under which a connection counts. `address` is in gRPC's form, such as ipv4:10.0.0.1:4711."""
     kind, _, rest = address.partition(":")
     return _host_name(rest.rpartition(":")[0]) if kind.startswith("ip") else "a local process"
 
@@ -150,30 +146,27 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """What a handler may know of its caller, which has the role that its method needs (rules/access.py).
+    """A call, as its handler sees it. The caller has a role that the method requires (rules/access.py)."""
 
-    `time_left_s` is None for a call without a deadline.
-    """
-
-    time_left_s: float | None
-    peer: str
+    time_left_s: float | None  # None without a deadline
+    peer: str  # address in gRPC's form
     metadata: Mapping[str, str]
     principal: Principal = NOBODY
 
     @property
     def caller(self) -> str:
-        """Where it calls from, as a person writes an address."""
-        return as_written(self.peer)
+        """The caller's address in the usual notation."""
+        return format_peer(self.peer)
 
     def require_deadline(self) -> float:
-        """The time left in seconds. Raises InvalidRequest: nothing here waits without a deadline."""
+        """Return the time left in seconds. Raises InvalidRequest for a call without a deadline."""
         if self.time_left_s is None:
             raise InvalidRequest("no deadline; set one on the call (grpc-timeout)", field="deadline")
         return self.time_left_s
 
     @property
     def is_local(self) -> bool:
-        """From this host, as far as its address tells. Nothing is granted by that alone."""
+        """True if the address is on this host. This alone grants nothing."""
         return is_local(self.peer)
 
 
@@ -190,11 +183,11 @@ class Method:
 
 @dataclass(frozen=True, slots=True)
 class Stream:
-    """Messages both ways. The handler's iteration over the requests ends with the stream. `lighten` is called with each
-    request before it is read, and may take out what costs too much."""
+    """A bidirectional stream."""
 
     requests: streams.Stream[Any]
     handler: StreamHandler
+    # Called with each request before it is read, to drop parts that are too expensive.
     lighten: Callable[[Any, Call], None] = lambda request, call: None
 
 
@@ -202,11 +195,11 @@ Entry = Method | Stream
 _Context = grpc.aio.ServicerContext[Any, Any]
 
 
-class Serving:
-    """All calls and streams of a server. `observe` hears of every answer, and of the end of every stream but a loss.
+class RpcHandlers:
+    """All calls and streams of a server.
 
-    No request is read, and no handler runs, before `access` has admitted the caller, `gate` lets calls in, and `peers`
-    has room for it. Without `peers` no caller has a limit.
+    A request is read only after `access` has admitted the caller, `gate` accepts calls and `peers` has room. Without
+    `peers` there are no limits. `observe` is called after every answer, and after every stream that did not break.
     """
 
     def __init__(self, observe: Observer, access: Access, gate: OutputGate, peers: Peers | None = None) -> None:
@@ -218,7 +211,7 @@ class Serving:
         self._is_closed = False
 
     def rpc_handler(self, service: str, name: str, entry: Entry) -> grpc.RpcMethodHandler[Any, Any]:
-        """Raises KeyError for a method without an entry in rules/access.py."""
+        """Return the gRPC handler of a method. Raises KeyError if rules/access.py has no entry for it."""
         path = f"{service}/{name}"
         needed(f"/{path}")
         match entry:
@@ -237,15 +230,15 @@ class Serving:
                 return grpc.stream_stream_rpc_method_handler(self._streaming(path, stream))
 
     def end_streams(self, why: str) -> None:
-        """Each is told, after what is on its way to it; no new one is opened."""
+        """End all streams after sending queued messages, and refuse new ones."""
         self._is_closed = True
         for sender in tuple(self._open_streams):
-            sender.end(Unreachable(why)) if self._gate.is_open else sender.break_with(Unreachable(why))
+            sender.end(Unreachable(why)) if self._gate.is_open else sender.abort(Unreachable(why))
 
     def break_streams(self, error: LighthouseError) -> None:
-        """End each with `error`, at once: nothing that waits to be sent leaves any more."""
+        """End all streams with `error` at once, discarding queued messages."""
         for sender in tuple(self._open_streams):
-            sender.break_with(error)
+            sender.abort(error)
 
     def _answering(
         self, path: str, request: type[Message], handler: Handler
@@ -257,22 +250,22 @@ class Serving:
                 self._gate.check()
                 if self._peers is not None:
                     peer = self._peers.enter(call.peer)
-                    peer.take(Resource.BYTES, asyncio.get_running_loop().time(), len(body))
+                    peer.charge(Resource.BYTES, asyncio.get_running_loop().time(), len(body))
 
                 async def answered() -> Message | bytes:
                     parsed = _parse(request, body)
-                    if not is_act(f"/{path}"):
+                    if not changes_state(f"/{path}"):
                         return await handler(parsed, call)
                     return await self._audited(path, parsed, call, handler)
 
                 answer = await _refusing(path, answered)
-                await self._gate.passed()
+                await self._gate.wait_delivered()
             except LighthouseError as e:
-                await self._refuse(path, context, self._instead(e))
+                await self._refuse(path, context, self._error_to_send(e))
             finally:
                 if peer is not None:
                     peer.leave()
-            self._told(path, grpc.StatusCode.OK)
+            self._observe_status(path, grpc.StatusCode.OK)
             return answer if isinstance(answer, bytes) else answer.SerializeToString()
 
         return serve
@@ -292,21 +285,20 @@ class Serving:
                 async with self._open(context, peer) as sender:
                     await _refusing(path, lambda: handler(first, call, sender))
             except LighthouseError as e:
-                await self._refuse(path, context, self._instead(e))
+                await self._refuse(path, context, self._error_to_send(e))
             finally:
                 if peer is not None:
                     peer.leave()
-            self._told(path, grpc.StatusCode.OK)
+            self._observe_status(path, grpc.StatusCode.OK)
 
         return serve
 
-    def _instead(self, error: LighthouseError) -> LighthouseError:
-        """What a caller is told that was to be told `error`: where the server may not speak, why; to one that is not
-        admitted nothing else."""
+    def _error_to_send(self, error: LighthouseError) -> LighthouseError:
+        # A server that may not send reports that instead, but only to callers that it has admitted.
         return error if isinstance(error, NotPermitted) else self._gate.refusal() or error
 
     def _permitted(self, path: str, context: _Context) -> Call:
-        """Raises NotPermitted."""
+        """Admit the caller. Raises NotPermitted."""
         metadata = {key: value for key, value in context.invocation_metadata() or () if isinstance(value, str)}
         peer = unquote(context.peer())
         principal = admit(self._access, f"/{path}", Caller(peer, metadata, lambda: _names(context)))
@@ -322,23 +314,23 @@ class Serving:
             result = f"refused: {e}"
             raise
         finally:
-            self._access.audit.act(call.principal, call.caller, name_of(f"/{path}"), _target(request, call), result)
+            self._access.audit.act(call.principal, call.caller, method_name(f"/{path}"), _target(request, call), result)
 
     @contextlib.asynccontextmanager
     async def _open(self, context: _Context, peer: Peer | None) -> AsyncGenerator[Sender, None]:
         try:
-            # grpc.aio otherwise sends it with the first message, and cannot end a stream while that is on its way: it
-            # would send it again with the status (TOO_MANY_OPERATIONS), and the peer would never hear of the end.
+            # Otherwise grpc.aio sends the metadata with the first message. Ending the stream meanwhile would send it
+            # again with the status (TOO_MANY_OPERATIONS), and the peer would not notice the end.
             await context.send_initial_metadata(())
-        except grpc.aio.BaseError:  # the caller has gone meanwhile
+        except grpc.aio.BaseError:  # the caller has disconnected
             raise asyncio.CancelledError from None
-        limits = self._peers.stream(peer) if self._peers is not None and peer is not None else (None, None)
+        limits = self._peers.stream_limits(peer) if self._peers is not None and peer is not None else (None, None)
         sender = Sender(context, *limits, output=self._gate)
         self._open_streams.add(sender)
         try:
             yield sender
         except asyncio.CancelledError:
-            sender.break_off()
+            sender.mark_broken()
             raise
         finally:
             self._open_streams.discard(sender)
@@ -347,33 +339,33 @@ class Serving:
             raise sender.error
 
     async def _refuse(self, path: str, context: _Context, error: LighthouseError) -> NoReturn:
-        self._told(path, status_of(error))
+        self._observe_status(path, status_of(error))
         if self._peers is not None and isinstance(error, LimitReached):
-            self._peers.note(error)
+            self._peers.log_refusal(error)
         metadata = [(REFUSAL_METADATA_KEY, type(error).__name__)]
         if isinstance(error, NotLeader) and error.leader:
             metadata.append((LEADER_METADATA_KEY, error.leader))
         try:
             await context.abort(status_of(error), cut_reason(str(error)), tuple(metadata))
-        except grpc.aio.InternalError:  # the caller has gone meanwhile
+        except grpc.aio.InternalError:  # the caller has disconnected
             raise asyncio.CancelledError from None
 
-    def _told(self, path: str, status: grpc.StatusCode) -> None:
+    def _observe_status(self, path: str, status: grpc.StatusCode) -> None:
         self._observe(path.rpartition("/")[2], status)
 
 
 def _names(context: _Context) -> tuple[str, ...]:
-    """Of the certificate that TLS has verified; none without."""
+    """Return the names in the client certificate that TLS has verified. Empty without one."""
     found: Mapping[str, Iterable[bytes]] = context.auth_context()
 
-    def told(kind: str) -> Iterable[str]:
+    def decode(kind: str) -> Iterable[str]:
         return (name.decode(errors="replace") for name in found.get(kind, ()))
 
-    return names_in_certificate(told("peer_spiffe_id"), told("peer_dns"))
+    return names_in_certificate(decode("peer_spiffe_id"), decode("peer_dns"))
 
 
 async def _refusing(path: str, work: Callable[[], Awaitable[T]]) -> T:
-    """A defect of ours must not take the daemon down, and is a refusal to its caller."""
+    """Run `work`. An unexpected exception is logged and becomes InternalError, which does not end the daemon."""
     try:
         return await work()
     except LighthouseError:
@@ -384,10 +376,10 @@ async def _refusing(path: str, work: Callable[[], Awaitable[T]]) -> T:
 
 
 def _target(request: Message, call: Call) -> str:
-    """What a control call acts on, for the audit: its texts, and the job and the run that it names beside."""
-    told = {key: call.metadata[key] for key in (JOB_METADATA_KEY, RUN_METADATA_KEY) if key in call.metadata}
-    told |= {field.name: value for field, value in request.ListFields() if isinstance(value, str)}
-    return ", ".join(f"{name}={value}" for name, value in told.items())
+    """Describe the target of a control call for the audit: its text fields, the job and the run."""
+    target = {key: call.metadata[key] for key in (JOB_METADATA_KEY, RUN_METADATA_KEY) if key in call.metadata}
+    target |= {field.name: value for field, value in request.ListFields() if isinstance(value, str)}
+    return ", ".join(f"{name}={value}" for name, value in target.items())
 
 
 def _parse(kind: type[Message], body: bytes) -> Message:
@@ -397,13 +389,11 @@ def _parse(kind: type[Message], body: bytes) -> Message:
         raise InvalidRequest(f"{len(body)} bytes are no {kind.DESCRIPTOR.full_name}", field="request") from e
 
 
-# -- future reply -------------------------------------------------------------
-#
-# A call of a handler that waits on the loop.
+# Replies of handlers that wait on the event loop.
 
 
 class FutureReply(Generic[T]):
-    """A lighthouse_runtime.ports.Reply. `value` is what to await; it raises the refusal."""
+    """A lighthouse_runtime.ports.Reply as a future. Awaiting `value` returns the answer or raises the refusal."""
 
     def __init__(self) -> None:
         self.value: asyncio.Future[T] = asyncio.get_running_loop().create_future()
@@ -415,4 +405,4 @@ class FutureReply(Generic[T]):
     def refuse(self, error: LighthouseError) -> None:
         if not self.value.done():
             self.value.set_exception(error)
-            self.value.exception()  # whoever has gone away does not ask for it any more
+            self.value.exception()  # marks it as retrieved, since the caller may have disconnected

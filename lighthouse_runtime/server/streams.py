@@ -1,7 +1,7 @@
-"""The server's side of one open stream, as a handler sees it.
+"""The server's side of open streams: sending, receiving, and delaying output until it may be sent.
 
-grpc.aio cancels a handler whose peer has gone, and shows a killed peer as one that has ended its requests. Here both
-are an end of the iteration, and so is an end from our side; Sender.ending says which.
+grpc.aio cancels a handler whose peer has disconnected, and shows a killed peer as a normal end of the requests. Here
+both end the iteration over the requests, and so does an end by this server. `Sender.ending` tells them apart.
 """
 
 import asyncio
@@ -24,68 +24,70 @@ from lighthouse_runtime.net.outbox import (
     WriteGate,
 )
 
-# -- output gate --------------------------------------------------------------
+# Output gate: keeps messages in order behind records that are not durable yet.
 #
-# What a server says, in order, behind what must be written down before it.
-#
-# A record that is written elsewhere is not durable yet when its rules go on. Whatever they say from then on waits
-# here until the store has acknowledged it: to the peers it is as if the server had stood still meanwhile. Where the
-# server may not speak at all (it does not lead), nothing passes, and every caller is refused.
+# A record takes time to reach the store, while the rules continue. Output after the record waits here until the store
+# has acknowledged it, so peers see a server that is merely slow. If the server does not lead, it must send nothing, and
+# all calls are refused.
 
 
-class _Hold:
-    """In the queue until it is released, and all that came before it."""
+class _Block:
+    """A place in the queue that blocks all later entries until it is released."""
 
     def __init__(self) -> None:
         self.is_released = False
 
 
 class OutputGate:
-    """`refusal` says at this moment why nothing may leave; None: it may."""
+    """Queue of output that must wait until earlier records are durable."""
 
     def __init__(self, refusal: Callable[[], LighthouseError | None] = lambda: None) -> None:
+        """Create an open gate. `refusal` returns the current reason to send nothing and refuse calls, or None."""
         self._refusal = refusal
-        self._queue: deque[Callable[[], None] | _Hold] = deque()
+        self._queue: deque[Callable[[], None] | _Block] = deque()
         self._waiting: set[asyncio.Future[None]] = set()
 
     @property
     def is_open(self) -> bool:
-        """Calls are taken."""
+        """True if calls are accepted."""
         return self._refusal() is None
 
     @property
-    def is_held(self) -> bool:
+    def is_blocked(self) -> bool:
         return bool(self._queue)
 
     def refusal(self) -> LighthouseError | None:
-        """Why no call is taken; None: calls are taken."""
+        """Return why calls are refused now, or None if they are accepted."""
         return self._refusal()
 
     def check(self) -> None:
-        """Raises why no call is taken."""
+        """Raise the refusal if calls are refused now."""
         if (refusal := self._refusal()) is not None:
             raise refusal
 
-    def hold(self) -> Callable[[], None]:
-        """What is said from here on waits for the call of what is returned."""
-        hold = _Hold()
-        self._queue.append(hold)
+    def block(self) -> Callable[[], None]:
+        """Block all later output. Returns the function that unblocks it."""
+        block = _Block()
+        self._queue.append(block)
 
         def release() -> None:
-            hold.is_released = True
+            block.is_released = True
             self._drain()
 
         return release
 
-    def pass_on(self, deliver: Callable[[], None]) -> None:
-        """Call `deliver` when all that is held has been released: now, if nothing is. Never, if that is dropped."""
-        if self._queue:
-            self._queue.append(deliver)
-        elif self._refusal() is None:
-            deliver()
+    def deliver(self, callback: Callable[[], None]) -> None:
+        """Call `callback` after all earlier blocks are released, at once if there are none.
 
-    async def passed(self) -> None:
-        """Wait for all that is held at this moment. Raises the refusal if it is dropped, or nothing may leave."""
+        It is never called if the queue is dropped first or nothing may be sent.
+        """
+        if self._queue:
+            self._queue.append(callback)
+        elif self._refusal() is None:
+            callback()
+
+    async def wait_delivered(self) -> None:
+        """Wait for the release of all earlier blocks. Raises the refusal if nothing may be sent, or drop()'s error."""
         if self._queue:
             future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
             self._waiting.add(future)
@@ -102,7 +104,7 @@ class OutputGate:
         self.check()
 
     def drop(self, error: LighthouseError) -> None:
-        """Nothing that waits is ever said; each call that waits ends with `error`."""
+        """Discard all queued output. Waiting calls end with `error`."""
         self._queue.clear()
         for future in self._waiting:
             if not future.done():
@@ -111,19 +113,19 @@ class OutputGate:
     def _drain(self) -> None:
         while self._queue:
             first = self._queue[0]
-            if isinstance(first, _Hold):
+            if isinstance(first, _Block):
                 if not first.is_released:
                     return
                 self._queue.popleft()
             elif self._refusal() is not None:
-                return  # and dropped, as soon as the loop comes to it
+                return  # the queue will be dropped as soon as the loop gets to it
             else:
                 self._queue.popleft()
                 first()
 
 
-FIRST_WITHIN_S = 5.0  # how long a stream that was opened may say nothing
-FLUSH_S = 10.0  # how long an ended stream waits for its peer to read the rest
+FIRST_WITHIN_S = 5.0  # limit for the first message of a new stream
+FLUSH_S = 10.0  # limit for the peer to read the rest of an ended stream
 
 M = TypeVar("M")
 T = TypeVar("T")
@@ -132,14 +134,14 @@ T = TypeVar("T")
 class Ending(StrEnum):
     """How a stream ended."""
 
-    PEER = "peer"  # the peer has ended its half; a killed one may look like that, too
+    PEER = "peer"  # the peer has ended its half, or was killed
     BROKEN = "broken"  # the peer cancelled, or the connection is lost
     OURS = "ours"  # end() was called, the handler returned, or the server stops
     SLOW = "slow"  # the peer does not read
 
 
 class Sender:
-    """To be called on the loop only. Made in the task that serves the stream."""
+    """Sending side of a stream. Create it in the task that serves the stream, and use it on the event loop only."""
 
     def __init__(
         self,
@@ -148,8 +150,14 @@ class Sender:
         gate: WriteGate | None = None,
         output: OutputGate | None = None,
     ) -> None:
-        """`meter`: how much the peer may send; without one, any amount. `gate`: for what it is sent. `output`: when it
-        may leave."""
+        """Start the task that writes queued messages.
+
+        Args:
+            context: gRPC's context of the stream.
+            meter: Limits on the peer's messages. None for no limits.
+            gate: Shared limit on large messages to the peer.
+            output: Gate that delays messages until they may be sent.
+        """
         self.ending: Ending | None = None
         self.error: LighthouseError | None = None
         self._context = context
@@ -168,11 +176,11 @@ class Sender:
         return self.ending is None
 
     def send(self, message: Body | Message) -> None:
-        """Queue it, without waiting. After the end nothing happens. A peer that lets the queue grow is sent away."""
+        """Queue a message. Never waits; does nothing after the end. A peer that reads too slowly is disconnected."""
         if self.ending is not None:
             return
         body = message.SerializeToString() if isinstance(message, Message) else message
-        self._output.pass_on(lambda: self._put(body))
+        self._output.deliver(lambda: self._put(body))
 
     def _put(self, body: Body) -> None:
         if self.ending is not None:
@@ -185,11 +193,11 @@ class Sender:
             self._end(Ending.SLOW)
 
     def end(self, error: LighthouseError | None = None) -> None:
-        """End the stream when what is queued was sent: well, or with `error` as its status. The first end counts."""
-        self._output.pass_on(lambda: self._end_with(error))
+        """Send queued messages, then end the stream, with `error` as its status if given. The first end counts."""
+        self._output.deliver(lambda: self._end_with(error))
 
-    def break_with(self, error: LighthouseError) -> None:
-        """End the stream with `error`; what is queued is not sent."""
+    def abort(self, error: LighthouseError) -> None:
+        """End the stream with `error` at once and discard queued messages."""
         self._outbox.clear()
         self._end_with(error)
 
@@ -198,10 +206,9 @@ class Sender:
             self.error = error
             self._end(Ending.OURS)
 
-    # -- for the server
-
+    # Used by the server.
     async def read(self) -> bytes | None:
-        """The next request; None after the end."""
+        """Return the next request, or None after the end."""
         if self.ending is not None:
             return None
         self._is_reading = True
@@ -220,18 +227,18 @@ class Sender:
             return None
         if self._meter is not None:
             try:
-                self._meter.take(len(body), self._clock())
+                self._meter.charge(len(body), self._clock())
             except LimitReached as e:
                 self.end(e)
                 return None
         return body
 
-    def break_off(self) -> None:
-        """The task that serves the stream is cancelled."""
+    def mark_broken(self) -> None:
+        """Record that the task that serves the stream was cancelled."""
         self._lose()
 
     async def finish(self) -> None:
-        """Send what is queued, if the peer may still read. Raises CancelledError if the peer has gone."""
+        """Send queued messages if the peer still reads. Raises CancelledError if the peer has disconnected."""
         self._end(Ending.OURS)
         self._outbox.close()
         is_read = not self._is_lost and self.ending is not Ending.SLOW
@@ -242,10 +249,10 @@ class Sender:
         if self._is_lost:
             raise asyncio.CancelledError
         if not done and self.error is None:
-            self.error = LimitReached(f"what was left to say was not read within {FLUSH_S:g} s")
+            self.error = LimitReached(f"the last messages were not read within {FLUSH_S:g} s")
 
     async def _write_out(self, body: bytes) -> None:
-        """What was queued before this process was stopped may be too old when it goes on."""
+        # If this process was suspended, queued output may be outdated when it resumes.
         if self._output.is_open:
             await self._context.write(body)
 
@@ -260,7 +267,7 @@ class Sender:
             self._end(Ending.SLOW)
 
     def _note_cancelled(self) -> None:
-        """The task was cancelled: by our own end, or because the peer has gone. Both are told by `ending`."""
+        # Either our own end() or a lost peer cancelled the task; `ending` is the reason.
         if self.ending is None:
             self._lose()
         while self._server is not None and self._server.cancelling():
@@ -280,7 +287,7 @@ class Sender:
 
 
 class Requests(AsyncIterator[M | None]):
-    """What the peer of a stream sends; None for a message that this version does not know."""
+    """Messages from the peer of a stream. None stands for a message that this version does not know."""
 
     def __init__(self, sender: Sender, read: Callable[[bytes], M | None]) -> None:
         self._sender = sender
@@ -295,10 +302,13 @@ class Requests(AsyncIterator[M | None]):
             raise StopAsyncIteration
         return self._read(body)
 
-    async def hello(self, kind: type[T], within_s: float) -> T | None:
-        """The first message, which is of that kind; None if the stream ends before.
+    async def read_hello(self, kind: type[T], within_s: float) -> T | None:
+        """Return the first message, or None if the stream ends before.
 
-        It ends with InvalidRequest when none has come within that time. Raises InvalidRequest for another message.
+        The stream ends with InvalidRequest if no message arrives within `within_s` seconds.
+
+        Raises:
+            InvalidRequest: The first message is not a `kind`.
         """
         missing = InvalidRequest(f"none came within {within_s:g} s", field="hello")
         limit = asyncio.get_running_loop().call_later(within_s, self._sender.end, missing)
@@ -313,37 +323,35 @@ class Requests(AsyncIterator[M | None]):
             limit.cancel()
 
 
-# -- stream peer --------------------------------------------------------------
-#
-# A stream as a driver sees it: messages, not bytes. What goes to many is serialised once.
+# Streams of messages, for drivers. A message to many peers is serialised once.
 
 
 class Frames(Generic[M]):
-    """The bytes of the messages of one kind of stream; those of the newest message are kept."""
+    """Serialiser for one kind of stream. It caches the newest message, since many peers get the same."""
 
     def __init__(self, to_wire: Callable[[M], Message]) -> None:
         self._to_wire = to_wire
         self._newest: M | None = None
         self._bytes = b""
 
-    def of(self, message: M) -> Body:
-        return self.bytes_of(message)
+    def encode(self, message: M) -> Body:
+        return self.to_bytes(message)
 
-    def bytes_of(self, message: M) -> bytes:
+    def to_bytes(self, message: M) -> bytes:
         if message is not self._newest:
             self._newest, self._bytes = message, self._to_wire(message).SerializeToString()
         return self._bytes
 
 
 class StreamPeer(Generic[M]):
-    """A lighthouse_runtime.ports.Peer."""
+    """A stream as a lighthouse_runtime.ports.Peer."""
 
     def __init__(self, sender: Sender, frames: Frames[M]) -> None:
         self._sender = sender
         self._frames = frames
 
     def send(self, message: M) -> None:
-        self._sender.send(self._frames.of(message))
+        self._sender.send(self._frames.encode(message))
 
     def end(self, error: LighthouseError | None = None) -> None:
         self._sender.end(error)

@@ -1,1 +1,1 @@
-"""The deadline timer, and what a late loop does to it."""
+"""Timers, pacing, and detection of pauses of this process."""

@@ -1,4 +1,4 @@
-"""How often something is tried, logged, read or built, and for how long a process has stood still."""
+"""Limits on the rate of retries, log lines and expensive views, reads with a deadline, and a clock that never stops."""
 
 import asyncio
 import logging
@@ -14,16 +14,14 @@ from lighthouse_protocol.refusals import DeadlinePassed
 from lighthouse_runtime.log_event import event
 from lighthouse_runtime.ports import Timer
 
-# -- backoff ------------------------------------------------------------------
-#
-# How long to wait before the next attempt to connect.
+# Delays between attempts to connect.
 
 FIRST_BACKOFF_S = 0.05
 MAX_BACKOFF_S = 0.5
 
 
 class Backoff:
-    """Grows from FIRST_BACKOFF_S to MAX_BACKOFF_S, with jitter."""
+    """A delay that doubles from FIRST_BACKOFF_S to MAX_BACKOFF_S, with jitter."""
 
     def __init__(self) -> None:
         self._next_s = FIRST_BACKOFF_S
@@ -37,15 +35,13 @@ class Backoff:
         await asyncio.sleep(delay)
 
 
-# -- sparse log ---------------------------------------------------------------
-#
-# Warnings that a flood would repeat: a log must not grow at the speed of a flood.
+# Warnings that an attacker can repeat at will.
 
 EVERY_S = 10.0
 
 
 class SparseLog:
-    """One line in a while; it says how many have been left out since the last one."""
+    """Logs at most one warning per `every_s`, with the number of warnings left out since the last one."""
 
     def __init__(
         self,
@@ -54,7 +50,7 @@ class SparseLog:
         every_s: float = EVERY_S,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`name`: the event of each line."""
+        """Create a log. `name` is the event of its lines."""
         self._log = log
         self._name = name
         self._every_s = every_s
@@ -72,15 +68,13 @@ class SparseLog:
         self._log.warning(text + "%s", *values, more, extra=event(self._name))
 
 
-# -- reading ------------------------------------------------------------------
-#
-# A blocking read with a deadline: on a thread of its own, which the end of the program does not wait for.
+# Blocking reads with a deadline, on a daemon thread that does not delay the program's exit.
 
 T = TypeVar("T")
 
 
-class Reading(Generic[T]):
-    """`read` begins at once; it may fail, and may never return."""
+class BackgroundRead(Generic[T]):
+    """Runs `read` in a thread, starting at once. `read` may raise, or never return."""
 
     def __init__(self, name: str, read: Callable[[], T], limit_s: float) -> None:
         self._limit_s = limit_s
@@ -89,9 +83,11 @@ class Reading(Generic[T]):
         threading.Thread(target=self._run, args=(read,), name=f"read {name}", daemon=True).start()
 
     def result(self) -> T:
-        """What was read. Waits until `limit_s` after the beginning at most; to be called once.
+        """Wait for the result, at most until `limit_s` after the start. Call it once.
 
-        Raises what `read` raised, and DeadlinePassed.
+        Raises:
+            DeadlinePassed: `read` has not returned in time.
+            Exception: Any exception raised by `read`.
         """
         try:
             value, error = self._outcomes.get(timeout=max(0.0, self._ends_at - time.monotonic()))
@@ -99,22 +95,17 @@ class Reading(Generic[T]):
             raise DeadlinePassed(f"no answer within {self._limit_s:g} s") from None
         if error is not None:
             raise error
-        return value  # type: ignore[return-value]  # of T, which None may be
+        return value  # type: ignore[return-value]  # T may include None
 
     def _run(self, read: Callable[[], T]) -> None:
         try:
             self._outcomes.put((read(), None))
-        except Exception as e:  # noqa: BLE001  it is raised by result()
+        except Exception as e:  # noqa: BLE001  raised by result()
             self._outcomes.put((None, e))
 
 
-# -- snapshots ----------------------------------------------------------------
-#
-# A view that many ask for, built once for all: whoever asks pays nothing, and all askers together a share of the
-# time.
-#
-# What is cheap is built for each; what took long is shown again for so long that building takes LOOP_SHARE of the
-# time.
+# Views that many clients request. All clients together cost a bounded share of the loop's time: cheap views are
+# built for each, and an expensive view is reused until its cost falls below LOOP_SHARE.
 
 K = TypeVar("K", bound=Hashable)
 V = TypeVar("V")
@@ -131,15 +122,15 @@ class _Built(Generic[V]):
 
 
 class Snapshots(Generic[K, V]):
-    """`build` makes the view of a key, and may raise: that is not kept."""
+    """Cache of views by key. `build` creates a view and may raise, in which case nothing is cached."""
 
     def __init__(self, build: Callable[[K], V], clock: Callable[[], float] = time.monotonic) -> None:
         self._build = build
         self._clock = clock
         self._kept: dict[K, _Built[V]] = {}
 
-    def of(self, key: K) -> V:
-        """At most as old as what it cost allows."""
+    def get(self, key: K) -> V:
+        """Return the view of a key. Its maximum age is proportional to its build time."""
         began_at = self._clock()
         kept = self._kept.get(key)
         if kept is not None and began_at < kept.until:
@@ -158,17 +149,17 @@ class Snapshots(Generic[K, V]):
             del self._kept[next(iter(self._kept))]
 
 
-# -- suspension ---------------------------------------------------------------
-#
-# Timers that know of a suspended machine.
+# A clock that includes the time in which the machine is suspended.
 
-# Linux's CLOCK_MONOTONIC, which asyncio reads, stands still while the machine is suspended.
+# Linux's CLOCK_MONOTONIC, which asyncio uses, stops while the machine is suspended.
 _CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
 
 
 class SuspensionTimers:
-    """`lighthouse_runtime.ports.Timers` of a loop, by a clock that goes on while the machine is suspended: whoever may
-    act until a moment may not act after it, however long the machine has slept. A timer can be late by that."""
+    """`lighthouse_runtime.ports.Timers` by a clock that includes suspensions of the machine.
+
+    A lease by this clock expires even if the machine sleeps. Timers may fire late, by the length of a suspension.
+    """
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop

@@ -1,4 +1,4 @@
-"""Timers that take their clock from a port: the tests' clock, or the event loop's."""
+"""Timers over `lighthouse_runtime.ports.Timers`: deadlines, lasting conditions, stalls, and pauses of this process."""
 
 import logging
 from collections.abc import Callable
@@ -12,16 +12,11 @@ from lighthouse_runtime.ports import Timer, Timers
 log = logging.getLogger(__name__)
 
 
-# -- deadline timer -----------------------------------------------------------
-#
-# One timer: for a machine's next deadline, or for what is to happen after a while.
-
-# A timer that fires a little early must not spin.
-_EARLY_S = 0.0005
+_EARLY_S = 0.0005  # keeps a timer that fires slightly early from spinning
 
 
 class DeadlineTimer:
-    """Calls `tick` once, when it was last set for. The time of `timers` is the machine's clock."""
+    """A single timer that calls `tick` at the last time set. It uses the clock of `timers`."""
 
     def __init__(self, tick: Callable[[], None], timers: Timers) -> None:
         self._tick = tick
@@ -56,55 +51,60 @@ class DeadlineTimer:
         self._tick()
 
 
-# -- sustained ----------------------------------------------------------------
-#
-# What is worth a line in the log only if it lasts.
+# Conditions that are logged only if they last.
 
 
-class Sustained:
-    """`say` hears a text that has been the same for `after_s`, once; `over`: it was said, and is true no more."""
+class SustainedNotice:
+    """Reports a text that has been unchanged for `after_s`, and its end."""
 
-    def __init__(self, timers: Timers, say: Callable[[str], None], over: Callable[[], None], after_s: float) -> None:
-        self._say = say
-        self._over = over
+    def __init__(
+        self, timers: Timers, on_lasting: Callable[[str], None], on_over: Callable[[], None], after_s: float
+    ) -> None:
+        """Create a notice without a text.
+
+        Args:
+            timers: The clock.
+            on_lasting: Called once with each text that lasts.
+            on_over: Called when a reported text is no longer true.
+            after_s: Seconds until a text is reported.
+        """
+        self._on_lasting = on_lasting
+        self._on_over = on_over
         self._after_s = after_s
         self._text = ""
-        self._has_said = False
-        self._timer = DeadlineTimer(self._lasts, timers)
+        self._is_reported = False
+        self._timer = DeadlineTimer(self._report, timers)
 
     def set(self, text: str) -> None:
-        """As it is now; empty: there is nothing to say."""
+        """Set the current text, empty if there is nothing to report."""
         if text == self._text:
             return
         self.close()
         self._text = text
         if text:
             self._timer.set_after(self._after_s)
-        elif self._has_said:
-            self._has_said = False
-            self._over()
+        elif self._is_reported:
+            self._is_reported = False
+            self._on_over()
 
     def close(self) -> None:
         self._timer.cancel()
 
-    def _lasts(self) -> None:
-        self._has_said = True
-        self._say(self._text)
+    def _report(self) -> None:
+        self._is_reported = True
+        self._on_lasting(self._text)
 
 
-# -- stall watch --------------------------------------------------------------
-#
-# Looks, when there may be something to say, whether ranks stall; the verdict goes to the log, once.
+# Periodic checks for stalled ranks.
 
-LOOKED_AGAIN_S = 1.0  # while nothing moves
+RECHECKED_AFTER_S = 1.0  # while nothing moves
 SOON_S = 0.05
 
 
 class StallWatch:
-    """`judge(now)` gives the verdict; `job`: where more than one is watched, the one that is meant;
-    `left_s(now)`: how long until there may be one, below zero where there is; None:
-    no rank is there. `look_s`: a watch that waits looks again after so long at most. `told` hears what the log says: a
-    verdict that is new, and None when something moves again. `said` stands until it is over.
+    """Checks for stalls when one is possible, and logs each new verdict and its end.
+
+    `verdict` is the current verdict, or None while ranks move.
     """
 
     def __init__(
@@ -115,60 +115,70 @@ class StallWatch:
         judge: Callable[[float], StallVerdict | None],
         left_s: Callable[[float], float | None],
         look_s: float,
-        told: Callable[[StallVerdict | None], None] = lambda verdict: None,
+        on_change: Callable[[StallVerdict | None], None] = lambda verdict: None,
     ) -> None:
-        self.said: StallVerdict | None = None
+        """Create a watch. wake() starts it.
+
+        Args:
+            timers: The clock.
+            log: Receives the lines.
+            job: Job in the fields of the lines.
+            judge: Returns the verdict at a time.
+            left_s: Returns the seconds until a verdict is possible, or None without ranks. May be negative.
+            look_s: Maximum interval between checks.
+            on_change: Called with each new verdict, and with None when ranks move again.
+        """
+        self.verdict: StallVerdict | None = None
         self._clock = timers.time
         self._log = log
         self._job = job
         self._judge = judge
         self._left_s = left_s
         self._look_s = look_s
-        self._told = told
-        self._timer = DeadlineTimer(self.look, timers)
+        self._on_change = on_change
+        self._timer = DeadlineTimer(self.check_now, timers)
 
     def wake(self) -> None:
-        """A rank is there."""
+        """Check now unless a check is scheduled. Call it when a rank appears."""
         if not self._timer.is_set:
-            self.look()
+            self.check_now()
 
     def close(self) -> None:
         self._timer.cancel()
 
-    def look(self) -> None:
-        """Now; else that is done when there may be a verdict."""
+    def check_now(self) -> None:
+        """Check for a stall and schedule the next check."""
         now = self._clock()
-        self._say(self._judge(now))
+        self._update(self._judge(now))
         left_s = self._left_s(now)
         if left_s is not None:
-            delay_s = max(left_s, SOON_S) if left_s > -SOON_S else LOOKED_AGAIN_S
+            delay_s = max(left_s, SOON_S) if left_s > -SOON_S else RECHECKED_AFTER_S
             self._timer.set_after(min(delay_s, self._look_s))
 
-    def _say(self, verdict: StallVerdict | None) -> None:
-        before, self.said = self.said, verdict
-        if verdict is not None and not verdict.says_the_same(before):
+    def _update(self, verdict: StallVerdict | None) -> None:
+        before, self.verdict = self.verdict, verdict
+        if verdict is not None and not verdict.is_same_as(before):
             behind = [str(name) for name in verdict.behind]
-            told = event("stalled", job=self._job, kind=verdict.kind.value, behind=behind, still_s=verdict.still_s)
-            self._log.warning("nothing has moved for %.0f s: %s", verdict.still_s, verdict.text, extra=told)
-            self._told(verdict)
+            fields = event("stalled", job=self._job, kind=verdict.kind.value, behind=behind, still_s=verdict.still_s)
+            self._log.warning("nothing has moved for %.0f s: %s", verdict.still_s, verdict.text, extra=fields)
+            self._on_change(verdict)
         elif verdict is None and before is not None:
             self._log.info("progress resumed", extra=event("moving", job=self._job))
-            self._told(None)
+            self._on_change(None)
 
 
-# -- loop lag -----------------------------------------------------------------
-#
-# Whether this process itself was held up: listeners that judge others by time are told first.
+# Pauses of this process, detected by the delay of a timer.
 
 CHECKED_EVERY_S = 0.25
 LATE_AFTER_S = 0.75
 
 
 class LoopLag:
+    """Reports pauses of the event loop to listeners, before they judge the silence of others."""
+
     def __init__(self, timers: Timers, follows: str = "no member counts as lost for that time") -> None:
-        """`follows`: what that means to others, for the log."""
-        self.late_s = 0.0
-        """By how much this process was late so far, over all times that it was held up."""
+        """Create a stopped monitor. `follows` completes the log line with the consequence of a pause."""
+        self.late_s = 0.0  # total length of all pauses
         self._timers = timers
         self._follows = follows
         self._listeners: list[Callable[[float], None]] = []
@@ -177,17 +187,17 @@ class LoopLag:
         self._is_stopped = False
 
     def listen(self, listener: Callable[[float], None]) -> None:
-        """It is told by how many seconds this process was late."""
+        """Add a listener, which is called with the length of each pause in seconds."""
         self._listeners.append(listener)
 
     def watch(self) -> None:
-        """From now on; again: nothing."""
+        """Start monitoring. Further calls do nothing."""
         if self._timer is None and not self._is_stopped:
             self._due_at = self._timers.time() + CHECKED_EVERY_S
             self._timer = self._timers.call_at(self._due_at, self._check_again)
 
     def check(self) -> None:
-        """Whatever is read first after a pause, the listeners are told of the pause before it."""
+        """Detect a pause that ends now, and call the listeners. Call this before reading the first input after it."""
         now = self._timers.time()
         if self._due_at is None or now - self._due_at < LATE_AFTER_S:
             return
@@ -202,8 +212,8 @@ class LoopLag:
         for listener in self._listeners:
             listener(by_s)
 
-    def begin_anew(self) -> None:
-        """After a stop, it may be watched again."""
+    def restart(self) -> None:
+        """Allow watch() again after stop()."""
         self._is_stopped = False
         self._due_at = self._timer = None
 
@@ -214,7 +224,7 @@ class LoopLag:
             self._timer.cancel()
 
     def _check_again(self) -> None:
-        with suppress(LighthouseError):  # a timer has no caller to tell; the listener has said it
+        with suppress(LighthouseError):  # a listener has logged it, and a timer has no caller
             self.check()
         self._timer = None
         self.watch()

@@ -1,1 +1,1 @@
-"""HTTP: metrics, health, the status feed, control."""
+"""HTTP server: metrics, health, status feed and control."""

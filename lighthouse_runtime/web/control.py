@@ -1,23 +1,22 @@
-"""Who may read and act over HTTP: what a caller must prove before a handler runs.
+"""Access control of the HTTP routes, and actions through the page.
 
-A browser acts with its user's reach, on behalf of any site that is open in it. So, in this order:
+Any site that is open in a browser can send requests through it. The checks, in this order:
 
-1. Host names this daemon: an IP address, a loopback name, or a name that it knows to be its own. Else a foreign name
-   that is made to resolve here (DNS rebinding) would count as the daemon's own page. A caller with a token of this
-   daemon's is not a foreign page, and may use any name. Any other Authorization header changes nothing: a foreign page
-   can send one.
-2. The caller has the role that the route needs (lighthouse_protocol/rules/access.py).
+1. Host names this daemon: an IP address, a loopback name, or one of its own names. Otherwise a foreign name that is
+   made to resolve here (DNS rebinding) would count as the daemon's own page. A request with a valid token may use any
+   host name, since no foreign page has a token. Other Authorization headers do not count: a foreign page can send them.
+2. The caller has a role that the route needs (lighthouse_protocol/rules/access.py).
 
-And to act:
+Actions also need:
 
-3. Origin, which a page cannot forge, is that same host.
-4. The body is JSON by its type, which no foreign form can send unasked.
+3. Origin, which a page cannot forge, is the same host.
+4. The content type is JSON, which a form on a foreign page cannot send.
 5. X-CSRF-Token is this process's, which only its own page can read.
 
-A request through a proxy is not local, wherever it came from.
+A request through a proxy is never local.
 
-A browser shows no token with what it asks. Its page takes one once (POST /login, with proofs 1, 3 and 4) and gets a
-cookie that no script reads and no foreign site sends. The cookie is good for as long as its token is, and for 12 hours.
+A browser sends no token on its own. Its page logs in once with a token (POST /login, with checks 1, 3 and 4) and gets a
+cookie that scripts cannot read and foreign sites cannot send. The cookie expires with its token, or after 12 hours.
 """
 
 import asyncio
@@ -40,7 +39,7 @@ from lighthouse_protocol.limits import TOKEN_METADATA_KEY, TOKEN_SCHEME
 from lighthouse_protocol.refusals import InvalidRequest, LighthouseError, NotPermitted
 from lighthouse_protocol.rules.access import NOBODY, Role, check, needed
 from lighthouse_protocol.wire.codec import status_of
-from lighthouse_runtime.security.access import PROXIED, Access, Caller, admit, as_written, names_in_certificate
+from lighthouse_runtime.security.access import PROXIED, Access, Caller, admit, format_peer, names_in_certificate
 from lighthouse_runtime.server.rpc_handler import Call
 
 CSRF_HEADER = "X-CSRF-Token"
@@ -68,28 +67,27 @@ _HTTP_STATUS = {
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """What an act is asked to do. `replica_id` or `run` is its target; empty for one that has no such target."""
+    """Parameters of an action."""
 
     job: str
-    replica_id: str = ""
-    run: str = ""
+    replica_id: str = ""  # target, empty if there is none
+    run: str = ""  # target, empty if there is none
     reason: str = ""
 
 
-Act = Callable[[Order, Call], Awaitable[Mapping[str, object]]]
-"""Its answer is a JSON object."""
+Act = Callable[[Order, Call], Awaitable[Mapping[str, object]]]  # returns a JSON object
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
-_SEEING = "GET /status"
+_VIEW_ROUTE = "GET /status"
 
 
 class _Logins:
-    """Tokens by what the cookie of a browser says."""
+    """Tokens of logged-in browsers, by cookie."""
 
     def __init__(self) -> None:
         self._tokens: dict[str, tuple[str, float]] = {}
 
     def add(self, token: str) -> str:
-        """Remember a login. Too many of one token replace the oldest of that token, never those of another.
+        """Add a login. Above the limit, it replaces the oldest login with the same token.
 
         Returns:
             The cookie's value.
@@ -102,21 +100,22 @@ class _Logins:
         return name
 
     def token(self, name: str) -> str:
-        """Empty: it is none, or too old."""
+        """Return the token of a cookie, or an empty string if the cookie is unknown or expired."""
         token, ends_at = self._tokens.get(name, ("", 0.0))
         return token if time.monotonic() < ends_at else ""
 
 
 class HttpGuard:
-    """In front of every route. `names`: those of this daemon, beside its addresses."""
+    """Access control for every route."""
 
     def __init__(self, access: Access, names: Iterable[str] = ()) -> None:
+        """Set the access rules. `names` are further host names of this daemon."""
         self._access = access
         self._logins = _Logins()
         self._names = {name.lower() for name in (socket.gethostname(), *names) if name}
 
     def guarded(self, route: str, handler: Handler) -> Handler:
-        """`handler` behind the checks of `route`. Raises KeyError for a route without an entry in rules/access.py."""
+        """Wrap `handler` in the checks of `route`. Raises KeyError for a route missing in rules/access.py."""
         has_data = Role.PROBE not in needed(route)
 
         async def guarded(request: web.Request) -> web.StreamResponse:
@@ -141,7 +140,7 @@ class HttpGuard:
         return _caller(shown, token) if token else shown
 
     async def login(self, request: web.Request) -> web.Response:
-        """A cookie for the token in the body."""
+        """Answer POST /login: set a cookie for the token in the body."""
         try:
             self.check_page(request)
             token = (await _body(request)).get("token")
@@ -151,7 +150,7 @@ class HttpGuard:
             principal = self._access.principal(caller)
         except LighthouseError as e:
             if isinstance(e, NotPermitted):
-                self._access.audit.refuse(NOBODY, as_written(self.caller_of(request).peer), "POST /login", str(e))
+                self._access.audit.refuse(NOBODY, format_peer(self.caller_of(request).peer), "POST /login", str(e))
             return refused(e)
         answer = _answer({"name": principal.name, "roles": sorted(principal.roles)})
         answer.set_cookie(
@@ -166,7 +165,7 @@ class HttpGuard:
         return answer
 
     def check_page(self, request: web.Request) -> None:
-        """Raises NotPermitted or InvalidRequest for what this daemon's own page would not have sent."""
+        """Check that the daemon's own page sent the request. Raises NotPermitted or InvalidRequest."""
         self.check_host(request)
         origin = request.headers.get(hdrs.ORIGIN)
         site = request.headers.get("Sec-Fetch-Site", "same-origin")
@@ -176,12 +175,12 @@ class HttpGuard:
             raise InvalidRequest(f"is {request.content_type}; send application/json", field=hdrs.CONTENT_TYPE)
 
     def call_of(self, request: web.Request) -> Call:
-        """As a handler of an RPC gets it."""
+        """Return the call as an RPC handler would get it."""
         caller = self.caller_of(request)
         return Call(ACTS_WITHIN_S, caller.peer, caller.metadata, self._access.principal(caller))
 
-    def why_not(self, route: str, request: web.Request) -> str:
-        """Why the caller may not use `route`; empty: it may."""
+    def refusal_text(self, route: str, request: web.Request) -> str:
+        """Return why the caller may not use `route`, or an empty string if it may."""
         try:
             self._check_host_unless_token(request)
             check(route, self._access.principal(self.caller_of(request)), self._access.port)
@@ -190,13 +189,13 @@ class HttpGuard:
         return ""
 
     def _check_host_unless_token(self, request: web.Request) -> None:
-        """Raises NotPermitted."""
+        """Check the host of a request without a valid token. Raises NotPermitted."""
         shown = Caller("", {TOKEN_METADATA_KEY: _shown(request)})
         if not self._access.has_good_token(_caller(shown, shown.token) if shown.token else shown):
             self.check_host(request)
 
     def check_host(self, request: web.Request) -> None:
-        """Raises NotPermitted."""
+        """Check that Host names this daemon. Raises NotPermitted."""
         host = request.headers.get(hdrs.HOST, "")
         try:
             address = parse_address(host, hdrs.HOST)
@@ -211,7 +210,7 @@ class HttpGuard:
 
 
 class HttpControl:
-    """Acting through the page. `acts`: by their routes, as lighthouse_protocol/rules/access.py has them."""
+    """Actions through the page. `acts` are keyed by their routes in lighthouse_protocol/rules/access.py."""
 
     def __init__(self, guard: HttpGuard, acts: Mapping[str, Act]) -> None:
         self._guard = guard
@@ -222,9 +221,9 @@ class HttpControl:
         return {route: self._handler(act) for route, act in self._acts.items()}
 
     async def describe(self, request: web.Request) -> web.Response:
-        """Whether the caller may act here, why not, and what its page needs for it."""
-        refusals = (self._guard.why_not(route, request) for route in self._acts)
-        why, why_not_seen = next(filter(None, refusals), ""), self._guard.why_not(_SEEING, request)
+        """Answer GET /control: the caller's permissions, the reason for missing ones, and the CSRF token."""
+        refusals = (self._guard.refusal_text(route, request) for route in self._acts)
+        why, why_not_seen = next(filter(None, refusals), ""), self._guard.refusal_text(_VIEW_ROUTE, request)
         try:
             self._guard.check_host(request)
         except NotPermitted:
@@ -257,8 +256,7 @@ def refused(error: LighthouseError) -> web.Response:
 
 
 def _caller(caller: Caller, token: str) -> Caller:
-    """The same one, that shows a token, or a join string with one in it, which is what people are given. An unreadable
-    one is shown as it is, and refused like a wrong token."""
+    """Return the caller with a token, given as such or in a join string. An unreadable join string is a bad token."""
     with contextlib.suppress(InvalidRequest):
         if token.startswith(SCHEME):
             token = parse_coordinator(token, "token").token
@@ -266,12 +264,12 @@ def _caller(caller: Caller, token: str) -> Caller:
 
 
 def _shown(request: web.Request) -> str:
-    """The Authorization header."""
+    """Return the Authorization header."""
     return request.headers.get(hdrs.AUTHORIZATION, "")
 
 
 def _names(request: web.Request) -> tuple[str, ...]:
-    """Of the certificate that TLS has verified; none through a proxy, whose own it would be."""
+    """Return the names in the verified client certificate. Through a proxy there are none: they would be its own."""
     tls = request.transport.get_extra_info("ssl_object") if request.transport is not None else None
     found = tls.getpeercert() if tls is not None and not _is_proxied(request) else None
     names = found.get("subjectAltName", ()) if found else ()

@@ -1,7 +1,7 @@
-"""A daemon's HTTP side, on the same loop: liveness, readiness, metrics, status; and a page that is told and may act.
+"""A daemon's HTTP server on its event loop: liveness, readiness, metrics, status, the page and its actions.
 
-A connection must send a whole request within HEADERS_WITHIN_S, again after each answer. There are at most
-MAX_CONNECTIONS: where one more comes, another is cut, of the peer that has most, and such as ask for nothing first.
+A connection must send a whole request within HEADERS_WITHIN_S, at the start and after each answer. When more than
+MAX_CONNECTIONS are open, a connection of the host with the most is closed, preferably one without a status feed.
 """
 
 import asyncio
@@ -26,14 +26,14 @@ MAX_BODY_BYTES = 16 * 1024
 COMPRESSED_ABOVE_BYTES = 4 * 1024
 HEADERS_WITHIN_S = 5.0
 MAX_CONNECTIONS = 256
-# What every daemon answers for itself, also one that shows nothing.
+# Paths that a follower serves itself, without a redirect to the leader.
 OWN_PATHS = frozenset({"/livez", "/readyz", "/metrics", "/log"})
 
 log = logging.getLogger(__name__)
 
 
 class _WellFormedOnly(logging.Filter):
-    """A request that is no HTTP is its sender's fault, and not worth a traceback."""
+    """Drops tracebacks about malformed HTTP, which is the client's fault."""
 
     def filter(self, record: logging.LogRecord) -> bool:
         return not (record.exc_info and isinstance(record.exc_info[1], HttpProcessingError))
@@ -50,46 +50,41 @@ class Document:
 
 
 @dataclass(frozen=True, slots=True)
-class Elsewhere:
-    """Another daemon shows what is asked for, below `url` (empty: none does now); `reason` says why."""
+class LeaderRedirect:
+    """Reason why another lighthouse serves the request."""
 
     reason: str
-    url: str = ""
+    url: str = ""  # of the leader; empty if there is none now
 
 
 @dataclass(frozen=True, slots=True)
 class HttpSide:
-    """What the HTTP side shows; every function is called on the loop, at the moment of the request.
-
-    With `page` comes the status as events. `guard` admits callers; `control`: acting through the page; `incident`: by
-    its id, with the output of ranks; `log`: this process's newest lines. `elsewhere`: None, or why this daemon shows
-    nothing at this moment, while it lives and is not ready.
-    """
+    """Content of the HTTP server. Every function is called on the loop, once per request."""
 
     is_ready: Callable[[], bool]
-    metrics: Callable[[], tuple[bytes, str]]
+    metrics: Callable[[], tuple[bytes, str]]  # body and content type
     status: Callable[[], object]
     guard: HttpGuard
-    page: Document | None = None
+    page: Document | None = None  # adds the status as events
     control: HttpControl | None = None
-    incident: Callable[[str, Call], object] | None = None
-    log: Callable[[], str] | None = None
-    elsewhere: Callable[[], Elsewhere | None] = lambda: None
+    incident: Callable[[str, Call], object] | None = None  # by id, with the output of ranks
+    log: Callable[[], str] | None = None  # newest lines of this process
+    redirect: Callable[[], LeaderRedirect | None] = lambda: None  # not None while this daemon is a follower
 
 
 class HttpServer:
     def __init__(self, side: HttpSide) -> None:
         self._side = side
         self._feed = StatusFeed(side.status)
-        self._metrics_shown = Snapshots(lambda _: side.metrics())
-        self._statuses_shown = Snapshots(lambda _: _Shown.of(to_json(side.status())))
+        self._metrics_cache = Snapshots(lambda _: side.metrics())
+        self._status_cache = Snapshots(lambda _: _Body.compress(to_json(side.status())))
         self._listener: asyncio.Server | None = None
         self._cuts = SparseLog(log, "connection_cut")
         app = web.Application(client_max_size=MAX_BODY_BYTES)
         for route, handler in self._routes().items():
             method, path = route.split()
             add = app.router.add_get if method == "GET" else app.router.add_post
-            handler = handler if path in OWN_PATHS else self._here(handler)
+            handler = handler if path in OWN_PATHS else self._or_redirect(handler)
             add(path, side.guard.guarded(route, handler))
         app.on_shutdown.append(self._end_feed)
         self._runner = web.AppRunner(
@@ -97,7 +92,7 @@ class HttpServer:
         )
 
     def _routes(self) -> Mapping[str, Handler]:
-        """By method and path, as lighthouse_protocol/rules/access.py has them."""
+        """Return the handlers by method and path, as in lighthouse_protocol/rules/access.py."""
         side = self._side
         routes: dict[str, Handler] = {
             "GET /livez": self._livez,
@@ -120,8 +115,14 @@ class HttpServer:
         return routes
 
     async def start(self, bind: str, tls: ssl.SSLContext | None = None) -> int:
-        """Listen on `bind`, as HTTPS with `tls`; the port. Raises InvalidRequest if that is impossible, with the
-        reason."""
+        """Listen on `bind`, with HTTPS if `tls` is given.
+
+        Returns:
+            The port.
+
+        Raises:
+            InvalidRequest: Listening failed, with the reason.
+        """
         try:
             listener = listening_socket(*split_bind(bind, "--http"))
         except OSError as e:
@@ -138,7 +139,7 @@ class HttpServer:
         await self._runner.cleanup()
 
     def _connect(self) -> web.RequestHandler:
-        """The handler of one more connection."""
+        """Return the handler of a new connection, closing another one if there are too many."""
         server = self._runner.server
         assert server is not None
         open_ones: list[web.RequestHandler] = server.connections
@@ -149,29 +150,29 @@ class HttpServer:
         return server()
 
     def _victim(self, open_ones: Sequence[web.RequestHandler]) -> web.RequestHandler:
-        """The oldest of the peer that has most; rather one that is not told the status."""
+        """Choose a connection of the host with the most: its oldest without a status feed, or else its oldest."""
         [(most, _)] = Counter(map(_host, open_ones)).most_common(1)
         own = [each for each in open_ones if _host(each) == most]
-        return next((each for each in own if not self._feed.has(each)), own[0])
+        return next((each for each in own if not self._feed.has_client(each)), own[0])
 
     async def _livez(self, _: web.Request) -> web.Response:
         return web.Response(text="ok\n")
 
-    def _here(self, handler: Handler) -> Handler:
-        """`handler`, or, where another daemon shows it, the way there."""
+    def _or_redirect(self, handler: Handler) -> Handler:
+        """Wrap `handler` so that a follower redirects to the leader instead."""
 
         async def shown(request: web.Request) -> web.StreamResponse:
-            elsewhere = self._side.elsewhere()
-            if elsewhere is None:
+            redirect = self._side.redirect()
+            if redirect is None:
                 return await handler(request)
-            if elsewhere.url:
-                raise web.HTTPTemporaryRedirect(f"{elsewhere.url}{request.rel_url}")
-            return web.json_response({"error": elsewhere.reason}, status=503, headers=JSON_HEADERS)
+            if redirect.url:
+                raise web.HTTPTemporaryRedirect(f"{redirect.url}{request.rel_url}")
+            return web.json_response({"error": redirect.reason}, status=503, headers=JSON_HEADERS)
 
         return shown
 
     def close_feeds(self) -> None:
-        """Browsers that are told the status ask again, and learn who shows it by now."""
+        """End all status feeds. The browsers reconnect and are redirected to the current leader."""
         self._feed.close()
         self._feed = StatusFeed(self._side.status)
 
@@ -179,18 +180,18 @@ class HttpServer:
         return await self._feed.serve(request)
 
     async def _readyz(self, _: web.Request) -> web.Response:
-        elsewhere = self._side.elsewhere()
-        if elsewhere is not None:
-            return web.Response(text=f"{elsewhere.reason}\n", status=503)
+        redirect = self._side.redirect()
+        if redirect is not None:
+            return web.Response(text=f"{redirect.reason}\n", status=503)
         ready = self._side.is_ready()
         return web.Response(text="ok\n" if ready else "draining\n", status=200 if ready else 503)
 
     async def _metrics(self, _: web.Request) -> web.Response:
-        body, content_type = self._metrics_shown.of("")
+        body, content_type = self._metrics_cache.get("")
         return web.Response(body=body, headers={"Content-Type": content_type})
 
     async def _status(self, request: web.Request) -> web.Response:
-        shown = self._statuses_shown.of("")
+        shown = self._status_cache.get("")
         is_gzip = bool(shown.gzipped) and "gzip" in request.headers.get(hdrs.ACCEPT_ENCODING, "")
         headers = {**JSON_HEADERS, hdrs.VARY: hdrs.ACCEPT_ENCODING}
         if is_gzip:
@@ -216,14 +217,14 @@ class HttpServer:
 
 
 @dataclass(frozen=True, slots=True)
-class _Shown:
-    """`gzipped` is empty for what is short."""
+class _Body:
+    """A response body. `gzipped` is empty if the body is short."""
 
     plain: bytes
     gzipped: bytes
 
     @classmethod
-    def of(cls, plain: bytes) -> "_Shown":
+    def compress(cls, plain: bytes) -> "_Body":
         return cls(plain, gzip.compress(plain, 1) if len(plain) > COMPRESSED_ABOVE_BYTES else b"")
 
 
@@ -236,7 +237,7 @@ def _json(value: object) -> web.Response:
     body = to_json(value)
     response = web.Response(body=body, content_type="application/json", headers=JSON_HEADERS)
     if len(body) > COMPRESSED_ABOVE_BYTES:
-        response.enable_compression()  # as far as the client takes it
+        response.enable_compression()  # if the client accepts it
     return response
 
 

@@ -1,12 +1,13 @@
-"""The status as server-sent events: one snapshot for all clients, serialised and compressed once.
+"""The status as server-sent events. All clients share one snapshot, serialised and compressed once.
 
-1. Each client is sent the newest snapshot only. One that reads slowly misses some; nothing waits for it but its own
-   stream, and one that does not read at all is cut off.
-2. Snapshots are made while a browser listens, and so far apart that they take a small share of the loop's time.
-3. A compressed event is a run of whole deflate blocks that refers to nothing before it (zlib's full flush), so the
-   same bytes continue every client's stream, whenever that began. gzip's trailer is never sent: no stream has an end.
-4. Where MAX_CLIENTS listen, one more takes the place of another: the oldest that does not read, else the oldest of the
-   host that has most. A browser that is cut comes back by itself.
+1. A client gets the newest snapshot only. A slow client skips some and delays no other; a client that does not read at
+   all is disconnected.
+2. Snapshots are made only while a browser listens, at intervals that limit them to a small share of the loop's time.
+3. A compressed event is a run of complete deflate blocks without references to earlier data (zlib's full flush). So
+   the same bytes continue every client's stream, regardless of its start. gzip's trailer is never sent, because the
+   streams have no end.
+4. At MAX_CLIENTS, a new client replaces another: the oldest that does not read, or else the oldest of the host with the
+   most clients. A disconnected browser reconnects automatically.
 """
 
 import asyncio
@@ -32,7 +33,7 @@ LOOP_SHARE = 0.05
 WRITTEN_WITHIN_S = 20.0
 RETRY_MS = 1000
 
-_GZIP_HEADER = bytes((0x1F, 0x8B, zlib.DEFLATED, 0, 0, 0, 0, 0, 0, 255))  # RFC 1952: no name, no time, any system
+_GZIP_HEADER = bytes((0x1F, 0x8B, zlib.DEFLATED, 0, 0, 0, 0, 0, 0, 255))  # RFC 1952: no name, no time, unknown system
 _HEADERS = {"Cache-Control": "no-store", "X-Accel-Buffering": "no", "X-Content-Type-Options": "nosniff"}
 
 
@@ -50,7 +51,7 @@ class _Frame:
 
 
 def to_json(value: object) -> bytes:
-    """Dataclasses become objects, as by dataclasses.asdict, in a fraction of its time."""
+    """Serialise to JSON. Dataclasses become objects, much faster than with dataclasses.asdict."""
     return json.dumps(value, default=_members, separators=(",", ":")).encode()
 
 
@@ -64,12 +65,12 @@ def _names(kind: type) -> tuple[str, ...]:
 
 
 class StatusFeed:
-    """`status` is called on the loop; what it returns does not change, and is made to bytes in another thread."""
+    """Streams of status events. `status` is called on the loop; its immutable result is serialised in a thread."""
 
     def __init__(self, status: Callable[[], object], every_s: float = EVERY_S) -> None:
         self._status = status
         self._every_s = every_s
-        self._clients: dict[web.RequestHandler, str] = {}  # their connections, the oldest first, and their hosts
+        self._clients: dict[web.RequestHandler, str] = {}  # hosts by connection, the oldest first
         self._pump: asyncio.Task[None] | None = None
         self._newest: _Frame | None = None
         self._changed = asyncio.Event()
@@ -81,7 +82,7 @@ class StatusFeed:
         return len(self._clients)
 
     async def serve(self, request: web.Request) -> web.StreamResponse:
-        """The handler of a request for events: until its client goes, or `close`."""
+        """Handle a request for events until the client disconnects or close() is called."""
         if self._is_closed:
             return web.Response(
                 status=503, text="the server is stopping; ask for status instead\n", headers={"Retry-After": "10"}
@@ -99,7 +100,7 @@ class StatusFeed:
                 self._stop_pump()
 
     def close(self) -> None:
-        """Every stream ends at once."""
+        """End all streams at once."""
         self._is_closed = True
         self._stop_pump()
         for client in self._clients:
@@ -107,15 +108,15 @@ class StatusFeed:
                 cut(client)
         self._wake()
 
-    def has(self, connection: web.RequestHandler) -> bool:
+    def has_client(self, connection: web.RequestHandler) -> bool:
         return connection in self._clients
 
     def _cut_one(self) -> None:
         [(host, _)] = Counter(self._clients.values()).most_common(1)
         oldest = next(client for client, its_host in self._clients.items() if its_host == host)
-        deaf = next((client for client in self._clients if client.writing_paused), oldest)
-        self._cuts.warning("%d browsers listen already: one at %s is cut", MAX_CLIENTS, self._clients.pop(deaf))
-        cut(deaf)
+        victim = next((client for client in self._clients if client.writing_paused), oldest)
+        self._cuts.warning("%d browsers listen already: one at %s is cut", MAX_CLIENTS, self._clients.pop(victim))
+        cut(victim)
 
     async def _stream(self, request: web.Request) -> web.StreamResponse:
         is_gzip = "gzip" in request.headers.get(hdrs.ACCEPT_ENCODING, "")
@@ -130,12 +131,12 @@ class StatusFeed:
                 async with asyncio.timeout(WRITTEN_WITHIN_S):
                     await response.write(frame.deflated if is_gzip else frame.plain)
                 sent = frame.number
-        except (ConnectionError, TimeoutError):  # it has gone, or does not read
+        except (ConnectionError, TimeoutError):  # the client has disconnected, or does not read
             cut(request.protocol)
         return response
 
     async def _next(self, sent: int) -> _Frame | None:
-        """A newer frame than that; None: there will be none."""
+        """Wait for a frame newer than `sent`. Return None after close()."""
         while not self._is_closed:
             if self._newest is not None and self._newest.number > sent:
                 return self._newest
@@ -150,7 +151,7 @@ class StatusFeed:
                 snapshot = self._status()
                 took_s = loop.time() - began_at
                 self._newest = await asyncio.to_thread(_Frame.of, number, snapshot)
-            except Exception:  # a defect of ours; the streams that hear no more of us tell their readers
+            except Exception:  # a defect of ours must not end the feed
                 log.exception("cannot build the status", extra=event("status_failed"))
                 took_s = self._every_s
             self._wake()
@@ -167,6 +168,6 @@ class StatusFeed:
 
 
 def cut(client: web.RequestHandler) -> None:
-    """End its connection at once."""
+    """Close a connection at once."""
     if client.transport is not None:
         client.transport.abort()

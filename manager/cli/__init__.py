@@ -7,14 +7,16 @@ import lighthouse_runtime.process.grpc_environment  # noqa: F401, I001  # pyrigh
 
 import click
 
-from lighthouse_runtime.cli.settings import Lazy, LazyCommands, LazyGroup
+from lighthouse_runtime.cli.settings import LazyCommand, LazyCommands, LazyGroup
 from lighthouse_runtime.cli.settings import CONTEXT_SETTINGS
 from lighthouse_protocol import VERSION
 
 _VERBS = {
-    "run": Lazy("manager.cli.run:run", "Run the ranks of a replica group and restart them when they die."),
-    "serve": Lazy("manager.cli.serve:serve", "Serve a replica group whose ranks something else starts."),
-    "status": Lazy("manager.cli.status:status", "Show a manager: its step, its quorum, and the ranks it waits for."),
+    "run": LazyCommand("manager.cli.run:run", "Run the ranks of a replica group and restart them when they die."),
+    "serve": LazyCommand("manager.cli.serve:serve", "Serve a replica group whose ranks something else starts."),
+    "status": LazyCommand(
+        "manager.cli.status:status", "Show a manager: its step, its quorum, and the ranks it waits for."
+    ),
 }
 
 

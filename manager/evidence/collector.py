@@ -20,7 +20,7 @@ from lighthouse_protocol.messages.incident import (
     ProcessSnapshot,
     RankEvidence,
     SelfReport,
-    fitting,
+    fit_evidence,
 )
 from lighthouse_protocol.messages.progress import GroupView
 from lighthouse_runtime.log_event import event
@@ -84,7 +84,7 @@ class EvidenceCollector:
         wanted = dict.fromkeys(request.group_ranks or range(self._size))
         looks = [self._look(rank) for rank in wanted]
         for found in asyncio.as_completed([asyncio.shield(look) for look in looks]):
-            self._send(session.Evidence(request.number, fitting(await found, len(wanted))))
+            self._send(session.Evidence(request.number, fit_evidence(await found, len(wanted))))
         seen = view()
         self._send(session.EvidenceDone(request.number, seen if seen.ranks else None))
 

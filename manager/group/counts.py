@@ -11,7 +11,7 @@ from dataclasses import dataclass, fields, replace
 from lighthouse_protocol.messages.membership import Participant
 from lighthouse_protocol.messages.progress import HealTotals, RankName
 from lighthouse_protocol.messages.session import Discards, GroupCounts, HeldQuorum
-from lighthouse_protocol.rules.quorum_change import here_and_missing, list_names
+from lighthouse_protocol.rules.quorum_change import describe_missing_ranks, list_names
 
 REASONS = tuple(field.name for field in fields(Discards))
 GROUP_LOST, RANK_LOST, REVOKED, VOTED_NO = REASONS
@@ -172,7 +172,7 @@ class GroupStatus:
 def say_missing(me: Participant, missing: Set[int]) -> str:
     """Which of its ranks are here and which are missing; empty: all are, or none."""
     size = me.group_world_size
-    return here_and_missing(me.replica_id, size, missing) if 0 < len(missing) < size else ""
+    return describe_missing_ranks(me.replica_id, size, missing) if 0 < len(missing) < size else ""
 
 
 def _ranks_of(ranks: Collection[int], me: Participant) -> str:

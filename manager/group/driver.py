@@ -40,11 +40,11 @@ from lighthouse_protocol.refusals import (
     WrongState,
 )
 from lighthouse_protocol.rules.access import ADDRESS_WORD, is_proven
-from lighthouse_protocol.rules.quorum_change import LOOKED_EVERY_S, QuorumWait
+from lighthouse_protocol.rules.quorum_change import CHECKED_EVERY_S, QuorumWait
 from lighthouse_protocol.rules.stall import GroupProgress, Limits, Process, StallVerdict
 from lighthouse_runtime.log_event import event
 from lighthouse_runtime.ports import Peer, Reply, Timer, Timers
-from lighthouse_runtime.timing.timers import DeadlineTimer, StallWatch, Sustained
+from lighthouse_runtime.timing.timers import DeadlineTimer, StallWatch, SustainedNotice
 from manager.group import events
 from manager.group.counts import GroupStatus, say_missing
 from manager.group.machine import GroupMachine
@@ -130,18 +130,18 @@ class Waits:
 
     def answered(self) -> None:
         """A request was answered with a quorum."""
-        if line := self._wait.answered(self._clock()):
+        if line := self._wait.finish(self._clock()):
             log.info("%s", line, extra=event("quorum_wait"))
 
     def begin(self) -> None:
         """A request waits, and it is the first, or those before it were answered."""
         self._wait.begin(self._clock())
-        self._timer.set_after(LOOKED_EVERY_S)
+        self._timer.set_after(CHECKED_EVERY_S)
 
     def end(self) -> None:
         """No request waits."""
         self.close()
-        self._wait.leave(self._clock())
+        self._wait.pause(self._clock())
         self._tell("")
 
     def close(self) -> None:
@@ -149,10 +149,10 @@ class Waits:
 
     def _look(self) -> None:
         waiting_for = self._waiting_for()
-        if line := self._wait.news(waiting_for, self._clock()):
+        if line := self._wait.next_line(waiting_for, self._clock()):
             log.info("%s", line, extra=event("quorum_wait"))
         self._tell(waiting_for)
-        self._timer.set_after(LOOKED_EVERY_S)
+        self._timer.set_after(CHECKED_EVERY_S)
 
     def _tell(self, waiting_for: str) -> None:
         if waiting_for != self._told:
@@ -175,7 +175,7 @@ class Worlds:
     def __init__(self, timers: Timers, watches: WatchTable) -> None:
         self.world: World | None = None
         self._watches = watches
-        self._incomplete = Sustained(timers, self._say_missing, _log_whole, INCOMPLETE_LOGGED_AFTER_S)
+        self._incomplete = SustainedNotice(timers, self._say_missing, _log_whole, INCOMPLETE_LOGGED_AFTER_S)
 
     def opened(self, watch: Watch) -> None:
         if self.world is not None:
@@ -184,7 +184,7 @@ class Worlds:
     def tell(self, world: World) -> None:
         if world.pending and (self.world is None or world.pending != self.world.pending):
             told = event("groups_join", groups=world.peers_pending)
-            log.info("waiting to join: %s", world.who_joins, extra=told)
+            log.info("waiting to join: %s", world.joining_names, extra=told)
         self.world = world
         for watch in self._watches:
             watch.peer.send(world)
@@ -245,18 +245,18 @@ class GroupProgressDriver:
         hello = watch.hello
         if self._newest.get(hello.group_rank) is watch:
             process = Process(hello.rank_incarnation, hello.hostname, hello.pid)
-            self._progress.take(hello.group_rank, process, sample, self._clock())
+            self._progress.add_sample(hello.group_rank, process, sample, self._clock())
             self._watch.wake()
 
     def ended(self, watch: Watch) -> None:
         group_rank = watch.hello.group_rank
         if self._newest.get(group_rank) is watch:
             del self._newest[group_rank]
-            self._progress.lose(group_rank)
+            self._progress.remove_rank(group_rank)
 
     def was_late(self, by_s: float) -> None:
         """The whole process was held up; to be told before anything is judged."""
-        self._progress.was_late(by_s, self._clock())
+        self._progress.add_pause(by_s, self._clock())
 
     def view(self, now: float) -> GroupView:
         self._check_lag()

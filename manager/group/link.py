@@ -127,7 +127,7 @@ class LighthouseLink:
                 self._note("")
                 backoff.reset()
                 if self._search is not None:
-                    self._search.served()
+                    self._search.mark_served()
             self._has_answered = True
             if isinstance(message, Welcome):
                 self._hang_up()
@@ -152,7 +152,7 @@ class LighthouseLink:
                             return self._note_end()
                         is_refused = error is not None and not isinstance(error, Unreachable | Superseded)
                         text = str(error or f"{line.client.address} closed the session")
-                        waits = self._search is None or self._search.failed(error or Unreachable(text))
+                        waits = self._search is None or self._search.mark_failed(error or Unreachable(text))
                         if waits or not isinstance(error, NotLeader):  # one that follows is no news
                             self._note(text, is_reachable=is_refused)
                         if error is not None and is_refused:
@@ -208,7 +208,7 @@ class LighthouseLink:
                     raise NotLeader(f"{client.address} does not lead")
             except (Unreachable, DeadlinePassed) as e:
                 await client.close()
-                if self._search is None or self._search.failed(e):
+                if self._search is None or self._search.mark_failed(e):
                     await backoff.wait()
             except BaseException:
                 await client.close()

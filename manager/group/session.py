@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from lighthouse_protocol.messages import session
 from lighthouse_protocol.messages.membership import Participant
 from lighthouse_protocol.messages.progress import GroupView, RankView
-from lighthouse_protocol.rules.quorum_change import NamedQuorum, changed
+from lighthouse_protocol.rules.quorum_change import NamedQuorum, apply_change
 
 # -- progress -----------------------------------------------------------------
 #
@@ -189,7 +189,7 @@ class SessionMachine:
         if isinstance(told, session.JoinAccepted):
             self.known = NamedQuorum.of(told.quorum)
             return told
-        made = changed(self.known.quorum, told.change) if self.known is not None else None
+        made = apply_change(self.known.quorum, told.change) if self.known is not None else None
         self.known = made
         if made is None:
             return None

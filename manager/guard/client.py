@@ -63,7 +63,7 @@ class GuardClient:
         alone: all that a killed guard leaves is killed, whatever it has made of itself."""
         ours, its = socket.socketpair()
         command = [sys.executable, "-P", "-S", "-E", "-c", _CODE, str(its.fileno()), str(os.getpid()), _OURS]
-        env = grpc_environment.without_ours(os.environ)
+        env = grpc_environment.without_our_defaults(os.environ)
         with its:
             self._process = subprocess.Popen(
                 command,

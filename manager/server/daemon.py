@@ -30,7 +30,7 @@ from lighthouse_runtime.client.clients import AsyncLighthouseClient
 from lighthouse_runtime.log_event import event
 from lighthouse_runtime.net.address import grpc_bind, listening_host, resolves_to_loopback, split_bind
 from lighthouse_runtime.process.loop import ServiceManager, StopRequest, announce
-from lighthouse_runtime.security.access import LocalOperates
+from lighthouse_runtime.security.access import LocalOperatorAccess
 from lighthouse_runtime.server.grpc_server import GrpcServer
 from lighthouse_runtime.server.rpc_handler import Entry
 from lighthouse_runtime.timing.pacing import SuspensionTimers
@@ -308,7 +308,7 @@ class ManagerDaemon:
             is_ready=lambda: self._link is not None and self._link.is_reachable,
             metrics=lambda: render(self.status()),
             status=lambda: dataclasses.asdict(self.status()),
-            guard=HttpGuard(LocalOperates(), (self._host, split_bind(bind, "--http")[0])),
+            guard=HttpGuard(LocalOperatorAccess(), (self._host, split_bind(bind, "--http")[0])),
         )
         self._http = HttpServer(side)
         port = await self._http.start(bind)

@@ -25,7 +25,7 @@ from lighthouse_protocol.wire.codec import MANAGER_STATUS
 from lighthouse_protocol.wire.streams import WATCH_REQUESTS, WATCH_RESPONSES
 from lighthouse_runtime.log_event import event
 from lighthouse_runtime.process.children import ended_process, host_id
-from lighthouse_runtime.security.access import LOCAL, Caller, LocalOperates
+from lighthouse_runtime.security.access import LOCAL, Caller, LocalOperatorAccess
 from lighthouse_runtime.server.rpc_handler import Call, Entry, FutureReply, Method, Stream
 from lighthouse_runtime.server.streams import FIRST_WITHIN_S, Frames, Requests, Sender, StreamPeer
 from manager.group.driver import Answer, GroupDriver
@@ -141,7 +141,7 @@ class ManagerService:
     async def checkpoint_address(
         self, request: manager_pb2.CheckpointAddressRequest, call: Call
     ) -> manager_pb2.CheckpointAddressResponse:
-        if not call.principal.may(ACTS):
+        if not call.principal.is_allowed(ACTS):
             self._driver.check_peer(request.rank, request.quorum_id, request.proof)
         step = request.step if request.HasField("step") else None
         address = self._driver.checkpoint_address(request.rank, step)
@@ -150,7 +150,7 @@ class ManagerService:
     async def torchft_checkpoint_metadata(
         self, request: torchft_pb2.CheckpointMetadataRequest, call: Call
     ) -> torchft_pb2.CheckpointMetadataResponse:
-        if not call.principal.may(ACTS):
+        if not call.principal.is_allowed(ACTS):
             self._driver.check_peer(request.rank, 0, "")
         metadata = self._driver.checkpoint_address(request.rank, None)
         return torchft_pb2.CheckpointMetadataResponse(checkpoint_metadata=metadata)
@@ -197,7 +197,7 @@ class ManagerService:
 
     async def watch(self, requests: Requests[FromRank], call: Call, sender: Sender) -> None:
         """Serve one rank's watch and votes until its stream or its process ends."""
-        hello = await requests.hello(WatchHello, self._watch_within_s)
+        hello = await requests.read_hello(WatchHello, self._watch_within_s)
         if hello is None:
             return
         is_local = call.is_local and hello.host == host_id()
@@ -267,7 +267,7 @@ PEER = Principal("another host", frozenset({Role.PROBE}))
 _SECRET = re.compile("[A-Za-z0-9_-]{32,128}")
 
 
-class GroupAccess(LocalOperates):
+class GroupAccess(LocalOperatorAccess):
     """Access rules of a group. `secret` is empty if the group has none."""
 
     def __init__(self, secret: str) -> None:

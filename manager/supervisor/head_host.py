@@ -103,7 +103,7 @@ class WorkerHosts:
             self.send(host, hosts.GroupEnded(over.status, over.why, excluded.get(host, "")))
 
     async def serve(self, requests: Requests[hosts.FromHost], _: Call, sender: Sender) -> None:
-        entry = await requests.hello(hosts.HostHello, FIRST_WITHIN_S)
+        entry = await requests.read_hello(hosts.HostHello, FIRST_WITHIN_S)
         if entry is None:
             return
         self._check(entry)

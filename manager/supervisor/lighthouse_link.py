@@ -117,7 +117,7 @@ class SupervisorLink:
                         if not is_refused:
                             backoff.reset()
                         if self._search is not None:
-                            self._search.served()
+                            self._search.mark_served()
                         self._receive(stream, message)
                     if not self._is_over and not is_refused:
                         self._note(f"{self._address} closed the stream")
@@ -140,7 +140,7 @@ class SupervisorLink:
                 finally:
                     self._stream = None
                     self._report.ended(self._clock())
-            if self._search is None or self._search.failed(error or Unreachable("it closed the stream")):
+            if self._search is None or self._search.mark_failed(error or Unreachable("it closed the stream")):
                 await backoff.wait()
 
     def _receive(self, stream: SupervisorStream, message: supervisor.ToSupervisor) -> None:

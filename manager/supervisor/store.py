@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 from lighthouse_protocol.refusals import InvalidRequest
 from lighthouse_runtime.log_event import event
-from lighthouse_runtime.process.children import who_listens
+from lighthouse_runtime.process.children import describe_listener
 from manager.guard.client import Command, Ended, GuardClient, shown
 from manager.guard.rules import described
 from manager.store.process import SCRIPT, check_torch
@@ -97,8 +97,8 @@ def check_port(port: int) -> None:
         if e.errno != errno.EADDRINUSE:
             raise InvalidRequest(f"cannot listen on {port}: {e.strerror}", field="--store-port") from None
         raise InvalidRequest(
-            f"the group's store cannot listen on {port}: {who_listens(port)} does. Replica groups that share a host "
-            "need master ports at least 3 apart (the store uses MASTER_PORT + 2): give each its own --master-port or "
-            "--store-port, or --store HOST:PORT of a running TCPStore",
+            f"the group's store cannot listen on {port}: {describe_listener(port)} does. Replica groups that share a "
+            "host need master ports at least 3 apart (the store uses MASTER_PORT + 2): give each its own --master-port "
+            "or --store-port, or --store HOST:PORT of a running TCPStore",
             field="--store-port",
         ) from None

@@ -13,7 +13,7 @@ from typing import Any, Self
 
 from examples.ports import free_port
 from lighthouse.job.records import parse_run
-from lighthouse_runtime.process.children import who_listens
+from lighthouse_runtime.process.children import describe_listener
 from manager.guard.process_tree import environment
 from tests.daemons.supervisors import MARK, Supervisor
 from tests.processes import LOCALHOST, PATIENCE_S, Lighthouse, eventually
@@ -81,7 +81,7 @@ class Cluster:
 
     def store_serves(self) -> bool:
         stores = self._supervisors[HAS_STORE].stores()
-        return any(who_listens(self._store_port).startswith(f"process {pid} ") for pid in stores)
+        return any(describe_listener(self._store_port).startswith(f"process {pid} ") for pid in stores)
 
     def _is_ours(self, pid: int) -> bool:
         marks = [f"{MARK}={supervisor.mark}".encode() for supervisor in self._supervisors.values()]

@@ -20,7 +20,7 @@ from lighthouse_protocol.pb.documented import lighthouse_pb2, manager_pb2
 from lighthouse_protocol.wire.streams import SESSION_REQUESTS
 from lighthouse_runtime.client.clients import AsyncLighthouseClient
 from lighthouse_runtime.client.stream_kinds import SESSION, WATCH
-from lighthouse_runtime.security.access import HostOnly
+from lighthouse_runtime.security.access import LoopbackAccess
 from lighthouse_runtime.server.grpc_server import GrpcServer
 from manager.evidence.collector import EvidenceCollector
 from manager.group.driver import GroupDriver
@@ -50,7 +50,7 @@ def manager(within_s: float) -> ManagerService:
 @asynccontextmanager
 async def opened(service: LighthouseService | ManagerService, path: str) -> AsyncGenerator[Any, None]:
     """A stream on which nothing has been said."""
-    server = GrpcServer(service.services(), [], HostOnly())
+    server = GrpcServer(service.services(), [], LoopbackAccess())
     port = await server.start(f"{LOCALHOST}:0")
     try:
         async with grpc.aio.insecure_channel(f"{LOCALHOST}:{port}") as channel, asyncio.timeout(PATIENCE_S):

@@ -98,6 +98,6 @@ def test_a_lighthouse_reaps_orphans(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("script", "status"), [("raise SystemExit(7)", 7), ("os.kill(os.getpid(), 9)", 137)])
 def test_the_status_of_the_child_is_that_of_the_container(tmp_path: Path, script: str, status: int) -> None:
-    code = f"import os; from lighthouse_runtime.process import commands; commands._leave_to_init(); {script}"
+    code = f"import os; from lighthouse_runtime.process import commands; commands._run_under_init(); {script}"
     with container(tmp_path, code) as box:
         assert box.outside.wait(PATIENCE_S) == status

@@ -35,7 +35,7 @@ from lighthouse_protocol.refusals import InvalidRequest, LimitReached
 from lighthouse_protocol.rules.rate_limits import PeerLimits, Rate
 from lighthouse_runtime.client.clients import AsyncLighthouseClient
 from lighthouse_runtime.client.stream_kinds import SESSION, SUPERVISE
-from lighthouse_runtime.security.access import LocalOperates
+from lighthouse_runtime.security.access import LocalOperatorAccess
 from lighthouse_runtime.server.grpc_server import GrpcServer
 from lighthouse_runtime.server.rpc_handler import Peers
 from tests.processes import LOCALHOST, PATIENCE_S
@@ -64,7 +64,7 @@ async def served(**limits: Any) -> AsyncGenerator[Served]:
     runs = RunRegistry(RunStoreInProcess(), 30.0, jobs.lag)
     service = LighthouseService(jobs, Counters(), peers=peers)
     more = RunService(runs, peers=peers).methods()
-    server = GrpcServer(service.services(more), [], LocalOperates(), peers=peers)
+    server = GrpcServer(service.services(more), [], LocalOperatorAccess(), peers=peers)
     port = await server.start(f"{LOCALHOST}:0")
     try:
         async with asyncio.timeout(PATIENCE_S):

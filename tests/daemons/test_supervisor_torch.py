@@ -12,7 +12,7 @@ import pytest
 from examples.ports import free_port
 from lighthouse_protocol.limits import MANAGER_SECRET_VARIABLE
 from lighthouse_runtime.client.clients import ManagerClient
-from lighthouse_runtime.process.children import who_listens
+from lighthouse_runtime.process.children import describe_listener
 from tests.daemons.supervisors import QUICK, SLEEP, Supervisor
 from tests.processes import LOCALHOST, ROOT, Lighthouse, eventually
 
@@ -40,10 +40,10 @@ def test_the_store_outlives_ranks_and_comes_back_when_it_is_killed(lighthouse: L
     with Supervisor(lighthouse.address, *options, command=SLEEP, env=env) as supervisor:
         assert f"store {LOCALHOST}:{port};" in supervisor.log()
         assert set_and_get(port, "before") == "there"
-        store = int(who_listens(port).split()[1])
+        store = int(describe_listener(port).split()[1])
         os.kill(store, signal.SIGKILL)
         supervisor.wait_for_log("the group's store died .SIGKILL.*; restarting it")
-        eventually(lambda: str(store) not in who_listens(port) and who_listens(port).startswith("process"))
+        eventually(lambda: str(store) not in describe_listener(port) and describe_listener(port).startswith("process"))
         assert set_and_get(port, "after") == "there"
         with ManagerClient(supervisor.wait_for_log(r"serves on (\S+);")[1], secret) as manager:
             assert manager.quorum(0, 0, timeout_s=60).store_address == f"{LOCALHOST}:{port}"

@@ -13,7 +13,7 @@ from lighthouse.job.progress import Pace
 from lighthouse.server.daemon import PAGE_HEADERS
 from lighthouse_protocol.messages.status import LighthouseStatus
 from lighthouse_protocol.refusals import UnknownName
-from lighthouse_runtime.security.access import Access, HostOnly
+from lighthouse_runtime.security.access import Access, LoopbackAccess
 from lighthouse_runtime.server.rpc_handler import Call
 from lighthouse_runtime.web.control import HttpControl, HttpGuard, Order
 from lighthouse_runtime.web.server import Document, HttpServer, HttpSide
@@ -28,7 +28,7 @@ class FakeLighthouse:
     are answered with."""
 
     shown: LighthouseStatus = field(default_factory=status)
-    access: Access = field(default_factory=HostOnly)
+    access: Access = field(default_factory=LoopbackAccess)
     pace: dict[str, Pace] = field(default_factory=dict)
     acted: list[tuple[str, Order]] = field(default_factory=list)
     gathered: dict[str, object] = field(default_factory=dict)

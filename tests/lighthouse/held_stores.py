@@ -95,7 +95,7 @@ class EtcdHolder:
         self._began = asyncio.Event()
         self.ended = ""
         self._client = EtcdClient(parse_etcd_address(address))
-        self.store = EtcdStore(self._client.address.prefix, lambda: self._election.wake(), self.gate.hold)
+        self.store = EtcdStore(self._client.address.prefix, lambda: self._election.wake(), self.gate.block)
         config = CandidateConfig(uuid.uuid4().hex, TTL_S)
         self._election = Election(self._client, self.store, config, Leader(config.name, "me:1", "http://me:2", 0))
         self._config = config
@@ -126,7 +126,7 @@ class EtcdHolder:
 
     async def _passed(self) -> None:
         async with asyncio.timeout(CLAIM_S):
-            await self.gate.passed()
+            await self.gate.wait_delivered()
 
     def settle(self) -> None:
         self._run(self._passed())

@@ -9,7 +9,7 @@ from typing import Annotated, Any, NamedTuple, Union, get_args, get_origin, get_
 from hypothesis import strategies as st
 
 from lighthouse_protocol import constraints
-from lighthouse_protocol.constraints import Between, Chars, Cut, Entries, Form
+from lighthouse_protocol.constraints import EntryCount, IntRange, MaxChars, Shortened, WireForm
 from lighthouse_protocol.identity import check_name, split_replica_id
 from lighthouse_protocol.limits import MAX_COUNT, MAX_GROUP_WORLD_SIZE, MAX_QUORUM_ID, MAX_SECONDS
 from lighthouse_protocol.messages.hosts import HostHello
@@ -107,23 +107,25 @@ def _values(field: Field) -> st.SearchStrategy[Any]:
     else:
         drawn = PLAIN[field.type] if field.type in PLAIN else st.sampled_from(field.type)
     for constraint in field.constraints:
-        if isinstance(constraint, Between):
+        if isinstance(constraint, IntRange):
             drawn = st.integers(constraint.least, constraint.most)
-        elif isinstance(constraint, Cut):
+        elif isinstance(constraint, Shortened):
             drawn = drawn.map(constraint.shorten)
         else:
-            drawn = GOOD.get(constraint, drawn) if not isinstance(constraint, Entries | Chars | Form) else drawn
+            drawn = (
+                GOOD.get(constraint, drawn) if not isinstance(constraint, EntryCount | MaxChars | WireForm) else drawn
+            )
     return st.none() | drawn if field.is_optional else drawn
 
 
 def refused(field: Field) -> Iterator[Any]:
     """On the wire, of one value."""
     for constraint in field.constraints:
-        if isinstance(constraint, Between):
+        if isinstance(constraint, IntRange):
             yield from (constraint.least - 1, constraint.most + 1)
-        elif isinstance(constraint, Chars):
+        elif isinstance(constraint, MaxChars):
             yield "x" * (constraint.most + 1)
-        elif isinstance(constraint, Form):
+        elif isinstance(constraint, WireForm):
             yield bytes(MAX_GROUP_WORLD_SIZE // 8 + 1)
         elif constraint in BAD:
             yield from BAD[constraint]

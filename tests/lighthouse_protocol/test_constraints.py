@@ -2,7 +2,7 @@
 
 import pytest
 
-from lighthouse_protocol.constraints import Between, Entries, check_age, check_count, ranks_from_bits, ranks_to_bits
+from lighthouse_protocol.constraints import EntryCount, IntRange, check_age, check_count, ranks_from_bits, ranks_to_bits
 from lighthouse_protocol.limits import MAX_GROUP_WORLD_SIZE
 from lighthouse_protocol.refusals import InvalidRequest
 
@@ -12,8 +12,8 @@ from lighthouse_protocol.refusals import InvalidRequest
     [
         (check_count, -1, "step: is -1; it counts from 0 to 9007199254740992"),
         (check_age, -1.0, "step: is -1.0; it is a number of seconds from 0 to 1e+10"),
-        (Between(1, 65535, "ports are"), 0, "step: is 0; ports are 1 to 65535"),
-        (Entries(3), "abcd", "step: has 4 entries; 0 to 3 are allowed"),
+        (IntRange(1, 65535, "ports are"), 0, "step: is 0; ports are 1 to 65535"),
+        (EntryCount(3), "abcd", "step: has 4 entries; 0 to 3 are allowed"),
     ],
 )
 def test_a_refusal_says_what_is_allowed(check: object, value: object, refusal: str):

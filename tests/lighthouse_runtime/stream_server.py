@@ -24,7 +24,7 @@ from lighthouse_protocol.messages.session import (
 from lighthouse_protocol.pb.documented import manager_pb2
 from lighthouse_protocol.refusals import Drained, Superseded, WrongState
 from lighthouse_protocol.wire.streams import SESSION_REQUESTS, SESSION_RESPONSES, WATCH_REQUESTS, WATCH_RESPONSES
-from lighthouse_runtime.security.access import HostOnly
+from lighthouse_runtime.security.access import LoopbackAccess
 from lighthouse_runtime.server.grpc_server import GrpcServer
 from lighthouse_runtime.server.rpc_handler import Call, Stream
 from lighthouse_runtime.server.streams import Ending, Sender
@@ -51,7 +51,7 @@ class StreamServer:
             "manager.v1.ManagerService": {"Watch": Stream(WATCH_REQUESTS, self.watch)},
         }
         self.server = GrpcServer(
-            services, [], HostOnly(), lambda method, status: self.observed.append((method, status.name))
+            services, [], LoopbackAccess(), lambda method, status: self.observed.append((method, status.name))
         )
 
     async def session(self, requests: AsyncIterator[ToLighthouse | None], _: Call, sender: Sender) -> None:

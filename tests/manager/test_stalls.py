@@ -29,7 +29,7 @@ class MarkingRanks:
     def verdict(self) -> StallVerdict | None:
         """When every rank's sample has come to the manager, now."""
         for number, rank in enumerate(self.ranks):
-            self.manager.take(number, Process("w"), rank.sample(), self.now)
+            self.manager.add_sample(number, Process("w"), rank.sample(), self.now)
         return self.manager.verdict(self.now, is_complete=True)
 
     def after(self, still_s: float) -> str:

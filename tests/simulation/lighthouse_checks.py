@@ -131,7 +131,7 @@ class LighthouseChecks:
                 self._ledger.unheard.pop(member_of(participant), None)
                 self._ledger.asks(member_of(participant))
                 self._wait(participant)
-                self._granted[participant.seen_quorum_id, member_of(participant)] = participant.asks_for - 1
+                self._granted[participant.seen_quorum_id, member_of(participant)] = participant.requested_step - 1
                 if session is not None:
                     self._change_ranks(session, member_of(participant))
             case events.Withdrawn(call):

@@ -230,10 +230,10 @@ class EndPeer:
 
     def send(self, message: Any) -> None:
         quorum = self.lighthouse.checks.formed if isinstance(message, QuorumChanged) else None
-        self.lighthouse.gate.pass_on(lambda: self._send(message, quorum))
+        self.lighthouse.gate.deliver(lambda: self._send(message, quorum))
 
     def end(self, error: LighthouseError | None = None) -> None:
-        self.lighthouse.gate.pass_on(lambda: self._end(error))
+        self.lighthouse.gate.deliver(lambda: self._end(error))
 
     def _send(self, message: Any, formed: Quorum | None) -> None:
         lighthouse = self.lighthouse
@@ -265,10 +265,10 @@ class UnaryReply:
     number: int
 
     def answer(self, value: Answer) -> None:
-        self.lighthouse.gate.pass_on(lambda: self._answer(value))
+        self.lighthouse.gate.deliver(lambda: self._answer(value))
 
     def refuse(self, error: LighthouseError) -> None:
-        self.lighthouse.gate.pass_on(lambda: self._refuse(error))
+        self.lighthouse.gate.deliver(lambda: self._refuse(error))
 
     def _answer(self, value: Answer) -> None:
         self.lighthouse.may_die()

@@ -179,7 +179,7 @@ class Contender(LighthouseProcess):
         self.leadership.start()
 
     def _hold(self) -> Callable[[], None]:
-        return self.gate.hold()
+        return self.gate.block()
 
     def _refusal(self) -> NotLeader | None:
         return self.leadership.refusal() if self.leadership is not None else NotLeader("starts")
@@ -413,7 +413,7 @@ class TwoLighthouses(Lighthouse):
     ) -> "tuple[Lighthouse, Callable[[End], None], Callable[[], None]]":
         search = self._searches.setdefault(group.name, LeaderSearch([Address(host, 1) for host in HOSTS]))
         if (error := self._asked.pop(group.name, None)) is not None:
-            search.failed(error)
+            search.mark_failed(error)
         self._asked[group.name] = Unreachable("it has ended the connection")
         seat = next(seat for seat in self.seats if seat.host == search.address.host)
 

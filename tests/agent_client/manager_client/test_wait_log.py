@@ -16,7 +16,7 @@ from tests.processes import LOCALHOST, PATIENCE_S, eventually
 
 @pytest.fixture
 def soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(quorum_wait, "SAID_AFTER_S", 0.2)
+    monkeypatch.setattr(quorum_wait, "LOGGED_AFTER_S", 0.2)
 
 
 def said(caplog: pytest.LogCaptureFixture) -> list[str]:

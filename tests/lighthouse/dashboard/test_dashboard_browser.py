@@ -20,7 +20,7 @@ from lighthouse_protocol.messages.status import JobStatus, MemberState, RankStat
 from lighthouse_protocol.refusals import Unreachable
 from lighthouse_protocol.rules.access import Role
 from lighthouse_runtime.security import access
-from lighthouse_runtime.security.access import ByCredential, LocalOperates
+from lighthouse_runtime.security.access import CredentialAccess, LocalOperatorAccess
 from lighthouse_runtime.security.audit import Audit
 from lighthouse_runtime.security.credentials import TokenFile, load_or_make
 from lighthouse_runtime.web.control import Order
@@ -424,7 +424,7 @@ async def test_a_kill_is_confirmed_and_done(browser: Chromium, lighthouse: FakeL
 async def test_from_another_host_it_says_why_it_kills_nothing(browser: Chromium, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(access, "is_local", lambda peer: False)
     shows = status(job(member("a")))
-    async with FakeLighthouse(shows, LocalOperates()) as lighthouse, browser.page(lighthouse.url) as page:
+    async with FakeLighthouse(shows, LocalOperatorAccess()) as lighthouse, browser.page(lighthouse.url) as page:
         await page.until("document.body.innerText.includes('No actions from here')")
         assert "lighthouse token operate" in await page.text()
         assert await page.run("document.querySelectorAll('td.act button:not([hidden])').length") == 0
@@ -435,7 +435,7 @@ async def test_it_asks_for_a_token_and_shows_all_that_the_token_is_good_for(brow
     tokens = TokenFile(load_or_make(tmp_path / "made", ()).folder)
     shows = status(job(member("a")))
     async with (
-        FakeLighthouse(shows, ByCredential(tokens, Audit(None))) as lighthouse,
+        FakeLighthouse(shows, CredentialAccess(tokens, Audit(None))) as lighthouse,
         browser.page(lighthouse.url) as page,
     ):
         await page.until("document.getElementById('login').open")

@@ -71,7 +71,7 @@ class Lighthouse:
         self.ended: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self.began = asyncio.Event()
         self.gate = OutputGate()
-        self.store = EtcdStore("/l", lambda: self.election.wake(), self.gate.hold)
+        self.store = EtcdStore("/l", lambda: self.election.wake(), self.gate.block)
         config = CandidateConfig("me", TTL_S)
         self.election = Election(client, self.store, config, Leader("me", "me:1", "http://me:2", 0))
         timers = asyncio.get_running_loop()
@@ -118,7 +118,7 @@ async def test_a_writer_that_fails_by_any_exception_ends_the_leadership(caplog: 
     async with asyncio.timeout(PATIENCE_S):
         await lighthouse.began.wait()
         lighthouse.store.commit("j", QuorumRecord(2))
-        await lighthouse.gate.passed()  # the same writer goes on in the next term
+        await lighthouse.gate.wait_delivered()  # the same writer goes on in the next term
     await lighthouse.election.stop()
 
 

@@ -28,14 +28,14 @@ class Written:
         self.gate = OutputGate()
         self.said: list[str] = []
         self.woken = 0
-        self.store = EtcdStore("/l", self._wake, self.gate.hold)
+        self.store = EtcdStore("/l", self._wake, self.gate.block)
         self.store.begin(3, REVISION)
 
     def _wake(self) -> None:
         self.woken += 1
 
     def say(self, word: str) -> None:
-        self.gate.pass_on(lambda: self.said.append(word))
+        self.gate.deliver(lambda: self.said.append(word))
 
     def batch(self) -> Batch:
         batch = self.store.next_batch()

@@ -23,7 +23,7 @@ from lighthouse_protocol.messages.session import (
     QuorumPhase,
 )
 from lighthouse_protocol.refusals import DeadlinePassed, LighthouseError, LimitReached, Unreachable, WrongState
-from lighthouse_protocol.rules.quorum_change import NamedQuorum, changed
+from lighthouse_protocol.rules.quorum_change import NamedQuorum, apply_change
 from tests.lighthouse.builders import group
 from tests.lighthouse.peers import Caller, Listener
 from tests.lighthouse.sessions import native
@@ -154,7 +154,7 @@ class Groups:
     def _read(self, name: str) -> JoinAccepted | QuorumChanged:
         told = self.peers[name].messages[-1]
         if isinstance(told, QuorumChanged):
-            made = changed(self.known[name].quorum, told.change)
+            made = apply_change(self.known[name].quorum, told.change)
             assert made is not None
             self.known[name] = made
         else:

@@ -7,7 +7,7 @@ from lighthouse_protocol.messages.incident import (
     MAX_STACKS_BYTES,
     RankEvidence,
     cut_middle,
-    fitting,
+    fit_evidence,
 )
 from lighthouse_protocol.wire.codec import RANK_EVIDENCE
 
@@ -17,7 +17,7 @@ WHOLE = RankEvidence(3, "w", 7, "node-1", "stack", "[]", "State: R", ("a", "b"),
 
 class TestBounds:
     def test_what_fits_stays_as_it_is(self):
-        assert fitting(WHOLE) == WHOLE
+        assert fit_evidence(WHOLE) == WHOLE
         assert RANK_EVIDENCE.read(RANK_EVIDENCE.write(WHOLE)) == WHOLE
 
     def test_a_rank_that_says_far_too_much_takes_64_kib(self):
@@ -29,19 +29,19 @@ class TestBounds:
 
     def test_a_group_of_very_many_ranks_takes_8_mib(self):
         much = RankEvidence(3, "w", 7, "h", HUGE, "[]", HUGE, (HUGE,) * 99, (), 1.0)
-        assert 16384 * RANK_EVIDENCE.write(fitting(much, 16384)).ByteSize() <= 8 * 1024 * 1024
+        assert 16384 * RANK_EVIDENCE.write(fit_evidence(much, 16384)).ByteSize() <= 8 * 1024 * 1024
 
     def test_json_is_whole_or_not_there(self):
-        read = fitting(RankEvidence(0, flight_recorder="[" + "1," * MAX_FLIGHT_RECORDER_BYTES + "1]"))
+        read = fit_evidence(RankEvidence(0, flight_recorder="[" + "1," * MAX_FLIGHT_RECORDER_BYTES + "1]"))
         assert read.flight_recorder == ""
         assert read.missing == (f"Flight Recorder: {2 * MAX_FLIGHT_RECORDER_BYTES + 3} bytes; 12288 are taken",)
 
     def test_the_last_lines_are_kept(self):
         lines = tuple(f"{n} {'x' * 235}" for n in range(99))
-        assert fitting(RankEvidence(0, output=lines)).output == lines[-32:]
+        assert fit_evidence(RankEvidence(0, output=lines)).output == lines[-32:]
 
     def test_reasons_are_few(self):
-        assert len(fitting(RankEvidence(0, missing=("why",) * 99)).missing) == MAX_MISSING
+        assert len(fit_evidence(RankEvidence(0, missing=("why",) * 99)).missing) == MAX_MISSING
 
     def test_the_beginning_and_the_end_of_stacks(self):
         """The newest thread is first, the main one last."""

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from lighthouse_protocol.messages.progress import HealProgress
 from lighthouse_protocol.messages.status import HealStatus
 from lighthouse_protocol.pb.documented import lighthouse_pb2
-from lighthouse_protocol.rules.heal import RATE_OVER_S, SAID_EVERY_S, STILL_SHOWN_S, GroupHeal
+from lighthouse_protocol.rules.heal import LOGGED_EVERY_S, RATE_OVER_S, STILL_SHOWN_S, GroupHeal
 from lighthouse_protocol.wire.codec import compiled
 from tests.lighthouse_protocol.drawn import messages
 
@@ -48,11 +48,11 @@ class Heal:
             at - began_at,
             is_over,
         )
-        self.group.take(rank, process, heal, at)
+        self.group.add_report(rank, process, heal, at)
         self.say(at)
 
     def say(self, now: float) -> None:
-        while line := self.group.news(now):
+        while line := self.group.next_line(now):
             self.lines.append(f"{now:g} {line}")
 
     def flows(self, until: int, mib_per_s: float, since: int = 0, before: float = 0.0, **fields: object) -> None:
@@ -170,7 +170,7 @@ class TestRestarted:
     def test_one_that_has_failed_is_none(self):
         heal = Heal()
         heal.flows(20, 40)
-        heal.group.take(0, "p", None, 21)
+        heal.group.add_report(0, "p", None, 21)
         heal.say(21)
         assert heal.group.status(21) is None
         assert heal.lines[-1] == "21 the heal from a at step 17 broke off after 800 of 1000 MiB"
@@ -201,7 +201,7 @@ class TestSeveralRanks:
         heal.report(20, 1000, rank=1, is_over=True)
         heal.report(20, 400, rank=0)
         assert (heal.at(20).received, heal.at(20).total) == (1400 * MIB, 2000 * MIB)
-        heal.group.take(1, "p", None, 40)  # it is not reported any more
+        heal.group.add_report(1, "p", None, 40)  # it is not reported any more
         heal.report(40, 800, rank=0)
         assert heal.at(40).received == 1800 * MIB
         heal.report(50, 1000, rank=0, is_over=True)
@@ -225,7 +225,7 @@ class TestSeveralRanks:
         heal = Heal()
         heal.flows(9, 10, rank=0)
         heal.report(9, 1000, rank=1, is_over=True)
-        heal.group.keep({1}, 10)
+        heal.group.retain_ranks({1}, 10)
         heal.say(12)
         assert heal.lines[-1] == "12 the heal from a at step 17 broke off after 1.1 of 2.0 GiB"
 
@@ -238,7 +238,7 @@ class TestSeveralRanks:
             if rank not in over:
                 received[rank] += more
                 over |= {rank} if ends else set()
-            heal.group.take(rank, "p", replace(FROM_A, received=received[rank], total=10_000, seconds=float(at),
+            heal.group.add_report(rank, "p", replace(FROM_A, received=received[rank], total=10_000, seconds=float(at),
                                                is_over=rank in over), float(at))  # fmt: skip
             status = heal.group.status(at)
             if status is not None:
@@ -294,13 +294,13 @@ class TestLines:
     def test_next_lies_ahead_once_all_is_said(self, at: float, received: int, more: int, seconds: float):
         """A timer that is set by it never spins."""
         group = GroupHeal()
-        group.take(0, "p", replace(FROM_A, received=received, total=received + more, seconds=seconds), at)
-        while group.news(at):
+        group.add_report(0, "p", replace(FROM_A, received=received, total=received + more, seconds=seconds), at)
+        while group.next_line(at):
             pass
         next_at = group.next_at(at)
         assert next_at is not None
         assert next_at > at
-        assert next_at <= at + SAID_EVERY_S
+        assert next_at <= at + LOGGED_EVERY_S
 
 
 @given(st.lists(st.tuples(st.floats(0, 1e9), messages(HealProgress)), min_size=1, max_size=5))
@@ -310,7 +310,7 @@ def test_whatever_a_manager_reports_the_status_can_be_read(reports: list[tuple[f
     now = 0.0
     for rank, (after_s, heal) in enumerate(reports):
         now += after_s
-        group.take(rank, "p", heal, now)
+        group.add_report(rank, "p", heal, now)
         status = group.status(now + after_s)
         if status is not None:
             assert codec.read(codec.write(status)) == status
@@ -319,7 +319,7 @@ def test_whatever_a_manager_reports_the_status_can_be_read(reports: list[tuple[f
 def test_reports_that_come_all_the_time_are_not_all_kept():
     group = GroupHeal()
     for n in range(100_000):
-        group.take(0, "p", replace(FROM_A, received=n, total=10**6, seconds=n / 1000), n / 1000)
+        group.add_report(0, "p", replace(FROM_A, received=n, total=10**6, seconds=n / 1000), n / 1000)
     assert len(group._ranks[0]._moments) < 50
     status = group.status(100.0)
     assert status is not None
@@ -338,7 +338,7 @@ def test_reports_that_come_all_the_time_are_not_all_kept():
 )
 def test_sizes(received: int, total: int, text: str):
     group = GroupHeal()
-    group.take(0, "p", replace(FROM_A, received=received, total=total, seconds=0.1), RATE_OVER_S)
+    group.add_report(0, "p", replace(FROM_A, received=received, total=total, seconds=0.1), RATE_OVER_S)
     status = group.status(RATE_OVER_S)
     assert status is not None
     assert status.text == f"healing from a: {text}"

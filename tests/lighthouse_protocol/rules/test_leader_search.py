@@ -20,44 +20,44 @@ def test_a_list_is_gone_through_before_anything_is_waited_for() -> None:
     asked = []
     for _ in range(6):
         asked.append(search.address)
-        asked.append("wait" if search.failed(GONE) else "at once")
+        asked.append("wait" if search.mark_failed(GONE) else "at once")
     assert asked == [A, "at once", B, "at once", C, "wait"] * 2
 
 
 def test_one_alone_is_waited_for() -> None:
     search = LeaderSearch((A,))
-    assert search.failed(GONE)
+    assert search.mark_failed(GONE)
     assert search.address == A
     assert not search.has_choice
-    search.failed(names(A))
+    search.mark_failed(names(A))
     assert search.has_choice, "behind the one name are several"
 
 
 def test_the_leader_that_is_named_is_asked_at_once_also_where_it_is_not_in_the_list() -> None:
     search = LeaderSearch((A, B, C))
-    assert not search.failed(names(C))
+    assert not search.mark_failed(names(C))
     assert search.address == C
-    search.served()
-    assert not search.failed(names(D))
+    search.mark_served()
+    assert not search.mark_failed(names(D))
     assert search.address == D
-    search.served()
+    search.mark_served()
     assert search.address == D
 
 
 def test_a_name_that_leads_nowhere_is_followed_once_in_a_round() -> None:
     """Two followers that name each other: an old leader's name outlives it for a moment."""
     search = LeaderSearch((A, B))
-    assert not search.failed(names(B))
+    assert not search.mark_failed(names(B))
     assert search.address == B
-    assert not search.failed(names(A))
+    assert not search.mark_failed(names(A))
     assert search.address == A
-    assert search.failed(names(B)), "both were asked; now it waits"
+    assert search.mark_failed(names(B)), "both were asked; now it waits"
 
 
 def test_what_is_no_address_and_its_own_name_are_not_followed() -> None:
     for name in ("", "?", "x:0", str(A)):
         search = LeaderSearch((A, B))
-        assert not search.failed(names(name))
+        assert not search.mark_failed(names(name))
         assert search.address == B
 
 
@@ -72,7 +72,7 @@ def test_whatever_it_is_told_it_waits_again_and_again_and_asks_them_all(size: in
     for error in errors:
         asked.add(search.address)
         since += 1
-        if search.failed(error):
+        if search.mark_failed(error):
             since = 0
         assert since <= size + 1
     assert asked >= set(addresses) or any(isinstance(error, NotLeader) for error in errors)

@@ -36,13 +36,13 @@ def test_so_many_calls_and_streams_are_open_at_once():
 def test_each_resource_counts_by_itself_and_a_refusal_names_it():
     peer = Peer("10.0.0.1", SMALL)
     for _ in range(2):
-        peer.take(Resource.JOBS, 0.0)
-    assert refusal(peer.take, Resource.JOBS, 0.5) == (
+        peer.charge(Resource.JOBS, 0.0)
+    assert refusal(peer.charge, Resource.JOBS, 0.5) == (
         "new jobs by 10.0.0.1: at most 2 at once and 1 a second are taken; send less, or later"
     )
-    peer.take(Resource.RUNS, 0.5)
-    peer.take(Resource.JOBS, 1.0)
-    assert [peer.may_take(Resource.JOBS, 1.0), peer.may_take(Resource.JOBS, 2.0)] == [False, True]
+    peer.charge(Resource.RUNS, 0.5)
+    peer.charge(Resource.JOBS, 1.0)
+    assert [peer.try_charge(Resource.JOBS, 1.0), peer.try_charge(Resource.JOBS, 2.0)] == [False, True]
 
 
 @pytest.mark.parametrize("resource", Resource)
@@ -51,11 +51,9 @@ def test_every_resource_has_a_rate(resource: Resource):
 
 
 def test_where_more_managers_share_an_address_they_may_send_as_much_more():
-    usual, twice = PeerLimits(), PeerLimits.of_managers(2 * PeerLimits().open)
-    assert PeerLimits.of_managers(usual.open) == usual
-    assert PeerLimits.of_managers(10) == PeerLimits(open=10), (
-        "a lower limit of streams is no reason for less of the rest"
-    )
+    usual, twice = PeerLimits(), PeerLimits.for_open(2 * PeerLimits().open)
+    assert PeerLimits.for_open(usual.open) == usual
+    assert PeerLimits.for_open(10) == PeerLimits(open=10), "a lower limit of streams is no reason for less of the rest"
     assert (twice.open, twice.reads) == (2 * usual.open, usual.reads)
     assert twice.replica_ids == Rate(100, 10_000)
     assert twice.messages == Rate(8_000, 400_000)
@@ -66,18 +64,18 @@ def test_a_stream_may_send_less_than_its_peer():
     peer = Peer("p", SMALL)
     one, other = StreamMeter(peer, SMALL), StreamMeter(peer, SMALL)
     for _ in range(3):
-        one.take(1, 0.0)
-    assert refusal(one.take, 1, 0.0).startswith("messages on one stream by p")
-    assert refusal(other.take, 61, 0.0).startswith("bytes on one stream by p")
-    other.take(60, 0.0)
-    assert refusal(StreamMeter(peer, SMALL).take, 60, 0.0).startswith("bytes sent by p")
+        one.charge(1, 0.0)
+    assert refusal(one.charge, 1, 0.0).startswith("messages on one stream by p")
+    assert refusal(other.charge, 61, 0.0).startswith("bytes on one stream by p")
+    other.charge(60, 0.0)
+    assert refusal(StreamMeter(peer, SMALL).charge, 60, 0.0).startswith("bytes sent by p")
 
 
 def test_peers_that_hold_nothing_make_room_and_no_others():
     table = PeerTable(SMALL, max_peers=2)
     held, used = table.get("held", 0.0), table.get("used", 0.0)
     held.enter()
-    used.take(Resource.JOBS, 0.0)
+    used.charge(Resource.JOBS, 0.0)
     assert refusal(table.get, "new", 0.5) == "2 peers hold something here already; try again later"
     assert table.get("used", 0.5) is used
     assert refusal(table.get, "new", 1.4), "they are looked at once a second"

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from lighthouse_protocol.messages.membership import Participant, Quorum, QuorumChange
 from lighthouse_protocol.messages.session import QuorumChanged
-from lighthouse_protocol.rules.quorum_change import NamedQuorum, change_between, changed
+from lighthouse_protocol.rules.quorum_change import NamedQuorum, apply_change, change_between
 from lighthouse_protocol.wire import documented
 from lighthouse_protocol.wire.streams import SESSION_RESPONSES
 from tests.lighthouse_protocol.builders import native_participants, torchft_members
@@ -48,7 +48,7 @@ def test_what_all_have_done_is_told_once():
     change = change_between(old.quorum, made)
     assert change is not None
     assert (change.gone, change.members) == ((20,), told)
-    assert changed(old.quorum, over_the_wire(change)) == made
+    assert apply_change(old.quorum, over_the_wire(change)) == made
     assert len(as_bytes(change)) < 512
 
 
@@ -71,8 +71,8 @@ def test_a_change_that_makes_another_quorum_than_it_says_is_not_taken():
     old = quorum(1, a, b)
     change = change_between(old.quorum, quorum(2, a, c))
     assert change is not None
-    assert changed(old.quorum, replace(change, gone=())) is None
-    assert changed(old.quorum, replace(change, quorum_id=3)) is None
+    assert apply_change(old.quorum, replace(change, gone=())) is None
+    assert apply_change(old.quorum, replace(change, quorum_id=3)) is None
 
 
 def test_every_field_of_a_member_is_in_the_name():
@@ -115,7 +115,7 @@ def two_quorums(draw: st.DrawFn) -> tuple[Quorum, Quorum]:
 def test_a_change_makes_the_former_into_the_next_order_and_all(quorums: tuple[Quorum, Quorum]):
     old, new = map(NamedQuorum.of, quorums)
     if (change := change_between(old.quorum, new)) is not None:
-        assert changed(old.quorum, over_the_wire(change)) == new
+        assert apply_change(old.quorum, over_the_wire(change)) == new
     else:
         stay = {(m.wire_id, m.incarnation) for m in old.quorum.participants}
         assert not stay & {(m.wire_id, m.incarnation) for m in new.quorum.participants}
@@ -126,7 +126,7 @@ def test_a_change_makes_the_former_into_the_next_order_and_all(quorums: tuple[Qu
 def test_of_any_other_quorum_nothing_else_is_made(quorums: tuple[Quorum, Quorum], other: Quorum):
     old, new = map(NamedQuorum.of, quorums)
     change = change_between(old.quorum, new)
-    assert change is None or changed(other, change) in (None, new)
+    assert change is None or apply_change(other, change) in (None, new)
 
 
 @few

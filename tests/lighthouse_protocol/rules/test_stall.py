@@ -17,7 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lighthouse_protocol.messages.progress import Collective, GroupCalls, OpenPhase, RankName, RankView
-from lighthouse_protocol.rules.stall import FLOOR_S, Kind, Limits, judge, time_left_s
+from lighthouse_protocol.rules.stall import FLOOR_S, Kind, Limits, find_stall, time_left_s
 from tests.lighthouse_protocol.views import after, all_reduce, rank
 from tests.scenarios.paragraphs import scenarios_of
 
@@ -75,7 +75,7 @@ def play(paragraph: str) -> str:
         told = line.partition(" -> ")[0]
         if not line.startswith("#"):
             floor, ranks = re.fullmatch(r"(?:floor=(\d+) )?(?:incomplete: )?(.*)", told).groups()
-            verdict = judge(
+            verdict = find_stall(
                 list(ranks_of(ranks)), floor_s=float(floor or FLOOR_S), is_complete="incomplete" not in told
             )
             line = f"{told} -> {'none' if verdict is None else verdict.text}"
@@ -89,7 +89,7 @@ def test_the_verdict(paragraph: str):
 
 
 def test_of_nobody_there_is_none():
-    assert judge([]) is None
+    assert find_stall([]) is None
 
 
 @pytest.mark.parametrize(
@@ -102,7 +102,7 @@ def test_of_nobody_there_is_none():
     ],
 )
 def test_its_kind_and_its_suspects(ranks: str, kind: Kind, behind: tuple[RankName, ...], still_s: float):
-    verdict = judge(list(ranks_of(ranks)))
+    verdict = find_stall(list(ranks_of(ranks)))
     assert verdict is not None
     assert (verdict.kind, verdict.behind, verdict.still_s) == (kind, behind, still_s)
 
@@ -156,7 +156,7 @@ def order(view: RankView) -> tuple[int, int]:
 @settings(max_examples=40)
 @given(groups(), st.booleans())
 def test_promises(ranks: list[RankView], is_complete: bool):
-    verdict = judge(ranks, is_complete=is_complete)
+    verdict = find_stall(ranks, is_complete=is_complete)
     if any(r.is_running and r.progress_age_s <= r.limit_s for r in ranks) or all(r.progress_age_s <= 60 for r in ranks):
         assert verdict is None  # something may move
     if verdict is None:
@@ -169,7 +169,7 @@ def test_promises(ranks: list[RankView], is_complete: bool):
             assert is_complete
             assert all(order(other) >= order(suspect) for other in ranks)
     assert len(verdict.behind) < len(ranks)  # behind whom?
-    judged = judge(ranks[::-1], is_complete=is_complete)
+    judged = find_stall(ranks[::-1], is_complete=is_complete)
     assert judged is not None
     assert (judged.kind, judged.behind) == (verdict.kind, verdict.behind)
 
@@ -178,7 +178,7 @@ def test_promises(ranks: list[RankView], is_complete: bool):
 @given(groups())
 def test_waiting_longer_brings_a_verdict_and_never_takes_it_away(ranks: list[RankView]):
     later = [r.aged(1000) for r in ranks]
-    verdict = judge(later)
+    verdict = find_stall(later)
     assert verdict is not None
-    before = judge(ranks)
+    before = find_stall(ranks)
     assert before is None or (before.kind, before.behind) == (verdict.kind, verdict.behind)

@@ -10,7 +10,7 @@ from google.protobuf.message import DecodeError
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from lighthouse_protocol.constraints import Cut, Entries
+from lighthouse_protocol.constraints import EntryCount, Shortened
 from lighthouse_protocol.messages import hosts, incident, run, session, status
 from lighthouse_protocol.messages import run as run_status
 from lighthouse_protocol.messages import run as supervisor
@@ -90,7 +90,7 @@ def spoiled(cls: type[Any], message: Any) -> Iterator[tuple[str, Any]]:
                     getattr(wrong, one.name).append(bad)
                 yield one.name, wrong
         for entries in one.constraints:
-            if isinstance(entries, Entries):
+            if isinstance(entries, EntryCount):
                 for count in {entries.most + 1, entries.least - 1} - {-1}:
                     wrong = type(message).FromString(message.SerializeToString())
                     wrong.ClearField(one.name)
@@ -120,7 +120,7 @@ def test_what_is_too_long_is_cut_by_its_writer_and_by_its_reader(cls: type[Any],
     codec, value = CODECS[cls], data.draw(messages(cls))
     for one in fields_of(cls):
         for cut in one.constraints:
-            if isinstance(cut, Cut):
+            if isinstance(cut, Shortened):
                 text = LONG if one.each is None or not one.each.constraints else "a"
                 long = text if one.each is None else (text,) * 100
                 too_long = dataclasses.replace(value, **{one.name: long})

@@ -7,7 +7,7 @@ from click.shell_completion import ShellComplete
 from click.testing import CliRunner
 
 from lighthouse.cli import main as lighthouse_main
-from lighthouse_runtime.cli.settings import LONGEST, Lazy, LazyCommands, LazyGroup
+from lighthouse_runtime.cli.settings import LONGEST, LazyCommand, LazyCommands, LazyGroup
 from lighthouse_runtime.process.commands import START_LIGHTHOUSE, START_MANAGER
 from manager.cli import main as manager_main
 from tests.processes import clean_environment
@@ -109,14 +109,14 @@ def test_a_shell_is_answered(start: str, name: str, typed: str, wanted: str) -> 
 
 
 def test_completion_of_verbs_imports_none_of_them() -> None:
-    group = LazyGroup("x", commands=LazyCommands({"broken": Lazy("no.such.module:broken", "Do it.")}))
+    group = LazyGroup("x", commands=LazyCommands({"broken": LazyCommand("no.such.module:broken", "Do it.")}))
     assert completed(group, [], "") == {"broken": "Do it."}
     with pytest.raises(ModuleNotFoundError):
         group.commands["broken"]
 
 
 def test_verbs_may_be_added_and_taken_away() -> None:
-    commands = LazyCommands({"b": Lazy("no.such.module:b", "Do b.")})
+    commands = LazyCommands({"b": LazyCommand("no.such.module:b", "Do b.")})
     commands["a"] = click.Command("a", help="Do a. And more.")
     assert (list(commands), commands.text("a"), len(commands)) == (["a", "b"], "Do a.", 2)
     del commands["b"]

@@ -109,7 +109,7 @@ def have(monkeypatch: pytest.MonkeyPatch, *addresses: str, routes: Mapping[str, 
 def test_the_default_route_leads_past_the_bridge_of_containers(monkeypatch: pytest.MonkeyPatch) -> None:
     """It has a lower index, and its address on every host."""
     bridged = ("lo=127.0.0.1", "docker0=172.17.0.1", "eth0=10.1.0.5")
-    somewhere, of_ipv6 = own_address._SOMEWHERE
+    somewhere, of_ipv6 = own_address._REMOTE
     have(monkeypatch, *bridged, routes={somewhere: "10.1.0.5", "localhost": "127.0.0.1"})
     assert advertised_host("localhost:29510") == "10.1.0.5"
     have(monkeypatch, *bridged, routes={somewhere: "169.254.3.3", of_ipv6: "fd00::7"})

@@ -54,7 +54,7 @@ async def test_one_that_gives_up_holds_up_nothing():
 
 async def test_what_passes_one_of_several_passes_the_one_beyond_them():
     beyond = WriteGate(max_bytes=10)
-    gates = [WriteGate(max_bytes=10, beyond=beyond) for _ in range(3)]
+    gates = [WriteGate(max_bytes=10, parent=beyond) for _ in range(3)]
     await gates[0].enter(10)
     waiting = [asyncio.create_task(gate.enter(6)) for gate in gates[1:]]
     await settled()

@@ -40,7 +40,7 @@ SHOWING = """
 import os
 from lighthouse_runtime.process import grpc_environment
 print("ours", sorted(name for name in os.environ if name.startswith("GRPC_")))
-theirs = grpc_environment.without_ours(os.environ)
+theirs = grpc_environment.without_our_defaults(os.environ)
 print("theirs", sorted(f"{name}={value}" for name, value in theirs.items() if name.startswith("GRPC_")))
 """
 

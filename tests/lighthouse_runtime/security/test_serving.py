@@ -3,7 +3,7 @@ from pathlib import Path
 
 import pytest
 
-from lighthouse_runtime.security.serving import Serving, note_serving, served_ports
+from lighthouse_runtime.security.serving import Serving, served_ports, write_serving_file
 
 
 @pytest.fixture(autouse=True)
@@ -11,7 +11,7 @@ def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Of a user whose lighthouses have been started on these ports, one after another."""
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
     for second, port in enumerate((29510, 7, 65535, 443)):
-        note_serving(port, Serving("", tmp_path))
+        write_serving_file(port, Serving("", tmp_path))
         os.utime(next(tmp_path.rglob(f"serving-{port}.json")), (second, second))
     return tmp_path
 
@@ -21,7 +21,7 @@ def test_the_port_that_was_served_last_comes_first() -> None:
 
 
 def test_one_that_serves_without_credentials_is_none_of_them() -> None:
-    note_serving(443, None)
+    write_serving_file(443, None)
     assert served_ports() == (65535, 7, 29510)
 
 

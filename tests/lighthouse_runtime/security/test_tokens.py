@@ -6,8 +6,8 @@ import pytest
 
 from lighthouse_protocol.refusals import InvalidRequest, NotPermitted
 from lighthouse_protocol.rules.access import Role
-from lighthouse_runtime.security import credentials as watched_file
-from lighthouse_runtime.security.credentials import FILE, ROLES, TokenFile, Tokens, name_of
+from lighthouse_runtime.security import watched_file
+from lighthouse_runtime.security.credentials import FILE, ROLES, TokenFile, Tokens, token_name
 
 
 def test_the_newest_two_are_valid() -> None:
@@ -29,7 +29,7 @@ def test_the_newest_two_are_valid() -> None:
 def test_a_token_is_of_its_role_and_its_name_does_not_show_it(role: Role) -> None:
     tokens = Tokens.make()
     principal = tokens.principal(tokens.newest(role))
-    assert (principal.roles, principal.name) == ({role}, name_of(role, tokens.newest(role)))
+    assert (principal.roles, principal.name) == ({role}, token_name(role, tokens.newest(role)))
     assert tokens.newest(role)[4:10] not in principal.name
     for wrong in ("", tokens.newest(role)[:-1], tokens.newest(role) + "x", "schlüssel"):
         with pytest.raises(NotPermitted):
@@ -39,7 +39,7 @@ def test_a_token_is_of_its_role_and_its_name_does_not_show_it(role: Role) -> Non
 def test_a_file_that_changes_is_read_again_and_a_bad_one_changes_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(watched_file, "LOOKED_AT_EVERY_S", 0.0)
+    monkeypatch.setattr(watched_file, "CHECKED_EVERY_S", 0.0)
     first = Tokens.make()
     first.write(tmp_path)
     file = TokenFile(tmp_path)

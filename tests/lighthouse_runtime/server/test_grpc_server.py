@@ -14,7 +14,7 @@ from lighthouse_protocol.pb.documented import lighthouse_pb2
 from lighthouse_protocol.refusals import InvalidRequest
 from lighthouse_protocol.rules import access
 from lighthouse_runtime.client import channel
-from lighthouse_runtime.security.access import HostOnly
+from lighthouse_runtime.security.access import LoopbackAccess
 from lighthouse_runtime.server import grpc_server as server
 from lighthouse_runtime.server import rpc_handler
 from lighthouse_runtime.server.grpc_server import GrpcServer
@@ -79,7 +79,7 @@ async def running() -> AsyncIterator[tuple[GrpcServer, grpc.aio.Channel]]:
     handlers = Handlers()
     methods = {name: Method(Request, getattr(handlers, name)) for name in ("echo", "refuse", "fail", "wait")}
     grpc_server = GrpcServer(
-        {"x.Service": methods, "Service": methods}, ["lighthouse.v1.LighthouseService"], HostOnly()
+        {"x.Service": methods, "Service": methods}, ["lighthouse.v1.LighthouseService"], LoopbackAccess()
     )
     port = await grpc_server.start("127.0.0.1:0")
     async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as client:
@@ -134,7 +134,7 @@ async def test_what_a_handler_raises_is_a_status(
     ],
 )
 async def test_what_cannot_be_listened_on_is_refused_with_the_option(where: str, why: str) -> None:
-    other = GrpcServer({}, [], HostOnly())
+    other = GrpcServer({}, [], LoopbackAccess())
     with pytest.raises(InvalidRequest, match=f"--bind: cannot listen on {where}: {why}"):
         await other.start(where)
     await other.stop(0)
@@ -146,13 +146,13 @@ async def test_a_caller_that_has_gone_while_it_is_refused_is_no_defect() -> None
             raise grpc.aio.InternalError("Failed grpc_call_start_batch: 1")
 
     with pytest.raises(asyncio.CancelledError):
-        serving = rpc_handler.Serving(lambda *_: None, HostOnly(), OutputGate())
+        serving = rpc_handler.RpcHandlers(lambda *_: None, LoopbackAccess(), OutputGate())
         await serving._refuse("x/y", Gone(), InvalidRequest("is odd"))
 
 
 async def test_a_server_with_a_method_without_a_policy_does_not_start() -> None:
     with pytest.raises(KeyError, match=r"/x\.Service/new has no entry in lighthouse_protocol/rules/access.py"):
-        GrpcServer({"x.Service": {"new": Method(Request, Handlers().echo)}}, [], HostOnly())
+        GrpcServer({"x.Service": {"new": Method(Request, Handlers().echo)}}, [], LoopbackAccess())
 
 
 def test_who_is_local() -> None:

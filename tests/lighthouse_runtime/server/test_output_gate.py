@@ -17,15 +17,15 @@ class Said:
         self.gate = OutputGate(lambda: self.refusal)
 
     def say(self, word: str) -> None:
-        self.gate.pass_on(lambda: self.words.append(word))
+        self.gate.deliver(lambda: self.words.append(word))
 
 
 def test_what_follows_a_record_waits_for_it_and_keeps_its_order() -> None:
     said = Said()
     said.say("before")
-    first = said.gate.hold()
+    first = said.gate.block()
     said.say("a")
-    second = said.gate.hold()
+    second = said.gate.block()
     said.say("b")
     assert said.words == ["before"]
     second()
@@ -38,7 +38,7 @@ def test_what_follows_a_record_waits_for_it_and_keeps_its_order() -> None:
 
 def test_what_is_dropped_is_never_said() -> None:
     said = Said()
-    release = said.gate.hold()
+    release = said.gate.block()
     said.say("a")
     said.gate.drop(DEPOSED)
     release()
@@ -48,7 +48,7 @@ def test_what_is_dropped_is_never_said() -> None:
 
 def test_a_server_that_may_not_speak_says_nothing_not_even_what_became_durable() -> None:
     said = Said()
-    release = said.gate.hold()
+    release = said.gate.block()
     said.say("a")
     said.refusal = DEPOSED
     release()
@@ -60,9 +60,9 @@ def test_a_server_that_may_not_speak_says_nothing_not_even_what_became_durable()
 
 async def test_a_call_waits_for_what_is_held_when_it_asks() -> None:
     said = Said()
-    await said.gate.passed()
-    release = said.gate.hold()
-    call = asyncio.create_task(said.gate.passed())
+    await said.gate.wait_delivered()
+    release = said.gate.block()
+    call = asyncio.create_task(said.gate.wait_delivered())
     await asyncio.sleep(0)
     assert not call.done()
     release()
@@ -71,8 +71,8 @@ async def test_a_call_waits_for_what_is_held_when_it_asks() -> None:
 
 async def test_a_call_that_waits_ends_with_the_reason_when_all_is_dropped() -> None:
     said = Said()
-    said.gate.hold()
-    call = asyncio.create_task(said.gate.passed())
+    said.gate.block()
+    call = asyncio.create_task(said.gate.wait_delivered())
     await asyncio.sleep(0)
     said.gate.drop(DEPOSED)
     with pytest.raises(NotLeader) as caught:
@@ -84,4 +84,4 @@ async def test_a_call_whose_answer_may_not_leave_any_more_is_refused() -> None:
     said = Said()
     said.refusal = DEPOSED
     with pytest.raises(NotLeader):
-        await said.gate.passed()
+        await said.gate.wait_delivered()

@@ -38,15 +38,15 @@ async def test_what_is_open_counts_for_its_host():
 
 async def test_what_is_used_counts_for_its_host():
     peers = Peers(PeerLimits(jobs=Rate(1e-9, 1)))
-    peers.take("ipv4:10.0.0.1:5", Resource.JOBS)
-    assert not peers.may_take("ipv4:10.0.0.1:6", Resource.JOBS)
-    assert peers.may_take("ipv4:10.0.0.2:6", Resource.JOBS)
+    peers.charge("ipv4:10.0.0.1:5", Resource.JOBS)
+    assert not peers.try_charge("ipv4:10.0.0.1:6", Resource.JOBS)
+    assert peers.try_charge("ipv4:10.0.0.2:6", Resource.JOBS)
 
 
 async def test_a_flood_of_refusals_is_one_line(caplog: pytest.LogCaptureFixture):
     peers = Peers()
     for number in range(100):
-        peers.note(LimitReached(f"number {number}"))
+        peers.log_refusal(LimitReached(f"number {number}"))
     assert [record.getMessage() for record in caplog.records] == ["refused: number 0"]
 
 
@@ -55,7 +55,7 @@ async def test_answers_that_cost_much_are_made_a_few_at_a_time_for_each_peer():
 
     async def read(address: str) -> None:
         nonlocal running, most
-        async with peers.read(address):
+        async with peers.expensive_read(address):
             running += 1
             most = max(most, running)
             await asyncio.sleep(0)

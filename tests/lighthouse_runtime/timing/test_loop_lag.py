@@ -56,7 +56,7 @@ def test_after_its_stop_nobody_is_told_until_it_begins_anew(loop: VirtualLoop, l
     lag.check()
     lag.watch()
     assert (told, loop.timers) == ([], 0)
-    lag.begin_anew()
+    lag.restart()
     lag.watch()
     loop.now += 60
     lag.check()

@@ -53,7 +53,7 @@ def test_says_it_once_and_when_it_is_over(scene: Scene, watch: StallWatch, caplo
     assert caplog.messages == []
     scene.loop.go(120)
     assert caplog.messages == ["nothing has moved for 60 s: 1 behind in loader"]
-    assert watch.said is not None
+    assert watch.verdict is not None
     scene.text = "1 behind in loader; no beat from 1"
     scene.loop.go(2)
     assert caplog.messages[1:] == ["nothing has moved for 179 s: 1 behind in loader; no beat from 1"]

@@ -2,14 +2,14 @@
 
 import asyncio
 
-from lighthouse_runtime.timing.timers import Sustained
+from lighthouse_runtime.timing.timers import SustainedNotice
 
 AFTER_S = 0.02
 
 
 async def said(*texts: str, apart_s: float) -> list[str]:
     heard: list[str] = []
-    lasting = Sustained(asyncio.get_running_loop(), heard.append, lambda: heard.append("over"), AFTER_S)
+    lasting = SustainedNotice(asyncio.get_running_loop(), heard.append, lambda: heard.append("over"), AFTER_S)
     for text in texts:
         lasting.set(text)
         await asyncio.sleep(apart_s)

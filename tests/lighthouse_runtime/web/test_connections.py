@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator
 import aiohttp
 import pytest
 
-from lighthouse_runtime.security.access import LocalOperates
+from lighthouse_runtime.security.access import LocalOperatorAccess
 from lighthouse_runtime.web import server
 from lighthouse_runtime.web.control import HttpGuard
 from lighthouse_runtime.web.server import HttpServer, HttpSide
@@ -19,7 +19,7 @@ ASKS = b"GET /livez HTTP/1.1\r\nHost: 127.0.0.1\r\n"
 async def port(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[int]:
     """Of a daemon that waits a short time for a request."""
     monkeypatch.setattr(server, "HEADERS_WITHIN_S", 0.3)
-    http = HttpServer(HttpSide(lambda: True, lambda: (b"", "text/plain"), dict, HttpGuard(LocalOperates())))
+    http = HttpServer(HttpSide(lambda: True, lambda: (b"", "text/plain"), dict, HttpGuard(LocalOperatorAccess())))
     yield await http.start("127.0.0.1:0")
     await http.stop()
 
@@ -48,7 +48,7 @@ async def test_beyond_the_limit_the_oldest_is_cut_and_the_newest_is_served(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ):
     monkeypatch.setattr(server, "MAX_CONNECTIONS", 3)
-    http = HttpServer(HttpSide(lambda: True, lambda: (b"", "text/plain"), dict, HttpGuard(LocalOperates())))
+    http = HttpServer(HttpSide(lambda: True, lambda: (b"", "text/plain"), dict, HttpGuard(LocalOperatorAccess())))
     port = await http.start("127.0.0.1:0")
     idle = [await asyncio.open_connection("127.0.0.1", port) for _ in range(3)]
     async with aiohttp.ClientSession() as client, client.get(f"http://127.0.0.1:{port}/livez") as answer:
@@ -66,7 +66,10 @@ async def test_beyond_the_limit_the_oldest_is_cut_and_the_newest_is_served(
 async def test_the_status_is_compressed_once_for_all_that_take_it():
     http = HttpServer(
         HttpSide(
-            lambda: True, lambda: (b"", "text/plain"), lambda: {"padding": "x" * 10_000}, HttpGuard(LocalOperates())
+            lambda: True,
+            lambda: (b"", "text/plain"),
+            lambda: {"padding": "x" * 10_000},
+            HttpGuard(LocalOperatorAccess()),
         )
     )
     port = await http.start("127.0.0.1:0")

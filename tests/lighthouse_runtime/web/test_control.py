@@ -14,7 +14,7 @@ from lighthouse_protocol.identity import Address
 from lighthouse_protocol.refusals import UnknownName, Unreachable
 from lighthouse_protocol.rules.access import Role
 from lighthouse_runtime.security import access
-from lighthouse_runtime.security.access import ANONYMOUS, Access, ByCredential, LocalOperates
+from lighthouse_runtime.security.access import ANONYMOUS, Access, CredentialAccess, LocalOperatorAccess
 from lighthouse_runtime.security.audit import Audit
 from lighthouse_runtime.security.credentials import TokenFile, load_or_make
 from lighthouse_runtime.server.rpc_handler import Call
@@ -28,7 +28,7 @@ ROUTES = ("kill", "drain", "stop", "resume", "stacks")
 
 @dataclass
 class Daemon:
-    access: Access = field(default_factory=LocalOperates)
+    access: Access = field(default_factory=LocalOperatorAccess)
     acted: list[tuple[str, Order]] = field(default_factory=list)
     error: Exception | None = None
     port: int = 0
@@ -142,7 +142,7 @@ async def test_a_program_shows_a_token_or_what_lighthouse_token_prints(
 ):
     made = load_or_make(tmp_path / "made", ())
     tokens = TokenFile(made.folder)
-    daemon.access = ByCredential(tokens, Audit(None))
+    daemon.access = CredentialAccess(tokens, Audit(None))
     await daemon.http.stop()
     await daemon.start(daemon.client)
     token = tokens.value.newest(Role.VIEW)
@@ -241,7 +241,7 @@ async def test_a_foreign_name_reads_nothing_by_a_header_that_any_page_can_send(d
 
 async def test_only_a_good_token_opens_it_under_any_name(daemon: Daemon, tmp_path: Path):
     tokens = TokenFile(load_or_make(tmp_path / "made", ()).folder)
-    daemon.access = ByCredential(tokens, Audit(None), without=ANONYMOUS)
+    daemon.access = CredentialAccess(tokens, Audit(None), anonymous=ANONYMOUS)
     await daemon.http.stop()
     await daemon.start(daemon.client)
     for shown in FOREIGN:

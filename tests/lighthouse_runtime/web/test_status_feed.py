@@ -11,7 +11,7 @@ import aiohttp
 import pytest
 
 from lighthouse_protocol.messages.status import MemberState, TimelineEntry, TimelineKind
-from lighthouse_runtime.security.access import HostOnly
+from lighthouse_runtime.security.access import LoopbackAccess
 from lighthouse_runtime.web import status_feed
 from lighthouse_runtime.web.control import HttpGuard
 from lighthouse_runtime.web.server import Document, HttpServer, HttpSide
@@ -33,7 +33,7 @@ class Daemon:
     def __post_init__(self) -> None:
         page = Document(b"<p>page</p>", "text/html", {})
         self.http = HttpServer(
-            HttpSide(lambda: True, lambda: (b"", "text/plain"), self.status, HttpGuard(HostOnly()), page)
+            HttpSide(lambda: True, lambda: (b"", "text/plain"), self.status, HttpGuard(LoopbackAccess()), page)
         )
 
     def status(self) -> object:

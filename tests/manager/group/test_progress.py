@@ -19,7 +19,7 @@ def telling(group: GroupProgress) -> ProgressReporter:
     """Its group is there and was told."""
     reporter = ProgressReporter(lambda now: group.view("i", now))
     assert [reporter.news(now) for now in (-100, -1)] == [None, None], "of nobody there is no news"
-    group.take(0, W, ProgressSample(), 0)
+    group.add_sample(0, W, ProgressSample(), 0)
     assert reporter.news(0) is not None
     return reporter
 
@@ -27,14 +27,14 @@ def telling(group: GroupProgress) -> ProgressReporter:
 def test_a_thousand_steps_in_a_second_are_told_once(telling: ProgressReporter, group: GroupProgress):
     told = 0
     for step in range(1, 1001):
-        group.take(0, W, ProgressSample(step=step), step / 1000)
+        group.add_sample(0, W, ProgressSample(step=step), step / 1000)
         told += telling.news(step / 1000) is not None
     assert told == int(1 / TOLD_S)
 
 
 def test_who_stands_still_is_told_seldom(telling: ProgressReporter, group: GroupProgress):
     for now in range(1, int(REPEATED_S)):
-        group.take(0, W, ProgressSample(still_s=now), now)
+        group.add_sample(0, W, ProgressSample(still_s=now), now)
         assert telling.news(now) is None
     again = telling.news(REPEATED_S)
     assert again is not None
@@ -48,7 +48,7 @@ def test_a_new_lighthouse_is_told_at_once(telling: ProgressReporter):
 
 
 def test_that_all_have_gone_is_told_once(telling: ProgressReporter, group: GroupProgress):
-    group.lose(0)
+    group.remove_rank(0)
     view = telling.news(1)
     assert view is not None
     assert view.ranks == ()
@@ -59,7 +59,7 @@ def test_the_bytes_of_a_heal_are_news_and_its_seconds_are_not(telling: ProgressR
     heals = [HealProgress(1, "a", 17, received, 1000, seconds) for received, seconds in ((0, 1.0), (0, 2.0), (9, 3.0))]
     told: list[int | None] = []
     for now, heal in enumerate(heals, start=1):
-        group.take(0, W, ProgressSample(heal=heal), now)
+        group.add_sample(0, W, ProgressSample(heal=heal), now)
         view = telling.news(now)
         told.append(view and view.ranks[0].sample.heal and view.ranks[0].sample.heal.received)
     assert told == [0, None, 9]
