@@ -13,15 +13,13 @@ Moments are the caller's monotonic clock. Every operation costs O(log n) at most
 
 import heapq
 import math
-from collections.abc import Callable, Collection, Iterator, Set
+from collections.abc import Callable, Iterator, Set
 from dataclasses import dataclass
-from typing import Protocol
 
 from lighthouse.job.events import GridChanged, MemberBack, MemberEffect, MemberJoined, MemberLost, NewcomersChanged
 from lighthouse.job.records import (
-    CurrentQuorum,
-    LastQuorumTold,
-    Member,
+    Group,
+    Job,
     Membership,
     Remembered,
     is_loopback,
@@ -44,28 +42,14 @@ FORGET_AFTER_TIMEOUTS = 12
 MIN_FORGET_AFTER_S = 60.0
 
 
-class Participants(Protocol):
-    """The present quorum, as far as the roster reads it (quorum/rules/current.py)."""
-
-    replica_ids: frozenset[str]
-
-    def has(self, member: Member) -> bool: ...
-
-    def told_before(self, replica_id: str, incarnation: str) -> LastQuorumTold | None: ...
-
-    def forget(self, replica_id: str) -> None: ...
-
-
 class Roster:
-    def __init__(self, heartbeat_timeout_s: float, emit: Callable[[MemberEffect], None], current: Participants) -> None:
+    def __init__(self, heartbeat_timeout_s: float, emit: Callable[[MemberEffect], None], job: Job) -> None:
         self._emit = emit
-        self._current = current
+        self._job = job
         self._timeout_s = heartbeat_timeout_s
         self._forget_after_s = max(MIN_FORGET_AFTER_S, FORGET_AFTER_TIMEOUTS * heartbeat_timeout_s)
-        self._members: dict[str, Member] = {}
-        self._due: list[tuple[float, int, Member]] = []
+        self._due: list[tuple[float, int, Group]] = []
         self._pushed = 0
-        self._births = 0
         self.healthy: set[str] = set()
         self.working: set[str] = set()  # the healthy ones of the present quorum
         self.loopback: set[str] = set()
@@ -75,34 +59,30 @@ class Roster:
         self.connected: set[str] = set()  # those with a session
 
     def __len__(self) -> int:
-        return len(self._members)
+        return len(self._job.groups)
 
-    def __iter__(self) -> Iterator[Member]:
-        return iter(self._members.values())
+    def __iter__(self) -> Iterator[Group]:
+        return iter(self._job.groups.values())
 
     @property
     def present(self) -> int:
         """How many members have joined, or opened a session."""
-        return len(self._members) - len(self.reported)
+        return len(self._job.groups) - len(self.reported)
 
-    @property
-    def names(self) -> Collection[str]:
-        return self._members.keys()
+    def get(self, replica_id: str) -> Group | None:
+        return self._job.groups.get(replica_id)
 
-    def get(self, replica_id: str) -> Member | None:
-        return self._members.get(replica_id)
-
-    def participants(self) -> list[Member]:
+    def participants(self) -> list[Group]:
         """The members of the present quorum that are known here. O(n)."""
-        return [member for member in self if self._current.has(member)]
+        return [member for member in self if member.is_participant]
 
-    def has_peers(self, member: Member) -> bool:
+    def has_peers(self, member: Group) -> bool:
         """It is a member of the present quorum, and not the only one."""
-        return len(self._current.replica_ids) > 1 and self._current.has(member)
+        return len(self._job.replica_ids) > 1 and member.is_participant
 
-    def beat(self, replica_id: str, incarnation: str, now: float) -> Member | None:
+    def beat(self, replica_id: str, incarnation: str, now: float) -> Group | None:
         """A heartbeat without a session. None, and no effect, if another incarnation of that id is alive."""
-        member = self._members.get(replica_id)
+        member = self._job.groups.get(replica_id)
         if member is not None and member.incarnation != incarnation:
             if member.is_alive:
                 return None
@@ -113,9 +93,9 @@ class Roster:
         self.see(member, now)
         return member
 
-    def admit(self, participant: Participant, now: float) -> Member:
+    def admit(self, participant: Participant, now: float) -> Group:
         """A join: its member, healthy. Another incarnation of that id is replaced; its loss is the caller's to tell."""
-        member = self._members.get(participant.replica_id)
+        member = self._job.groups.get(participant.replica_id)
         if member is not None and is_reborn(participant, member):
             self.remove(member)
             member = None
@@ -130,9 +110,9 @@ class Roster:
         self.see(member, now)
         return member
 
-    def greet(self, participant: Participant, session: int, now: float, secret: str = "") -> Member:
+    def greet(self, participant: Participant, session: int, now: float, secret: str = "") -> Group:
         """A session was opened; its member, which has not joined by that. Another incarnation is gone before."""
-        member = self._members.get(participant.replica_id)
+        member = self._job.groups.get(participant.replica_id)
         if member is not None and member.incarnation != participant.incarnation:
             self.remove(member)
             member = None
@@ -145,7 +125,7 @@ class Roster:
         self._push(member, now)
         return member
 
-    def see(self, member: Member, now: float) -> None:
+    def see(self, member: Group, now: float) -> None:
         member.seen_at = now
         if not member.is_alive:
             member.is_alive = True
@@ -154,40 +134,40 @@ class Roster:
             self._push(member, now)
         if not member.has_missed and not member.down and self.is_waited_for(member):
             self.healthy.add(member.replica_id)
-            if self._current.has(member):
+            if member.is_participant:
                 self.working.add(member.replica_id)
 
-    def is_waited_for(self, member: Member) -> bool:
+    def is_waited_for(self, member: Group) -> bool:
         """As long as it is alive and well."""
-        is_first = not self.connected or not self._current.replica_ids
-        return is_first or not member.is_reported or self._current.has(member)
+        is_first = not self.connected or not self._job.replica_ids
+        return is_first or not member.is_reported or member.is_participant
 
-    def miss(self, member: Member) -> None:
+    def miss(self, member: Group) -> None:
         member.has_missed = True
         self.healthy.discard(member.replica_id)
         self.working.discard(member.replica_id)
 
-    def go_down(self, member: Member, reason: str) -> None:
+    def go_down(self, member: Group, reason: str) -> None:
         """Alive, and not to be waited for until it joins."""
         member.down = reason
         self._emit(GridChanged())
         self.healthy.discard(member.replica_id)
         self.working.discard(member.replica_id)
 
-    def miss_ranks(self, member: Member, missing: Set[int]) -> None:
+    def miss_ranks(self, member: Group, missing: Set[int]) -> None:
         """These of its ranks are not here."""
         if member.missing != missing:
             member.missing = missing
             self._emit(GridChanged())
 
-    def close(self, member: Member, at: float, now: float) -> None:
+    def close(self, member: Group, at: float, now: float) -> None:
         """Its stream has ended; from `at` on it is lost unless it comes back."""
         member.closes_at = at
         self._push(member, now)
 
     def lose(
         self,
-        member: Member,
+        member: Group,
         now: float,
         reason: str,
         *,
@@ -201,13 +181,13 @@ class Roster:
             self._lapse(member, now, MemberLost(member.replica_id, quorum_id, reason, last_seen_at))
             self._push(member, now)
 
-    def excuse(self, member: Member, until: float, now: float) -> None:
+    def excuse(self, member: Group, until: float, now: float) -> None:
         member.excused_until = until
         self._push(member, now)
 
     def shift(self, by_s: float) -> None:
         """The lighthouse was paused: no member could be heard for that long. O(n)."""
-        for member in self._members.values():
+        for member in self._job.groups.values():
             member.seen_at += by_s
 
     def form(self) -> None:
@@ -215,19 +195,19 @@ class Roster:
         self._review_reported()
         self.working = {member.replica_id for member in self.participants()} & self.healthy
 
-    def remove(self, member: Member) -> None:
+    def remove(self, member: Group) -> None:
         self._unindex(member)
         self.reported.discard(member.replica_id)
-        del self._members[member.replica_id]
+        del self._job.groups[member.replica_id]
         self._disconnect(member)
-        self._current.forget(member.replica_id)
+        self._job.forget(member.replica_id)
 
-    def expire(self, now: float) -> list[Member]:
+    def expire(self, now: float) -> list[Group]:
         """The members that lapse by `now`; forgets those that lapsed long ago. One with a session is not lapsed yet."""
-        lapsed: list[Member] = []
+        lapsed: list[Group] = []
         while self._due and self._due[0][0] <= now:
             due_at, _, member = heapq.heappop(self._due)
-            if due_at != member.due_at or self._members.get(member.replica_id) is not member:
+            if due_at != member.due_at or self._job.groups.get(member.replica_id) is not member:
                 continue
             member.due_at = math.inf  # an entry counts once
             if member.is_alive and self._due_at(member, now) <= now:
@@ -245,23 +225,22 @@ class Roster:
         """A moment at or before the next lapse."""
         return self._due[0][0] if self._due else None
 
-    def _add(self, replica_id: str, incarnation: str, now: float) -> Member:
-        self._births += 1
-        told = self._current.told_before(replica_id, incarnation)
-        member = Member(replica_id, incarnation, now, self._births, last_told=told)
-        self._members[replica_id] = member
+    def _add(self, replica_id: str, incarnation: str, now: float) -> Group:
+        assigned = self._job.assigned_before(replica_id, incarnation)
+        member = Group(replica_id, incarnation, now, is_participant=assigned is not None, last_told=assigned)
+        self._job.groups[replica_id] = member
         self.reported.add(replica_id)
         self._emit(MemberJoined(replica_id))
         self._push(member, now)
         return member
 
-    def connect(self, member: Member) -> None:
+    def connect(self, member: Group) -> None:
         """It has a session from now on."""
         self.connected.add(member.replica_id)
         if len(self.connected) == 1:
             self._review_reported()
 
-    def _disconnect(self, member: Member) -> None:
+    def _disconnect(self, member: Group) -> None:
         if member.replica_id in self.connected:
             self.connected.discard(member.replica_id)
             if not self.connected:
@@ -270,18 +249,18 @@ class Roster:
     def _review_reported(self) -> None:
         """Whether they are waited for may have changed. O(n) of these."""
         for name in self.reported:
-            member = self._members[name]
+            member = self._job.groups[name]
             if not self.is_waited_for(member):
                 self.healthy.discard(name)
             elif member.is_alive and not member.has_missed and not member.down:
                 self.healthy.add(name)
 
-    def _push(self, member: Member, now: float) -> None:
+    def _push(self, member: Group, now: float) -> None:
         self._pushed += 1
         member.due_at = self._due_at(member, now)
         heapq.heappush(self._due, (member.due_at, self._pushed, member))
 
-    def _due_at(self, member: Member, now: float) -> float:
+    def _due_at(self, member: Group, now: float) -> float:
         if not member.is_alive:
             return member.lapsed_at + self._forget_after_s
         if member.session is not None:
@@ -289,13 +268,13 @@ class Roster:
             return due_at if member.closes_at is None else member.closes_at
         return (now if member.call is not None else member.seen_at) + self._timeout_s
 
-    def _lapse(self, member: Member, now: float, loss: MemberLost) -> None:
+    def _lapse(self, member: Group, now: float, loss: MemberLost) -> None:
         self._emit(loss)
         member.is_alive = False
         member.lapsed_at = now
         self._unindex(member)
 
-    def _describe(self, member: Member, participant: Participant) -> None:
+    def _describe(self, member: Group, participant: Participant) -> None:
         before, member.step = member.participant, participant.step
         self.reported.discard(member.replica_id)
         if (
@@ -311,14 +290,14 @@ class Roster:
         member.is_loopback = is_loopback(participant)
         self._index(member)
 
-    def _index(self, member: Member) -> None:
+    def _index(self, member: Group) -> None:
         self._emit(GridChanged())
         if member.is_loopback is not None:
             (self.loopback if member.is_loopback else self.routable).add(member.replica_id)
         if member.participant is not None and member.participant.group_world_size > 0:
             self.sizes.setdefault(member.participant.group_world_size, set()).add(member.replica_id)
 
-    def _unindex(self, member: Member) -> None:
+    def _unindex(self, member: Group) -> None:
         self._emit(GridChanged())
         for group in (self.healthy, self.working, self.loopback, self.routable):
             group.discard(member.replica_id)
@@ -330,7 +309,7 @@ class Roster:
                 self.sizes.pop(size, None)
 
 
-def is_reborn(participant: Participant, old: Member) -> bool:
+def is_reborn(participant: Participant, old: Group) -> bool:
     """Whether it is another incarnation than `old`: one that names none and whose step went back has lost its state."""
     if participant.incarnation or old.incarnation:
         return participant.incarnation != old.incarnation
@@ -363,7 +342,7 @@ def membership_of(digest: str, known: str, remembered: Remembered | None, *, is_
 
 
 def why_impostor(
-    participant: Participant, secret: str, old: Member | None, remembered: Remembered | None, *, is_cut: bool = False
+    participant: Participant, secret: str, old: Group | None, remembered: Remembered | None, *, is_cut: bool = False
 ) -> LighthouseError | None:
     """Why the caller does not speak for the group that it names; None: it may. `secret`: empty for a call that has no
     session. `old`, `remembered`: what is known of the group of that name; `is_cut`: it is held, as MassSilence says."""
@@ -392,12 +371,12 @@ def why_impostor(
     return None
 
 
-def _known(old: Member | None, remembered: Remembered | None) -> list[tuple[str, str]]:
+def _known(old: Group | None, remembered: Remembered | None) -> list[tuple[str, str]]:
     ours = [(old.incarnation, old.secret)] if old is not None else []
     return ours + ([(remembered.incarnation, remembered.secret)] if remembered is not None else [])
 
 
-def _in_use(participant: Participant, old: Member) -> DuplicateReplica:
+def _in_use(participant: Participant, old: Group) -> DuplicateReplica:
     address = old.participant.address if old.participant is not None else ""
     return DuplicateReplica(
         f"replica_id: {participant.replica_id} is in use: {address or 'no address'} holds a session, "
@@ -441,7 +420,7 @@ def refusal(
     )
 
 
-def sent_away(participant: Participant, roster: Roster) -> list[tuple[Member, WrongState]]:
+def sent_away(participant: Participant, roster: Roster) -> list[tuple[Group, WrongState]]:
     """The loopback members that an admitted routable `participant` makes unreachable."""
     if is_loopback(participant) is not False:
         return []
@@ -449,7 +428,7 @@ def sent_away(participant: Participant, roster: Roster) -> list[tuple[Member, Wr
     return [(m, unreachable(m.participant, participant)) for m in members if m is not None and m.participant]
 
 
-def _duplicate(participant: Participant, old: Member | None) -> DuplicateReplica | None:
+def _duplicate(participant: Participant, old: Group | None) -> DuplicateReplica | None:
     if old is None or old.participant is None or old.call is None or old.is_connected:
         return None
     before = old.participant
@@ -467,7 +446,7 @@ def _duplicate(participant: Participant, old: Member | None) -> DuplicateReplica
     )
 
 
-def _backwards(participant: Participant, old: Member | None) -> InvalidRequest | None:
+def _backwards(participant: Participant, old: Group | None) -> InvalidRequest | None:
     """A group whose ranks disagree has said so, and heals: one of them may still be getting what an earlier incarnation
     of the group was told to heal to."""
     if not participant.incarnation or participant.ranks_disagree or old is None or old.participant is None:
@@ -502,7 +481,7 @@ def _misfit(participant: Participant, roster: Roster) -> WrongState | None:
     return None
 
 
-def _awaits_first_ranks(member: Member | None) -> bool:
+def _awaits_first_ranks(member: Group | None) -> bool:
     """A group that no Agent has joined for: it may be a run of wrapped functions, which has no peers."""
     return member is not None and member.is_starting and member.down != RESTARTING
 
@@ -560,11 +539,11 @@ class JoinQueue:
     """The joined members in the order in which they came. `members` are those of the present quorum. Until when the
     first call waits: `earliest_deadline_at` of all, `members_deadline_at` of the members."""
 
-    def __init__(self, grace_s: float, emit: Callable[[NewcomersChanged], None], current: CurrentQuorum) -> None:
+    def __init__(self, grace_s: float, emit: Callable[[NewcomersChanged], None], job: Job) -> None:
         self._emit = emit
-        self._current = current
-        self._joined: dict[str, Member] = {}
-        self._calls: dict[int, Member] = {}
+        self._job = job
+        self._joined: dict[str, Group] = {}
+        self._calls: dict[int, Group] = {}
         self._participants = 0
         self._shrinking = 0
         self.earliest_deadline_at: float | None = None
@@ -575,37 +554,37 @@ class JoinQueue:
     def __len__(self) -> int:
         return len(self._joined)
 
-    def __iter__(self) -> Iterator[Member]:
+    def __iter__(self) -> Iterator[Group]:
         return iter(self._joined.values())
 
     def __contains__(self, replica_id: str) -> bool:
         return replica_id in self._joined
 
-    def add(self, member: Member, call: int, deadline_at: float, now: float) -> None:
+    def add(self, member: Group, call: int, deadline_at: float, now: float) -> None:
         member.call, member.deadline_at = call, deadline_at
         self._joined[member.replica_id] = member
         self._calls[call] = member
         self.earliest_deadline_at = _earlier(self.earliest_deadline_at, deadline_at)
         self.anyone.joined(now)
-        if member.replica_id in self._current.replica_ids:
+        if member.replica_id in self._job.replica_ids:
             self.members_deadline_at = _earlier(self.members_deadline_at, deadline_at)
             self.members.joined(now)
         self._count(member, 1)
 
-    def withdraw(self, call: int, now: float) -> Member | None:
+    def withdraw(self, call: int, now: float) -> Group | None:
         """The member of that call; None if the call does not wait any more."""
         member = self._calls.pop(call, None)
         if member is None:
             return None
         del self._joined[member.replica_id]
         self.anyone.withdrew(now)
-        if member.replica_id in self._current.replica_ids:
+        if member.replica_id in self._job.replica_ids:
             self.members.withdrew(now)
         self._count(member, -1)
         self._released(member)
         return member
 
-    def take(self, members: list[Member], now: float) -> tuple[int, ...]:
+    def take(self, members: list[Group], now: float) -> tuple[int, ...]:
         """Those `members` have formed the present quorum; their calls. The others go on waiting."""
         calls: list[int] = []
         for member in members:
@@ -622,7 +601,7 @@ class JoinQueue:
     @property
     def has_all_members(self) -> bool:
         """Every member of the present quorum, if there is one, has joined."""
-        members = self._current.replica_ids
+        members = self._job.replica_ids
         return bool(members) and self.members.asking == len(members)
 
     @property
@@ -634,26 +613,26 @@ class JoinQueue:
         """How many may be in the next quorum: where one of the present quorum asks to shrink, only those of it."""
         return self._participants if self._shrinking else len(self)
 
-    def list_candidates(self) -> list[Member]:
-        return [member for member in self if self._current.has(member)] if self._shrinking else list(self)
+    def list_candidates(self) -> list[Group]:
+        return [member for member in self if member.is_participant] if self._shrinking else list(self)
 
     def list_newcomers(self) -> list[str]:
         """In the order in which they came."""
-        return [name for name in self._joined if name not in self._current.replica_ids]
+        return [name for name in self._joined if name not in self._job.replica_ids]
 
-    def _count(self, member: Member, change: int) -> None:
-        if member.replica_id not in self._current.replica_ids:
+    def _count(self, member: Group, change: int) -> None:
+        if member.replica_id not in self._job.replica_ids:
             self._emit(NewcomersChanged())
-        if self._current.has(member):
+        if member.is_participant:
             self._participants += change
             self._shrinking += change * (member.participant is not None and member.participant.shrink_only)
 
     def _set_deadlines(self) -> None:
-        members = (member.deadline_at for member in self if member.replica_id in self._current.replica_ids)
+        members = (member.deadline_at for member in self if member.replica_id in self._job.replica_ids)
         self.earliest_deadline_at = min((member.deadline_at for member in self), default=None)
         self.members_deadline_at = min(members, default=None)
 
-    def _released(self, member: Member) -> None:
+    def _released(self, member: Group) -> None:
         if member.deadline_at in (self.earliest_deadline_at, self.members_deadline_at):
             self._set_deadlines()
         member.call = None

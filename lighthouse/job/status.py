@@ -16,7 +16,7 @@ from lighthouse.job.events import (
 )
 from lighthouse.job.forming import QuorumMachine
 from lighthouse.job.progress import Grid, RunRank, grid_of
-from lighthouse.job.records import Member, QuorumConfig, Rank, RunName, SavedRun, Verdict
+from lighthouse.job.records import Group, QuorumConfig, Rank, RunName, SavedRun, Verdict
 from lighthouse.job.restarts import RunMachine
 from lighthouse.job.roster import Roster
 from lighthouse_protocol.messages.incident import IncidentSummary
@@ -52,16 +52,16 @@ def job_status(
     steps_per_s: float | None = None,
 ) -> JobStatus:
     """`heals`: of the groups that heal. O(n log n): for a person or a scrape, never for a round."""
-    current = machine.current
+    own = machine.job
     members = sorted(machine.roster, key=lambda member: member.replica_id)
     return JobStatus(
         job=job,
         quorum_id=machine.quorum.quorum_id if machine.quorum else 0,
-        quorum_age_s=now - current.formed_at if current.formed_at is not None else 0.0,
+        quorum_age_s=now - own.formed_at if own.formed_at is not None else 0.0,
         verdict=machine.verdict().value,
         explanation=explain(machine, now, steps_per_s),
-        quorums_formed=current.changes,
-        rounds=current.rounds,
+        quorums_formed=own.changes,
+        rounds=own.rounds,
         members=tuple(_member_status(m, machine, now, heals.get(m.replica_id)) for m in members),
         phase=machine.standing.phase.value,
         sessions=machine.presence.sessions,
@@ -188,13 +188,13 @@ def _shown(names: Sequence[str]) -> str:
     return ", ".join(names[:NAMES_SHOWN]) + more
 
 
-def _member_status(member: Member, machine: QuorumMachine, now: float, heal: HealStatus | None) -> MemberStatus:
+def _member_status(member: Group, machine: QuorumMachine, now: float, heal: HealStatus | None) -> MemberStatus:
     participant, state = member.participant, _state(member, machine)
     return MemberStatus(
         replica_id=member.replica_id,
         start=short_name(member.incarnation),
         state=MemberState.HEALING if heal is not None and state is MemberState.PARTICIPANT else state,
-        is_participant=machine.current.has(member),
+        is_participant=member.is_participant,
         step=member.step,
         world_size=participant.group_world_size if participant else 0,
         heartbeat_age_s=0.0 if member.call is not None and member.session is None else max(0.0, now - member.seen_at),
@@ -205,7 +205,7 @@ def _member_status(member: Member, machine: QuorumMachine, now: float, heal: Hea
     )
 
 
-def _state(member: Member, machine: QuorumMachine) -> MemberState:
+def _state(member: Group, machine: QuorumMachine) -> MemberState:
     if not member.is_alive:
         return MemberState.EXPIRED
     if member.call is not None:
@@ -218,7 +218,7 @@ def _state(member: Member, machine: QuorumMachine) -> MemberState:
         return MemberState.TIMED_OUT
     if len(machine.joins) and machine.missed_at() is not None:
         return MemberState.STRAGGLER
-    return MemberState.PARTICIPANT if machine.current.has(member) else MemberState.IDLE
+    return MemberState.PARTICIPANT if member.is_participant else MemberState.IDLE
 
 
 # -- timeline -----------------------------------------------------------------

@@ -7,14 +7,14 @@ from lighthouse_protocol.messages.session import QuorumPhase
 
 def recount(machine: QuorumMachine, now: float) -> None:
     """Raises AssertionError where a number that is kept is not the number that is."""
-    roster, joins, current = machine.roster, machine.joins, machine.current
+    roster, joins, job = machine.roster, machine.joins, machine.job
     members = list(roster)
     alive = [m for m in members if m.is_alive]
     waited_for = [m for m in alive if roster.is_waited_for(m)]
     assert roster.healthy == {m.replica_id for m in waited_for if not m.has_missed and not m.down}
     assert roster.reported == {m.replica_id for m in members if m.participant is None}
     assert roster.connected == {m.replica_id for m in members if m.session is not None}
-    assert roster.working == {m.replica_id for m in members if current.has(m)} & roster.healthy
+    assert roster.working == {m.replica_id for m in members if m.is_participant} & roster.healthy
     assert roster.loopback == {m.replica_id for m in alive if m.is_loopback}
     assert roster.routable == {m.replica_id for m in alive if m.is_loopback is False}
     for m in members:
@@ -31,12 +31,12 @@ def recount(machine: QuorumMachine, now: float) -> None:
     assert all(roster.get(m.replica_id) is m and m.is_alive and not m.has_missed and not m.down for m in joined)
     assert joins._calls == {m.call: m for m in joined}
     assert joins.earliest_deadline_at == min((m.deadline_at for m in joined), default=None)
-    of_members = (m.deadline_at for m in joined if m.replica_id in current.replica_ids)
+    of_members = (m.deadline_at for m in joined if m.replica_id in job.replica_ids)
     assert joins.members_deadline_at == min(of_members, default=None)
     assert joins.anyone.asking == len(joined)
-    assert joins.members.asking == sum(m.replica_id in current.replica_ids for m in joined)
-    assert joins.has_all_members == (bool(current.replica_ids) and all(n in joins for n in current.replica_ids))
-    assert {m.replica_id for m in members if current.has(m)} <= current.replica_ids
+    assert joins.members.asking == sum(m.replica_id in job.replica_ids for m in joined)
+    assert joins.has_all_members == (bool(job.replica_ids) and all(n in joins for n in job.replica_ids))
+    assert {m.replica_id for m in members if m.is_participant} <= job.replica_ids
 
     tracked = {id(entry[2]) for entry in roster._due}
     assert all(id(m) in tracked for m in members), "nobody would notice its death"
