@@ -179,7 +179,7 @@ class QuorumMachine:
 
     def stragglers(self) -> list[str]:
         """Healthy and not joined, sorted. O(n log n)."""
-        return sorted(name for name in self.roster.healthy if name not in self.joins)
+        return sorted(member.replica_id for member in self.roster if member.is_healthy and member.call is None)
 
     # -- effects
 
@@ -242,10 +242,10 @@ class QuorumMachine:
         return None if earliest is None else earliest - self.config.deadline_margin_s
 
     def _has_stragglers(self) -> bool:
-        return len(self.roster.healthy) > len(self.joins)
+        return self.roster.healthy > len(self.joins)
 
     def _is_majority(self) -> bool:
-        return 2 * self.joins.candidates > len(self.roster.healthy)
+        return 2 * self.joins.candidates > self.roster.healthy
 
     def _is_enough(self) -> bool:
         candidates = self.joins.candidates
@@ -268,12 +268,12 @@ class QuorumMachine:
         return (member.participant for member in self._choose() if member.participant)
 
     def _settle(self, now: float) -> None:
-        if len(self.roster.working) < self._working:
+        if self.roster.working < self._working:
             self._lost_at = now
         self._review()
         self._end_job(now)
         has_formed = self._form(now)
-        self._working = len(self.roster.working)
+        self._working = self.roster.working
         if has_formed:
             self._review()
         self.presence.dismiss()

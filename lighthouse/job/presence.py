@@ -401,7 +401,7 @@ class Presence:
         if old is not None and old is not member and old.session is not None and old.is_connected:
             member.session, member.lease_until, member.secret = old.session, old.lease_until, old.secret
             self._sessions[old.session] = member
-            self.roster.connect(member)
+            self.roster.count(member)
         return member
 
     def beat_without_session(self, replica_id: str, incarnation: str, now: float) -> None:
@@ -410,7 +410,7 @@ class Presence:
         old = self.roster.get(replica_id)
         if self._impostor(Participant(replica_id, incarnation), None, "", now) is not None:
             return
-        if old is not None or len(self.roster.reported) < min(MAX_REPORTED, self._config.max_replicas):
+        if old is not None or self.roster.reported < min(MAX_REPORTED, self._config.max_replicas):
             self.roster.beat(replica_id, incarnation, now)
 
     # -- sessions
@@ -598,7 +598,7 @@ class Presence:
             self._emit(events.Ordered(self.standing.order(), (member.session,)))
 
     def _send_away(self, participant: Participant, now: float) -> None:
-        for member, error in sent_away(participant, self.roster):
+        for member, error in sent_away(participant, self._job):
             if member.call is not None:
                 self._emit(events.JoinRefused(member.call, error))
             if member.session is not None:

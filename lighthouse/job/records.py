@@ -9,9 +9,10 @@ import base64
 import dataclasses
 import functools
 import json
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field, fields
-from enum import Enum, StrEnum
+from enum import Enum, StrEnum, auto
 from functools import lru_cache
 from operator import attrgetter
 from types import UnionType
@@ -599,6 +600,17 @@ class LastQuorumTold:
         return participant.step >= self.was_at and participant.tag_quorum_id == self.held.quorum_id
 
 
+class Kind(Enum):
+    """What groups are counted by. Besides, living ones are counted by their group_world_size."""
+
+    REPORTED = auto()  # has neither joined nor opened a session
+    CONNECTED = auto()  # has a session
+    HEALTHY = auto()
+    WORKING = auto()  # healthy, and in the present quorum
+    LOOPBACK = auto()
+    ROUTABLE = auto()
+
+
 @dataclass(slots=True, eq=False)
 class Group:
     """A replica group, as long as it has the same incarnation. Another incarnation gets another record."""
@@ -645,6 +657,13 @@ class Group:
 
     is_loopback: bool | None = None
     """Whether only its own host can reach the group. None if it advertises no address."""
+    counts_as: frozenset[Kind | int] = frozenset()
+    """See `Job.counts`."""
+
+    @property
+    def is_healthy(self) -> bool:
+        """The others wait for the group."""
+        return Kind.HEALTHY in self.counts_as
 
     @property
     def is_reported(self) -> bool:
@@ -665,6 +684,8 @@ class Job:
     def __init__(self) -> None:
         self.groups: dict[str, Group] = {}
         """By replica_id. Lapsed groups stay for a while."""
+        self.counts = Counter[Kind | int]()
+        """How many groups there are of each kind, as far as there are any."""
         self.quorum: Quorum | None = None
         self.participants: dict[str, Participant] = {}
         """Of the quorum, by replica_id."""
@@ -683,6 +704,23 @@ class Job:
     def replica_ids(self) -> Set[str]:
         """Participants of the quorum."""
         return self.participants.keys()
+
+    def count(self, group: Group, kinds: frozenset[Kind | int]) -> None:
+        """Count the group as these kinds, and as no other."""
+        for kind in group.counts_as - kinds:
+            self.counts[kind] -= 1
+            if not self.counts[kind]:
+                del self.counts[kind]
+        self.counts.update(kinds - group.counts_as)
+        group.counts_as = kinds
+
+    def others(self, replica_id: str, kind: Kind | int) -> list[Group]:
+        """List the other groups of a kind, sorted. O(1) if there are none, else O(n)."""
+        own = self.groups.get(replica_id)
+        if self.counts[kind] == (own is not None and kind in own.counts_as):
+            return []
+        found = [group for group in self.groups.values() if kind in group.counts_as and group is not own]
+        return sorted(found, key=attrgetter("replica_id"))
 
     def restore(self, quorum: Quorum) -> None:
         """Continue with the last quorum of an earlier lighthouse."""

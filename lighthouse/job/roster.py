@@ -20,6 +20,7 @@ from lighthouse.job.events import GridChanged, MemberBack, MemberEffect, MemberJ
 from lighthouse.job.records import (
     Group,
     Job,
+    Kind,
     Membership,
     Remembered,
     is_loopback,
@@ -45,32 +46,39 @@ MIN_FORGET_AFTER_S = 60.0
 class Roster:
     def __init__(self, heartbeat_timeout_s: float, emit: Callable[[MemberEffect], None], job: Job) -> None:
         self._emit = emit
-        self._job = job
+        self.job = job
         self._timeout_s = heartbeat_timeout_s
         self._forget_after_s = max(MIN_FORGET_AFTER_S, FORGET_AFTER_TIMEOUTS * heartbeat_timeout_s)
         self._due: list[tuple[float, int, Group]] = []
         self._pushed = 0
-        self.healthy: set[str] = set()
-        self.working: set[str] = set()  # the healthy ones of the present quorum
-        self.loopback: set[str] = set()
-        self.routable: set[str] = set()
-        self.sizes: dict[int, set[str]] = {}
-        self.reported: set[str] = set()
-        self.connected: set[str] = set()  # those with a session
 
     def __len__(self) -> int:
-        return len(self._job.groups)
+        return len(self.job.groups)
 
     def __iter__(self) -> Iterator[Group]:
-        return iter(self._job.groups.values())
+        return iter(self.job.groups.values())
+
+    @property
+    def healthy(self) -> int:
+        return self.job.counts[Kind.HEALTHY]
+
+    @property
+    def working(self) -> int:
+        """How many participants of the present quorum are healthy."""
+        return self.job.counts[Kind.WORKING]
+
+    @property
+    def reported(self) -> int:
+        """How many groups have neither joined nor opened a session."""
+        return self.job.counts[Kind.REPORTED]
 
     @property
     def present(self) -> int:
-        """How many members have joined, or opened a session."""
-        return len(self._job.groups) - len(self.reported)
+        """How many groups have joined or opened a session."""
+        return len(self.job.groups) - self.reported
 
     def get(self, replica_id: str) -> Group | None:
-        return self._job.groups.get(replica_id)
+        return self.job.groups.get(replica_id)
 
     def participants(self) -> list[Group]:
         """The members of the present quorum that are known here. O(n)."""
@@ -78,11 +86,11 @@ class Roster:
 
     def has_peers(self, member: Group) -> bool:
         """It is a member of the present quorum, and not the only one."""
-        return len(self._job.replica_ids) > 1 and member.is_participant
+        return len(self.job.replica_ids) > 1 and member.is_participant
 
     def beat(self, replica_id: str, incarnation: str, now: float) -> Group | None:
         """A heartbeat without a session. None, and no effect, if another incarnation of that id is alive."""
-        member = self._job.groups.get(replica_id)
+        member = self.job.groups.get(replica_id)
         if member is not None and member.incarnation != incarnation:
             if member.is_alive:
                 return None
@@ -95,7 +103,7 @@ class Roster:
 
     def admit(self, participant: Participant, now: float) -> Group:
         """A join: its member, healthy. Another incarnation of that id is replaced; its loss is the caller's to tell."""
-        member = self._job.groups.get(participant.replica_id)
+        member = self.job.groups.get(participant.replica_id)
         if member is not None and is_reborn(participant, member):
             self.remove(member)
             member = None
@@ -112,7 +120,7 @@ class Roster:
 
     def greet(self, participant: Participant, session: int, now: float, secret: str = "") -> Group:
         """A session was opened; its member, which has not joined by that. Another incarnation is gone before."""
-        member = self._job.groups.get(participant.replica_id)
+        member = self.job.groups.get(participant.replica_id)
         if member is not None and member.incarnation != participant.incarnation:
             self.remove(member)
             member = None
@@ -120,7 +128,7 @@ class Roster:
             member = self._add(participant.replica_id, participant.incarnation, now)
         self._describe(member, participant)
         member.session, member.closes_at, member.secret = session, None, secret
-        self.connect(member)
+        self.count(member)
         self.see(member, now)
         self._push(member, now)
         return member
@@ -130,29 +138,26 @@ class Roster:
         if not member.is_alive:
             member.is_alive = True
             self._emit(MemberBack(member.replica_id, "is back"))
-            self._index(member)
+            self._emit(GridChanged())
+            self.count(member)
             self._push(member, now)
-        if not member.has_missed and not member.down and self.is_waited_for(member):
-            self.healthy.add(member.replica_id)
-            if member.is_participant:
-                self.working.add(member.replica_id)
+        elif not member.is_healthy:
+            self.count(member)
 
     def is_waited_for(self, member: Group) -> bool:
-        """As long as it is alive and well."""
-        is_first = not self.connected or not self._job.replica_ids
+        """Whether the others wait for the group while it is alive and well."""
+        is_first = not self.job.counts[Kind.CONNECTED] or not self.job.replica_ids
         return is_first or not member.is_reported or member.is_participant
 
     def miss(self, member: Group) -> None:
         member.has_missed = True
-        self.healthy.discard(member.replica_id)
-        self.working.discard(member.replica_id)
+        self.count(member)
 
     def go_down(self, member: Group, reason: str) -> None:
         """Alive, and not to be waited for until it joins."""
         member.down = reason
         self._emit(GridChanged())
-        self.healthy.discard(member.replica_id)
-        self.working.discard(member.replica_id)
+        self.count(member)
 
     def miss_ranks(self, member: Group, missing: Set[int]) -> None:
         """These of its ranks are not here."""
@@ -176,7 +181,7 @@ class Roster:
     ) -> None:
         """It is gone, as of now; `quorum_id` ends with that."""
         member.session = member.closes_at = None
-        self._disconnect(member)
+        self.count(member)
         if member.is_alive:
             self._lapse(member, now, MemberLost(member.replica_id, quorum_id, reason, last_seen_at))
             self._push(member, now)
@@ -187,27 +192,28 @@ class Roster:
 
     def shift(self, by_s: float) -> None:
         """The lighthouse was paused: no member could be heard for that long. O(n)."""
-        for member in self._job.groups.values():
+        for member in self.job.groups.values():
             member.seen_at += by_s
 
     def form(self) -> None:
-        """The present quorum is another one from now on. O(n)."""
-        self._review_reported()
-        self.working = {member.replica_id for member in self.participants()} & self.healthy
+        """Update the counts after the job has another quorum. O(n)."""
+        for member in self.job.groups.values():
+            is_working = Kind.WORKING in member.counts_as
+            if member.is_reported or is_working != (member.is_healthy and member.is_participant):
+                self.count(member)
 
     def remove(self, member: Group) -> None:
-        self._unindex(member)
-        self.reported.discard(member.replica_id)
-        del self._job.groups[member.replica_id]
-        self._disconnect(member)
-        self._job.forget(member.replica_id)
+        self._emit(GridChanged())
+        del self.job.groups[member.replica_id]
+        self._count_as(member, frozenset())
+        self.job.forget(member.replica_id)
 
     def expire(self, now: float) -> list[Group]:
         """The members that lapse by `now`; forgets those that lapsed long ago. One with a session is not lapsed yet."""
         lapsed: list[Group] = []
         while self._due and self._due[0][0] <= now:
             due_at, _, member = heapq.heappop(self._due)
-            if due_at != member.due_at or self._job.groups.get(member.replica_id) is not member:
+            if due_at != member.due_at or self.job.groups.get(member.replica_id) is not member:
                 continue
             member.due_at = math.inf  # an entry counts once
             if member.is_alive and self._due_at(member, now) <= now:
@@ -226,34 +232,36 @@ class Roster:
         return self._due[0][0] if self._due else None
 
     def _add(self, replica_id: str, incarnation: str, now: float) -> Group:
-        assigned = self._job.assigned_before(replica_id, incarnation)
+        assigned = self.job.assigned_before(replica_id, incarnation)
         member = Group(replica_id, incarnation, now, is_participant=assigned is not None, last_told=assigned)
-        self._job.groups[replica_id] = member
-        self.reported.add(replica_id)
+        self.job.groups[replica_id] = member
         self._emit(MemberJoined(replica_id))
         self._push(member, now)
         return member
 
-    def connect(self, member: Group) -> None:
-        """It has a session from now on."""
-        self.connected.add(member.replica_id)
-        if len(self.connected) == 1:
-            self._review_reported()
+    def count(self, member: Group) -> None:
+        """Update the counts after a change of the group's record. O(1), unless the first session opens or the last one
+        ends: then O(n)."""
+        kinds: set[Kind | int] = set()
+        if member.is_reported:
+            kinds.add(Kind.REPORTED)
+        if member.session is not None:
+            kinds.add(Kind.CONNECTED)
+        if member.is_alive and not member.has_missed and not member.down and self.is_waited_for(member):
+            kinds |= {Kind.HEALTHY, Kind.WORKING} if member.is_participant else {Kind.HEALTHY}
+        if member.is_alive and member.is_loopback is not None:
+            kinds.add(Kind.LOOPBACK if member.is_loopback else Kind.ROUTABLE)
+        if member.is_alive and member.participant is not None and member.participant.group_world_size:
+            kinds.add(member.participant.group_world_size)
+        self._count_as(member, frozenset(kinds))
 
-    def _disconnect(self, member: Group) -> None:
-        if member.replica_id in self.connected:
-            self.connected.discard(member.replica_id)
-            if not self.connected:
-                self._review_reported()
-
-    def _review_reported(self) -> None:
-        """Whether they are waited for may have changed. O(n) of these."""
-        for name in self.reported:
-            member = self._job.groups[name]
-            if not self.is_waited_for(member):
-                self.healthy.discard(name)
-            elif member.is_alive and not member.has_missed and not member.down:
-                self.healthy.add(name)
+    def _count_as(self, member: Group, kinds: frozenset[Kind | int]) -> None:
+        had_sessions = self.job.counts[Kind.CONNECTED] > 0
+        self.job.count(member, kinds)
+        if (self.job.counts[Kind.CONNECTED] > 0) != had_sessions:
+            for other in self.job.groups.values():
+                if other.is_reported:
+                    self.count(other)
 
     def _push(self, member: Group, now: float) -> None:
         self._pushed += 1
@@ -270,13 +278,13 @@ class Roster:
 
     def _lapse(self, member: Group, now: float, loss: MemberLost) -> None:
         self._emit(loss)
+        self._emit(GridChanged())
         member.is_alive = False
         member.lapsed_at = now
-        self._unindex(member)
+        self.count(member)
 
     def _describe(self, member: Group, participant: Participant) -> None:
         before, member.step = member.participant, participant.step
-        self.reported.discard(member.replica_id)
         if (
             before
             and before.identity == participant.identity
@@ -285,28 +293,10 @@ class Roster:
         ):
             member.participant = participant
             return
-        self._unindex(member)
+        self._emit(GridChanged())
         member.participant = participant
         member.is_loopback = is_loopback(participant)
-        self._index(member)
-
-    def _index(self, member: Group) -> None:
-        self._emit(GridChanged())
-        if member.is_loopback is not None:
-            (self.loopback if member.is_loopback else self.routable).add(member.replica_id)
-        if member.participant is not None and member.participant.group_world_size > 0:
-            self.sizes.setdefault(member.participant.group_world_size, set()).add(member.replica_id)
-
-    def _unindex(self, member: Group) -> None:
-        self._emit(GridChanged())
-        for group in (self.healthy, self.working, self.loopback, self.routable):
-            group.discard(member.replica_id)
-        if member.participant is not None:
-            size = member.participant.group_world_size
-            same = self.sizes.get(size, set())
-            same.discard(member.replica_id)
-            if not same:
-                self.sizes.pop(size, None)
+        self.count(member)
 
 
 def is_reborn(participant: Participant, old: Group) -> bool:
@@ -415,17 +405,17 @@ def refusal(
     return (
         (None if session is not None and old is not None and old.session == session else _duplicate(participant, old))
         or (None if is_hello else _backwards(participant, old))
-        or (None if allow_heterogeneous or is_starting else _misfit(participant, roster))
-        or _loopback(participant, roster)
+        or (None if allow_heterogeneous or is_starting else _misfit(participant, roster.job))
+        or _loopback(participant, roster.job)
     )
 
 
-def sent_away(participant: Participant, roster: Roster) -> list[tuple[Group, WrongState]]:
+def sent_away(participant: Participant, job: Job) -> list[tuple[Group, WrongState]]:
     """The loopback members that an admitted routable `participant` makes unreachable."""
     if is_loopback(participant) is not False:
         return []
-    members = [roster.get(name) for name in sorted(roster.loopback) if name != participant.replica_id]
-    return [(m, unreachable(m.participant, participant)) for m in members if m is not None and m.participant]
+    members = job.others(participant.replica_id, Kind.LOOPBACK)
+    return [(m, unreachable(m.participant, participant)) for m in members if m.participant]
 
 
 def _duplicate(participant: Participant, old: Group | None) -> DuplicateReplica | None:
@@ -464,40 +454,35 @@ def _backwards(participant: Participant, old: Group | None) -> InvalidRequest | 
     )
 
 
-def _misfit(participant: Participant, roster: Roster) -> WrongState | None:
+def _misfit(participant: Participant, job: Job) -> WrongState | None:
     if participant.group_world_size == 0:
         return None
-    for size, names in roster.sizes.items():
-        if size == participant.group_world_size:
-            continue
-        trains = {name for name in names if not _awaits_first_ranks(roster.get(name))}
-        if other := _another(trains, participant):
+    others = (size for size in job.counts if isinstance(size, int) and size != participant.group_world_size)
+    for size in others:
+        trains = (other for other in job.others(participant.replica_id, size) if not _awaits_first_ranks(other))
+        if other := next(trains, None):
             return WrongState(
-                f"world_size: {participant.replica_id} has {participant.group_world_size} ranks, {other} has {size}: "
-                "their ranks hold different shards and cannot be peers; replica groups of one job need the same size, "
-                "or one rank each that gathers and scatters the group's state (--group-world-size 1), unless the "
-                "lighthouse runs with --allow-heterogeneous; if these are two jobs, give each its own --job"
+                f"world_size: {participant.replica_id} has {participant.group_world_size} ranks, "
+                f"{other.replica_id} has {size}: their ranks hold different shards and cannot be peers; "
+                "replica groups of one job need the same size, or one rank each that gathers and scatters "
+                "the group's state (--group-world-size 1), unless the lighthouse runs with --allow-heterogeneous; "
+                "if these are two jobs, give each its own --job"
             )
     return None
 
 
-def _awaits_first_ranks(member: Group | None) -> bool:
-    """A group that no Agent has joined for: it may be a run of wrapped functions, which has no peers."""
-    return member is not None and member.is_starting and member.down != RESTARTING
+def _awaits_first_ranks(member: Group) -> bool:
+    """Whether no Agent has joined for the group. It may be a run of wrapped functions, which has no peers."""
+    return member.is_starting and member.down != RESTARTING
 
 
-def _loopback(participant: Participant, roster: Roster) -> WrongState | None:
+def _loopback(participant: Participant, job: Job) -> WrongState | None:
     if not is_loopback(participant):
         return None
-    other = roster.get(_another(roster.routable, participant) or "")
-    return unreachable(participant, other.participant) if other is not None and other.participant else None
-
-
-def _another(names: set[str], participant: Participant) -> str | None:
-    """The first of `names` that is not the participant's own."""
-    if len(names) == 1 and participant.replica_id in names:
-        return None
-    return min(names - {participant.replica_id}, default=None)
+    for other in job.others(participant.replica_id, Kind.ROUTABLE):
+        if other.participant is not None:
+            return unreachable(participant, other.participant)
+    return None
 
 
 # -- joins --------------------------------------------------------------------

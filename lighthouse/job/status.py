@@ -132,7 +132,7 @@ def _starting(machine: QuorumMachine, grid: Grid) -> str:
 
 
 def _explain(machine: QuorumMachine, now: float, steps_per_s: float | None) -> str:
-    joined, healthy, config = machine.joins.candidates, len(machine.roster.healthy), machine.config
+    joined, healthy, config = machine.joins.candidates, machine.roster.healthy, machine.config
     match machine.verdict():
         case Verdict.NO_JOINS:
             end = machine.job_end.step

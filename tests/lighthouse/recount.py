@@ -1,7 +1,9 @@
 """The machine's counters and indices against a count of what they count."""
 
+from collections import Counter
+
 from lighthouse.job.forming import QuorumMachine
-from lighthouse.job.records import is_loopback
+from lighthouse.job.records import Kind, is_loopback
 from lighthouse_protocol.messages.session import QuorumPhase
 
 
@@ -11,19 +13,20 @@ def recount(machine: QuorumMachine, now: float) -> None:
     members = list(roster)
     alive = [m for m in members if m.is_alive]
     waited_for = [m for m in alive if roster.is_waited_for(m)]
-    assert roster.healthy == {m.replica_id for m in waited_for if not m.has_missed and not m.down}
-    assert roster.reported == {m.replica_id for m in members if m.participant is None}
-    assert roster.connected == {m.replica_id for m in members if m.session is not None}
-    assert roster.working == {m.replica_id for m in members if m.is_participant} & roster.healthy
-    assert roster.loopback == {m.replica_id for m in alive if m.is_loopback}
-    assert roster.routable == {m.replica_id for m in alive if m.is_loopback is False}
+    healthy = [m for m in waited_for if not m.has_missed and not m.down]
+    assert [m for m in members if m.is_healthy] == healthy
+    expected = {
+        Kind.HEALTHY: len(healthy),
+        Kind.WORKING: sum(m.is_participant for m in healthy),
+        Kind.REPORTED: sum(m.participant is None for m in members),
+        Kind.CONNECTED: sum(m.session is not None for m in members),
+        Kind.LOOPBACK: sum(bool(m.is_loopback) for m in alive),
+        Kind.ROUTABLE: sum(m.is_loopback is False for m in alive),
+        **Counter(m.participant.group_world_size for m in alive if m.participant and m.participant.group_world_size),
+    }
+    assert job.counts == {kind: count for kind, count in expected.items() if count}
     for m in members:
         assert m.is_loopback == (is_loopback(m.participant) if m.participant else None)
-    sizes: dict[int, set[str]] = {}
-    for m in alive:
-        if m.participant and m.participant.group_world_size:
-            sizes.setdefault(m.participant.group_world_size, set()).add(m.replica_id)
-    assert roster.sizes == sizes
 
     joined = list(joins)
     assert len(joins) == len(joined)

@@ -152,4 +152,4 @@ class TestLoopback:
 
     @pytest.mark.parametrize("newcomer", [on_loopback("b"), Participant("b")])
     def test_another_does_not(self, newcomer: Participant):
-        assert sent_away(newcomer, roster_of(on_loopback("a"))) == []
+        assert sent_away(newcomer, roster_of(on_loopback("a")).job) == []

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lighthouse.job.records import Group, Job
+from lighthouse.job.records import Group, Job, Kind
 from lighthouse.job.roster import Roster, is_reborn
 from lighthouse_protocol.messages.membership import Quorum
 from tests.lighthouse.builders import group
@@ -16,6 +16,10 @@ def alive(roster: Roster) -> str:
 
 def known(roster: Roster) -> str:
     return "".join(sorted(m.replica_id for m in roster))
+
+
+def healthy(roster: Roster) -> set[str]:
+    return {m.replica_id for m in roster if m.is_healthy}
 
 
 class TestLapse:
@@ -94,9 +98,9 @@ class TestHealth:
         member = roster.beat("a", "i1", 0)
         roster.miss(member)
         roster.beat("a", "i1", 1)
-        assert (alive(roster), roster.healthy) == ("a", set())
+        assert (alive(roster), healthy(roster)) == ("a", set())
         roster.admit(group("a"), 2)
-        assert roster.healthy == {"a"}
+        assert healthy(roster) == {"a"}
 
 
 class TestReported:
@@ -106,25 +110,25 @@ class TestReported:
         roster = Roster(5, [].append, Job())
         for name in "abc":
             roster.beat(name, "i1", 0)
-        assert (len(roster), roster.present, roster.reported) == (3, 0, {"a", "b", "c"})
+        assert (len(roster), roster.present, roster.reported) == (3, 0, 3)
         roster.admit(group("a"), 1)
         roster.greet(group("b"), 7, 1)
-        assert (roster.present, roster.reported, roster.connected) == (2, {"c"}, {"b"})
+        assert (roster.present, roster.reported, roster.job.counts[Kind.CONNECTED]) == (2, 1, 1)
         roster.remove(roster.get("c"))
-        assert roster.reported == set()
+        assert roster.reported == 0
 
     def test_where_others_hold_sessions_only_the_first_quorum_waits_for_them(self):
         job = Job()
         roster = Roster(5, [].append, job)
         roster.beat("stranger", "i1", 0)
         members = [roster.greet(group("a"), 1, 0)]
-        assert roster.healthy == {"a", "stranger"}, "there was no quorum yet"
+        assert healthy(roster) == {"a", "stranger"}, "there was no quorum yet"
         job.form(Quorum(1, (group("a"),)), members, 1, is_new=True)
         roster.form()
         roster.beat("another", "i1", 1)
-        assert roster.healthy == {"a"}
+        assert healthy(roster) == {"a"}
         roster.lose(members[0], 2, "it fell silent")
-        assert roster.healthy == {"stranger", "another"}, "as for groups that all come without a session"
+        assert healthy(roster) == {"stranger", "another"}, "as for groups that all come without a session"
 
     def test_a_member_of_the_quorum_is_waited_for_by_its_heartbeats_alone(self):
         """As after a restart of the lighthouse."""
@@ -134,7 +138,7 @@ class TestReported:
         roster.greet(group("a"), 1, 0)
         roster.beat("t", "i1", 0)
         roster.beat("stranger", "i1", 0)
-        assert roster.healthy == {"a", "t"}
+        assert healthy(roster) == {"a", "t"}
 
 
 signs = st.tuples(
@@ -172,4 +176,4 @@ def test_alive_is_who_gave_a_sign(timeout: float, happenings: list[tuple[str, st
             elif now - max(signed[name], ended.get(name, 0)) >= timeout:
                 assert name not in alive(roster)
         assert roster.next_at() is None or roster.next_at() > now
-        assert {m.replica_id for m in roster if m.is_alive} == roster.healthy
+        assert {m.replica_id for m in roster if m.is_alive} == healthy(roster)

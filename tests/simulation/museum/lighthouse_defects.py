@@ -139,9 +139,9 @@ def _missed_by_anyones_clock(self: QuorumMachine) -> float | None:
 
 
 def _expire_and_remember(self: Roster, now: float) -> list[Group]:
-    with_all = dict(self._job.groups)
+    with_all = dict(self.job.groups)
     lapsed = _expire(self, now)
-    self._job.groups = with_all
+    self.job.groups = with_all
     return lapsed
 
 
