@@ -16,7 +16,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator
 from lighthouse.job import events
 from lighthouse.job.events import ConnectionsCut, MemberDraining, MemberLeft, MemberLost
 from lighthouse.job.lineage import Numbering
-from lighthouse.job.records import Group, Job, Membership, QuorumConfig
+from lighthouse.job.records import Group, Job, Kind, Membership, QuorumConfig
 from lighthouse.job.roster import JoinQueue, Roster, is_reborn, membership_of, refusal, sent_away, why_impostor
 from lighthouse.job.standing import ResendQuorum, Standing
 from lighthouse_protocol.messages.membership import Participant
@@ -306,7 +306,6 @@ class Presence:
         self._holders_until = holders_until
         self._sessions: dict[int, Group] = {}
         self._leaving: list[int] = []
-        self._draining: set[str] = set()
 
     @property
     def sessions(self) -> int:
@@ -359,7 +358,7 @@ class Presence:
                     field="replica_id",
                 )
         error = self._refusal(event.participant, now, session=event.session)
-        if error is None and event.session is not None and event.participant.replica_id in self._draining:
+        if error is None and event.session is not None and self._sessions[event.session].drains:
             return _drains(event.participant.replica_id)
         return error or self.job_end.refusal(event.participant, self._others(event.participant.replica_id))
 
@@ -400,6 +399,7 @@ class Presence:
         member = self.roster.admit(participant, now)
         if old is not None and old is not member and old.session is not None and old.is_connected:
             member.session, member.lease_until, member.secret = old.session, old.lease_until, old.secret
+            member.drains = old.drains
             self._sessions[old.session] = member
             self.roster.count(member)
         return member
@@ -463,7 +463,6 @@ class Presence:
         self._emit(MemberLeft(member.replica_id))
         self._tell(self.standing.left(member.replica_id, member.incarnation))
         self.roster.remove(member)
-        self._draining.discard(member.replica_id)
         self._leaving.append(event.session)
 
     def _are_needed(self) -> bool:
@@ -579,8 +578,10 @@ class Presence:
         return tuple(sessions)
 
     def draining(self) -> list[str]:
-        """Members of the standing quorum that want to leave."""
-        return sorted(name for name in self._draining if self.standing.is_member(name))
+        """Members of the present quorum that want to leave, sorted. O(1) if there are none, else O(n)."""
+        if not self._job.counts[Kind.DRAINING]:
+            return []
+        return sorted(member.replica_id for member in self.roster if Kind.DRAINING in member.counts_as)
 
     def recall(self, reason: str) -> None:
         self._tell(self.standing.recall(reason))
@@ -637,9 +638,11 @@ class Presence:
             member.step = max(member.step, levels.held.granted)
             if levels.held.mode is HoldState.LEAVING and self.standing.is_holder(name, incarnation):
                 self.job_end.finish(name, levels.held.granted + 1)
-        if levels.drains and name not in self._draining:
+        if levels.drains and not member.drains:
             self._emit(MemberDraining(name))
-        (self._draining.add if levels.drains else self._draining.discard)(name)
+        if levels.drains != member.drains:
+            member.drains = levels.drains
+            self.roster.count(member)
         if levels.drains and member.call is not None:
             self._emit(events.JoinRefused(member.call, _drains(name)))
             self._drop_join(member, now)
@@ -674,7 +677,6 @@ class Presence:
 
     def _lose(self, member: Group, reason: str, now: float, last_seen_at: float | None = None) -> None:
         self._drop_join(member, now)
-        self._draining.discard(member.replica_id)
         if member.session is not None:
             self._sessions.pop(member.session, None)
         self.roster.lose(member, now, reason, quorum_id=self._ends_without(member), last_seen_at=last_seen_at)

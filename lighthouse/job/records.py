@@ -609,6 +609,7 @@ class Kind(Enum):
     WORKING = auto()  # healthy, and in the present quorum
     LOOPBACK = auto()
     ROUTABLE = auto()
+    DRAINING = auto()  # drains, and is in the present quorum
 
 
 @dataclass(slots=True, eq=False)
@@ -649,6 +650,8 @@ class Group:
     """Its ranks have not connected yet, or are restarting."""
     missing: Set[int] = NO_RANKS
     """Ranks that are not connected."""
+    drains: bool = False
+    """Does the steps of its quorum, and wants to be in no other."""
 
     is_participant: bool = False
     """The present quorum contains this incarnation."""

@@ -181,6 +181,7 @@ class Roster:
     ) -> None:
         """It is gone, as of now; `quorum_id` ends with that."""
         member.session = member.closes_at = None
+        member.drains = False
         self.count(member)
         if member.is_alive:
             self._lapse(member, now, MemberLost(member.replica_id, quorum_id, reason, last_seen_at))
@@ -199,7 +200,7 @@ class Roster:
         """Update the counts after the job has another quorum. O(n)."""
         for member in self.job.groups.values():
             is_working = Kind.WORKING in member.counts_as
-            if member.is_reported or is_working != (member.is_healthy and member.is_participant):
+            if member.is_reported or member.drains or is_working != (member.is_healthy and member.is_participant):
                 self.count(member)
 
     def remove(self, member: Group) -> None:
@@ -249,6 +250,8 @@ class Roster:
             kinds.add(Kind.CONNECTED)
         if member.is_alive and not member.has_missed and not member.down and self.is_waited_for(member):
             kinds |= {Kind.HEALTHY, Kind.WORKING} if member.is_participant else {Kind.HEALTHY}
+        if member.drains and member.is_participant:
+            kinds.add(Kind.DRAINING)
         if member.is_alive and member.is_loopback is not None:
             kinds.add(Kind.LOOPBACK if member.is_loopback else Kind.ROUTABLE)
         if member.is_alive and member.participant is not None and member.participant.group_world_size:

@@ -117,9 +117,6 @@ class Standing:
         """The members that may still do a step."""
         return [name for name, holder in self._holders.items() if not holder.is_spent]
 
-    def is_member(self, replica_id: str) -> bool:
-        return replica_id in self._holders
-
     def remembered(self, replica_id: str) -> Remembered | None:
         """By what a member is known; None: it is none."""
         holder = self._holders.get(replica_id)

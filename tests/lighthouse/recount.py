@@ -20,6 +20,7 @@ def recount(machine: QuorumMachine, now: float) -> None:
         Kind.WORKING: sum(m.is_participant for m in healthy),
         Kind.REPORTED: sum(m.participant is None for m in members),
         Kind.CONNECTED: sum(m.session is not None for m in members),
+        Kind.DRAINING: sum(m.drains and m.is_participant for m in members),
         Kind.LOOPBACK: sum(bool(m.is_loopback) for m in alive),
         Kind.ROUTABLE: sum(m.is_loopback is False for m in alive),
         **Counter(m.participant.group_world_size for m in alive if m.participant and m.participant.group_world_size),
@@ -53,7 +54,7 @@ def recount_sessions(machine: QuorumMachine) -> None:
     connected = {m.session: m for m in roster if m.is_connected}
     assert presence._sessions == connected
     assert all(m.is_alive for m in connected.values())
-    assert presence._draining <= {m.replica_id for m in roster if m.session is not None}
+    assert all(m.session is not None for m in roster if m.drains)
     assert not set(presence._leaving) & set(presence._sessions)
     holders = {name: holder.incarnation for name, holder in standing._holders.items()}
     quorum = standing.quorum
