@@ -524,33 +524,29 @@ class JoinTimer:
 
 
 class JoinQueue:
-    """The joined members in the order in which they came. `members` are those of the present quorum. Until when the
-    first call waits: `earliest_deadline_at` of all, `members_deadline_at` of the members."""
+    """The groups that have joined, in the order of their calls. `members` are those of the present quorum."""
 
     def __init__(self, grace_s: float, emit: Callable[[NewcomersChanged], None], job: Job) -> None:
         self._emit = emit
         self._job = job
-        self._joined: dict[str, Group] = {}
         self._calls: dict[int, Group] = {}
         self._participants = 0
         self._shrinking = 0
         self.earliest_deadline_at: float | None = None
+        """When the first call expires."""
         self.members_deadline_at: float | None = None
+        """When the first call of a member expires."""
         self.anyone = JoinTimer(grace_s)
         self.members = JoinTimer(grace_s)
 
     def __len__(self) -> int:
-        return len(self._joined)
+        return len(self._calls)
 
     def __iter__(self) -> Iterator[Group]:
-        return iter(self._joined.values())
-
-    def __contains__(self, replica_id: str) -> bool:
-        return replica_id in self._joined
+        return iter(self._calls.values())
 
     def add(self, member: Group, call: int, deadline_at: float, now: float) -> None:
         member.call, member.deadline_at = call, deadline_at
-        self._joined[member.replica_id] = member
         self._calls[call] = member
         self.earliest_deadline_at = _earlier(self.earliest_deadline_at, deadline_at)
         self.anyone.joined(now)
@@ -560,11 +556,10 @@ class JoinQueue:
         self._count(member, 1)
 
     def withdraw(self, call: int, now: float) -> Group | None:
-        """The member of that call; None if the call does not wait any more."""
+        """End a call. Return its group, or None if the call has ended already."""
         member = self._calls.pop(call, None)
         if member is None:
             return None
-        del self._joined[member.replica_id]
         self.anyone.withdrew(now)
         if member.replica_id in self._job.replica_ids:
             self.members.withdrew(now)
@@ -573,12 +568,12 @@ class JoinQueue:
         return member
 
     def take(self, members: list[Group], now: float) -> tuple[int, ...]:
-        """Those `members` have formed the present quorum; their calls. The others go on waiting."""
+        """Return the calls of `members`, which have formed the present quorum. The others go on waiting."""
         calls: list[int] = []
         for member in members:
             assert member.call is not None
             calls.append(member.call)
-            del self._joined[member.replica_id], self._calls[member.call]
+            del self._calls[member.call]
             member.call = None
         self._set_deadlines()
         self._participants = self._shrinking = 0  # the rest are of no quorum
@@ -598,15 +593,14 @@ class JoinQueue:
 
     @property
     def candidates(self) -> int:
-        """How many may be in the next quorum: where one of the present quorum asks to shrink, only those of it."""
+        """How many groups may be in the next quorum. If a member asks to shrink, only members may."""
         return self._participants if self._shrinking else len(self)
 
     def list_candidates(self) -> list[Group]:
         return [member for member in self if member.is_participant] if self._shrinking else list(self)
 
     def list_newcomers(self) -> list[str]:
-        """In the order in which they came."""
-        return [name for name in self._joined if name not in self._job.replica_ids]
+        return [member.replica_id for member in self if member.replica_id not in self._job.replica_ids]
 
     def _count(self, member: Group, change: int) -> None:
         if member.replica_id not in self._job.replica_ids:

@@ -39,7 +39,7 @@ def recount(machine: QuorumMachine, now: float) -> None:
     assert joins.members_deadline_at == min(of_members, default=None)
     assert joins.anyone.asking == len(joined)
     assert joins.members.asking == sum(m.replica_id in job.replica_ids for m in joined)
-    assert joins.has_all_members == (bool(job.replica_ids) and all(n in joins for n in job.replica_ids))
+    assert joins.has_all_members == (bool(job.replica_ids) and job.replica_ids <= {m.replica_id for m in joined})
     assert {m.replica_id for m in members if m.is_participant} <= job.replica_ids
 
     tracked = {id(entry[2]) for entry in roster._due}
