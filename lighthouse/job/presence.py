@@ -78,7 +78,8 @@ class MassSilence:
         self._closings_held_until = 0.0
         self._is_shared_until = 0.0
         self.braked_until = 0.0
-        self._burst: set[Group] = set()  # those whose connections have ended, and are not judged yet
+        self._burst = 0  # number of the last burst
+        self._is_judged = True
         self._judge_at = self._judge_by = 0.0
         self._postponed = 0
         self._cut_until = 0.0  # members of a burst are held
@@ -89,9 +90,9 @@ class MassSilence:
         self._closings_held_until = now + by_s + CLOSINGS_HELD_S
 
     def is_judging(self, now: float) -> bool:
-        """A burst is judged now, unless `postpone` is called first."""
+        """Whether a burst is judged now, unless `postpone` is called first."""
         due_at = self._roster.next_at()
-        return bool(self._burst) and due_at is not None and due_at <= now and self._judge_at <= now
+        return not self._is_judged and due_at is not None and due_at <= now and self._judge_at <= now
 
     def postpone(self, now: float) -> None:
         """The ends of more connections may be unread, unless all have been read."""
@@ -110,9 +111,10 @@ class MassSilence:
             return self._brake(now + self._timeout_s, SILENT_TOGETHER)
         if not self._roster.has_peers(member):
             return None
-        if not self._burst or now > self._judge_by:
-            self._burst, self._judge_by, self._postponed = set(), now + JUDGED_WITHIN_S, 0
-        self._burst.add(member)
+        if self._is_judged or now > self._judge_by:
+            self._burst, self._is_judged = self._burst + 1, False
+            self._judge_by, self._postponed = now + JUDGED_WITHIN_S, 0
+        member.burst = self._burst
         self._judge_at = min(now + JUDGED_AFTER_S, self._judge_by)
         if not is_silent:
             member.seen_at = now
@@ -135,10 +137,10 @@ class MassSilence:
 
     def step_failed(self, now: float) -> None:
         """A member of the quorum reports it. O(n), once a burst."""
-        if self._burst:
+        if not self._is_judged:
             self._judge_at = min(self._judge_at, now)
-            for member in self._burst:
-                if member.closes_at is not None:
+            for member in self._roster:
+                if self._is_unjudged(member) and member.closes_at is not None:
                     self._roster.close(member, now, now)
         if now >= self._cut_until:
             return
@@ -148,7 +150,7 @@ class MassSilence:
                 self._roster.close(member, until, now)
 
     def _excuse_closing(self, member: Group, now: float) -> bool:
-        if member in self._burst:
+        if self._is_unjudged(member):
             if now > self._judge_at + LATE_S:
                 self.postpone(now)
             if now < self._judge_at:
@@ -160,11 +162,11 @@ class MassSilence:
     def _judge(self, now: float) -> None:
         """Hold those that are still away, if the burst is one of the network. O(n), once a burst."""
         members, ended = self._ended()
-        burst, self._burst = self._burst, set()
+        self._is_judged = True
         if 2 * len(ended) <= len(members) or len(members) < 2:
             return
         until = self._cut_until = self._brake(now + self._lease_s, CLOSED_TOGETHER)
-        held = [m for m in members if m in burst and m.closes_at is not None]
+        held = [m for m in members if m.burst == self._burst and m.closes_at is not None]
         for member in held:
             self._roster.close(member, until, now)
         self._emit(ConnectionsCut(tuple(sorted(m.replica_id for m in held)), self._lease_s))
@@ -172,7 +174,10 @@ class MassSilence:
     def _ended(self) -> tuple[list[Group], list[Group]]:
         """The members that had a session before the burst, and those whose connections have ended in it or before."""
         members = [m for m in self._roster.participants() if m.session is not None and m.is_alive]
-        return members, [m for m in members if m.closes_at is not None or m in self._burst]
+        return members, [m for m in members if m.closes_at is not None or self._is_unjudged(m)]
+
+    def _is_unjudged(self, member: Group) -> bool:
+        return not self._is_judged and member.burst == self._burst
 
     def _brake(self, until: float, why: str) -> float:
         self.braked_until, self.braked_for = until, why

@@ -630,6 +630,8 @@ class Group:
     """Digest of the secret of the group's sessions (identity, in roster.py). Empty before the first session."""
     closes_at: float | None = None
     """The session's stream has ended. The group is lost at this moment, unless its manager reconnects."""
+    burst: int = 0
+    """The last burst of closings (silence, in presence.py) that included the group's."""
 
     call: int | None = None
     """The waiting join."""

@@ -59,7 +59,7 @@ def _end_any_session(self: Presence, event: SessionEnded, now: float) -> None:
 
 
 def _judge_each_alone(self: MassSilence, now: float) -> None:
-    self._burst = set()
+    self._is_judged = True
 
 
 def _end_unnoticed(self: Presence, event: SessionEnded, now: float) -> None:
