@@ -600,6 +600,14 @@ class LastQuorumTold:
         return participant.step >= self.was_at and participant.tag_quorum_id == self.held.quorum_id
 
 
+@dataclass(frozen=True, slots=True)
+class Heal:
+    """A group heals to step `upto`, and takes part in later steps meanwhile if it catches up."""
+
+    upto: int
+    catches_up: bool
+
+
 class Kind(Enum):
     """What groups are counted by. Besides, living ones are counted by their group_world_size."""
 
@@ -659,6 +667,8 @@ class Group:
     """The present quorum contains this incarnation."""
     last_told: LastQuorumTold | None = None
     lease_until: float = 0.0
+    heal: Heal | None = None
+    """The heal that the timeline has noted and not seen the end of."""
 
     is_loopback: bool | None = None
     """Whether only its own host can reach the group. None if it advertises no address."""

@@ -2,7 +2,7 @@
 
 from collections import deque
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from types import MappingProxyType
 
 from lighthouse.job.events import (
@@ -16,7 +16,7 @@ from lighthouse.job.events import (
 )
 from lighthouse.job.forming import QuorumMachine
 from lighthouse.job.progress import Grid, RunRank, grid_of
-from lighthouse.job.records import Group, QuorumConfig, Rank, RunName, SavedRun, Verdict
+from lighthouse.job.records import Group, Heal, QuorumConfig, Rank, RunName, SavedRun, Verdict
 from lighthouse.job.restarts import RunMachine
 from lighthouse.job.roster import Roster
 from lighthouse_protocol.messages.incident import IncidentSummary
@@ -262,21 +262,13 @@ def _is_same(newest: TimelineEntry, at_unix_s: float, kind: TimelineKind, text: 
     return is_now and (newest.kind, newest.text) == (kind, text) and bool(newest.replica_ids)
 
 
-@dataclass(frozen=True, slots=True)
-class _Heal:
-    incarnation: str
-    upto: int
-    is_beside: bool
-
-
 class History:
     def __init__(self, roster: Roster) -> None:
         self.timeline = Timeline()
         self._roster = roster
-        self._heals: dict[str, _Heal] = {}
 
     def read(self, effects: Sequence[QuorumEffect], at_unix_s: float) -> None:
-        """What the machine has just done."""
+        """Note what the machine has just done."""
         for effect in effects:
             match effect:
                 case MemberJoined(replica_id):
@@ -284,10 +276,10 @@ class History:
                 case MemberBack(replica_id, text):
                     self.timeline.note(at_unix_s, TimelineKind.JOINED, (replica_id,), text)
                 case MemberLost(replica_id, _, reason):
-                    self._heals.pop(replica_id, None)
+                    self._end_heal(replica_id)
                     self.timeline.note(at_unix_s, TimelineKind.LOST, (replica_id,), reason)
                 case MemberLeft(replica_id):
-                    self._heals.pop(replica_id, None)
+                    self._end_heal(replica_id)
                     self.timeline.note(at_unix_s, TimelineKind.LEFT, (replica_id,))
                 case MemberDraining(replica_id):
                     self.timeline.note(at_unix_s, TimelineKind.DRAINED, (replica_id,))
@@ -297,13 +289,14 @@ class History:
                     pass
 
     def beat(self, replica_id: str, at_unix_s: float) -> None:
-        """Its newest step is in the roster."""
-        heal, member = self._heals.get(replica_id), self._roster.get(replica_id)
-        if heal is not None and member is not None and not heal.is_beside and member.step > heal.upto:
-            self._healed(replica_id, member.step, at_unix_s)
+        """Note the end of a heal after a heartbeat of the group."""
+        group = self._roster.get(replica_id)
+        heal = group.heal if group is not None else None
+        if group is not None and heal is not None and not heal.catches_up and group.step > heal.upto:
+            self._healed(group, group.step, at_unix_s)
 
     def stall(self, verdict: StallVerdict | None, at_unix_s: float) -> None:
-        """What the log says: a verdict that is new, or None: something moves again."""
+        """Note a new verdict, or None when something moves again."""
         if verdict is None:
             self.timeline.note(at_unix_s, TimelineKind.MOVES, (), "progress resumed")
             return
@@ -319,19 +312,23 @@ class History:
             text = f"quorum {quorum.quorum_id}: {len(names)} {noun} at step {max_step}"
             self.timeline.note(at_unix_s, TimelineKind.QUORUM, names, text)
         for member in quorum.participants:
-            name, heal = member.replica_id, self._heals.get(member.replica_id)
-            if heal is not None and (member.incarnation != heal.incarnation or member.step >= heal.upto):
-                self._healed(name, member.step, at_unix_s, is_it=member.incarnation == heal.incarnation)
-            if member.step < max_step and name not in self._heals:
-                self._heals[name] = _Heal(member.incarnation, max_step, member.catch_up)
+            group = self._roster.get(member.replica_id)
+            if group is None:
+                continue
+            if group.heal is not None and member.step >= group.heal.upto:
+                self._healed(group, member.step, at_unix_s)
+            if member.step < max_step and group.heal is None:
+                group.heal = Heal(max_step, member.catch_up)
                 text = f"from step {member.step} to {max_step}"
-                self.timeline.note(at_unix_s, TimelineKind.HEALING, (name,), text)
+                self.timeline.note(at_unix_s, TimelineKind.HEALING, (group.replica_id,), text)
 
-    def _healed(self, replica_id: str, step: int, at_unix_s: float, *, is_it: bool = True) -> None:
-        """`is_it`: not another incarnation, which begins anew."""
-        del self._heals[replica_id]
-        if is_it:
-            self.timeline.note(at_unix_s, TimelineKind.HEALED, (replica_id,), f"at step {step}")
+    def _healed(self, group: Group, step: int, at_unix_s: float) -> None:
+        group.heal = None
+        self.timeline.note(at_unix_s, TimelineKind.HEALED, (group.replica_id,), f"at step {step}")
+
+    def _end_heal(self, replica_id: str) -> None:
+        if (group := self._roster.get(replica_id)) is not None:
+            group.heal = None
 
 
 # -- status -------------------------------------------------------------------
