@@ -77,7 +77,7 @@ def _free_at_once(self: Standing, chosen: list[Participant], now: float) -> bool
 def _free_by_name(self: Standing, chosen: list[Participant], now: float) -> bool:
     if self.holds_back:
         return False
-    return any(self.is_member(p.replica_id) for p in chosen) or now >= self.free_at()
+    return any(self.remembered(p.replica_id) for p in chosen) or now >= self.free_at()
 
 
 def _free_with_any_member(self: Standing, chosen: Iterable[Participant] = ()) -> float:
