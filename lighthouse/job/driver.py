@@ -44,7 +44,7 @@ from lighthouse.job.forming import QuorumMachine
 from lighthouse.job.incident_driver import IncidentDriver, IncidentRegistry, JobAccount, ProgressDriver
 from lighthouse.job.log import VerdictLog, log_cut, log_end, log_journal_outdated, log_order, log_quorum
 from lighthouse.job.progress import Grid, Levels, Pace, RanksKept, Samples, grid_of, levels_of
-from lighthouse.job.records import Member, QuorumRecord
+from lighthouse.job.records import Group, QuorumRecord
 from lighthouse.job.run_driver import RunDriver
 from lighthouse.job.status import History, explain, job_status
 from lighthouse_protocol.identity import split_replica_id
@@ -496,17 +496,17 @@ class JobDriver:
             self._waiting.drop(session.join)
             self._feed(SessionEnded(number))
 
-    def tell(self, member: Member, message: ToManager) -> bool:
+    def tell(self, member: Group, message: ToManager) -> bool:
         """Whether `member` has a session to be told by."""
         if member.session is None or not member.is_connected:
             return False
         self._sessions.send(member.session, message)
         return True
 
-    def killed(self, member: Member, why: str) -> None:
+    def killed(self, member: Group, why: str) -> None:
         """An operator has killed it."""
         quorum = self.machine.quorum
-        if quorum is not None and self.machine.current.has(member):
+        if quorum is not None and member.is_participant:
             self.incidents.killed(member.replica_id, quorum.quorum_id, why)
 
     def run_moved(self) -> None:
@@ -556,7 +556,7 @@ class JobDriver:
         """Of the job, if it has ranks."""
         return next((run for run in self._runs() if run.run_id == run_id and run.has_ranks), None)
 
-    def member(self, wire_id: str) -> Member | None:
+    def member(self, wire_id: str) -> Group | None:
         return self.machine.roster.get(wire_id) or self.machine.roster.get(split_replica_id(wire_id)[0])
 
     @property

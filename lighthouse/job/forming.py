@@ -38,7 +38,7 @@ from lighthouse.job.lineage import (
     tag_of,
 )
 from lighthouse.job.presence import JobEnd, Presence
-from lighthouse.job.records import CurrentQuorum, LastQuorumTold, Member, QuorumConfig, QuorumRecord, Verdict
+from lighthouse.job.records import Group, Job, LastQuorumTold, QuorumConfig, QuorumRecord, Verdict
 from lighthouse.job.standing import Standing, entry_of
 from lighthouse_protocol.messages.membership import Participant, Quorum, Tag
 from lighthouse_protocol.messages.session import LEFT, QuorumPhase
@@ -58,13 +58,13 @@ class QuorumMachine:
         self.config = config
         self._effects: list[events.QuorumEffect] = []
         self._has_grid_changed = False
-        self.current = CurrentQuorum()
-        self.standing = Standing(self.current)
-        self._numbering = Numbering(config.first_quorum_id, record, self.current)
+        self.job = Job()
+        self.standing = Standing(self.job)
+        self._numbering = Numbering(config.first_quorum_id, record, self.job)
         may_be_older = None if record is None else holders_until
         self.job_end = JobEnd() if record is None else JobEnd(record.ended, record.absent)
         self.presence = Presence(
-            config, self.current, self.standing, self._numbering, self._emit, may_be_older, self.job_end
+            config, self.job, self.standing, self._numbering, self._emit, may_be_older, self.job_end
         )
         self.roster = self.presence.roster
         self.joins = self.presence.joins
@@ -74,7 +74,7 @@ class QuorumMachine:
         self._first_formed_at: float | None = None  # by this lighthouse
         self._lost_at: float | None = None  # when the last loss of a member of the present quorum was
         if record is not None and record.quorum is not None:
-            self.current.restore(record.quorum)
+            self.job.restore(record.quorum)
             self._history.add(record.quorum.quorum_id)
         if holders_until is not None:
             self.standing.restore(record, holders_until, holders_until + config.lease_s)
@@ -104,7 +104,7 @@ class QuorumMachine:
     @property
     def quorum(self) -> Quorum | None:
         """The present one."""
-        return self.current.quorum
+        return self.job.quorum
 
     def handle(self, event: events.QuorumEvent, now: float) -> Sequence[events.QuorumEffect]:
         if isinstance(event, events.WasLate):  # before anything lapses by it
@@ -174,12 +174,12 @@ class QuorumMachine:
     @property
     def peers_pending(self) -> int:
         """How many ask to come in and would have a place beside the members of the present quorum."""
-        members = len(self.current.replica_ids)
+        members = len(self.job.replica_ids)
         return max(0, self._size(members + self.joins.newcomers) - members)
 
     def stragglers(self) -> list[str]:
         """Healthy and not joined, sorted. O(n log n)."""
-        return sorted(name for name in self.roster.healthy if name not in self.joins)
+        return sorted(member.replica_id for member in self.roster if member.is_healthy and member.call is None)
 
     # -- effects
 
@@ -198,7 +198,7 @@ class QuorumMachine:
     # -- time
 
     def _pass_time(self, now: float) -> None:
-        self.current.pass_time(now)
+        self.job.pass_time(now)
         self._now = now
         if self.job_end.step is None:
             self._ended_at = None
@@ -242,10 +242,10 @@ class QuorumMachine:
         return None if earliest is None else earliest - self.config.deadline_margin_s
 
     def _has_stragglers(self) -> bool:
-        return len(self.roster.healthy) > len(self.joins)
+        return self.roster.healthy > len(self.joins)
 
     def _is_majority(self) -> bool:
-        return 2 * self.joins.candidates > len(self.roster.healthy)
+        return 2 * self.joins.candidates > self.roster.healthy
 
     def _is_enough(self) -> bool:
         candidates = self.joins.candidates
@@ -268,12 +268,12 @@ class QuorumMachine:
         return (member.participant for member in self._choose() if member.participant)
 
     def _settle(self, now: float) -> None:
-        if len(self.roster.working) < self._working:
+        if self.roster.working < self._working:
             self._lost_at = now
         self._review()
         self._end_job(now)
         has_formed = self._form(now)
-        self._working = len(self.roster.working)
+        self._working = self.roster.working
         if has_formed:
             self._review()
         self.presence.dismiss()
@@ -281,7 +281,7 @@ class QuorumMachine:
     def _end_job(self, now: float) -> None:
         if not self.presence.has_ended():
             return
-        members = self.current.replica_ids
+        members = self.job.replica_ids
         others = [m for m in self.roster if m.is_alive and not m.is_reported and m.down != LEFT]
         self.job_end.reach(sorted(members), [m.replica_id for m in others if m.replica_id not in members])
         assert self.job_end.step is not None
@@ -333,8 +333,8 @@ class QuorumMachine:
         for quorum_id in (lineage.tag_quorum_id, quorum.quorum_id):
             if quorum_id:
                 self._history.add(quorum_id)
-        self.job_end.formed(self.current.replica_ids, frozenset(p.replica_id for p in participants))
-        self.current.form(quorum, chosen, now, is_new=is_new, remembered=self.roster.names)
+        self.job_end.formed(self.job.replica_ids, frozenset(p.replica_id for p in participants))
+        self.job.form(quorum, chosen, now, is_new=is_new)
         self._stand(participants, chosen, stands)
         self._lost_at = None
         self._first_formed_at = now if self._first_formed_at is None else self._first_formed_at
@@ -344,24 +344,24 @@ class QuorumMachine:
         self._emit(events.QuorumFormed(quorum, calls, is_new, stands, record))
         return True
 
-    def _foreign(self, candidates: Sequence[Member]) -> list[bool]:
+    def _foreign(self, candidates: Sequence[Group]) -> list[bool]:
         if self._does_earlier_count():
             for member in candidates:
                 if member.participant and self._numbering.is_unknown(member.participant.seen_quorum_id):
                     self._history.add(member.participant.seen_quorum_id)
         claims = [self._claim(member, member.participant) for member in candidates if member.participant]
-        return foreign(claims, self._history, self.current.max_step)
+        return foreign(claims, self._history, self.job.max_step)
 
     def _does_earlier_count(self) -> bool:
         """Whether a manager's word counts that an earlier lighthouse has told it of a quorum (lineage.py)."""
         return self._first_formed_at is None or self._now < self._first_formed_at + EARLIER_COUNTS_FOR_S
 
-    def _claim(self, member: Member, participant: Participant) -> Claim:
+    def _claim(self, member: Group, participant: Participant) -> Claim:
         told, tag = member.last_told, tag_of(participant, member.last_told)
-        is_member = self.current.has(member) and not (told is not None and told.has_not_healed(participant))
+        is_member = member.is_participant and not (told is not None and told.has_not_healed(participant))
         was_told = tag is not None and (
             (told is not None and tag in (told.quorum_id, told.formed_from))
-            or self.current.may_hold(member.replica_id, tag)
+            or self.job.may_hold(member.replica_id, tag)
         )
         # A step of a quorum takes all its members: they are one step apart at most.
         may_be_ahead: int | None = int(was_told)
@@ -369,7 +369,7 @@ class QuorumMachine:
             may_be_ahead = None
         return Claim(participant.step, tag, is_member, may_be_ahead, participant.ranks_disagree, participant.works_at)
 
-    def _stand(self, participants: list[Participant], chosen: list[Member], stands: bool) -> None:
+    def _stand(self, participants: list[Participant], chosen: list[Group], stands: bool) -> None:
         if not stands:
             return self.standing.replace()
         secrets = {member.replica_id: member.secret for member in chosen}
@@ -377,20 +377,20 @@ class QuorumMachine:
         return self.standing.form(entries, {member.replica_id: member.lease_until for member in chosen})
 
     def _record(self, stands: bool) -> QuorumRecord:
-        quorum = self.current.quorum
+        quorum = self.job.quorum
         assert quorum is not None
         entries, lease_s = self.standing.entries, self.config.lease_s
         ended, absent = self.job_end.step, self.job_end.absent
         return QuorumRecord(quorum.quorum_id, quorum, stands, entries, lease_s, self._history.ranges, ended, absent)
 
-    def _choose(self) -> list[Member]:
+    def _choose(self) -> list[Group]:
         candidates = self.joins.list_candidates()
         by_id = {member.replica_id: member for member in candidates}
         participants = [member.participant for member in candidates if member.participant]
         strangers = frozenset(
             member.replica_id for member, heals in zip(candidates, self._foreign(candidates), strict=True) if heals
         )
-        places = choose(participants, self.current.replica_ids, self._size(len(candidates)), strangers)
+        places = choose(participants, self.job.replica_ids, self._size(len(candidates)), strangers)
         chosen = [by_id[participant.replica_id] for participant in places]
         return sorted(chosen, key=lambda member: member.participant.wire_id if member.participant else "")
 

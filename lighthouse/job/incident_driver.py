@@ -24,7 +24,7 @@ from lighthouse.job.incidents import (
     OnStall,
 )
 from lighthouse.job.progress import REASONS, JobProgress, Ledger, RanksKept, Runs
-from lighthouse.job.records import Member
+from lighthouse.job.records import Group
 from lighthouse.job.roster import Roster
 from lighthouse_protocol.limits import cut_reason
 from lighthouse_protocol.messages.incident import Gathered, Incident, IncidentKind, IncidentSummary, RankEvidence
@@ -432,7 +432,7 @@ class IncidentDriver:
         job: str,
         roster: Roster,
         registry: IncidentRegistry,
-        tell: Callable[[Member, ToManager], bool],
+        tell: Callable[[Group, ToManager], bool],
         note: Callable[[TimelineKind, Sequence[str], str], None],
         is_asked: Callable[[], bool],
         timers: Timers,
@@ -573,12 +573,12 @@ class IncidentDriver:
         members = [self._target(member) for member in self._members()]
         return [*members, *(EvidenceTarget(name, name) for name in self._runs)]
 
-    def _members(self) -> list[Member]:
+    def _members(self) -> list[Group]:
         """Those that are judged: of the quorum, and those observed."""
         observed = (self._roster.get(name) for name in self._observed())
         return list(dict.fromkeys((*self._roster.participants(), *(one for one in observed if one is not None))))
 
-    def _target(self, member: Member) -> EvidenceTarget:
+    def _target(self, member: Group) -> EvidenceTarget:
         session = member.session if member.is_connected else None
         return EvidenceTarget(member.replica_id, session)
 

@@ -29,7 +29,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence, Set
 from dataclasses import dataclass, replace
 
-from lighthouse.job.records import CurrentQuorum, LastQuorumTold, Member, QuorumRecord
+from lighthouse.job.records import Group, Job, LastQuorumTold, QuorumRecord
 from lighthouse_protocol.messages.membership import Participant
 from lighthouse_protocol.refusals import InvalidRequest
 
@@ -164,14 +164,14 @@ LEFT_TO_ANOTHER = 1000
 class Numbering:
     """`quorum_id` is the highest that was given out; 0 before any."""
 
-    def __init__(self, first_id: int, record: QuorumRecord | None, current: CurrentQuorum) -> None:
+    def __init__(self, first_id: int, record: QuorumRecord | None, job: Job) -> None:
         """`first_id`: the lowest that a new quorum may get. `record`: what an earlier lighthouse has written down."""
         self.quorum_id = record.quorum_id if record is not None else 0
         self._recorded_id = self.quorum_id
         self._first_id = first_id
         self._own_first_id: int | None = None
         self._began_at: float | None = None
-        self._current = current
+        self._job = job
 
     def check(self, seen_id: int, field: str, now: float) -> None:
         """Raises InvalidRequest for an id that no lighthouse of this job can have given out.
@@ -193,10 +193,10 @@ class Numbering:
         own = self._own_first_id is not None and self._own_first_id <= seen_id <= self.quorum_id
         return seen_id > self._recorded_id and not own
 
-    def number(self, chosen: Sequence[Member], seen_id: int, *, always: bool) -> bool:
+    def number(self, chosen: Sequence[Group], seen_id: int, *, always: bool) -> bool:
         """`chosen` form a quorum: whether its id is new. `seen_id`: the highest that a member was told."""
         has_failed = any(member.participant is not None and member.participant.commit_failures > 0 for member in chosen)
-        is_same = self._current.consists_of(chosen) and not has_failed and not always
+        is_same = self._job.consists_of(chosen) and not has_failed and not always
         if is_same and seen_id <= self.quorum_id:
             return False
         next_id = max(self._first_id, self.quorum_id + 1)

@@ -16,7 +16,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator
 from lighthouse.job import events
 from lighthouse.job.events import ConnectionsCut, MemberDraining, MemberLeft, MemberLost
 from lighthouse.job.lineage import Numbering
-from lighthouse.job.records import CurrentQuorum, Member, Membership, QuorumConfig
+from lighthouse.job.records import Group, Job, Kind, Membership, QuorumConfig
 from lighthouse.job.roster import JoinQueue, Roster, is_reborn, membership_of, refusal, sent_away, why_impostor
 from lighthouse.job.standing import ResendQuorum, Standing
 from lighthouse_protocol.messages.membership import Participant
@@ -78,7 +78,8 @@ class MassSilence:
         self._closings_held_until = 0.0
         self._is_shared_until = 0.0
         self.braked_until = 0.0
-        self._burst: set[Member] = set()  # those whose connections have ended, and are not judged yet
+        self._burst = 0  # number of the last burst
+        self._is_judged = True
         self._judge_at = self._judge_by = 0.0
         self._postponed = 0
         self._cut_until = 0.0  # members of a burst are held
@@ -89,9 +90,9 @@ class MassSilence:
         self._closings_held_until = now + by_s + CLOSINGS_HELD_S
 
     def is_judging(self, now: float) -> bool:
-        """A burst is judged now, unless `postpone` is called first."""
+        """Whether a burst is judged now, unless `postpone` is called first."""
         due_at = self._roster.next_at()
-        return bool(self._burst) and due_at is not None and due_at <= now and self._judge_at <= now
+        return not self._is_judged and due_at is not None and due_at <= now and self._judge_at <= now
 
     def postpone(self, now: float) -> None:
         """The ends of more connections may be unread, unless all have been read."""
@@ -100,7 +101,7 @@ class MassSilence:
             self._postponed += 1
             self._judge_at, self._judge_by = now + JUDGED_AFTER_S, now + JUDGED_WITHIN_S
 
-    def closing_held_until(self, member: Member, beat_interval_s: float, now: float) -> float | None:
+    def closing_held_until(self, member: Group, beat_interval_s: float, now: float) -> float | None:
         """Its stream has ended without a leave: until when it may come back, or when that is judged; None if it is
         lost at once."""
         if now < self._closings_held_until:
@@ -110,15 +111,16 @@ class MassSilence:
             return self._brake(now + self._timeout_s, SILENT_TOGETHER)
         if not self._roster.has_peers(member):
             return None
-        if not self._burst or now > self._judge_by:
-            self._burst, self._judge_by, self._postponed = set(), now + JUDGED_WITHIN_S, 0
-        self._burst.add(member)
+        if self._is_judged or now > self._judge_by:
+            self._burst, self._is_judged = self._burst + 1, False
+            self._judge_by, self._postponed = now + JUDGED_WITHIN_S, 0
+        member.burst = self._burst
         self._judge_at = min(now + JUDGED_AFTER_S, self._judge_by)
         if not is_silent:
             member.seen_at = now
         return self._judge_at
 
-    def excuse(self, member: Member, beat_interval_s: float, now: float) -> bool:
+    def excuse(self, member: Group, beat_interval_s: float, now: float) -> bool:
         """Its connection has ended, or it has not been heard of for the timeout: whether it gets more time. A silent
         member does once."""
         if member.closes_at is not None:
@@ -129,16 +131,16 @@ class MassSilence:
         self._roster.excuse(member, self._brake(now + self._timeout_s, SILENT_TOGETHER), now)
         return True
 
-    def is_cut(self, member: Member, now: float) -> bool:
+    def is_cut(self, member: Group, now: float) -> bool:
         """It is held since its connection was cut together with most others, and no step has failed since."""
         return member.closes_at is not None and now < self._cut_until
 
     def step_failed(self, now: float) -> None:
         """A member of the quorum reports it. O(n), once a burst."""
-        if self._burst:
+        if not self._is_judged:
             self._judge_at = min(self._judge_at, now)
-            for member in self._burst:
-                if member.closes_at is not None:
+            for member in self._roster:
+                if self._is_unjudged(member) and member.closes_at is not None:
                     self._roster.close(member, now, now)
         if now >= self._cut_until:
             return
@@ -147,8 +149,8 @@ class MassSilence:
             if member.closes_at is not None and member.closes_at > until:
                 self._roster.close(member, until, now)
 
-    def _excuse_closing(self, member: Member, now: float) -> bool:
-        if member in self._burst:
+    def _excuse_closing(self, member: Group, now: float) -> bool:
+        if self._is_unjudged(member):
             if now > self._judge_at + LATE_S:
                 self.postpone(now)
             if now < self._judge_at:
@@ -160,19 +162,22 @@ class MassSilence:
     def _judge(self, now: float) -> None:
         """Hold those that are still away, if the burst is one of the network. O(n), once a burst."""
         members, ended = self._ended()
-        burst, self._burst = self._burst, set()
+        self._is_judged = True
         if 2 * len(ended) <= len(members) or len(members) < 2:
             return
         until = self._cut_until = self._brake(now + self._lease_s, CLOSED_TOGETHER)
-        held = [m for m in members if m in burst and m.closes_at is not None]
+        held = [m for m in members if m.burst == self._burst and m.closes_at is not None]
         for member in held:
             self._roster.close(member, until, now)
         self._emit(ConnectionsCut(tuple(sorted(m.replica_id for m in held)), self._lease_s))
 
-    def _ended(self) -> tuple[list[Member], list[Member]]:
+    def _ended(self) -> tuple[list[Group], list[Group]]:
         """The members that had a session before the burst, and those whose connections have ended in it or before."""
         members = [m for m in self._roster.participants() if m.session is not None and m.is_alive]
-        return members, [m for m in members if m.closes_at is not None or m in self._burst]
+        return members, [m for m in members if m.closes_at is not None or self._is_unjudged(m)]
+
+    def _is_unjudged(self, member: Group) -> bool:
+        return not self._is_judged and member.burst == self._burst
 
     def _brake(self, until: float, why: str) -> float:
         self.braked_until, self.braked_for = until, why
@@ -193,7 +198,7 @@ class MassSilence:
         return True
 
 
-def _is_silent(member: Member, beat_interval_s: float, now: float) -> bool:
+def _is_silent(member: Group, beat_interval_s: float, now: float) -> bool:
     """Its heartbeat is overdue: a process that is killed was heard within an interval."""
     return now - member.seen_at > beat_interval_s + BEAT_SLACK_S
 
@@ -285,7 +290,7 @@ class Presence:
     def __init__(
         self,
         config: QuorumConfig,
-        current: CurrentQuorum,
+        job: Job,
         standing: Standing,
         numbering: Numbering,
         emit: Callable[[events.QuorumEffect], None],
@@ -294,19 +299,18 @@ class Presence:
     ) -> None:
         """`holders_until`: until then quorums of an earlier lighthouse may be held that are not in its record."""
         self._config = config
-        self._current = current
+        self._job = job
         self._emit = emit
         self.job_end = end or JobEnd()
         self.standing = standing
-        self.roster = Roster(config.heartbeat_timeout_s, emit, current)
+        self.roster = Roster(config.heartbeat_timeout_s, emit, job)
         self.silence = MassSilence(self.roster, config.heartbeat_timeout_s, config.lease_s, emit)
-        self.joins = JoinQueue(config.heartbeat_timeout_s, emit, current)
+        self.joins = JoinQueue(config.heartbeat_timeout_s, emit, job)
         self.seen_id = 0
         self._numbering = numbering
         self._holders_until = holders_until
-        self._sessions: dict[int, Member] = {}
+        self._sessions: dict[int, Group] = {}
         self._leaving: list[int] = []
-        self._draining: set[str] = set()
 
     @property
     def sessions(self) -> int:
@@ -323,7 +327,7 @@ class Presence:
     def membership(self, replica_id: str, digest: str) -> Membership:
         """Of the group of that name, by the digest of its secret."""
         is_held = bool(self.roster.working or self.standing.at_work)
-        known, remembered = self._current.secret_of(replica_id), self.standing.remembered(replica_id)
+        known, remembered = self._job.secret_of(replica_id), self.standing.remembered(replica_id)
         return membership_of(digest, known, remembered, is_held=is_held)
 
     # -- calls and joins
@@ -337,7 +341,7 @@ class Presence:
         member = self._admit(participant, event.session, now)
         self._learn(participant, participant.seen_quorum_id, now)
         self.seen_id = max(self.seen_id, participant.tag_quorum_id or 0)
-        if participant.commit_failures > 0 and self._current.has(member):
+        if participant.commit_failures > 0 and member.is_participant:
             self.silence.step_failed(now)
             self.pass_time(now)
         outcome = self.standing.joined(participant, now)
@@ -359,7 +363,7 @@ class Presence:
                     field="replica_id",
                 )
         error = self._refusal(event.participant, now, session=event.session)
-        if error is None and event.session is not None and event.participant.replica_id in self._draining:
+        if error is None and event.session is not None and self._sessions[event.session].drains:
             return _drains(event.participant.replica_id)
         return error or self.job_end.refusal(event.participant, self._others(event.participant.replica_id))
 
@@ -387,7 +391,7 @@ class Presence:
             for member in self.roster.participants()
         )
 
-    def _admit(self, participant: Participant, session: int | None, now: float) -> Member:
+    def _admit(self, participant: Participant, session: int | None, now: float) -> Group:
         """Its manager may come with another incarnation on the same session, and with the lease that it holds."""
         old = self.roster.get(participant.replica_id)
         if old is not None and is_reborn(participant, old):
@@ -400,8 +404,9 @@ class Presence:
         member = self.roster.admit(participant, now)
         if old is not None and old is not member and old.session is not None and old.is_connected:
             member.session, member.lease_until, member.secret = old.session, old.lease_until, old.secret
+            member.drains = old.drains
             self._sessions[old.session] = member
-            self.roster.connect(member)
+            self.roster.count(member)
         return member
 
     def beat_without_session(self, replica_id: str, incarnation: str, now: float) -> None:
@@ -410,7 +415,7 @@ class Presence:
         old = self.roster.get(replica_id)
         if self._impostor(Participant(replica_id, incarnation), None, "", now) is not None:
             return
-        if old is not None or len(self.roster.reported) < min(MAX_REPORTED, self._config.max_replicas):
+        if old is not None or self.roster.reported < min(MAX_REPORTED, self._config.max_replicas):
             self.roster.beat(replica_id, incarnation, now)
 
     # -- sessions
@@ -463,7 +468,6 @@ class Presence:
         self._emit(MemberLeft(member.replica_id))
         self._tell(self.standing.left(member.replica_id, member.incarnation))
         self.roster.remove(member)
-        self._draining.discard(member.replica_id)
         self._leaving.append(event.session)
 
     def _are_needed(self) -> bool:
@@ -549,7 +553,7 @@ class Presence:
             return error
         return None
 
-    def _learn(self, member: Participant | Member, seen_id: int, now: float) -> None:
+    def _learn(self, member: Participant | Group, seen_id: int, now: float) -> None:
         """It was told that id. Where the journal should know it and does not, it is older than what was told."""
         self.seen_id = max(self.seen_id, seen_id)
         if self._holders_until is None or not self._numbering.is_unknown(seen_id):
@@ -579,8 +583,10 @@ class Presence:
         return tuple(sessions)
 
     def draining(self) -> list[str]:
-        """Members of the standing quorum that want to leave."""
-        return sorted(name for name in self._draining if self.standing.is_member(name))
+        """Members of the present quorum that want to leave, sorted. O(1) if there are none, else O(n)."""
+        if not self._job.counts[Kind.DRAINING]:
+            return []
+        return sorted(member.replica_id for member in self.roster if Kind.DRAINING in member.counts_as)
 
     def recall(self, reason: str) -> None:
         self._tell(self.standing.recall(reason))
@@ -588,7 +594,7 @@ class Presence:
     def standing_time(self, now: float) -> None:
         self._tell(self.standing.pass_time(now))
 
-    def _resend(self, member: Member, call: int) -> None:
+    def _resend(self, member: Group, call: int) -> None:
         assert self.standing.quorum is not None
         self._emit(events.QuorumResent(self.standing.quorum, call))
         if (
@@ -598,7 +604,7 @@ class Presence:
             self._emit(events.Ordered(self.standing.order(), (member.session,)))
 
     def _send_away(self, participant: Participant, now: float) -> None:
-        for member, error in sent_away(participant, self.roster):
+        for member, error in sent_away(participant, self._job):
             if member.call is not None:
                 self._emit(events.JoinRefused(member.call, error))
             if member.session is not None:
@@ -627,7 +633,7 @@ class Presence:
         if old.incarnation != participant.incarnation:
             self._lose(old, "has restarted", now)
 
-    def _read_levels(self, member: Member, levels: GroupReport, now: float) -> None:
+    def _read_levels(self, member: Group, levels: GroupReport, now: float) -> None:
         member.lease_until = now + self._config.lease_s
         name, incarnation = member.replica_id, member.incarnation
         self.standing.renew(name, incarnation, member.lease_until)
@@ -637,20 +643,22 @@ class Presence:
             member.step = max(member.step, levels.held.granted)
             if levels.held.mode is HoldState.LEAVING and self.standing.is_holder(name, incarnation):
                 self.job_end.finish(name, levels.held.granted + 1)
-        if levels.drains and name not in self._draining:
+        if levels.drains and not member.drains:
             self._emit(MemberDraining(name))
-        (self._draining.add if levels.drains else self._draining.discard)(name)
+        if levels.drains != member.drains:
+            member.drains = levels.drains
+            self.roster.count(member)
         if levels.drains and member.call is not None:
             self._emit(events.JoinRefused(member.call, _drains(name)))
             self._drop_join(member, now)
         if levels.down or not member.down:  # one that is down starts until it joins
             member.is_starting = levels.down in (STARTING, RESTARTING)
-        is_waited_for = levels.down == STARTING and self._current.quorum is None
+        is_waited_for = levels.down == STARTING and self._job.quorum is None
         if levels.down and not member.down and not is_waited_for:
             self._go_down(member, levels.down, now)
         self._tell(self.standing.observe(name, incarnation, levels.held, now))
 
-    def _go_down(self, member: Member, reason: str, now: float) -> None:
+    def _go_down(self, member: Group, reason: str, now: float) -> None:
         self._drop_join(member, now)
         quorum_id = self._ends_without(member)
         if reason == LEFT:
@@ -661,7 +669,7 @@ class Presence:
         if reason != LEFT:
             self._tell(self.standing.lose(member.replica_id, member.incarnation, reason))
 
-    def _lapse(self, member: Member, now: float) -> None:
+    def _lapse(self, member: Group, now: float) -> None:
         if self.silence.excuse(member, self.beat_interval_s, now):
             return
         session = member.session if member.closes_at is None else None
@@ -672,18 +680,17 @@ class Presence:
             gone = Unreachable(f"the lighthouse received no heartbeat from {member.replica_id} for {timeout_s:g} s")
             self._emit(events.SessionRefused(session, gone))
 
-    def _lose(self, member: Member, reason: str, now: float, last_seen_at: float | None = None) -> None:
+    def _lose(self, member: Group, reason: str, now: float, last_seen_at: float | None = None) -> None:
         self._drop_join(member, now)
-        self._draining.discard(member.replica_id)
         if member.session is not None:
             self._sessions.pop(member.session, None)
         self.roster.lose(member, now, reason, quorum_id=self._ends_without(member), last_seen_at=last_seen_at)
         self._tell(self.standing.lose(member.replica_id, member.incarnation, reason))
 
-    def _ends_without(self, member: Member) -> int | None:
+    def _ends_without(self, member: Group) -> int | None:
         return self.standing.ends_without(member.replica_id, member.incarnation)
 
-    def _drop_join(self, member: Member, now: float) -> None:
+    def _drop_join(self, member: Group, now: float) -> None:
         if member.call is not None:
             self.joins.withdraw(member.call, now)
 

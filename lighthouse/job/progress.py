@@ -14,7 +14,7 @@ from collections.abc import Collection, Container, Iterable, Sequence, Set
 from dataclasses import dataclass, fields, replace
 from typing import TypeAlias
 
-from lighthouse.job.records import Member
+from lighthouse.job.records import Group
 from lighthouse.job.roster import Roster
 from lighthouse_protocol.messages.progress import (
     HEAL,
@@ -294,13 +294,13 @@ class Grid:
         return "; ".join(map(str, held_back[:GROUPS_NAMED])) + (f"; and {more} groups more" if more > 0 else "")
 
 
-def grid_of(members: Iterable[Member]) -> Grid:
+def grid_of(members: Iterable[Group]) -> Grid:
     """O(n log n), sorted by replica_id."""
     ordered = sorted(members, key=lambda member: member.replica_id)
     return Grid(group for member in ordered if (group := _group_ranks(member)) is not None)
 
 
-def _group_ranks(member: Member) -> GroupRanks | None:
+def _group_ranks(member: Group) -> GroupRanks | None:
     """None for one that is not here, or whose number of ranks is not known."""
     participant = member.participant
     if not member.is_alive or participant is None or participant.group_world_size == 0:

@@ -9,9 +9,10 @@ import base64
 import dataclasses
 import functools
 import json
-from collections.abc import Container, Iterable, Mapping, Sequence, Set
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field, fields
-from enum import Enum, StrEnum
+from enum import Enum, StrEnum, auto
 from functools import lru_cache
 from operator import attrgetter
 from types import UnionType
@@ -599,43 +600,89 @@ class LastQuorumTold:
         return participant.step >= self.was_at and participant.tag_quorum_id == self.held.quorum_id
 
 
-@dataclass(slots=True, eq=False)
-class Member:
-    """One replica group's present incarnation; `birth` numbers them.
+@dataclass(frozen=True, slots=True)
+class Heal:
+    """A group heals to step `upto`, and takes part in later steps meanwhile if it catches up."""
 
-    `call` is the number of its waiting call, if it waits; `deadline_at` the end of that call's time. `session` is the
-    number of its session; `closes_at`: the stream has ended, and that counts from then on. `excused_until` moves its
-    lapse. `down` says why it cannot take part, `missing` which of its ranks are not here; `is_starting`: they have not
-    come yet, or are started again. `step` is the newest one that it has told. `secret`: the digest of its sessions'
-    secret (identity.py); empty: it has had no session.
-    """
+    upto: int
+    catches_up: bool
+
+
+class Kind(Enum):
+    """What groups are counted by. Besides, living ones are counted by their group_world_size."""
+
+    REPORTED = auto()  # has neither joined nor opened a session
+    CONNECTED = auto()  # has a session
+    HEALTHY = auto()
+    WORKING = auto()  # healthy, and in the present quorum
+    LOOPBACK = auto()
+    ROUTABLE = auto()
+    DRAINING = auto()  # drains, and is in the present quorum
+
+
+@dataclass(slots=True, eq=False)
+class Group:
+    """A replica group, as long as it has the same incarnation. Another incarnation gets another record."""
 
     replica_id: str
     incarnation: str
     seen_at: float
-    birth: int
+    """Last message. Moments are the lighthouse's monotonic clock."""
     participant: Participant | None = None
+    """From the newest hello or join. None after heartbeats without a session: see `is_reported`."""
+    step: int = 0
+    """Newest step that the group has reported."""
+
+    session: int | None = None
+    secret: str = ""
+    """Digest of the secret of the group's sessions (identity, in roster.py). Empty before the first session."""
+    closes_at: float | None = None
+    """The session's stream has ended. The group is lost at this moment, unless its manager reconnects."""
+    burst: int = 0
+    """The last burst of closings (silence, in presence.py) that included the group's."""
+
     call: int | None = None
+    """The waiting join."""
     deadline_at: float = 0.0
+    """When the waiting join expires."""
+
     is_alive: bool = True
-    has_missed: bool = False
     lapsed_at: float = 0.0
     due_at: float = 0.0
-    is_loopback: bool | None = None
-    last_told: LastQuorumTold | None = None
-    session: int | None = None
-    closes_at: float | None = None
+    """When the roster examines the group again."""
     excused_until: float = 0.0
-    lease_until: float = 0.0
+    """The group lapses at this moment at the earliest."""
+    has_missed: bool = False
+    """Missed a join_timeout. The others do not wait for the group until it joins."""
     down: str = ""
+    """Why the group cannot take part until it joins. Empty if it can."""
     is_starting: bool = False
+    """Its ranks have not connected yet, or are restarting."""
     missing: Set[int] = NO_RANKS
-    step: int = 0
-    secret: str = ""
+    """Ranks that are not connected."""
+    drains: bool = False
+    """Does the steps of its quorum, and wants to be in no other."""
+
+    is_participant: bool = False
+    """The present quorum contains this incarnation."""
+    last_told: LastQuorumTold | None = None
+    lease_until: float = 0.0
+    heal: Heal | None = None
+    """The heal that the timeline has noted and not seen the end of."""
+
+    is_loopback: bool | None = None
+    """Whether only its own host can reach the group. None if it advertises no address."""
+    counts_as: frozenset[Kind | int] = frozenset()
+    """See `Job.counts`."""
+
+    @property
+    def is_healthy(self) -> bool:
+        """The others wait for the group."""
+        return Kind.HEALTHY in self.counts_as
 
     @property
     def is_reported(self) -> bool:
-        """It has neither joined nor opened a session."""
+        """The group has neither joined nor opened a session."""
         return self.participant is None
 
     @property
@@ -643,49 +690,71 @@ class Member:
         return self.session is not None and self.closes_at is None
 
 
-# -- current ------------------------------------------------------------------
+# -- job ----------------------------------------------------------------------
 #
-# The present quorum: the last one that was formed, by this lighthouse or by an earlier one.
-#
-# It stands here once, and the parts of the machine read it: its replica groups, which of the members that are present
-# belong to it, and when it was formed.
+# The replica groups of a job, and its present quorum: the last one that this lighthouse or an earlier one has formed.
 
 
-class CurrentQuorum:
-    """`quorum` None: none was formed yet. `formed_at` of an earlier lighthouse's: when this one first had an event."""
-
+class Job:
     def __init__(self) -> None:
+        self.groups: dict[str, Group] = {}
+        """By replica_id. Lapsed groups stay for a while."""
+        self.counts = Counter[Kind | int]()
+        """How many groups there are of each kind, as far as there are any."""
         self.quorum: Quorum | None = None
-        self.replica_ids: frozenset[str] = frozenset()
-        self.max_step = 0  # at which it was formed
+        self.participants: dict[str, Participant] = {}
+        """Of the quorum, by replica_id."""
+        self.max_step = 0
+        """At which the quorum was formed."""
         self.formed_at: float | None = None
+        """When the quorum_id changed last. A quorum of an earlier lighthouse counts from this one's first event."""
         self.rounds = 0
-        self.changes = 0  # of the quorum_id
-        self._tags: set[int | None] = set()  # of the states that it was formed from, and that it makes
-        self._births: dict[str, int] = {}
-        self._before: dict[tuple[str, str], LastQuorumTold] = {}  # by replica_id and incarnation
-        self._secrets: dict[str, str] = {}  # digests, by replica_id; of former members that are remembered, too
+        """Quorums that this lighthouse has formed."""
+        self.changes = 0
+        """How many of them got a new quorum_id."""
+        self._tags: set[int | None] = set()  # of the states that the quorum was formed from, and that it makes
+        self._secrets: dict[str, str] = {}  # digests by replica_id: of participants, and of former ones with a record
+
+    @property
+    def replica_ids(self) -> Set[str]:
+        """Participants of the quorum."""
+        return self.participants.keys()
+
+    def count(self, group: Group, kinds: frozenset[Kind | int]) -> None:
+        """Count the group as these kinds, and as no other."""
+        for kind in group.counts_as - kinds:
+            self.counts[kind] -= 1
+            if not self.counts[kind]:
+                del self.counts[kind]
+        self.counts.update(kinds - group.counts_as)
+        group.counts_as = kinds
+
+    def others(self, replica_id: str, kind: Kind | int) -> list[Group]:
+        """List the other groups of a kind, sorted. O(1) if there are none, else O(n)."""
+        own = self.groups.get(replica_id)
+        if self.counts[kind] == (own is not None and kind in own.counts_as):
+            return []
+        found = [group for group in self.groups.values() if kind in group.counts_as and group is not own]
+        return sorted(found, key=attrgetter("replica_id"))
 
     def restore(self, quorum: Quorum) -> None:
-        """It was the last one before a restart of the lighthouse: each member of it that comes was told it."""
+        """Continue with the last quorum of an earlier lighthouse."""
         self._set(quorum)
-        told = LastQuorumTold(quorum.quorum_id, self.max_step, None, lowest=0)
-        self._before = {(member.replica_id, member.incarnation): told for member in quorum.participants}
 
-    def form(
-        self,
-        quorum: Quorum,
-        members: Sequence[Member],
-        now: float,
-        *,
-        is_new: bool,
-        remembered: Container[str] = (),
-    ) -> None:
-        """`members` are its participants, in the same order; `is_new`: its id is. `remembered`: the
-        replica_ids that the roster has."""
-        self._before = {}
-        self._births = {member.replica_id: member.birth for member in members}
-        former = {name: secret for name, secret in self._secrets.items() if name in remembered}
+    def form(self, quorum: Quorum, members: Sequence[Group], now: float, *, is_new: bool) -> None:
+        """Continue with a quorum that has just formed. O(n).
+
+        Args:
+            quorum: The quorum.
+            members: The records of its participants, in the same order.
+            now: The present moment.
+            is_new: Whether its quorum_id is.
+        """
+        for group in self.groups.values():
+            group.is_participant = False
+        for member in members:
+            member.is_participant = True
+        former = {name: secret for name, secret in self._secrets.items() if name in self.groups}
         self._secrets = former | {member.replica_id: member.secret for member in members}
         self._set(quorum)
         self.rounds += 1
@@ -699,7 +768,7 @@ class CurrentQuorum:
 
     def _set(self, quorum: Quorum) -> None:
         self.quorum = quorum
-        self.replica_ids = frozenset(member.replica_id for member in quorum.participants)
+        self.participants = {member.replica_id: member for member in quorum.participants}
         self.max_step = max(member.step for member in quorum.participants)
         sources = (member for member in quorum.participants if member.step == self.max_step)
         self._tags = {quorum.quorum_id, *(source.tag_quorum_id for source in sources)}
@@ -707,32 +776,29 @@ class CurrentQuorum:
     def may_hold(self, replica_id: str, tag: int) -> bool:
         """Whether the ranks of that group may hold a state of that tag by this quorum, also under another manager: they
         have committed it under the quorum, or the quorum was formed from it."""
-        return tag in self._tags and replica_id in self.replica_ids
+        return tag in self._tags and replica_id in self.participants
 
     def secret_of(self, replica_id: str) -> str:
-        """The digest that the manager of that group was known by when it was told a quorum last; empty: never."""
+        """Return the digest that the group's manager had in the group's last quorum, or "" if there was none."""
         return self._secrets.get(replica_id, "")
 
     def forget(self, replica_id: str) -> None:
-        """No group of that name is remembered any more."""
-        if replica_id not in self.replica_ids:
+        """Drop what is kept of former participants, if the group is one."""
+        if replica_id not in self.participants:
             self._secrets.pop(replica_id, None)
 
-    def has(self, member: Member) -> bool:
-        """This incarnation of it is a participant."""
-        if self._births.get(member.replica_id) == member.birth:
-            return True
-        return (member.replica_id, member.incarnation) in self._before
+    def assigned_before(self, replica_id: str, incarnation: str) -> LastQuorumTold | None:
+        """Return what an earlier lighthouse has assigned to a participant of the present quorum."""
+        member = self.participants.get(replica_id) if self.rounds == 0 else None
+        if self.quorum is None or member is None or member.incarnation != incarnation:
+            return None
+        return LastQuorumTold(self.quorum.quorum_id, self.max_step, None, lowest=0)
 
-    def told_before(self, replica_id: str, incarnation: str) -> LastQuorumTold | None:
-        """What an earlier lighthouse has told that member."""
-        return self._before.get((replica_id, incarnation))
-
-    def consists_of(self, members: Sequence[Member]) -> bool:
-        """It was formed here from the same members at the same addresses."""
-        participants = self.quorum.participants if self.quorum is not None else ()
+    def consists_of(self, members: Sequence[Group]) -> bool:
+        """Whether this lighthouse formed the quorum from the same members at the same addresses."""
+        participants = self.quorum.participants if self.quorum is not None and self.rounds else ()
         return len(members) == len(participants) and all(
-            self._births.get(member.replica_id) == member.birth
+            member.is_participant
             and member.participant is not None
             and member.participant.identity == participant.identity
             for member, participant in zip(members, participants, strict=True)

@@ -13,15 +13,14 @@ Moments are the caller's monotonic clock. Every operation costs O(log n) at most
 
 import heapq
 import math
-from collections.abc import Callable, Collection, Iterator, Set
+from collections.abc import Callable, Iterator, Set
 from dataclasses import dataclass
-from typing import Protocol
 
 from lighthouse.job.events import GridChanged, MemberBack, MemberEffect, MemberJoined, MemberLost, NewcomersChanged
 from lighthouse.job.records import (
-    CurrentQuorum,
-    LastQuorumTold,
-    Member,
+    Group,
+    Job,
+    Kind,
     Membership,
     Remembered,
     is_loopback,
@@ -44,65 +43,54 @@ FORGET_AFTER_TIMEOUTS = 12
 MIN_FORGET_AFTER_S = 60.0
 
 
-class Participants(Protocol):
-    """The present quorum, as far as the roster reads it (quorum/rules/current.py)."""
-
-    replica_ids: frozenset[str]
-
-    def has(self, member: Member) -> bool: ...
-
-    def told_before(self, replica_id: str, incarnation: str) -> LastQuorumTold | None: ...
-
-    def forget(self, replica_id: str) -> None: ...
-
-
 class Roster:
-    def __init__(self, heartbeat_timeout_s: float, emit: Callable[[MemberEffect], None], current: Participants) -> None:
+    def __init__(self, heartbeat_timeout_s: float, emit: Callable[[MemberEffect], None], job: Job) -> None:
         self._emit = emit
-        self._current = current
+        self.job = job
         self._timeout_s = heartbeat_timeout_s
         self._forget_after_s = max(MIN_FORGET_AFTER_S, FORGET_AFTER_TIMEOUTS * heartbeat_timeout_s)
-        self._members: dict[str, Member] = {}
-        self._due: list[tuple[float, int, Member]] = []
+        self._due: list[tuple[float, int, Group]] = []
         self._pushed = 0
-        self._births = 0
-        self.healthy: set[str] = set()
-        self.working: set[str] = set()  # the healthy ones of the present quorum
-        self.loopback: set[str] = set()
-        self.routable: set[str] = set()
-        self.sizes: dict[int, set[str]] = {}
-        self.reported: set[str] = set()
-        self.connected: set[str] = set()  # those with a session
 
     def __len__(self) -> int:
-        return len(self._members)
+        return len(self.job.groups)
 
-    def __iter__(self) -> Iterator[Member]:
-        return iter(self._members.values())
+    def __iter__(self) -> Iterator[Group]:
+        return iter(self.job.groups.values())
+
+    @property
+    def healthy(self) -> int:
+        return self.job.counts[Kind.HEALTHY]
+
+    @property
+    def working(self) -> int:
+        """How many participants of the present quorum are healthy."""
+        return self.job.counts[Kind.WORKING]
+
+    @property
+    def reported(self) -> int:
+        """How many groups have neither joined nor opened a session."""
+        return self.job.counts[Kind.REPORTED]
 
     @property
     def present(self) -> int:
-        """How many members have joined, or opened a session."""
-        return len(self._members) - len(self.reported)
+        """How many groups have joined or opened a session."""
+        return len(self.job.groups) - self.reported
 
-    @property
-    def names(self) -> Collection[str]:
-        return self._members.keys()
+    def get(self, replica_id: str) -> Group | None:
+        return self.job.groups.get(replica_id)
 
-    def get(self, replica_id: str) -> Member | None:
-        return self._members.get(replica_id)
-
-    def participants(self) -> list[Member]:
+    def participants(self) -> list[Group]:
         """The members of the present quorum that are known here. O(n)."""
-        return [member for member in self if self._current.has(member)]
+        return [member for member in self if member.is_participant]
 
-    def has_peers(self, member: Member) -> bool:
+    def has_peers(self, member: Group) -> bool:
         """It is a member of the present quorum, and not the only one."""
-        return len(self._current.replica_ids) > 1 and self._current.has(member)
+        return len(self.job.replica_ids) > 1 and member.is_participant
 
-    def beat(self, replica_id: str, incarnation: str, now: float) -> Member | None:
+    def beat(self, replica_id: str, incarnation: str, now: float) -> Group | None:
         """A heartbeat without a session. None, and no effect, if another incarnation of that id is alive."""
-        member = self._members.get(replica_id)
+        member = self.job.groups.get(replica_id)
         if member is not None and member.incarnation != incarnation:
             if member.is_alive:
                 return None
@@ -113,9 +101,9 @@ class Roster:
         self.see(member, now)
         return member
 
-    def admit(self, participant: Participant, now: float) -> Member:
+    def admit(self, participant: Participant, now: float) -> Group:
         """A join: its member, healthy. Another incarnation of that id is replaced; its loss is the caller's to tell."""
-        member = self._members.get(participant.replica_id)
+        member = self.job.groups.get(participant.replica_id)
         if member is not None and is_reborn(participant, member):
             self.remove(member)
             member = None
@@ -130,9 +118,9 @@ class Roster:
         self.see(member, now)
         return member
 
-    def greet(self, participant: Participant, session: int, now: float, secret: str = "") -> Member:
+    def greet(self, participant: Participant, session: int, now: float, secret: str = "") -> Group:
         """A session was opened; its member, which has not joined by that. Another incarnation is gone before."""
-        member = self._members.get(participant.replica_id)
+        member = self.job.groups.get(participant.replica_id)
         if member is not None and member.incarnation != participant.incarnation:
             self.remove(member)
             member = None
@@ -140,54 +128,51 @@ class Roster:
             member = self._add(participant.replica_id, participant.incarnation, now)
         self._describe(member, participant)
         member.session, member.closes_at, member.secret = session, None, secret
-        self.connect(member)
+        self.count(member)
         self.see(member, now)
         self._push(member, now)
         return member
 
-    def see(self, member: Member, now: float) -> None:
+    def see(self, member: Group, now: float) -> None:
         member.seen_at = now
         if not member.is_alive:
             member.is_alive = True
             self._emit(MemberBack(member.replica_id, "is back"))
-            self._index(member)
+            self._emit(GridChanged())
+            self.count(member)
             self._push(member, now)
-        if not member.has_missed and not member.down and self.is_waited_for(member):
-            self.healthy.add(member.replica_id)
-            if self._current.has(member):
-                self.working.add(member.replica_id)
+        elif not member.is_healthy:
+            self.count(member)
 
-    def is_waited_for(self, member: Member) -> bool:
-        """As long as it is alive and well."""
-        is_first = not self.connected or not self._current.replica_ids
-        return is_first or not member.is_reported or self._current.has(member)
+    def is_waited_for(self, member: Group) -> bool:
+        """Whether the others wait for the group while it is alive and well."""
+        is_first = not self.job.counts[Kind.CONNECTED] or not self.job.replica_ids
+        return is_first or not member.is_reported or member.is_participant
 
-    def miss(self, member: Member) -> None:
+    def miss(self, member: Group) -> None:
         member.has_missed = True
-        self.healthy.discard(member.replica_id)
-        self.working.discard(member.replica_id)
+        self.count(member)
 
-    def go_down(self, member: Member, reason: str) -> None:
+    def go_down(self, member: Group, reason: str) -> None:
         """Alive, and not to be waited for until it joins."""
         member.down = reason
         self._emit(GridChanged())
-        self.healthy.discard(member.replica_id)
-        self.working.discard(member.replica_id)
+        self.count(member)
 
-    def miss_ranks(self, member: Member, missing: Set[int]) -> None:
+    def miss_ranks(self, member: Group, missing: Set[int]) -> None:
         """These of its ranks are not here."""
         if member.missing != missing:
             member.missing = missing
             self._emit(GridChanged())
 
-    def close(self, member: Member, at: float, now: float) -> None:
+    def close(self, member: Group, at: float, now: float) -> None:
         """Its stream has ended; from `at` on it is lost unless it comes back."""
         member.closes_at = at
         self._push(member, now)
 
     def lose(
         self,
-        member: Member,
+        member: Group,
         now: float,
         reason: str,
         *,
@@ -196,38 +181,40 @@ class Roster:
     ) -> None:
         """It is gone, as of now; `quorum_id` ends with that."""
         member.session = member.closes_at = None
-        self._disconnect(member)
+        member.drains = False
+        self.count(member)
         if member.is_alive:
             self._lapse(member, now, MemberLost(member.replica_id, quorum_id, reason, last_seen_at))
             self._push(member, now)
 
-    def excuse(self, member: Member, until: float, now: float) -> None:
+    def excuse(self, member: Group, until: float, now: float) -> None:
         member.excused_until = until
         self._push(member, now)
 
     def shift(self, by_s: float) -> None:
         """The lighthouse was paused: no member could be heard for that long. O(n)."""
-        for member in self._members.values():
+        for member in self.job.groups.values():
             member.seen_at += by_s
 
     def form(self) -> None:
-        """The present quorum is another one from now on. O(n)."""
-        self._review_reported()
-        self.working = {member.replica_id for member in self.participants()} & self.healthy
+        """Update the counts after the job has another quorum. O(n)."""
+        for member in self.job.groups.values():
+            is_working = Kind.WORKING in member.counts_as
+            if member.is_reported or member.drains or is_working != (member.is_healthy and member.is_participant):
+                self.count(member)
 
-    def remove(self, member: Member) -> None:
-        self._unindex(member)
-        self.reported.discard(member.replica_id)
-        del self._members[member.replica_id]
-        self._disconnect(member)
-        self._current.forget(member.replica_id)
+    def remove(self, member: Group) -> None:
+        self._emit(GridChanged())
+        del self.job.groups[member.replica_id]
+        self._count_as(member, frozenset())
+        self.job.forget(member.replica_id)
 
-    def expire(self, now: float) -> list[Member]:
+    def expire(self, now: float) -> list[Group]:
         """The members that lapse by `now`; forgets those that lapsed long ago. One with a session is not lapsed yet."""
-        lapsed: list[Member] = []
+        lapsed: list[Group] = []
         while self._due and self._due[0][0] <= now:
             due_at, _, member = heapq.heappop(self._due)
-            if due_at != member.due_at or self._members.get(member.replica_id) is not member:
+            if due_at != member.due_at or self.job.groups.get(member.replica_id) is not member:
                 continue
             member.due_at = math.inf  # an entry counts once
             if member.is_alive and self._due_at(member, now) <= now:
@@ -245,43 +232,46 @@ class Roster:
         """A moment at or before the next lapse."""
         return self._due[0][0] if self._due else None
 
-    def _add(self, replica_id: str, incarnation: str, now: float) -> Member:
-        self._births += 1
-        told = self._current.told_before(replica_id, incarnation)
-        member = Member(replica_id, incarnation, now, self._births, last_told=told)
-        self._members[replica_id] = member
-        self.reported.add(replica_id)
+    def _add(self, replica_id: str, incarnation: str, now: float) -> Group:
+        assigned = self.job.assigned_before(replica_id, incarnation)
+        member = Group(replica_id, incarnation, now, is_participant=assigned is not None, last_told=assigned)
+        self.job.groups[replica_id] = member
         self._emit(MemberJoined(replica_id))
         self._push(member, now)
         return member
 
-    def connect(self, member: Member) -> None:
-        """It has a session from now on."""
-        self.connected.add(member.replica_id)
-        if len(self.connected) == 1:
-            self._review_reported()
+    def count(self, member: Group) -> None:
+        """Update the counts after a change of the group's record. O(1), unless the first session opens or the last one
+        ends: then O(n)."""
+        kinds: set[Kind | int] = set()
+        if member.is_reported:
+            kinds.add(Kind.REPORTED)
+        if member.session is not None:
+            kinds.add(Kind.CONNECTED)
+        if member.is_alive and not member.has_missed and not member.down and self.is_waited_for(member):
+            kinds |= {Kind.HEALTHY, Kind.WORKING} if member.is_participant else {Kind.HEALTHY}
+        if member.drains and member.is_participant:
+            kinds.add(Kind.DRAINING)
+        if member.is_alive and member.is_loopback is not None:
+            kinds.add(Kind.LOOPBACK if member.is_loopback else Kind.ROUTABLE)
+        if member.is_alive and member.participant is not None and member.participant.group_world_size:
+            kinds.add(member.participant.group_world_size)
+        self._count_as(member, frozenset(kinds))
 
-    def _disconnect(self, member: Member) -> None:
-        if member.replica_id in self.connected:
-            self.connected.discard(member.replica_id)
-            if not self.connected:
-                self._review_reported()
+    def _count_as(self, member: Group, kinds: frozenset[Kind | int]) -> None:
+        had_sessions = self.job.counts[Kind.CONNECTED] > 0
+        self.job.count(member, kinds)
+        if (self.job.counts[Kind.CONNECTED] > 0) != had_sessions:
+            for other in self.job.groups.values():
+                if other.is_reported:
+                    self.count(other)
 
-    def _review_reported(self) -> None:
-        """Whether they are waited for may have changed. O(n) of these."""
-        for name in self.reported:
-            member = self._members[name]
-            if not self.is_waited_for(member):
-                self.healthy.discard(name)
-            elif member.is_alive and not member.has_missed and not member.down:
-                self.healthy.add(name)
-
-    def _push(self, member: Member, now: float) -> None:
+    def _push(self, member: Group, now: float) -> None:
         self._pushed += 1
         member.due_at = self._due_at(member, now)
         heapq.heappush(self._due, (member.due_at, self._pushed, member))
 
-    def _due_at(self, member: Member, now: float) -> float:
+    def _due_at(self, member: Group, now: float) -> float:
         if not member.is_alive:
             return member.lapsed_at + self._forget_after_s
         if member.session is not None:
@@ -289,15 +279,15 @@ class Roster:
             return due_at if member.closes_at is None else member.closes_at
         return (now if member.call is not None else member.seen_at) + self._timeout_s
 
-    def _lapse(self, member: Member, now: float, loss: MemberLost) -> None:
+    def _lapse(self, member: Group, now: float, loss: MemberLost) -> None:
         self._emit(loss)
+        self._emit(GridChanged())
         member.is_alive = False
         member.lapsed_at = now
-        self._unindex(member)
+        self.count(member)
 
-    def _describe(self, member: Member, participant: Participant) -> None:
+    def _describe(self, member: Group, participant: Participant) -> None:
         before, member.step = member.participant, participant.step
-        self.reported.discard(member.replica_id)
         if (
             before
             and before.identity == participant.identity
@@ -306,31 +296,13 @@ class Roster:
         ):
             member.participant = participant
             return
-        self._unindex(member)
+        self._emit(GridChanged())
         member.participant = participant
         member.is_loopback = is_loopback(participant)
-        self._index(member)
-
-    def _index(self, member: Member) -> None:
-        self._emit(GridChanged())
-        if member.is_loopback is not None:
-            (self.loopback if member.is_loopback else self.routable).add(member.replica_id)
-        if member.participant is not None and member.participant.group_world_size > 0:
-            self.sizes.setdefault(member.participant.group_world_size, set()).add(member.replica_id)
-
-    def _unindex(self, member: Member) -> None:
-        self._emit(GridChanged())
-        for group in (self.healthy, self.working, self.loopback, self.routable):
-            group.discard(member.replica_id)
-        if member.participant is not None:
-            size = member.participant.group_world_size
-            same = self.sizes.get(size, set())
-            same.discard(member.replica_id)
-            if not same:
-                self.sizes.pop(size, None)
+        self.count(member)
 
 
-def is_reborn(participant: Participant, old: Member) -> bool:
+def is_reborn(participant: Participant, old: Group) -> bool:
     """Whether it is another incarnation than `old`: one that names none and whose step went back has lost its state."""
     if participant.incarnation or old.incarnation:
         return participant.incarnation != old.incarnation
@@ -363,7 +335,7 @@ def membership_of(digest: str, known: str, remembered: Remembered | None, *, is_
 
 
 def why_impostor(
-    participant: Participant, secret: str, old: Member | None, remembered: Remembered | None, *, is_cut: bool = False
+    participant: Participant, secret: str, old: Group | None, remembered: Remembered | None, *, is_cut: bool = False
 ) -> LighthouseError | None:
     """Why the caller does not speak for the group that it names; None: it may. `secret`: empty for a call that has no
     session. `old`, `remembered`: what is known of the group of that name; `is_cut`: it is held, as MassSilence says."""
@@ -392,12 +364,12 @@ def why_impostor(
     return None
 
 
-def _known(old: Member | None, remembered: Remembered | None) -> list[tuple[str, str]]:
+def _known(old: Group | None, remembered: Remembered | None) -> list[tuple[str, str]]:
     ours = [(old.incarnation, old.secret)] if old is not None else []
     return ours + ([(remembered.incarnation, remembered.secret)] if remembered is not None else [])
 
 
-def _in_use(participant: Participant, old: Member) -> DuplicateReplica:
+def _in_use(participant: Participant, old: Group) -> DuplicateReplica:
     address = old.participant.address if old.participant is not None else ""
     return DuplicateReplica(
         f"replica_id: {participant.replica_id} is in use: {address or 'no address'} holds a session, "
@@ -436,20 +408,20 @@ def refusal(
     return (
         (None if session is not None and old is not None and old.session == session else _duplicate(participant, old))
         or (None if is_hello else _backwards(participant, old))
-        or (None if allow_heterogeneous or is_starting else _misfit(participant, roster))
-        or _loopback(participant, roster)
+        or (None if allow_heterogeneous or is_starting else _misfit(participant, roster.job))
+        or _loopback(participant, roster.job)
     )
 
 
-def sent_away(participant: Participant, roster: Roster) -> list[tuple[Member, WrongState]]:
+def sent_away(participant: Participant, job: Job) -> list[tuple[Group, WrongState]]:
     """The loopback members that an admitted routable `participant` makes unreachable."""
     if is_loopback(participant) is not False:
         return []
-    members = [roster.get(name) for name in sorted(roster.loopback) if name != participant.replica_id]
-    return [(m, unreachable(m.participant, participant)) for m in members if m is not None and m.participant]
+    members = job.others(participant.replica_id, Kind.LOOPBACK)
+    return [(m, unreachable(m.participant, participant)) for m in members if m.participant]
 
 
-def _duplicate(participant: Participant, old: Member | None) -> DuplicateReplica | None:
+def _duplicate(participant: Participant, old: Group | None) -> DuplicateReplica | None:
     if old is None or old.participant is None or old.call is None or old.is_connected:
         return None
     before = old.participant
@@ -467,7 +439,7 @@ def _duplicate(participant: Participant, old: Member | None) -> DuplicateReplica
     )
 
 
-def _backwards(participant: Participant, old: Member | None) -> InvalidRequest | None:
+def _backwards(participant: Participant, old: Group | None) -> InvalidRequest | None:
     """A group whose ranks disagree has said so, and heals: one of them may still be getting what an earlier incarnation
     of the group was told to heal to."""
     if not participant.incarnation or participant.ranks_disagree or old is None or old.participant is None:
@@ -485,40 +457,35 @@ def _backwards(participant: Participant, old: Member | None) -> InvalidRequest |
     )
 
 
-def _misfit(participant: Participant, roster: Roster) -> WrongState | None:
+def _misfit(participant: Participant, job: Job) -> WrongState | None:
     if participant.group_world_size == 0:
         return None
-    for size, names in roster.sizes.items():
-        if size == participant.group_world_size:
-            continue
-        trains = {name for name in names if not _awaits_first_ranks(roster.get(name))}
-        if other := _another(trains, participant):
+    others = (size for size in job.counts if isinstance(size, int) and size != participant.group_world_size)
+    for size in others:
+        trains = (other for other in job.others(participant.replica_id, size) if not _awaits_first_ranks(other))
+        if other := next(trains, None):
             return WrongState(
-                f"world_size: {participant.replica_id} has {participant.group_world_size} ranks, {other} has {size}: "
-                "their ranks hold different shards and cannot be peers; replica groups of one job need the same size, "
-                "or one rank each that gathers and scatters the group's state (--group-world-size 1), unless the "
-                "lighthouse runs with --allow-heterogeneous; if these are two jobs, give each its own --job"
+                f"world_size: {participant.replica_id} has {participant.group_world_size} ranks, "
+                f"{other.replica_id} has {size}: their ranks hold different shards and cannot be peers; "
+                "replica groups of one job need the same size, or one rank each that gathers and scatters "
+                "the group's state (--group-world-size 1), unless the lighthouse runs with --allow-heterogeneous; "
+                "if these are two jobs, give each its own --job"
             )
     return None
 
 
-def _awaits_first_ranks(member: Member | None) -> bool:
-    """A group that no Agent has joined for: it may be a run of wrapped functions, which has no peers."""
-    return member is not None and member.is_starting and member.down != RESTARTING
+def _awaits_first_ranks(member: Group) -> bool:
+    """Whether no Agent has joined for the group. It may be a run of wrapped functions, which has no peers."""
+    return member.is_starting and member.down != RESTARTING
 
 
-def _loopback(participant: Participant, roster: Roster) -> WrongState | None:
+def _loopback(participant: Participant, job: Job) -> WrongState | None:
     if not is_loopback(participant):
         return None
-    other = roster.get(_another(roster.routable, participant) or "")
-    return unreachable(participant, other.participant) if other is not None and other.participant else None
-
-
-def _another(names: set[str], participant: Participant) -> str | None:
-    """The first of `names` that is not the participant's own."""
-    if len(names) == 1 and participant.replica_id in names:
-        return None
-    return min(names - {participant.replica_id}, default=None)
+    for other in job.others(participant.replica_id, Kind.ROUTABLE):
+        if other.participant is not None:
+            return unreachable(participant, other.participant)
+    return None
 
 
 # -- joins --------------------------------------------------------------------
@@ -557,61 +524,56 @@ class JoinTimer:
 
 
 class JoinQueue:
-    """The joined members in the order in which they came. `members` are those of the present quorum. Until when the
-    first call waits: `earliest_deadline_at` of all, `members_deadline_at` of the members."""
+    """The groups that have joined, in the order of their calls. `members` are those of the present quorum."""
 
-    def __init__(self, grace_s: float, emit: Callable[[NewcomersChanged], None], current: CurrentQuorum) -> None:
+    def __init__(self, grace_s: float, emit: Callable[[NewcomersChanged], None], job: Job) -> None:
         self._emit = emit
-        self._current = current
-        self._joined: dict[str, Member] = {}
-        self._calls: dict[int, Member] = {}
+        self._job = job
+        self._calls: dict[int, Group] = {}
         self._participants = 0
         self._shrinking = 0
         self.earliest_deadline_at: float | None = None
+        """When the first call expires."""
         self.members_deadline_at: float | None = None
+        """When the first call of a member expires."""
         self.anyone = JoinTimer(grace_s)
         self.members = JoinTimer(grace_s)
 
     def __len__(self) -> int:
-        return len(self._joined)
+        return len(self._calls)
 
-    def __iter__(self) -> Iterator[Member]:
-        return iter(self._joined.values())
+    def __iter__(self) -> Iterator[Group]:
+        return iter(self._calls.values())
 
-    def __contains__(self, replica_id: str) -> bool:
-        return replica_id in self._joined
-
-    def add(self, member: Member, call: int, deadline_at: float, now: float) -> None:
+    def add(self, member: Group, call: int, deadline_at: float, now: float) -> None:
         member.call, member.deadline_at = call, deadline_at
-        self._joined[member.replica_id] = member
         self._calls[call] = member
         self.earliest_deadline_at = _earlier(self.earliest_deadline_at, deadline_at)
         self.anyone.joined(now)
-        if member.replica_id in self._current.replica_ids:
+        if member.replica_id in self._job.replica_ids:
             self.members_deadline_at = _earlier(self.members_deadline_at, deadline_at)
             self.members.joined(now)
         self._count(member, 1)
 
-    def withdraw(self, call: int, now: float) -> Member | None:
-        """The member of that call; None if the call does not wait any more."""
+    def withdraw(self, call: int, now: float) -> Group | None:
+        """End a call. Return its group, or None if the call has ended already."""
         member = self._calls.pop(call, None)
         if member is None:
             return None
-        del self._joined[member.replica_id]
         self.anyone.withdrew(now)
-        if member.replica_id in self._current.replica_ids:
+        if member.replica_id in self._job.replica_ids:
             self.members.withdrew(now)
         self._count(member, -1)
         self._released(member)
         return member
 
-    def take(self, members: list[Member], now: float) -> tuple[int, ...]:
-        """Those `members` have formed the present quorum; their calls. The others go on waiting."""
+    def take(self, members: list[Group], now: float) -> tuple[int, ...]:
+        """Return the calls of `members`, which have formed the present quorum. The others go on waiting."""
         calls: list[int] = []
         for member in members:
             assert member.call is not None
             calls.append(member.call)
-            del self._joined[member.replica_id], self._calls[member.call]
+            del self._calls[member.call]
             member.call = None
         self._set_deadlines()
         self._participants = self._shrinking = 0  # the rest are of no quorum
@@ -622,7 +584,7 @@ class JoinQueue:
     @property
     def has_all_members(self) -> bool:
         """Every member of the present quorum, if there is one, has joined."""
-        members = self._current.replica_ids
+        members = self._job.replica_ids
         return bool(members) and self.members.asking == len(members)
 
     @property
@@ -631,29 +593,28 @@ class JoinQueue:
 
     @property
     def candidates(self) -> int:
-        """How many may be in the next quorum: where one of the present quorum asks to shrink, only those of it."""
+        """How many groups may be in the next quorum. If a member asks to shrink, only members may."""
         return self._participants if self._shrinking else len(self)
 
-    def list_candidates(self) -> list[Member]:
-        return [member for member in self if self._current.has(member)] if self._shrinking else list(self)
+    def list_candidates(self) -> list[Group]:
+        return [member for member in self if member.is_participant] if self._shrinking else list(self)
 
     def list_newcomers(self) -> list[str]:
-        """In the order in which they came."""
-        return [name for name in self._joined if name not in self._current.replica_ids]
+        return [member.replica_id for member in self if member.replica_id not in self._job.replica_ids]
 
-    def _count(self, member: Member, change: int) -> None:
-        if member.replica_id not in self._current.replica_ids:
+    def _count(self, member: Group, change: int) -> None:
+        if member.replica_id not in self._job.replica_ids:
             self._emit(NewcomersChanged())
-        if self._current.has(member):
+        if member.is_participant:
             self._participants += change
             self._shrinking += change * (member.participant is not None and member.participant.shrink_only)
 
     def _set_deadlines(self) -> None:
-        members = (member.deadline_at for member in self if member.replica_id in self._current.replica_ids)
+        members = (member.deadline_at for member in self if member.replica_id in self._job.replica_ids)
         self.earliest_deadline_at = min((member.deadline_at for member in self), default=None)
         self.members_deadline_at = min(members, default=None)
 
-    def _released(self, member: Member) -> None:
+    def _released(self, member: Group) -> None:
         if member.deadline_at in (self.earliest_deadline_at, self.members_deadline_at):
             self._set_deadlines()
         member.call = None

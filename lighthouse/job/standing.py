@@ -28,7 +28,7 @@ import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
-from lighthouse.job.records import CurrentQuorum, JoinState, QuorumRecord, Remembered
+from lighthouse.job.records import Job, JoinState, QuorumRecord, Remembered
 from lighthouse_protocol.messages.membership import Participant, Quorum
 from lighthouse_protocol.messages.session import HeldQuorum, HoldState, QuorumOrder, QuorumPhase
 
@@ -82,8 +82,8 @@ Outcome = QuorumOrder | ResendQuorum | None
 class Standing:
     """The quorum that stands, or stood last. Moments are the lighthouse's monotonic clock."""
 
-    def __init__(self, current: CurrentQuorum) -> None:
-        self._current = current
+    def __init__(self, job: Job) -> None:
+        self._job = job
         self.phase = QuorumPhase.NONE
         self.upto = 0
         self.reason = ""
@@ -101,7 +101,7 @@ class Standing:
     @property
     def quorum(self) -> Quorum | None:
         """The present one, if it stands or stood; None: nothing stands, or it is not known what."""
-        return self._current.quorum if self._holders else None
+        return self._job.quorum if self._holders else None
 
     @property
     def holds_back(self) -> bool:
@@ -116,9 +116,6 @@ class Standing:
     def at_work(self) -> list[str]:
         """The members that may still do a step."""
         return [name for name, holder in self._holders.items() if not holder.is_spent]
-
-    def is_member(self, replica_id: str) -> bool:
-        return replica_id in self._holders
 
     def remembered(self, replica_id: str) -> Remembered | None:
         """By what a member is known; None: it is none."""
@@ -177,9 +174,9 @@ class Standing:
 
     def form(self, entries: Mapping[str, JoinState], leases: Mapping[str, float]) -> None:
         """The present quorum stands from now on; `leases[replica_id]`: until when a member may hold one already."""
-        assert self._current.quorum is not None
+        assert self._job.quorum is not None
         self._begin(QuorumPhase.STANDING)
-        for member in self._current.quorum.participants:
+        for member in self._job.quorum.participants:
             name = member.replica_id
             self._holders[name] = _Holder(member.incarnation, leases[name], entries[name])
         self._await()

@@ -2,7 +2,7 @@
 
 from collections import deque
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from types import MappingProxyType
 
 from lighthouse.job.events import (
@@ -16,7 +16,7 @@ from lighthouse.job.events import (
 )
 from lighthouse.job.forming import QuorumMachine
 from lighthouse.job.progress import Grid, RunRank, grid_of
-from lighthouse.job.records import Member, QuorumConfig, Rank, RunName, SavedRun, Verdict
+from lighthouse.job.records import Group, Heal, QuorumConfig, Rank, RunName, SavedRun, Verdict
 from lighthouse.job.restarts import RunMachine
 from lighthouse.job.roster import Roster
 from lighthouse_protocol.messages.incident import IncidentSummary
@@ -52,16 +52,16 @@ def job_status(
     steps_per_s: float | None = None,
 ) -> JobStatus:
     """`heals`: of the groups that heal. O(n log n): for a person or a scrape, never for a round."""
-    current = machine.current
+    own = machine.job
     members = sorted(machine.roster, key=lambda member: member.replica_id)
     return JobStatus(
         job=job,
         quorum_id=machine.quorum.quorum_id if machine.quorum else 0,
-        quorum_age_s=now - current.formed_at if current.formed_at is not None else 0.0,
+        quorum_age_s=now - own.formed_at if own.formed_at is not None else 0.0,
         verdict=machine.verdict().value,
         explanation=explain(machine, now, steps_per_s),
-        quorums_formed=current.changes,
-        rounds=current.rounds,
+        quorums_formed=own.changes,
+        rounds=own.rounds,
         members=tuple(_member_status(m, machine, now, heals.get(m.replica_id)) for m in members),
         phase=machine.standing.phase.value,
         sessions=machine.presence.sessions,
@@ -132,7 +132,7 @@ def _starting(machine: QuorumMachine, grid: Grid) -> str:
 
 
 def _explain(machine: QuorumMachine, now: float, steps_per_s: float | None) -> str:
-    joined, healthy, config = machine.joins.candidates, len(machine.roster.healthy), machine.config
+    joined, healthy, config = machine.joins.candidates, machine.roster.healthy, machine.config
     match machine.verdict():
         case Verdict.NO_JOINS:
             end = machine.job_end.step
@@ -188,13 +188,13 @@ def _shown(names: Sequence[str]) -> str:
     return ", ".join(names[:NAMES_SHOWN]) + more
 
 
-def _member_status(member: Member, machine: QuorumMachine, now: float, heal: HealStatus | None) -> MemberStatus:
+def _member_status(member: Group, machine: QuorumMachine, now: float, heal: HealStatus | None) -> MemberStatus:
     participant, state = member.participant, _state(member, machine)
     return MemberStatus(
         replica_id=member.replica_id,
         start=short_name(member.incarnation),
         state=MemberState.HEALING if heal is not None and state is MemberState.PARTICIPANT else state,
-        is_participant=machine.current.has(member),
+        is_participant=member.is_participant,
         step=member.step,
         world_size=participant.group_world_size if participant else 0,
         heartbeat_age_s=0.0 if member.call is not None and member.session is None else max(0.0, now - member.seen_at),
@@ -205,7 +205,7 @@ def _member_status(member: Member, machine: QuorumMachine, now: float, heal: Hea
     )
 
 
-def _state(member: Member, machine: QuorumMachine) -> MemberState:
+def _state(member: Group, machine: QuorumMachine) -> MemberState:
     if not member.is_alive:
         return MemberState.EXPIRED
     if member.call is not None:
@@ -218,7 +218,7 @@ def _state(member: Member, machine: QuorumMachine) -> MemberState:
         return MemberState.TIMED_OUT
     if len(machine.joins) and machine.missed_at() is not None:
         return MemberState.STRAGGLER
-    return MemberState.PARTICIPANT if machine.current.has(member) else MemberState.IDLE
+    return MemberState.PARTICIPANT if member.is_participant else MemberState.IDLE
 
 
 # -- timeline -----------------------------------------------------------------
@@ -262,21 +262,13 @@ def _is_same(newest: TimelineEntry, at_unix_s: float, kind: TimelineKind, text: 
     return is_now and (newest.kind, newest.text) == (kind, text) and bool(newest.replica_ids)
 
 
-@dataclass(frozen=True, slots=True)
-class _Heal:
-    incarnation: str
-    upto: int
-    is_beside: bool
-
-
 class History:
     def __init__(self, roster: Roster) -> None:
         self.timeline = Timeline()
         self._roster = roster
-        self._heals: dict[str, _Heal] = {}
 
     def read(self, effects: Sequence[QuorumEffect], at_unix_s: float) -> None:
-        """What the machine has just done."""
+        """Note what the machine has just done."""
         for effect in effects:
             match effect:
                 case MemberJoined(replica_id):
@@ -284,10 +276,10 @@ class History:
                 case MemberBack(replica_id, text):
                     self.timeline.note(at_unix_s, TimelineKind.JOINED, (replica_id,), text)
                 case MemberLost(replica_id, _, reason):
-                    self._heals.pop(replica_id, None)
+                    self._end_heal(replica_id)
                     self.timeline.note(at_unix_s, TimelineKind.LOST, (replica_id,), reason)
                 case MemberLeft(replica_id):
-                    self._heals.pop(replica_id, None)
+                    self._end_heal(replica_id)
                     self.timeline.note(at_unix_s, TimelineKind.LEFT, (replica_id,))
                 case MemberDraining(replica_id):
                     self.timeline.note(at_unix_s, TimelineKind.DRAINED, (replica_id,))
@@ -297,13 +289,14 @@ class History:
                     pass
 
     def beat(self, replica_id: str, at_unix_s: float) -> None:
-        """Its newest step is in the roster."""
-        heal, member = self._heals.get(replica_id), self._roster.get(replica_id)
-        if heal is not None and member is not None and not heal.is_beside and member.step > heal.upto:
-            self._healed(replica_id, member.step, at_unix_s)
+        """Note the end of a heal after a heartbeat of the group."""
+        group = self._roster.get(replica_id)
+        heal = group.heal if group is not None else None
+        if group is not None and heal is not None and not heal.catches_up and group.step > heal.upto:
+            self._healed(group, group.step, at_unix_s)
 
     def stall(self, verdict: StallVerdict | None, at_unix_s: float) -> None:
-        """What the log says: a verdict that is new, or None: something moves again."""
+        """Note a new verdict, or None when something moves again."""
         if verdict is None:
             self.timeline.note(at_unix_s, TimelineKind.MOVES, (), "progress resumed")
             return
@@ -319,19 +312,23 @@ class History:
             text = f"quorum {quorum.quorum_id}: {len(names)} {noun} at step {max_step}"
             self.timeline.note(at_unix_s, TimelineKind.QUORUM, names, text)
         for member in quorum.participants:
-            name, heal = member.replica_id, self._heals.get(member.replica_id)
-            if heal is not None and (member.incarnation != heal.incarnation or member.step >= heal.upto):
-                self._healed(name, member.step, at_unix_s, is_it=member.incarnation == heal.incarnation)
-            if member.step < max_step and name not in self._heals:
-                self._heals[name] = _Heal(member.incarnation, max_step, member.catch_up)
+            group = self._roster.get(member.replica_id)
+            if group is None:
+                continue
+            if group.heal is not None and member.step >= group.heal.upto:
+                self._healed(group, member.step, at_unix_s)
+            if member.step < max_step and group.heal is None:
+                group.heal = Heal(max_step, member.catch_up)
                 text = f"from step {member.step} to {max_step}"
-                self.timeline.note(at_unix_s, TimelineKind.HEALING, (name,), text)
+                self.timeline.note(at_unix_s, TimelineKind.HEALING, (group.replica_id,), text)
 
-    def _healed(self, replica_id: str, step: int, at_unix_s: float, *, is_it: bool = True) -> None:
-        """`is_it`: not another incarnation, which begins anew."""
-        del self._heals[replica_id]
-        if is_it:
-            self.timeline.note(at_unix_s, TimelineKind.HEALED, (replica_id,), f"at step {step}")
+    def _healed(self, group: Group, step: int, at_unix_s: float) -> None:
+        group.heal = None
+        self.timeline.note(at_unix_s, TimelineKind.HEALED, (group.replica_id,), f"at step {step}")
+
+    def _end_heal(self, replica_id: str) -> None:
+        if (group := self._roster.get(replica_id)) is not None:
+            group.heal = None
 
 
 # -- status -------------------------------------------------------------------

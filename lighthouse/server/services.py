@@ -14,7 +14,7 @@ from typing import Any
 from lighthouse.job.driver import Answer, JobDriver
 from lighthouse.job.incident_driver import IncidentRegistry
 from lighthouse.job.incidents import check_ranks, read_ranks
-from lighthouse.job.records import Member
+from lighthouse.job.records import Group
 from lighthouse.job.registry import JobRegistry, RunRegistry
 from lighthouse.job.run_driver import RunDriver
 from lighthouse.server.metrics import Counters
@@ -106,7 +106,7 @@ def job_of(call: Call, named: str = "", replica_id: str = "") -> str:
     return job
 
 
-def live_member(driver: JobDriver, replica_id: str) -> Member:
+def live_member(driver: JobDriver, replica_id: str) -> Group:
     member = driver.member(replica_id)
     if member is None or not member.is_alive:
         alive = ", ".join(sorted(m.replica_id for m in driver.machine.roster if m.is_alive)[:16]) or "none"
@@ -463,7 +463,7 @@ class LighthouseService:
 
     def _control(
         self, request: lighthouse_pb2.LighthouseKillRequest | lighthouse_pb2.LighthouseDrainRequest, call: Call
-    ) -> tuple[JobDriver, Member, str]:
+    ) -> tuple[JobDriver, Group, str]:
         """Return the job, the member, and the reason cut to one line.
 
         Raises:
@@ -567,7 +567,7 @@ def _requester(request: Any) -> Any:
     return request.requester
 
 
-def _manager_address(member: Member) -> str:
+def _manager_address(member: Group) -> str:
     if member.participant is None or not member.participant.address:
         raise WrongState(f"address: {member.replica_id} has advertised no manager to kill it through")
     return member.participant.address

@@ -1,7 +1,7 @@
 """The rules of quorum/rules/machine.py once more, the dumb way: no counters, everything recounted from lists.
 
 It is told what the machine was told and what it answered, and says what the answer should have been. Who is alive and
-which birth of an id is meant it takes from the machine's roster, which test_roster.py holds against its own rules.
+which record of an id is meant it takes from the machine's roster, which test_roster.py holds against its own rules.
 """
 
 from dataclasses import dataclass, replace
@@ -10,6 +10,7 @@ from lighthouse.job.events import HeartbeatReceived, Joined, JoinRefused, Quorum
 from lighthouse.job.events import Withdrawn as WithdrawnEvent
 from lighthouse.job.forming import QuorumMachine
 from lighthouse.job.lineage import LEFT_TO_ANOTHER
+from lighthouse.job.records import Group
 from lighthouse_protocol.messages.membership import Participant
 
 NEVER = float("inf")
@@ -20,7 +21,7 @@ class Waiting:
     call: int
     participant: Participant
     deadline_at: float
-    birth: int
+    record: Group
 
 
 @dataclass
@@ -38,8 +39,8 @@ class PlainQuorum:
         self.config = machine.config
         self.waiting: list[Waiting] = []
         self.spells: list[Spell] = []
-        self.missed: set[int] = set()  # births
-        self.previous: dict[str, int] = {}
+        self.missed: set[Group] = set()
+        self.previous: dict[str, Group] = {}
         self.working = 0
         self.lost_at = NEVER
         self.composition: list[object] = []
@@ -78,8 +79,8 @@ class PlainQuorum:
         assert name not in [w.participant.replica_id for w in self.waiting], "one call of an id waits"
         member = self.machine.roster.get(name)
         assert member is not None
-        self.missed.discard(member.birth)
-        self.waiting.append(Waiting(event.call, event.participant, event.deadline_at, member.birth))
+        self.missed.discard(member)
+        self.waiting.append(Waiting(event.call, event.participant, event.deadline_at, member))
         self.spells.append(Spell(name, now))
         self.seen_id = max(self.seen_id, event.participant.seen_quorum_id, event.participant.tag_quorum_id or 0)
 
@@ -101,7 +102,7 @@ class PlainQuorum:
     def _form(self, now: float) -> list[tuple[object, ...]]:
         missed_at = self.missed_at(now)
         if missed_at <= now and self._size():
-            self.missed |= {self._birth(name) for name in self.stragglers()}
+            self.missed |= {self._record(name) for name in self.stragglers()}
         if not self._size():
             return []
         is_fast = bool(self.previous) and self.previous.keys() <= self._joined()
@@ -111,7 +112,7 @@ class PlainQuorum:
         if now < self.last_call_until() and not is_cut:
             return []
         chosen = self._choose()
-        composition = [(w.birth, w.participant.identity) for w in chosen]
+        composition = [(w.record, w.participant.identity) for w in chosen]
         is_new = (
             composition != self.composition
             or any(w.participant.commit_failures > 0 for w in chosen)
@@ -140,7 +141,7 @@ class PlainQuorum:
             assert other.step == one.step or other.step == max(0, max_step - 1) < max(one.step, 1)
         sizes = {p.group_world_size for p in participants} - {0}
         assert config.allow_heterogeneous or len(sizes) <= 1
-        composition = [(w.birth, w.participant.identity) for call in effect.calls if (w := self._find(call))]
+        composition = [(w.record, w.participant.identity) for call in effect.calls if (w := self._find(call))]
         known = self.names.setdefault(effect.quorum.quorum_id, composition)
         assert known == composition, "one id, two compositions"
         assert effect.quorum.quorum_id == max(self.names), "the id went back"
@@ -148,14 +149,14 @@ class PlainQuorum:
     def _formed(self, effect: QuorumFormed, now: float) -> None:
         answered = set(effect.calls)
         self.lost_at = NEVER
-        self.previous = {w.participant.replica_id: w.birth for w in self.waiting if w.call in answered}
+        self.previous = {w.participant.replica_id: w.record for w in self.waiting if w.call in answered}
         self.waiting = [w for w in self.waiting if w.call not in answered]
         self.spells = [Spell(w.participant.replica_id, now) for w in self.waiting]
 
     # -- recounts
 
     def healthy(self) -> set[str]:
-        return {m.replica_id for m in self.machine.roster if m.is_alive and m.birth not in self.missed}
+        return {m.replica_id for m in self.machine.roster if m.is_alive and m not in self.missed}
 
     def stragglers(self) -> list[str]:
         return sorted(self.healthy() - self._joined())
@@ -183,7 +184,7 @@ class PlainQuorum:
         return min(self.lost_at + self.config.last_call_s, self._answer_by())
 
     def _members_alive(self) -> set[str]:
-        return {name for name in self.healthy() if self.previous.get(name) == self._birth(name)}
+        return {name for name in self.healthy() if self.previous.get(name) == self._record(name)}
 
     def _clock(self, spells: list[Spell], now: float) -> float:
         """Since when somebody asks, gaps of at most heartbeat_timeout not counted."""
@@ -198,13 +199,13 @@ class PlainQuorum:
     def _joined(self) -> set[str]:
         return {w.participant.replica_id for w in self.waiting}
 
-    def _birth(self, name: str) -> int:
+    def _record(self, name: str) -> Group:
         member = self.machine.roster.get(name)
         assert member is not None
-        return member.birth
+        return member
 
     def _candidates(self) -> list[Waiting]:
-        members = [w for w in self.waiting if self.previous.get(w.participant.replica_id) == w.birth]
+        members = [w for w in self.waiting if self.previous.get(w.participant.replica_id) == w.record]
         return members if any(w.participant.shrink_only for w in members) else self.waiting
 
     def _size(self) -> int:

@@ -1,29 +1,33 @@
 """The machine's counters and indices against a count of what they count."""
 
+from collections import Counter
+
 from lighthouse.job.forming import QuorumMachine
-from lighthouse.job.records import is_loopback
+from lighthouse.job.records import Kind, is_loopback
 from lighthouse_protocol.messages.session import QuorumPhase
 
 
 def recount(machine: QuorumMachine, now: float) -> None:
     """Raises AssertionError where a number that is kept is not the number that is."""
-    roster, joins, current = machine.roster, machine.joins, machine.current
+    roster, joins, job = machine.roster, machine.joins, machine.job
     members = list(roster)
     alive = [m for m in members if m.is_alive]
     waited_for = [m for m in alive if roster.is_waited_for(m)]
-    assert roster.healthy == {m.replica_id for m in waited_for if not m.has_missed and not m.down}
-    assert roster.reported == {m.replica_id for m in members if m.participant is None}
-    assert roster.connected == {m.replica_id for m in members if m.session is not None}
-    assert roster.working == {m.replica_id for m in members if current.has(m)} & roster.healthy
-    assert roster.loopback == {m.replica_id for m in alive if m.is_loopback}
-    assert roster.routable == {m.replica_id for m in alive if m.is_loopback is False}
+    healthy = [m for m in waited_for if not m.has_missed and not m.down]
+    assert [m for m in members if m.is_healthy] == healthy
+    expected = {
+        Kind.HEALTHY: len(healthy),
+        Kind.WORKING: sum(m.is_participant for m in healthy),
+        Kind.REPORTED: sum(m.participant is None for m in members),
+        Kind.CONNECTED: sum(m.session is not None for m in members),
+        Kind.DRAINING: sum(m.drains and m.is_participant for m in members),
+        Kind.LOOPBACK: sum(bool(m.is_loopback) for m in alive),
+        Kind.ROUTABLE: sum(m.is_loopback is False for m in alive),
+        **Counter(m.participant.group_world_size for m in alive if m.participant and m.participant.group_world_size),
+    }
+    assert job.counts == {kind: count for kind, count in expected.items() if count}
     for m in members:
         assert m.is_loopback == (is_loopback(m.participant) if m.participant else None)
-    sizes: dict[int, set[str]] = {}
-    for m in alive:
-        if m.participant and m.participant.group_world_size:
-            sizes.setdefault(m.participant.group_world_size, set()).add(m.replica_id)
-    assert roster.sizes == sizes
 
     joined = list(joins)
     assert len(joins) == len(joined)
@@ -31,12 +35,12 @@ def recount(machine: QuorumMachine, now: float) -> None:
     assert all(roster.get(m.replica_id) is m and m.is_alive and not m.has_missed and not m.down for m in joined)
     assert joins._calls == {m.call: m for m in joined}
     assert joins.earliest_deadline_at == min((m.deadline_at for m in joined), default=None)
-    of_members = (m.deadline_at for m in joined if m.replica_id in current.replica_ids)
+    of_members = (m.deadline_at for m in joined if m.replica_id in job.replica_ids)
     assert joins.members_deadline_at == min(of_members, default=None)
     assert joins.anyone.asking == len(joined)
-    assert joins.members.asking == sum(m.replica_id in current.replica_ids for m in joined)
-    assert joins.has_all_members == (bool(current.replica_ids) and all(n in joins for n in current.replica_ids))
-    assert {m.replica_id for m in members if current.has(m)} <= current.replica_ids
+    assert joins.members.asking == sum(m.replica_id in job.replica_ids for m in joined)
+    assert joins.has_all_members == (bool(job.replica_ids) and job.replica_ids <= {m.replica_id for m in joined})
+    assert {m.replica_id for m in members if m.is_participant} <= job.replica_ids
 
     tracked = {id(entry[2]) for entry in roster._due}
     assert all(id(m) in tracked for m in members), "nobody would notice its death"
@@ -50,7 +54,7 @@ def recount_sessions(machine: QuorumMachine) -> None:
     connected = {m.session: m for m in roster if m.is_connected}
     assert presence._sessions == connected
     assert all(m.is_alive for m in connected.values())
-    assert presence._draining <= {m.replica_id for m in roster if m.session is not None}
+    assert all(m.session is not None for m in roster if m.drains)
     assert not set(presence._leaving) & set(presence._sessions)
     holders = {name: holder.incarnation for name, holder in standing._holders.items()}
     quorum = standing.quorum

@@ -2,7 +2,7 @@
 
 import pytest
 
-from lighthouse.job.records import CurrentQuorum, LastQuorumTold
+from lighthouse.job.records import Job, LastQuorumTold
 from lighthouse.job.roster import Roster, refusal, sent_away
 from lighthouse_protocol.messages.membership import Participant, Tag
 from lighthouse_protocol.messages.session import RESTARTING
@@ -11,7 +11,7 @@ from tests.lighthouse.builders import group, on_loopback
 
 
 def roster_of(*participants: Participant) -> Roster:
-    roster = Roster(5, [].append, CurrentQuorum())
+    roster = Roster(5, [].append, Job())
     for participant in participants:
         roster.admit(participant, 0)
     return roster
@@ -152,4 +152,4 @@ class TestLoopback:
 
     @pytest.mark.parametrize("newcomer", [on_loopback("b"), Participant("b")])
     def test_another_does_not(self, newcomer: Participant):
-        assert sent_away(newcomer, roster_of(on_loopback("a"))) == []
+        assert sent_away(newcomer, roster_of(on_loopback("a")).job) == []

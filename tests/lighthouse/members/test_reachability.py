@@ -6,7 +6,7 @@ import pytest
 
 from lighthouse.job.events import JoinRefused
 from lighthouse.job.forming import QuorumMachine
-from lighthouse.job.records import is_loopback, unreachable
+from lighthouse.job.records import Kind, is_loopback, unreachable
 from lighthouse_protocol.messages.membership import Participant
 from lighthouse_protocol.refusals import WrongState
 from tests.lighthouse.builders import group, join, machine
@@ -75,8 +75,8 @@ def test_one_that_resolves_elsewhere_again_is_welcome():
     quorum_machine = machine(min_replicas=2)
     assert come(quorum_machine, NAMED) == {}
     quorum_machine.handle(join(8, group("h", address="http://debian:29512", store_address="debian:29600")), now=8)
-    assert quorum_machine.roster.routable == {"h"}
-    assert quorum_machine.roster.loopback == set()
+    counts = quorum_machine.job.counts
+    assert (counts[Kind.ROUTABLE], counts[Kind.LOOPBACK]) == (1, 0)
 
 
 def test_without_addresses_nothing_is_known():

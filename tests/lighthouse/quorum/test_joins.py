@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 
 from agent_client.step.config import AgentConfig
 from lighthouse.job.events import QuorumFormed
-from lighthouse.job.records import CurrentQuorum, Member, QuorumConfig
+from lighthouse.job.records import Group, Job, QuorumConfig
 from lighthouse.job.roster import JoinQueue
 from lighthouse_protocol.limits import ANSWER_MARGIN_S, JOIN_TIMEOUT_S, QUORUM_TIMEOUT_S
 from lighthouse_protocol.messages.membership import Quorum
@@ -14,15 +14,15 @@ from tests.lighthouse.builders import beat, beating, group, join, machine
 MEMBERS = ("g0", "g1", "g2")
 
 
-def member(name: str, **fields: object) -> Member:
-    return Member(name, "i1", 0, 1, participant=group(name, **fields))
+def member(name: str, **fields: object) -> Group:
+    return Group(name, "i1", 0, participant=group(name, **fields), is_participant=name in MEMBERS)
 
 
 @given(st.lists(st.tuples(st.booleans(), st.integers(0, 5), st.integers(0, 50)), max_size=30))
 def test_the_earliest_deadline_is_the_earliest(events: list[tuple[bool, int, int]]):
-    current = CurrentQuorum()
-    current.restore(Quorum(1, tuple(map(group, MEMBERS))))
-    joins = JoinQueue(5, [].append, current)
+    job = Job()
+    job.restore(Quorum(1, tuple(map(group, MEMBERS))))
+    joins = JoinQueue(5, [].append, job)
     waiting: dict[int, int] = {}
     for joined, call, deadline_at in events:
         if joined and call not in waiting:

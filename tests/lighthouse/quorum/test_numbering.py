@@ -1,11 +1,11 @@
 """Which ids were given out in this life, and which before it."""
 
 from lighthouse.job.lineage import Numbering
-from lighthouse.job.records import CurrentQuorum, QuorumRecord
+from lighthouse.job.records import Job, QuorumRecord
 
 
 def test_an_id_that_was_told_is_known_if_it_was_written_down_or_given_out_here():
-    numbering = Numbering(100, QuorumRecord(50), CurrentQuorum())
+    numbering = Numbering(100, QuorumRecord(50), Job())
     assert numbering.is_unknown(51)
     assert numbering.number([], 0, always=True)
     assert numbering.number([], 0, always=True)

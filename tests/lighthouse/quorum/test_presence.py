@@ -263,7 +263,7 @@ class TestDown:
         m.handle(opened(9, "x", down="x"), 0)
         m.handle(ended(9), 0)
         m.handle(pulse(1, down="rank 0 has ended"), 0)
-        assert (len(m.joins), m.roster.healthy) == (0, {"b"})
+        assert (len(m.joins), m.roster.healthy) == (0, 1)
         m.handle(asks(2, 2, "b"), 0)
         [effect] = m.handle(asks(3, 1, "a"), 0)
         assert effect.calls == (3, 2)

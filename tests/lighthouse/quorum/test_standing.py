@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from lighthouse.job.records import CurrentQuorum, JoinState, QuorumRecord
+from lighthouse.job.records import Job, JoinState, QuorumRecord
 from lighthouse.job.standing import Standing, entry_of
 from lighthouse_protocol.messages.membership import Participant, Quorum
 from lighthouse_protocol.messages.session import QuorumOrder, QuorumPhase
@@ -28,10 +28,10 @@ def quorum(names: str = "abc", **fields: object) -> Quorum:
 
 
 def standing_of(present: Quorum | None) -> Standing:
-    current = CurrentQuorum()
+    job = Job()
     if present is not None:
-        current.restore(present)
-    return Standing(current)
+        job.restore(present)
+    return Standing(job)
 
 
 def formed(names: str = "abc", lease_until: float = 5.0, **fields: object) -> Standing:

@@ -11,7 +11,7 @@ from lighthouse.job.events import Left, QuorumEffect, QuorumFormed, SessionEnded
 from lighthouse.job.forming import QuorumMachine
 from lighthouse.job.lineage import Claim, Numbering
 from lighthouse.job.presence import MassSilence, Presence
-from lighthouse.job.records import Member, QuorumRecord
+from lighthouse.job.records import Group, QuorumRecord
 from lighthouse.job.registry import JobRegistry
 from lighthouse.job.roster import JoinQueue, Roster
 from lighthouse.job.standing import Standing
@@ -59,7 +59,7 @@ def _end_any_session(self: Presence, event: SessionEnded, now: float) -> None:
 
 
 def _judge_each_alone(self: MassSilence, now: float) -> None:
-    self._burst = set()
+    self._is_judged = True
 
 
 def _end_unnoticed(self: Presence, event: SessionEnded, now: float) -> None:
@@ -77,7 +77,7 @@ def _free_at_once(self: Standing, chosen: list[Participant], now: float) -> bool
 def _free_by_name(self: Standing, chosen: list[Participant], now: float) -> bool:
     if self.holds_back:
         return False
-    return any(self.is_member(p.replica_id) for p in chosen) or now >= self.free_at()
+    return any(self.remembered(p.replica_id) for p in chosen) or now >= self.free_at()
 
 
 def _free_with_any_member(self: Standing, chosen: Iterable[Participant] = ()) -> float:
@@ -113,11 +113,11 @@ def _resume_at_highest(self: Standing) -> QuorumOrder | None:
     return self._end_when_done() or self.order()
 
 
-def _keep_id(self: Numbering, chosen: list[Member], seen_id: int, *, always: bool) -> bool:
+def _keep_id(self: Numbering, chosen: list[Group], seen_id: int, *, always: bool) -> bool:
     return _number(self, chosen, seen_id, always=False)
 
 
-def _forget_seen_ids(self: Numbering, chosen: list[Member], seen_id: int, *, always: bool) -> bool:
+def _forget_seen_ids(self: Numbering, chosen: list[Group], seen_id: int, *, always: bool) -> bool:
     return _number(self, chosen, 0, always=always)
 
 
@@ -138,18 +138,18 @@ def _missed_by_anyones_clock(self: QuorumMachine) -> float | None:
     return None if started_at is None else started_at + self.config.join_timeout_s
 
 
-def _expire_and_remember(self: Roster, now: float) -> list[Member]:
-    with_all = dict(self._members)
+def _expire_and_remember(self: Roster, now: float) -> list[Group]:
+    with_all = dict(self.job.groups)
     lapsed = _expire(self, now)
-    self._members = with_all
+    self.job.groups = with_all
     return lapsed
 
 
-def _tag_alone_counts(self: QuorumMachine, member: Member, participant: Participant) -> Claim:
+def _tag_alone_counts(self: QuorumMachine, member: Group, participant: Participant) -> Claim:
     return replace(_claim(self, member, participant), may_be_ahead=None)
 
 
-def _no_other_is_ahead(self: QuorumMachine, member: Member, participant: Participant) -> Claim:
+def _no_other_is_ahead(self: QuorumMachine, member: Group, participant: Participant) -> Claim:
     claim = _claim(self, member, participant)
     return replace(claim, may_be_ahead=claim.may_be_ahead and 0)
 
