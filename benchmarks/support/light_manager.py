@@ -27,7 +27,8 @@ from lighthouse_protocol.messages.session import (
 from lighthouse_runtime.client.clients import AsyncLighthouseClient
 from lighthouse_runtime.timing.timers import DeadlineTimer
 from manager.group.link import LighthouseLink
-from manager.group.requests import LEASE_SHARE, Join, QuorumRequest, Wait
+from manager.group.records import QuorumRequest
+from manager.group.requests import LEASE_SHARE, Join, Wait
 
 
 class Crowd(Protocol):

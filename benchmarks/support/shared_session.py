@@ -16,6 +16,7 @@ from lighthouse_runtime.client.connection import OPENED_WITHIN_S
 from lighthouse_runtime.client.stream_kinds import SESSION, Session
 from lighthouse_runtime.client.streams import AsyncStream, StreamKind
 from lighthouse_runtime.security.client_tls import fetch_tls, known_tls
+from manager.group.records import ReplicaGroup
 from manager.group.requests import GrantMachine
 from manager.group.session import SessionMachine
 
@@ -82,7 +83,7 @@ class SharingGrants(GrantMachine):
     """Those of one quorum share one assignment: what a manager without ranks does with it is alike for all."""
 
     def __init__(self, replica_id: str, shared: SharedQuorums) -> None:
-        super().__init__(replica_id)
+        super().__init__(ReplicaGroup(replica_id, 1))
         self._shared = shared
 
     def _assign(self, group_rank: int, init_sync: bool) -> Assignment:

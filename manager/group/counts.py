@@ -12,6 +12,7 @@ from lighthouse_protocol.messages.membership import Participant
 from lighthouse_protocol.messages.progress import HealTotals, RankName
 from lighthouse_protocol.messages.session import Discards, GroupCounts, HeldQuorum
 from lighthouse_protocol.rules.quorum_change import describe_missing_ranks, list_names
+from manager.group.records import ReplicaGroup
 
 REASONS = tuple(field.name for field in fields(Discards))
 GROUP_LOST, RANK_LOST, REVOKED, VOTED_NO = REASONS
@@ -20,11 +21,11 @@ GROUP_LOST, RANK_LOST, REVOKED, VOTED_NO = REASONS
 class StepCounts:
     """Each number only grows."""
 
-    def __init__(self) -> None:
+    def __init__(self, group: ReplicaGroup) -> None:
+        self._group = group
         self.commits = 0
         self._discards = Discards()
         self._step_s = 0.0
-        self._heals, self._healed = _RankHeals(), HealTotals()
         self._began_at: float | None = None
         self._revoked_id = 0
         self._lost_id = 0  # revoked because a group was lost
@@ -78,29 +79,19 @@ class StepCounts:
         self._told = None
 
     def healed(self, group_rank: int, rank_incarnation: str, totals: HealTotals) -> None:
-        """All heals so far of that rank's process."""
-        self._heals.take(group_rank, rank_incarnation, totals)
-        self._healed, self._told = self._heals.totals, None
-
-
-class _RankHeals:
-    """A group heals as one: the rank that has healed most often, and longest, stands for the group."""
-
-    def __init__(self) -> None:
-        self._now: dict[int, tuple[str, HealTotals]] = {}  # by rank: its process, and what that has told last
-        self._past: dict[int, HealTotals] = {}  # by rank: of its processes that are gone
-
-    def take(self, group_rank: int, rank_incarnation: str, totals: HealTotals) -> None:
-        known = self._now.get(group_rank)
+        """Note the totals of all heals so far of that rank's process. An older sample changes nothing."""
+        rank = self._group.ranks[group_rank]
+        known = rank.heals
         if known is not None and known[0] != rank_incarnation:
-            self._past[group_rank] = _sum(self._past.get(group_rank), known[1])
-            known = None
+            rank.past_heals, known = _sum(rank.past_heals, known[1]), None
         if known is None or totals.heals >= known[1].heals:
-            self._now[group_rank] = rank_incarnation, totals
+            rank.heals = rank_incarnation, totals
+        self._told = None
 
     @property
-    def totals(self) -> HealTotals:
-        ranks = [_sum(self._past.get(rank), totals) for rank, (_, totals) in self._now.items()]
+    def _healed(self) -> HealTotals:
+        """A group heals as one: the rank that has healed most often, and longest, stands for the group."""
+        ranks = [_sum(rank.past_heals, rank.heals[1]) for rank in self._group.ranks if rank.heals is not None]
         return HealTotals(
             max((rank.heals for rank in ranks), default=0),
             max((rank.seconds for rank in ranks), default=0.0),
@@ -108,9 +99,7 @@ class _RankHeals:
         )
 
 
-def _sum(past: HealTotals | None, now: HealTotals) -> HealTotals:
-    if past is None:
-        return now
+def _sum(past: HealTotals, now: HealTotals) -> HealTotals:
     return HealTotals(past.heals + now.heals, past.seconds + now.seconds, past.bytes + now.bytes)
 
 

@@ -48,9 +48,9 @@ from lighthouse_runtime.timing.timers import DeadlineTimer, StallWatch, Sustaine
 from manager.group import events
 from manager.group.counts import GroupStatus, say_missing
 from manager.group.machine import GroupMachine
-from manager.group.requests import QuorumRequest, check_rank
+from manager.group.records import PendingVote, QuorumRequest
+from manager.group.requests import check_rank
 from manager.group.session import ProgressReporter
-from manager.group.votes import Decided, Voted
 
 log = logging.getLogger(__name__)
 
@@ -422,7 +422,7 @@ class GroupDriver:
         return self._begin(_Call(reply), ask, within_s, self._no_quorum)
 
     def vote(self, reply: Reply[Decision], time_left_s: float, **fields: Any) -> int:
-        """A rank's vote (the fields of Voted)."""
+        """A rank's vote (the fields of PendingVote)."""
         return self._cast(_Call(reply), time_left_s, **fields)
 
     def end_call(self, call: int) -> None:
@@ -441,7 +441,7 @@ class GroupDriver:
     def drain_for(self, group_rank: int, rank_incarnation: str, reason: str) -> None:
         """Drain, as a rank asks. Raises WrongState for a process that this manager does not watch."""
         check_rank(group_rank, self.machine.me.group_world_size)
-        if not self.machine.ranks.watches.is_watched(group_rank, rank_incarnation):
+        if not self.machine.watches.is_watched(group_rank, rank_incarnation):
             raise WrongState(f"rank {group_rank}: this process is not watched here, so it drains no group")
         log.info("%s: the group drains", reason, extra=event("drain_asked", reason=reason))
         self.drain(reason)
@@ -564,11 +564,11 @@ class GroupDriver:
     # -- waiting
 
     def _cast(self, call: _Call, time_left_s: float, **fields: Any) -> int:
-        voted = Voted(call=next(self._numbers), **fields)
-        return self._begin(call, voted, _answer_within_s(time_left_s), _no_decision)
+        vote = PendingVote(call=next(self._numbers), **fields)
+        return self._begin(call, vote, _answer_within_s(time_left_s), _no_decision)
 
     def _begin(
-        self, call: _Call, event: QuorumRequest | Voted, within_s: float, why: Callable[[float], LighthouseError]
+        self, call: _Call, event: QuorumRequest | PendingVote, within_s: float, why: Callable[[float], LighthouseError]
     ) -> int:
         """Answered, or refused with `why`, in that time."""
         number = event.call
@@ -615,8 +615,8 @@ class GroupDriver:
                         self._waits.answered()
                     self._progress.answered(assignment)
                     self._answer(call, (replace(self._told(assignment), world=self._worlds.world), quorum))
-                case Decided(call, decision, _, following):
-                    self._answer(call, Decision(decision, following and self._told(following)))
+                case events.VoteAnswered(call, Decision(commit, following)):
+                    self._answer(call, Decision(commit, following and self._told(following)))
                 case events.CallRefused(call, error):
                     if isinstance(error, Unrecoverable):
                         log.error("the ranks cannot continue: %s", error, extra=event("unrecoverable"))

@@ -1,30 +1,29 @@
-"""What happens to a replica group's machine, and what it answers with.
+"""Events that a replica group's machine handles, and the effects that it returns.
 
-Requests for a quorum are in request.py, votes in commit.py.
+`QuorumRequest` and `PendingVote` are in records.py.
 """
 
 from collections.abc import Set
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
-from lighthouse_protocol.messages.membership import Assignment, Quorum, World
+from lighthouse_protocol.messages.membership import Assignment, Decision, Quorum, World
 from lighthouse_protocol.messages.progress import HealTotals
 from lighthouse_protocol.messages.session import EvidenceRequest, ToLighthouse, ToManager, ToRank
 from lighthouse_protocol.rank_set import NO_RANKS
 from lighthouse_protocol.refusals import LighthouseError
-from manager.group.requests import QuorumRequest
-from manager.group.votes import Decided, Voted
+from manager.group.records import PendingVote, QuorumRequest
 
 
 @dataclass(frozen=True, slots=True)
 class CallEnded:
-    """A waiting call of a rank is over, without an answer."""
+    """A waiting call of a rank has ended without an answer."""
 
     call: int
 
 
 @dataclass(frozen=True, slots=True)
 class CallExpired:
-    """The time of a waiting call was over; its rank was told `error`."""
+    """The time of a waiting call is over, and its rank got `error`."""
 
     call: int
     error: LighthouseError
@@ -39,14 +38,14 @@ class WatchOpened:
 
 @dataclass(frozen=True, slots=True)
 class WatchEnded:
-    """The stream, or the process that it is of, has ended."""
+    """The stream, or its process, has ended."""
 
     watch: int
 
 
 @dataclass(frozen=True, slots=True)
 class RankLeaves:
-    """The rank of that watch closes its Agent in good order. `step` as in Leaving."""
+    """A rank closes its Agent in good order. `step` as in `Leaving`."""
 
     watch: int
     step: int | None = None
@@ -54,7 +53,7 @@ class RankLeaves:
 
 @dataclass(frozen=True, slots=True)
 class RankFailed:
-    """It says so itself, and ends; `ends_group`: and no rank of the group can go on."""
+    """A rank reports its own failure, and ends. `ends_group`: no rank of the group can go on."""
 
     group_rank: int
     rank_incarnation: str
@@ -64,7 +63,7 @@ class RankFailed:
 
 @dataclass(frozen=True, slots=True)
 class RankHealed:
-    """`totals`: all heals so far of that rank's process."""
+    """A rank reports the totals of all heals so far of its process."""
 
     group_rank: int
     rank_incarnation: str
@@ -73,14 +72,14 @@ class RankHealed:
 
 @dataclass(frozen=True, slots=True)
 class RanksStarted:
-    """A supervisor has started these ranks; None: all that were lost."""
+    """A supervisor has started these ranks, or all lost ranks if None."""
 
     group_ranks: tuple[int, ...] | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class WasLate:
-    """The manager itself was held up: it acts now on what should have been seen `by_s` ago."""
+    """The manager itself was held up for `by_s` seconds."""
 
     by_s: float
 
@@ -107,11 +106,20 @@ class DrainAsked:
 
 @dataclass(frozen=True, slots=True)
 class QuorumAnswered:
-    """A rank's request: `quorum` is None for a grant."""
+    """The answer to a rank's request. `quorum` is None for a grant."""
 
     call: int
     assignment: Assignment
     quorum: Quorum | None
+
+
+@dataclass(frozen=True, slots=True)
+class VoteAnswered:
+    """The decision on a rank's vote, for the caller. If all ranks want it, the grant of the next step comes along."""
+
+    call: int
+    decision: Decision
+    group_rank: int = field(default=-1, compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,7 +135,7 @@ class Sent:
 
 @dataclass(frozen=True, slots=True)
 class Pushed:
-    """To the ranks of `watches`."""
+    """Send `message` on these watches."""
 
     message: ToRank
     watches: tuple[int, ...]
@@ -135,8 +143,10 @@ class Pushed:
 
 @dataclass(frozen=True, slots=True)
 class FailureReported:
-    """By a rank of itself; or, where `is_known` is false, by a process that this manager does not watch, which changes
-    nothing."""
+    """A rank has reported its own failure.
+
+    If `is_known` is false, the report comes from a process that this manager does not watch, and changes nothing.
+    """
 
     group_rank: int
     reason: str
@@ -145,14 +155,14 @@ class FailureReported:
 
 @dataclass(frozen=True, slots=True)
 class MissingChanged:
-    """Which ranks of the group are here and which are missing, in words; empty: all are here, or none."""
+    """Text that names the present and the missing ranks; empty if all or none are present."""
 
     text: str
 
 
 @dataclass(frozen=True, slots=True)
 class WaitBegan:
-    """A request for a quorum waits, the first one since the last answer or the last end of a wait."""
+    """A request for a quorum waits: the first one since the last answer, or since no request waited."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,8 +172,11 @@ class WaitEnded:
 
 @dataclass(frozen=True, slots=True)
 class RankGivenUp:
-    """It was lost then and is not back. Where it has not left in good order, its process does nothing any more, if it
-    is still there. `is_started`: another one was started in its place, and is on its way."""
+    """A lost rank has not come back in time.
+
+    Unless it has left in good order, its process does nothing useful any more, if it still runs. `is_started`: a
+    supervisor has started another process in its place, which has not connected yet.
+    """
 
     group_rank: int
     reason: str
@@ -173,20 +186,20 @@ class RankGivenUp:
 
     @property
     def is_expected(self) -> bool:
-        """Nothing is wrong with that."""
+        """Whether this is no failure."""
         return self.has_left or self.is_started
 
 
 @dataclass(frozen=True, slots=True)
 class GroupGivenUp:
-    """It does not fit its peers: no rank of it can go on, and a restart alone does not mend that."""
+    """The group does not fit its peers. No rank of it can go on, and a restart alone does not fix that."""
 
     reason: str
 
 
 @dataclass(frozen=True, slots=True)
 class WorldChanged:
-    """The ranks are to be told."""
+    """Send the world to the ranks."""
 
     world: World
 
@@ -200,7 +213,7 @@ class SessionGivenUp:
 
 @dataclass(frozen=True, slots=True)
 class SessionSilent:
-    """A heartbeat has no answer: make a second connection beside the first, and move the session there."""
+    """A heartbeat has no answer: open a second connection, and move the session there."""
 
     reason: str
 
@@ -212,7 +225,7 @@ class SessionHeard:
 
 @dataclass(frozen=True, slots=True)
 class Killed:
-    """`behind`: the ranks that the lighthouse has the group killed for; empty: a person asks."""
+    """The lighthouse kills the group. `behind`: the stalled ranks that are the reason; empty if a person asks."""
 
     reason: str
     behind: Set[int] = NO_RANKS
@@ -220,7 +233,7 @@ class Killed:
 
 @dataclass(frozen=True, slots=True)
 class EvidenceWanted:
-    """What the ranks are doing is to be found out and sent."""
+    """Collect evidence of what the ranks are doing, and send it."""
 
     request: EvidenceRequest
 
@@ -234,7 +247,7 @@ class HasLeft:
 
 RankEvent = (
     QuorumRequest
-    | Voted
+    | PendingVote
     | CallEnded
     | CallExpired
     | WatchOpened
@@ -247,7 +260,7 @@ RankEvent = (
 Event = RankEvent | WasLate | SessionOpened | SessionClosed | Received | DrainAsked
 Effect = (
     QuorumAnswered
-    | Decided
+    | VoteAnswered
     | CallRefused
     | Sent
     | Pushed

@@ -1,24 +1,23 @@
-"""All ranks of the group have asked for a quorum: then, and only then, the group joins.
+"""Requests for a quorum: what the ranks of a group ask for becomes a join, or a grant under the standing quorum.
 
-A replica group is one member only when all its ranks are there. Ranks that hold different states (an Agent says so by
-its tag) join as a group that disagrees, at their lowest step, and heal. Callers without tags whose steps differ are
-all refused, with both numbers: they cannot be told to heal. Ranks whose states differ, or one that holds none any
-more, and that no group of the quorum can heal, must end. Only a group that is alone in its quorum and had peers in the
-one before asks again, for a while: they may hold the state, and be away for a moment. One that was alone before, too,
-had that state to itself. Where that is not known, of a manager that has started below its ranks, a rank that has torn
-its state may have had peers.
+Gathering. A replica group joins when all its ranks have asked, and never before. A rank that asks again replaces its
+older request, and a withdrawn request withdraws the join. An answer belongs to the join that it was asked for and never
+reaches another one. An error reaches every waiting rank at once.
 
-A rank that asks again takes the place of its older call; one that withdraws takes the group's join back. An answer
-belongs to the round it was asked in and never reaches another. An error reaches every waiting rank at once.
-
-A rank whose process is new (`rank_incarnation` differs) has lost its state: the group takes a new incarnation.
+- Ranks that hold different states (their Agents' tags differ) join as a group that disagrees, at their lowest step, and
+  heal. Callers without tags cannot heal, so if their steps differ they are all refused, with both numbers.
+- If no group of the quorum can heal ranks that disagree, or a rank without a state, they must end. The exception is a
+  group that is alone in its quorum and had peers in the quorum before: a peer may hold the state and return, so the
+  ranks ask again. A manager that was restarted does not know whether there were peers; then only a torn state counts as
+  a sign of them.
+- A rank whose process is new (`rank_incarnation` differs) has lost its state, so the group takes a new incarnation.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from lighthouse_protocol.constraints import check_count
-from lighthouse_protocol.messages.membership import PLAIN, Assignment, CatchUp, Distrust, Participant, Quorum, Tag
+from lighthouse_protocol.messages.membership import Assignment, Distrust, Participant, Quorum
 from lighthouse_protocol.messages.session import HeldQuorum, HoldState, QuorumOrder, QuorumPhase
 from lighthouse_protocol.refusals import (
     InternalError,
@@ -28,36 +27,12 @@ from lighthouse_protocol.refusals import (
     Unrecoverable,
     WrongState,
 )
+from manager.group import events
+from manager.group.records import QuorumRequest, ReplicaGroup
 
 # -- request ------------------------------------------------------------------
 #
-# One rank's request for a quorum, and what is said against it.
-
-
-@dataclass(frozen=True, slots=True)
-class QuorumRequest:
-    """One rank's call. `rank_incarnation` is empty, and `tag_quorum_id` None, for a caller that does not say."""
-
-    call: int
-    group_rank: int
-    step: int
-    deadline_at: float
-    checkpoint_address: str = ""
-    tag_quorum_id: int | None = None
-    rank_incarnation: str = ""
-    shrink_only: bool = False
-    init_sync: bool = True
-    commit_failures: int = 0
-    handle: str = ""
-    catch_up: CatchUp = PLAIN
-    compares: bool = False
-    distrust: Distrust | None = None
-    heals_first: bool | None = None
-
-    @property
-    def holds(self) -> Tag:
-        """The state that the rank holds."""
-        return self.catch_up.held or Tag(self.step, self.tag_quorum_id)
+# Reasons to refuse a rank's request for a quorum.
 
 
 def check_rank(group_rank: int, group_world_size: int) -> None:
@@ -83,7 +58,10 @@ def steps_differ(ask: QuorumRequest, other: QuorumRequest) -> Unrecoverable:
 
 
 def no_state(ask: QuorumRequest, other: QuorumRequest, *, may_heal: bool) -> LighthouseError:
-    """They hold different states, or `other` holds none. `may_heal`: a peer that could heal them may come back."""
+    """Build the refusal of two ranks that hold different states, or of which `other` holds none.
+
+    `may_heal`: a peer that could heal them may return.
+    """
     torn = other.distrust
     what = f"{torn.text if torn is not None else _differ(ask, other)}, and no other group can heal them"
     if may_heal:
@@ -237,27 +215,12 @@ def _behind(members: tuple[Participant, ...], group_rank: int, init_sync: bool) 
 
 
 @dataclass(frozen=True, slots=True)
-class Withdrawn:
-    call: int
-
-
-@dataclass(frozen=True, slots=True)
-class QuorumReceived:
-    round: int
-    quorum: Quorum
-    stands: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class JoinFailed:
-    round: int
-    error: LighthouseError
-
-
-@dataclass(frozen=True, slots=True)
 class GroupJoined:
-    """Every rank has asked: join the lighthouse with this, as round `round`. `step` and tag are of the state that the
-    group holds; `works_at` is its step, where it holds an older one."""
+    """All ranks have asked: send this join to the lighthouse.
+
+    `step` and the tag describe the state that the group holds. `works_at` is the step that it works at, if that state
+    is older.
+    """
 
     round: int
     step: int
@@ -283,61 +246,47 @@ class JoinTakenBack:
 
 
 @dataclass(frozen=True, slots=True)
-class RankAnswered:
-    call: int
-    assignment: Assignment
-    quorum: Quorum
-
-
-@dataclass(frozen=True, slots=True)
-class RankRefused:
-    call: int
-    error: LighthouseError
-
-
-@dataclass(frozen=True, slots=True)
 class RoundAnswered:
-    """All ranks were told: the step under way is `step`, the quorum's max_step: a rank that is behind heals to it."""
+    """All ranks get the quorum, and work at `step`, its max_step. A rank that is behind heals to that step."""
 
     quorum_id: int
     step: int
 
 
-Event = QuorumRequest | Withdrawn | QuorumReceived | JoinFailed
-Effect = GroupJoined | JoinTakenBack | RankAnswered | RankRefused | RoundAnswered
+Effect = GroupJoined | JoinTakenBack | RoundAnswered | events.QuorumAnswered | events.CallRefused
 
 
 class GatherMachine:
-    """No time passes here: the callers' deadlines end their calls, and the join carries the earliest of them."""
+    """Gathers the requests of all ranks for one join.
 
-    def __init__(self, wire_id: str, group_world_size: int) -> None:
-        self._wire_id = wire_id
-        self._size = group_world_size
-        self._asks: dict[int, QuorumRequest] = {}
+    No time passes here: callers end their calls by themselves, and the join carries the earliest of their deadlines.
+    """
+
+    def __init__(self, group: ReplicaGroup) -> None:
+        self._group = group
         self.round = 0  # the number of the last join
         self.is_joined = False
-        self._last: dict[int, QuorumRequest] = {}
         self.incarnation = 0
         self._max_step: int | None = None
-        self._lowest: dict[int, tuple[Tag, int]] = {}  # of the quorums that a rank was answered with that state
         self._had_peers: bool | None = None  # in the last quorum, these same processes; None: not known
         self.quorum_id = 0
         self.step = 0
-        """Of the state that the group holds, or may have come to hold since it joined: no lower one."""
+        """Step of the state that the group holds, or the lowest one that it may have healed to since it joined."""
 
     @property
     def waiting(self) -> tuple[int, ...]:
-        return tuple(sorted(self._asks))
+        """The ranks that gather."""
+        return tuple(sorted(ask.group_rank for ask in self.asks))
 
     @property
     def asks(self) -> tuple[QuorumRequest, ...]:
-        """Those that wait."""
-        return tuple(self._asks.values())
+        """The requests that gather, in the order in which they came."""
+        return self._group.pending(is_gathering=True)
 
     def call_of(self, group_rank: int) -> int | None:
-        """The call of a rank that waits."""
-        ask = self._asks.get(group_rank)
-        return None if ask is None else ask.call
+        """Return the call of a rank that gathers."""
+        pending = self._group.ranks[group_rank].pending
+        return pending.request.call if pending is not None and pending.is_gathering else None
 
     @property
     def max_step(self) -> int:
@@ -345,55 +294,56 @@ class GatherMachine:
         return self._max_step or 0
 
     def checkpoint_address(self, group_rank: int, step: int | None) -> str:
-        """Of the rank's last ask. Raises a refusal for a rank that never asked, or is at another step."""
-        check_rank(group_rank, self._size)
-        last = self._last.get(group_rank)
+        """Return where a rank serves its state, from its last request.
+
+        Raises:
+            InvalidRequest: the group has no such rank.
+            WrongState: the rank has never asked, or is at another step.
+        """
+        check_rank(group_rank, self._group.size)
+        last = self._group.ranks[group_rank].last_request
         if last is None:
             raise WrongState(f"rank: rank {group_rank} has not asked for a quorum yet; ask again once it has")
         if step is not None and last.step != step:
             raise WrongState(f"step: rank {group_rank} is at step {last.step}, not at {step}; ask for a new quorum")
         return last.checkpoint_address
 
-    def handle(self, event: Event) -> Sequence[Effect]:
-        match event:
-            case QuorumRequest():
-                return self._ask(event)
-            case Withdrawn(call):
-                return self._withdraw(call)
-            case QuorumReceived(number, quorum, stands):
-                return self._receive(quorum, stands) if self.is_joined and number == self.round else []
-            case JoinFailed(number, error):
-                return self.refuse_all(error) if self.is_joined and number == self.round else []
+    def receive(self, number: int, quorum: Quorum, *, stands: bool = False) -> list[Effect]:
+        """Answer the ranks with the quorum that join `number` has led to. A late answer to an older join is dropped."""
+        return self._receive(quorum, stands) if self.is_joined and number == self.round else []
 
-    def _ask(self, ask: QuorumRequest) -> list[Effect]:
+    def fail(self, number: int, error: LighthouseError) -> list[Effect]:
+        """Refuse the ranks' requests because the lighthouse has refused join `number`."""
+        return self.refuse_all(error) if self.is_joined and number == self.round else []
+
+    def ask(self, ask: QuorumRequest) -> list[Effect]:
+        """Add a rank's request, and join once all ranks have asked."""
         try:
-            check_rank(ask.group_rank, self._size)
+            check_rank(ask.group_rank, self._group.size)
             self._check_step(ask)
         except LighthouseError as e:
-            return [RankRefused(ask.call, e)]
+            return [events.CallRefused(ask.call, e)]
         effects: list[Effect] = []
-        older = self._asks.get(ask.group_rank)
-        if older is not None:
-            effects += [
-                *self._withdraw(older.call),
-                RankRefused(older.call, superseded(ask.group_rank)),
-            ]
+        if (older := self.call_of(ask.group_rank)) is not None:
+            effects += [*self.withdraw(older), events.CallRefused(older, superseded(ask.group_rank))]
         self._note_worker(ask)
-        self._asks[ask.group_rank] = self._last[ask.group_rank] = ask
-        odd = next((other for other in self._asks.values() if _cannot_meet(ask, other)), None)
+        self._group.wait(ask, is_gathering=True)
+        self._group.ranks[ask.group_rank].last_request = ask
+        asks = self.asks
+        odd = next((other for other in asks if _cannot_meet(ask, other)), None)
         if odd is not None:
             return effects + self.refuse_all(steps_differ(ask, odd))
-        return effects + (self._join() if len(self._asks) == self._size else [])
+        return effects + (self._join() if len(asks) == self._group.size else [])
 
     def _check_step(self, ask: QuorumRequest) -> None:
         check_count(ask.step, "step")
-        last = self._last.get(ask.group_rank)
+        last = self._group.ranks[ask.group_rank].last_request
         if last is None or last.rank_incarnation != ask.rank_incarnation:
             return
         # What counts is the state that the rank holds: one that catches up works at a later step, and may return. It
         # may have been told to heal to an older state than its own, and that, where it catches up, some quorums ago.
         held, was_held = ask.holds.step, last.holds.step
-        since, lowest = self._lowest.get(ask.group_rank, (last.holds, was_held))
+        since, lowest = self._group.ranks[ask.group_rank].lowest or (last.holds, was_held)
         if held < (min(was_held, lowest) if since == last.holds else was_held):
             raise InvalidRequest(
                 f"of rank {ask.group_rank} went from {was_held} back to {held}; "
@@ -402,7 +352,7 @@ class GatherMachine:
             )
 
     def _note_worker(self, ask: QuorumRequest) -> None:
-        last = self._last.get(ask.group_rank)
+        last = self._group.ranks[ask.group_rank].last_request
         if last is not None and last.rank_incarnation != ask.rank_incarnation:
             self.incarnation += 1
             if self._had_peers:
@@ -410,7 +360,7 @@ class GatherMachine:
             self.step = min(self.step, ask.holds.step)  # a session that opens before the group joins says it
 
     def _join(self) -> list[Effect]:
-        asks = [self._asks[rank] for rank in sorted(self._asks)]
+        asks = sorted(self.asks, key=lambda ask: ask.group_rank)
         states = {ask.holds for ask in asks}
         distrust = next((ask.distrust for ask in asks if ask.distrust is not None), None)
         lags = any(ask.catch_up.held for ask in asks)
@@ -438,12 +388,9 @@ class GatherMachine:
             )
         ]
 
-    def _withdraw(self, call: int) -> list[Effect]:
-        rank = next((rank for rank, ask in self._asks.items() if ask.call == call), None)
-        if rank is None:
-            return []
-        del self._asks[rank]
-        if not self.is_joined:
+    def withdraw(self, call: int) -> list[Effect]:
+        """Remove the request of a caller that has gone, and take the group's join back."""
+        if not self._group.withdraw(call, is_gathering=True) or not self.is_joined:
             return []
         self.is_joined = False
         return [JoinTakenBack(self.round)]
@@ -451,14 +398,14 @@ class GatherMachine:
     def _receive(self, quorum: Quorum, stands: bool) -> list[Effect]:
         if quorum.quorum_id < self.quorum_id:
             return self.refuse_all(_went_back(quorum.quorum_id, self.quorum_id))
-        answers: list[RankAnswered] = []
-        for ask in self._asks.values():
-            assignment = assign(quorum, self._wire_id, ask.group_rank, ask.init_sync, stands=stands)
+        answers: list[events.QuorumAnswered] = []
+        for ask in self.asks:
+            assignment = assign(quorum, self._group.wire_id, ask.group_rank, ask.init_sync, stands=stands)
             if assignment is None:
                 return self.refuse_all(
-                    InternalError(f"the lighthouse's quorum {quorum.quorum_id} lacks {self._wire_id}")
+                    InternalError(f"the lighthouse's quorum {quorum.quorum_id} lacks {self._group.wire_id}")
                 )
-            answers.append(RankAnswered(ask.call, assignment, quorum))
+            answers.append(events.QuorumAnswered(ask.call, assignment, quorum))
         self.quorum_id = quorum.quorum_id
         mine = answers[0].assignment
         is_behind = mine.heals or mine.place is None
@@ -468,13 +415,13 @@ class GatherMachine:
         self._had_peers = not is_alone
         self._max_step = mine.max_step
         self._note_lowest(mine.max_step)
-        self._asks = {}
+        self._group.clear(is_gathering=True)
         self.is_joined = False
         return [RoundAnswered(quorum.quorum_id, self._max_step), *answers]
 
     def _without_state(self, *, is_alone: bool) -> LighthouseError | None:
-        """Why the waiting ranks cannot train without healing, if they hold different states, or one holds none."""
-        asks = tuple(self._asks.values())
+        """Return the reason to refuse ranks that need to heal, or None if they all hold the same state."""
+        asks = self.asks
         torn = next((ask for ask in asks if ask.distrust is not None), None)
         odd = torn or next((other for other in asks[1:] if other.holds != asks[0].holds), None)
         if odd is None:
@@ -483,29 +430,30 @@ class GatherMachine:
         return no_state(asks[0], odd, may_heal=is_alone and had_peers)
 
     def _note_lowest(self, max_step: int) -> None:
-        for group_rank, ask in self._asks.items():
-            held, lowest = self._lowest.get(group_rank, (ask.holds, max_step))
+        for ask in self.asks:
+            rank = self._group.ranks[ask.group_rank]
+            held, lowest = rank.lowest or (ask.holds, max_step)
             lowest = min(lowest, max_step) if held == ask.holds else max_step
-            self._lowest[group_rank] = ask.holds, lowest
+            rank.lowest = ask.holds, lowest
             self.step = min(self.step, lowest)
 
     def refuse_all(self, error: LighthouseError) -> list[Effect]:
-        """Every waiting rank gets `error`."""
+        """Refuse every request that gathers."""
         taken_back: list[Effect] = [JoinTakenBack(self.round)] if self.is_joined else []
-        refused: list[Effect] = [RankRefused(ask.call, error) for ask in self._asks.values()]
-        self._asks = {}
+        refused: list[Effect] = [events.CallRefused(ask.call, error) for ask in self.asks]
+        self._group.clear(is_gathering=True)
         self.is_joined = False
         return taken_back + refused
 
 
 def _heals_first(asks: Sequence[QuorumRequest]) -> bool | None:
-    """None: a rank of the group does not say."""
+    """Return None if some rank does not say."""
     said = [ask.heals_first for ask in asks]
     return None if None in said else all(said)
 
 
 def _cannot_meet(ask: QuorumRequest, other: QuorumRequest) -> bool:
-    """At different steps; and one of them, being no Agent, could not heal inside its group's step."""
+    """Return whether two ranks are at different steps, and one of them is no Agent, which could heal."""
     return ask.step != other.step and not (ask.rank_incarnation and other.rank_incarnation)
 
 
@@ -543,38 +491,34 @@ LEASE_SHARE = 0.8
 
 @dataclass(frozen=True, slots=True)
 class Granted:
-    """`is_first`: no rank has been let into that step before."""
+    """The rank may enter the step. `is_first`: no rank has entered it before."""
 
     assignment: Assignment
     is_first: bool
 
 
 class Wait:
-    """Until the lighthouse has said more."""
+    """The rank waits for the next message of the lighthouse."""
 
 
 @dataclass(frozen=True, slots=True)
 class Join:
-    """The lighthouse is to be asked. `gives_up`: the quorum is over by this, for all ranks of the group."""
+    """The group asks the lighthouse. `gives_up`: this ends the standing quorum for all ranks of the group."""
 
     gives_up: bool = False
 
 
 class GrantMachine:
-    def __init__(self, wire_id: str, group_world_size: int = 1) -> None:
-        self._wire_id = wire_id
-        self._size = group_world_size
+    def __init__(self, group: ReplicaGroup) -> None:
+        self._group = group
         self._quorum: Quorum | None = None
         self._formed_for = 0
         self._committed = -1
         self._upto = 0
-        self._assigned: dict[tuple[int, bool], Assignment] = {}
-        self._catching_up: dict[int, CatchUp] = {}
         self._wants_next = False
         self._knows_lost = False
         self._is_revoked_by_order = False
         self._is_late = False
-        self._voted: set[int] = set()
         self.mode = HoldState.REVOKED
         self.granted = 0
         self.lease_until = 0.0
@@ -589,52 +533,59 @@ class GrantMachine:
 
     @property
     def grants(self) -> bool:
-        """It may let ranks into a further step by itself."""
+        """Whether the manager may grant another step by itself."""
         return self._quorum is not None and self.mode in (HoldState.STANDING, HoldState.RECALLED, HoldState.RESUMED)
 
     @property
     def is_leaving(self) -> bool:
-        """Its ranks have ended in good order, and the quorum is not over yet."""
+        """Whether the ranks have ended in good order under a quorum that is not over yet."""
         return self._quorum is not None and self.mode is HoldState.LEAVING
 
     @property
     def has_done_late_step(self) -> bool:
-        """This group was told to heal too late, has done its part in the step all the same, and asks for the next
-        quorum."""
+        """Whether the group, too late to heal, has done the step with zeros and asks for the next quorum."""
         return self._quorum is not None and self._is_late and self.mode is HoldState.JOINING
 
     def take(self, quorum: Quorum, step: int, *, init_sync: bool = True) -> None:
-        """`quorum` was formed for `step`, and stands."""
+        """Hold `quorum`, which stands and was formed for `step`."""
         self._quorum, self._formed_for, self.granted = quorum, step, step
         self._committed, self._upto = -1, step
-        self._assigned = {}
-        self._catching_up, self._wants_next, self._knows_lost = {}, False, False
+        for rank in self._group.ranks:
+            rank.assigned, rank.has_voted, rank.catch_up = {}, False, None
+        self._wants_next, self._knows_lost = False, False
         self._is_revoked_by_order = False
-        mine, self._voted = self._assign(0, init_sync), set()
+        mine = self._assign(0, init_sync)
         self._is_late = mine.place is None and not (mine.heals or mine.catches_up)
         self.mode = HoldState.RESUMED if self._is_for_one_step(init_sync) else HoldState.STANDING
         self.lease_until = self.renewed_until  # an earlier lighthouse may have given a longer lease
 
     def drop(self) -> None:
-        """The quorum that was assigned now does not stand."""
+        """Hold no quorum: the present one does not stand."""
         self._quorum = None
 
     def committed(self, quorum_id: int, step: int) -> None:
-        """All ranks of the group."""
+        """Note that all ranks of the group have committed a step."""
         if self._quorum is not None and self._quorum.quorum_id == quorum_id:
             self._committed = max(self._committed, step)
             self._end_when_done()
 
     def voted(self, group_rank: int, quorum_id: int | None, step: int) -> bool:
-        """That rank has done its part in the step. Whether it is the last one of a group that was told too late."""
+        """Note a rank's vote. Return whether it is the last one of a group that was too late to heal."""
         if self._quorum is None or (quorum_id, step) != (self._quorum.quorum_id, self.granted):
             return False
-        self._voted.add(group_rank)
-        return self._is_late and len(self._voted) == self._size
+        self._group.ranks[group_rank].has_voted = True
+        return self._is_late and self._have_all_voted
+
+    @property
+    def _have_all_voted(self) -> bool:
+        return all(rank.has_voted for rank in self._group.ranks)
 
     def ends_by_discard(self, quorum_id: int) -> bool:
-        """Whether a discard under that quorum ends it: a group that was told to heal too late discards its step, while
-        its other ranks may still take part in their peers'."""
+        """Return whether a discard under that quorum ends it.
+
+        It does not for a group that was too late to heal: it discards its step, while its other ranks may still take
+        part in that of their peers.
+        """
         return self._quorum is not None and self._quorum.quorum_id == quorum_id and not self._is_late
 
     def renew(self, until: float) -> None:
@@ -642,7 +593,7 @@ class GrantMachine:
         self.lease_until = max(self.lease_until, until)
 
     def obey(self, order: QuorumOrder) -> bool:
-        """Whether the ranks are to be told that the quorum is revoked."""
+        """Carry out an order. Return whether the ranks must learn that the quorum is revoked."""
         if self._quorum is None or order.quorum_id != self._quorum.quorum_id:
             return False
         if order.phase is QuorumPhase.REVOKED:
@@ -660,12 +611,12 @@ class GrantMachine:
         return False
 
     def _end_when_done(self) -> None:
-        """It has done the last step that it may: no peer waits for it any more."""
+        """Ask for the next quorum once the last granted step is committed: no peer waits for this group any more."""
         if self.mode is HoldState.RESUMED and self._committed == self.granted >= self._upto:
             self.mode = HoldState.JOINING
 
     def _end(self, lost: str) -> bool:
-        """Whether that is news: the end, or which group was lost."""
+        """End the quorum. Return whether the end, or the name of the lost group, is news."""
         is_over = self.grants or self.is_leaving
         is_news = is_over or (bool(lost) and not self._knows_lost)
         self._knows_lost |= bool(lost)
@@ -675,17 +626,17 @@ class GrantMachine:
         return is_news
 
     def give_up(self) -> bool:
-        """A step failed, or a rank was lost. Whether that changes anything."""
+        """End the quorum because a step failed or a rank was lost. Return whether that changes anything."""
         changes = self.grants
         if changes:
             self.mode = HoldState.REVOKED
         return changes
 
     def leave(self, step: int | None) -> None:
-        """A rank ends in good order, and would have asked for `step` next; None: it is in the middle of one.
+        """Note that a rank ends in good order, before it has asked for `step`; None if it is in the middle of a step.
 
-        It also does so after the loss of a peer, if it had nothing to do any more: the lighthouse then knows that its
-        script has ended.
+        This also counts after the loss of a peer, if this group had nothing left to do: then the lighthouse learns that
+        its script has ended.
         """
         has_done_all = self._is_revoked_by_order and self._committed == self.granted
         may_leave = self._quorum is not None and (self.grants or self.mode is HoldState.JOINING or has_done_all)
@@ -697,12 +648,12 @@ class GrantMachine:
         if self._quorum is None or self.mode in (HoldState.JOINING, HoldState.LEAVING):
             return Join()
         is_repeated = ask.step == self.granted and self._committed < ask.step and ask.commit_failures == 0
-        if is_repeated and (ask.distrust is None or self._size > 1):
+        if is_repeated and (ask.distrust is None or self._group.size > 1):
             return self._grant(ask, is_first=False)
         if self.mode is HoldState.REVOKED:
             return Join()
-        if self._is_late and ask.group_rank in self._voted:
-            if len(self._voted) < self._size:
+        if self._is_late and self._group.ranks[ask.group_rank].has_voted:
+            if not self._have_all_voted:
                 return Wait()
             self.mode = HoldState.JOINING
             return Join()
@@ -719,7 +670,7 @@ class GrantMachine:
         return self._grant(ask, is_first=True)
 
     def offer(self, now: float) -> bool:
-        """All ranks have committed the highest granted step: whether they may go on to the next at once."""
+        """Grant the next step together with the commit of the highest granted one. Return whether that is allowed."""
         is_free = self._quorum is not None and self.mode in (HoldState.STANDING, HoldState.RESUMED)
         if not is_free or self._committed != self.granted or now >= self.lease_until:
             return False
@@ -728,8 +679,10 @@ class GrantMachine:
         return True
 
     def assignment(self, group_rank: int, init_sync: bool) -> Assignment:
-        """What the highest granted step means for a rank: after the step it was formed for, none heals but those that
-        catch up, and these contribute to none."""
+        """Return a rank's assignment in the highest granted step.
+
+        After the step that the quorum was formed for, only groups that catch up still heal, and they do not contribute.
+        """
         formed = self._assign(group_rank, init_sync)
         revoked = self.mode is HoldState.REVOKED
         if self.granted == self._formed_for:
@@ -755,18 +708,19 @@ class GrantMachine:
         )
 
     def _assign(self, group_rank: int, init_sync: bool) -> Assignment:
-        """Reckoned once a quorum: it is O(participants), and steps are many."""
-        formed = self._assigned.get((group_rank, init_sync))
+        """Compute a rank's assignment once per quorum, because it is O(participants)."""
+        assigned = self._group.ranks[group_rank].assigned
+        formed = assigned.get(init_sync)
         if formed is None:
             assert self._quorum is not None
-            formed = assign(self._quorum, self._wire_id, group_rank, init_sync, stands=True)
+            formed = assign(self._quorum, self._group.wire_id, group_rank, init_sync, stands=True)
             assert formed is not None
-            self._assigned[group_rank, init_sync] = formed
+            assigned[init_sync] = formed
         return formed
 
     def _is_for_one_step(self, init_sync: bool) -> bool:
         assert self._quorum is not None
-        return is_for_one_step(self._quorum, init_sync, self._size)
+        return is_for_one_step(self._quorum, init_sync, self._group.size)
 
     def _grant(self, ask: QuorumRequest, *, is_first: bool) -> Granted:
         assignment = self.assignment(ask.group_rank, ask.init_sync)
@@ -775,11 +729,13 @@ class GrantMachine:
         return Granted(assignment, is_first)
 
     def _note_catch_up(self, ask: QuorumRequest, is_first: bool) -> None:
-        """All ranks hold what they work at, or one of them cannot get there under this quorum: another one is to come.
-        Said until it has."""
+        """Ask for another quorum once all ranks have caught up, or one cannot catch up under this quorum."""
+        ranks = self._group.ranks
         if is_first:
-            self._catching_up = {}
-        self._catching_up[ask.group_rank] = ask.catch_up
-        if len(self._catching_up) == self._size:
-            lagging = [rank for rank in self._catching_up.values() if rank.held is not None]
+            for rank in ranks:
+                rank.catch_up = None
+        ranks[ask.group_rank].catch_up = ask.catch_up
+        told = [rank.catch_up for rank in ranks if rank.catch_up is not None]
+        if len(told) == len(ranks):
+            lagging = [rank for rank in told if rank.held is not None]
             self._wants_next |= not all(rank.has_source for rank in lagging) or not lagging

@@ -21,115 +21,49 @@ it decided. So no rank that lives may be told otherwise:
 """
 
 from collections import OrderedDict
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from lighthouse_protocol.constraints import check_count
-from lighthouse_protocol.messages.membership import Assignment, Tag
+from lighthouse_protocol.messages.membership import Decision, Tag
 from lighthouse_protocol.refusals import LighthouseError, Superseded, Unrecoverable, WrongState
+from manager.group import events
+from manager.group.records import PendingVote, QuorumRequest, ReplicaGroup
 from manager.group.requests import check_rank
 
 DECISIONS_KEPT = 16
 
 
 @dataclass(frozen=True, slots=True)
-class Opened:
-    """Every rank was answered quorum `quorum_id` for `step`."""
-
-    quorum_id: int
-    step: int
-
-
-@dataclass(frozen=True, slots=True)
-class Voted:
-    """`quorum_id` None: the one last answered. `wants_next`: the rank can use a grant that comes with the decision."""
-
-    call: int
-    group_rank: int
-    step: int
-    vote: bool
-    quorum_id: int | None = None
-    wants_next: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class Withdrawn:
-    call: int
-
-
-@dataclass(frozen=True, slots=True)
-class RankLost:
-    """It will not vote any more: what was opened here, and it has not voted for, is discarded."""
-
-    group_rank: int
-
-
-@dataclass(frozen=True, slots=True)
-class RankMissed:
-    """It was lost, for that reason, and no process has come in its place."""
-
-    group_rank: int
-    reason: str
-
-
-@dataclass(frozen=True, slots=True)
-class Asked:
-    """A rank asks for the quorum of `step`: it will not vote for an earlier one any more. `stands`: it may be let into
-    the step that was opened; else it waits for another quorum, and will not vote for that one either. `torn`: the state
-    that it would hold."""
-
-    group_rank: int
-    step: int
-    tag_quorum_id: int | None
-    has_failed: bool
-    stands: bool = True
-    torn: Tag | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Decided:
-    """The answer to one vote. `next`: the rank is let into the next step by it."""
-
-    call: int
-    commit: bool
-    group_rank: int = field(default=-1, compare=False)
-    next: Assignment | None = None
-
-
-@dataclass(frozen=True, slots=True)
 class StepDecided:
-    """For all ranks. It comes before their answers."""
+    """All votes for a step have led to a decision. This precedes the answers to them."""
 
     quorum_id: int
     step: int
     commit: bool
 
 
-@dataclass(frozen=True, slots=True)
-class VoteRefused:
-    call: int
-    error: LighthouseError
-
-
-Event = Opened | Voted | Withdrawn | RankLost | RankMissed | Asked
-Effect = StepDecided | Decided | VoteRefused
+Effect = StepDecided | events.VoteAnswered | events.CallRefused
 
 
 @dataclass(slots=True)
 class _Attempt:
+    """What the present votes are about. The votes themselves are in the records of the ranks."""
+
     quorum_id: int
     step: int
-    is_opened: bool  # by a quorum, not by a vote
-    yes: dict[int, int] = field(default_factory=dict)  # group_rank -> call
+
+    is_opened: bool
+    """Opened by a quorum, not by a vote."""
+
     decision: bool | None = None
-    told: set[int] = field(default_factory=set)
-    bound: set[int] = field(default_factory=set)  # calls
-    empty: set[int] = field(default_factory=set)  # ranks that ask, and neither hold the step nor have voted for it
+
+    is_bound: bool = False
+    """Some vote has named its quorum."""
 
     @property
     def is_inherited(self) -> bool:
-        """An earlier manager may have decided it."""
-        return not self.is_opened and bool(self.bound) and self.decision is None
+        """An earlier manager may have decided the attempt."""
+        return not self.is_opened and self.is_bound and self.decision is None
 
     @property
     def key(self) -> tuple[int, int]:
@@ -137,168 +71,202 @@ class _Attempt:
 
 
 class CommitMachine:
-    """No time passes here: a waiting vote ends with its call."""
+    """Counts the votes of a group. No time passes here: a waiting vote ends with its call."""
 
-    def __init__(self, group_world_size: int) -> None:
-        self._size = group_world_size
+    def __init__(self, group: ReplicaGroup) -> None:
+        self._group = group
         self._attempt: _Attempt | None = None
         self._decided: OrderedDict[tuple[int, int], bool] = OrderedDict()
 
     @property
+    def votes(self) -> list[PendingVote]:
+        """The votes that wait, in the order in which they came."""
+        return sorted((rank.vote for rank in self._group.ranks if rank.vote is not None), key=lambda vote: vote.call)
+
+    @property
     def voters(self) -> tuple[int, ...]:
         """The ranks whose votes wait."""
-        return tuple(self._attempt.yes) if self._attempt is not None else ()
+        return tuple(vote.group_rank for vote in self.votes)
 
     @property
     def is_voting(self) -> bool:
-        return self._attempt is not None and bool(self._attempt.yes)
+        return any(rank.vote is not None for rank in self._group.ranks)
 
-    def handle(self, event: Event) -> Sequence[Effect]:
-        match event:
-            case Opened(quorum_id, step):
-                return self._open(_Attempt(quorum_id, step, is_opened=True))
-            case Voted():
-                return self._vote(event)
-            case Withdrawn(call):
-                self._withdraw(call)
-                return []
-            case Asked():
-                return self._note_ask(event)
-            case RankLost(group_rank):
-                attempt = self._attempt
-                if attempt is None or attempt.decision is not None or attempt.is_inherited:
-                    return []
-                return self._decide(attempt, False) if group_rank not in attempt.yes else []
-            case RankMissed():
-                return self._miss(event)
+    def open(self, quorum_id: int, step: int) -> list[Effect]:
+        """Begin the attempt at `step`, for which every rank gets quorum `quorum_id`."""
+        return self._open(_Attempt(quorum_id, step, is_opened=True))
 
-    def _note_ask(self, asked: Asked) -> list[Effect]:
-        """The bound yes of another rank may wait for this one's, under a manager that has restarted: what it holds
-        tells what was decided."""
+    def withdraw(self, call: int) -> None:
+        """Remove a vote whose caller has gone, unless it is bound."""
+        for rank in self._group.ranks:
+            if rank.vote is not None and rank.vote.call == call and not rank.vote.is_bound:
+                rank.vote = None
+
+    def lose(self, group_rank: int) -> list[Effect]:
+        """Discard the step if it was opened here and the lost rank has not voted for it."""
         attempt = self._attempt
-        if attempt is None or attempt.decision is not None or not attempt.bound or asked.group_rank in attempt.yes:
+        if attempt is None or attempt.decision is not None or attempt.is_inherited:
             return []
-        if (attempt.step + 1, attempt.quorum_id) in ((asked.step, asked.tag_quorum_id), asked.torn):
+        return self._decide(attempt, False) if self._group.ranks[group_rank].vote is None else []
+
+    def note_request(self, request: QuorumRequest, *, has_quorum: bool = True) -> list[Effect]:
+        """Decide the step if a rank's request for a quorum shows what came of it, or rules out its vote.
+
+        Under a restarted manager the bound yes of another rank may wait for this rank's vote; the state that this rank
+        holds shows what was decided. With `has_quorum` the rank may be let into the step that was opened. Without, it
+        waits for another quorum.
+        """
+        attempt, rank = self._attempt, self._group.ranks[request.group_rank]
+        if attempt is None or attempt.decision is not None or not attempt.is_bound or rank.vote is not None:
+            return []
+        torn = Tag(request.distrust.step, request.distrust.quorum_id) if request.distrust is not None else None
+        if (attempt.step + 1, attempt.quorum_id) in ((request.step, request.tag_quorum_id), torn):
             return self._decide(attempt, True)
-        if asked.step == attempt.step and asked.has_failed:
+        if request.step == attempt.step and request.commit_failures > 0:
             return self._decide(attempt, False)
         if attempt.is_opened:
-            is_let_in = asked.stands and asked.step == attempt.step
+            is_let_in = has_quorum and request.step == attempt.step
             return [] if is_let_in else self._decide(attempt, False)
-        return self._note_empty(attempt, asked.group_rank)
+        return self._note_without_step(attempt, request.group_rank)
 
-    def _note_empty(self, attempt: _Attempt, group_rank: int) -> list[Effect]:
-        """Its process may be new: another rank may still hold the step."""
-        attempt.empty.add(group_rank)
-        return self._look(attempt)
-
-    def _look(self, attempt: _Attempt) -> list[Effect]:
-        """Whether every rank has spoken."""
-        if len(attempt.yes) == self._size:
-            return self._decide(attempt, True)
-        return self._decide(attempt, False) if len(attempt.empty | attempt.yes.keys()) == self._size else []
-
-    def _miss(self, missed: RankMissed) -> list[Effect]:
-        attempt = self._attempt
-        if attempt is None or not attempt.is_inherited or missed.group_rank in attempt.empty | attempt.yes.keys():
+    def miss(self, group_rank: int, reason: str) -> list[Effect]:
+        """Refuse the votes whose decision only a rank that was lost for good might have known."""
+        attempt, rank = self._attempt, self._group.ranks[group_rank]
+        if attempt is None or not attempt.is_inherited or rank.is_without_step or rank.vote is not None:
             return []
         error = Unrecoverable(
             f"step: what was decided on step {attempt.step} of quorum {attempt.quorum_id} is not to be learned: this "
-            f"manager has started since, and {missed.reason}"
+            f"manager has started since, and {reason}"
         )
-        calls, attempt.yes = attempt.yes.values(), {}
-        return [VoteRefused(call, error) for call in calls]
+        return self._refuse_all(error)
+
+    def vote(self, vote: PendingVote) -> list[Effect]:
+        try:
+            check_rank(vote.group_rank, self._group.size)
+            check_count(vote.step, "step")
+            effects = self._infer(vote)
+            attempt = self._find(vote)
+        except LighthouseError as e:
+            return [events.CallRefused(vote.call, e)]
+        if isinstance(attempt, bool):
+            return [*effects, _answer(vote, attempt and vote.vote)]
+        if attempt.decision is not None:
+            self._group.ranks[vote.group_rank].knows_decision = True
+            return [*effects, _answer(vote, attempt.decision and vote.vote)]
+        if attempt.is_inherited and vote.quorum_id is None and not vote.vote:
+            # The rank got no quorum from this manager, so it is in no attempt.
+            return [_answer(vote, False), *self._note_without_step(attempt, vote.group_rank)]
+        return effects + self._count(attempt, vote)
+
+    def _note_without_step(self, attempt: _Attempt, group_rank: int) -> list[Effect]:
+        # The rank's process may be new, so another rank may still hold the step.
+        self._group.ranks[group_rank].is_without_step = True
+        return self._decide_if_complete(attempt)
+
+    def _decide_if_complete(self, attempt: _Attempt) -> list[Effect]:
+        ranks = self._group.ranks
+        if all(rank.vote is not None for rank in ranks):
+            return self._decide(attempt, True)
+        is_complete = all(rank.vote is not None or rank.is_without_step for rank in ranks)
+        return self._decide(attempt, False) if is_complete else []
 
     def _open(self, attempt: _Attempt) -> list[Effect]:
-        """An attempt that was not decided is over; the votes that wait in it are refused."""
-        old, self._attempt = self._attempt, attempt
+        """Replace the present attempt. If that has no decision, refuse the votes that wait in it."""
+        old = self._attempt
         self._decided.pop(attempt.key, None)
-        if old is None or old.decision is not None:
-            return []
-        error = WrongState(f"step: the attempt at step {old.step} was given up for a quorum for step {attempt.step}")
-        return [VoteRefused(call, error) for call in old.yes.values()]
+        effects: list[Effect] = []
+        if old is not None and old.decision is None:
+            effects += self._refuse_all(
+                WrongState(f"step: the attempt at step {old.step} was given up for a quorum for step {attempt.step}")
+            )
+        self._begin(attempt)
+        return effects
 
-    def _vote(self, voted: Voted) -> list[Effect]:
-        try:
-            check_rank(voted.group_rank, self._size)
-            check_count(voted.step, "step")
-            effects = self._infer(voted)
-            attempt = self._find(voted)
-        except LighthouseError as e:
-            return [VoteRefused(voted.call, e)]
-        if isinstance(attempt, bool):
-            return [*effects, Decided(voted.call, attempt and voted.vote, voted.group_rank)]
-        if attempt.decision is not None:
-            attempt.told.add(voted.group_rank)
-            return [*effects, Decided(voted.call, attempt.decision and voted.vote, voted.group_rank)]
-        if attempt.is_inherited and voted.quorum_id is None and not voted.vote:
-            answer = Decided(voted.call, False, voted.group_rank)  # it was answered none, and is in no attempt
-            return [answer, *self._note_empty(attempt, voted.group_rank)]
-        return effects + self._count(attempt, voted)
+    def _begin(self, attempt: _Attempt) -> None:
+        self._attempt = attempt
+        for rank in self._group.ranks:
+            rank.vote, rank.knows_decision, rank.is_without_step = None, False, False
 
-    def _infer(self, voted: Voted) -> list[Effect]:
-        """A rank is let into a step of a quorum once all ranks have committed the one before it: of two votes that
-        ranks repeat, the later one tells what was decided on the earlier."""
+    def _infer(self, vote: PendingVote) -> list[Effect]:
+        """Infer the decision on an earlier step from a vote for a later one of the same quorum.
+
+        A rank is let into a step once all ranks have committed the one before it. So of two votes that ranks repeat,
+        the later one shows that the earlier step was committed.
+        """
         attempt = self._attempt
-        if attempt is None or attempt.is_opened or not attempt.bound or voted.quorum_id != attempt.quorum_id:
+        if attempt is None or attempt.is_opened or not attempt.is_bound or vote.quorum_id != attempt.quorum_id:
             return []
-        if voted.step < attempt.step:
-            self._decided.setdefault((attempt.quorum_id, voted.step), True)
-        is_over = voted.step == attempt.step + 1 and attempt.decision is None
+        if vote.step < attempt.step:
+            self._decided.setdefault((attempt.quorum_id, vote.step), True)
+        is_over = vote.step == attempt.step + 1 and attempt.decision is None
         return self._decide(attempt, True) if is_over else []
 
-    def _find(self, voted: Voted) -> _Attempt | bool:
-        """The attempt that is voted for, or the decision that was made on it. Raises a refusal."""
+    def _find(self, vote: PendingVote) -> _Attempt | bool:
+        """Return the attempt that the vote is for, or the decision on it if it is over.
+
+        Raises:
+            WrongState: the vote is for another step or quorum than the one in flight.
+        """
         attempt = self._attempt
-        quorum_id = voted.quorum_id if voted.quorum_id is not None else attempt.quorum_id if attempt else 0
-        key = (quorum_id, voted.step)
+        quorum_id = vote.quorum_id if vote.quorum_id is not None else attempt.quorum_id if attempt else 0
+        key = (quorum_id, vote.step)
         if attempt is not None and key == attempt.key:
-            return self._reopened(attempt) if voted.quorum_id is None and self._is_over(attempt) else attempt
+            return self._reopened(attempt) if vote.quorum_id is None and self._is_over(attempt) else attempt
         if key in self._decided:
             return self._decided[key]
-        if attempt is not None and quorum_id != attempt.quorum_id and (attempt.is_opened or attempt.yes):
+        if attempt is not None and quorum_id != attempt.quorum_id and (attempt.is_opened or self.is_voting):
             raise WrongState(f"quorum_id: the vote is for quorum {quorum_id}, the one in force is {attempt.quorum_id}")
-        if attempt is not None and attempt.decision is None and (attempt.is_opened or attempt.yes):
-            raise WrongState(f"step: the vote is for step {voted.step}, the step in flight is {attempt.step}")
-        is_of_it = attempt is not None and voted.quorum_id == attempt.quorum_id
-        if attempt is not None and attempt.decision is not None and is_of_it and voted.step < attempt.step:
-            raise WrongState(f"step: the vote is for step {voted.step}, and step {attempt.step} is decided")
-        self._attempt = _Attempt(quorum_id, voted.step, is_opened=False)
-        return self._attempt
+        if attempt is not None and attempt.decision is None and (attempt.is_opened or self.is_voting):
+            raise WrongState(f"step: the vote is for step {vote.step}, the step in flight is {attempt.step}")
+        is_of_it = attempt is not None and vote.quorum_id == attempt.quorum_id
+        if attempt is not None and attempt.decision is not None and is_of_it and vote.step < attempt.step:
+            raise WrongState(f"step: the vote is for step {vote.step}, and step {attempt.step} is decided")
+        opened = _Attempt(quorum_id, vote.step, is_opened=False)
+        self._begin(opened)
+        return opened
 
     def _is_over(self, attempt: _Attempt) -> bool:
-        """A discard that every rank was told of: the next vote is about the next try. A commit stands for ever."""
-        return attempt.decision is False and len(attempt.told) == self._size
+        """Return whether every rank knows of the discard, so that the next vote is about the next try.
+
+        A commit stands for ever.
+        """
+        return attempt.decision is False and all(rank.knows_decision for rank in self._group.ranks)
 
     def _reopened(self, attempt: _Attempt) -> _Attempt:
         self._decided.pop(attempt.key, None)
-        self._attempt = _Attempt(attempt.quorum_id, attempt.step, is_opened=attempt.is_opened)
-        return self._attempt
+        again = _Attempt(attempt.quorum_id, attempt.step, is_opened=attempt.is_opened)
+        self._begin(again)
+        return again
 
-    def _count(self, attempt: _Attempt, voted: Voted) -> list[Effect]:
+    def _count(self, attempt: _Attempt, vote: PendingVote) -> list[Effect]:
+        rank = self._group.ranks[vote.group_rank]
         effects: list[Effect] = []
-        older = attempt.yes.pop(voted.group_rank, None)
-        if older is not None:
-            effects.append(VoteRefused(older, Superseded(f"rank {voted.group_rank} has voted again")))
-        attempt.yes[voted.group_rank] = voted.call
-        if voted.quorum_id is not None:
-            attempt.bound.add(voted.call)
-        if not voted.vote:
+        if rank.vote is not None:
+            error = Superseded(f"rank {vote.group_rank} has voted again")
+            effects.append(events.CallRefused(rank.vote.call, error))
+        rank.vote = vote
+        attempt.is_bound |= vote.is_bound
+        if not vote.vote:
             return effects + self._decide(attempt, False)
-        attempt.empty.discard(voted.group_rank)
-        return effects + self._look(attempt)
+        rank.is_without_step = False
+        return effects + self._decide_if_complete(attempt)
 
     def _decide(self, attempt: _Attempt, commit: bool) -> list[Effect]:
         attempt.decision = commit
-        attempt.told = set(attempt.yes)
-        answers = [Decided(call, commit, rank) for rank, call in attempt.yes.items()]
-        attempt.yes = {}
+        answers = [_answer(vote, commit) for vote in self.votes]
+        for rank in self._group.ranks:
+            rank.knows_decision, rank.vote = rank.vote is not None, None
         self._decided[attempt.key] = commit
         while len(self._decided) > DECISIONS_KEPT:
             self._decided.popitem(last=False)
         return [StepDecided(attempt.quorum_id, attempt.step, commit), *answers]
 
-    def _withdraw(self, call: int) -> None:
-        attempt = self._attempt
-        if attempt is not None and call not in attempt.bound:
-            attempt.yes = {rank: other for rank, other in attempt.yes.items() if other != call}
+    def _refuse_all(self, error: LighthouseError) -> list[Effect]:
+        votes = self.votes
+        for rank in self._group.ranks:
+            rank.vote = None
+        return [events.CallRefused(vote.call, error) for vote in votes]
+
+
+def _answer(vote: PendingVote, commit: bool) -> events.VoteAnswered:
+    return events.VoteAnswered(vote.call, Decision(commit), vote.group_rank)

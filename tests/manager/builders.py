@@ -1,7 +1,8 @@
 """Short words for what goes into the manager's machines."""
 
 from lighthouse_protocol.messages.membership import Participant, Quorum
-from manager.group.requests import GatherMachine, QuorumRequest
+from manager.group.records import QuorumRequest, ReplicaGroup
+from manager.group.requests import GatherMachine
 
 
 def member(name: str, step: int = 0, **fields: object) -> Participant:
@@ -20,8 +21,8 @@ def ask(call: int, group_rank: int, step: int = 0, deadline_at: float = 100.0, *
 
 def gathered(size: int = 2, step: int = 0, name: str = "a", **fields: object) -> GatherMachine:
     """All ranks of group `name` have asked (calls 1, 2, ...): round 1 has joined."""
-    machine = GatherMachine(name, size)
+    machine = GatherMachine(ReplicaGroup(name, size))
     for rank in range(size):
-        machine.handle(ask(rank + 1, rank, step, **fields))
+        machine.ask(ask(rank + 1, rank, step, **fields))
     assert machine.is_joined
     return machine

@@ -4,14 +4,13 @@ Nothing here shares a rule with manager/: leases, grants and decisions are count
 """
 
 from lighthouse_protocol.messages import session
-from lighthouse_protocol.messages.membership import Assignment, Participant
+from lighthouse_protocol.messages.membership import Assignment, Decision, Participant
 from lighthouse_protocol.messages.session import HoldState, QuorumPhase
 from lighthouse_protocol.refusals import DeadlinePassed, Drained, InvalidRequest, Superseded, Unrecoverable
 from manager.group import events
 from manager.group.machine import GroupMachine
 from manager.group.presence import RETURNS_WITHIN_S
-from manager.group.requests import QuorumRequest
-from manager.group.votes import Decided, Voted
+from manager.group.records import PendingVote, QuorumRequest
 from tests.manager.dumb_lighthouse import DumbLighthouse
 from tests.manager.dumb_rank import Call, Lease, Rank
 
@@ -53,7 +52,7 @@ class Stage:
         before = self.machine.held
         effects = list(self.machine.handle(event, self.now))
         after = self.machine.held
-        if before is not None and after is not None and self.machine.ranks.grants.mode is HoldState.REVOKED:
+        if before is not None and after is not None and self.machine.grants.mode is HoldState.REVOKED:
             was_over = before.mode in (HoldState.REVOKED, HoldState.JOINING, HoldState.LEAVING)
             assert was_over or any(isinstance(effect, events.Pushed) for effect in effects), "its ranks are not told"
         self.perform(effects)
@@ -72,17 +71,19 @@ class Stage:
         assert due is None or due > self.now
         held = self.machine.held
         assert (
-            held is None or held.mode not in (HoldState.REVOKED, HoldState.JOINING) or not self.machine.ranks._waiting
+            held is None
+            or held.mode not in (HoldState.REVOKED, HoldState.JOINING)
+            or not self.machine.group.pending(is_gathering=False)
         )
         is_leaving = held is not None and held.mode is HoldState.LEAVING
         is_down = is_leaving or any(rank.watch is None for rank in self.ranks)
-        assert not self.watched or bool(self.machine.ranks.down) == is_down
+        assert not self.watched or bool(self.machine.down) == is_down
         unreleased = {watch for watch, is_released in self.leaving.items() if not is_released}
         assert is_leaving or all(self.needed[watch] for watch in unreleased), "a rank that leaves is not released"
         waiting = tuple(sorted(c.rank.number for n, c in self.calls.items() if c.rank.call == n))
-        assert self.machine.ranks.waiting == waiting, "a call waits that nobody will answer"
+        assert self.machine.waiting == waiting, "a call waits that nobody will answer"
         if self.is_open and not self.machine._has_left:  # it may have left while it had nobody to tell
-            self.check_told(self.machine.report)
+            self.check_told(self.machine.report())
 
     def check_told(self, levels: session.GroupReport) -> None:
         """What the lighthouse waits for is told at once."""
@@ -159,7 +160,7 @@ class Stage:
         number = self.number()
         self.calls[number] = Call(rank, self.now + time_left_s)
         self.moves_on(rank)
-        self.feed(Voted(number, rank.number, key[1], rank.vote, key[0], self.wants_next[rank.number]))
+        self.feed(PendingVote(number, rank.number, key[1], rank.vote, key[0], self.wants_next[rank.number]))
 
     def do(self, rank: Rank) -> None:
         """What an Agent does next, or the script after the one that has ended."""
@@ -225,9 +226,9 @@ class Stage:
                 assert rank.call == call
                 rank.call, rank.granted, rank.vote = None, assignment, None
                 self.check_answer(rank, assignment, formed_by=quorum.quorum_id if quorum else None)
-            case Decided(call) | events.CallRefused(call) if call in self.bound:
+            case events.VoteAnswered(call) | events.CallRefused(call) if call in self.bound:
                 self.bound.discard(call)
-            case Decided(call, is_commit, _, following):
+            case events.VoteAnswered(call, Decision(is_commit, following)):
                 answered = self.calls.pop(call)
                 self.check_decision(answered.rank, is_commit)
                 answered.rank.decided(is_commit, following)

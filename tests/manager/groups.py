@@ -5,7 +5,7 @@ from lighthouse_protocol.messages.membership import Participant, Quorum
 from lighthouse_protocol.messages.session import HeldQuorum, HoldState, QuorumPhase
 from manager.group import events
 from manager.group.machine import GroupMachine
-from manager.group.votes import Voted
+from manager.group.records import PendingVote
 from tests.manager.builders import ask, member
 
 LEASE_UNTIL = 4.0
@@ -15,8 +15,10 @@ LEASE_UNTIL = 4.0
 IDENTITY = ("replica_id", "incarnation", "wire_id", "address", "store_address", "group_world_size")
 
 
-def vote(call: int, rank: int, step: int, yes: bool = True, quorum_id: int | None = 1, wants: bool = False) -> Voted:
-    return Voted(call, rank, step, yes, quorum_id, wants)
+def vote(
+    call: int, rank: int, step: int, yes: bool = True, quorum_id: int | None = 1, wants: bool = False
+) -> PendingVote:
+    return PendingVote(call, rank, step, yes, quorum_id, wants)
 
 
 def order(phase: str, upto: int = 0, quorum_id: int = 1, reason: str = "") -> session.QuorumOrder:
@@ -67,7 +69,7 @@ def joined(size: int = 2, step: int = 0, **fields: object) -> GroupMachine:
     machine = watched(size)
     for rank in range(size):
         machine.handle(ask(rank + 1, rank, step, **({"tag_quorum_id": 0} | fields)), 0)
-    assert machine.ranks.gather.is_joined
+    assert machine.gather.is_joined
     return machine
 
 
@@ -85,7 +87,7 @@ def past(size: int = 2) -> GroupMachine:
     machine = holding(size)
     for rank in range(size):
         effects = machine.handle(vote(50 + rank, rank, 0), 0.1)
-    assert [effect.commit for effect in effects] == [True] * size
+    assert [effect.decision.commit for effect in effects] == [True] * size
     return machine
 
 

@@ -6,7 +6,7 @@ Nothing here computes what the product computes. It reads the words that go over
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from lighthouse_protocol.messages.membership import Assignment
+from lighthouse_protocol.messages.membership import Assignment, Decision
 from lighthouse_protocol.messages.session import (
     GroupReport,
     Heartbeat,
@@ -22,8 +22,7 @@ from lighthouse_protocol.messages.session import (
     Welcome,
 )
 from manager.group import events
-from manager.group.requests import QuorumRequest
-from manager.group.votes import Decided, Voted
+from manager.group.records import PendingVote, QuorumRequest
 from tests.simulation.world import MAX_RATE, Violation
 
 if TYPE_CHECKING:
@@ -73,7 +72,7 @@ class ManagerChecks:
                 self._asks[event.call] = event
             case events.CallEnded(call) | events.CallExpired(call):
                 self._asks.pop(call, None)
-            case Voted() as voted if voted.quorum_id is not None and voted.group_rank < self._size:
+            case PendingVote() as voted if voted.quorum_id is not None and voted.group_rank < self._size:
                 key, votes = (voted.quorum_id, voted.step), self._process.votes
                 self._calls[voted.call] = *key, voted.group_rank, votes
                 votes.setdefault(key, {})[voted.group_rank] = voted.vote
@@ -93,7 +92,7 @@ class ManagerChecks:
                 if (quorum_id, bool(lost), watches) in self._pushed:
                     self._break("S7", f"tells its ranks again that quorum {quorum_id} is revoked")
                 self._pushed.add((quorum_id, bool(lost), watches))
-            case Decided(call, commit, _, following):
+            case events.VoteAnswered(call, Decision(commit, following)):
                 self._decide(call, commit=commit)
                 if following is not None:
                     self._let_in(following, is_grant=True)

@@ -15,11 +15,10 @@ from typing import Any
 
 from lighthouse_protocol import refusals
 from lighthouse_protocol.messages import session
-from lighthouse_protocol.messages.membership import Assignment, Participant, Quorum
+from lighthouse_protocol.messages.membership import Assignment, Decision, Participant, Quorum
 from lighthouse_protocol.messages.session import GroupReport, Heartbeat, HeldQuorum, Hello, JoinRequest, QuorumPhase
 from manager.group import events
 from manager.group.machine import GroupMachine
-from manager.group.votes import Decided
 from tests.manager import groups
 from tests.manager.builders import ask, member
 from tests.manager.groups import FOR_PEOPLE, IDENTITY, echo, formed, handed, order, told, vote
@@ -74,7 +73,7 @@ def show(effect: events.Effect) -> str:
     match effect:
         case events.QuorumAnswered(call, assignment, quorum):
             return f"{call}: {step_of(assignment)}{'' if quorum is None else ', which was formed'}"
-        case Decided(call, commit, _, following):
+        case events.VoteAnswered(call, Decision(commit, following)):
             return f"{call}: {'commit' if commit else 'discard'}{f', and {step_of(following)}' if following else ''}"
         case events.CallRefused(call, error):
             return f"{call}: {type(error).__name__}: {error}"

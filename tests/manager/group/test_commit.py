@@ -13,26 +13,30 @@ from pathlib import Path
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from lighthouse_protocol.messages.membership import Decision, Distrust, DistrustKind
+from manager.group import events
 from manager.group import votes as commit
+from manager.group.records import PendingVote, ReplicaGroup
+from tests.manager.builders import ask
 from tests.manager.scripts import player
 from tests.scenarios.paragraphs import scenarios_of
 
 
-def yes(call: int, rank: int, step: int = 5, of: int | None = None) -> commit.Voted:
-    return commit.Voted(call, rank, step, True, of)
+def yes(call: int, rank: int, step: int = 5, of: int | None = None) -> PendingVote:
+    return PendingVote(call, rank, step, True, of)
 
 
-def no(call: int, rank: int, step: int = 5, of: int | None = None) -> commit.Voted:
-    return commit.Voted(call, rank, step, False, of)
+def no(call: int, rank: int, step: int = 5, of: int | None = None) -> PendingVote:
+    return PendingVote(call, rank, step, False, of)
 
 
 def show(effect: commit.Effect) -> str:
     match effect:
         case commit.StepDecided(quorum_id, step, is_commit):
             return f"{quorum_id}/{step} {'committed' if is_commit else 'discarded'}"
-        case commit.Decided(call, is_commit):
+        case events.VoteAnswered(call, Decision(is_commit)):
             return f"{call}: {'commit' if is_commit else 'discard'}"
-        case commit.VoteRefused(call, error):
+        case events.CallRefused(call, error):
             return f"{call}: {type(error).__name__}: {error}"
 
 
@@ -40,20 +44,34 @@ class Group:
     """That the text tells."""
 
     def __init__(self, size: int) -> None:
-        self.machine = commit.CommitMachine(size)
+        self.machine = commit.CommitMachine(ReplicaGroup("a", size))
+        self.words = {
+            "yes": lambda *vote, **says: self.machine.vote(yes(*vote, **says)),
+            "no": lambda *vote, **says: self.machine.vote(no(*vote, **says)),
+            "Opened": self.machine.open,
+            "Withdrawn": lambda call: self.machine.withdraw(call) or [],
+            "RankLost": self.machine.lose,
+            "RankMissed": self.machine.miss,
+            "Asked": self.ask,
+        }
 
     def tell(self, line: str) -> list[str]:
-        return [said for word in line.split("; ") for said in self.follows(eval(word, WORDS))]  # of a file of ours
+        return [said for word in line.split("; ") for said in self.show(eval(word, self.words))]  # of a file of ours
 
-    def follows(self, event: commit.Event) -> list[str]:
+    def ask(
+        self, rank: int, step: int, tag: int | None, *, has_failed: bool, torn: tuple[int, int] | None = None
+    ) -> list[commit.Effect]:
+        distrust = Distrust(DistrustKind.NOT_APPLIED, "torn", *torn) if torn is not None else None
+        says = {"tag_quorum_id": tag, "commit_failures": int(has_failed), "distrust": distrust}
+        return self.machine.note_request(ask(0, rank, step, **says))
+
+    def show(self, effects: list[commit.Effect]) -> list[str]:
         """On one line, unless a refusal is among them."""
-        effects = self.machine.handle(event)
         shown = [show(effect) for effect in effects]
-        has_refusal = any(isinstance(effect, commit.VoteRefused) for effect in effects)
+        has_refusal = any(isinstance(effect, events.CallRefused) for effect in effects)
         return shown if has_refusal or not shown else ["; ".join(shown)]
 
 
-WORDS = vars(commit) | {"yes": yes, "no": no}
 play = player(lambda line: Group(int(line.removeprefix("ranks="))) if line.startswith("ranks=") else None)
 
 
@@ -63,18 +81,20 @@ def test_what_a_vote_leads_to(paragraph: str):
 
 
 def test_decisions_are_kept_for_the_last_sixteen():
-    m = commit.CommitMachine(1)
+    m = commit.CommitMachine(ReplicaGroup("a", 1))
     for step in range(commit.DECISIONS_KEPT + 1):
-        m.handle(commit.Opened(1, step))
-        m.handle(yes(step, 0, step))
-    assert m.handle(yes(100, 0, step=1, of=1)) == [commit.Decided(100, True)]
+        m.open(1, step)
+        m.vote(yes(step, 0, step))
+    assert m.vote(yes(100, 0, step=1, of=1)) == [events.VoteAnswered(100, Decision(True))]
     assert len(m._decided) == commit.DECISIONS_KEPT
     assert not m.is_voting
     newest = commit.DECISIONS_KEPT
-    m.handle(commit.Opened(2, newest + 1))
-    assert m.handle(yes(101, 0, step=newest, of=1)) == [commit.Decided(101, True)], "the oldest are forgotten first"
-    [refused] = m.handle(yes(102, 0, step=0, of=1))
-    assert isinstance(refused, commit.VoteRefused)
+    m.open(2, newest + 1)
+    assert m.vote(yes(101, 0, step=newest, of=1)) == [events.VoteAnswered(101, Decision(True))], (
+        "the oldest are forgotten first"
+    )
+    [refused] = m.vote(yes(102, 0, step=0, of=1))
+    assert isinstance(refused, events.CallRefused)
 
 
 # -- drawn events
@@ -100,20 +120,19 @@ class Witness:
     """Knows the votes that count, and judges every decision by them."""
 
     def __init__(self) -> None:
-        self.machine = commit.CommitMachine(SIZE)
-        self.open: dict[int, commit.Voted] = {}
+        self.machine = commit.CommitMachine(ReplicaGroup("a", SIZE))
+        self.open: dict[int, PendingVote] = {}
         self.opened: list[Key] = []  # what a rank may name: its votes for anything else would tell of decisions
         self.wants: defaultdict[Key, set[int]] = defaultdict(set)  # the ranks whose yes counts
         self.refused: set[Key] = set()  # by a rank
         self.committed: set[Key] = set()
         self.opens(1, 5)
 
-    def key(self, vote: commit.Voted) -> Key:
+    def key(self, vote: PendingVote) -> Key:
         return self.quorum_id if vote.quorum_id is None else vote.quorum_id, vote.step
 
-    def feed(self, event: commit.Event) -> None:
-        effects = list(self.machine.handle(event))
-        answers = {effect.call: effect.commit for effect in effects if isinstance(effect, commit.Decided)}
+    def follows(self, effects: list[commit.Effect]) -> None:
+        answers = {e.call: e.decision.commit for e in effects if isinstance(e, events.VoteAnswered)}
         assert len(set(answers.values())) <= 1, "everyone gets the same decision"
         for call, is_commit in answers.items():
             vote = self.open.pop(call)
@@ -127,25 +146,26 @@ class Witness:
                 assert not vote.vote or key not in self.committed, "a late or repeated voter gets what was decided"
                 self.wants[key] -= {vote.group_rank} if vote.vote else set()
         for effect in effects:
-            if isinstance(effect, commit.VoteRefused):
+            if isinstance(effect, events.CallRefused):
                 del self.open[effect.call]
         assert self.machine.is_voting == bool(self.open)
 
-    def votes(self, vote: commit.Voted) -> None:
+    def votes(self, vote: PendingVote) -> None:
         self.open[vote.call] = vote
         if vote.group_rank in range(SIZE):
             if vote.vote:
                 self.wants[self.key(vote)].add(vote.group_rank)
             else:
                 self.refused.add(self.key(vote))
-        self.feed(vote)
+        self.follows(self.machine.vote(vote))
 
     def ends(self, rank: int) -> None:
         """The newest call of that rank. A yes that names its quorum goes on to count."""
         gone = max((call for call, vote in self.open.items() if vote.group_rank == rank), default=10_000)
         if gone in self.open and (self.open[gone].quorum_id is None or not self.open[gone].vote):
             self.wants[self.key(self.open.pop(gone))].discard(rank)
-        self.feed(commit.Withdrawn(gone))
+        self.machine.withdraw(gone)
+        assert self.machine.is_voting == bool(self.open)
 
     def opens(self, quorum_id: int, step: int) -> None:
         self.quorum_id, self.step = quorum_id, step
@@ -153,7 +173,7 @@ class Witness:
         self.wants.pop((quorum_id, step), None)
         self.refused.discard((quorum_id, step))
         self.committed.discard((quorum_id, step))
-        self.feed(commit.Opened(quorum_id, step))
+        self.follows(self.machine.open(quorum_id, step))
         assert not self.open, "who waited in the attempt that is given up has learnt so"
 
 
@@ -172,6 +192,6 @@ def test_a_commit_is_what_every_rank_wants(drawn: list[tuple], names_quorums: bo
                 quorum_id, step = None, witness.step + ahead
                 if names_quorums:
                     quorum_id, step = witness.opened[ahead % len(witness.opened) - 1]
-                witness.votes(commit.Voted(call, rank, step, vote, quorum_id))
+                witness.votes(PendingVote(call, rank, step, vote, quorum_id))
             case "withdraw":
                 witness.ends(details[0])

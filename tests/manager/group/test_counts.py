@@ -7,25 +7,26 @@ from lighthouse_protocol.messages.session import Discards, GroupCounts
 from manager.group import events
 from manager.group.counts import StepCounts
 from manager.group.machine import GroupMachine
+from manager.group.records import ReplicaGroup
 from tests.manager.groups import echo, holding, order, told, vote
 
 
 def counts_of(machine: GroupMachine) -> GroupCounts:
     """With what is settled by the next step."""
-    machine.ranks.counts.began(99.0, has_healing=False)
-    assert machine.report.counts is not None
-    return machine.report.counts
+    machine.counts.began(99.0, has_healing=False)
+    assert machine.report().counts is not None
+    return machine.report().counts
 
 
 def test_the_time_of_a_step_runs_from_when_its_ranks_are_let_in_until_it_is_committed():
-    counts = StepCounts()
+    counts = StepCounts(ReplicaGroup("a", 2))
     counts.began(10.0, has_healing=False)
     counts.committed(12.5)
     assert counts.told == GroupCounts(commits=1, step_s=2.5)
 
 
 def test_a_step_that_is_discarded_or_in_which_a_group_heals_has_no_time():
-    counts = StepCounts()
+    counts = StepCounts(ReplicaGroup("a", 2))
     counts.began(0.0, has_healing=False)
     counts.discarded(1, is_rank_lost=False)
     counts.committed(4.0)  # a step that was opened by a vote: nobody was let in
@@ -36,7 +37,7 @@ def test_a_step_that_is_discarded_or_in_which_a_group_heals_has_no_time():
 
 
 def test_a_discard_has_one_reason():
-    counts = StepCounts()
+    counts = StepCounts(ReplicaGroup("a", 2))
     counts.discarded(1, is_rank_lost=False)
     counts.revoked(1, is_group_lost=False)  # by what the lighthouse makes of it
     counts.revoked(2, is_group_lost=False)
@@ -52,7 +53,7 @@ def test_a_discard_has_one_reason():
 
 
 def test_ranks_may_notice_the_loss_of_a_group_before_the_lighthouse_does():
-    counts = StepCounts()
+    counts = StepCounts(ReplicaGroup("a", 2))
     counts.discarded(7, is_rank_lost=False)
     assert counts.told.discards == Discards()
     counts.revoked(7, is_group_lost=True)
@@ -61,14 +62,14 @@ def test_ranks_may_notice_the_loss_of_a_group_before_the_lighthouse_does():
 
 
 def test_a_heal_of_all_ranks_counts_once_and_their_bytes_add_up():
-    counts = StepCounts()
+    counts = StepCounts(ReplicaGroup("a", 2))
     counts.healed(0, "p0", HealTotals(1, 2.0, 100))
     counts.healed(1, "p1", HealTotals(1, 3.0, 50))
     assert counts.told.healed == HealTotals(1, 3.0, 150)
 
 
 def test_the_heals_of_a_process_that_has_ended_are_kept():
-    counts = StepCounts()
+    counts = StepCounts(ReplicaGroup("a", 2))
     counts.healed(0, "p0", HealTotals(2, 4.0, 100))
     counts.healed(0, "p1", HealTotals(1, 1.0, 50))
     counts.healed(0, "p1", HealTotals(0, 0.0, 0))  # an old sample
@@ -76,7 +77,7 @@ def test_the_heals_of_a_process_that_has_ended_are_kept():
 
 
 def test_what_is_told_is_made_anew_only_when_a_number_changes():
-    counts = StepCounts()
+    counts = StepCounts(ReplicaGroup("a", 2))
     assert counts.told is counts.told
     before = counts.told
     counts.committed(1.0)

@@ -73,7 +73,7 @@ class TestCalls:
         for outcome in outcomes:
             assignment, quorum = outcome.value
             assert (assignment.quorum_id, assignment.world, quorum) == (1, World(2, 2, group_world_size=2), formed(1))
-        assert group.driver.machine.ranks.waiting == ()
+        assert group.driver.machine.waiting == ()
 
     def test_one_that_is_too_late_says_what_it_has_waited_for(self, group: Group):
         late, vote = group.ask(0, within_s=10), group.vote(0, within_s=10)
@@ -100,10 +100,10 @@ class TestCalls:
         gone = Outcome(), Outcome()
         group.driver.end_call(group.driver.vote(gone[0], 60, group_rank=0, step=1, vote=True))
         call = group.driver.ask(gone[1], 60, group_rank=0, step=0)
-        assert group.driver.machine.ranks.waiting == (0,)
+        assert group.driver.machine.waiting == (0,)
         for _ in range(2):
             group.driver.end_call(call)
-        assert group.driver.machine.ranks.waiting == ()
+        assert group.driver.machine.waiting == ()
         assert [outcome.value for outcome in gone] == [None, None]
         group.loop.go(0)
         assert group.loop.timers == before
@@ -133,9 +133,9 @@ class TestWatches:
         for _ in range(2):
             group.driver.end_watch(number)
         assert (len(heard.messages), heard.has_ended, group.loop.timers) == (1, True, timers - 1)
-        assert not group.driver.machine.ranks.commit.is_voting
+        assert not group.driver.machine.commit.is_voting
         group.driver.receive(number, session.Vote(8, 0, True, None, False, 60.0))
-        assert not group.driver.machine.ranks.commit.is_voting
+        assert not group.driver.machine.commit.is_voting
 
     def test_what_a_rank_says_shows_that_it_runs(self, group: Group):
         number, _ = group.watch(0)
@@ -199,7 +199,7 @@ class TestWatches:
 
     def test_an_observed_rank_is_no_rank_of_the_quorum(self, group: Group):
         group.ask(0), group.ask(1)
-        before = group.driver.machine.ranks.waiting
+        before = group.driver.machine.waiting
         number, _ = group.watch(0, is_observer=True)
         group.driver.receive(number, ProgressSample(at="train.py:1"))
         group.driver.end_watch(number)  # as where its process is stopped
@@ -209,7 +209,7 @@ class TestWatches:
         number, _ = group.watch(0, is_observer=True)
         group.driver.receive(number, session.Leaving())
         assert not group.driver._progress.view(0).ranks
-        assert (group.driver.machine.ranks.waiting, group.driver.machine.ranks.watches.lost) == (before, [])
+        assert (group.driver.machine.waiting, group.driver.machine.watches.losses) == (before, [])
 
     def test_a_kill_reaches_the_ranks(self, group: Group):
         _, heard = group.watch(0)

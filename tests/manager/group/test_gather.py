@@ -21,8 +21,10 @@ from hypothesis import strategies as st
 from lighthouse_protocol import refusals
 from lighthouse_protocol.messages.membership import Assignment, CatchUp, Distrust, DistrustKind, Participant, Tag
 from lighthouse_protocol.refusals import InvalidRequest, Unreachable, WrongState
+from manager.group import events
 from manager.group import requests as gather
-from manager.group.requests import GatherMachine, QuorumRequest, assign
+from manager.group.records import QuorumRequest, ReplicaGroup
+from manager.group.requests import GatherMachine, assign
 from tests.manager.builders import ask, gathered, member, quorum
 from tests.manager.scripts import player
 from tests.scenarios.paragraphs import scenarios_of
@@ -35,37 +37,39 @@ JOINED = gather.GroupJoined(0, 0, 0, None, False, False, 0, 0, 100.0, ())
 class Group:
     """That the text tells."""
 
+    stands = False
+
     def __init__(self, name: str, size: int) -> None:
-        self.machine = GatherMachine(name, size)
+        self.machine = GatherMachine(ReplicaGroup(name, size))
         self.name, self.size = name, size
         self.asks: dict[int, QuorumRequest] = {}
         self.words = vars(refusals) | {
-            "ask": lambda call, rank, step, *, tag=None, **fields: ask(call, rank, step, tag_quorum_id=tag, **fields),
+            "ask": self.ask,
             "formed": self.formed,
-            "Withdrawn": gather.Withdrawn,
-            "JoinFailed": gather.JoinFailed,
+            "Withdrawn": self.machine.withdraw,
+            "JoinFailed": self.machine.fail,
             "CatchUp": CatchUp,
             "Tag": Tag,
             "TORN": TORN,
             **{name: partial(member, name) for name in "abc"},
         }
 
-    @staticmethod
-    def formed(number: int, quorum_id: int, *members: Participant, stands: bool = False) -> gather.QuorumReceived:
-        return gather.QuorumReceived(number, quorum(*members, quorum_id=quorum_id), stands)
+    def ask(self, call: int, rank: int, step: int, *, tag: int | None = None, **fields: Any) -> list[gather.Effect]:
+        self.asks[call] = ask(call, rank, step, tag_quorum_id=tag, **fields)
+        return self.machine.ask(self.asks[call])
+
+    def formed(self, number: int, quorum_id: int, *members: Participant, stands: bool = False) -> list[gather.Effect]:
+        self.stands = stands
+        return self.machine.receive(number, quorum(*members, quorum_id=quorum_id), stands=stands)
 
     def tell(self, line: str) -> list[str]:
         return [said for word in line.split("; ") for said in self.follows(eval(word, self.words))]  # of a file of ours
 
-    def follows(self, event: Any) -> list[str]:
-        if isinstance(event, QuorumRequest):
-            self.asks[event.call] = event
-        stands = isinstance(event, gather.QuorumReceived) and event.stands
-        said = [self.show(effect, stands=stands) for effect in self.machine.handle(event)]
-        by_text = groupby(said, key=lambda each: each[1])
+    def follows(self, effects: list[gather.Effect]) -> list[str]:
+        by_text = groupby(map(self.show, effects), key=lambda each: each[1])
         return [f"{' '.join(who for who, _ in each)}{text}" for text, each in by_text]
 
-    def show(self, effect: gather.Effect, *, stands: bool) -> tuple[str, str]:
+    def show(self, effect: gather.Effect) -> tuple[str, str]:
         """The call, and what is said to it."""
         match effect:
             case gather.GroupJoined(number):
@@ -74,11 +78,12 @@ class Group:
                 return "", f"join {number} is taken back"
             case gather.RoundAnswered(quorum_id, step):
                 return "", f"quorum {quorum_id} for step {step}"
-            case gather.RankAnswered(call, assignment, formed):
+            case events.QuorumAnswered(call, assignment, formed):
                 asked = self.asks[call]
-                assert assignment == assign(formed, self.name, asked.group_rank, asked.init_sync, stands=stands)
+                assert formed is not None
+                assert assignment == assign(formed, self.name, asked.group_rank, asked.init_sync, stands=self.stands)
                 return str(call), f": {part_of(assignment)}"
-            case gather.RankRefused(call, error):
+            case events.CallRefused(call, error):
                 return str(call), f": {type(error).__name__}: {error}"
 
     def join(self, joined: gather.GroupJoined) -> str:
@@ -123,7 +128,7 @@ def test_agents_and_torchft_callers_of_one_quorum_agree_who_serves_whom(is_agent
     serves, takes = [], []
     for name, is_ours in (("a", is_agent), ("b", not is_agent)):
         m = gathered(3, name=name, rank_incarnation="w" if is_ours else "")
-        mine = m.handle(gather.QuorumReceived(1, q))[1 + group_rank].assignment
+        mine = m.receive(1, q)[1 + group_rank].assignment
         serves += [(target, mine.replica_rank) for target in mine.serve_to]
         takes += [(mine.replica_rank, mine.heal_from_rank)] if mine.heals else []
     assert len(takes) == 1, "one of the two takes the other's state"
@@ -133,8 +138,8 @@ def test_agents_and_torchft_callers_of_one_quorum_agree_who_serves_whom(is_agent
 def test_a_rank_that_starts_anew_takes_the_group_s_step_along():
     """A session that opens before its mates have asked says the new incarnation, and that step."""
     m = gathered(2, step=5, rank_incarnation="w")
-    m.handle(gather.QuorumReceived(1, quorum(member("a", 5))))
-    m.handle(ask(3, 0, 0, rank_incarnation="again"))
+    m.receive(1, quorum(member("a", 5)))
+    m.ask(ask(3, 0, 0, rank_incarnation="again"))
     assert (m.incarnation, m.step) == (1, 0)
 
 
@@ -145,7 +150,7 @@ def test_the_checkpoint_address_is_that_of_the_rank_s_last_ask():
         (m, 1, 4, WrongState, "at step 5, not at 4"),
         (m, 1, 6, WrongState, "at step 5, not at 6"),
         (m, 2, None, InvalidRequest, "rank: is 2"),
-        (GatherMachine("a", 2), 1, None, WrongState, "rank 1 has not asked"),
+        (GatherMachine(ReplicaGroup("a", 2)), 1, None, WrongState, "rank 1 has not asked"),
     ):
         with pytest.raises(error, match=why):
             machine.checkpoint_address(rank, step)
@@ -177,13 +182,12 @@ class Witness:
     """Knows the calls that are open and the round that is asked; judges every effect by them."""
 
     def __init__(self) -> None:
-        self.machine = GatherMachine("a", SIZE)
+        self.machine = GatherMachine(ReplicaGroup("a", SIZE))
         self.open: dict[int, QuorumRequest] = {}
         self.round: dict[int, QuorumRequest] = {}  # the asks of the round that has joined, by call
         self.number = self.highest_id = 0
 
-    def feed(self, event: Any) -> list[gather.Effect]:
-        effects = list(self.machine.handle(event))
+    def follows(self, effects: list[gather.Effect], answered_round: int | None = None) -> list[gather.Effect]:
         answered: set[int] = set()
         for effect in effects:
             match effect:
@@ -194,11 +198,10 @@ class Witness:
                     assert self.round
                     assert number == self.number
                     self.round = {}
-                case gather.RankRefused(call):
+                case events.CallRefused(call):
                     del self.open[call]
-                case gather.RankAnswered(call):
-                    assert isinstance(event, gather.QuorumReceived)
-                    assert event.round == self.number
+                case events.QuorumAnswered(call):
+                    assert answered_round == self.number
                     answered.add(call)
                     del self.open[call]
                 case gather.RoundAnswered(quorum_id):
@@ -236,7 +239,7 @@ def run(drawn: list[tuple[Any, ...]]) -> None:
     def come(rank: int, ahead: int = 0, **fields: Any) -> None:
         call = next(calls)
         witness.open[call] = ask(call, rank, step + ahead, 100.0 - call, **fields)
-        witness.feed(witness.open[call])
+        witness.follows(witness.machine.ask(witness.open[call]))
 
     for what, *details in drawn:
         match what:
@@ -251,15 +254,16 @@ def run(drawn: list[tuple[Any, ...]]) -> None:
             case "withdraw":
                 call = sorted(witness.open)[details[0]] if details[0] < len(witness.open) else 10_000
                 takes_back = witness.open.pop(call, None) is not None and witness.round
-                effects = witness.feed(gather.Withdrawn(call))
+                effects = witness.follows(witness.machine.withdraw(call))
                 assert not takes_back or effects == [gather.JoinTakenBack(witness.number)]
             case "answer":
                 older, higher = details
                 q = quorum(member("a", step), member("b", step + 1), quorum_id=witness.highest_id + higher)
-                effects = witness.feed(gather.QuorumReceived(witness.number - older, q))
+                number = witness.number - older
+                effects = witness.follows(witness.machine.receive(number, q), number)
                 step += any(isinstance(e, gather.RoundAnswered) for e in effects)
             case "fail":
-                witness.feed(gather.JoinFailed(witness.number - details[0], Unreachable("x")))
+                witness.follows(witness.machine.fail(witness.number - details[0], Unreachable("x")))
 
 
 @settings(max_examples=200)

@@ -18,6 +18,7 @@ import pytest
 
 from lighthouse_protocol.messages.membership import CatchUp, Distrust, DistrustKind, Quorum, Tag
 from lighthouse_protocol.messages.session import QuorumOrder, QuorumPhase
+from manager.group.records import ReplicaGroup
 from manager.group.requests import LEASE_SHARE, Granted, GrantMachine, Join, Wait, assign
 from tests.manager.builders import ask, member
 from tests.manager.groups import formed, order
@@ -36,9 +37,9 @@ WORDS = {
 }
 
 
-def holds(quorum: Quorum, step: int = 5, name: str = "a", size: int = 1) -> GrantMachine:
+def holds(quorum: Quorum, step: int = 5, name: str = "a", size: int = 2) -> GrantMachine:
     """A quorum formed for `step`, whose lease is valid until UNTIL."""
-    machine = GrantMachine(name, size)
+    machine = GrantMachine(ReplicaGroup(name, size))
     machine.take(quorum, step)
     machine.renew(UNTIL)
     return machine
@@ -97,7 +98,7 @@ def begin(line: str) -> Told | None:
     if what in QUORUMS:
         return Told(holds(QUORUMS[what], name=of, size=2))
     if what == "new":
-        return Told(GrantMachine("a"))
+        return Told(GrantMachine(ReplicaGroup("a", 1)))
     if what not in ("holds", "past"):
         return None
     machine = holds(formed(1, int(of)), int(of))

@@ -1,21 +1,34 @@
 """Which ranks are there."""
 
-from manager.group.presence import LostRank, RankPresence
+from manager.group.presence import RankPresence
+from manager.group.records import LostRank, ReplicaGroup
+
+
+def lost(watches: RankPresence) -> list[int]:
+    return [loss.group_rank for loss in watches.losses]
+
+
+def missing(watches: RankPresence) -> frozenset[int]:
+    return watches._group.missing
+
+
+def is_restarting(watches: RankPresence) -> bool:
+    return bool(watches.losses) and all(loss.is_restarted for loss in watches.losses)
 
 
 def watched(size: int = 2) -> RankPresence:
-    watches = RankPresence(size)
+    watches = RankPresence(ReplicaGroup("a", size))
     for rank in range(size):
         assert watches.is_starting
         assert not watches.is_complete
         assert not watches.opened(rank + 1, rank, f"w{rank}")
-    assert (watches.is_complete, watches.is_starting, watches.lost) == (True, False, [])
+    assert (watches.is_complete, watches.is_starting, lost(watches)) == (True, False, [])
     assert watches.staying() == tuple(range(1, size + 1))
     return watches
 
 
 def test_one_rank_twice_is_one_rank():
-    watches = RankPresence(2)
+    watches = RankPresence(ReplicaGroup("a", 2))
     watches.opened(1, 0, "w0")
     assert not watches.opened(2, 0, "w0")
     assert (watches.is_complete, watches.is_starting) == (False, True)
@@ -24,29 +37,29 @@ def test_one_rank_twice_is_one_rank():
 def test_the_end_of_its_watch_is_the_loss_of_the_rank():
     watches = watched(3)
     assert [watches.ended(watch, 0.0) for watch in (3, 1, 3, 99)] == [2, 0, None, None]
-    assert (watches.lost, watches.is_complete, watches.staying()) == ([0, 2], False, (2,))
+    assert (lost(watches), watches.is_complete, watches.staying()) == ([0, 2], False, (2,))
     assert not watches.is_starting, "it has been there"
 
 
 def test_all_that_are_lost_are_started_again_until_they_are_back_or_lost_anew():
     watches = watched()
     watches.started()
-    assert not watches.is_restarting, "none was lost"
+    assert not is_restarting(watches), "none was lost"
     watches.ended(1, 0.0)
-    assert not watches.is_restarting
+    assert not is_restarting(watches)
     watches.started()
-    assert watches.is_restarting
+    assert is_restarting(watches)
     watches.ended(2, 1.0)
-    assert not watches.is_restarting, "rank 1 is not started yet"
+    assert not is_restarting(watches), "rank 1 is not started yet"
     watches.started()
     watches.opened(3, 0, "w0'")
-    assert watches.is_restarting
+    assert is_restarting(watches)
     watches.ended(3, 2.0)
-    assert not watches.is_restarting, "it has ended again"
+    assert not is_restarting(watches), "it has ended again"
     watches.started()
     watches.opened(4, 0, "w0''")
     watches.opened(5, 1, "w1'")
-    assert (watches.is_restarting, watches.lost) == (False, [])
+    assert (is_restarting(watches), lost(watches)) == (False, [])
 
 
 def test_the_end_of_an_old_watch_never_touches_the_newer_one():
@@ -54,7 +67,7 @@ def test_the_end_of_an_old_watch_never_touches_the_newer_one():
     assert not watches.opened(3, 1, "w1")
     assert watches.staying() == (1, 2, 3), "both are told what is pushed"
     assert watches.ended(2, 0.0) is None
-    assert (watches.lost, watches.is_complete) == ([], True)
+    assert (lost(watches), watches.is_complete) == ([], True)
     assert watches.ended(3, 0.0) == 1
 
 
@@ -62,7 +75,7 @@ def test_another_process_of_a_watched_rank_is_the_loss_of_the_old_one():
     watches = watched()
     assert watches.opened(3, 1, "w1-again")
     assert watches.ended(2, 0.0) is None
-    assert watches.lost == []
+    assert lost(watches) == []
     assert watches.ended(3, 0.0) == 1
     assert not watches.opened(4, 1, "w1-again-again"), "the old one was lost before"
 
@@ -86,7 +99,7 @@ def test_an_old_process_of_a_rank_stays_for_nobody():
 
 
 def test_a_rank_without_a_watch_is_there_when_it_asks_and_is_not_complete():
-    watches = RankPresence(2)
+    watches = RankPresence(ReplicaGroup("a", 2))
     for rank in (-1, 2, 0):
         watches.asked(rank)
         assert watches.is_starting
@@ -95,12 +108,13 @@ def test_a_rank_without_a_watch_is_there_when_it_asks_and_is_not_complete():
 
 
 def test_coming_and_going_leaves_nothing_behind():
-    watches = RankPresence(2)
+    group = ReplicaGroup("a", 2)
+    watches = RankPresence(group)
     for n in range(100):
         watches.opened(n, n % 2, f"w{n}")
         if n > 1:
             watches.ended(n - 2, 0.0)
-    assert len(watches._open) == len(watches._newest) == 2
+    assert len(group.watches) == 2
 
 
 def test_a_rank_that_says_why_it_ends_is_lost_once_and_an_older_process_says_nothing():
@@ -109,25 +123,25 @@ def test_a_rank_that_says_why_it_ends_is_lost_once_and_an_older_process_says_not
     assert not watches.failed(7, "w1", "x", 0.0)
     assert watches.failed(1, "w1", "ValueError: x", 0.0)
     assert watches.ended(2, 0.0) is None
-    assert (watches.lost, watches.is_complete) == ([1], False)
-    assert watches.why_lost(1) == "rank 1 has failed: ValueError: x"
+    assert (lost(watches), watches.is_complete) == ([1], False)
+    assert watches.loss_of(1).reason == "rank 1 has failed: ValueError: x"
 
 
 class TestRankTimeout:
     def test_a_silent_rank_without_a_watch_is_lost_until_it_asks_again(self):
-        watches = RankPresence(2, rank_timeout_s=10)
+        watches = RankPresence(ReplicaGroup("a", 2), rank_timeout_s=10)
         watches.asked(0)
         watches.heard([0], 5)
         assert watches.deadline() == 15
         assert [watches.expire(now) for now in (14.9, 15, 99)] == [[], [0], []]
-        assert watches.why_lost(0) == "rank 0 has asked for nothing for 10 s"
+        assert watches.loss_of(0).reason == "rank 0 has asked for nothing for 10 s"
         assert watches.deadline() == 25, "it is given up then"
         watches.asked(0)
         watches.heard([0], 20)
-        assert (watches.lost, watches.deadline()) == ([], 30)
+        assert (lost(watches), watches.deadline()) == ([], 30)
 
     def test_with_a_watch_or_without_a_timeout_silence_is_nothing(self):
-        seen, endless = RankPresence(1, rank_timeout_s=10), RankPresence(1)
+        seen, endless = RankPresence(ReplicaGroup("a", 1), rank_timeout_s=10), RankPresence(ReplicaGroup("a", 1))
         seen.opened(1, 0, "w")
         for watches in (seen, endless):
             watches.asked(0)
@@ -136,7 +150,7 @@ class TestRankTimeout:
 
 
 def test_a_manager_that_was_paused_gives_its_ranks_that_time():
-    watches = RankPresence(2, rank_timeout_s=10)
+    watches = RankPresence(ReplicaGroup("a", 2), rank_timeout_s=10)
     watches.opened(1, 1, "w1")
     watches.ended(1, 4.0)
     watches.asked(0)
@@ -157,7 +171,7 @@ class TestWhoIsNotBack:
         [absence] = watches.given_up(110.0)
         assert absence == LostRank(1, 100.0, frozenset({"w0", "w2"}), has_left=False)
         assert watches.of(absence.mates) == (1, 3), "the process that is new waits for nobody of before"
-        assert (watches.deadline(), watches.given_up(999.0), watches.lost) == (None, [], [1])
+        assert (watches.deadline(), watches.given_up(999.0), lost(watches)) == (None, [], [1])
 
     def test_a_mate_whose_watch_is_between_two_counts(self):
         watches = watched(3)
@@ -174,7 +188,7 @@ class TestWhoIsNotBack:
         watches.ended(2, 0.0)
         watches.opened(3, 0, "w0")
         watches.asked(1)
-        assert (watches.lost, watches.deadline(), watches.given_up(99.0)) == ([], None, [])
+        assert (lost(watches), watches.deadline(), watches.given_up(99.0)) == ([], None, [])
         assert not watches.is_complete, "rank 1 has no watch"
 
     def test_each_has_its_own_time_and_who_has_left_is_told_apart(self):
@@ -189,12 +203,12 @@ class TestWhoIsNotBack:
 
 
 def test_the_missing_ones_are_those_that_have_not_come_or_have_gone():
-    watches = RankPresence(4)
+    watches = RankPresence(ReplicaGroup("a", 4))
     watches.opened(1, 0, "w0")
     watches.asked(2)
     watches.asked(9)
-    assert watches.missing == {1, 3}
+    assert missing(watches) == {1, 3}
     watches.ended(1, 0.0)
-    assert watches.missing == {0, 1, 3}
+    assert missing(watches) == {0, 1, 3}
     watches.asked(0)
-    assert watches.missing == {1, 3}
+    assert missing(watches) == {1, 3}

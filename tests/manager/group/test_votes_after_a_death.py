@@ -12,13 +12,14 @@ from dataclasses import dataclass, replace
 
 import pytest
 
-from lighthouse_protocol.messages.membership import Distrust, DistrustKind
+from lighthouse_protocol.messages.membership import Decision, Distrust, DistrustKind, Participant
 from lighthouse_protocol.refusals import DeadlinePassed, Unrecoverable
 from manager.group import events
 from manager.group.counts import StepCounts
-from manager.group.machine import Ranks
+from manager.group.machine import GroupMachine
 from manager.group.presence import RETURNS_WITHIN_S
-from manager.group.votes import Decided, Voted
+from manager.group.records import PendingVote
+from manager.group.session import SessionMachine
 from tests.manager.builders import ask
 from tests.manager.groups import formed
 
@@ -71,15 +72,16 @@ def call(kind: int, number: int, rank: Rank) -> int:
 
 
 def fed(world: World, *happened: events.RankEvent) -> World:
-    machine: Ranks = pickle.loads(world.machine)
+    machine: GroupMachine = pickle.loads(world.machine)
     for event in happened:
         world = carried(world, machine.handle(event, 0.0))
     return replace(world, machine=frozen(machine))
 
 
-def frozen(machine: Ranks) -> bytes:
+def frozen(machine: GroupMachine) -> bytes:
     """Without what only counts."""
-    machine.counts, machine.gather.round = StepCounts(), 0
+    machine.counts, machine.gather.round = StepCounts(machine.group), 0
+    machine.session = SessionMachine(machine.report)
     return pickle.dumps(machine)
 
 
@@ -88,7 +90,7 @@ def carried(world: World, effects: Sequence[object]) -> World:
         match effect:
             case events.QuorumAnswered(call, assignment):
                 answer = ("granted", assignment.max_step, None)
-            case Decided(call, commit, _, following):
+            case events.VoteAnswered(call, Decision(commit, following)):
                 answer = ("decided", commit, following.max_step if following else None)
             case events.CallRefused(call, error):
                 is_vote = call % 100 < 20 and is_waited_for(world, call)
@@ -127,14 +129,14 @@ def asks(world: World, number: int) -> World:
 
 def casts(world: World, number: int, vote: bool, phase: str, wants: bool) -> World:
     rank = world.ranks[number]
-    return called(world, number, Voted(call(10, number, rank), number, rank.step, vote, Q, wants), phase)
+    return called(world, number, PendingVote(call(10, number, rank), number, rank.step, vote, Q, wants), phase)
 
 
 def gives_no(world: World, number: int) -> World:
     """Its time was over: it is in no quorum's step, votes no, and asks again."""
     rank = world.ranks[number]
     expired = events.CallExpired(call(20, number, rank), DeadlinePassed("no quorum"))
-    no = Voted(call(10, number, rank), number, rank.step, False)
+    no = PendingVote(call(10, number, rank), number, rank.step, False)
     return fed(world.but(number, phase="idle"), expired, no)
 
 
@@ -178,9 +180,9 @@ def moves(world: World, wants: bool) -> Iterator[World]:
         if rank.phase == "crashed":
             for step, tag in ((FIRST - 1, 0), (FIRST, 0), *([(rank.step, rank.tag)] if rank.tag else [])):
                 yield asks(world.but(number, phase="idle", step=step, tag=tag, has_failed=False, life=1, at=-1), number)
-    machine: Ranks = pickle.loads(world.machine)
-    if machine.watches.deadline() is not None:
-        after = carried(world, machine.expire(RETURNS_WITHIN_S + 1))
+    machine: GroupMachine = pickle.loads(world.machine)
+    if machine.deadline() is not None:
+        after = carried(world, machine.tick(RETURNS_WITHIN_S + 1))
         yield replace(after, machine=frozen(machine))
 
 
@@ -203,7 +205,7 @@ def faults(world: World) -> Iterator[World]:
 
 
 def new_machine(size: int) -> bytes:
-    return pickle.dumps(Ranks("a", size))
+    return pickle.dumps(GroupMachine(Participant("a", group_world_size=size), "L"))
 
 
 def begin(size: int, deaths: int, ends: int, steps: int, tears: int) -> World:
@@ -211,9 +213,9 @@ def begin(size: int, deaths: int, ends: int, steps: int, tears: int) -> World:
     world = World((Rank(),) * size, new_machine(size), 0, deaths, ends, steps, tears)
     for number in range(size):
         world = asks(world, number)
-    machine: Ranks = pickle.loads(world.machine)
+    machine: GroupMachine = pickle.loads(world.machine)
     machine.grants.renew(1e9)
-    world = carried(world, machine.receive(formed(Q, FIRST), 0.0, stands=True))
+    world = carried(world, machine._enter_quorum(formed(Q, FIRST), 0.0, stands=True))
     return replace(world, machine=frozen(machine))
 
 

@@ -19,19 +19,17 @@ from lighthouse_protocol.messages.session import (
 )
 from lighthouse_protocol.refusals import InvalidRequest, LighthouseError
 from lighthouse_protocol.rules.quorum_change import NamedQuorum
+from manager.group import events
 from manager.group import votes as commit
 from manager.group.driver import GroupDriver
-from manager.group.events import Pushed
-from manager.group.machine import Effect as RanksEffect
-from manager.group.machine import GroupMachine, Ranks
+from manager.group.events import CallRefused, Pushed, QuorumAnswered
+from manager.group.machine import GroupMachine
+from manager.group.records import PendingVote, QuorumRequest
 from manager.group.requests import (
     Effect,
     GatherMachine,
     GrantMachine,
     GroupJoined,
-    QuorumRequest,
-    RankAnswered,
-    RankRefused,
     no_state,
 )
 from manager.group.session import SessionMachine
@@ -44,7 +42,7 @@ _decide = CommitMachine._decide
 _open = CommitMachine._open
 _opened = SessionMachine.opened
 _whole = SessionMachine.whole
-_ask = GatherMachine._ask
+_ask = GatherMachine.ask
 _assignment = GrantMachine.assignment
 _take = GrantMachine.take
 _obey = GrantMachine.obey
@@ -74,18 +72,24 @@ def _obey_any(self: GrantMachine, order: QuorumOrder) -> bool:
 
 
 def _open_with_votes_of_the_same_step(self: CommitMachine, attempt: Any) -> Sequence[commit.Effect]:
-    old = self._attempt
+    old, votes = self._attempt, self.votes
     effects = _open(self, attempt)
     if old is not None and old.step == attempt.step:
-        attempt.yes = dict(old.yes)
+        _keep(self, votes)
     return effects
 
 
 def _decide_and_keep_votes(self: CommitMachine, attempt: Any, commits: bool) -> Sequence[commit.Effect]:
-    yes = attempt.yes
+    votes = self.votes
     effects = _decide(self, attempt, commits)
-    attempt.yes = {} if commits else yes
+    if not commits:
+        _keep(self, votes)
     return effects
+
+
+def _keep(self: CommitMachine, votes: Sequence[PendingVote]) -> None:
+    for vote in votes:
+        self._group.ranks[vote.group_rank].vote = vote
 
 
 def _assign_all_as_contributors(self: GrantMachine, group_rank: int, init_sync: bool) -> Assignment:
@@ -102,11 +106,11 @@ def _open_without_join(self: SessionMachine, me: Participant, now: float) -> lis
 
 def _join_with_whoever_has_asked(self: GatherMachine, ask: QuorumRequest) -> list[Effect]:
     effects = _ask(self, ask)
-    return effects if self.is_joined or not self._asks else effects + self._join()
+    return effects if self.is_joined or not self.asks else effects + self._join()
 
 
 def _compare_what_ranks_work_at(self: GatherMachine, ask: QuorumRequest) -> None:
-    last = self._last.get(ask.group_rank)
+    last = self._group.ranks[ask.group_rank].last_request
     if last is None or last.rank_incarnation != ask.rank_incarnation:
         return
     if ask.step < min(last.step, self._max_step if self._max_step is not None else last.step):
@@ -120,19 +124,19 @@ def _take_as_any(self: GrantMachine, quorum: Quorum, step: int, *, init_sync: bo
 
 def _receive_late_as_up_to_date(self: GatherMachine, quorum: Quorum, stands: bool) -> list[Effect]:
     effects = _receive(self, quorum, stands)
-    answers = [effect for effect in effects if isinstance(effect, RankAnswered)]
+    answers = [effect for effect in effects if isinstance(effect, QuorumAnswered)]
     if any(answer.assignment.heals or answer.assignment.catches_up for answer in answers):
         return effects
-    asks = [self._last[group_rank] for group_rank in range(len(answers))]
+    asks = [ask for rank in self._group.ranks if (ask := rank.last_request) is not None][: len(answers)]
     odd = [ask for ask in asks if ask.distrust is not None or ask.holds != asks[0].holds]
-    return [RankRefused(ask.call, no_state(asks[0], odd[0], may_heal=False)) for ask in asks] if odd else effects
+    return [CallRefused(ask.call, no_state(asks[0], odd[0], may_heal=False)) for ask in asks] if odd else effects
 
 
 def _give_up_instead(self: GrantMachine, step: int | None) -> None:
     """Its ranks' ends are losses, then."""
 
 
-def _release_at_once(self: Ranks) -> list[RanksEffect]:
+def _release_at_once(self: GroupMachine) -> list[events.Effect]:
     leaving = self.watches.release()
     return [Pushed(Released(), leaving)] if leaving else []
 
@@ -143,7 +147,7 @@ def _without_state_or_peers(self: GatherMachine, *, is_alone: bool) -> Lighthous
 
 def _participant_watched_at_first(self: GroupMachine, joined: GroupJoined | None = None) -> Participant:
     me = _participant(self, joined)
-    return replace(me, watched=me.watched and self.ranks.gather.incarnation == 0)
+    return replace(me, watched=me.watched and self.gather.incarnation == 0)
 
 
 def _pause_with_its_clock(self: ManagerProcess, for_s: float) -> None:
@@ -166,7 +170,7 @@ def _never_expire(self: GroupDriver, call: int, why: Any, within_s: float) -> No
 
 CALLS_NEVER_EXPIRE = (Replaced(GroupDriver, "_expire", _never_expire),)
 CLOCK_SLEEPS = (Replaced(ManagerProcess, "pause", _pause_with_its_clock),)
-HALF_A_GROUP_JOINS = (Replaced(GatherMachine, "_ask", _join_with_whoever_has_asked),)
+HALF_A_GROUP_JOINS = (Replaced(GatherMachine, "ask", _join_with_whoever_has_asked),)
 CATCHING_UP_CONTRIBUTES = (Replaced(GrantMachine, "assignment", _assign_all_as_contributors),)
 JOIN_LOST = (Replaced(SessionMachine, "opened", _open_without_join),)
 LATE_NO_ENDS_THE_QUORUM = (Replaced(GrantMachine, "take", _take_as_any),)
@@ -174,6 +178,6 @@ LATE_IS_REFUSED = (Replaced(GatherMachine, "_receive", _receive_late_as_up_to_da
 UNWATCHED_FOR_EVER = (Replaced(GroupMachine, "_participant", _participant_watched_at_first),)
 PEERS_FORGOTTEN = (Replaced(GatherMachine, "_without_state", _without_state_or_peers),)
 END_IS_A_LOSS = (Replaced(GrantMachine, "leave", _give_up_instead),)
-RELEASED_AT_ONCE = (Replaced(Ranks, "release", _release_at_once),)
+RELEASED_AT_ONCE = (Replaced(GroupMachine, "_release", _release_at_once),)
 RETURN_REFUSED = (Replaced(GatherMachine, "_check_step", _compare_what_ranks_work_at),)
 OBEYS_ANY_ORDER = (Replaced(GrantMachine, "obey", _obey_any),)
