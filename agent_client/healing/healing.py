@@ -14,16 +14,14 @@ from concurrent.futures import Future
 from contextlib import contextmanager
 from typing import Any
 
-from agent_client.healing.rules import HealTransport, StateServing
+from agent_client.healing.rules import StateServing
 from agent_client.healing.source import HealSource, StateOwner, key_of
 from agent_client.progress.activity import HealMark
 from agent_client.state.codec import Encoding, encode
 from agent_client.state.snapshot import StateMismatch, size_bytes
 from agent_client.state.train_state import TrainState
-from agent_client.state.tree import CorruptState
 from agent_client.transfer.connection import StateUnavailable
 from agent_client.transfer.fetch import Fetch, FindAddress, OnBytes, OtherTargets
-from agent_client.transfer.gloo_transport import GroupTransport
 from agent_client.transfer.memory import available_bytes
 from agent_client.transfer.offers import Arriving
 from lighthouse_protocol.messages.membership import Assignment
@@ -77,10 +75,9 @@ def _look(heal: GroupHeal, mark: HealMark) -> None:
 #
 # The side that is behind: this rank receives the state of a peer, checks it and installs it.
 #
-# Over HTTP all sources give a part of a large state, every one can stand in for another, and a transfer that broke is
-# resumed. The process group is used first where it was chosen; if it fails, HTTP follows.
+# All sources give a part of a large state, every one can stand in for another, and a transfer that broke is resumed.
 #
-# A target that catches up fetches over HTTP on a thread of its own.
+# A target that catches up fetches on a thread of its own.
 
 ASK_TIMEOUT_S = 5.0
 SILENCE_SHARE = 0.1
@@ -117,16 +114,14 @@ def _unfit() -> Generator[None]:
 
 
 class HealTarget:
-    """`groups`: where the state travels over process groups first. `revoke` is for any thread, all else for the step's
-    own. `on_received` is called with the seconds that a state took to arrive, and the bytes of its tensors. The mark
-    that `on_begun` makes is told of what arrives."""
+    """`revoke` is for any thread, all else for the step's own. `on_received` is called with the seconds that a state
+    took to arrive, and the bytes of its tensors. The mark that `on_begun` makes is told of what arrives."""
 
     def __init__(
         self,
         state: TrainState,
         group_rank: int,
         timeout_s: float,
-        groups: GroupTransport | None,
         on_received: OnReceived = lambda seconds, nbytes: None,
         on_begun: OnBegun = unread_mark,
     ) -> None:
@@ -135,7 +130,6 @@ class HealTarget:
         self._on_received = on_received
         self._group_rank = group_rank
         self._timeout_s = timeout_s
-        self._groups = groups
         self._received: dict[str, Any] | None = None
         self._lock = threading.Lock()
         self._fetch: Fetch | None = None
@@ -152,8 +146,7 @@ class HealTarget:
         sources = self._sources(assignment)
         began_at, mark = time.monotonic(), self._on_begun(next(iter(sources)), assignment.max_step)
         with logged(mark):
-            received = self._fetch_over_group(assignment, mark.received)
-            received = received or self._begin(assignment, sources, mark.received, hand_on).run()
+            received = self._begin(assignment, sources, mark.received, hand_on).run()
         self._received = received
         self._on_received(time.monotonic() - began_at, size_bytes(received["train"]))
 
@@ -181,18 +174,6 @@ class HealTarget:
             fetch = self._fetch if self._quorum_id <= quorum_id else None
         if fetch is not None:
             fetch.cancel(reason)
-
-    def _fetch_over_group(self, assignment: Assignment, told: OnBytes) -> dict[str, Any] | None:
-        """None: not by this way."""
-        if self._groups is None:
-            return None
-        try:
-            received = self._groups.receive(assignment, max_bytes=available_bytes(), on_received=told)
-            self._check(assignment, received)
-        except (RuntimeError, CorruptState, StateMismatch) as error:
-            log.warning("cannot receive the state over the process group: %s", error)
-            return None
-        return received
 
     def _begin(self, assignment: Assignment, sources: Sources, told: OnBytes, hand_on: HandOn | None) -> Fetch:
         with self._lock:
@@ -312,15 +293,11 @@ class Healing:
         timeout_s: float,
         *,
         state_serving: StateServing = StateServing.AUTO,
-        transport: HealTransport = HealTransport.HTTP,
         on_received: OnReceived = lambda seconds, nbytes: None,
         on_begun: OnBegun = unread_mark,
     ) -> None:
-        self._groups = None
-        if transport is HealTransport.PROCESS_GROUP:
-            self._groups = GroupTransport(group_rank, host, timeout_s * SILENCE_SHARE)
-        self._source = HealSource(state, group_rank, host, timeout_s, state_serving, self._groups)
-        self._target = HealTarget(state, group_rank, timeout_s, self._groups, on_received, on_begun)
+        self._source = HealSource(state, group_rank, host, timeout_s, state_serving)
+        self._target = HealTarget(state, group_rank, timeout_s, on_received, on_begun)
         self._quorum_id = 0
 
     @property
@@ -364,8 +341,6 @@ class Healing:
         self._target.revoke(ended, reason)
         if ended >= self._quorum_id:
             self._source.cut_off()
-            if self._groups is not None:
-                self._groups.cancel(ended)
 
     def close(self) -> None:
         self.revoke(None, "the Agent was closed")

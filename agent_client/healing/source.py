@@ -19,10 +19,8 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from agent_client.healing.rules import StateServing
-from agent_client.state.codec import encode
 from agent_client.state.snapshot import size_bytes
 from agent_client.state.train_state import TrainState
-from agent_client.transfer.gloo_transport import GroupTransport
 from agent_client.transfer.memory import available_bytes
 from agent_client.transfer.offers import Arriving
 from agent_client.transfer.server import StateServer
@@ -87,8 +85,7 @@ class _KeptCopy:
 
 
 class HealSource:
-    """`groups`: where the state travels over process groups, too. `cut_off` is for any thread, all else for the step's
-    own."""
+    """`cut_off` is for any thread, all else for the step's own."""
 
     def __init__(
         self,
@@ -97,13 +94,11 @@ class HealSource:
         host: str,
         timeout_s: float,
         serving: StateServing,
-        groups: GroupTransport | None,
     ) -> None:
         self._state = state
         self._group_rank = group_rank
         self._timeout_s = timeout_s
         self._serving = serving
-        self._groups = groups
         self._server = StateServer(listening_host(host), advertise=host)
         self._is_read_in_place = False
         self.hands_on = False
@@ -184,12 +179,10 @@ class HealSource:
         if offers:
             self._server.publish(key_of(assignment, self._group_rank), state, assignment.secret)
             self._is_read_in_place = not copies
-        if self._groups is not None and is_source:
-            self._groups.send(assignment, encode(state))
 
     def _may_hand_on(self) -> bool:
         """What was received stays until the step ends, beside the state that it has become."""
-        return self._groups is None and has_room(size_bytes(self._state.in_place()))
+        return has_room(size_bytes(self._state.in_place()))
 
     def _copies(self, train: dict[str, Any]) -> bool:
         if not self._state.stands_still or self._serving is StateServing.SNAPSHOT:

@@ -1,7 +1,6 @@
 """Ways to train, each an actor of a training_jobs.TrainingJob, which can be held in the middle of a step or of a
 transfer of its state."""
 
-import itertools
 import json
 import math
 import threading
@@ -30,7 +29,6 @@ from agent_client.training.hsdp import replicate
 from agent_client.training.local_sgd import DiLoCo, LocalSGD, OuterSteps
 from agent_client.training.optimizer import FaultTolerantOptimizer, FaultTolerantScheduler
 from agent_client.training.sampler import Position
-from agent_client.transfer import gloo_transport
 from agent_client.transfer.fetch import Fetch
 from tests.agent_client.actors import build_agent, digest
 from tests.processes import PATIENCE_S
@@ -267,11 +265,6 @@ class Ddp:
 
     def allow_sending(self) -> None:
         self.may_send.set()
-
-    def break_groups(self) -> None:
-        """What this rank sends over process groups breaks off after the second message."""
-        messages = gloo_transport.messages
-        gloo_transport.messages = lambda encoding: itertools.islice(messages(encoding), 2)
 
     def advertise_nowhere(self) -> None:
         """Peers that heal from here find nobody, from the next quorum on."""

@@ -252,16 +252,6 @@ def test_another_source_is_asked_in_the_same_step(make_job: MakeJob) -> None:
     )
 
 
-def test_over_the_process_group(make_job: MakeJob) -> None:
-    job = heal(make_job, "", heal_transport="process_group")
-    assert "sent the state" not in job.log("a-rank-0"), "nothing went over HTTP"
-
-
-def test_http_follows_where_the_process_group_fails(make_job: MakeJob) -> None:
-    job = heal(make_job, "break_groups", heal_transport="process_group", heal_timeout_s=20.0)
-    assert "cannot receive the state over the process group" in job.log("c-rank-0")
-
-
 def test_a_source_that_stops_while_it_sends(make_job: MakeJob) -> None:
     """The step is lost with it; the transfer ends with the quorum, long before it would by itself. One that is killed:
     test_matrix.py."""
