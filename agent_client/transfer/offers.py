@@ -1,6 +1,5 @@
 """What is on offer: the state of the present step, and copies that outlive theirs; who reads it, how it ends."""
 
-import secrets
 import socket
 import threading
 from bisect import bisect_right
@@ -106,15 +105,14 @@ class StrangerError(Exception):
 
 @dataclass(slots=True, eq=False)
 class StateOffer:
-    """`encoding`: the state, or one that is still arriving. `tag` is new at every put: who has read a part asks for the
-    rest under it. `reads`: how often one that is kept is still to be read; None for what was put, which whoever reads
-    it is waited for. `secret`: its readers prove that they know it; empty: anybody reads it."""
+    """`encoding`: the state, or one that is still arriving. `unread`: bytes of one that is kept that are still to be
+    read; None for what was put: `clear` waits for its readers. `secret`: its readers prove that they know it; empty:
+    anybody reads it."""
 
     key: StateKey
     encoding: Encoding | Arriving
-    reads: int | None = None
+    unread: int | None = None
     secret: str = field(default="", repr=False)
-    tag: str = field(default_factory=lambda: f'"{secrets.token_hex(8)}"')
     readers: set[socket.socket] = field(default_factory=set[socket.socket])
 
 
@@ -156,7 +154,7 @@ class StateOffers:
     def keep(self, key: StateKey, encoding: Encoding, reads: int, secret: str = "") -> None:
         """Hold this one beside all others, until it was read `reads` times, or `forget`. It never changes."""
         with self._changed:
-            self._kept[key] = StateOffer(key, encoding, reads, secret)
+            self._kept[key] = StateOffer(key, encoding, reads * encoding.body_length, secret)
             self._changed.notify_all()
 
     def forget(self, key: StateKey) -> None:
@@ -177,13 +175,13 @@ class StateOffers:
             self._refused = key, reason, secret
             self._changed.notify_all()
 
-    def was_read(self, held: StateOffer) -> None:
-        """To its end."""
+    def was_read(self, held: StateOffer, count: int) -> None:
+        """So many bytes of it."""
         with self._changed:
-            if held.reads is None:
+            if held.unread is None:
                 return
-            held.reads -= 1
-            if held.reads == 0 and self._kept.get(held.key) is held:
+            held.unread -= count
+            if held.unread <= 0 and self._kept.get(held.key) is held:
                 del self._kept[held.key]
 
     def cut_off(self) -> None:

@@ -275,7 +275,8 @@ class Ddp:
         """(from which group, how many bytes so far, of how many) of the transfer to here that is under way."""
         healing: Any = self.agent._healing
         fetch = healing._target._fetch
-        return (fetch._machine._left[0], fetch._received, fetch._length) if fetch else ("", 0, 0)
+        transfer = fetch and fetch._transfer
+        return (transfer._lead, transfer._told, transfer._total) if transfer else ("", 0, 0)
 
     def _gate_sending(self) -> None:
         self.may_send = threading.Event()

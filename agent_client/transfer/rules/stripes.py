@@ -17,10 +17,12 @@
 7. Targets that receive the same state meanwhile share it out (`shares`): each asks the sources for its own share, and
    hands on what is here and is the lead's; for the rest it asks the other targets. So the sources send about one state
    to all of them. What another target does not give is asked of the sources, by 3 to 5.
-8. A piece that this rank holds itself, as the lead does, is asked of nobody. Once MAX_DIFFERING_BYTES of its own state
+8. Where the lead is to give all alone (`leads_alone`), others are asked for what it does not give.
+9. A piece that this rank holds itself, as the lead does, is asked of nobody. Once MAX_DIFFERING_BYTES of its own state
    differ, no more of it is looked at.
 """
 
+import math
 from bisect import bisect_left, insort
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -185,6 +187,7 @@ class StripePlan:
         *,
         deadline: float,
         silence_s: float,
+        leads_alone: bool = False,
         others: Mapping[str, range] = MappingProxyType({}),
     ) -> None:
         self._sizes = sizes
@@ -192,6 +195,7 @@ class StripePlan:
         self._sources |= {name: _Source(name, share=list(share)) for name, share in others.items()}
         self._deadline = deadline
         self._silence_s = silence_s
+        self._leads_alone = leads_alone
         self._lead: _Source | None = None
         self._sums: list[bytes | None] = [None] * len(sizes)
         self._givers: list[_Source | None] = [None] * len(sizes)
@@ -412,7 +416,7 @@ class StripePlan:
     def _deal(self, now: float) -> None:
         others = [source for source in self._others() if source.is_free(now)]
         for source in [*self._free(now), *others]:
-            if pieces := self._share(source):
+            if pieces := self._share(source, now):
                 source.asked, source.is_asked = pieces[::-1], True
                 source.since, source.is_timed = now, False
                 is_last = self._usable() == [source]
@@ -420,18 +424,24 @@ class StripePlan:
                 silence_s = left_s if is_last else min(self._silence_s, left_s)
                 self._effects.append(Ask(source.name, tuple(pieces), silence_s))
 
-    def _share(self, source: _Source) -> list[int]:
+    def _share(self, source: _Source, now: float) -> list[int]:
         if source.share is not None:
             return self._take(source.share, STRIPE_BYTES)
         if source is self._lead and self._unasked_of_lead:
             return self._take(self._unasked_of_lead, STRIPE_BYTES)
-        taken = self._share_of_all(source)
+        taken = [] if self._is_for_lead(source, now) else self._share_of_all(source)
         self._unasked_bytes -= sum(self._sizes[piece] for piece in taken)
         return taken
+
+    def _is_for_lead(self, source: _Source, now: float) -> bool:
+        lead = self._lead
+        return self._leads_alone and lead is not None and lead is not source and lead.is_free(now)
 
     def _share_of_all(self, source: _Source) -> list[int]:
         if not self._unasked:
             return []
+        if self._leads_alone:
+            return self._take(self._unasked, math.inf)
         left, rates = self._unasked_bytes, [other.rate for other in self._usable() if other.rate]
         if not rates or source.rate is None:
             new = [other for other in self._usable() if other.rate is None and not other.is_asked]

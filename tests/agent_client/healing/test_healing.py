@@ -248,7 +248,7 @@ def heal(make_job: MakeJob, prepare: str, **options: Any) -> TrainingJob:
 
 def test_another_source_is_asked_in_the_same_step(make_job: MakeJob) -> None:
     assert re.search(
-        "cannot receive the state of .* from [ab]: .*refused", heal(make_job, "advertise_nowhere").log("c-rank-0")
+        "cannot receive the state of .* from [ab], which .*refused", heal(make_job, "advertise_nowhere").log("c-rank-0")
     )
 
 
