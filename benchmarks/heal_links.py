@@ -1,9 +1,8 @@
-"""Seconds that a heal takes over links of so many MB/s: from several sources at once, and of several targets at once.
+"""Seconds that a heal takes from several sources at once, over links of so many MB/s.
 
-Each source, and each of several targets, is a process in a network namespace of its own, behind a link that bounds what
-it sends. `--sources`: one target; what that costs its sources, which serve the state where it lies and train meanwhile
-(Steps in support/healing.py); and what it costs where one of them is killed half way. `--targets`: all heal from one
-source. It takes root.
+Each source is a process in a network namespace of its own, behind a link that bounds what it sends. Also what that
+costs the sources, which serve the state where it lies and train meanwhile (Steps in support/healing.py), and what it
+costs where one of them is killed half way. It takes root.
 """
 
 import signal
@@ -19,10 +18,10 @@ import click
 from benchmarks.support.bars import Bar, check_option, conclude
 from benchmarks.support.children import Children
 from benchmarks.support.figures import json_option, show_machine, spread, table, write_json
-from benchmarks.support.network import SecondHost, Switch
+from benchmarks.support.network import SecondHost
 
 GIB = 2**30
-SOURCES, TARGETS = (1, 2, 3), (1, 8)
+SOURCES = (1, 2, 3)
 SETTLED_S = 2.0
 
 
@@ -121,69 +120,12 @@ def bars_of_sources(results: Sequence[FromSeveral]) -> list[Bar]:
     return found
 
 
-@dataclass(frozen=True, slots=True)
-class OfSeveral:
-    """`seconds`: until the last one has the state."""
-
-    targets: int
-    seconds: tuple[float, ...]
-
-    @property
-    def median_s(self) -> float:
-        return median(self.seconds)
-
-
-def measure_targets(count: int, size_bytes: int, link_mb_s: float, repeats: int) -> OfSeveral:
-    """The first heal is not counted."""
-    with ExitStack() as stack:
-        switch = stack.enter_context(Switch())
-        hosts = [stack.enter_context(SecondHost(number, link_mb_s, switch)) for number in range(count + 1)]
-        children = stack.enter_context(Children())
-        arguments = ["-m", "benchmarks.support.healing", "hold", str(size_bytes)]
-        source, *targets = [
-            children.start(host.address, *arguments, host.address, within=host.within) for host in hosts
-        ]
-        for child in (source, *targets):
-            child.read_line()
-        addresses = [child.ask(order="listens") for child in targets]
-
-        def heal(value: float) -> float:
-            source.ask(order="mark", value=value)
-            for child in targets:
-                child.ask(order="mark", value=-value)
-            address = source.ask(order="serve")["address"]
-            for mine, child in enumerate(targets):
-                others = [at if number != mine else "" for number, at in enumerate(addresses)] if count > 1 else []
-                child.send(order="heal", address=address, value=value, others=others)
-            seconds = max(child.answer()["fetch_s"] for child in targets)
-            for child in (source, *targets):
-                child.ask(order="release")
-            return seconds
-
-        return OfSeveral(count, tuple([heal(float(number + 1)) for number in range(repeats + 1)][1:]))
-
-
-def render_targets(results: Sequence[OfSeveral]) -> str:
-    rows = [
-        [str(row.targets), spread(row.seconds).text(), f"{row.median_s / results[0].median_s:.2f}"] for row in results
-    ]
-    return table(["targets", "seconds", "of the time of the first"], rows)
-
-
-def bars_of_targets(results: Sequence[OfSeveral]) -> list[Bar]:
-    one, *several = results
-    return [
-        Bar(f"{row.targets} at once, of the time of {one.targets}", row.median_s / one.median_s, 1.6) for row in several
-    ]
-
-
 @click.command()
 @click.option("--gib", "gib", type=float, default=1.0, show_default=True, help="State to heal.")
 @click.option("--repeats", type=click.IntRange(1), default=5, show_default=True, help="Measured heals each.")
 @click.option("--link", type=float, default=100.0, show_default=True, help="MB/s that each sends.")
 @click.option("--sources", type=click.IntRange(1, 5), multiple=True, help="So many; else 1, 2 and 3.")
-@click.option("--quick", is_flag=True, help="Seconds instead of minutes: two sources, and two targets, of 1/16 GiB.")
-@click.option("--targets", type=click.IntRange(1, 16), multiple=True, help="So many; else 1 and 8.")
+@click.option("--quick", is_flag=True, help="Seconds instead of minutes: two sources, of 1/16 GiB.")
 @check_option
 @json_option
 def main(
@@ -191,28 +133,19 @@ def main(
     repeats: int,
     link: float,
     sources: Sequence[int],
-    targets: Sequence[int],
     quick: bool,
     check: bool,
     path: Path | None,
 ) -> None:
-    """Seconds of a heal over links: from several sources, and of several targets."""
+    """Seconds of a heal over links, from several sources."""
     found, size_bytes = show_machine(), int(gib * GIB)
     if quick:
-        size_bytes, link, repeats, sources, targets = GIB // 16, 25.0, 1, (1, 2), (1, 2)
-    elif not sources and not targets:
-        sources, targets = SOURCES, TARGETS
-    from_several = [measure_sources(count, size_bytes, link, repeats) for count in sources]
-    if from_several:
-        click.echo(render_sources(from_several))
-    of_several = [measure_targets(count, size_bytes, link, repeats) for count in targets]
-    if of_several:
-        click.echo(render_targets(of_several))
+        size_bytes, link, repeats, sources = GIB // 16, 25.0, 1, (1, 2)
+    from_several = [measure_sources(count, size_bytes, link, repeats) for count in sources or SOURCES]
+    click.echo(render_sources(from_several))
     report = {"benchmark": "heal_links", "machine": found, "gib": gib, "link_mb_s": link, "repeats": repeats}
-    rows = {"sources": [asdict(row) for row in from_several], "targets": [asdict(row) for row in of_several]}
-    write_json(path, report | rows)
-    bars = bars_of_sources(from_several) if from_several else []
-    conclude(bars + (bars_of_targets(of_several) if of_several else []), is_checked=check)
+    write_json(path, report | {"sources": [asdict(row) for row in from_several]})
+    conclude(bars_of_sources(from_several), is_checked=check)
 
 
 if __name__ == "__main__":

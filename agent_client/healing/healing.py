@@ -21,9 +21,8 @@ from agent_client.state.codec import Encoding, encode
 from agent_client.state.snapshot import StateMismatch, size_bytes
 from agent_client.state.train_state import TrainState
 from agent_client.transfer.connection import StateUnavailable
-from agent_client.transfer.fetch import Fetch, FindAddress, OnBytes, OtherTargets
+from agent_client.transfer.fetch import Fetch, FindAddress, OnBytes
 from agent_client.transfer.memory import available_bytes
-from agent_client.transfer.offers import Arriving
 from lighthouse_protocol.messages.membership import Assignment
 from lighthouse_protocol.rules.heal import GroupHeal
 from lighthouse_runtime.client.clients import ManagerClient
@@ -91,10 +90,6 @@ OnBegun = Callable[[str, int], HealMark]
 """Makes the mark of a heal from that source, of that step."""
 
 
-HandOn = Callable[[Assignment, Arriving], None]
-"""Offers the others that heal what arrives here."""
-
-
 def unread_mark(source: str, step: int) -> HealMark:
     """For a target whose progress no one asks for."""
     return HealMark(1, source, step, time.monotonic)
@@ -137,16 +132,15 @@ class HealTarget:
         """Of `_fetch`."""
         self._revoked_id = 0
 
-    def fetch(self, assignment: Assignment, hand_on: HandOn | None = None) -> None:
-        """Receive a peer's state, if this rank heals; with `hand_on` it is shared out with the others that do. Raises
-        what says why it cannot be had."""
+    def fetch(self, assignment: Assignment) -> None:
+        """Receive a peer's state, if this rank heals. Raises what says why it cannot be had."""
         self._received = None
         if not assignment.heals:
             return
         sources = self._sources(assignment)
         began_at, mark = time.monotonic(), self._on_begun(next(iter(sources)), assignment.max_step)
         with logged(mark):
-            received = self._begin(assignment, sources, mark.received, hand_on).run()
+            received = self._begin(assignment, sources, mark.received).run()
         self._received = received
         self._on_received(time.monotonic() - began_at, size_bytes(received["train"]))
 
@@ -175,12 +169,11 @@ class HealTarget:
         if fetch is not None:
             fetch.cancel(reason)
 
-    def _begin(self, assignment: Assignment, sources: Sources, told: OnBytes, hand_on: HandOn | None) -> Fetch:
+    def _begin(self, assignment: Assignment, sources: Sources, told: OnBytes) -> Fetch:
         with self._lock:
             if assignment.quorum_id <= self._revoked_id:
                 raise StateUnavailable(f"quorum {assignment.quorum_id} was revoked")
-            others = hand_on and self._others(assignment, hand_on)
-            self._fetch, self._quorum_id = self._new_fetch(assignment, sources, told, others), assignment.quorum_id
+            self._fetch, self._quorum_id = self._new_fetch(assignment, sources, told), assignment.quorum_id
             return self._fetch
 
     def _new_fetch(
@@ -188,7 +181,6 @@ class HealTarget:
         assignment: Assignment,
         sources: Sources,
         told: OnBytes,
-        others: OtherTargets | None = None,
         *,
         gives_way: bool = False,
     ) -> Fetch:
@@ -203,19 +195,12 @@ class HealTarget:
             max_bytes=available_bytes(),
             gives_way=gives_way,
             on_received=told,
-            others=others,
             own=self._own(assignment),
         )
 
     def _own(self, assignment: Assignment) -> Encoding | None:
         """Before the first step all groups may have loaded the same weights."""
         return None if assignment.max_step else encode({"train": self._state.in_place(), "agent": {}})
-
-    def _others(self, assignment: Assignment, hand_on: HandOn) -> OtherTargets:
-        managers = assignment.shares_with
-        names = [f"the target at {manager}" if manager else "" for manager in managers]
-        finds = {name: self._finds(assignment, at) for name, at in zip(names, managers, strict=True) if name}
-        return OtherTargets(names, finds, lambda state: hand_on(assignment, state))
 
     def _sources(self, assignment: Assignment) -> Sources:
         named = {assignment.replica_ids[assignment.heal_from_rank or 0]: assignment.heal_from_address}
@@ -321,11 +306,7 @@ class Healing:
     def fetch(self, assignment: Assignment) -> None:
         """Receive a peer's state, if this rank heals. Raises what says why it cannot be had."""
         self._quorum_id = assignment.quorum_id
-        try:
-            self._target.fetch(assignment, self._source.hand_on if self._source.hands_on else None)
-        finally:
-            if self._source.hands_on:
-                self._source.settle(assignment)
+        self._target.fetch(assignment)
 
     def install(self, machine: StateOwner) -> None:
         """Take over what was received, if anything."""

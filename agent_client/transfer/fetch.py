@@ -8,8 +8,7 @@ one piece cannot spoil each other's. A sole source's is read into its place.
 A small state comes from the lead alone, over the connection that its checksums came over. So does one that a target
 fetches beside its steps. Where a source fails, another one leads; errors name each.
 
-Other targets that receive the same state meanwhile are read like sources, each for its share, and read from this one
-what is here (arriving.py). A rank that may hold the very state already looks at its own first.
+A rank that may hold the very state already looks at its own first.
 """
 
 import http.client
@@ -21,7 +20,6 @@ import threading
 import time
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass
 from itertools import accumulate
 from types import TracebackType
 from typing import Self
@@ -55,7 +53,7 @@ from agent_client.transfer.connection import (
     connect,
     split_address,
 )
-from agent_client.transfer.offers import Arriving, StateKey
+from agent_client.transfer.offers import StateKey
 from agent_client.transfer.rules.stripes import (
     FIRST_PAUSE_S,
     TRIES,
@@ -71,8 +69,6 @@ from agent_client.transfer.rules.stripes import (
     Refused,
     StripePlan,
     Summed,
-    Verified,
-    shares,
 )
 from lighthouse_protocol.refusals import LighthouseError
 from lighthouse_protocol.rules.access import SOURCE_WORD, TARGET_WORD, prove
@@ -206,30 +202,12 @@ def key_path(key: StateKey, wait_s: float) -> str:
 MIN_STRIPED_BYTES = 32 * 2**20
 """A smaller state comes from the lead alone: it is here before a second source has begun."""
 
-CONNECT_TIMEOUT_S = 5.0
-"""To another target: its share is wanted meanwhile."""
-
 SHOWN_BYTES = 2**19
 """How often progress is told."""
 
 FindAddress = Callable[[], str]
 OnBytes = Callable[[str, int, int], None]
 """Told of the source, the bytes that are here, and all that there are; on one thread at a time."""
-
-
-@dataclass(frozen=True, slots=True)
-class OtherTargets:
-    """Those that receive the same state meanwhile. `names`: of all, in the order in which the state is shared out,
-    empty for this one; `finds`: by name, what finds its address. `hand_on` offers them what is here."""
-
-    names: Sequence[str]
-    finds: Mapping[str, FindAddress]
-    hand_on: Callable[[Arriving], None]
-
-    def shares(self, sizes: Sequence[int]) -> dict[str, range]:
-        """By name, the pieces that are asked of it."""
-        dealt = zip(self.names, shares(sizes, len(self.names)), strict=True)
-        return {name: share for name, share in dealt if name}
 
 
 class Fetch:
@@ -241,8 +219,8 @@ class Fetch:
     to be published, by default most of its time. `timeout_s` bounds all but the resolution of host names.
     `gives_way`: no group waits for it (Pace), and one connection is used.
     `secret`: of the quorum; source and target prove to each other that they know it. Empty: neither does.
-    `on_received` is told of all that arrives. `others`: that receive the same state meanwhile. `own`: a state that may
-    be that one already; pieces that it has are not read.
+    `on_received` is told of all that arrives. `own`: a state that may be that one already; pieces that it has are not
+    read.
     """
 
     def __init__(
@@ -259,13 +237,12 @@ class Fetch:
         gives_way: bool = False,
         secret: str = "",
         on_received: OnBytes = lambda source, received, total: None,
-        others: OtherTargets | None = None,
         own: Encoding | None = None,
     ) -> None:
         if not sources:
             raise ValueError("a transfer needs a source")
         self._sources = sources
-        self._others, self._own = others, own
+        self._own = own
         self._timeout_s = timeout_s
         self._requests = Requests(StateKey(*key), time.monotonic() + timeout_s, secret)
         self._silence_s = min(silence_s or timeout_s, timeout_s)
@@ -369,7 +346,6 @@ class Fetch:
         if self._transfer is None:
             self._transfer = _Transfer(
                 {name: self._sources[name] for name in self._left},
-                self._others if head.length >= MIN_STRIPED_BYTES else None,
                 self._own if self._own is not None and self._own.layout == layout else None,
                 self._requests,
                 head,
@@ -462,7 +438,6 @@ class _Transfer:
     def __init__(
         self,
         sources: Mapping[str, FindAddress],
-        others: OtherTargets | None,
         own: Encoding | None,
         requests: Requests,
         head: Head,
@@ -476,7 +451,6 @@ class _Transfer:
         self._sources = sources
         self._is_sole = len(sources) == 1
         self._gives_way = gives_way
-        self._finds = sources if others is None else {**others.finds, **sources}
         self._requests = requests
         self._own = own
         self._own_checksums: Iterator[tuple[int, bytes]] = iter(())
@@ -487,19 +461,13 @@ class _Transfer:
         self._places = list(piece_views(self.tensors))
         sizes = [len(place) + CHECKSUM_BYTES for place in self._places]
         self._starts = list(accumulate(sizes, initial=0))
-        theirs = {} if others is None else others.shares(sizes)
         self._plan = StripePlan(
             sizes,
             list(sources),
             deadline=requests.deadline,
             silence_s=silence_s,
             leads_alone=leads_alone,
-            others=theirs,
         )
-        self._arriving: Arriving | None = None
-        if others is not None:
-            self._arriving = Arriving(layout, self._places, self._starts)
-            others.hand_on(self._arriving)
         self._lead = ""
         self._changed = threading.Condition()
         self._asks: dict[str, Ask] = {}
@@ -534,7 +502,7 @@ class _Transfer:
         self._own_checksums = enumerate(self._own.checksums() if self._own is not None else ())
         self.tell(Led(lead))
         if not self._readers:
-            for name in self._finds:
+            for name in self._sources:
                 reader = threading.Thread(target=self._read, args=(name,), name="lighthouse stripe", daemon=True)
                 self._readers.append(reader)
                 reader.start()
@@ -572,9 +540,6 @@ class _Transfer:
         """Nothing is read any more."""
         with self._changed:
             self._is_ended = True
-            if self._arriving is not None:
-                self._arriving.end()
-                self._arriving = None
             for connection in self._connections.values():
                 connection.cut()
             self._changed.notify_all()
@@ -605,9 +570,6 @@ class _Transfer:
                         key = self._requests.key
                         log.warning("stopped reading the state of %s from %s, which %s", key, source, reason)
                     self._cut(source)
-                case Verified(piece, checksum):
-                    if self._arriving is not None:
-                        self._arriving.put(piece, checksum)
         self._changed.notify_all()
 
     def _cut(self, source: str) -> None:
@@ -699,8 +661,7 @@ class _Transfer:
         return ",".join(f"{self._starts[first]}-{self._starts[last]}" for first, last in runs)
 
     def _connect(self, ask: Ask) -> Connection:
-        limit_s = ask.silence_s if ask.source in self._sources else min(ask.silence_s, CONNECT_TIMEOUT_S)
-        connection = self._requests.connect(self._finds[ask.source](), limit_s)
+        connection = self._requests.connect(self._sources[ask.source](), ask.silence_s)
         with self._changed:
             self._connections[ask.source] = connection
             if self._is_closed_to(ask.source):

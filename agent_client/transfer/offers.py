@@ -2,72 +2,13 @@
 
 import socket
 import threading
-from bisect import bisect_right
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from agent_client.state.codec import Encoding
 from agent_client.transfer.connection import DeadlineSocket
-
-# -- arriving -----------------------------------------------------------------
-#
-# A state that is still arriving, for other targets that receive it: who reads a piece waits until it is here.
-
-
-class Arriving:
-    """`layout`: the digest of its tensors. `places`: of the bytes of each piece. `starts`: where each begins in what
-    follows the head of the encoding, and where the last one ends.
-
-    Thread safe. Who waits for a piece waits as long as the transfer lasts, which has a deadline and ends this. A piece
-    that is written again, because another lead has another one, does not match its checksum meanwhile. A state that has
-    arrived stays in memory for as long as this is on offer.
-    """
-
-    def __init__(self, layout: str, places: Sequence[memoryview], starts: Sequence[int]) -> None:
-        self.layout = layout
-        self.body_length = starts[-1]
-        self._places = places
-        self._starts = starts
-        self._changed = threading.Condition()
-        self._checksums: dict[int, bytes] = {}
-        self._is_ended = False
-
-    def put(self, piece: int, checksum: bytes) -> None:
-        """It is here."""
-        with self._changed:
-            self._checksums[piece] = checksum
-            self._changed.notify_all()
-
-    def end(self) -> None:
-        """Nothing more comes. Unless all is here, what is here is let go, and who waits is told."""
-        with self._changed:
-            if len(self._checksums) < len(self._places):
-                self._is_ended = True
-                self._places = ()
-            self._changed.notify_all()
-
-    def stripe(self, start: int, stop: int) -> Iterator[memoryview]:
-        """As of an Encoding, piece by piece as they come. ConnectionError for what will never be here."""
-        piece = bisect_right(self._starts, start) - 1
-        skipped, left = start - self._starts[piece], stop - start
-        while left > 0:
-            for part in self._await(piece):
-                wanted = part[skipped : skipped + left]
-                skipped = max(0, skipped - len(part))
-                left -= len(wanted)
-                if len(wanted):
-                    yield wanted
-            piece += 1
-
-    def _await(self, piece: int) -> tuple[memoryview, memoryview]:
-        with self._changed:
-            self._changed.wait_for(lambda: self._is_ended or piece in self._checksums)
-            if self._is_ended:
-                raise ConnectionError("the state to be passed on did not arrive")
-            return self._places[piece], memoryview(self._checksums[piece])
-
 
 ABORT_TIMEOUT_S = 10.0
 
@@ -105,12 +46,12 @@ class StrangerError(Exception):
 
 @dataclass(slots=True, eq=False)
 class StateOffer:
-    """`encoding`: the state, or one that is still arriving. `unread`: bytes of one that is kept that are still to be
+    """`unread`: bytes of one that is kept that are still to be
     read; None for what was put: `clear` waits for its readers. `secret`: its readers prove that they know it; empty:
     anybody reads it."""
 
     key: StateKey
-    encoding: Encoding | Arriving
+    encoding: Encoding
     unread: int | None = None
     secret: str = field(default="", repr=False)
     readers: set[socket.socket] = field(default_factory=set[socket.socket])
@@ -128,7 +69,7 @@ class StateOffers:
         self._settled = (0, -1)
         self._closed = False
 
-    def put(self, key: StateKey, encoding: Encoding | Arriving, secret: str = "") -> None:
+    def put(self, key: StateKey, encoding: Encoding, secret: str = "") -> None:
         """Hold this one instead of any other, whose readers are cut off first."""
         with self._changed:
             while self._held:

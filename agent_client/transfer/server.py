@@ -8,8 +8,7 @@
          Lighthouse-Proof: that the source knows the secret, too
     GET /pieces/{layout}/{start}-{stop},.../{quorum_id}/{step}/{group_rank}?wait_s=...
     200  these bytes of the encoding, counted from the end of the head. `layout`: the digest of the dtypes and shapes of
-         its tensors, which is the same where pieces are. A target answers this, too, for a state that is still
-         arriving, and sends each piece when it is here
+         its tensors, which is the same where pieces are
     409  another key, or none, is held: JSON {"asked": key, "held": key or null}; sent after up to `wait_s`, because
          the target may ask before the source has its snapshot, or at once where the source will not have it
     410  the state holds something that cannot be sent: what, as text; with the source's Lighthouse-Proof
@@ -39,7 +38,6 @@ from agent_client.state.tree import State
 from agent_client.transfer.connection import CANNOT_BE_SENT, NONCE_HEADER, PROOF_HEADER, Pace, host_in_url
 from agent_client.transfer.listener import Listener
 from agent_client.transfer.offers import (
-    Arriving,
     CannotBeSentError,
     NotHeldError,
     StateKey,
@@ -92,10 +90,6 @@ class StateServer:
         """
         encoding = encode(state, chunk_bytes=self._chunk_bytes)
         self._offers.put(StateKey(*key), encoding, secret)
-
-    def hand_on(self, key: tuple[int, int, int], state: Arriving, secret: str = "") -> None:
-        """Offer a state that is still arriving under `key`, as `publish` does one that is here."""
-        self._offers.put(StateKey(*key), state, secret)
 
     def keep(self, key: tuple[int, int, int], state: State, reads: int, secret: str = "") -> None:
         """Offer `state`, which never changes, beside all others, until it was read so often, or `forget`."""
@@ -194,8 +188,6 @@ class _Handler(BaseHTTPRequestHandler):
         headers = {PROOF_HEADER: proof} if proof else {}
         if asked["layout"]:
             self._send_pieces(held, headers, asked["layout"], asked["ranges"])
-        elif not isinstance(held.encoding, Encoding):
-            self._refuse(409, held.key, None)
         else:
             self._send_manifest(held, held.encoding, headers)
 

@@ -16,8 +16,7 @@ from typing import Any, Protocol
 import torch
 
 from agent_client.state.train_state import TrainState
-from agent_client.transfer.fetch import Fetch, OtherTargets
-from agent_client.transfer.offers import Arriving
+from agent_client.transfer.fetch import Fetch
 from agent_client.transfer.server import StateServer
 from benchmarks.support.line_protocol import answer_orders
 from benchmarks.support.torchft_native import native
@@ -40,9 +39,8 @@ class Transport(Protocol):
         """The source is about to write."""
         ...
 
-    def fetch(self, address: str, others: Sequence[str] = ()) -> Callable[[], None]:
-        """What installs what was received. Several addresses, with spaces between: from all of them at once.
-        `others`: of the targets among which it is shared out, empty for this one."""
+    def fetch(self, address: str) -> Callable[[], None]:
+        """What installs what was received. Several addresses, with spaces between: from all of them at once."""
         ...
 
 
@@ -64,7 +62,7 @@ class Ours:
     def address(self) -> str:
         return self._server.address
 
-    def fetch(self, address: str, others: Sequence[str] = ()) -> Callable[[], None]:
+    def fetch(self, address: str) -> Callable[[], None]:
         self._state.begin_step()
         fetch = Fetch(
             _finds(address.split()),
@@ -72,13 +70,9 @@ class Ours:
             TIMEOUT_S,
             accept=self._state.check,
             silence_s=30.0,
-            others=OtherTargets(others, _finds(others), self._hand_on) if others else None,
         )
         received = fetch.run()
         return lambda: self._state.install(received)
-
-    def _hand_on(self, state: Arriving) -> None:
-        self._server.hand_on(KEY, state)
 
 
 def _finds(addresses: Sequence[str]) -> dict[str, Callable[[], str]]:
@@ -106,7 +100,7 @@ class Torchft:
     def release(self) -> None:
         self._transport.disallow_checkpoint()
 
-    def fetch(self, address: str, others: Sequence[str] = ()) -> Callable[[], None]:
+    def fetch(self, address: str) -> Callable[[], None]:
         metadata, step = address.split()
         timeout = timedelta(seconds=TIMEOUT_S)
         received = self._transport.recv_checkpoint(0, metadata, int(step), timeout)["user"]["default"]
@@ -193,13 +187,9 @@ class Side:
             self._steps.start()
         return self._steps.take()
 
-    def listens(self) -> str:
-        """Where what arrives is handed on."""
-        return self._transport.address
-
-    def heal(self, address: str, value: float, others: Sequence[str] = ()) -> dict[str, Any]:
+    def heal(self, address: str, value: float) -> dict[str, Any]:
         began_at = time.perf_counter()
-        install = self._transport.fetch(address, others)
+        install = self._transport.fetch(address)
         fetched_at = time.perf_counter()
         install()
         installed_at = time.perf_counter()

@@ -139,9 +139,6 @@ def test_heal(ran: Ran) -> None:
 @pytest.mark.skipif(not network.is_possible(), reason="takes the right to administer the network")
 def test_heal_links(ran: Ran) -> None:
     report = ran("heal_links")
-    one, two = report["targets"]
-    assert (one["targets"], two["targets"]) == (1, 2)
-    assert 0 < min(one["seconds"]) <= max(two["seconds"]) < 60
     assert [row["sources"] for row in report["sources"]] == [1, 2]
     assert all(row["steps"] > 0.5 for row in report["sources"])
     assert report["sources"][1]["killed_s"] > 0
