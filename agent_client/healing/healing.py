@@ -14,18 +14,15 @@ from concurrent.futures import Future
 from contextlib import contextmanager
 from typing import Any
 
-from agent_client.healing.rules import HealTransport, StateServing
+from agent_client.healing.rules import StateServing
 from agent_client.healing.source import HealSource, StateOwner, key_of
 from agent_client.progress.activity import HealMark
 from agent_client.state.codec import Encoding, encode
 from agent_client.state.snapshot import StateMismatch, size_bytes
 from agent_client.state.train_state import TrainState
-from agent_client.state.tree import CorruptState
 from agent_client.transfer.connection import StateUnavailable
-from agent_client.transfer.fetch import Fetch, FindAddress, OnBytes, OtherTargets
-from agent_client.transfer.gloo_transport import GroupTransport
+from agent_client.transfer.fetch import Fetch, FindAddress, OnBytes
 from agent_client.transfer.memory import available_bytes
-from agent_client.transfer.offers import Arriving
 from lighthouse_protocol.messages.membership import Assignment
 from lighthouse_protocol.rules.heal import GroupHeal
 from lighthouse_runtime.client.clients import ManagerClient
@@ -77,10 +74,9 @@ def _look(heal: GroupHeal, mark: HealMark) -> None:
 #
 # The side that is behind: this rank receives the state of a peer, checks it and installs it.
 #
-# Over HTTP all sources give a part of a large state, every one can stand in for another, and a transfer that broke is
-# resumed. The process group is used first where it was chosen; if it fails, HTTP follows.
+# All sources give a part of a large state, every one can stand in for another, and a transfer that broke is resumed.
 #
-# A target that catches up fetches over HTTP on a thread of its own.
+# A target that catches up fetches on a thread of its own.
 
 ASK_TIMEOUT_S = 5.0
 SILENCE_SHARE = 0.1
@@ -92,10 +88,6 @@ Sources = dict[str, FindAddress]
 OnReceived = Callable[[float, int], None]
 OnBegun = Callable[[str, int], HealMark]
 """Makes the mark of a heal from that source, of that step."""
-
-
-HandOn = Callable[[Assignment, Arriving], None]
-"""Offers the others that heal what arrives here."""
 
 
 def unread_mark(source: str, step: int) -> HealMark:
@@ -117,16 +109,14 @@ def _unfit() -> Generator[None]:
 
 
 class HealTarget:
-    """`groups`: where the state travels over process groups first. `revoke` is for any thread, all else for the step's
-    own. `on_received` is called with the seconds that a state took to arrive, and the bytes of its tensors. The mark
-    that `on_begun` makes is told of what arrives."""
+    """`revoke` is for any thread, all else for the step's own. `on_received` is called with the seconds that a state
+    took to arrive, and the bytes of its tensors. The mark that `on_begun` makes is told of what arrives."""
 
     def __init__(
         self,
         state: TrainState,
         group_rank: int,
         timeout_s: float,
-        groups: GroupTransport | None,
         on_received: OnReceived = lambda seconds, nbytes: None,
         on_begun: OnBegun = unread_mark,
     ) -> None:
@@ -135,7 +125,6 @@ class HealTarget:
         self._on_received = on_received
         self._group_rank = group_rank
         self._timeout_s = timeout_s
-        self._groups = groups
         self._received: dict[str, Any] | None = None
         self._lock = threading.Lock()
         self._fetch: Fetch | None = None
@@ -143,17 +132,15 @@ class HealTarget:
         """Of `_fetch`."""
         self._revoked_id = 0
 
-    def fetch(self, assignment: Assignment, hand_on: HandOn | None = None) -> None:
-        """Receive a peer's state, if this rank heals; with `hand_on` it is shared out with the others that do. Raises
-        what says why it cannot be had."""
+    def fetch(self, assignment: Assignment) -> None:
+        """Receive a peer's state, if this rank heals. Raises what says why it cannot be had."""
         self._received = None
         if not assignment.heals:
             return
         sources = self._sources(assignment)
         began_at, mark = time.monotonic(), self._on_begun(next(iter(sources)), assignment.max_step)
         with logged(mark):
-            received = self._fetch_over_group(assignment, mark.received)
-            received = received or self._begin(assignment, sources, mark.received, hand_on).run()
+            received = self._begin(assignment, sources, mark.received).run()
         self._received = received
         self._on_received(time.monotonic() - began_at, size_bytes(received["train"]))
 
@@ -182,24 +169,11 @@ class HealTarget:
         if fetch is not None:
             fetch.cancel(reason)
 
-    def _fetch_over_group(self, assignment: Assignment, told: OnBytes) -> dict[str, Any] | None:
-        """None: not by this way."""
-        if self._groups is None:
-            return None
-        try:
-            received = self._groups.receive(assignment, max_bytes=available_bytes(), on_received=told)
-            self._check(assignment, received)
-        except (RuntimeError, CorruptState, StateMismatch) as error:
-            log.warning("cannot receive the state over the process group: %s", error)
-            return None
-        return received
-
-    def _begin(self, assignment: Assignment, sources: Sources, told: OnBytes, hand_on: HandOn | None) -> Fetch:
+    def _begin(self, assignment: Assignment, sources: Sources, told: OnBytes) -> Fetch:
         with self._lock:
             if assignment.quorum_id <= self._revoked_id:
                 raise StateUnavailable(f"quorum {assignment.quorum_id} was revoked")
-            others = hand_on and self._others(assignment, hand_on)
-            self._fetch, self._quorum_id = self._new_fetch(assignment, sources, told, others), assignment.quorum_id
+            self._fetch, self._quorum_id = self._new_fetch(assignment, sources, told), assignment.quorum_id
             return self._fetch
 
     def _new_fetch(
@@ -207,7 +181,6 @@ class HealTarget:
         assignment: Assignment,
         sources: Sources,
         told: OnBytes,
-        others: OtherTargets | None = None,
         *,
         gives_way: bool = False,
     ) -> Fetch:
@@ -222,19 +195,12 @@ class HealTarget:
             max_bytes=available_bytes(),
             gives_way=gives_way,
             on_received=told,
-            others=others,
             own=self._own(assignment),
         )
 
     def _own(self, assignment: Assignment) -> Encoding | None:
         """Before the first step all groups may have loaded the same weights."""
         return None if assignment.max_step else encode({"train": self._state.in_place(), "agent": {}})
-
-    def _others(self, assignment: Assignment, hand_on: HandOn) -> OtherTargets:
-        managers = assignment.shares_with
-        names = [f"the target at {manager}" if manager else "" for manager in managers]
-        finds = {name: self._finds(assignment, at) for name, at in zip(names, managers, strict=True) if name}
-        return OtherTargets(names, finds, lambda state: hand_on(assignment, state))
 
     def _sources(self, assignment: Assignment) -> Sources:
         named = {assignment.replica_ids[assignment.heal_from_rank or 0]: assignment.heal_from_address}
@@ -312,15 +278,11 @@ class Healing:
         timeout_s: float,
         *,
         state_serving: StateServing = StateServing.AUTO,
-        transport: HealTransport = HealTransport.HTTP,
         on_received: OnReceived = lambda seconds, nbytes: None,
         on_begun: OnBegun = unread_mark,
     ) -> None:
-        self._groups = None
-        if transport is HealTransport.PROCESS_GROUP:
-            self._groups = GroupTransport(group_rank, host, timeout_s * SILENCE_SHARE)
-        self._source = HealSource(state, group_rank, host, timeout_s, state_serving, self._groups)
-        self._target = HealTarget(state, group_rank, timeout_s, self._groups, on_received, on_begun)
+        self._source = HealSource(state, group_rank, host, timeout_s, state_serving)
+        self._target = HealTarget(state, group_rank, timeout_s, on_received, on_begun)
         self._quorum_id = 0
 
     @property
@@ -344,11 +306,7 @@ class Healing:
     def fetch(self, assignment: Assignment) -> None:
         """Receive a peer's state, if this rank heals. Raises what says why it cannot be had."""
         self._quorum_id = assignment.quorum_id
-        try:
-            self._target.fetch(assignment, self._source.hand_on if self._source.hands_on else None)
-        finally:
-            if self._source.hands_on:
-                self._source.settle(assignment)
+        self._target.fetch(assignment)
 
     def install(self, machine: StateOwner) -> None:
         """Take over what was received, if anything."""
@@ -364,8 +322,6 @@ class Healing:
         self._target.revoke(ended, reason)
         if ended >= self._quorum_id:
             self._source.cut_off()
-            if self._groups is not None:
-                self._groups.cancel(ended)
 
     def close(self) -> None:
         self.revoke(None, "the Agent was closed")

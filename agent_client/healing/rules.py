@@ -224,10 +224,3 @@ class StateServing(StrEnum):
     AUTO = "auto"
     SNAPSHOT = "snapshot"
     HOLD = "hold"
-
-
-class HealTransport(StrEnum):
-    """The same in every replica group."""
-
-    HTTP = "http"
-    PROCESS_GROUP = "process_group"

@@ -5,9 +5,6 @@ Otherwise ("hold") its write waits until no reader is left, at most `timeout_s`,
 other ranks that are up to date give a part of a large state, and stand in for a source that fails. They are read in
 place.
 
-A target that heals together with others hands on to them what it receives, from the buffers in which it arrives, until
-the step ends; if memory allows.
-
 A target that catches up fetches beside its steps, from a copy that its source keeps beyond its own step. Without room
 for a copy the source refuses.
 """
@@ -19,12 +16,9 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from agent_client.healing.rules import StateServing
-from agent_client.state.codec import encode
 from agent_client.state.snapshot import size_bytes
 from agent_client.state.train_state import TrainState
-from agent_client.transfer.gloo_transport import GroupTransport
 from agent_client.transfer.memory import available_bytes
-from agent_client.transfer.offers import Arriving
 from agent_client.transfer.server import StateServer
 from lighthouse_protocol.messages.membership import Assignment, Tag
 from lighthouse_runtime.net.address import listening_host
@@ -87,8 +81,7 @@ class _KeptCopy:
 
 
 class HealSource:
-    """`groups`: where the state travels over process groups, too. `cut_off` is for any thread, all else for the step's
-    own."""
+    """`cut_off` is for any thread, all else for the step's own."""
 
     def __init__(
         self,
@@ -97,17 +90,13 @@ class HealSource:
         host: str,
         timeout_s: float,
         serving: StateServing,
-        groups: GroupTransport | None,
     ) -> None:
         self._state = state
         self._group_rank = group_rank
         self._timeout_s = timeout_s
         self._serving = serving
-        self._groups = groups
         self._server = StateServer(listening_host(host), advertise=host)
         self._is_read_in_place = False
-        self.hands_on = False
-        """Whether this rank heals together with others, and offers them what it receives."""
         self._kept: dict[Key, _KeptCopy] = {}
 
     @property
@@ -117,7 +106,6 @@ class HealSource:
     def serve(self, assignment: Assignment, machine: StateOwner) -> None:
         """Offer this step's state if a participant heals. What the last step offered has been read."""
         self._is_read_in_place = False
-        self.hands_on = assignment.heals and bool(assignment.shares_with) and self._may_hand_on()
         self._forget_kept(assignment)
         beside = [target for target in assignment.serve_to if target in assignment.catching_up]
         is_source = len(beside) < len(assignment.serve_to)
@@ -134,15 +122,6 @@ class HealSource:
                 )
         if not offers:
             self._server.withdraw()
-        if not self.hands_on:
-            self.settle(assignment)
-
-    def hand_on(self, assignment: Assignment, state: Arriving) -> None:
-        """Offer what this rank receives, until `release`."""
-        self._server.hand_on(key_of(assignment, self._group_rank), state, assignment.secret)
-
-    def settle(self, assignment: Assignment) -> None:
-        """What is not offered of that step by now never will be."""
         self._server.settle(assignment.quorum_id, assignment.max_step)
 
     def withdraw(self) -> None:
@@ -154,9 +133,6 @@ class HealSource:
         if self._is_read_in_place:
             self._server.withdraw(self._timeout_s if is_committed else 0.0)
             self._is_read_in_place = False
-        if self.hands_on:
-            self._server.withdraw()
-            self.hands_on = False
 
     def cut_off(self) -> None:
         """End the transfers that are under way."""
@@ -184,12 +160,6 @@ class HealSource:
         if offers:
             self._server.publish(key_of(assignment, self._group_rank), state, assignment.secret)
             self._is_read_in_place = not copies
-        if self._groups is not None and is_source:
-            self._groups.send(assignment, encode(state))
-
-    def _may_hand_on(self) -> bool:
-        """What was received stays until the step ends, beside the state that it has become."""
-        return self._groups is None and has_room(size_bytes(self._state.in_place()))
 
     def _copies(self, train: dict[str, Any]) -> bool:
         if not self._state.stands_still or self._serving is StateServing.SNAPSHOT:

@@ -50,11 +50,12 @@ class Encoding:
         self._chunk_bytes = chunk_bytes
         self._tensors = [in_memory_order(tensor.detach()) for tensor in tensors]
         self._starts = list(accumulate(map(encoded_size, self._tensors), initial=len(self.head)))
+        self._first_pieces = list(accumulate(map(count_pieces, self._tensors), initial=0))
         self.length = self._starts[-1]
         """Total number of bytes."""
         self.body_length = self.length - len(self.head)
         """Number of bytes after the head."""
-        self.pieces = sum(map(count_pieces, self._tensors))
+        self.pieces = self._first_pieces[-1]
         self.layout = layout_digest(tensors)
         self._checksums: dict[int, bytes] = {}
 
@@ -66,8 +67,8 @@ class Encoding:
         if start < len(self.head):
             yield memoryview(self.head)[start:]
         first = max(0, bisect_right(self._starts, start) - 1)
-        for position, tensor in zip(self._starts[first:], self._tensors[first:], strict=False):
-            yield from self._tensor(tensor.detach(), max(0, start - position))
+        for number, tensor in enumerate(self._tensors[first:], first):
+            yield from self._tensor(tensor.detach(), self._first_pieces[number], max(0, start - self._starts[number]))
 
     def stripe(self, start: int, stop: int) -> Iterator[memoryview]:
         """Yield the bytes from `start` to `stop`, both counted from the end of the head."""
@@ -90,20 +91,24 @@ class Encoding:
                 self._checksums[piece] = checksum.digest()
             yield self._checksums[piece]
 
-    def _tensor(self, tensor: torch.Tensor, start: int) -> Iterator[memoryview]:
+    def _tensor(self, tensor: torch.Tensor, first_piece: int, start: int) -> Iterator[memoryview]:
         skipped, within = divmod(start, PIECE_BYTES + CHECKSUM_BYTES)
-        for first in range(skipped * PIECE_BYTES, max(tensor.nbytes, 1), PIECE_BYTES):
-            yield from self._piece(tensor, first, min(first + PIECE_BYTES, tensor.nbytes), within)
+        for piece in range(skipped, count_pieces(tensor)):
+            yield from self._piece(tensor, first_piece + piece, piece * PIECE_BYTES, within)
             within = 0
 
-    def _piece(self, tensor: torch.Tensor, first: int, last: int, skip: int) -> Iterator[memoryview]:
-        checksum = xxh3_64()
-        for chunk in self._split(tensor, first, last):
-            checksum.update(chunk)
+    def _piece(self, tensor: torch.Tensor, piece: int, first: int, skip: int) -> Iterator[memoryview]:
+        """The checksum is reckoned once, here or in `checksums`."""
+        known, checksum = self._checksums.get(piece), xxh3_64()
+        for chunk in self._split(tensor, first, min(first + PIECE_BYTES, tensor.nbytes)):
+            if known is None:
+                checksum.update(chunk)
             if skip < len(chunk):
                 yield chunk[skip:]
             skip = max(0, skip - len(chunk))
-        yield memoryview(checksum.digest())[skip:]
+        if known is None:
+            known = self._checksums[piece] = checksum.digest()
+        yield memoryview(known)[skip:]
 
     def _split(self, tensor: torch.Tensor, first: int, last: int) -> Iterator[memoryview]:
         for view in _raw(tensor, first, last):

@@ -13,12 +13,11 @@ from typing import Any, Literal, TypedDict, get_args
 
 from agent_client.collectives.connectors import PROCESS_GROUPS, ProcessGroupName
 from agent_client.errors import ConfigurationError
-from agent_client.healing.rules import HealMode, HealTransport, StateServing
+from agent_client.healing.rules import HealMode, StateServing
 from agent_client.step.rules.world_size import WorldSize, WorldSizeMode
 from lighthouse_protocol.limits import QUORUM_TIMEOUT_S
 
 StateServingName = Literal["auto", "snapshot", "hold"]
-HealTransportName = Literal["http", "process_group"]
 HealModeName = Literal["blocking", "catch_up"]
 ReduceDtypeName = Literal["tensor", "float32"]
 WorldSizeModeName = Literal["dynamic", "fixed_with_spares", "constant_batch"]
@@ -55,9 +54,6 @@ class AgentConfig:
     state_serving: StateServingName = "auto"
     """How this rank serves its state to a peer that heals. `snapshot` copies it, `hold` delays the next write until the
     peer has read it, `auto` copies if there is enough memory and holds otherwise."""
-    heal_transport: HealTransportName = "http"
-    """Transport for the state of a peer: `http`, or `process_group` for gloo connections with `http` as the fallback.
-    All replica groups must use the same value."""
     heal_mode: HealModeName = "blocking"
     """How this group heals. With `blocking` the other groups wait for it in one step. With `catch_up` it heals in
     parallel with its steps and they do not wait."""
@@ -118,7 +114,6 @@ def _values(kind: type[StrEnum]) -> tuple[str, ...]:
 _CHOICES = {
     "process_group": PROCESS_GROUPS,
     "state_serving": _values(StateServing),
-    "heal_transport": _values(HealTransport),
     "heal_mode": _values(HealMode),
     "reduce_dtype": get_args(ReduceDtypeName),
     "world_size_mode": _values(WorldSizeMode),
@@ -148,7 +143,6 @@ class AgentOptions(TypedDict, total=False):
     heal_timeout_s: float
     process_group: ProcessGroupName
     state_serving: StateServingName
-    heal_transport: HealTransportName
     heal_mode: HealModeName
     reduce_dtype: ReduceDtypeName
     max_consecutive_discards: int

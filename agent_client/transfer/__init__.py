@@ -1,1 +1,1 @@
-"""Live training state, from a replica group that is ahead to one that heals: over HTTP or gloo, no shared disk."""
+"""Live training state, from a replica group that is ahead to one that heals: over HTTP, no shared disk."""

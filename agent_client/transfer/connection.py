@@ -110,34 +110,11 @@ def check_source(response: HTTPResponse, secret: str, *words: str | int) -> None
         raise StateUnavailable("it did not prove that it is a member of the quorum; its data is not used")
 
 
-def is_unknown_route(response: HTTPResponse) -> bool:
-    """Whether the source is of a release that knows no such request."""
-    return response.status == 404
-
-
 def check_answer(response: HTTPResponse, length: int | None = None) -> None:
     """Raises unless it answers, with so many bytes."""
     _check_status(response, 200)
     if length not in (None, response.length):
         raise CorruptState(f"asked for {length} bytes, the answer has {response.length}")
-
-
-def check_begin(response: HTTPResponse, max_bytes: int | None) -> tuple[int, str]:
-    """(the length of the state, the tag under which the rest of it can be asked for)"""
-    _check_status(response, 200)
-    if response.length is None:
-        raise CorruptState("the answer has no valid Content-Length")
-    if max_bytes is not None and response.length > max_bytes:
-        raise CorruptState(f"the answer has {response.length} bytes, more than {max_bytes}")
-    return response.length, response.getheader("ETag", "")
-
-
-def check_rest(response: HTTPResponse, offset: int, length: int) -> None:
-    """Raises unless this is the same state from byte `offset` to its end."""
-    _check_status(response, 206)
-    expected = f"bytes {offset}-{length - 1}/{length}"
-    if (found := response.getheader("Content-Range", "")) != expected or response.length != length - offset:
-        raise CorruptState(f"asked for {expected}, the answer has {found or 'no range'}, {response.length} bytes")
 
 
 def _check_status(response: HTTPResponse, expected: int) -> None:

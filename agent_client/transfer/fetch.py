@@ -1,46 +1,226 @@
-"""The target's side of server.py. From several sources at once where these can (striped.py); else from one after the
-other: rules/source_order.py decides what to read next, this reads it. Errors name every source."""
+"""One state from one source or from several at once. rules/stripes.py decides which pieces are asked of whom, this
+reads them.
+
+The thread that runs the transfer reads what the lead's state is: its head, and the checksum of each piece. A thread for
+each source, the lead's too, reads pieces. A piece is copied to its place when it has arrived whole, so two sources of
+one piece cannot spoil each other's. A sole source's is read into its place.
+
+A small state comes from the lead alone, over the connection that its checksums came over. So does one that a target
+fetches beside its steps. Where a source fails, another one leads; errors name each.
+
+A rank that may hold the very state already looks at its own first.
+"""
 
 import http.client
 import logging
+import math
+import secrets
+import socket
+import threading
 import time
-from collections.abc import Callable, Generator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from itertools import accumulate
+from types import TracebackType
+from typing import Self
 
-from agent_client.state.codec import Encoding, decode
+from xxhash import xxh3_64
+
+from agent_client.state.codec import (
+    CHECKSUM_BYTES,
+    PIECE_BYTES,
+    Encoding,
+    Head,
+    TruncatedState,
+    allocate,
+    count_pieces,
+    layout_digest,
+    piece_views,
+    read_head,
+)
 from agent_client.state.snapshot import StateMismatch
-from agent_client.state.tree import CorruptState, State
-from agent_client.transfer.connection import Pace, StateRefused, StateUnavailable, check_begin, check_rest
+from agent_client.state.tree import CorruptState, State, assemble
+from agent_client.transfer.connection import (
+    NONCE_HEADER,
+    PROOF_HEADER,
+    DeadlineSocket,
+    Pace,
+    StateRefused,
+    StateUnavailable,
+    check_answer,
+    check_challenge,
+    check_source,
+    connect,
+    split_address,
+)
 from agent_client.transfer.offers import StateKey
-from agent_client.transfer.rules.source_order import Broken, Failed, Read, Refused, SourceOrder
-from agent_client.transfer.striped import (
-    WAIT_SHARE,
-    Connection,
-    FindAddress,
-    OnBytes,
-    OtherTargets,
-    Requests,
-    StripedFetch,
-    key_path,
+from agent_client.transfer.rules.stripes import (
+    FIRST_PAUSE_S,
+    TRIES,
+    Arrived,
+    Ask,
+    Broken,
+    Cut,
+    Event,
+    LeadLost,
+    Led,
+    Own,
+    PassedOver,
+    Refused,
+    StripePlan,
+    Summed,
 )
 from lighthouse_protocol.refusals import LighthouseError
+from lighthouse_protocol.rules.access import SOURCE_WORD, TARGET_WORD, prove
 
 log = logging.getLogger(__name__)
 
-__all__ = ["Fetch", "FindAddress", "OnBytes", "OtherTargets"]
+
+# -- requests -----------------------------------------------------------------
+#
+# A transfer's requests to its sources: connections under one deadline, which `cancel` ends from any thread.
+
+WAIT_SHARE = 0.9
+"""Of its time the source may wait for its snapshot, so that its refusal arrives before that is over."""
+
+
+class Requests:
+    """For the state under `key`. `secret`: of the quorum; source and target prove to each other that they know it.
+    Empty: neither does."""
+
+    def __init__(self, key: StateKey, deadline: float, secret: str = "") -> None:
+        self.key = key
+        self.secret = secret
+        self.deadline = deadline
+        self.why_cancelled = ""
+        self.on_cancel: Callable[[], None] = lambda: None
+        self._lock = threading.Lock()
+        self._cancelled = threading.Event()
+        self._open: set[Connection] = set()
+
+    @property
+    def is_cancelled(self) -> bool:
+        return self._cancelled.is_set()
+
+    @property
+    def is_over(self) -> bool:
+        """Cancelled, or the deadline has passed."""
+        return self.is_cancelled or time.monotonic() >= self.deadline
+
+    def silence_s(self, limit_s: float) -> float:
+        """`limit_s`, or the time that is left if that is less."""
+        return max(0.0, min(limit_s, self.deadline - time.monotonic()))
+
+    def connect(self, address: str, silence_s: float) -> "Connection":
+        """`silence_s` bounds each operation. ConnectionError once this was cancelled."""
+        host, port = split_address(address)
+        connection = Connection(self, address, connect(host, port, self.deadline, silence_s))
+        with self._lock:
+            self._open.add(connection)
+            is_cancelled = self._cancelled.is_set()
+        if is_cancelled:
+            connection.close()
+            raise ConnectionError("cancelled")
+        return connection
+
+    def cancel(self, reason: str) -> None:
+        """No connection is opened any more, and those that are open end."""
+        with self._lock:
+            if not self._cancelled.is_set():
+                self.why_cancelled = reason
+            self._cancelled.set()
+            connections = list(self._open)
+        for connection in connections:
+            connection.cut()
+        self.on_cancel()
+
+    def wait_until(self, moment: float) -> None:
+        """Or until this is cancelled."""
+        self._cancelled.wait(max(0.0, moment - time.monotonic()))
+
+    def forget(self, connection: "Connection") -> None:
+        with self._lock:
+            self._open.discard(connection)
+
+
+class Connection:
+    """To one source. One thread uses it; `cut` is for any."""
+
+    def __init__(self, requests: Requests, address: str, opened: DeadlineSocket) -> None:
+        self._requests = requests
+        self._address = address
+        self._socket = opened
+        self._http = http.client.HTTPConnection(*split_address(address))
+        self._http.sock = opened
+        self._http.auto_open = 0  # it would open another one, without a deadline
+        self._response: http.client.HTTPResponse | None = None
+
+    def get(self, path: str, silence_s: float) -> http.client.HTTPResponse:
+        """The answer of a source that is a member of the quorum, or a refusal. The answer before has been read."""
+        requests, key = self._requests, self._requests.key
+        self._socket.silence_s = silence_s
+        nonces, headers = self._challenge(), {}
+        if requests.secret:
+            proof = prove(requests.secret, TARGET_WORD, self._address, *key, *nonces)
+            headers = {NONCE_HEADER: nonces[1], PROOF_HEADER: proof}
+        self._http.request("GET", path, headers=headers)
+        self._response = response = self._http.getresponse()
+        check_source(response, requests.secret, SOURCE_WORD, self._address, *key, *nonces)
+        return response
+
+    def _challenge(self) -> tuple[str, str]:
+        """The source's nonce, good for one request on this connection, and ours."""
+        if not self._requests.secret:
+            return "", ""
+        self._http.request("GET", "/challenge")
+        self._response = self._http.getresponse()
+        return check_challenge(self._response), secrets.token_hex(16)
+
+    def cut(self) -> None:
+        """Whoever reads from it is told at once that it has ended."""
+        with suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RDWR)
+
+    def close(self) -> None:
+        self._requests.forget(self)
+        if self._response is not None:
+            self._response.close()
+        self._socket.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, e: BaseException | None, at: TracebackType | None) -> None:
+        self.close()
+
+
+def key_path(key: StateKey, wait_s: float) -> str:
+    """How a path ends: which state, and how long the source may wait for it."""
+    return f"{key.quorum_id}/{key.step}/{key.group_rank}?wait_s={wait_s:.3f}"
+
+
+MIN_STRIPED_BYTES = 32 * 2**20
+"""A smaller state comes from the lead alone: it is here before a second source has begun."""
+
+SHOWN_BYTES = 2**19
+"""How often progress is told."""
+
+FindAddress = Callable[[], str]
+OnBytes = Callable[[str, int, int], None]
+"""Told of the source, the bytes that are here, and all that there are; on one thread at a time."""
 
 
 class Fetch:
-    """One transfer of the state under `key`, its tensors on the CPU: what the first of `sources` has that can give it.
+    """One transfer of the state under `key`, its tensors on the CPU.
 
-    `sources`: name to what finds its address (http://host:port), in the order in which they are asked. `accept` raises
-    StateMismatch for a state that does not fit; the next source is asked then. `silence_s`: how long a source may send
-    nothing while there is another; `wait_s`: how long it may wait for that key to be published, by default most of its
-    time. `timeout_s` bounds all but the resolution of host names. `gives_way`: nobody waits for it (priority.py), and
-    one source is read at a time.
+    `sources`: name to what finds its address (http://host:port), in the order in which they are asked to lead. `accept`
+    raises StateMismatch for a state that does not fit, `expect` for its layout; another source leads then.
+    `silence_s`: how long a source may send nothing while there is another; `wait_s`: how long it may wait for that key
+    to be published, by default most of its time. `timeout_s` bounds all but the resolution of host names.
+    `gives_way`: no group waits for it (Pace), and one connection is used.
     `secret`: of the quorum; source and target prove to each other that they know it. Empty: neither does.
-    `on_received` is told of all that arrives. `others`: that receive the same state meanwhile. `own`: a state that may
-    be that one already; pieces that it has are not read.
+    `on_received` is told of all that arrives. `own`: a state that may be that one already; pieces that it has are not
+    read.
     """
 
     def __init__(
@@ -57,189 +237,468 @@ class Fetch:
         gives_way: bool = False,
         secret: str = "",
         on_received: OnBytes = lambda source, received, total: None,
-        others: OtherTargets | None = None,
         own: Encoding | None = None,
     ) -> None:
-        self._others, self._own = others, own
-        self._on_received = on_received
+        if not sources:
+            raise ValueError("a transfer needs a source")
         self._sources = sources
-        self._key = StateKey(*key)
+        self._own = own
         self._timeout_s = timeout_s
-        self._deadline = time.monotonic() + timeout_s
-        self._requests = Requests(self._key, self._deadline, secret)
-        self._accept, self._expect = accept, expect
+        self._requests = Requests(StateKey(*key), time.monotonic() + timeout_s, secret)
+        self._silence_s = min(silence_s or timeout_s, timeout_s)
         self._wait_s = wait_s
+        self._accept, self._expect = accept, expect
         self._max_bytes = max_bytes
         self._gives_way = gives_way
-        self._pace: Pace | None = None
-        self._silence_s = silence_s or timeout_s
-        self._machine = self._order(list(sources))
-        self._kinds: list[type[Exception]] = []
+        self._on_received = on_received
+        self._transfer: _Transfer | None = None
+        self._tries = dict.fromkeys(sources, 0)
+        """To lead, that ended with a connection that broke."""
+        self._lost: dict[str, tuple[type[Exception], str]] = {}
+        """Sources that do not lead any more, and why."""
         self._difference = ""
-        self._connection: Connection | None = None
-        self._response: http.client.HTTPResponse | None = None
-        self._length = self._received = 0
-        self._source = self._tag = ""
 
     def run(self) -> State:
         """Raises TimeoutError, StateUnavailable (ask the next quorum for a source), or, where each source failed in
         the same way, what `accept` raised, CorruptState, or ValueError for a malformed address. Nothing is used then.
         """
-        self._pace = Pace() if self._gives_way else None
-        if (len(self._sources) > 1 or self._others or self._own) and not self._gives_way:
-            striped = self._stripes()
-            if (state := striped.run()) is not None:
-                return state
-            self._machine = self._order(sorted(self._sources, key=striped.failed.__contains__))
-        action = self._machine.begin(time.monotonic())
-        while isinstance(action, Read):
-            try:
-                return self._attempt(action)
-            except _Next as next_:
-                action = next_.action
-            finally:
-                self._hang_up()
-        raise self._failure(action)
+        if self._gives_way:
+            Pace()
+        try:
+            while (lead := self._next_lead()) is not None:
+                if (state := self._led_by(lead)) is not None:
+                    return state
+            raise self._failure()
+        finally:
+            self._end_transfer()
 
     def cancel(self, reason: str) -> None:
         """From any thread: `run` raises StateUnavailable at once."""
         self._requests.cancel(reason)
 
-    def readinto(self, buffer: memoryview, /) -> int:
-        """The next bytes of the state, over a new connection where the old one broke."""
-        while True:
-            try:
-                with self._judging():
-                    return self._receive(buffer)
-            except _Next as next_:
-                self._resume(next_.action)
+    # -- the lead
 
-    def _stripes(self) -> StripedFetch:
-        return StripedFetch(
-            self._sources,
-            self._requests,
-            silence_s=min(self._silence_s, self._timeout_s),
-            wait_s=self._wait_s,
-            accept=self._accept,
-            expect=self._expect,
-            max_bytes=self._max_bytes,
-            on_received=self._on_received,
-            others=self._others,
-            own=self._own,
-        )
+    @property
+    def _left(self) -> list[str]:
+        return [name for name in self._sources if name not in self._lost]
 
-    def _order(self, sources: list[str]) -> SourceOrder:
-        return SourceOrder(sources, deadline=self._deadline, silence_s=self._silence_s)
+    def _next_lead(self) -> str | None:
+        """One that the transfer so far has passed over comes last, and begins anew."""
+        passed_over = self._transfer.failures if self._transfer is not None else {}
+        lead = min(self._left, key=lambda name: (name in passed_over, self._tries[name]), default=None)
+        if lead is not None and self._tries[lead]:
+            self._requests.wait_until(time.monotonic() + FIRST_PAUSE_S * 2 ** (self._tries[lead] - 1))
+        if lead in passed_over:
+            self._end_transfer()
+        return None if self._requests.is_over else lead
 
-    def _attempt(self, read: Read) -> State:
-        self._source, self._received, self._tag = read.source, 0, ""
-        with self._judging():
-            self._open(read)
-            state = decode(self, self._length, expect=self._expect)
+    def _led_by(self, lead: str) -> State | None:
+        """Return None if it cannot lead, or not to the end."""
+        transfer = None
+        try:
+            with ExitStack() as opened:
+                silence_s = self._requests.silence_s(self._silence_s if len(self._left) > 1 else math.inf)
+                connection = opened.enter_context(self._requests.connect(self._sources[lead](), silence_s))
+                wait_s = silence_s * WAIT_SHARE if self._wait_s is None else self._wait_s
+                response = connection.get(f"/manifest/{key_path(self._requests.key, wait_s)}", silence_s)
+                check_answer(response)
+                head = self._read_head(response)
+                checksums = _read_checksums(response, sum(map(count_pieces, head.layouts)))
+                if is_alone := head.length < MIN_STRIPED_BYTES or self._gives_way:
+                    checksums = iter(list(checksums))
+                    opened.pop_all()
+                transfer, skeleton = self._follow(lead, head, connection if is_alone else None), head.skeleton
+                del head
+                for checksum in checksums:
+                    transfer.summed(checksum)
+            transfer.finish()
+            if not transfer.is_done:
+                if lead in transfer.failures:
+                    self._lose(lead, *transfer.failures[lead])
+                return None
+            state = assemble(skeleton, transfer.tensors)
             self._accept(state)
+        except _FAILURES as error:
+            self._fail(lead, error)
+            if transfer is not None:
+                transfer.tell(LeadLost())
+            return None
+        transfer.log_shares()
         return state
 
-    def _resume(self, action: Read | Failed) -> None:
-        """Raises _Next where that is not to go on with the state that is being decoded."""
-        while isinstance(action, Read) and action.offset > 0:
-            try:
-                with self._judging():
-                    return self._open(action)
-            except _Next as next_:
-                action = next_.action
-        raise _Next(action)
+    def _read_head(self, response: http.client.HTTPResponse) -> Head:
+        try:
+            head = read_head(response)
+        except TruncatedState as error:
+            raise ConnectionError(f"{error}") from None
+        if self._max_bytes is not None and head.length > self._max_bytes:
+            raise CorruptState(f"the state has {head.length} bytes, more than {self._max_bytes}")
+        if response.length != sum(map(count_pieces, head.layouts)) * CHECKSUM_BYTES:
+            raise CorruptState("what follows is not the checksums of its pieces")
+        if self._expect is not None:
+            self._expect(assemble(head.skeleton, head.layouts))
+        return head
 
-    def _receive(self, buffer: memoryview) -> int:
-        count = self._response.readinto(buffer) if self._response else 0
-        if not count and self._received >= self._length:
-            raise CorruptState(f"the state is longer than the {self._length} bytes that were announced")
-        if not count:
-            raise ConnectionError("the source withdrew it or has ended")
-        self._received += count
-        self._on_received(self._source, self._received, self._length)
-        if self._pace is not None:
-            self._pace.rest()
-        return count
+    def _follow(self, lead: str, head: Head, connection: "Connection | None") -> "_Transfer":
+        layout = layout_digest(head.layouts)
+        if self._transfer is not None and self._transfer.layout != layout:
+            self._end_transfer()
+        if self._transfer is None:
+            self._transfer = _Transfer(
+                {name: self._sources[name] for name in self._left},
+                self._own if self._own is not None and self._own.layout == layout else None,
+                self._requests,
+                head,
+                layout,
+                self._silence_s,
+                self._on_received,
+                leads_alone=connection is not None,
+                gives_way=self._gives_way,
+            )
+        self._transfer.follow(lead, head, connection)
+        return self._transfer
 
-    # -- the connection
-
-    def _open(self, read: Read) -> None:
-        self._hang_up()
-        self._requests.wait_until(read.at)
-        self._connection = self._requests.connect(self._sources[read.source](), read.silence_s)
-        headers = {"Range": f"bytes={read.offset}-", "If-Match": self._tag} if read.offset else {}
-        tag = self._tag if read.offset else None
-        self._response = self._connection.get(self._path(read), read.silence_s, headers, tag)
-        if read.offset:
-            check_rest(self._response, read.offset, self._length)
-        else:
-            self._length, self._tag = check_begin(self._response, self._max_bytes)
-
-    def _path(self, read: Read) -> str:
-        wait_s = read.silence_s * WAIT_SHARE if self._wait_s is None else self._wait_s
-        return f"/checkpoint/{key_path(self._key, 0 if read.offset else wait_s)}"
-
-    def _hang_up(self) -> None:
-        connection, self._connection, self._response = self._connection, None, None
-        if connection is not None:
-            connection.close()
+    def _end_transfer(self) -> None:
+        transfer, self._transfer = self._transfer, None
+        if transfer is not None:
+            transfer.end()
 
     # -- what a failure means
 
-    @contextmanager
-    def _judging(self) -> Generator[None, None, None]:
-        """Tells the machine of a failure; _Next says what to do now."""
-        try:
-            yield
-        except TimeoutError:
-            self._refuse("sends nothing", StateUnavailable)
-        except (OSError, http.client.HTTPException) as error:
-            self._tell(Broken(self._received, f"{self._where()}: {error!r}"))
-        except (StateUnavailable, LighthouseError) as error:
-            kind = StateRefused if isinstance(error, StateRefused) else StateUnavailable
-            self._refuse(f"is not available: {error}", kind)
-        except (StateMismatch, CorruptState, ValueError) as error:
-            if isinstance(error, StateMismatch):
-                self._difference = self._difference or error.difference
-            self._refuse(f"cannot be used, and was not installed: {error}", type(error))
+    def _fail(self, lead: str, error: Exception) -> None:
+        kind, reason = _judge(error)
+        self._tries[lead] += _is_broken(error)
+        if isinstance(error, StateMismatch):
+            self._difference = self._difference or error.difference
+        if self._tries[lead] >= TRIES:
+            reason += f" ({TRIES} times in a row)"
+        if self._tries[lead] >= TRIES or not _is_broken(error):
+            self._lose(lead, kind, reason)
+        elif len(self._left) > 1:
+            self._warn(lead, reason)
 
-    def _where(self) -> str:
-        if self._response is None:
-            return "is not available, no checkpoint server answers"
-        return f"ended early, after {self._received} bytes"
+    def _lose(self, lead: str, kind: type[Exception], reason: str) -> None:
+        self._lost[lead] = kind, reason
+        if self._left:
+            self._warn(lead, reason)
 
-    def _refuse(self, reason: str, kind: type[Exception]) -> None:
-        self._kinds.append(kind)
-        self._tell(Refused(reason))
+    def _warn(self, lead: str, reason: str) -> None:
+        if not self._requests.is_cancelled:
+            log.warning("cannot receive the state of %s from %s, which %s", self._requests.key, lead, reason)
 
-    def _tell(self, event: Broken | Refused) -> None:
-        """The cause is not kept: it holds on to what was decoded so far."""
+    def _failure(self) -> Exception:
+        what = f"the state of {self._requests.key}"
         if self._requests.is_cancelled:
-            raise StateUnavailable(
-                f"the transfer of {self._key} was canceled: {self._requests.why_cancelled}"
-            ) from None
-        action = self._machine.handle(event, time.monotonic())
-        if isinstance(action, Read) and action.source != self._source:
-            log.warning("the state of %s from %s %s; trying %s", self._key, self._source, event.reason, action.source)
-        raise _Next(action) from None
-
-    def _failure(self, failed: Failed) -> Exception:
-        what = f"the state of {self._key}"
-        reasons = "; ".join(f"from {source} {reason}" for source, reason in failed.reasons)
-        if failed.is_late:
+            return StateUnavailable(
+                f"the transfer of {self._requests.key} was canceled: {self._requests.why_cancelled}"
+            )
+        reasons = "; ".join(f"from {source} {reason}" for source, (_, reason) in self._lost.items())
+        if self._requests.is_over:
             where = reasons or f"from {', '.join(self._sources)}"
             advice = "Check that process and the network; a longer heal timeout helps on slow links."
             return TimeoutError(f"{what} did not arrive within {self._timeout_s:g} s, {where}. {advice}")
-        is_one_kind = len(set(self._kinds)) == 1 and len(self._kinds) == len(failed.reasons)
-        kind = self._kinds[0] if is_one_kind else StateUnavailable
+        kinds = {kind for kind, _ in self._lost.values()}
+        kind = kinds.pop() if len(kinds) == 1 else StateUnavailable
         if issubclass(kind, StateMismatch):
             return kind(f"{what} {reasons}", self._difference)
         return kind(f"{what} {reasons}")
 
 
-class _Next(Exception):
-    """Not a failure: the machine has said what to do now."""
+_FAILURES = (
+    OSError,
+    http.client.HTTPException,
+    StateUnavailable,
+    LighthouseError,
+    StateMismatch,
+    CorruptState,
+    ValueError,
+)
 
-    def __init__(self, action: Read | Failed) -> None:
-        super().__init__(str(action))
-        self.action = action
+
+def _is_broken(error: Exception) -> bool:
+    """Whether the connection ended, or there was none: another try may help."""
+    return isinstance(error, OSError | http.client.HTTPException) and not isinstance(error, TimeoutError)
+
+
+def _judge(error: Exception) -> tuple[type[Exception], str]:
+    """Return the class of the failure where every source fails like this, and what to say after the source's name."""
+    if isinstance(error, TimeoutError):
+        return StateUnavailable, "sends nothing"
+    if _is_broken(error):
+        return StateUnavailable, f"is not available, no checkpoint server answers: {error!r}"
+    if isinstance(error, StateUnavailable | LighthouseError):
+        kind = StateRefused if isinstance(error, StateRefused) else StateUnavailable
+        return kind, f"is not available: {error}"
+    return type(error), f"cannot be used, and was not installed: {error}"
+
+
+class _Transfer:
+    """The places of the pieces, and a thread for each source."""
+
+    def __init__(
+        self,
+        sources: Mapping[str, FindAddress],
+        own: Encoding | None,
+        requests: Requests,
+        head: Head,
+        layout: str,
+        silence_s: float,
+        on_received: OnBytes,
+        *,
+        leads_alone: bool,
+        gives_way: bool,
+    ) -> None:
+        self._sources = sources
+        self._is_sole = len(sources) == 1
+        self._gives_way = gives_way
+        self._requests = requests
+        self._own = own
+        self._own_checksums: Iterator[tuple[int, bytes]] = iter(())
+        self.layout = layout
+        self._head_bytes, self._total = head.size, head.length
+        self._on_received = on_received
+        self.tensors = allocate(head.layouts)
+        self._places = list(piece_views(self.tensors))
+        sizes = [len(place) + CHECKSUM_BYTES for place in self._places]
+        self._starts = list(accumulate(sizes, initial=0))
+        self._plan = StripePlan(
+            sizes,
+            list(sources),
+            deadline=requests.deadline,
+            silence_s=silence_s,
+            leads_alone=leads_alone,
+        )
+        self._lead = ""
+        self._changed = threading.Condition()
+        self._asks: dict[str, Ask] = {}
+        self._connections: dict[str, Connection] = {}
+        self._coming: dict[str, int] = {}
+        self._told = 0
+        self._is_ended = False
+        self._readers: list[threading.Thread] = []
+        self._kinds: dict[str, type[Exception]] = {}
+        requests.on_cancel = self._notice
+
+    @property
+    def is_done(self) -> bool:
+        return self._plan.is_done
+
+    @property
+    def failures(self) -> dict[str, tuple[type[Exception], str]]:
+        """Of the sources that are passed over."""
+        with self._changed:
+            passed_over = self._plan.passed_over
+            return {name: (self._kinds.get(name, StateUnavailable), why) for name, why in passed_over.items()}
+
+    def follow(self, lead: str, head: Head, connection: Connection | None) -> None:
+        """`connection`: one to the lead, over which its pieces can be read."""
+        with self._changed:
+            if connection is not None and self._readers:
+                connection.close()
+            elif connection is not None:
+                self._connections[lead] = connection
+            self._lead = lead
+            self._head_bytes, self._total = head.size, head.length
+        self._own_checksums = enumerate(self._own.checksums() if self._own is not None else ())
+        self.tell(Led(lead))
+        if not self._readers:
+            for name in self._sources:
+                reader = threading.Thread(target=self._read, args=(name,), name="lighthouse stripe", daemon=True)
+                self._readers.append(reader)
+                reader.start()
+
+    def tell(self, event: Event) -> None:
+        with self._changed:
+            self._perform(event)
+
+    def summed(self, checksum: bytes) -> None:
+        """The next checksum of the lead."""
+        self.tell(Summed(checksum))
+        if self._plan.looks_at_own and (found := next(self._own_checksums, None)) is not None:
+            self._look_at_own(*found)
+
+    def _look_at_own(self, piece: int, checksum: bytes) -> None:
+        with self._changed:
+            if self._own is not None and self._plan.wants_own(checksum):
+                self._copy(self._own, piece)
+            self._perform(Own(checksum))
+            self._show()
+
+    def _copy(self, own: Encoding, piece: int) -> None:
+        place, filled = self._places[piece], 0
+        for chunk in own.stripe(self._starts[piece], self._starts[piece + 1] - CHECKSUM_BYTES):
+            place[filled : filled + len(chunk)] = chunk
+            filled += len(chunk)
+
+    def finish(self) -> None:
+        """Wait until all is here, or another lead is needed, or none is left."""
+        with self._changed:
+            while not (self._plan.is_over or self._plan.needs_lead or self._requests.is_over):
+                self._wait()
+
+    def end(self) -> None:
+        """Nothing is read any more."""
+        with self._changed:
+            self._is_ended = True
+            for connection in self._connections.values():
+                connection.cut()
+            self._changed.notify_all()
+            self.tensors, self._places = [], []
+
+    def _notice(self) -> None:
+        with self._changed:
+            self._changed.notify_all()
+
+    def log_shares(self) -> None:
+        if self._plan.given.keys() - {self._lead}:
+            shares = ", ".join(f"{name} {given / 2**20:.0f} MiB" for name, given in self._plan.given.items())
+            log.info("the state of %s came from %s", self._requests.key, shares)
+
+    # -- with the lock
+
+    def _perform(self, event: Event | None) -> None:
+        now = time.monotonic()
+        for effect in self._plan.tick(now) if event is None else self._plan.handle(event, now):
+            match effect:
+                case Ask(source):
+                    self._asks[source] = effect
+                case Cut(source):
+                    log.info("%s is slow: reading its pieces from other groups", source)
+                    self._cut(source)
+                case PassedOver(source, reason):
+                    if not (self._requests.is_over or self._plan.is_over):
+                        key = self._requests.key
+                        log.warning("stopped reading the state of %s from %s, which %s", key, source, reason)
+                    self._cut(source)
+        self._changed.notify_all()
+
+    def _cut(self, source: str) -> None:
+        if (connection := self._connections.get(source)) is not None:
+            connection.cut()
+
+    def _wait(self) -> None:
+        now = time.monotonic()
+        if not self._changed.wait(max(0.0, self._plan.deadline(now) - now)):
+            self._perform(None)
+
+    def _is_closed_to(self, source: str) -> bool:
+        return self._is_ended or self._requests.is_over or source in self._plan.passed_over
+
+    # -- a source's thread
+
+    def _read(self, source: str) -> None:
+        pace = Pace() if self._gives_way else None
+        while (ask := self._next_ask(source)) is not None:
+            with self._judging(source):
+                self._receive(ask, pace)
+        self._hang_up(source)
+
+    def _next_ask(self, source: str) -> Ask | None:
+        with self._changed:
+            while not self._is_closed_to(source):
+                if (ask := self._asks.pop(source, None)) is not None:
+                    return ask
+                self._wait()
+        return None
+
+    def _receive(self, ask: Ask, pace: Pace | None) -> None:
+        connection = self._connections.get(ask.source) or self._connect(ask)
+        self._check_awaited(ask.source, ask.pieces[0])
+        path = f"/pieces/{self.layout}/{self._ranges(ask.pieces)}/"
+        path += key_path(self._requests.key, ask.silence_s * WAIT_SHARE)
+        response = connection.get(path, ask.silence_s)
+        check_answer(response, sum(self._starts[piece + 1] - self._starts[piece] for piece in ask.pieces))
+        buffer = memoryview(bytearray(0 if self._is_sole else PIECE_BYTES))
+        for piece in ask.pieces:
+            self._check_awaited(ask.source, piece)
+            place = self._places[piece] if self._is_sole else buffer[: len(self._places[piece])]
+            self._receive_piece(ask.source, piece, response, place, pace)
+
+    def _receive_piece(
+        self, source: str, piece: int, response: http.client.HTTPResponse, content: memoryview, pace: Pace | None
+    ) -> None:
+        filled, checksum = 0, xxh3_64()
+        while filled < len(content):
+            count = response.readinto(content[filled : filled + SHOWN_BYTES])
+            if not count:
+                raise ConnectionError(f"it breaks off within piece {piece}")
+            checksum.update(content[filled : filled + count])
+            filled += count
+            with self._changed:
+                self._coming[source] = filled
+                self._show()
+            if pace is not None:
+                pace.rest()
+        sent = _read_exactly(response, CHECKSUM_BYTES)
+        if checksum.digest() != sent:
+            raise CorruptState(f"the checksum of piece {piece} is wrong: damaged, or changed while it was sent")
+        with self._changed:
+            self._coming[source] = 0
+            if not self._is_ended and self._plan.awaits(source) == piece:
+                if not self._is_sole:
+                    self._places[piece][:] = content
+                self._perform(Arrived(source, sent))
+                self._show()
+
+    def _check_awaited(self, source: str, piece: int) -> None:
+        with self._changed:
+            if self._is_ended or self._plan.awaits(source) != piece:
+                raise ConnectionError("it was cut off")
+
+    def _show(self) -> None:
+        received = min(self._total, self._head_bytes + self._plan.received + sum(self._coming.values()))
+        if received > self._told and not self._is_ended:
+            self._told = received
+            self._on_received(self._lead, received, self._total)
+
+    def _ranges(self, pieces: Sequence[int]) -> str:
+        runs: list[list[int]] = []
+        for piece in pieces:
+            if runs and runs[-1][1] == piece:
+                runs[-1][1] = piece + 1
+            else:
+                runs.append([piece, piece + 1])
+        return ",".join(f"{self._starts[first]}-{self._starts[last]}" for first, last in runs)
+
+    def _connect(self, ask: Ask) -> Connection:
+        connection = self._requests.connect(self._sources[ask.source](), ask.silence_s)
+        with self._changed:
+            self._connections[ask.source] = connection
+            if self._is_closed_to(ask.source):
+                connection.cut()
+        return connection
+
+    def _hang_up(self, source: str) -> None:
+        with self._changed:
+            self._coming[source] = 0
+            connection = self._connections.pop(source, None)
+        if connection is not None:
+            connection.close()
+
+    @contextmanager
+    def _judging(self, source: str) -> Generator[None, None, None]:
+        try:
+            yield
+        except _FAILURES as error:
+            kind, reason = _judge(error)
+            if _is_broken(error):
+                self._fail(Broken(source, f"breaks the connection: {error!r}"))
+            else:
+                self._kinds[source] = kind
+                self._fail(Refused(source, reason))
+
+    def _fail(self, event: Broken | Refused) -> None:
+        self._hang_up(event.source)
+        self.tell(event)
+
+
+def _read_checksums(response: http.client.HTTPResponse, count: int) -> Iterator[bytes]:
+    for _ in range(count):
+        yield _read_exactly(response, CHECKSUM_BYTES)
+
+
+def _read_exactly(response: http.client.HTTPResponse, count: int) -> bytes:
+    found = response.read(count)
+    if len(found) < count:
+        raise ConnectionError("it breaks off within a checksum")
+    return found

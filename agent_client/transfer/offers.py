@@ -1,74 +1,14 @@
 """What is on offer: the state of the present step, and copies that outlive theirs; who reads it, how it ends."""
 
-import secrets
 import socket
 import threading
-from bisect import bisect_right
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from agent_client.state.codec import Encoding
 from agent_client.transfer.connection import DeadlineSocket
-
-# -- arriving -----------------------------------------------------------------
-#
-# A state that is still arriving, for other targets that receive it: who reads a piece waits until it is here.
-
-
-class Arriving:
-    """`layout`: the digest of its tensors. `places`: of the bytes of each piece. `starts`: where each begins in what
-    follows the head of the encoding, and where the last one ends.
-
-    Thread safe. Who waits for a piece waits as long as the transfer lasts, which has a deadline and ends this. A piece
-    that is written again, because another lead has another one, does not match its checksum meanwhile. A state that has
-    arrived stays in memory for as long as this is on offer.
-    """
-
-    def __init__(self, layout: str, places: Sequence[memoryview], starts: Sequence[int]) -> None:
-        self.layout = layout
-        self.body_length = starts[-1]
-        self._places = places
-        self._starts = starts
-        self._changed = threading.Condition()
-        self._checksums: dict[int, bytes] = {}
-        self._is_ended = False
-
-    def put(self, piece: int, checksum: bytes) -> None:
-        """It is here."""
-        with self._changed:
-            self._checksums[piece] = checksum
-            self._changed.notify_all()
-
-    def end(self) -> None:
-        """Nothing more comes. Unless all is here, what is here is let go, and who waits is told."""
-        with self._changed:
-            if len(self._checksums) < len(self._places):
-                self._is_ended = True
-                self._places = ()
-            self._changed.notify_all()
-
-    def stripe(self, start: int, stop: int) -> Iterator[memoryview]:
-        """As of an Encoding, piece by piece as they come. ConnectionError for what will never be here."""
-        piece = bisect_right(self._starts, start) - 1
-        skipped, left = start - self._starts[piece], stop - start
-        while left > 0:
-            for part in self._await(piece):
-                wanted = part[skipped : skipped + left]
-                skipped = max(0, skipped - len(part))
-                left -= len(wanted)
-                if len(wanted):
-                    yield wanted
-            piece += 1
-
-    def _await(self, piece: int) -> tuple[memoryview, memoryview]:
-        with self._changed:
-            self._changed.wait_for(lambda: self._is_ended or piece in self._checksums)
-            if self._is_ended:
-                raise ConnectionError("the state to be passed on did not arrive")
-            return self._places[piece], memoryview(self._checksums[piece])
-
 
 ABORT_TIMEOUT_S = 10.0
 
@@ -106,15 +46,14 @@ class StrangerError(Exception):
 
 @dataclass(slots=True, eq=False)
 class StateOffer:
-    """`encoding`: the state, or one that is still arriving. `tag` is new at every put: who has read a part asks for the
-    rest under it. `reads`: how often one that is kept is still to be read; None for what was put, which whoever reads
-    it is waited for. `secret`: its readers prove that they know it; empty: anybody reads it."""
+    """`unread`: bytes of one that is kept that are still to be
+    read; None for what was put: `clear` waits for its readers. `secret`: its readers prove that they know it; empty:
+    anybody reads it."""
 
     key: StateKey
-    encoding: Encoding | Arriving
-    reads: int | None = None
+    encoding: Encoding
+    unread: int | None = None
     secret: str = field(default="", repr=False)
-    tag: str = field(default_factory=lambda: f'"{secrets.token_hex(8)}"')
     readers: set[socket.socket] = field(default_factory=set[socket.socket])
 
 
@@ -130,7 +69,7 @@ class StateOffers:
         self._settled = (0, -1)
         self._closed = False
 
-    def put(self, key: StateKey, encoding: Encoding | Arriving, secret: str = "") -> None:
+    def put(self, key: StateKey, encoding: Encoding, secret: str = "") -> None:
         """Hold this one instead of any other, whose readers are cut off first."""
         with self._changed:
             while self._held:
@@ -156,7 +95,7 @@ class StateOffers:
     def keep(self, key: StateKey, encoding: Encoding, reads: int, secret: str = "") -> None:
         """Hold this one beside all others, until it was read `reads` times, or `forget`. It never changes."""
         with self._changed:
-            self._kept[key] = StateOffer(key, encoding, reads, secret)
+            self._kept[key] = StateOffer(key, encoding, reads * encoding.body_length, secret)
             self._changed.notify_all()
 
     def forget(self, key: StateKey) -> None:
@@ -177,13 +116,13 @@ class StateOffers:
             self._refused = key, reason, secret
             self._changed.notify_all()
 
-    def was_read(self, held: StateOffer) -> None:
-        """To its end."""
+    def was_read(self, held: StateOffer, count: int) -> None:
+        """So many bytes of it."""
         with self._changed:
-            if held.reads is None:
+            if held.unread is None:
                 return
-            held.reads -= 1
-            if held.reads == 0 and self._kept.get(held.key) is held:
+            held.unread -= count
+            if held.unread <= 0 and self._kept.get(held.key) is held:
                 del self._kept[held.key]
 
     def cut_off(self) -> None:

@@ -2,23 +2,18 @@
 
     GET /challenge
     200  Lighthouse-Nonce: a nonce, good for the next request on this connection
-    GET /checkpoint/{quorum_id}/{step}/{group_rank}?wait_s=...
-         Lighthouse-Nonce: a nonce of the target; Lighthouse-Proof: that it knows the quorum's secret
-    200  the encoding of state/encoding.py, with its Content-Length
-         and an ETag, new for each state that is published; Lighthouse-Proof: that the source knows the secret, too
-    206  its end, if asked for with `Range: bytes=N-` and `If-Match: ETag`: how a transfer goes on where it broke
     GET /manifest/{quorum_id}/{step}/{group_rank}?wait_s=...
-    200  the head of the encoding, and the checksum of each piece: what the state is, for one who reads it from several
-         sources (striped.py)
+         Lighthouse-Nonce: a nonce of the target; Lighthouse-Proof: that it knows the quorum's secret
+    200  the head of the encoding, and the checksum of each piece: what the state is
+         Lighthouse-Proof: that the source knows the secret, too
     GET /pieces/{layout}/{start}-{stop},.../{quorum_id}/{step}/{group_rank}?wait_s=...
-    200  these bytes of it, counted from the end of the head, and the connection stays open. `layout`: the digest of the
-         dtypes and shapes of its tensors, which is the same where pieces are. A target answers this, too, for a state
-         that is still arriving, and sends each piece when it is here
+    200  these bytes of the encoding, counted from the end of the head. `layout`: the digest of the dtypes and shapes of
+         its tensors, which is the same where pieces are
     409  another key, or none, is held: JSON {"asked": key, "held": key or null}; sent after up to `wait_s`, because
          the target may ask before the source has its snapshot, or at once where the source will not have it
     410  the state holds something that cannot be sent: what, as text; with the source's Lighthouse-Proof
     403  the target does not prove that it is a member of the quorum
-    412  the state held under this key is not the one that was begun, or has other tensors
+    412  the state held under this key has other tensors
     503  this server has as many connections as it takes
 
 Each side proves to the other that it is a member of the quorum before a byte of the state is sent, or used: a stranger
@@ -33,8 +28,7 @@ import logging
 import math
 import re
 import secrets
-import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
 from http.server import BaseHTTPRequestHandler
 from typing import Any
@@ -44,7 +38,6 @@ from agent_client.state.tree import State
 from agent_client.transfer.connection import CANNOT_BE_SENT, NONCE_HEADER, PROOF_HEADER, Pace, host_in_url
 from agent_client.transfer.listener import Listener
 from agent_client.transfer.offers import (
-    Arriving,
     CannotBeSentError,
     NotHeldError,
     StateKey,
@@ -57,12 +50,11 @@ from lighthouse_protocol.rules.access import SOURCE_WORD, TARGET_WORD, is_proven
 logger = logging.getLogger(__name__)
 
 _ROUTE = re.compile(
-    r"/(?:checkpoint|(?P<manifest>manifest)|pieces/(?P<layout>[0-9a-f]{32})/(?P<ranges>[0-9,-]{1,10000}))"
+    r"/(?:manifest|pieces/(?P<layout>[0-9a-f]{32})/(?P<ranges>[0-9,-]{1,10000}))"
     r"/(?P<quorum_id>[0-9]{1,20})/(?P<step>[0-9]{1,20})/(?P<group_rank>[0-9]{1,20})"
     r"(?:\?wait_s=(?P<wait_s>[0-9]{1,9}(?:\.[0-9]+)?))?"
 )
 HEADERS_TIMEOUT_S = 5.0
-_RANGE = re.compile(r"bytes=([0-9]{1,20})-")
 _STRIPE = re.compile(r"([0-9]{1,20})-([0-9]{1,20})")
 
 
@@ -98,10 +90,6 @@ class StateServer:
         """
         encoding = encode(state, chunk_bytes=self._chunk_bytes)
         self._offers.put(StateKey(*key), encoding, secret)
-
-    def hand_on(self, key: tuple[int, int, int], state: Arriving, secret: str = "") -> None:
-        """Offer a state that is still arriving under `key`, as `publish` does one that is here."""
-        self._offers.put(StateKey(*key), state, secret)
 
     def keep(self, key: tuple[int, int, int], state: State, reads: int, secret: str = "") -> None:
         """Offer `state`, which never changes, beside all others, until it was read so often, or `forget`."""
@@ -187,7 +175,7 @@ class _Handler(BaseHTTPRequestHandler):
         except NotHeldError as error:
             self._refuse(409, key, error.held)
         except CannotBeSentError as error:
-            proof = prove(error.secret, SOURCE_WORD, self._address(), *key, *nonces, "") if error.secret else ""
+            proof = prove(error.secret, SOURCE_WORD, self._address(), *key, *nonces) if error.secret else ""
             self._answer_text(CANNOT_BE_SENT, str(error), {PROOF_HEADER: proof} if proof else {})
         except StrangerError:
             logger.warning("refused %s the state of %s: it is not a member of that quorum", self.client_address[0], key)
@@ -196,23 +184,16 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _answer(self, held: StateOffer, nonces: tuple[str, str], asked: re.Match[str]) -> None:
         self.connection.is_proven = True
-        proof = prove(held.secret, SOURCE_WORD, self._address(), *held.key, *nonces, held.tag)
-        headers = {"ETag": held.tag} | ({PROOF_HEADER: proof} if proof else {})
+        proof = prove(held.secret, SOURCE_WORD, self._address(), *held.key, *nonces)
+        headers = {PROOF_HEADER: proof} if proof else {}
         if asked["layout"]:
             self._send_pieces(held, headers, asked["layout"], asked["ranges"])
-        elif not isinstance(held.encoding, Encoding):
-            self._refuse(409, held.key, None)
-        elif asked["manifest"]:
-            self._send_manifest(held.encoding, headers)
         else:
-            self._send(held, held.encoding, headers)
+            self._send_manifest(held, held.encoding, headers)
 
-    def _send_manifest(self, encoding: Encoding, headers: dict[str, Any]) -> None:
-        length = len(encoding.head) + encoding.pieces * CHECKSUM_BYTES
-        self.close_connection = True
-        self._start(200, {"Content-Length": length, "Connection": "close", **headers})
-        for part in itertools.chain([encoding.head], encoding.checksums()):
-            self.wfile.write(part)
+    def _send_manifest(self, held: StateOffer, encoding: Encoding, headers: dict[str, Any]) -> None:
+        self._start(200, {"Content-Length": len(encoding.head) + encoding.pieces * CHECKSUM_BYTES, **headers})
+        self._write(held, itertools.chain([encoding.head], encoding.checksums()))
 
     def _send_pieces(self, held: StateOffer, headers: dict[str, Any], layout: str, ranges: str) -> None:
         encoding = held.encoding
@@ -223,36 +204,18 @@ class _Handler(BaseHTTPRequestHandler):
             return self._refuse(412, held.key, held.key)
         length = sum(last - first for first, last in stripes)
         self._start(200, {"Content-Type": "application/octet-stream", "Content-Length": length, **headers})
-        for first, last in stripes:
-            for chunk in encoding.stripe(first, last):
-                self.wfile.write(chunk)
+        self._write(held, (chunk for first, last in stripes for chunk in encoding.stripe(first, last)))
+        self._offers.was_read(held, length)
         logger.debug("sent %d bytes of the state of %s to %s", length, held.key, self.client_address)
         return None
 
-    def _send(self, held: StateOffer, encoding: Encoding, headers: dict[str, Any]) -> None:
-        length, asked = encoding.length, _RANGE.fullmatch(self.headers.get("Range", ""))
-        if asked is None:
-            return self._stream(held, encoding, 0, {"Content-Length": length, **headers})
-        start = int(asked[1])
-        if self.headers.get("If-Match") != held.tag or start >= length:
-            return self._refuse(412, held.key, held.key)
-        logger.info("the rest of the state of %s is read from byte %d", held.key, start)
-        rest = {"Content-Length": length - start, "Content-Range": f"bytes {start}-{length - 1}/{length}"}
-        return self._stream(held, encoding, start, rest | headers)
-
-    def _stream(self, held: StateOffer, encoding: Encoding, start: int, headers: dict[str, Any]) -> None:
-        pace = Pace() if held.reads is not None else None
-        began_at = time.monotonic()
-        self.close_connection = True
-        kind = {"Content-Type": "application/octet-stream", "Connection": "close"}
-        self._start(206 if start else 200, {**kind, **headers})
-        for chunk in encoding.chunks(start):
+    def _write(self, held: StateOffer, chunks: Iterable[bytes | memoryview]) -> None:
+        """No group waits for one that is kept."""
+        pace = Pace() if held.unread is not None else None
+        for chunk in chunks:
             self.wfile.write(chunk)
             if pace is not None:
                 pace.rest()
-        self._offers.was_read(held)
-        sent_bytes, took_s = encoding.length - start, time.monotonic() - began_at
-        logger.info("sent the state of %s to %s: %d bytes, %.3f s", held.key, self.client_address, sent_bytes, took_s)
 
     def _refuse(self, status: int, asked: StateKey, held: StateKey | None) -> None:
         told = {"asked": asked._asdict(), "held": held and held._asdict()}

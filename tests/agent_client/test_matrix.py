@@ -31,12 +31,7 @@ def test_all_groups_hold_the_same_bits(way: str, event: Event, make_job: MakeJob
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "options", [{"state_serving": "hold"}, {"heal_transport": "process_group"}], ids=["hold", "process group"]
-)
 @pytest.mark.parametrize("way", ["local_sgd", "streamed", "sharded"])
-def test_the_state_may_be_read_in_place_or_come_over_the_process_group(
-    way: str, options: dict[str, str], make_job: MakeJob
-) -> None:
-    cell = Cell(way, make_job(WAYS[way], **options))
+def test_the_state_may_be_read_in_place(way: str, make_job: MakeJob) -> None:
+    cell = Cell(way, make_job(WAYS[way], state_serving="hold"))
     finish(cell, kill_and_heal(cell))

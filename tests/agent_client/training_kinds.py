@@ -1,7 +1,6 @@
 """Ways to train, each an actor of a training_jobs.TrainingJob, which can be held in the middle of a step or of a
 transfer of its state."""
 
-import itertools
 import json
 import math
 import threading
@@ -30,7 +29,6 @@ from agent_client.training.hsdp import replicate
 from agent_client.training.local_sgd import DiLoCo, LocalSGD, OuterSteps
 from agent_client.training.optimizer import FaultTolerantOptimizer, FaultTolerantScheduler
 from agent_client.training.sampler import Position
-from agent_client.transfer import gloo_transport
 from agent_client.transfer.fetch import Fetch
 from tests.agent_client.actors import build_agent, digest
 from tests.processes import PATIENCE_S
@@ -268,11 +266,6 @@ class Ddp:
     def allow_sending(self) -> None:
         self.may_send.set()
 
-    def break_groups(self) -> None:
-        """What this rank sends over process groups breaks off after the second message."""
-        messages = gloo_transport.messages
-        gloo_transport.messages = lambda encoding: itertools.islice(messages(encoding), 2)
-
     def advertise_nowhere(self) -> None:
         """Peers that heal from here find nobody, from the next quorum on."""
         healing: Any = self.agent._healing
@@ -282,7 +275,8 @@ class Ddp:
         """(from which group, how many bytes so far, of how many) of the transfer to here that is under way."""
         healing: Any = self.agent._healing
         fetch = healing._target._fetch
-        return (fetch._machine._left[0], fetch._received, fetch._length) if fetch else ("", 0, 0)
+        transfer = fetch and fetch._transfer
+        return (transfer._lead, transfer._told, transfer._total) if transfer else ("", 0, 0)
 
     def _gate_sending(self) -> None:
         self.may_send = threading.Event()

@@ -14,18 +14,15 @@
    bytes more than DIFFERING_SHARE differ holds another state, and is passed over.
 6. A lead that is lost before all its checksums are here, or that alone has a piece, gives way to another one. What is
    here stays, as far as it is what the new lead has, too.
-7. Targets that receive the same state meanwhile share it out (`shares`): each asks the sources for its own share, and
-   hands on what is here and is the lead's; for the rest it asks the other targets. So the sources send about one state
-   to all of them. What another target does not give is asked of the sources, by 3 to 5.
+7. Where the lead is to give all alone (`leads_alone`), others are asked for what it does not give.
 8. A piece that this rank holds itself, as the lead does, is asked of nobody. Once MAX_DIFFERING_BYTES of its own state
    differ, no more of it is looked at.
 """
 
+import math
 from bisect import bisect_left, insort
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from itertools import accumulate
-from types import MappingProxyType
 
 TRIES = 4
 FIRST_PAUSE_S = 0.05
@@ -125,22 +122,7 @@ class PassedOver:
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
-class Verified:
-    """This piece is here, and is that of the lead: it can be handed on."""
-
-    piece: int
-    checksum: bytes
-
-
-Effect = Ask | Cut | PassedOver | Verified
-
-
-def shares(sizes: Sequence[int], count: int) -> list[range]:
-    """The pieces of each of so many targets, of about the same number of bytes."""
-    ends = list(accumulate(sizes))
-    inner = [min(len(sizes), bisect_left(ends, sum(sizes) * number / count) + 1) for number in range(1, count)]
-    return [range(first, last) for first, last in zip([0, *inner], [*inner, len(sizes)], strict=True)]
+Effect = Ask | Cut | PassedOver
 
 
 @dataclass(slots=True, eq=False)
@@ -164,8 +146,6 @@ class _Source:
     differing: int = 0
     reason: str | None = None
     """Why it was passed over."""
-    share: list[int] | None = None
-    """Of another target, what is still to be asked of it; None: a source of all."""
 
     @property
     def rate(self) -> float | None:
@@ -176,7 +156,7 @@ class _Source:
 
 
 class StripePlan:
-    """`sizes`: of the pieces, in bytes. `others`: by the name of another target, its share."""
+    """`sizes`: of the pieces, in bytes."""
 
     def __init__(
         self,
@@ -185,21 +165,20 @@ class StripePlan:
         *,
         deadline: float,
         silence_s: float,
-        others: Mapping[str, range] = MappingProxyType({}),
+        leads_alone: bool = False,
     ) -> None:
         self._sizes = sizes
         self._sources = {name: _Source(name) for name in sources}
-        self._sources |= {name: _Source(name, share=list(share)) for name, share in others.items()}
         self._deadline = deadline
         self._silence_s = silence_s
+        self._leads_alone = leads_alone
         self._lead: _Source | None = None
         self._sums: list[bytes | None] = [None] * len(sizes)
         self._givers: list[_Source | None] = [None] * len(sizes)
         self._expected: list[bytes] = []
         self._equal = 0
-        theirs = {piece for share in others.values() for piece in share}
-        self._unasked = [piece for piece in range(len(sizes)) if piece not in theirs]
-        self._unasked_bytes = sum(sizes[piece] for piece in self._unasked)
+        self._unasked = list(range(len(sizes)))
+        self._unasked_bytes = sum(sizes)
         self._unasked_of_lead: list[int] = []
         self._only_lead: set[int] = set()
         self._own = _Source("this rank itself")
@@ -248,7 +227,7 @@ class StripePlan:
     def wants_own(self, checksum: bytes) -> bool:
         """Whether a piece of this rank's, with this checksum, is the one of which the lead's was the last, and has been
         asked of nobody."""
-        return checksum == self._expected[-1] and self._pool_of(len(self._expected) - 1) is not None
+        return checksum == self._expected[-1] and self._is_unasked(len(self._expected) - 1)
 
     def handle(self, event: Event, now: float) -> list[Effect]:
         match event:
@@ -278,8 +257,7 @@ class StripePlan:
 
     def deadline(self, now: float) -> float:
         """Call `tick` then."""
-        usable = [*self._usable(), *self._others()]
-        moments = [source.free_at for source in usable if not source.is_asked]
+        moments = [source.free_at for source in self._usable() if not source.is_asked]
         moments += [at for source in self._sources.values() if (at := self._slow_at(source, now)) is not None]
         return min([at for at in moments if at > now], default=self._deadline)
 
@@ -315,23 +293,17 @@ class StripePlan:
         piece = len(self._expected) - 1
         if checksum != self._expected[piece]:
             self._differing_of_own += self._sizes[piece]
-        elif (pool := self._pool_of(piece)) is not None:
-            pool.remove(piece)
-            if pool is self._unasked:
-                self._unasked_bytes -= self._sizes[piece]
+        elif self._is_unasked(piece):
+            self._unasked.remove(piece)
+            self._unasked_bytes -= self._sizes[piece]
             self._own.given += self._sizes[piece]
             self.received += self._sizes[piece]
             self._sums[piece], self._givers[piece] = checksum, self._own
             self._compare(piece)
 
-    def _pool_of(self, piece: int) -> list[int] | None:
-        """The list of what is still to be asked that has it."""
-        pools = [self._unasked, *(source.share for source in self._others() if source.share is not None)]
-        for pool in pools:
-            at = bisect_left(pool, piece)
-            if at < len(pool) and pool[at] == piece:
-                return pool
-        return None
+    def _is_unasked(self, piece: int) -> bool:
+        at = bisect_left(self._unasked, piece)
+        return at < len(self._unasked) and self._unasked[at] == piece
 
     def _break(self, source: _Source, reason: str, now: float) -> None:
         self._take_back(source)
@@ -346,10 +318,6 @@ class StripePlan:
             return
         source.reason = reason
         self._take_back(source)
-        if source.share is not None:
-            missing, source.share = source.share, []
-            for piece in missing:
-                self._miss(piece)
         if self._lead is source:
             self._lead = None
         self._effects.append(PassedOver(source.name, reason))
@@ -375,7 +343,6 @@ class StripePlan:
         if found == self._expected[piece]:
             self._equal += 1
             self._only_lead.discard(piece)
-            self._effects.append(Verified(piece, found))
             return
         self._sums[piece] = self._givers[piece] = None
         self.received -= self._sizes[piece]
@@ -397,12 +364,7 @@ class StripePlan:
     # -- who is asked for what
 
     def _usable(self) -> list[_Source]:
-        """Of all pieces."""
-        return [source for source in self._sources.values() if source.reason is None and source.share is None]
-
-    def _others(self) -> list[_Source]:
-        """Targets that are still to be asked."""
-        return [source for source in self._sources.values() if source.reason is None and source.share]
+        return [source for source in self._sources.values() if source.reason is None]
 
     def _free(self, now: float) -> list[_Source]:
         """The fastest first."""
@@ -410,9 +372,8 @@ class StripePlan:
         return sorted(free, key=lambda source: -(source.rate or 0.0))
 
     def _deal(self, now: float) -> None:
-        others = [source for source in self._others() if source.is_free(now)]
-        for source in [*self._free(now), *others]:
-            if pieces := self._share(source):
+        for source in self._free(now):
+            if pieces := self._share(source, now):
                 source.asked, source.is_asked = pieces[::-1], True
                 source.since, source.is_timed = now, False
                 is_last = self._usable() == [source]
@@ -420,18 +381,22 @@ class StripePlan:
                 silence_s = left_s if is_last else min(self._silence_s, left_s)
                 self._effects.append(Ask(source.name, tuple(pieces), silence_s))
 
-    def _share(self, source: _Source) -> list[int]:
-        if source.share is not None:
-            return self._take(source.share, STRIPE_BYTES)
+    def _share(self, source: _Source, now: float) -> list[int]:
         if source is self._lead and self._unasked_of_lead:
             return self._take(self._unasked_of_lead, STRIPE_BYTES)
-        taken = self._share_of_all(source)
+        taken = [] if self._is_for_lead(source, now) else self._share_of_all(source)
         self._unasked_bytes -= sum(self._sizes[piece] for piece in taken)
         return taken
+
+    def _is_for_lead(self, source: _Source, now: float) -> bool:
+        lead = self._lead
+        return self._leads_alone and lead is not None and lead is not source and lead.is_free(now)
 
     def _share_of_all(self, source: _Source) -> list[int]:
         if not self._unasked:
             return []
+        if self._leads_alone:
+            return self._take(self._unasked, math.inf)
         left, rates = self._unasked_bytes, [other.rate for other in self._usable() if other.rate]
         if not rates or source.rate is None:
             new = [other for other in self._usable() if other.rate is None and not other.is_asked]

@@ -16,7 +16,6 @@ REFUSED: list[tuple[str, Any]] = [
     ("heal_timeout_s", math.nan),
     ("process_group", "glue"),
     ("state_serving", "share"),
-    ("heal_transport", "ftp"),
     ("heal_mode", "stall"),
     ("reduce_dtype", "float16"),
     ("max_consecutive_discards", 0),

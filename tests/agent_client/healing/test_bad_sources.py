@@ -19,27 +19,38 @@ from agent_client.transfer.connection import StateRefused, StateUnavailable
 from tests.agent_client.healing.pair import TARGETS, Pair
 from tests.agent_client.transfer.sources import answering, ok, sends
 
-Answer = Callable[[dict[str, Any]], bytes]
-"""What a source sends that holds this state."""
+Answer = Callable[[dict[str, Any]], tuple[bytes, bytes]]
+"""What a source sends that holds this state: first its head and checksums, then its pieces."""
+
+
+def whole(state: dict[str, Any]) -> tuple[bytes, bytes]:
+    encoding = encode(state)
+    return encoding.head + b"".join(encoding.checksums()), b"".join(encoding.stripe(0, encoding.body_length))
 
 
 def with_another(*path: str, value: object) -> Answer:
-    """A whole answer, with the checksums that it should have."""
+    """Whole answers, with the checksums that they should have."""
 
-    def answer(state: dict[str, Any]) -> bytes:
+    def answer(state: dict[str, Any]) -> tuple[bytes, bytes]:
         *folders, name = path
         inner = state
         for folder in folders:
             inner = inner[folder]
         inner[name] = value
-        content = b"".join(encode(state))
-        return ok(len(content), content)
+        manifest, body = whole(state)
+        return ok(len(manifest), manifest), ok(len(body), body)
 
     return answer
 
 
-def damaged(damage: Callable[[bytes], bytes]) -> Answer:
-    return lambda state: damage(b"".join(encode(state)))
+def oversized(state: dict[str, Any]) -> tuple[bytes, bytes]:
+    manifest, body = whole(state)
+    return ok(2**50, manifest), ok(len(body), body)
+
+
+def damaged(state: dict[str, Any]) -> tuple[bytes, bytes]:
+    manifest, body = whole(state)
+    return ok(len(manifest), manifest), ok(len(body), body[:-9] + bytes([body[-9] ^ 1]) + body[-8:])
 
 
 WEIGHT = ("train", "model", "weight")
@@ -56,8 +67,8 @@ MISFITS: dict[str, tuple[Answer, str]] = {
     "no number": (with_another("agent", "batches_committed", value="many"), NO_AGENTS),
 }
 BROKEN: dict[str, tuple[Answer, str]] = {
-    "oversized": (damaged(lambda good: ok(2**50, good)), f"the answer has {2**50} bytes, more than"),
-    "wrong byte": (damaged(lambda good: ok(len(good), good[:-9] + bytes([good[-9] ^ 1]) + good[-8:])), "checksum"),
+    "oversized": (oversized, "what follows is not the checksums"),
+    "wrong byte": (damaged, "the checksum of piece"),
 }
 CASES: list[Any] = [
     pytest.param(*case, kind, id=name)
@@ -73,8 +84,8 @@ class BadPair(Pair):
         super().__init__(stack)
         self.states[0].begin_step()
         agent = {"step": 5, "tag_quorum_id": 3, "batches_committed": 10}
-        content = answer({"train": self.states[0].snapshot(), "agent": agent})
-        address = stack.enter_context(answering(sends(content)))
+        parts = answer({"train": self.states[0].snapshot(), "agent": agent})
+        address = stack.enter_context(answering(*map(sends, parts)))
         self.target._target._ask = lambda assignment, manager: address  # type: ignore[method-assign]
 
     def install(self) -> StepMachine:
@@ -98,10 +109,10 @@ def test_it_is_refused_with_the_reason_and_nothing_is_touched(
     assert pair.target_bits() == before
 
 
-@pytest.mark.parametrize(("whole", "difference"), [OTHER_SHAPE, OTHER_DTYPE], ids=["shape", "dtype"])
-def test_a_state_of_another_model_is_refused_by_its_header(stack: ExitStack, whole: Answer, difference: str) -> None:
+@pytest.mark.parametrize(("other", "difference"), [OTHER_SHAPE, OTHER_DTYPE], ids=["shape", "dtype"])
+def test_a_state_of_another_model_is_refused_by_its_header(stack: ExitStack, other: Answer, difference: str) -> None:
     """Its tensors never come: a group that is none of its peers' must not wait for all of a large state."""
-    pair = BadPair(stack, lambda state: whole(state)[:10_000])
+    pair = BadPair(stack, lambda state: (other(state)[0], b"its pieces are not asked for"))
     with pytest.raises(DoesNotFit, match=difference) as caught:
         pair.fetch()
     assert re.match(rf"state\['model'\]{difference}", caught.value.difference)

@@ -1,4 +1,4 @@
-"""A transfer that breaks goes on where it broke; a source that fails gives way to the next; nothing bad is taken."""
+"""A transfer that breaks goes on with the piece where it broke; a failing source gives way to the next."""
 
 import gc
 import socket
@@ -10,19 +10,26 @@ from typing import Any
 import pytest
 import torch
 
-from agent_client.state.codec import Encoding, encode
+from agent_client.state.codec import CHECKSUM_BYTES, PIECE_BYTES, Encoding, encode
 from agent_client.state.snapshot import StateMismatch, install_matches
-from agent_client.state.tree import CorruptState
 from agent_client.transfer.connection import StateUnavailable
 from agent_client.transfer.fetch import Fetch
-from agent_client.transfer.rules.source_order import TRIES
+from agent_client.transfer.rules.stripes import TRIES
 from tests.agent_client.state.trees import same
 from tests.agent_client.transfer.sources import KEY, Script, answering, ok, sends, serving, threads, took
 from tests.processes import eventually
 
 STATE = {"w": torch.arange(2**20, dtype=torch.int64), "step": 12}
-CONTENT = b"".join(encode(STATE))
-CUT = len(CONTENT) // 2
+OTHER_MODEL = {"w": torch.zeros(3), "step": 12}
+
+
+def manifest_of(state: Any) -> bytes:
+    content = encode(state).head + b"".join(encode(state).checksums())
+    return ok(len(content), content)
+
+
+MANIFEST = manifest_of(STATE)
+BODY = b"".join(encode(STATE).stripe(0, encode(STATE).body_length))
 
 
 @pytest.fixture(autouse=True)
@@ -36,45 +43,23 @@ def from_first(*addresses: str, timeout_s: float = 60.0, expected: Any = STATE, 
     return Fetch(sources, KEY, timeout_s, accept=lambda state: install_matches(expected, state), **options)
 
 
-def rest(content_range: str, body: bytes) -> bytes:
-    return f"HTTP/1.0 206 x\r\nContent-Range: {content_range}\r\nContent-Length: {len(body)}\r\n\r\n".encode() + body
-
-
 class TestBrokenConnection:
-    def test_goes_on_at_the_byte_where_it_broke(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        cuts, began_at = [3_000_000, 1_000_000, 2_000_000], []
+    def test_goes_on_at_the_piece_where_it_broke(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        cuts, began_at = [PIECE_BYTES + 1_000_000, 1_000_000], []
 
-        def chunks(encoding: Encoding, start: int, real: Any = Encoding.chunks) -> Iterator[memoryview]:
+        def stripe(encoding: Encoding, start: int, stop: int, real: Any = Encoding.stripe) -> Iterator[memoryview]:
             began_at.append(start)
-            left = cuts.pop(0) if cuts else len(CONTENT)
-            for chunk in real(encoding, start):
+            left = cuts.pop(0) if cuts else stop
+            for chunk in real(encoding, start, stop):
                 yield chunk[:left]
                 left -= len(chunk)
                 if left < 0:
                     raise ConnectionResetError("cut by the test")
 
-        monkeypatch.setattr(Encoding, "chunks", chunks)
+        monkeypatch.setattr(Encoding, "stripe", stripe)
         with serving(STATE, chunk_bytes=2**16) as server:
             assert same(from_first(server.address).run(), STATE)
-        assert began_at == [0, 3_000_000, 4_000_000, 6_000_000]
-
-    @pytest.mark.parametrize(
-        ("second", "failure", "words"),
-        [
-            # It goes on with something else: the checksum of the piece tells.
-            (rest(f"bytes {CUT}-{len(CONTENT) - 1}/{len(CONTENT)}", bytes(len(CONTENT) - CUT)), CorruptState, "checks"),
-            (rest("bytes 5-8/9", CONTENT[CUT:]), CorruptState, f"asked for bytes {CUT}-"),
-            (rest("", CONTENT[CUT:]), CorruptState, f"asked for bytes {CUT}-"),
-            (rest(f"bytes 0-{len(CONTENT) - 1}/{len(CONTENT)}", CONTENT[CUT:]), CorruptState, f"asked for bytes {CUT}"),
-            # It has published anew under the same key: the old part is of no use.
-            (b"HTTP/1.0 412 x\r\n\r\n", StateUnavailable, "is not available: it answered 412"),
-        ],
-        ids=["other bytes", "another range", "no range", "from the beginning", "another state"],
-    )
-    def test_another_state_is_not_mixed_in(self, second: bytes, failure: type[Exception], words: str) -> None:
-        with answering(sends(ok(len(CONTENT), CONTENT[:CUT])), sends(second)) as address:
-            with pytest.raises(failure, match=f"from {address} .*{words}"):
-                from_first(address).run()
+        assert began_at == [0, PIECE_BYTES + CHECKSUM_BYTES, PIECE_BYTES + CHECKSUM_BYTES]
 
     def test_one_that_never_gets_on_is_given_up(self) -> None:
         requests: list[socket.socket] = []
@@ -90,35 +75,37 @@ class TestBrokenConnection:
 
 
 def silent(connection: socket.socket) -> None:
-    connection.sendall(ok(len(CONTENT), CONTENT[:1000]))
+    connection.sendall(MANIFEST[:100])
     connection.recv(1)
 
 
-OTHER_MODEL = b"".join(encode({"w": torch.zeros(3), "step": 12}))
-
-damaged = sends(ok(len(CONTENT), CONTENT[:-1] + b"x"))
+manifest = sends(MANIFEST)
+damaged = sends(ok(len(BODY), BODY[:-1] + b"x"))
 refusing = sends(b"HTTP/1.0 409 Conflict\r\n\r\nno")
-misfit = sends(ok(len(OTHER_MODEL), OTHER_MODEL))
+misfit = sends(manifest_of(OTHER_MODEL))
 
-BAD: dict[str, Script] = {
-    "damaged": damaged,
-    "garbage": sends(bytes(range(256)) * 20),
-    "oversized": sends(ok(2**50, CONTENT)),
-    "truncated": sends(ok(len(CONTENT), CONTENT[:CUT])),
-    "refusing": refusing,
-    "misfit": misfit,
-    "silent": silent,
+BAD: dict[str, tuple[Script, ...]] = {
+    "damaged": (manifest, damaged),
+    "garbage": (sends(bytes(range(256)) * 20),),
+    "garbage in its pieces": (manifest, sends(bytes(range(256)) * 20)),
+    "oversized": (sends(ok(2**50, BODY)),),
+    "oversized in its pieces": (manifest, sends(ok(2**50, BODY))),
+    "truncated": (manifest, sends(ok(len(BODY), BODY[: len(BODY) // 2]))),
+    "refusing": (refusing,),
+    "misfit": (misfit,),
+    "silent": (silent,),
+    "silent in its pieces": (manifest, silent),
 }
 
 
 class TestAnotherSource:
     @pytest.mark.parametrize("bad", BAD.values(), ids=BAD)
-    def test_is_tried(self, bad: Script) -> None:
-        with answering(bad) as address, serving(STATE) as server, took(0, 30):
-            assert same(from_first(address, server.address, silence_s=0.5).run(), STATE)
+    def test_is_tried(self, bad: tuple[Script, ...]) -> None:
+        with answering(*bad) as address, serving(STATE) as server, took(0, 30):
+            assert same(from_first(address, server.address, silence_s=1.0).run(), STATE)
 
     def test_each_is_named_when_all_fail(self) -> None:
-        with answering(damaged) as one, answering(refusing) as two:
+        with answering(manifest, damaged) as one, answering(refusing) as two:
             with pytest.raises(StateUnavailable) as caught:
                 from_first(one, two, "http://127.0.0.1:1").run()
         for words in (
@@ -129,9 +116,9 @@ class TestAnotherSource:
             assert words in str(caught.value)
 
     def test_one_kind_of_failure_keeps_its_class(self) -> None:
-        with answering(misfit) as one, answering(misfit) as two:
+        with serving(OTHER_MODEL) as one, serving(OTHER_MODEL) as two:
             with pytest.raises(StateMismatch, match=r"\['w'\]: shape"):
-                from_first(one, two).run()
+                from_first(one.address, two.address).run()
 
     def test_what_finds_the_address_may_fail(self) -> None:
         def fail() -> str:
@@ -143,17 +130,19 @@ class TestAnotherSource:
 
     def test_what_a_bad_source_has_sent_is_let_go(self) -> None:
         """Or else healing takes the memory of two states."""
-        content = b"".join(encode(torch.ones(64 * 2**20, dtype=torch.uint8)))
         alive: list[int] = []
 
-        def accept(_: Any) -> None:
+        def accept(state: Any) -> None:
             alive.append(len({tensor.data_ptr() for tensor in tensors_alive() if tensor.numel() >= 2**26}))
+            if state["bad"]:
+                raise StateMismatch("it is bad")
 
-        with answering(sends(ok(len(content), content[:-1] + b"x"))) as one, serving() as server:
-            server.publish(KEY, torch.zeros(64 * 2**20, dtype=torch.uint8))
-            sources = {"a": lambda: one, "b": lambda: server.address}
-            Fetch(sources, KEY, 20, accept=accept).run()
-        assert alive == [2], "the source's own, and what has arrived"
+        with serving() as one, serving() as two:
+            one.publish(KEY, {"w": torch.ones(2**26, dtype=torch.uint8), "bad": True, "more": torch.zeros(1)})
+            two.publish(KEY, {"w": torch.zeros(2**26, dtype=torch.uint8), "bad": False})
+            sources = {"a": lambda: one.address, "b": lambda: two.address}
+            Fetch(sources, KEY, 60, accept=accept).run()
+        assert alive == [3, 3], "those of the sources, and what has arrived"
 
 
 def tensors_alive() -> Iterator[torch.Tensor]:

@@ -20,7 +20,7 @@ from tests.processes import eventually
 
 SECRET, OTHER = "known to the members of quorum 7", "known to the members of quorum 8"
 STATE = {"w": torch.arange(6.0)}
-PATH = f"/checkpoint/{KEY[0]}/{KEY[1]}/{KEY[2]}"
+PATH = f"/manifest/{KEY[0]}/{KEY[1]}/{KEY[2]}"
 
 
 @contextmanager
@@ -159,4 +159,4 @@ def test_a_request_that_drips_in_is_cut_off(monkeypatch: pytest.MonkeyPatch):
 @pytest.mark.parametrize("kind", ["manifest", f"pieces/{'0' * 32}/0-8"])
 def test_nor_do_a_manifest_or_pieces_go_to_a_stranger(kind: str):
     with serving() as it, connected(it.address) as stranger:
-        assert " 403 " in ask(stranger, PATH.replace("checkpoint", kind))
+        assert " 403 " in ask(stranger, PATH.replace("manifest", kind))

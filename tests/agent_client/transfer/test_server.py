@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 import torch
 
-from agent_client.state.codec import Encoding, decode, encode
+from agent_client.state.codec import Encoding, allocate, encode
 from agent_client.state.tree import CorruptState
 from agent_client.transfer.connection import StateUnavailable, split_address
 from agent_client.transfer.fetch import Fetch
@@ -69,8 +69,11 @@ def _nothing_left_behind(capfd: pytest.CaptureFixture[str], caplog: pytest.LogCa
 @contextmanager
 def reading(server: StateServer, key: StateKey = KEY, wait_s: float = 0) -> Iterator[socket.socket]:
     """A reader in hand that has sent its request; what the kernel buffers for it is far less than BIG."""
+    held = server._offers._held
+    encoding = held.encoding if held else encode(BIG)
+    path = f"/pieces/{encoding.layout}/0-{encoding.body_length}/{key[0]}/{key[1]}/{key[2]}?wait_s={wait_s:.1f}"
     with idle(server) as reader:
-        reader.sendall(b"GET /checkpoint/%d/%d/%d?wait_s=%.1f HTTP/1.1\r\n\r\n" % (*key, wait_s))
+        reader.sendall(f"GET {path} HTTP/1.1\r\n\r\n".encode())
         yield reader
 
 
@@ -118,7 +121,7 @@ def swallowing() -> Iterator[Any]:
         yield listener.getsockname()
 
 
-CONTENT = b"".join(encode(STATE))
+MANIFEST = encode(STATE).head + b"".join(encode(STATE).checksums())
 
 
 class Noted:
@@ -182,16 +185,11 @@ class TestFetch:
         with serving() as server, took(0.3, 20), pytest.raises(StateUnavailable, match="409"):
             fetch(server.address, KEY, 30)
 
-    @pytest.mark.parametrize("path", ["/", "/checkpoint/1/2", "/checkpoint/1/2/x", "/checkpoint/1/2/3?wait_s=nan"])
+    @pytest.mark.parametrize("path", ["/", "/manifest/1/2", "/manifest/1/2/x", "/manifest/1/2/3?wait_s=nan"])
     def test_any_other_path_is_not_found(self, path: str) -> None:
         with serving() as server, idle(server) as client:
             client.sendall(f"GET {path} HTTP/1.0\r\n\r\n".encode())
             assert client.recv(100).split()[1] == b"404"
-
-    def test_the_rest_of_another_state_is_refused(self) -> None:
-        with serving(STATE) as server, idle(server) as client:
-            client.sendall(b'GET /checkpoint/7/12/0 HTTP/1.0\r\nRange: bytes=5-\r\nIf-Match: "another"\r\n\r\n')
-            assert client.recv(100).split()[1] == b"412"
 
     @pytest.mark.parametrize(
         "address", ["", "host:1", "https://host:1", "http://host", "http://:1", "http://host:99999", "http://host:1/x"]
@@ -294,11 +292,11 @@ class TestWithdraw:
                 withdrawn.result(20)
 
     def test_the_target_learns_of_it(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        def decode_once_withdrawn(*args: Any, **options: Any) -> Any:
+        def allocate_once_withdrawn(*args: Any) -> Any:
             server.withdraw()
-            return decode(*args, **options)
+            return allocate(*args)
 
-        monkeypatch.setattr("agent_client.transfer.fetch.decode", decode_once_withdrawn)
+        monkeypatch.setattr("agent_client.transfer.fetch.allocate", allocate_once_withdrawn)
         with serving(BIG) as server:
             with pytest.raises(StateUnavailable, match=r"is not available: it answered 409.*null"):
                 fetch(server.address, KEY, 60)
@@ -326,7 +324,7 @@ class TestWithdraw:
 
 
 def half_then_end(connection: socket.socket) -> None:
-    connection.sendall(ok(len(CONTENT), CONTENT[: len(CONTENT) // 2]))
+    connection.sendall(ok(len(MANIFEST), MANIFEST[: len(MANIFEST) // 2]))
 
 
 def half_then_reset(connection: socket.socket) -> None:
@@ -370,7 +368,7 @@ class TestFailingSource:
         [
             (lambda connection: connection.recv(1), "sends nothing"),
             (half_then_silence, "sends nothing"),
-            (drip(ok(len(CONTENT), CONTENT)), ""),
+            (drip(ok(len(MANIFEST), MANIFEST)), ""),
             (drip(b"HTTP/1.0 409 Conflict\r\n\r\n" + b"x" * 200), ""),
         ],
         ids=["nothing", "silence", "drip", "dripping refusal"],
@@ -383,15 +381,15 @@ class TestFailingSource:
     @pytest.mark.parametrize(
         ("answer", "failure", "words"),
         [
-            (b"HTTP/1.0 200 OK\r\n\r\n" + CONTENT, CorruptState, "no valid Content-Length"),
-            (ok("many", CONTENT), CorruptState, "no valid Content-Length"),
-            (ok(len(CONTENT) - 1, CONTENT), CorruptState, "were announced"),
-            (ok(len(CONTENT) + 1, CONTENT + b"x"), CorruptState, "were announced"),
-            (ok(2**60, CONTENT), CorruptState, "were announced"),
-            (ok(len(CONTENT), b"x" + CONTENT[1:]), CorruptState, "not a state"),
-            (ok(len(CONTENT), CONTENT[:-1] + b"x"), CorruptState, "checksum of tensor 0"),
-            (ok(5, b"<html"), CorruptState, "longer than the 5 bytes"),
-            (b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n", CorruptState, "Content-Length"),
+            (b"HTTP/1.0 200 OK\r\n\r\n" + MANIFEST, CorruptState, "not the checksums"),
+            (ok("many", MANIFEST), CorruptState, "not the checksums"),
+            (ok(len(MANIFEST) - 1, MANIFEST), CorruptState, "not the checksums"),
+            (ok(len(MANIFEST) + 1, MANIFEST + b"x"), CorruptState, "not the checksums"),
+            (ok(2**60, MANIFEST), CorruptState, "not the checksums"),
+            (ok(len(MANIFEST), b"x" + MANIFEST[1:]), CorruptState, "not a state"),
+            (ok(len(MANIFEST), MANIFEST[:40] + b"x" + MANIFEST[41:]), CorruptState, "checksum of the header"),
+            (ok(5, b"<html"), StateUnavailable, "ends early"),
+            (b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n", StateUnavailable, "ends early"),
             (b"HTTP/1.0 302 Found\r\nLocation: http://localhost:1/\r\n\r\n", StateUnavailable, "302"),
             (b"HTTP/1.0 500 No\r\n\r\nthe reason", StateUnavailable, "500: the reason"),
             (b"SSH-2.0-OpenSSH_9.6\r\n", StateUnavailable, "no checkpoint server"),
@@ -443,7 +441,7 @@ class TestServer:
         with serving(STATE) as server:
             with pytest.MonkeyPatch.context() as patch:
                 patch.setattr(Encoding, "chunks", fail)
-                with pytest.raises(StateUnavailable, match="ended early, after 0 bytes"):
+                with pytest.raises(StateUnavailable, match="breaks off within piece 0"):
                     fetch(server.address, KEY, 60)
             assert "the device is gone" in caplog.text
             assert same(fetch(server.address, KEY, 60), STATE)
@@ -496,7 +494,7 @@ def sockets_in_a_fork(descriptors: list[int]) -> int:
 
 
 class TestPieces:
-    """What striped.py asks for; a source that answers otherwise than it should is in test_striped.py."""
+    """What fetch.py asks for; a source that answers otherwise than it should is in test_striped.py."""
 
     @pytest.mark.parametrize("ranges", ["0-8", "0-8,8-16", "16-24"])
     def test_are_the_bytes_after_the_head(self, ranges: str) -> None:
@@ -543,15 +541,15 @@ def test_strangers_that_wait_make_room_for_a_reader_of_another_host(caplog: pyte
             return connection
 
         for source in ("127.0.0.2", "127.0.0.3"):
-            strangers += [ask(source, "/checkpoint/9/9/0?wait_s=60") for _ in range(MAX_CONNECTIONS_OF_A_HOST)]
+            strangers += [ask(source, "/manifest/9/9/0?wait_s=60") for _ in range(MAX_CONNECTIONS_OF_A_HOST)]
         eventually(lambda: len(server._listener._connections) == MAX_CONNECTIONS, "all connections are taken")
-        with ask("127.0.0.4", "/checkpoint/7/3/0") as reader:
+        with ask("127.0.0.4", "/manifest/7/3/0") as reader:
             assert reader.recv(12) == b"HTTP/1.1 200"
         # The reader has its state and the cut stranger is gone: one place is free, which a reader takes that waits.
         eventually(lambda: len(server._listener._connections) == MAX_CONNECTIONS - 1, "one connection is free")
-        strangers.append(ask("127.0.0.4", "/checkpoint/9/9/0?wait_s=60"))
+        strangers.append(ask("127.0.0.4", "/manifest/9/9/0?wait_s=60"))
         eventually(lambda: len(server._listener._connections) == MAX_CONNECTIONS, "all connections are taken again")
-        with ask("127.0.0.2", "/checkpoint/7/3/0") as another_stranger:
+        with ask("127.0.0.2", "/manifest/7/3/0") as another_stranger:
             assert another_stranger.recv(12) == b"HTTP/1.1 503"
         assert {record.getMessage()[:23] for record in caplog.records} == {"too many connections fo"}
         caplog.clear()

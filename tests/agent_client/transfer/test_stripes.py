@@ -23,10 +23,8 @@ from agent_client.transfer.rules.stripes import (
     Refused,
     StripePlan,
     Summed,
-    Verified,
-    shares,
 )
-from tests.agent_client.transfer.simulated_stripes import MIB, SILENCE_S, Source, Targets, Transfer
+from tests.agent_client.transfer.simulated_stripes import MIB, SILENCE_S, Source, Transfer
 
 PIECE = 4 * MIB
 RATE = 100 * MIB
@@ -78,6 +76,19 @@ class TestShares:
         it.handle(Refused("b", "409"), 1)
         it.handle(Arrived("a", b"0"), 2)
         assert it.handle(Arrived("a", b"1"), 2) == [Ask("a", (2,), 98)]
+
+
+class TestLeadsAlone:
+    def test_others_are_asked_for_nothing(self) -> None:
+        it = StripePlan([PIECE] * 3, ["b", "a"], deadline=100, silence_s=10, leads_alone=True)
+        assert it.handle(Led("a"), 0) == [Ask("a", (0, 1, 2), 10)]
+        assert it.handle(Arrived("a", b"0"), 1) == []
+
+    def test_but_for_what_it_does_not_give(self) -> None:
+        it = StripePlan([PIECE] * 3, ["b", "a"], deadline=100, silence_s=10, leads_alone=True)
+        it.handle(Led("a"), 0)
+        it.handle(Arrived("a", b"0"), 1)
+        assert it.handle(Broken("a", "it is dead"), 2) == [Ask("b", (1, 2), 10)]
 
 
 class TestFaults:
@@ -201,8 +212,8 @@ class TestOneState:
         assert it.needs_lead
         it.handle(Led("b"), 1)
         found = [it.handle(Summed(checksum), 2) for checksum in (b"0", b"new", b"2", b"3")]
-        assert found == [[Verified(0, b"0")], [], [Verified(2, b"2")], []]
-        assert it.handle(Arrived("b", b"3"), 3) == [Verified(3, b"3"), Ask("b", (1,), 10)]
+        assert found == [[], [], [], []]
+        assert it.handle(Arrived("b", b"3"), 3) == [Ask("b", (1,), 10)]
         it.handle(Arrived("b", b"new"), 4)
         assert it.is_done
 
@@ -216,77 +227,17 @@ class TestOneState:
         assert not it.needs_lead
 
 
-def targets(count: int, sources: str = "a", faults: dict[int, dict[str, float]] | None = None) -> Targets:
-    """Each source's link, and each target's, is shared by those that read from it."""
-    rate = RATE / count
-    return Targets(SIZES, count, lambda: [source(name, rate) for name in sources], rate, faults)
-
-
 ALONE_S = Transfer(SIZES, [source("a")]).seconds()
-
-
-class TestOtherTargets:
-    @pytest.mark.parametrize("count", [2, 8, 16])
-    def test_together_they_take_little_longer_than_one_and_cost_the_source_one_state(self, count: int) -> None:
-        together = targets(count)
-        assert together.seconds() < 1.25 * ALONE_S
-        assert all(target.places == STATE for target in together.all)
-        assert sum(target.asked_of["a"] for target in together.all) < 1.1 * sum(SIZES)
-
-    def test_two_sources_send_half_a_state_each(self) -> None:
-        together = targets(8, "ab")
-        assert together.seconds() < 1.25 * ALONE_S, "the link of each target is the bound"
-        given = [sum(target.asked_of[name] for target in together.all) for name in "ab"]
-        assert max(given) < 0.6 * sum(SIZES)
-
-    def test_each_is_asked_for_its_share_alone(self) -> None:
-        others = {"t0": range(1), "t2": range(2, 4)}
-        it = StripePlan([PIECE] * 4, ["a"], deadline=100, silence_s=10, others=others)
-        effects = it.handle(Led("a"), 0)
-        assert effects == [Ask("a", (1,), 100), Ask("t0", (0,), 10), Ask("t2", (2, 3), 10)]
-        it.handle(Summed(b"0"), 1)
-        assert it.handle(Arrived("t0", b"0"), 1) == [Verified(0, b"0")]
-
-    def test_what_one_that_is_gone_would_have_given_is_asked_of_the_source(self) -> None:
-        it = StripePlan([PIECE] * 4, ["a"], deadline=100, silence_s=10, others={"t1": range(2, 4)})
-        it.handle(Led("a"), 0)
-        assert it.handle(Refused("t1", "it answered 404"), 0.1)[0] == PassedOver("t1", "it answered 404")
-        it.handle(Arrived("a", b"0"), 0.2)
-        assert it.handle(Arrived("a", b"1"), 0.3) == [Ask("a", (2,), 99.7)]
-        assert it.handle(Arrived("a", b"2"), 0.4) == [Ask("a", (3,), 99.6)]
-
-    def test_without_a_source_they_are_no_help(self) -> None:
-        """The step fails anyway: the source is one of its participants."""
-        it = StripePlan([PIECE] * 4, ["a"], deadline=100, silence_s=10, others={"t1": range(2, 4)})
-        it.handle(Led("a"), 0)
-        it.handle(Refused("a", "409"), 0.1)
-        assert it.is_over
-
-    @pytest.mark.parametrize("how", ["dies", "silences", "slows"])
-    def test_one_that_fails_costs_the_others_its_share(self, how: str) -> None:
-        whole = targets(4).seconds()
-        failing = targets(4, faults={2: {how: whole / 2}})
-        seconds = failing.seconds()
-        assert all(target.places == STATE for target in failing.all)
-        assert seconds < 2.2 * ALONE_S, "each of three asks for a quarter more of what is shared by them"
-
-    def test_one_that_never_comes_is_not_waited_for(self) -> None:
-        together = targets(4)
-        theirs = together.all.pop(3)
-        assert together.seconds() < 2.5 * ALONE_S
-        assert theirs.now == 0
 
 
 class TestOwn:
     """What this rank holds itself."""
 
-    @pytest.mark.parametrize("others", [{}, {"t1": range(128, 256)}], ids=["alone", "beside another target"])
-    def test_all_of_it_is_asked_of_nobody(self, others: dict[str, range]) -> None:
-        sources = [source("a"), *(source(name) for name in others)]
-        transfer = Transfer(SIZES, sources, own=STATE, others=others)
+    def test_all_of_it_is_asked_of_nobody(self) -> None:
+        transfer = Transfer(SIZES, [source("a")], own=STATE)
         assert transfer.seconds() < 0.1 * ALONE_S
         assert transfer.places == STATE
-        assert transfer.asked_of.total() <= (FIRST_BYTES + STRIPE_BYTES) * len(sources)
+        assert transfer.asked_of.total() <= FIRST_BYTES + STRIPE_BYTES
         assert transfer.plan.given["this rank itself"] > 0.8 * sum(SIZES)
 
     def test_what_is_not_the_leads_comes_from_it(self) -> None:
@@ -307,23 +258,14 @@ class TestOwn:
         it.handle(Summed(b"0"), 1)
         assert not it.wants_own(b"0")
         assert it.handle(Own(b"0"), 1) == []
-        assert it.handle(Arrived("a", b"0"), 2)[0] == Verified(0, b"0")
+        it.handle(Arrived("a", b"0"), 2)
+        assert it.received == PIECE
 
     def test_with_another_lead_it_is_compared_anew(self) -> None:
         others = [b"other" if number == 250 else it for number, it in enumerate(STATE)]
         transfer = Transfer(SIZES, [source("a", dies=0.05), source("b", holds=others)], own=STATE)
         transfer.seconds()
         assert transfer.places == others
-
-
-@pytest.mark.parametrize("sizes", [[], [PIECE], [8] * 3, SIZES, [1, PIECE, 1, 1, PIECE, 7]])
-@pytest.mark.parametrize("count", [1, 2, 5, 16])
-def test_shares_are_all_there_is_and_about_equal(sizes: list[int], count: int) -> None:
-    found = shares(sizes, count)
-    assert len(found) == count
-    assert [piece for share in found for piece in share] == list(range(len(sizes)))
-    wanted = sum(sizes) / count
-    assert all(abs(sum(sizes[piece] for piece in share) - wanted) <= max(sizes) for share in found if sizes)
 
 
 no_faults: dict[str, float] = {}
@@ -359,37 +301,6 @@ def test_whatever_happens_what_is_here_in_the_end_is_what_its_lead_holds(
         assert not healthy or transfer.now < len(sources) * SILENCE_S + 3 * sum(sizes) / max(it.rate for it in healthy)
     else:
         assert all(it.fails or it.name in transfer.plan.passed_over for it in sources)
-
-
-@settings(max_examples=100, deadline=None)
-@given(
-    sizes_drawn,
-    st.lists(st.tuples(faults, st.floats(0.1, 20)), min_size=2, max_size=6),
-    st.lists(st.tuples(faults, st.floats(0.1, 20)), min_size=1, max_size=3),
-)
-def test_whatever_happens_to_other_targets_each_has_what_its_lead_holds(
-    sizes: list[int], of_targets: list[tuple[dict[str, float], float]], of_sources: list[tuple[dict[str, float], float]]
-) -> None:
-    """And has it, if a source is left that does not fail."""
-    holds = STATE[: len(sizes)]
-    moments = [{what: at * scale for what, at in fault.items()} for fault, scale in of_sources]
-    rate = RATE / len(of_targets)
-
-    def sources() -> list[Source]:
-        return [Source(f"s{number}", rate, holds, fault) for number, fault in enumerate(moments)]
-
-    failing = {
-        number: {what: at * scale for what, at in fault.items()} for number, (fault, scale) in enumerate(of_targets)
-    }
-    together = Targets(sizes, len(of_targets), sources, rate, failing)
-    together.run()
-    for target in together.all:
-        if target.plan.is_done:
-            assert target.places == holds
-        else:
-            assert all(moments)
-        if not all(moments):
-            assert target.now < (len(of_targets) + len(moments)) * SILENCE_S + 4 * sum(sizes) / rate
 
 
 def test_the_simulated_sources_are_as_slow_as_they_say() -> None:
