@@ -7,7 +7,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-MIN_FULL_SHARE = 0.8
+MIN_FULL_SHARE = 0.6
 MIN_ACCURACY = 0.95
 
 
