@@ -12,7 +12,7 @@ gradients with different scales have no meaningful mean.
 
 import gc
 import logging
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -183,8 +183,7 @@ class TrainState:
         if self._looked_for_schedulers:
             return
         self._looked_for_schedulers = True
-        found = self.unregistered_schedulers()
-        for scheduler in found:
+        for scheduler in self.unregistered_schedulers(live_objects(LRScheduler)):
             name = type(scheduler).__name__
             if name in self.others:
                 raise ConfigurationError(
@@ -194,9 +193,8 @@ class TrainState:
             self.others[name] = scheduler
             log.info("a %s drives the registered optimizer: it heals as %r in the TrainState", name, name)
 
-    def unregistered_schedulers(self) -> list[Any]:
-        """Return the outermost live schedulers that drive a registered optimizer and do not heal, by class name."""
-        live = live_objects(LRScheduler)
+    def unregistered_schedulers(self, live: Sequence[Any]) -> list[Any]:
+        """Return the outermost of the `live` schedulers that drive a registered optimizer and do not heal, by name."""
         parts = {id(part) for each in live for part in vars(each).get("_schedulers", ())}
         found: list[Any] = []
         for scheduler in live:
@@ -295,9 +293,16 @@ def _elements(container: object) -> Iterable[object]:
     return container if isinstance(container, list | tuple) else ()
 
 
-def live_objects(kind: type) -> list[Any]:
-    """Return all objects of this process that are a `kind`. Takes about 50 ms, so do not call it in each step."""
-    return [thing for thing in gc.get_objects() if kind in type(thing).__mro__]
+def live_objects(*kinds: type) -> list[Any]:
+    """Return all objects of this process that are of one of the `kinds`.
+
+    Takes about 50 ms, so do not call it in each step: in the first one, the other groups wait for it.
+    """
+    wanted, new = set[type](), list(kinds)
+    while new:
+        wanted.update(new)
+        new = [each for kind in new for each in type.__subclasses__(kind) if each not in wanted]
+    return [thing for thing in gc.get_objects() if type(thing) in wanted]
 
 
 def _mark_of(tensor: Tensor) -> tuple[int, int]:

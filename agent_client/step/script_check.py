@@ -15,6 +15,7 @@ import torch
 from torch import nn
 from torch.nn import parallel
 from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 from torch.utils.data.distributed import DistributedSampler
 
@@ -90,15 +91,16 @@ def refuse_live_objects(state: TrainState, *, has_reduced: bool) -> None:
         state: The registered state.
         has_reduced: Whether anything was reduced over the groups.
     """
-    for wrapper in live_objects(parallel.DistributedDataParallel):
+    live = live_objects(parallel.DistributedDataParallel, torch.amp.GradScaler, LRScheduler)
+    for wrapper in (each for each in live if isinstance(each, parallel.DistributedDataParallel)):
         _refuse_wrapper(wrapper, state, has_reduced=has_reduced)
-    for scaler in live_objects(torch.amp.GradScaler):
+    for scaler in (each for each in live if isinstance(each, torch.amp.GradScaler)):
         if scaler.is_enabled() and scaler._scale is not None and not state.heals(scaler):
             raise ConfigurationError(
                 "a GradScaler scales the loss and is not in the Agent's TrainState: a returning group would "
                 "begin with another scale. Register it: TrainState(model, optimizer, scaler=scaler)"
             )
-    for scheduler in state.unregistered_schedulers():
+    for scheduler in state.unregistered_schedulers([each for each in live if isinstance(each, LRScheduler)]):
         raise ConfigurationError(
             f"a {type(scheduler).__name__} of the registered optimizer was created after the first step had begun, and "
             "is not in the Agent's TrainState: a returning group would begin with another learning rate. "
