@@ -129,7 +129,7 @@ class Waits:
             log.info("%s", line, extra=event("quorum_wait"))
 
     def begin(self) -> None:
-        """Begin a wait: a request is the first one, or a quorum has answered the previous ones."""
+        """Begin a wait: no request waited before, or some have just been answered."""
         self._wait.begin(self._clock())
         self._timer.set_after(CHECKED_EVERY_S)
 
@@ -274,7 +274,7 @@ def _is_within_group(sample: ProgressSample) -> bool:
 class LighthousePort(Protocol):
     """The session with the lighthouse, and its connection.
 
-    It calls the driver's `opened`, `received` and `closed`, and opens the next session after the end of one.
+    It calls the driver's `opened`, `received` and `closed`, and opens the next session when one ends.
     """
 
     @property

@@ -159,7 +159,7 @@ class MissingChanged:
 
 @dataclass(frozen=True, slots=True)
 class WaitBegan:
-    """A request for a quorum waits, and it is the first one, or a quorum has answered the previous ones."""
+    """A request for a quorum waits. No request waited before, or some have just been answered."""
 
 
 @dataclass(frozen=True, slots=True)

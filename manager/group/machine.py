@@ -254,7 +254,7 @@ class GroupMachine:
                 return [*effects, *self._end_mates(group_rank, mates, reason, now), events.GroupGivenUp(reason)]
 
     def _release(self) -> list[events.Effect]:
-        """Release the leaving ranks that no mate needs any more, once the quorum has ended."""
+        """Release the leaving ranks that no mate needs any more. In a LEAVING group, its peers may still need them."""
         leaving = () if self.grants.is_leaving else self.watches.release()
         return [events.Pushed(Released(), leaving)] if leaving else []
 
@@ -297,12 +297,12 @@ class GroupMachine:
                 self.group.ranks[rank].is_dismissed = True
 
     def _note_calls(self, now: float) -> None:
-        """Record the ranks with open calls, which do not exceed the rank timeout."""
+        """Restart the rank timeout of ranks with open calls."""
         if self.watches.times_out:
             self.watches.heard((*self.waiting, *self.commit.voters), now)
 
     def _expire_ranks(self, now: float) -> list[events.Effect]:
-        """Lose the ranks that exceed the rank timeout, and give up the lost ranks that have not returned."""
+        """Handle the ranks that exceed the rank timeout, and the lost ranks that have not returned in time."""
         effects: list[events.Effect] = []
         for rank in self.watches.expire(now):
             effects += self._lose(rank, now)
@@ -345,7 +345,7 @@ class GroupMachine:
         ]
 
     def _end_mates(self, group_rank: int, mates: frozenset[str], reason: str, now: float) -> list[events.Effect]:
-        """Notify the other processes of a lost rank's group, and refuse their requests."""
+        """Notify the mates of a lost rank, and refuse their requests."""
         effects: list[events.Effect] = [
             events.Pushed(RankGone(group_rank, reason), self.watches.of(mates)),
             *self._miss([group_rank]),

@@ -69,11 +69,11 @@ class RankPresence:
         return loss
 
     def staying(self) -> tuple[int, ...]:
-        """Return the watches of all processes that have not announced their end."""
+        """Return the watch numbers of all processes that have not announced their end."""
         return tuple(number for number, watch in self._group.watches.items() if not watch.has_left)
 
     def of(self, processes: Container[str]) -> tuple[int, ...]:
-        """Return the watches of these processes."""
+        """Return the watch numbers of these processes."""
         return tuple(number for number, watch in self._group.watches.items() if watch.rank_incarnation in processes)
 
     def is_watched(self, group_rank: int, rank_incarnation: str) -> bool:
@@ -121,7 +121,7 @@ class RankPresence:
             watch.mates.discard(group_rank)
 
     def release(self) -> tuple[int, ...]:
-        """Return the watches of leaving processes that no mate needs any more, each once."""
+        """Return the watch numbers of leaving processes that no mate needs any more, each once."""
         leaving = [
             watch
             for watch in self._group.watches.values()
@@ -164,14 +164,14 @@ class RankPresence:
             loss.lost_at += by_s
 
     def heard(self, group_ranks: Iterable[int], now: float) -> None:
-        """Record that these ranks have open calls."""
+        """Restart the rank timeout of these ranks, which have open calls."""
         if self.times_out:
             for rank in group_ranks:
                 if 0 <= rank < self._group.size:
                     self._group.ranks[rank].heard_at = now
 
     def expire(self, now: float) -> list[int]:
-        """Lose the ranks that exceed the rank timeout, and return them."""
+        """Mark the ranks that exceed the rank timeout as lost, and return them."""
         silent = [rank for rank in self._unwatched if self._silent_at(rank) <= now]
         for rank in silent:
             how = f"rank {rank.group_rank} has asked for nothing for {self._rank_timeout_s:g} s"

@@ -12,7 +12,7 @@ from lighthouse_protocol.messages.progress import HealTotals
 
 @dataclass(eq=False, slots=True)
 class OpenWatch:
-    """A stream of a rank's process that has not ended."""
+    """An open stream of a rank's process."""
 
     number: int
     group_rank: int

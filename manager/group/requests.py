@@ -82,8 +82,8 @@ def assign(
     All managers of a quorum, including torchft's, must compute the same result.
 
     1. Participants below max_step heal. At step 0 with `init_sync`, all heal from one participant (`_origin`).
-    2. The i-th participant that heals gets the participant (i + group_rank) mod n of the n that are up to date as its
-       source, and the next MAX_OTHER_SOURCES as replacements.
+    2. Of the n participants that are up to date, number (i + group_rank) mod n is the source of the i-th that heals.
+       The next MAX_OTHER_SOURCES are its replacements.
     3. A participant that heals counts in the same step if every participant supports this (`heals_first` is not None)
        and this one heals before it computes. If it would heal too late, it gets no source, adds zeros, and heals under
        the next quorum, which therefore follows after one step (`is_for_one_step`).
@@ -150,7 +150,7 @@ def is_for_one_step(quorum: Quorum, init_sync: bool, group_world_size: int) -> b
     if not _all_say(members):
         return False
     max_step, _ = _at_max(members)
-    ranks = range(group_world_size if max_step == 0 else 1)  # only at step 0 the ranks differ
+    ranks = range(group_world_size if max_step == 0 else 1)  # the ranks differ only at step 0
     behind = {i for group_rank in ranks for i in _behind(members, group_rank, init_sync)}
     return any(not members[i].heals_first and not _catches_up(members[i], max_step, stands=True) for i in behind)
 
@@ -265,7 +265,7 @@ class GatherMachine:
 
     @property
     def waiting(self) -> tuple[int, ...]:
-        """The ranks whose requests gather."""
+        """The ranks with a gathering request."""
         return tuple(sorted(ask.group_rank for ask in self.asks))
 
     @property
@@ -572,10 +572,9 @@ class GrantMachine:
         return all(rank.has_voted for rank in self._group.ranks)
 
     def ends_by_discard(self, quorum_id: int) -> bool:
-        """Return whether a discard under that quorum ends it.
+        """Return whether a discarded step ends the quorum for this group.
 
-        A group that was too late to heal discards its step while some of its ranks may still take part in the peers'
-        step, so for this group the quorum continues.
+        It does not if the group was too late to heal: some of its ranks may still take part in the peers' step.
         """
         return self._quorum is not None and self._quorum.quorum_id == quorum_id and not self._is_late
 
@@ -584,7 +583,7 @@ class GrantMachine:
         self.lease_until = max(self.lease_until, until)
 
     def obey(self, order: QuorumOrder) -> bool:
-        """Obey an order of the lighthouse. Return whether the ranks must be notified of a revoke."""
+        """Apply an order of the lighthouse. Return whether the ranks must be notified of a revoke."""
         if self._quorum is None or order.quorum_id != self._quorum.quorum_id:
             return False
         if order.phase is QuorumPhase.REVOKED:

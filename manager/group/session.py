@@ -55,7 +55,7 @@ class ProgressReporter:
 
 
 def _place(rank: RankView) -> tuple[object, ...]:
-    """Return the fields that do not change with time alone."""
+    """Return the fields of a view that do not change merely because time passes."""
     sample = rank.sample
     phases = [(phase.name, phase.done) for phase in sample.phases]
     heal = sample.heal and (sample.heal.number, sample.heal.received, sample.heal.is_over)
@@ -193,8 +193,7 @@ class SessionMachine:
     def whole(self, told: session.JoinAccepted | session.QuorumChanged) -> session.JoinAccepted | None:
         """Return the answer to the join with the full quorum.
 
-        Returns:
-            None if the change is based on another quorum than the known one. Then `ask_whole` requests the full list.
+        Return None if it is a change of another quorum than the known one. Then `ask_whole` requests the full list.
         """
         if isinstance(told, session.JoinAccepted):
             self.known = NamedQuorum.of(told.quorum)

@@ -55,7 +55,7 @@ class Child:
         return f"{os.getpid()}.{self.number:08d}."
 
     def spawn(self, argv: Sequence[str], more: Mapping[str, str], *, has_input: bool) -> None:
-        """Start `argv` with `more` variables. With `has_input` its standard input is an open pipe, else /dev/null.
+        """Start `argv` with `more` environment variables, and with an open pipe as standard input if `has_input`.
 
         Raises:
             OSError: The command cannot be run.

@@ -213,7 +213,7 @@ class Guard:
     # -- output
 
     def _read_output(self, child: Child) -> bool:
-        """Read available output of a process. Return whether there may be more."""
+        """Read the available output of a process. Return whether there may be more."""
         try:
             data = os.read(child.output, _READ_BYTES)
         except BlockingIOError:

@@ -19,7 +19,7 @@ MARK_VARIABLE = "LIGHTHOUSE_TREE"
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 _LIBC = ctypes.CDLL(None)
-EXEC_LOOKS = 100  # attempts to read a process within an exec, 1 ms apart
+EXEC_LOOKS = 100  # reads of a process within an exec, 1 ms apart; a deadline could expire during a pause of the host
 
 
 def become_subreaper() -> None:
@@ -62,13 +62,7 @@ class Stray:
 
 
 def strays(root: int, known: Collection[int], marks: Collection[str]) -> list[Stray]:
-    """Return the children of `root` that are not `known` and have none of these marks.
-
-    Args:
-        root: The subreaper.
-        known: The children that it has started.
-        marks: The marks of their descendants.
-    """
+    """Return the children of `root` that it has not started itself (`known`) and that have none of its `marks`."""
     signs = [f"{MARK_VARIABLE}={mark}".encode() for mark in marks]
     children = [pid for pid, parent in _parents() if parent == root and pid not in known and not _is_zombie(pid)]
     found = [pid for pid in children if not any(sign in environment(pid) for sign in signs)]
@@ -102,13 +96,10 @@ def is_stopped(pid: int) -> bool:
 
 
 def pass_on(root: int, number: int) -> bool:
-    """Send a signal to `root` if it handles the signal, else to its nearest descendants that do.
+    """Send a signal to `root` if it handles it, else to its nearest descendants that do. Return whether any does.
 
     A process without a handler would end. Forked processes inherit the handlers, so the search stops at a rank and does
     not reach its data loaders.
-
-    Returns:
-        Whether any process handles the signal.
     """
     children: defaultdict[int, list[int]] = defaultdict(list)
     for pid, parent in _parents():
