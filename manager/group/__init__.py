@@ -1,1 +1,1 @@
-"""The replica group as one machine: what its ranks ask for, grants, votes, the session with the lighthouse."""
+"""Ranks, grants and votes of a replica group, and its session with the lighthouse."""

@@ -1,8 +1,11 @@
-"""What the steps of this group have come to: committed, discarded and why, the time in them, and heals. No I/O.
+"""Counters and status of one replica group. No I/O.
 
-A step's time runs from when the ranks are let into it until it is decided. With the grant of the next step in the
-answer to a vote that is all of the time between two decisions, so what the script does between two steps belongs to the
-later one. It counts if the step is committed, and no group healed in it: in a step that heals, ranks wait for a state.
+`StepCounts` counts committed steps, discarded steps by reason, heals, and the time spent in committed steps. The time
+of a step runs from its start until its decision. If the answer to a vote carries the next grant, the next step starts
+at once, so what the script does between two steps belongs to the later one. Steps in which a group heals add no time,
+because their ranks wait for a state.
+
+`GroupStatus` is a snapshot of the group's machine, and puts waits and missing ranks into words.
 """
 
 from collections.abc import Collection, Set
@@ -19,7 +22,7 @@ GROUP_LOST, RANK_LOST, REVOKED, VOTED_NO = REASONS
 
 
 class StepCounts:
-    """Each number only grows."""
+    """Counters of one manager. They only grow."""
 
     def __init__(self, group: ReplicaGroup) -> None:
         self._group = group
@@ -28,8 +31,8 @@ class StepCounts:
         self._step_s = 0.0
         self._began_at: float | None = None
         self._revoked_id = 0
-        self._lost_id = 0  # revoked because a group was lost
-        self._unsettled: tuple[int, str] | None = None  # the quorum and the reason of the last discard, for now
+        self._lost_id = 0  # the last quorum that was revoked because a group was lost
+        self._unsettled: tuple[int, str] | None = None  # quorum and provisional reason of the last discard
         self._told: GroupCounts | None = None
 
     @property
@@ -38,18 +41,18 @@ class StepCounts:
 
     @property
     def told(self) -> GroupCounts:
-        """For the lighthouse; the same object until a number changes."""
+        """The counters for the lighthouse; the same object until a number changes."""
         if self._told is None:
             self._told = GroupCounts(self.commits, self._discards, self._step_s, self._healed)
         return self._told
 
     def began(self, now: float, *, has_healing: bool) -> None:
-        """The ranks are let into a step."""
+        """Start the clock of a step that the ranks enter."""
         self._settle()
         self._began_at = None if has_healing else now
 
     def revoked(self, quorum_id: int, *, is_group_lost: bool) -> None:
-        """The lighthouse has revoked that quorum; `is_group_lost`: because it has lost a group."""
+        """Record that the lighthouse has revoked a quorum, because of a lost group or for another reason."""
         self._revoked_id = quorum_id
         if is_group_lost:
             self._lost_id = quorum_id
@@ -62,8 +65,13 @@ class StepCounts:
         self._began_at = self._told = None
 
     def discarded(self, quorum_id: int, *, is_rank_lost: bool) -> None:
-        """`is_rank_lost`: a rank of this group was lost before it voted. Else the reason is settled with the next step:
-        ranks may notice that a group is lost, and vote no, before the lighthouse says so."""
+        """Count a discarded step.
+
+        Args:
+            quorum_id: The quorum of the step.
+            is_rank_lost: Whether a rank of this group was lost before its vote. Otherwise the next step settles the
+                reason: ranks may notice the loss of a group, and vote no, before the lighthouse reports it.
+        """
         self._settle()
         is_revoked = quorum_id == self._revoked_id
         self._unsettled = quorum_id, RANK_LOST if is_rank_lost else REVOKED if is_revoked else VOTED_NO
@@ -79,7 +87,7 @@ class StepCounts:
         self._told = None
 
     def healed(self, group_rank: int, rank_incarnation: str, totals: HealTotals) -> None:
-        """Note the totals of all heals so far of that rank's process. An older sample changes nothing."""
+        """Record the heal totals of a rank's process. An older sample changes nothing."""
         rank = self._group.ranks[group_rank]
         known = rank.heals
         if known is not None and known[0] != rank_incarnation:
@@ -90,7 +98,7 @@ class StepCounts:
 
     @property
     def _healed(self) -> HealTotals:
-        """A group heals as one: the rank that has healed most often, and longest, stands for the group."""
+        """The totals of the group, which heals as one: the maximum count and time of a rank, and the sum of bytes."""
         ranks = [_sum(rank.past_heals, rank.heals[1]) for rank in self._group.ranks if rank.heals is not None]
         return HealTotals(
             max((rank.heals for rank in ranks), default=0),
@@ -103,28 +111,21 @@ def _sum(past: HealTotals, now: HealTotals) -> HealTotals:
     return HealTotals(past.heals + now.heals, past.seconds + now.seconds, past.bytes + now.bytes)
 
 
-# -- status -------------------------------------------------------------------
-#
-# One snapshot of a group's machine, and what of it is said to people.
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupStatus:
-    """`quorum_id` is the last one answered, `step` that of the state that the group holds or was let into. `waiting`:
-    the ranks whose requests wait, `is_gathering`: some of them for the other ranks or the join. `awaited`: what the
-    lighthouse waits for, by its own words."""
+    """Snapshot of a group's machine."""
 
     me: Participant
     incarnation: str
     held: HeldQuorum | None
-    quorum_id: int
-    step: int
+    quorum_id: int  # the last one that the ranks received
+    step: int  # step of the group's state, or its highest granted step if that is higher
     is_joined: bool
-    is_gathering: bool
+    is_gathering: bool  # some requests wait for the other ranks or for the answer to the join
     is_voting: bool
-    waiting: tuple[int, ...]
+    waiting: tuple[int, ...]  # ranks with a waiting request
     missing: frozenset[int]
-    awaited: str
+    awaited: str  # reason for the wait, from the lighthouse
     commits: int
     discards: int
     grants: int
@@ -139,12 +140,15 @@ class GroupStatus:
 
     @property
     def silent(self) -> list[int]:
-        """The ranks that have no request."""
+        """The ranks without a waiting request."""
         return [rank for rank in range(self.me.group_world_size) if rank not in self.waiting]
 
     def waiting_for(self, lighthouse_error: str) -> str:
-        """What the requests for a quorum wait for, in words. `lighthouse_error`: why the lighthouse cannot be asked;
-        empty: it can."""
+        """Describe what the requests for a quorum wait for.
+
+        Args:
+            lighthouse_error: Why the lighthouse is unreachable, or empty if it is reachable.
+        """
         lighthouse = f"the lighthouse: {lighthouse_error}" if lighthouse_error else ""
         if self.is_joined or not self.is_gathering:
             return lighthouse or self.awaited or "the lighthouse to answer"
@@ -159,7 +163,7 @@ class GroupStatus:
 
 
 def say_missing(me: Participant, missing: Set[int]) -> str:
-    """Which of its ranks are here and which are missing; empty: all are, or none."""
+    """Describe the present and the missing ranks. Return an empty string if all or none are missing."""
     size = me.group_world_size
     return describe_missing_ranks(me.replica_id, size, missing) if 0 < len(missing) < size else ""
 

@@ -1,6 +1,12 @@
-"""One replica group's manager: its machine is fed, its effects are performed in order, one timer is set again.
+"""Driver of one replica group's manager.
 
-Synchronous: time, the ranks' streams and waiting calls, the session with the lighthouse and evidence are ports.
+`GroupDriver` feeds events to a `GroupMachine`, performs the effects in order and sets one timer for the machine's next
+deadline. It is synchronous: time, the ranks' streams and calls, the session with the lighthouse and the evidence are
+ports, so the simulator runs the same code. Its parts are `WatchTable` (open watches of the ranks), `Waits` (reports of
+long waits for a quorum), `Worlds` (the job's ranks, as received from the lighthouse) and `GroupProgressDriver` (samples
+and stalls).
+
+Levels, such as the reason of a wait and the world, are also sent to each new watch.
 """
 
 import itertools
@@ -55,26 +61,20 @@ from manager.group.session import ProgressReporter
 log = logging.getLogger(__name__)
 
 
-# -- watches ------------------------------------------------------------------
-#
-# The open watches of the ranks.
-
-
 @dataclass(eq=False, slots=True)
 class Watch:
-    """A rank's stream, and the process that it is of. `is_local`: that process is on this host, in this pid namespace.
-    `heard_at`: when the rank last sent something, whatever that was. `healed`: its heals, as it has told them last."""
+    """Stream of a rank's process."""
 
     hello: WatchHello
     peer: Peer[ToRank]
-    is_local: bool
-    heard_at: float
+    is_local: bool  # the process is on this host, in this pid namespace
+    heard_at: float  # when the last message arrived
     is_open: bool = True
-    healed: HealTotals | None = None
+    healed: HealTotals | None = None  # from the last sample that contains them
 
 
 class WatchTable:
-    """By number. Iterates over the open watches."""
+    """The open watches, by number."""
 
     def __init__(self) -> None:
         self._watches: dict[int, Watch] = {}
@@ -83,14 +83,13 @@ class WatchTable:
         return iter(self._watches.values())
 
     def get(self, number: int) -> Watch | None:
-        """None: it has ended."""
         return self._watches.get(number)
 
     def add(self, number: int, watch: Watch) -> None:
         self._watches[number] = watch
 
     def remove(self, number: int) -> Watch | None:
-        """None: it had ended before."""
+        """End and return a watch, or return None if it has already ended."""
         watch = self._watches.pop(number, None)
         if watch is not None:
             watch.is_open = False
@@ -106,15 +105,11 @@ class WatchTable:
         self.send(message, self._watches)
 
 
-# -- waits --------------------------------------------------------------------
-#
-# Requests for a quorum that wait: if that lasts, the log and the ranks are told what for.
-#
-# A level, not an edge: a new watch is told what holds.
-
-
 class Waits:
-    """`waiting_for` says what for, in words; it is called only while requests wait."""
+    """Reports long waits for a quorum, with the reason, to the log and the ranks.
+
+    `waiting_for` returns the reason. It is called only while requests wait.
+    """
 
     def __init__(self, timers: Timers, watches: WatchTable, waiting_for: Callable[[], str]) -> None:
         self._clock = timers.time
@@ -129,17 +124,17 @@ class Waits:
             watch.peer.send(Waiting(self._told))
 
     def answered(self) -> None:
-        """A request was answered with a quorum."""
+        """Record that a request was answered with a quorum."""
         if line := self._wait.finish(self._clock()):
             log.info("%s", line, extra=event("quorum_wait"))
 
     def begin(self) -> None:
-        """A request waits, and it is the first, or those before it were answered."""
+        """Begin a wait: no request waited before, or some have just been answered."""
         self._wait.begin(self._clock())
         self._timer.set_after(CHECKED_EVERY_S)
 
     def end(self) -> None:
-        """No request waits."""
+        """End the wait, because no request waits any more."""
         self.close()
         self._wait.pause(self._clock())
         self._tell("")
@@ -160,20 +155,15 @@ class Waits:
             self._watches.send_all(Waiting(waiting_for))
 
 
-# -- worlds -------------------------------------------------------------------
-#
-# The world, all replica groups with their ranks: the lighthouse tells it to the manager, and the manager to its
-# ranks. Which ranks of this group are missing goes to the log, and to those that are there.
-
-# Ranks of one group come one after the other: only a wait that lasts is worth a line.
+# The ranks of a group connect one after the other, so only a long wait is logged.
 INCOMPLETE_LOGGED_AFTER_S = 10.0
 
 
 class Worlds:
-    """`world` is the newest; None: the lighthouse has told none."""
+    """Forwards the world to the ranks, and reports missing ranks of this group to the log and to the present ranks."""
 
     def __init__(self, timers: Timers, watches: WatchTable) -> None:
-        self.world: World | None = None
+        self.world: World | None = None  # the newest from the lighthouse
         self._watches = watches
         self._incomplete = SustainedNotice(timers, self._say_missing, _log_whole, INCOMPLETE_LOGGED_AFTER_S)
 
@@ -190,14 +180,14 @@ class Worlds:
             watch.peer.send(world)
 
     def miss(self, incomplete: str) -> None:
-        """Which ranks of the group are missing; empty: none, or all."""
+        """Set the text about missing ranks, empty if none or all are missing."""
         self._incomplete.set(incomplete)
 
     def close(self) -> None:
         self._incomplete.close()
 
     def _say_missing(self, incomplete: str) -> None:
-        """Log it, and tell the ranks that are there: they may wait for the others before they ask for a quorum."""
+        """Log the missing ranks and notify the present ones, which may wait for them before they request a quorum."""
         log.warning(
             "%s; a replica group joins only when all its ranks are connected", incomplete, extra=event("ranks_missing")
         )
@@ -208,13 +198,16 @@ def _log_whole() -> None:
     log.info("all ranks of the group are connected", extra=event("ranks_complete"))
 
 
-# -- progress -----------------------------------------------------------------
-#
-# Where the ranks are: samples come on their watches, a verdict goes to the log, and heartbeats carry the view.
-
-
 class GroupProgressDriver:
-    """`incarnation` is the group's present one. `check_lag` calls `was_late` if the process itself was held up."""
+    """Collects the ranks' progress samples, logs stalls and provides the view for heartbeats.
+
+    Args:
+        me: This group.
+        limits: When ranks count as stalled.
+        timers: The clock.
+        incarnation: Returns the group's present incarnation.
+        check_lag: Calls `was_late` if this process was paused. Called before each verdict and view.
+    """
 
     def __init__(
         self,
@@ -237,11 +230,11 @@ class GroupProgressDriver:
         self._newest[watch.hello.group_rank] = watch
 
     def answered(self, assignment: Assignment) -> None:
-        """A rank was let into a step."""
+        """Record that a rank enters a step."""
         self._is_alone = assignment.replica_world_size == 1
 
     def take(self, watch: Watch, sample: ProgressSample) -> None:
-        """A sample of an old watch says nothing of the rank's newer one."""
+        """Record a sample, unless the rank has a newer watch."""
         hello = watch.hello
         if self._newest.get(hello.group_rank) is watch:
             process = Process(hello.rank_incarnation, hello.hostname, hello.pid)
@@ -255,7 +248,7 @@ class GroupProgressDriver:
             self._progress.remove_rank(group_rank)
 
     def was_late(self, by_s: float) -> None:
-        """The whole process was held up; to be told before anything is judged."""
+        """Exclude a pause of this process from all ages. Call this before the next verdict."""
         self._progress.add_pause(by_s, self._clock())
 
     def view(self, now: float) -> GroupView:
@@ -274,46 +267,40 @@ class GroupProgressDriver:
 
 
 def _is_within_group(sample: ProgressSample) -> bool:
-    """What it waits for is a rank of its own group."""
+    """Return whether the rank's collective is within its group, or the rank is observed and has no Agent."""
     return bool(sample.at) or (sample.collective is not None and sample.collective.within_group)
 
 
-# -- ports --------------------------------------------------------------------
-#
-# What the group's driver needs of others in the same daemon.
-
-
 class LighthousePort(Protocol):
-    """The session with the lighthouse, and the connection that carries it.
+    """The session with the lighthouse, and its connection.
 
-    A new session is the driver's `opened`, a message `received`, the end of a session `closed`; after it the next one
-    is opened for as long as the driver lives.
+    It calls the driver's `opened`, `received` and `closed`, and opens the next session when one ends.
     """
 
     @property
     def error(self) -> str:
-        """Why the lighthouse cannot be asked; empty: it can."""
+        """Why the lighthouse is unreachable; empty if it is reachable."""
         ...
 
     def send(self, message: ToLighthouse) -> None:
-        """On the present session; without one, nothing happens."""
+        """Send a message on the present session, or drop it without a session."""
         ...
 
     def give_up(self, reason: str) -> None:
-        """End this connection and make another."""
+        """End this connection and open another."""
         ...
 
     def connect_beside(self, reason: str) -> None:
-        """Make a second connection and move the session there once there is one."""
+        """Open a second connection and move the session there."""
         ...
 
     def stay(self) -> None:
-        """No second connection is needed."""
+        """Cancel the second connection, which is not needed any more."""
         ...
 
 
 class EvidenceSource(Protocol):
-    """Finds out what ranks are doing, and sends that to the lighthouse as it is found."""
+    """Collects evidence of what the ranks are doing, and sends it to the lighthouse."""
 
     def opened(self, watch: Watch) -> None: ...
 
@@ -322,19 +309,19 @@ class EvidenceSource(Protocol):
     def answered(self, watch: Watch, own: SelfReport) -> None: ...
 
     def give(self, request: EvidenceRequest, view: Callable[[], GroupView]) -> None:
-        """`view`: where the ranks are, once all is found."""
+        """Answer a request. `view` returns the progress of the ranks, to be sent after the evidence."""
         ...
 
     def close(self) -> None: ...
 
 
 Answer = tuple[Assignment, Quorum | None]
-"""To a request for a quorum: what it means for the rank, and the quorum, if it is a new one."""
+"""Answer to a request for a quorum: the rank's assignment, and the quorum or None for a grant."""
 
 
 @dataclass(frozen=True, slots=True)
 class VoteReply:
-    """The Reply to a vote goes by the watch that it came on."""
+    """Reply to a vote that arrived on a watch."""
 
     peer: Peer[ToRank]
     number: int
@@ -348,15 +335,26 @@ class VoteReply:
 
 @dataclass(slots=True)
 class _Call:
-    """`watch`: it ends with that."""
-
     reply: Reply[Any]
-    watch: Watch | None = None
+    watch: Watch | None = None  # the call ends with this watch
     expiry: Timer | None = None
 
 
 class GroupDriver:
-    """Ranks come by `ask`, `vote` and `open_watch`, the lighthouse by `opened`, `received` and `closed`."""
+    """Driver of one group. Ranks call `ask`, `vote` and `open_watch`; the link calls `opened`, `received`, `closed`.
+
+    `me`, `life`, `secret`, `show_handles` and `rank_timeout_s` are the arguments of GroupMachine.
+
+    Args:
+        timers: The clock.
+        link: The session with the lighthouse.
+        evidence: The evidence collector.
+        end: Ends the daemon with a status: 0 after the group has left, 1 after a kill.
+        limits: When ranks count as stalled.
+        on_given_up: Called for each lost rank that does not return, and for a group that does not fit its peers.
+        on_killed: Called instead of `end` if the group is killed.
+        check_lag: Calls `was_late` if this process was paused.
+    """
 
     def __init__(
         self,
@@ -375,10 +373,6 @@ class GroupDriver:
         on_killed: Callable[[events.Killed], None] | None = None,
         check_lag: Callable[[], None] = lambda: None,
     ) -> None:
-        """`me`, `life`, `secret`, `show_handles` and `rank_timeout_s` as in GroupMachine. `end` ends the daemon with a
-        status: 0 when the group has left, 1 when it was killed. `limits` say when ranks stall. `on_given_up` is called
-        for ranks that were lost and are not back, and for a group that does not fit its peers; `on_killed` in place of
-        `end` for a group that is killed; `check_lag` calls `was_late` if the process itself was held up."""
         self._timers = timers
         self._clock = timers.time
         self._link = link
@@ -402,44 +396,57 @@ class GroupDriver:
         self._closed: LighthouseError | None = None
 
     def describe(self, me: Participant) -> None:
-        """The addresses, once they are known."""
+        """Replace the participant once its addresses are known."""
         self.machine.me = me
 
     def status(self) -> GroupStatus:
         return self.machine.status()
 
     def was_late(self, by_s: float) -> None:
-        """The whole process was held up; feed that before anything that has waited meanwhile."""
+        """Handle a pause of this process. Call this before any event that arrived during the pause."""
         self._progress.was_late(by_s)
         self._feed(events.WasLate(by_s))
 
-    # -- calls of ranks. Each has a number, by which it is ended.
+    # -- calls of ranks
 
     def ask(self, reply: Reply[Answer], time_left_s: float, **fields: Any) -> int:
-        """A rank's request for a quorum (the fields of QuorumRequest)."""
+        """Begin a rank's request for a quorum, and return its number for `end_call`.
+
+        Args:
+            reply: Receives the answer or a refusal within `time_left_s` seconds.
+            time_left_s: Time in seconds until the caller's deadline.
+            **fields: The other fields of QuorumRequest.
+        """
         within_s = _answer_within_s(time_left_s)
         ask = QuorumRequest(call=next(self._numbers), deadline_at=self._clock() + within_s, **fields)
         return self._begin(_Call(reply), ask, within_s, self._no_quorum)
 
     def vote(self, reply: Reply[Decision], time_left_s: float, **fields: Any) -> int:
-        """A rank's vote (the fields of PendingVote)."""
+        """Begin a rank's vote, like `ask`. `fields` are the other fields of PendingVote."""
         return self._cast(_Call(reply), time_left_s, **fields)
 
     def end_call(self, call: int) -> None:
-        """Its caller has gone. After the answer this does nothing."""
+        """End a call whose caller has disconnected. Do nothing if it is already answered."""
         if (ended := self._calls.pop(call, None)) is not None:
             _stop(ended)
             self._feed(events.CallEnded(call))
 
     def report(self, group_rank: int, rank_incarnation: str, reason: str, *, ends_group: bool) -> None:
-        """A rank is about to end, with `ends_group` its whole group.
+        """Handle the failure of a rank, which is about to end. With `ends_group`, its whole group ends.
 
-        Raises InvalidRequest for one that the group does not have."""
+        Raises:
+            InvalidRequest: The group has no such rank.
+        """
         check_rank(group_rank, self.machine.me.group_world_size)
         self._feed(events.RankFailed(group_rank, rank_incarnation, reason, ends_group))
 
     def drain_for(self, group_rank: int, rank_incarnation: str, reason: str) -> None:
-        """Drain, as a rank asks. Raises WrongState for a process that this manager does not watch."""
+        """Drain at the request of a rank.
+
+        Raises:
+            InvalidRequest: The group has no such rank.
+            WrongState: The manager does not watch this process.
+        """
         check_rank(group_rank, self.machine.me.group_world_size)
         if not self.machine.watches.is_watched(group_rank, rank_incarnation):
             raise WrongState(f"rank {group_rank}: this process is not watched here, so it drains no group")
@@ -447,11 +454,15 @@ class GroupDriver:
         self.drain(reason)
 
     def checkpoint_address(self, group_rank: int, step: int | None) -> str:
-        """Where that rank serves its state. Raises a refusal for one that never asked, or is at another step."""
+        """Return the address at which a rank serves its state; see `GatherMachine.checkpoint_address`."""
         return self.machine.checkpoint_address(group_rank, step)
 
     def check_peer(self, group_rank: int, quorum_id: int, proof: str) -> None:
-        """Raises NotPermitted for a caller that asks for the address of an Agent, and is no member of its quorum."""
+        """Check that a caller may learn the address of a rank's state.
+
+        Raises:
+            NotPermitted: The rank is an Agent, and the caller does not prove that it is a member of its quorum.
+        """
         secret = self.machine.secret_of(quorum_id)
         if self.machine.proves_itself and not is_proven(proof, secret, ADDRESS_WORD, quorum_id, group_rank):
             raise NotPermitted(
@@ -463,14 +474,17 @@ class GroupDriver:
         return replace(assignment, secret=self.machine.secret_of(assignment.quorum_id))
 
     def ranks_started(self, group_ranks: Sequence[int] | None) -> None:
-        """By a supervisor; None: all that were lost."""
+        """Report that a supervisor has started these ranks, or all lost ranks if None."""
         self._feed(events.RanksStarted(None if group_ranks is None else tuple(group_ranks)))
 
     # -- watches of ranks
 
     def open_watch(self, hello: WatchHello, peer: Peer[ToRank], *, is_local: bool) -> int:
-        """The number of the watch. `is_local` as in Watch. Raises InvalidRequest for a rank that the group does not
-        have."""
+        """Open a watch and return its number. `is_local` as in Watch.
+
+        Raises:
+            InvalidRequest: The group has no such rank.
+        """
         check_rank(hello.group_rank, self.machine.me.group_world_size)
         number, watch = next(self._numbers), Watch(hello, peer, is_local, self._clock())
         self._watches.add(number, watch)
@@ -484,7 +498,11 @@ class GroupDriver:
         return number
 
     def receive(self, number: int, message: FromRank | None) -> None:
-        """None: a message that this version does not know, which still shows that the rank runs."""
+        """Receive a message, or None for an unknown one, which still shows that the rank runs.
+
+        Raises:
+            InvalidRequest: The message is a second hello.
+        """
         watch = self._watches.get(number)
         if watch is None:
             return
@@ -517,12 +535,12 @@ class GroupDriver:
                 pass
 
     def end_watch(self, number: int) -> None:
-        """The stream or the process of it has ended. More than once does no harm."""
+        """Handle the end of a watch's stream or process. Repeated calls do nothing."""
         watch = self._watches.remove(number)
         if watch is None:
             return
         self._evidence.ended(watch)
-        if not watch.hello.is_observer:  # one that has not left stays where it was, and gives no sign of life
+        if not watch.hello.is_observer:  # an observer that has not left stays in the view, and its sample ages
             self._progress.ended(watch)
             self._feed(events.WatchEnded(number))
         for call in [call for call, waiting in self._calls.items() if waiting.watch is watch]:
@@ -542,11 +560,11 @@ class GroupDriver:
     # -- the end
 
     def drain(self, reason: str) -> None:
-        """Do the steps that the others count on, and leave."""
+        """Leave the job after the steps that the other groups count on."""
         self._feed(events.DrainAsked(reason))
 
     def close(self, reason: str) -> None:
-        """Every call that waits, or comes later, is refused with `reason`."""
+        """Refuse all waiting and later calls with `reason`, and stop all timers."""
         self._closed = Unreachable(reason)
         self._timer.cancel()
         self._progress.close()
@@ -557,7 +575,7 @@ class GroupDriver:
             self._refuse(call, self._closed)
 
     def kill(self, killed: events.Killed) -> None:
-        """The ranks' Agents end with status 1, and so does this daemon, unless it is a supervisor's."""
+        """End the ranks' Agents with status 1, and this daemon, too, unless `on_killed` is set."""
         self._watches.send_all(KilledMessage(killed.reason))
         self._on_killed(killed)
 
@@ -570,7 +588,7 @@ class GroupDriver:
     def _begin(
         self, call: _Call, event: QuorumRequest | PendingVote, within_s: float, why: Callable[[float], LighthouseError]
     ) -> int:
-        """Answered, or refused with `why`, in that time."""
+        """Feed a call to the machine. If it has no answer within `within_s` seconds, refuse it with `why`."""
         number = event.call
         if self._closed is not None:
             call.reply.refuse(self._closed)
@@ -611,7 +629,7 @@ class GroupDriver:
         for effect in effects:
             match effect:
                 case events.QuorumAnswered(call, assignment, quorum):
-                    if not assignment.revoked:  # its mates may already wait for the next one
+                    if not assignment.revoked:  # other ranks may already wait for the next one
                         self._waits.answered()
                     self._progress.answered(assignment)
                     self._answer(call, (replace(self._told(assignment), world=self._worlds.world), quorum))
@@ -697,7 +715,7 @@ def _stop(call: _Call) -> None:
 
 
 def _answer_within_s(time_left_s: float) -> float:
-    """How long there is to find an answer, or a reason, that still reaches the caller."""
+    """Return the time in seconds for an answer or a refusal that still reaches the caller."""
     return time_left_s - answer_margin_s(time_left_s) / 2
 
 

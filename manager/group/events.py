@@ -23,7 +23,7 @@ class CallEnded:
 
 @dataclass(frozen=True, slots=True)
 class CallExpired:
-    """The time of a waiting call is over, and its rank got `error`."""
+    """A waiting call has reached its deadline, and its rank has received `error`."""
 
     call: int
     error: LighthouseError
@@ -38,32 +38,32 @@ class WatchOpened:
 
 @dataclass(frozen=True, slots=True)
 class WatchEnded:
-    """The stream, or its process, has ended."""
+    """The stream or its process has ended."""
 
     watch: int
 
 
 @dataclass(frozen=True, slots=True)
 class RankLeaves:
-    """A rank closes its Agent in good order. `step` as in `Leaving`."""
+    """A rank closes its Agent in good order."""
 
     watch: int
-    step: int | None = None
+    step: int | None = None  # as in `Leaving`
 
 
 @dataclass(frozen=True, slots=True)
 class RankFailed:
-    """A rank reports its own failure, and ends. `ends_group`: no rank of the group can go on."""
+    """A rank reports its own failure, and ends."""
 
     group_rank: int
     rank_incarnation: str
     reason: str
-    ends_group: bool = False
+    ends_group: bool = False  # no rank of the group can continue
 
 
 @dataclass(frozen=True, slots=True)
 class RankHealed:
-    """A rank reports the totals of all heals so far of its process."""
+    """A rank reports the totals of its process's heals."""
 
     group_rank: int
     rank_incarnation: str
@@ -79,7 +79,7 @@ class RanksStarted:
 
 @dataclass(frozen=True, slots=True)
 class WasLate:
-    """The manager itself was held up for `by_s` seconds."""
+    """The manager's own process was paused for `by_s` seconds."""
 
     by_s: float
 
@@ -106,16 +106,16 @@ class DrainAsked:
 
 @dataclass(frozen=True, slots=True)
 class QuorumAnswered:
-    """The answer to a rank's request. `quorum` is None for a grant."""
+    """Answer a rank's request."""
 
     call: int
     assignment: Assignment
-    quorum: Quorum | None
+    quorum: Quorum | None  # None for a grant
 
 
 @dataclass(frozen=True, slots=True)
 class VoteAnswered:
-    """The decision on a rank's vote, for the caller. If all ranks want it, the grant of the next step comes along."""
+    """Answer a rank's vote. If all ranks want it, the decision contains the grant of the next step."""
 
     call: int
     decision: Decision
@@ -143,26 +143,23 @@ class Pushed:
 
 @dataclass(frozen=True, slots=True)
 class FailureReported:
-    """A rank has reported its own failure.
-
-    If `is_known` is false, the report comes from a process that this manager does not watch, and changes nothing.
-    """
+    """A rank has reported its own failure."""
 
     group_rank: int
     reason: str
-    is_known: bool
+    is_known: bool  # False if the manager does not watch the process; then the report changes nothing
 
 
 @dataclass(frozen=True, slots=True)
 class MissingChanged:
-    """Text that names the present and the missing ranks; empty if all or none are present."""
+    """The missing ranks have changed."""
 
-    text: str
+    text: str  # names the present and the missing ranks; empty if all or none are missing
 
 
 @dataclass(frozen=True, slots=True)
 class WaitBegan:
-    """A request for a quorum waits: the first one since the last answer, or since no request waited."""
+    """A request for a quorum waits. No request waited before, or some have just been answered."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,27 +169,23 @@ class WaitEnded:
 
 @dataclass(frozen=True, slots=True)
 class RankGivenUp:
-    """A lost rank has not come back in time.
-
-    Unless it has left in good order, its process does nothing useful any more, if it still runs. `is_started`: a
-    supervisor has started another process in its place, which has not connected yet.
-    """
+    """A lost rank has not returned in time. Its process, if it still runs, is useless unless it left in good order."""
 
     group_rank: int
     reason: str
     lost_at: float
-    has_left: bool
-    is_started: bool
+    has_left: bool  # the rank ended in good order
+    is_started: bool  # a supervisor has started another process for the rank, which has not connected yet
 
     @property
     def is_expected(self) -> bool:
-        """Whether this is no failure."""
+        """Return whether this is no failure."""
         return self.has_left or self.is_started
 
 
 @dataclass(frozen=True, slots=True)
 class GroupGivenUp:
-    """The group does not fit its peers. No rank of it can go on, and a restart alone does not fix that."""
+    """The group does not fit its peers. None of its ranks can continue, and a restart alone does not fix that."""
 
     reason: str
 
@@ -225,10 +218,10 @@ class SessionHeard:
 
 @dataclass(frozen=True, slots=True)
 class Killed:
-    """The lighthouse kills the group. `behind`: the stalled ranks that are the reason; empty if a person asks."""
+    """The lighthouse kills the group."""
 
     reason: str
-    behind: Set[int] = NO_RANKS
+    behind: Set[int] = NO_RANKS  # stalled ranks that are the reason; empty if an operator requests the kill
 
 
 @dataclass(frozen=True, slots=True)
@@ -240,7 +233,7 @@ class EvidenceWanted:
 
 @dataclass(frozen=True, slots=True)
 class HasLeft:
-    """The lighthouse has let the group go, and no rank needs this manager any more."""
+    """The group has left the lighthouse, and no rank needs this manager any more."""
 
     reason: str
 

@@ -1,4 +1,9 @@
-"""The manager's connection to the lighthouse: one session, opened again for as long as the manager runs."""
+"""The manager's connection to the lighthouse.
+
+`LighthouseLink` carries one session and opens the next one until the group has left. It chooses the lighthouse if there
+are several, and can move to a second connection while the first one is silent (see session.py). `Absence` limits the
+log lines about an unreachable lighthouse.
+"""
 
 import asyncio
 import itertools
@@ -30,7 +35,11 @@ FIRST_TRY_S = 0.5
 
 
 class Absence:
-    """What a log says of a lighthouse that is away: each new reason, and again after REMIND_S, then twice as long."""
+    """Selects the log lines about an unreachable lighthouse.
+
+    Each new reason is logged at once. The same reason is logged again after REMIND_S, and then after twice the previous
+    interval, up to MAX_REMIND_S.
+    """
 
     def __init__(self) -> None:
         self._error = ""
@@ -39,7 +48,7 @@ class Absence:
         self._remind_s = REMIND_S
 
     def noted(self, error: str, now: float) -> str:
-        """What to log of an attempt that has failed with `error`; empty: nothing."""
+        """Return the line to log for a failed attempt, or an empty string for none."""
         if not self._error:
             self._since, self._remind_s = now, REMIND_S
         elif error == self._error and now < self._remind_at:
@@ -56,14 +65,16 @@ class Absence:
 
 
 class _Line:
-    """One connection and the session on it. `over` is done when it has ended: with a refusal, or None for a good end.
-    `successor` is another connection, that the session moves to."""
+    """One connection and the session on it."""
 
     def __init__(self, client: AsyncLighthouseClient, heard: "Callable[[_Line, ToManager], None]") -> None:
         self.client = client
         self.session = client.session()
         self.successor: asyncio.Future[AsyncLighthouseClient] = asyncio.get_running_loop().create_future()
+        """The connection to which the session moves."""
+
         self.over = asyncio.create_task(self._read(heard))
+        """Completes at the end of the session, with the error or None."""
 
     async def _read(self, heard: "Callable[[_Line, ToManager], None]") -> LighthouseError | None:
         try:
@@ -76,11 +87,15 @@ class _Line:
 
 
 class LighthouseLink:
-    """`connect` makes a client; each attempt has a connection of its own, so that none waits for another's back-off.
-    `search`: which lighthouse `connect` asks, where there are several.
+    """Sessions with the lighthouse, one after the other.
 
-    A session may move to a second connection that is made beside its first one. The first one is closed when the
-    lighthouse has welcomed the second: until then its end would be the loss of this group.
+    A session may move to a second connection. The first connection closes only after the lighthouse has welcomed the
+    second. Before that, its end would count as the loss of this group.
+
+    Args:
+        connect: Creates a client. Each attempt has its own connection, so no attempt waits for another's back-off.
+        address: Address of the lighthouse, for logs.
+        search: Selects the lighthouse for `connect` if there are several.
     """
 
     def __init__(
@@ -91,7 +106,7 @@ class LighthouseLink:
         self.error = "not connected yet"
         self._connect = connect
         self._line: _Line | None = None
-        self._left_behind: set[_Line] = set()  # until the next welcome
+        self._left_behind: set[_Line] = set()  # abandoned connections, to close at the next welcome
         self._closing: set[_Line] = set()
         self._beside: asyncio.Task[None] | None = None
         self._was_reachable: bool | None = None
@@ -101,21 +116,28 @@ class LighthouseLink:
 
     @property
     def address(self) -> str:
-        """Of the lighthouse that is asked at present."""
+        """Address of the current lighthouse."""
         return self._address if self._search is None else str(self._search.address)
 
     @property
     def is_reachable(self) -> bool:
-        """It answers, if only to refuse this group; `error` says why."""
+        """Return whether the lighthouse answers. It may refuse the group; then `error` contains the reason."""
         return self._was_reachable is True
 
     async def run(
         self, opened: Callable[[], None], received: Callable[[ToManager], None], closed: Callable[[], None]
     ) -> None:
-        """Sessions, one after the other, until cancelled, or the group has left in good order.
+        """Run sessions until cancelled, or until the group has left in good order.
 
-        Raises WrongProtocol or NotServed where what listens there is no lighthouse. Once there was one, it is waited
-        for: something else may have its port for a while.
+        Args:
+            opened: Called at the start of each session.
+            received: Called with each message, and with JoinRejected(0, error) if the lighthouse refuses the session.
+            closed: Called at the end of each session.
+
+        Raises:
+            WrongProtocol: The only address belongs to no lighthouse. After a first answer another process may just
+                have the port for a while, so the link tries again instead.
+            NotServed: The only address does not serve sessions, likewise.
         """
         backoff = Backoff()
         waits = True
@@ -153,7 +175,7 @@ class LighthouseLink:
                         is_refused = error is not None and not isinstance(error, Unreachable | Superseded)
                         text = str(error or f"{line.client.address} closed the session")
                         waits = self._search is None or self._search.mark_failed(error or Unreachable(text))
-                        if waits or not isinstance(error, NotLeader):  # one that follows is no news
+                        if waits or not isinstance(error, NotLeader):  # a follower's redirect is no failure
                             self._note(text, is_reachable=is_refused)
                         if error is not None and is_refused:
                             received(JoinRejected(0, error))
@@ -164,7 +186,7 @@ class LighthouseLink:
                 if client is None:
                     if waits:
                         await backoff.wait()
-                elif not line.client.is_connected:  # nothing of it has reached the lighthouse, nor shall it
+                elif not line.client.is_connected:  # its messages must not reach the lighthouse later
                     line.session.cancel()
         finally:
             self.stay()
@@ -177,12 +199,12 @@ class LighthouseLink:
             self._line.session.send(message)
 
     def give_up(self, reason: str) -> None:
-        """End this connection; the next one is made at once."""
+        """End this connection and open the next one."""
         if self._line is not None:
             self._line.session.cancel(Unreachable(f"{self.address} is unreachable: {reason}"))
 
     def connect_beside(self, reason: str) -> None:
-        """This connection may carry nothing any more: try others, and move to the first one that there is."""
+        """Open a second connection, because the first may be broken, and move the session there."""
         if self._line is not None and self._beside is None:
             log.info(
                 "%s: %s; opening a second connection",
@@ -193,7 +215,7 @@ class LighthouseLink:
             self._beside = asyncio.create_task(self._reach(self._line.successor))
 
     def stay(self) -> None:
-        """No other connection is wanted."""
+        """Cancel the attempt to open a second connection."""
         beside, self._beside = self._beside, None
         if beside is not None:
             beside.cancel()
@@ -222,7 +244,7 @@ class LighthouseLink:
         return self._search is not None and self._search.has_choice
 
     def _hang_up(self) -> None:
-        """The connections that were left behind."""
+        """Close the abandoned connections."""
         for line in self._left_behind:
             line.session.cancel()
         self._closing = {line for line in self._closing | self._left_behind if not line.over.done()}

@@ -1,20 +1,20 @@
-"""The state machine of one replica group's manager: ranks on one side, the lighthouse on the other. No I/O.
+"""State machine of one replica group's manager, between the ranks and the lighthouse. No I/O.
 
-`ReplicaGroup` (records.py) holds the facts. presence.py, requests.py, votes.py and session.py hold the rules of their
-parts, and this module joins them:
+`ReplicaGroup` (records.py) holds the facts, and presence.py, requests.py, votes.py and session.py the rules of their
+parts. This module combines them:
 
-1. A rank's request for a quorum is granted by the standing quorum, waits, or gathers. When all ranks have asked, the
-   group joins. Withdrawing a request withdraws the join.
-2. Ranks enter the step that a quorum was formed for only under a valid lease.
-3. A commit of all ranks is what the next grant builds on. If all ranks want it, the answers carry that grant. A discard
-   ends the quorum for this group.
-4. The loss of a rank ends the quorum, too: the other ranks receive `Revoked`. If the rank does not come back, they
-   receive `RankGone`, and their requests are refused, because inside the group they would wait for it in vain.
+1. A rank's request for a quorum is granted under the standing quorum, waits, or gathers. When all ranks have asked, the
+   group joins. If a request is withdrawn, so is the join.
+2. Ranks enter the first step of a quorum only under a valid lease.
+3. The next grant requires a commit by all ranks. If all ranks want it, the answers to their votes carry that grant. A
+   discard ends the quorum for this group.
+4. The loss of a rank ends the quorum, too, and the other ranks receive `Revoked`. If the rank does not return, they
+   receive `RankGone`, and their requests are refused, because their collectives would wait for it forever.
 5. A rank that leaves in good order, with its last step committed, stays until the quorum is over, because its peers may
-   still read what it has sent. Its mates stay after the step until they leave or ask for the next one. Then it receives
-   `Released`.
-6. Whatever the lighthouse waits for (a quorum given up, a rank lost) is sent at once.
-7. A group that drains does the steps that it has promised, and leaves when it would join.
+   still read its data. It also waits until the other ranks of the group leave or request the next step. Then it
+   receives `Released`.
+6. Facts for which the lighthouse waits (the end of a quorum, the loss of a rank) are sent at once.
+7. A draining group does the steps that it has been granted, and leaves when it would join.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -41,13 +41,21 @@ from manager.group.records import LostRank, PendingVote, QuorumRequest, ReplicaG
 from manager.group.requests import LEASE_SHARE, GrantMachine, Join, Wait, no_such_rank, superseded
 from manager.group.session import ProgressReporter, SessionMachine
 
-SECRETS_KEPT = 4  # a peer may ask under the quorum that this group has just left
+SECRETS_KEPT = 4  # a peer may still send a request under the previous quorum
 
 
 class GroupMachine:
-    """`me` is this group's participant but for what changes from join to join; `life` names the manager's start.
+    """State machine of a group's manager.
 
-    Time is the caller's monotonic clock and never goes back.
+    Args:
+        me: This group as a participant. The fields that change with each join are filled in later.
+        life: Identifies this start of the manager.
+        show_handles: Encodes the handles of torchft's ranks, which are relayed to the peers.
+        rank_timeout_s: As in RankPresence.
+        progress: As in SessionMachine.
+        secret: As in SessionMachine.
+
+    Times (`now`) are the caller's monotonic clock in seconds.
     """
 
     def __init__(
@@ -59,9 +67,6 @@ class GroupMachine:
         progress: ProgressReporter | None = None,
         secret: str = "",
     ) -> None:
-        """`show_handles`: how torchft's handles of the ranks are relayed to the peers. `rank_timeout_s` bounds how long
-        a rank without a watch may be silent. `progress`: what heartbeats carry of where the ranks are. `secret`: by
-        it the lighthouse knows this start of the manager again."""
         self.me = me
         self._life = life
         self._show_handles = show_handles
@@ -74,13 +79,13 @@ class GroupMachine:
         self.counts = StepCounts(self.group)
         self.session = SessionMachine(self.report, progress, secret)
         self.drains = False
-        self._unopened: session.JoinAccepted | None = None
-        self._secrets: dict[int, str] = {}  # of the last quorums, by id
-        self._draining = ""
-        self._why_over = ""  # by the lighthouse's word
+        self._unopened: session.JoinAccepted | None = None  # received, but the ranks have not entered it yet
+        self._secrets: dict[int, str] = {}  # secrets of the last quorums, by quorum_id
+        self._draining = ""  # reason of the drain
+        self._why_over = ""  # reason of the lighthouse's refusal to let the group join again
         self._has_left = self._has_ended = False
-        self._let_go = ""
-        self._awaited = ""  # by the lighthouse's words
+        self._let_go = ""  # how the session ended after the group left
+        self._awaited = ""  # reason for the wait, from the lighthouse
         self._missing = self.group.missing
         self._is_waiting = False
 
@@ -97,7 +102,7 @@ class GroupMachine:
 
     @property
     def waiting(self) -> tuple[int, ...]:
-        """The ranks whose requests wait."""
+        """The ranks with a waiting request."""
         return tuple(rank.group_rank for rank in self.group.ranks if rank.pending is not None)
 
     @property
@@ -106,7 +111,7 @@ class GroupMachine:
 
     @property
     def down(self) -> str:
-        """Why the group cannot take part at present, or empty if all its ranks are present."""
+        """Why the group cannot take part at present; empty if all its ranks are present."""
         if self.grants.is_leaving:
             return LEFT
         if losses := self.watches.losses:
@@ -115,7 +120,7 @@ class GroupMachine:
 
     @property
     def unaware(self) -> set[int]:
-        """The ranks that go on and do not know yet that the group leaves."""
+        """The remaining ranks that have not been notified yet that the group leaves."""
         return {rank for rank in self.watches.staying_ranks if not self.group.ranks[rank].is_dismissed}
 
     def status(self) -> GroupStatus:
@@ -138,16 +143,15 @@ class GroupMachine:
         )
 
     def secret_of(self, quorum_id: int) -> str:
-        """Return the secret of that quorum's members, or an empty string if this group does not know it."""
+        """Return the shared secret of a quorum's members, or an empty string if it is unknown."""
         return self._secrets.get(quorum_id, "")
 
     @property
     def proves_itself(self) -> bool:
-        """Whether the ranks are Agents, which serve their states to members of their quorum alone."""
+        """Return whether the ranks are Agents, which serve their states only to members of their quorum."""
         return bool(self._secrets) and self.watches.is_complete
 
     def checkpoint_address(self, group_rank: int, step: int | None) -> str:
-        """As `GatherMachine.checkpoint_address`."""
         return self.gather.checkpoint_address(group_rank, step)
 
     def handle(self, event: events.Event, now: float) -> Sequence[events.Effect]:
@@ -250,12 +254,12 @@ class GroupMachine:
                 return [*effects, *self._end_mates(group_rank, mates, reason, now), events.GroupGivenUp(reason)]
 
     def _release(self) -> list[events.Effect]:
-        """Let the ranks go that leave and that no mate needs any more, unless the quorum is not over yet."""
+        """Release the leaving ranks that no mate needs any more. In a LEAVING group, its peers may still need them."""
         leaving = () if self.grants.is_leaving else self.watches.release()
         return [events.Pushed(Released(), leaving)] if leaving else []
 
     def _decide_again(self, now: float) -> list[events.Effect]:
-        """Decide again on the requests that wait: the first rank's request may have decided for the others."""
+        """Decide again on the requests that wait for a decision."""
         waiting = self.group.pending(is_gathering=False)
         self.group.clear(is_gathering=False)
         effects: list[events.Effect] = []
@@ -264,7 +268,7 @@ class GroupMachine:
         return effects
 
     def _enter_quorum(self, quorum: Quorum, now: float, *, stands: bool) -> list[events.Effect]:
-        """Let the ranks into the step that the quorum of their join was formed for."""
+        """Let the ranks into the first step of the quorum that answers their join."""
         init_sync = all(ask.init_sync for ask in self.gather.asks)
         answered = self.gather.receive(self.gather.round, quorum, stands=stands)
         is_taken = any(isinstance(effect, gather.RoundAnswered) for effect in answered)
@@ -283,7 +287,7 @@ class GroupMachine:
         return self._perform_gather(self.gather.fail(self.gather.round, error), now)
 
     def _refuse_all(self, error: LighthouseError, now: float) -> list[events.Effect]:
-        """Refuse every request that gathers."""
+        """Refuse every gathering request."""
         self._dismiss(self.gather.waiting, error)
         return self._perform_gather(self.gather.refuse_all(error), now)
 
@@ -293,12 +297,12 @@ class GroupMachine:
                 self.group.ranks[rank].is_dismissed = True
 
     def _note_calls(self, now: float) -> None:
-        """Note that a rank is present while it has a call under way."""
+        """Restart the rank timeout of ranks with open calls."""
         if self.watches.times_out:
             self.watches.heard((*self.waiting, *self.commit.voters), now)
 
     def _expire_ranks(self, now: float) -> list[events.Effect]:
-        """Lose the ranks that have been silent for too long, and give up the lost ones that have not come back."""
+        """Handle the ranks that exceed the rank timeout, and the lost ranks that have not returned in time."""
         effects: list[events.Effect] = []
         for rank in self.watches.expire(now):
             effects += self._lose(rank, now)
@@ -307,14 +311,14 @@ class GroupMachine:
         return effects
 
     def _lose(self, group_rank: int, now: float) -> list[events.Effect]:
-        """End what a lost rank takes part in: its request, the step that it has not voted for, and the quorum."""
+        """End the request of a lost rank, the step that it has not voted on, and the quorum."""
         gone = WrongState(self.watches.loss_of(group_rank).reason)
         effects = self._refuse(group_rank, gone, now)
         effects += self._perform_commit(self.commit.lose(group_rank), now, str(gone))
         return effects + self._give_up_quorum(str(gone), now)
 
     def _refuse(self, group_rank: int, error: LighthouseError, now: float) -> list[events.Effect]:
-        """Refuse the request of a rank, if it has one."""
+        """Refuse the waiting request of a rank, if it has one."""
         effects: list[events.Effect] = []
         if (ask := self._take_held_back(group_rank)) is not None:
             effects.append(events.CallRefused(ask.call, error))
@@ -324,7 +328,7 @@ class GroupMachine:
         return effects
 
     def _take_held_back(self, group_rank: int) -> QuorumRequest | None:
-        """Remove the rank's request that waits to be decided on."""
+        """Remove and return the rank's request that waits for a decision, if it has one."""
         rank = self.group.ranks[group_rank]
         if rank.pending is None or rank.pending.is_gathering:
             return None
@@ -341,7 +345,7 @@ class GroupMachine:
         ]
 
     def _end_mates(self, group_rank: int, mates: frozenset[str], reason: str, now: float) -> list[events.Effect]:
-        """Tell the processes that a lost rank has left behind, and refuse their requests."""
+        """Notify the mates of a lost rank, and refuse their requests."""
         effects: list[events.Effect] = [
             events.Pushed(RankGone(group_rank, reason), self.watches.of(mates)),
             *self._miss([group_rank]),
@@ -352,7 +356,7 @@ class GroupMachine:
         return effects
 
     def _miss(self, group_ranks: Iterable[int]) -> list[events.Effect]:
-        """Refuse votes on a step that an earlier manager may have decided, if only these lost ranks might know it."""
+        """Refuse votes on an inherited attempt if only these lost ranks may have known the decision."""
         return [
             effect
             for rank in group_ranks
@@ -360,7 +364,7 @@ class GroupMachine:
         ]
 
     def _ask(self, ask: QuorumRequest, now: float) -> list[events.Effect]:
-        """Answer a request by the standing quorum, let it wait, or add it to those that gather for a join."""
+        """Grant a request under the standing quorum, let it wait, or let it gather for a join."""
         older = self._take_held_back(ask.group_rank)
         effects: list[events.Effect] = (
             [] if older is None else [events.CallRefused(older.call, superseded(ask.group_rank))]
@@ -396,14 +400,14 @@ class GroupMachine:
         return effects
 
     def _expire_call(self, call: int, error: LighthouseError, now: float) -> list[events.Effect]:
-        """End a call. A join ends for all ranks when the first one's time is over, and for the same reason."""
+        """End a call at its deadline. If the group has joined, refuse the requests of all ranks with the same error."""
         was_joined = self.gather.is_joined
         effects = self._end_call(call, now)
         is_taken_back = was_joined and not self.gather.is_joined
         return effects + (self._refuse_all(error, now) if is_taken_back else [])
 
     def _perform_gather(self, effects: Sequence[gather.Effect], now: float) -> list[events.Effect]:
-        """Carry out what gathering has led to: joins go to the lighthouse, and a quorum opens the vote on its step."""
+        """Perform the effects of gathering: send joins to the lighthouse, and open the attempt at a quorum's step."""
         performed: list[events.Effect] = []
         for effect in effects:
             match effect:
@@ -422,7 +426,7 @@ class GroupMachine:
         return performed
 
     def _perform_commit(self, effects: Sequence[commit.Effect], now: float, rank_lost: str = "") -> list[events.Effect]:
-        """Carry out what votes have led to. `rank_lost` names the loss that has caused it, if any."""
+        """Perform the effects of votes. `rank_lost` is the reason if the loss of a rank has caused them."""
         performed = _refusals(effects)
         offers = False
         for effect in effects:
@@ -448,13 +452,13 @@ class GroupMachine:
             self.counts.discarded(decided.quorum_id, is_rank_lost=is_rank_lost)
 
     def _committed(self, decided: commit.StepDecided, now: float) -> bool:
-        """Note a commit. Return whether the answers carry the grant of the next step."""
+        """Record a commit. Return whether the answers carry the grant of the next step."""
         self.grants.committed(decided.quorum_id, decided.step)
         wants = all(rank.wants_next for rank in self.group.ranks)
         return wants and not self.drains and self.grants.offer(now)
 
     def _give_up_quorum(self, reason: str, now: float) -> list[events.Effect]:
-        """End the quorum that this group holds, and have the ranks abort what has not completed."""
+        """End the held quorum for this group, and make the ranks abort its unfinished collectives."""
         if self.grants.held is None or not self.grants.give_up():
             return []
         return self._push_revoked(reason) + self._decide_again(now)
@@ -486,10 +490,10 @@ class GroupMachine:
                 return self._open(now) if self._unopened is not None else self._send(self.session.ask_whole(now))
             case session.JoinRejected(join, error):
                 is_ours = self.session.answered(join) if join else self.gather.is_joined
-                if is_ours and isinstance(error, Drained) and not self.drains:  # no further step is left for it
+                if is_ours and isinstance(error, Drained) and not self.drains:  # the job has ended for this group
                     self._draining, self._why_over, self.drains = str(error), str(error), True
                 effects = self._refuse_join(error, now) if is_ours else []
-                if not join and isinstance(error, WrongState):  # it has no place there, whatever it holds
+                if not join and isinstance(error, WrongState):  # the group is not admitted
                     effects += self._give_up_quorum(str(error), now)
                 return effects + (self._leave(now) if is_ours and self.drains else [])
             case session.QuorumOrder():
@@ -520,12 +524,12 @@ class GroupMachine:
         return effects + self._drop_unopened(accepted, order.reason, now)
 
     def _open(self, now: float) -> list[events.Effect]:
-        """Let the ranks into the step that a quorum was formed for. Like every grant, this needs a valid lease."""
+        """Let the ranks into the received quorum. Like every grant of a standing quorum, this needs a valid lease."""
         accepted = self._unopened
         if accepted is None or (accepted.stands and now >= self.grants.renewed_until):
             return []
         self._unopened = None
-        if not self.session.answered(accepted.join):  # taken back since
+        if not self.session.answered(accepted.join):  # taken back in the meantime
             return []
         self._secrets[accepted.quorum.quorum_id] = accepted.secret
         for older in sorted(self._secrets)[:-SECRETS_KEPT]:
@@ -574,7 +578,7 @@ class GroupMachine:
         return [silent if is_silent else events.SessionHeard()]
 
     def _note_changes(self, effects: Sequence[events.Effect]) -> list[events.Effect]:
-        """Report changes for logs and people: the missing ranks, and whether requests wait."""
+        """Report changes of the missing ranks, and of whether requests wait."""
         changes: list[events.Effect] = []
         missing, is_waiting = self.group.missing, self.is_waiting
         if missing != self._missing:
@@ -594,14 +598,17 @@ class GroupMachine:
         return Drained(f"{self.me.replica_id} leaves: {self._draining}")
 
     def _leave_if_idle(self, now: float) -> list[events.Effect]:
-        """A group without ranks, or one that waits for a quorum, has nothing to finish. Where the quorum may be on its
-        way already, the lighthouse says which was first: the drain is refused the join, or the group does its steps."""
+        """Leave if the group has no ranks or waits for a quorum, because then it has no step to finish.
+
+        If a join is pending at the lighthouse, its quorum may already be on its way. Then the lighthouse either refuses
+        the join because of the drain, or the group does the quorum's steps.
+        """
         if self.gather.is_joined and self.session.is_open:
             return []
         return self._leave(now) if self.gather.waiting or not self.watches.has_ranks else []
 
     def _leave_if_over(self, now: float) -> list[events.Effect]:
-        """Leave if the ranks have ended while the group drains, so that none of them will ask."""
+        """Leave if all ranks have ended while the group drains."""
         return self._leave(now) if self.drains and not self.watches.has_ranks else []
 
     def _leave(self, now: float) -> list[events.Effect]:
@@ -617,7 +624,7 @@ class GroupMachine:
         return effects + self._send(messages)
 
     def _end(self) -> list[events.Effect]:
-        """End once the lighthouse has let this manager go and every rank knows that the group leaves."""
+        """End once the session has ended and every rank has been notified that the group leaves."""
         if self._has_ended or not self._let_go or self.unaware:
             return []
         self._has_ended = True

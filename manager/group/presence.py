@@ -1,9 +1,9 @@
-"""Which ranks of the group are present, according to their watches.
+"""Presence of a group's ranks, according to their watches. No I/O.
 
-A rank is lost when its watch or its process ends, never by a missing heartbeat. A rank that does not come back within
-RETURNS_WITHIN_S is given up: the processes that it has left behind would wait for it in vain. The end of an old watch
-never touches a newer watch of the same rank. A rank without a watch counts as present for as long as its manager runs,
-unless a rank timeout is set: then it is lost after that time without a call under way.
+A rank is lost when its watch or its process ends, never by a missing heartbeat. A rank that does not return within
+RETURNS_WITHIN_S is given up, because the other ranks' processes would wait for it forever. The end of an old watch
+never affects a newer watch of the same rank. A rank without a watch counts as present while its manager runs. If a rank
+timeout is set, it is lost after that time without an open call.
 """
 
 from collections.abc import Container, Iterable, Set
@@ -11,11 +11,18 @@ from collections.abc import Container, Iterable, Set
 from manager.group.records import LostRank, OpenWatch, Rank, ReplicaGroup
 
 RETURNS_WITHIN_S = 10.0
-"""How long a lost rank may take to come back before its mates are told that it does not. Longer than a launcher needs
-to end the mates itself when the rank's process has ended."""
+"""Time in seconds in which a lost rank must return. A launcher that ends the other ranks itself is faster."""
 
 
 class RankPresence:
+    """Rules about the presence fields of the ranks.
+
+    Args:
+        group: The records.
+        rank_timeout_s: Time in seconds after which a silent rank without a watch is lost, or None for never.
+        returns_within_s: Time in seconds until a lost rank is given up.
+    """
+
     def __init__(
         self,
         group: ReplicaGroup,
@@ -28,27 +35,27 @@ class RankPresence:
 
     @property
     def is_complete(self) -> bool:
-        """Every rank is watched."""
+        """Return whether every rank is watched."""
         return all(rank.watch is not None for rank in self._group.ranks)
 
     @property
     def is_starting(self) -> bool:
-        """Some rank has never come."""
+        """Return whether some rank has never connected."""
         return any(not rank.is_present and rank.loss is None for rank in self._group.ranks)
 
     @property
     def has_ranks(self) -> bool:
-        """Some rank is present, watched or not."""
+        """Return whether any rank is present, watched or not."""
         return any(rank.is_present for rank in self._group.ranks)
 
     @property
     def losses(self) -> list[LostRank]:
-        """The ranks that are lost and have not come back."""
+        """The losses of the ranks that have not returned."""
         return [rank.loss for rank in self._group.ranks if rank.loss is not None]
 
     @property
     def staying_ranks(self) -> set[int]:
-        """The watched ranks whose script goes on."""
+        """The watched ranks that have not announced their end."""
         return {rank.group_rank for rank in self._group.ranks if rank.watch is not None and not rank.watch.has_left}
 
     @property
@@ -57,17 +64,16 @@ class RankPresence:
         return [loss.group_rank for loss in self.losses if loss.is_given_up]
 
     def loss_of(self, group_rank: int) -> LostRank:
-        """Return the record of a rank that is lost."""
         loss = self._group.ranks[group_rank].loss
         assert loss is not None
         return loss
 
     def staying(self) -> tuple[int, ...]:
-        """Return the watches of all processes that go on."""
+        """Return the watch numbers of all processes that have not announced their end."""
         return tuple(number for number, watch in self._group.watches.items() if not watch.has_left)
 
     def of(self, processes: Container[str]) -> tuple[int, ...]:
-        """Return the watches of these processes."""
+        """Return the watch numbers of these processes."""
         return tuple(number for number, watch in self._group.watches.items() if watch.rank_incarnation in processes)
 
     def is_watched(self, group_rank: int, rank_incarnation: str) -> bool:
@@ -75,7 +81,7 @@ class RankPresence:
         return watch is not None and watch.rank_incarnation == rank_incarnation
 
     def asked(self, group_rank: int) -> None:
-        """Note that a rank, watched or not, has asked for a quorum: it is present."""
+        """Mark a rank as present because it requests a quorum, watched or not."""
         if 0 <= group_rank < self._group.size:
             rank = self._group.ranks[group_rank]
             rank.has_asked = True
@@ -83,7 +89,7 @@ class RankPresence:
             rank.loss = None
 
     def opened(self, number: int, group_rank: int, rank_incarnation: str) -> bool:
-        """Add a watch. Return whether it replaces another process of that rank, which is lost by that."""
+        """Add a watch. Return whether it replaces another process of the rank, which is thereby lost."""
         rank = self._group.ranks[group_rank]
         old = rank.watch
         rank.watch = self._group.watches[number] = OpenWatch(number, group_rank, rank_incarnation)
@@ -95,9 +101,11 @@ class RankPresence:
         return True
 
     def leaves(self, number: int, mates: Set[int] = frozenset()) -> bool:
-        """Note that a process ends in good order, and stays until these `mates` have moved on.
+        """Record that a process ends in good order and stays until these `mates` have moved on.
 
-        Return whether it is its rank's present process; an older one does not stay."""
+        Returns:
+            Whether it is the rank's present process. An older process does not stay.
+        """
         watch = self._group.watches.get(number)
         if watch is None:
             return False
@@ -108,12 +116,12 @@ class RankPresence:
         return is_present
 
     def moves_on(self, group_rank: int) -> None:
-        """Note that a rank no longer needs the ranks that leave."""
+        """Record that a rank no longer needs the leaving ranks."""
         for watch in self._group.watches.values():
             watch.mates.discard(group_rank)
 
     def release(self) -> tuple[int, ...]:
-        """Return the watches of the processes that leave and that no mate needs any more, each once."""
+        """Return the watch numbers of leaving processes that no mate needs any more, each once."""
         leaving = [
             watch
             for watch in self._group.watches.values()
@@ -124,12 +132,12 @@ class RankPresence:
         return tuple(watch.number for watch in leaving)
 
     def started(self, group_ranks: Iterable[int] | None = None) -> None:
-        """Note that a supervisor has restarted those of these ranks that are lost; None: all lost ranks."""
+        """Mark the lost ranks among `group_ranks`, or all lost ranks if None, as restarted by a supervisor."""
         for loss in self.losses:
             loss.is_restarted |= group_ranks is None or loss.group_rank in group_ranks
 
     def ended(self, number: int, now: float) -> int | None:
-        """Remove a watch. Return the rank that is lost by that, or None."""
+        """Remove a watch. Return the rank that is thereby lost, or None."""
         watch = self._group.watches.pop(number, None)
         if watch is None or self._group.ranks[watch.group_rank].watch is not watch:
             return None
@@ -138,7 +146,7 @@ class RankPresence:
         return watch.group_rank
 
     def failed(self, group_rank: int, rank_incarnation: str, reason: str, now: float) -> bool:
-        """Note that a process reports its own failure. Return whether its rank is lost by that."""
+        """Record a process's report of its own failure. Return whether its rank is thereby lost."""
         if not self.is_watched(group_rank, rank_incarnation):
             return False
         self._lose(self._group.ranks[group_rank], f"rank {group_rank} has failed: {reason}", now)
@@ -146,25 +154,24 @@ class RankPresence:
 
     @property
     def times_out(self) -> bool:
-        """A rank timeout is set."""
         return self._rank_timeout_s is not None
 
     def shift(self, by_s: float) -> None:
-        """Move all moments: the manager was paused for that long, and could not see a rank come back or call."""
+        """Extend all timeouts by a pause of the manager, in which it could not see ranks return or call."""
         for rank in self._group.ranks:
             rank.heard_at += by_s
         for loss in self.losses:
             loss.lost_at += by_s
 
     def heard(self, group_ranks: Iterable[int], now: float) -> None:
-        """Note that these ranks have calls under way."""
+        """Restart the rank timeout of these ranks, which have open calls."""
         if self.times_out:
             for rank in group_ranks:
                 if 0 <= rank < self._group.size:
                     self._group.ranks[rank].heard_at = now
 
     def expire(self, now: float) -> list[int]:
-        """Return the ranks that are lost by their silence, each once."""
+        """Mark the ranks that exceed the rank timeout as lost, and return them."""
         silent = [rank for rank in self._unwatched if self._silent_at(rank) <= now]
         for rank in silent:
             how = f"rank {rank.group_rank} has asked for nothing for {self._rank_timeout_s:g} s"
@@ -172,20 +179,20 @@ class RankPresence:
         return [rank.group_rank for rank in silent]
 
     def given_up(self, now: float) -> list[LostRank]:
-        """Return the ranks that are lost and did not come back in time, each once."""
+        """Return the lost ranks that did not return in time, each once, the earliest loss first."""
         over = [loss for loss in self._absent if self._returns_by(loss) <= now]
         for loss in over:
             loss.is_given_up = True
         return sorted(over, key=lambda loss: loss.lost_at)
 
     def deadline(self) -> float | None:
-        """Return when the next rank is lost by its silence, or given up."""
+        """Return when the next rank exceeds the rank timeout or is given up, or None."""
         silent_at = map(self._silent_at, self._unwatched)
         return min((*silent_at, *map(self._returns_by, self._absent)), default=None)
 
     @property
     def _unwatched(self) -> list[Rank]:
-        """The ranks whose silence counts."""
+        """The ranks to which the rank timeout applies."""
         if not self.times_out:
             return []
         return [rank for rank in self._group.ranks if rank.has_asked and rank.watch is None]

@@ -12,7 +12,7 @@ from lighthouse_protocol.messages.progress import HealTotals
 
 @dataclass(eq=False, slots=True)
 class OpenWatch:
-    """A stream of a rank's process that has not ended."""
+    """An open stream of a rank's process."""
 
     number: int
     group_rank: int
@@ -22,7 +22,7 @@ class OpenWatch:
     """The process has announced that it ends in good order."""
 
     mates: set[int] = field(default_factory=set[int])
-    """Ranks that may still read what this process has sent. It stays until all of them have moved on."""
+    """Ranks that may still read what this process has sent. The process stays until all of them have moved on."""
 
     is_released: bool = False
     """`Released` was sent."""
@@ -30,12 +30,12 @@ class OpenWatch:
 
 @dataclass(slots=True)
 class LostRank:
-    """How a rank was lost, and what became of it since. The record goes when the rank comes back."""
+    """Loss of a rank. The record is deleted when the rank returns."""
 
     group_rank: int
     lost_at: float
     mates: frozenset[str]
-    """The other ranks' processes at that moment, by rank incarnation."""
+    """Rank incarnations of the other ranks at that moment."""
 
     has_left: bool
     """The rank ended in good order."""
@@ -43,15 +43,15 @@ class LostRank:
     reason: str = field(default="", compare=False)
 
     is_restarted: bool = field(default=False, compare=False)
-    """A supervisor has started another process in its place."""
+    """A supervisor has started another process for the rank."""
 
     is_given_up: bool = field(default=False, compare=False)
-    """The rank did not come back in time, and its mates have been told so."""
+    """The rank did not return in time, and its mates have received `RankGone`."""
 
 
 @dataclass(frozen=True, slots=True)
 class QuorumRequest:
-    """One rank's call for a quorum.
+    """Request of one rank for a quorum.
 
     `rank_incarnation` is empty, and `tag_quorum_id` None, if the caller does not send them.
     """
@@ -85,30 +85,30 @@ class PendingRequest:
     request: QuorumRequest
 
     is_gathering: bool
-    """It waits for the other ranks of the group, or for the lighthouse to answer their join. Otherwise it waits until
-    the manager may decide on it by itself."""
+    """True if the request waits for the group's other ranks or for the answer to their join. False if it waits until
+    the manager may decide without a join."""
 
     number: int
-    """Higher than those of all requests that waited before."""
+    """Order of arrival among the requests that wait."""
 
 
 @dataclass(frozen=True, slots=True)
 class PendingVote:
-    """One rank's vote on its step. A yes waits in the record of its rank until the step is decided."""
+    """Vote of one rank on its step. A yes waits in the record of its rank until the step is decided."""
 
     call: int
     group_rank: int
     step: int
     vote: bool
     quorum_id: int | None = None
-    """None for a caller that does not name the quorum: the vote is for the one that it got last."""
+    """None if the caller does not name the quorum. The vote is then for the newest attempt."""
 
     wants_next: bool = False
     """The rank can use a grant of the next step that comes with the decision."""
 
     @property
     def is_bound(self) -> bool:
-        """The vote names its quorum, so a yes counts even when its call is over."""
+        """Return whether the vote names its quorum. A bound yes counts even after its call has ended."""
         return self.quorum_id is not None
 
 
@@ -124,16 +124,16 @@ class Rank:
     """The newest watch, while it is open."""
 
     process: str | None = None
-    """Rank incarnation that was watched last. It outlives the watch: the process may be between two watches."""
+    """Rank incarnation of the last watch. It outlives the watch, because the process may be between two watches."""
 
     has_asked: bool = False
-    """The rank has asked for a quorum since it was lost last. A rank without a watch is present by this alone."""
+    """The rank has requested a quorum since its last loss. Without a watch, this makes it present."""
 
     heard_at: float = 0.0
-    """When the rank last had a call under way. Counts only with a rank timeout, for ranks without a watch."""
+    """When the rank last had an open call. Used only with a rank timeout, for ranks without a watch."""
 
     loss: LostRank | None = None
-    """Set while the rank is lost and has not come back."""
+    """Set from the loss of the rank until its return."""
 
     # -- heals
 
@@ -148,38 +148,39 @@ class Rank:
     pending: PendingRequest | None = None
 
     last_request: QuorumRequest | None = None
-    """The last request that gathered: where the rank serves its state, and what a later request is checked against."""
+    """The last request that gathered. It names the address of the rank's state, and later requests are checked
+    against its step."""
 
     lowest: tuple[Tag, int] | None = None
-    """The state that the rank last joined with, and the lowest step of the quorums that it got with that state."""
+    """Tag of the state that the rank last joined with, and the lowest max_step of the quorums since."""
 
     is_dismissed: bool = False
-    """The rank knows that the group drains: it gets no further quorum."""
+    """The rank has been refused with `Drained`, so it expects no other quorum."""
 
     # -- the vote on the present step
 
     vote: PendingVote | None = None
-    """Its vote that waits for the decision."""
+    """Vote that waits for the decision."""
 
     knows_decision: bool = False
-    """The rank got the decision on the present step."""
+    """The rank has received the decision on the present step."""
 
     is_without_step: bool = False
-    """The rank has shown that it neither holds the step that is voted on nor votes for it."""
+    """A request or a no has shown that the rank neither holds the result of the present step nor will vote yes."""
 
     # -- the standing quorum
 
     assigned: dict[bool, Assignment] = field(default_factory=dict[bool, Assignment])
-    """Its assignment in the quorum, by `init_sync`. Computed once, because it is O(participants)."""
+    """Assignment in the quorum, by `init_sync`. Computed once, because it is O(participants)."""
 
     has_voted: bool = False
-    """The rank has done its part in the step that the quorum was formed for."""
+    """The rank has voted on a granted step of the quorum."""
 
     catch_up: CatchUp | None = None
-    """How far the rank has caught up, as it said in its request for the present step."""
+    """Catch-up state from the rank's request for the present step."""
 
     wants_next: bool = False
-    """As in the rank's last vote under the present quorum and step."""
+    """`wants_next` of the rank's last vote in the present attempt."""
 
     @property
     def is_present(self) -> bool:
@@ -193,27 +194,27 @@ class ReplicaGroup:
         self.wire_id = wire_id
         self.size = group_world_size
         self.ranks = tuple(map(Rank, range(group_world_size)))
-        self.watches: dict[int, OpenWatch] = {}  # by number, in the order in which they opened
+        self.watches: dict[int, OpenWatch] = {}  # by watch number, in opening order
 
     @property
     def missing(self) -> frozenset[int]:
-        """The ranks that have not come yet, or are lost."""
+        """The ranks that have not connected yet, or are lost."""
         return frozenset(rank.group_rank for rank in self.ranks if not rank.is_present)
 
     # -- pending requests
 
     def wait(self, request: QuorumRequest, *, is_gathering: bool) -> None:
-        """Let a request wait, in place of the one of its rank that waits now."""
+        """Store a request, and replace the one of the same rank that waits now."""
         number = 1 + max((rank.pending.number for rank in self.ranks if rank.pending is not None), default=0)
         self.ranks[request.group_rank].pending = PendingRequest(request, is_gathering, number)
 
     def pending(self, *, is_gathering: bool) -> tuple[QuorumRequest, ...]:
-        """Return the requests that wait, in the order in which they began to."""
+        """Return the waiting requests in order of arrival."""
         found = [p for rank in self.ranks if (p := rank.pending) is not None and p.is_gathering is is_gathering]
         return tuple(p.request for p in sorted(found, key=lambda p: p.number))
 
     def withdraw(self, call: int, *, is_gathering: bool) -> bool:
-        """Remove a request by its call. Return whether it waited."""
+        """Remove the waiting request of a call. Return whether there was one."""
         for rank in self.ranks:
             p = rank.pending
             if p is not None and p.is_gathering is is_gathering and p.request.call == call:
@@ -222,7 +223,7 @@ class ReplicaGroup:
         return False
 
     def clear(self, *, is_gathering: bool) -> None:
-        """Remove all requests that wait."""
+        """Remove all waiting requests."""
         for rank in self.ranks:
             if rank.pending is not None and rank.pending.is_gathering is is_gathering:
                 rank.pending = None

@@ -1,16 +1,9 @@
-"""Requests for a quorum: what the ranks of a group ask for becomes a join, or a grant under the standing quorum.
+"""Rules for the ranks' requests for a quorum. No I/O.
 
-Gathering. A replica group joins when all its ranks have asked, and never before. A rank that asks again replaces its
-older request, and a withdrawn request withdraws the join. An answer belongs to the join that it was asked for and never
-reaches another one. An error reaches every waiting rank at once.
-
-- Ranks that hold different states (their Agents' tags differ) join as a group that disagrees, at their lowest step, and
-  heal. Callers without tags cannot heal, so if their steps differ they are all refused, with both numbers.
-- If no group of the quorum can heal ranks that disagree, or a rank without a state, they must end. The exception is a
-  group that is alone in its quorum and had peers in the quorum before: a peer may hold the state and return, so the
-  ranks ask again. A manager that was restarted does not know whether there were peers; then only a torn state counts as
-  a sign of them.
-- A rank whose process is new (`rank_incarnation` differs) has lost its state, so the group takes a new incarnation.
+A request leads to a join, or to a grant under the standing quorum. `GatherMachine` collects the requests of all ranks
+into one join, and answers them with the quorum. `assign` computes the consequences of a quorum for one rank: its place,
+its sources and its targets. `GrantMachine` is the manager's part of a standing quorum: it lets the ranks into the next
+steps without asking the lighthouse. The first functions build the refusals.
 """
 
 from collections.abc import Sequence
@@ -29,10 +22,6 @@ from lighthouse_protocol.refusals import (
 )
 from manager.group import events
 from manager.group.records import QuorumRequest, ReplicaGroup
-
-# -- request ------------------------------------------------------------------
-#
-# Reasons to refuse a rank's request for a quorum.
 
 
 def check_rank(group_rank: int, group_world_size: int) -> None:
@@ -60,7 +49,10 @@ def steps_differ(ask: QuorumRequest, other: QuorumRequest) -> Unrecoverable:
 def no_state(ask: QuorumRequest, other: QuorumRequest, *, may_heal: bool) -> LighthouseError:
     """Build the refusal of two ranks that hold different states, or of which `other` holds none.
 
-    `may_heal`: a peer that could heal them may return.
+    Args:
+        ask: The request of one rank.
+        other: The request of the other rank.
+        may_heal: Whether a peer that can heal them may return, so that the ranks should ask again.
     """
     torn = other.distrust
     what = f"{torn.text if torn is not None else _differ(ask, other)}, and no other group can heal them"
@@ -78,39 +70,25 @@ def _differ(ask: QuorumRequest, other: QuorumRequest) -> str:
     )
 
 
-# -- assignment ---------------------------------------------------------------
-#
-# A quorum -> what it means for one rank: its place, who heals from whom, whose store.
-#
-# A pure function of the quorum and the group_rank, the one that torchft computes too, so that every manager of a
-# quorum comes to the same answer. Participants below max_step heal. With `init_sync`, at step 0, everybody but the
-# primary takes the primary's state. Sources are dealt round-robin, offset by group_rank; the i-th healing participant
-# is served by up-to-date participant (i + group_rank) mod their number; the next few in that order stand in for it.
-#
-# A participant that heals counts in that very step, if every participant says that it knows of such (heals_first),
-# and this one takes the state over before it computes anything. One that would do so too late is dealt no source: it
-# adds zeros, and heals under the next quorum, which therefore comes after this one step.
-#
-# Those that heal in one step share the state out, MAX_SHARING of them at a time: each takes its share from the
-# sources and hands it on to the others. Here, too, all must say whether they heal first: torchft's groups cannot do
-# that.
-#
-# In a quorum that stands, a participant below max_step that says so catches up: it heals beside its steps,
-# contributes to none of them until the next quorum, and is dealt no source if it has one already.
-
 MAX_OTHER_SOURCES = 4
-MAX_SHARING = 16
-"""So many targets at most share a state out: each is connected to all others."""
+MAX_SHARING = 16  # maximum groups in `shares_with`, this one included
 
 
 def assign(
     quorum: Quorum, wire_id: str, group_rank: int, init_sync: bool, *, stands: bool = False
 ) -> Assignment | None:
-    """None if no participant is called `wire_id`.
+    """Compute a rank's assignment in a quorum, or return None if it has no participant `wire_id`.
 
-    torchft has each group_rank start from another group's state. Where every participant sends tags, as our Agents do,
-    all ranks start from one group's, so that the ranks of a group hold parts of one and the same model. A group without
-    a tag because its ranks disagree is of that kind, too.
+    All managers of a quorum, including torchft's, must compute the same result.
+
+    1. Participants below max_step heal. At step 0 with `init_sync`, all heal from one participant (`_origin`).
+    2. Of the n participants that are up to date, number (i + group_rank) mod n is the source of the i-th that heals.
+       The next MAX_OTHER_SOURCES are its replacements.
+    3. A participant that heals counts in the same step if every participant supports this (`heals_first` is not None)
+       and this one heals before it computes. If it would heal too late, it gets no source, adds zeros, and heals under
+       the next quorum, which therefore follows after one step (`is_for_one_step`).
+    4. If the quorum stands, a participant with `catch_up` heals during its steps instead. It contributes nothing until
+       the next quorum, and gets no source if it already has one.
     """
     members = quorum.participants
     mine = next((i for i, member in enumerate(members) if member.wire_id == wire_id), None)
@@ -164,13 +142,15 @@ def assign(
 
 
 def is_for_one_step(quorum: Quorum, init_sync: bool, group_world_size: int) -> bool:
-    """Whether a participant of this quorum, which stands, is told to heal too late to do so in its first step. The next
-    one is to come after that. All managers come to the same answer."""
+    """Return whether another quorum must follow after the first step of this standing quorum.
+
+    This is so if a participant learns too late that it must heal. All managers must compute the same result.
+    """
     members = quorum.participants
     if not _all_say(members):
         return False
     max_step, _ = _at_max(members)
-    ranks = range(group_world_size if max_step == 0 else 1)  # after step 0 they are all dealt with alike
+    ranks = range(group_world_size if max_step == 0 else 1)  # the ranks differ only at step 0
     behind = {i for group_rank in ranks for i in _behind(members, group_rank, init_sync)}
     return any(not members[i].heals_first and not _catches_up(members[i], max_step, stands=True) for i in behind)
 
@@ -185,7 +165,7 @@ def _all_say(members: tuple[Participant, ...]) -> bool:
 
 
 def _sharing(members: tuple[Participant, ...], mine: int, healing: Sequence[int]) -> tuple[str, ...]:
-    """The managers of those among which this one shares the state out; empty in its own place."""
+    """Return the managers of up to MAX_SHARING groups that heal with this one, with "" in its own place."""
     if mine not in healing:
         return ()
     first = healing.index(mine) // MAX_SHARING * MAX_SHARING
@@ -198,7 +178,12 @@ def _catches_up(member: Participant, max_step: int, *, stands: bool) -> bool:
 
 
 def _origin(members: tuple[Participant, ...], at_max: list[int], group_rank: int) -> int:
-    """Whose state all start from. One whose ranks disagree has none, if there is another."""
+    """Return the index of the participant from which all others start at step 0.
+
+    torchft selects another one for each group_rank. If all participants send tags, as our Agents do, all ranks start
+    from the same one, so that the ranks of a group hold parts of one model. A group whose ranks disagree has no tag
+    either, and is selected only if there is no other.
+    """
     if any(member.tag_quorum_id is None and not member.ranks_disagree for member in members):
         return at_max[group_rank % len(at_max)]
     return next((i for i in at_max if not members[i].ranks_disagree), at_max[0])
@@ -216,14 +201,10 @@ def _behind(members: tuple[Participant, ...], group_rank: int, init_sync: bool) 
 
 @dataclass(frozen=True, slots=True)
 class GroupJoined:
-    """All ranks have asked: send this join to the lighthouse.
-
-    `step` and the tag describe the state that the group holds. `works_at` is the step that it works at, if that state
-    is older.
-    """
+    """Send this join to the lighthouse."""
 
     round: int
-    step: int
+    step: int  # tag of the group's state, with `tag_quorum_id`
     incarnation: int
     tag_quorum_id: int | None
     ranks_disagree: bool
@@ -233,7 +214,7 @@ class GroupJoined:
     deadline_at: float
     handles: tuple[str, ...]
     catch_up: bool = False
-    works_at: int | None = None
+    works_at: int | None = None  # step of the training, if the group's state is older
     has_source: bool = False
     compares: bool = False
     distrust: Distrust | None = None
@@ -247,7 +228,7 @@ class JoinTakenBack:
 
 @dataclass(frozen=True, slots=True)
 class RoundAnswered:
-    """All ranks get the quorum, and work at `step`, its max_step. A rank that is behind heals to that step."""
+    """All ranks receive the quorum and work at `step`, its max_step. Ranks that are behind heal to it."""
 
     quorum_id: int
     step: int
@@ -257,9 +238,18 @@ Effect = GroupJoined | JoinTakenBack | RoundAnswered | events.QuorumAnswered | e
 
 
 class GatherMachine:
-    """Gathers the requests of all ranks for one join.
+    """Collects the requests of all ranks into one join.
 
-    No time passes here: callers end their calls by themselves, and the join carries the earliest of their deadlines.
+    The group joins when every rank has a request, never before. A repeated request replaces the rank's older one, and a
+    withdrawn request withdraws the join. An answer never reaches another join than its own. An error reaches all
+    waiting ranks. The machine has no timeouts: callers end their calls, and the join carries the earliest deadline.
+
+    - Ranks that hold different states (their tags differ) join at their lowest step as a group whose ranks disagree,
+      and heal. Callers other than Agents cannot heal: if their steps differ, all are refused, with both numbers.
+    - If no group of the quorum can heal ranks that disagree, or a rank without a state, the ranks must end. A group
+      that is alone but had peers in the previous quorum asks again instead, because a peer with the state may return.
+      A restarted manager does not know its earlier peers, so only a torn state counts as a sign of them.
+    - A new `rank_incarnation` means that the rank has lost its state, so the group takes a new incarnation.
     """
 
     def __init__(self, group: ReplicaGroup) -> None:
@@ -268,23 +258,23 @@ class GatherMachine:
         self.is_joined = False
         self.incarnation = 0
         self._max_step: int | None = None
-        self._had_peers: bool | None = None  # in the last quorum, these same processes; None: not known
+        self._had_peers: bool | None = None  # in the last quorum of the same processes, or None if unknown
         self.quorum_id = 0
         self.step = 0
         """Step of the state that the group holds, or the lowest one that it may have healed to since it joined."""
 
     @property
     def waiting(self) -> tuple[int, ...]:
-        """The ranks that gather."""
+        """The ranks with a gathering request."""
         return tuple(sorted(ask.group_rank for ask in self.asks))
 
     @property
     def asks(self) -> tuple[QuorumRequest, ...]:
-        """The requests that gather, in the order in which they came."""
+        """The gathering requests in order of arrival."""
         return self._group.pending(is_gathering=True)
 
     def call_of(self, group_rank: int) -> int | None:
-        """Return the call of a rank that gathers."""
+        """Return the call of a rank whose request gathers, or None."""
         pending = self._group.ranks[group_rank].pending
         return pending.request.call if pending is not None and pending.is_gathering else None
 
@@ -294,11 +284,11 @@ class GatherMachine:
         return self._max_step or 0
 
     def checkpoint_address(self, group_rank: int, step: int | None) -> str:
-        """Return where a rank serves its state, from its last request.
+        """Return the address at which a rank serves its state, from its last request.
 
         Raises:
-            InvalidRequest: the group has no such rank.
-            WrongState: the rank has never asked, or is at another step.
+            InvalidRequest: The group has no such rank.
+            WrongState: The rank has not requested a quorum, or is at another step.
         """
         check_rank(group_rank, self._group.size)
         last = self._group.ranks[group_rank].last_request
@@ -309,7 +299,7 @@ class GatherMachine:
         return last.checkpoint_address
 
     def receive(self, number: int, quorum: Quorum, *, stands: bool = False) -> list[Effect]:
-        """Answer the ranks with the quorum that join `number` has led to. A late answer to an older join is dropped."""
+        """Answer the ranks with the quorum of join `number`. Ignore a late answer to an older join."""
         return self._receive(quorum, stands) if self.is_joined and number == self.round else []
 
     def fail(self, number: int, error: LighthouseError) -> list[Effect]:
@@ -317,7 +307,7 @@ class GatherMachine:
         return self.refuse_all(error) if self.is_joined and number == self.round else []
 
     def ask(self, ask: QuorumRequest) -> list[Effect]:
-        """Add a rank's request, and join once all ranks have asked."""
+        """Add a rank's request. Join if requests of all ranks are present."""
         try:
             check_rank(ask.group_rank, self._group.size)
             self._check_step(ask)
@@ -340,8 +330,9 @@ class GatherMachine:
         last = self._group.ranks[ask.group_rank].last_request
         if last is None or last.rank_incarnation != ask.rank_incarnation:
             return
-        # What counts is the state that the rank holds: one that catches up works at a later step, and may return. It
-        # may have been told to heal to an older state than its own, and that, where it catches up, some quorums ago.
+        # Compare the states that the rank holds, because a rank that catches up works at a later step and may fall
+        # back. A quorum may also have made it heal to an older state than its own, even some quorums ago if it catches
+        # up.
         held, was_held = ask.holds.step, last.holds.step
         since, lowest = self._group.ranks[ask.group_rank].lowest or (last.holds, was_held)
         if held < (min(was_held, lowest) if since == last.holds else was_held):
@@ -357,7 +348,7 @@ class GatherMachine:
             self.incarnation += 1
             if self._had_peers:
                 self._had_peers = None
-            self.step = min(self.step, ask.holds.step)  # a session that opens before the group joins says it
+            self.step = min(self.step, ask.holds.step)  # a session that opens before the join reports it
 
     def _join(self) -> list[Effect]:
         asks = sorted(self.asks, key=lambda ask: ask.group_rank)
@@ -389,7 +380,7 @@ class GatherMachine:
         ]
 
     def withdraw(self, call: int) -> list[Effect]:
-        """Remove the request of a caller that has gone, and take the group's join back."""
+        """Remove the request of an ended call, and take back the group's join."""
         if not self._group.withdraw(call, is_gathering=True) or not self.is_joined:
             return []
         self.is_joined = False
@@ -420,7 +411,7 @@ class GatherMachine:
         return [RoundAnswered(quorum.quorum_id, self._max_step), *answers]
 
     def _without_state(self, *, is_alone: bool) -> LighthouseError | None:
-        """Return the reason to refuse ranks that need to heal, or None if they all hold the same state."""
+        """Return why the ranks are refused if they need to heal, or None if all hold the same state."""
         asks = self.asks
         torn = next((ask for ask in asks if ask.distrust is not None), None)
         odd = torn or next((other for other in asks[1:] if other.holds != asks[0].holds), None)
@@ -438,7 +429,7 @@ class GatherMachine:
             self.step = min(self.step, lowest)
 
     def refuse_all(self, error: LighthouseError) -> list[Effect]:
-        """Refuse every request that gathers."""
+        """Refuse every gathering request."""
         taken_back: list[Effect] = [JoinTakenBack(self.round)] if self.is_joined else []
         refused: list[Effect] = [events.CallRefused(ask.call, error) for ask in self.asks]
         self._group.clear(is_gathering=True)
@@ -447,13 +438,13 @@ class GatherMachine:
 
 
 def _heals_first(asks: Sequence[QuorumRequest]) -> bool | None:
-    """Return None if some rank does not say."""
+    """Return whether all ranks heal first, or None if some rank does not report it."""
     said = [ask.heals_first for ask in asks]
     return None if None in said else all(said)
 
 
 def _cannot_meet(ask: QuorumRequest, other: QuorumRequest) -> bool:
-    """Return whether two ranks are at different steps, and one of them is no Agent, which could heal."""
+    """Return whether two ranks are at different steps, and one cannot heal because it is no Agent."""
     return ask.step != other.step and not (ask.rank_incarnation and other.rank_incarnation)
 
 
@@ -464,51 +455,51 @@ def _went_back(received: int, seen: int) -> WrongState:
     )
 
 
-# -- grants -------------------------------------------------------------------
-#
-# The manager's half of a standing quorum: it answers its ranks' requests for the next step by itself.
-#
-# It grants step n under quorum q if and only if
-#
-# 1. q stands, and is neither revoked, nor recalled below n;
-# 2. all ranks of the group have committed n - 1 under q, or n is the step that q was formed for;
-# 3. its lease is valid: less than LEASE_SHARE of it has passed since the newest answered heartbeat was sent.
-#
-# The first rank's request decides; the others get the same answer, flagged if the quorum was revoked since: then they
-# run the step and vote no, so that none waits for another. So does one that holds no state any more, where its group
-# is in that step already; else it joins, and heals. While it is recalled, or its lease has run out, ranks wait. It
-# joins only when it was resumed and is past the last step, when it was revoked, or when a step failed; and then it
-# never grants under that quorum again, whatever becomes of the join. Where a rank ends in good order, with all that
-# was committed and nothing begun, the group leaves: the step that it was granted beyond that is given back.
-#
-# A quorum in which a group is told to heal too late is for its first step only: it counts as resumed up to that from
-# the beginning. That group does the step with zeros and votes no, and no peer loses anything by that: it joins as the
-# others do, once all its ranks have voted.
-
 # The lighthouse counts the whole lease from a heartbeat's arrival, so clocks may differ in rate by a tenth.
 LEASE_SHARE = 0.8
 
 
 @dataclass(frozen=True, slots=True)
 class Granted:
-    """The rank may enter the step. `is_first`: no rank has entered it before."""
+    """The rank may enter the step."""
 
     assignment: Assignment
-    is_first: bool
+    is_first: bool  # the first rank of the group to enter it
 
 
 class Wait:
-    """The rank waits for the next message of the lighthouse."""
+    """The request waits for the next message of the lighthouse, or for votes of the group."""
 
 
 @dataclass(frozen=True, slots=True)
 class Join:
-    """The group asks the lighthouse. `gives_up`: this ends the standing quorum for all ranks of the group."""
+    """The group must join."""
 
-    gives_up: bool = False
+    gives_up: bool = False  # this ends the standing quorum for all ranks of the group
 
 
 class GrantMachine:
+    """The manager's part of a standing quorum: it grants steps to its ranks without asking the lighthouse.
+
+    It grants step n under quorum q if and only if
+
+    1. q stands, and is neither revoked nor recalled below n;
+    2. all ranks of the group have committed n - 1 under q, or q was formed for n;
+    3. its lease is valid: less than LEASE_SHARE of it has passed since the newest acknowledged heartbeat was sent.
+
+    The first rank's request decides, and the others receive the same answer. If the quorum has been revoked since, that
+    answer is flagged: they run the step and vote no, so no rank waits for another. A rank without a usable state does
+    the same if its group has begun the step; otherwise the group joins, and heals. While the quorum is recalled or the
+    lease has expired, requests wait.
+
+    The group joins only when it was resumed and has done its last step, when the quorum was revoked, or when a step
+    failed. Then it never grants under that quorum again, whatever the result of the join. If a rank ends in good order
+    with all steps committed and none begun, the group leaves, and returns the grant that it has not used.
+
+    If a group learns too late that it must heal, the quorum counts as resumed up to its first step. This group does the
+    step with zeros and votes no, at no cost to its peers. Like the others, it joins after the votes of all its ranks.
+    """
+
     def __init__(self, group: ReplicaGroup) -> None:
         self._group = group
         self._quorum: Quorum | None = None
@@ -522,8 +513,8 @@ class GrantMachine:
         self.mode = HoldState.REVOKED
         self.granted = 0
         self.lease_until = 0.0
-        self.renewed_until = 0.0  # by the newest answer to a heartbeat
-        self.given = 0  # steps let in without asking, under any quorum
+        self.renewed_until = 0.0  # by the newest acknowledged heartbeat
+        self.given = 0  # number of granted steps, under all quorums
 
     @property
     def held(self) -> HeldQuorum | None:
@@ -533,21 +524,21 @@ class GrantMachine:
 
     @property
     def grants(self) -> bool:
-        """Whether the manager may grant another step by itself."""
+        """Return whether the quorum allows further grants, at once or after a resume."""
         return self._quorum is not None and self.mode in (HoldState.STANDING, HoldState.RECALLED, HoldState.RESUMED)
 
     @property
     def is_leaving(self) -> bool:
-        """Whether the ranks have ended in good order under a quorum that is not over yet."""
+        """Return whether the ranks have ended in good order under a quorum that is not over yet."""
         return self._quorum is not None and self.mode is HoldState.LEAVING
 
     @property
     def has_done_late_step(self) -> bool:
-        """Whether the group, too late to heal, has done the step with zeros and asks for the next quorum."""
+        """Return whether the group was too late to heal, has done the step with zeros, and requests the next quorum."""
         return self._quorum is not None and self._is_late and self.mode is HoldState.JOINING
 
     def take(self, quorum: Quorum, step: int, *, init_sync: bool = True) -> None:
-        """Hold `quorum`, which stands and was formed for `step`."""
+        """Hold a standing quorum that was formed for `step`."""
         self._quorum, self._formed_for, self.granted = quorum, step, step
         self._committed, self._upto = -1, step
         for rank in self._group.ranks:
@@ -560,17 +551,17 @@ class GrantMachine:
         self.lease_until = self.renewed_until  # an earlier lighthouse may have given a longer lease
 
     def drop(self) -> None:
-        """Hold no quorum: the present one does not stand."""
+        """Hold no quorum, because the present one does not stand."""
         self._quorum = None
 
     def committed(self, quorum_id: int, step: int) -> None:
-        """Note that all ranks of the group have committed a step."""
+        """Record that all ranks of the group have committed a step."""
         if self._quorum is not None and self._quorum.quorum_id == quorum_id:
             self._committed = max(self._committed, step)
             self._end_when_done()
 
     def voted(self, group_rank: int, quorum_id: int | None, step: int) -> bool:
-        """Note a rank's vote. Return whether it is the last one of a group that was too late to heal."""
+        """Record a rank's vote. Return whether it is the last vote of a group that was too late to heal."""
         if self._quorum is None or (quorum_id, step) != (self._quorum.quorum_id, self.granted):
             return False
         self._group.ranks[group_rank].has_voted = True
@@ -581,10 +572,9 @@ class GrantMachine:
         return all(rank.has_voted for rank in self._group.ranks)
 
     def ends_by_discard(self, quorum_id: int) -> bool:
-        """Return whether a discard under that quorum ends it.
+        """Return whether a discarded step ends the quorum for this group.
 
-        It does not for a group that was too late to heal: it discards its step, while its other ranks may still take
-        part in that of their peers.
+        It does not if the group was too late to heal: some of its ranks may still take part in the peers' step.
         """
         return self._quorum is not None and self._quorum.quorum_id == quorum_id and not self._is_late
 
@@ -593,7 +583,7 @@ class GrantMachine:
         self.lease_until = max(self.lease_until, until)
 
     def obey(self, order: QuorumOrder) -> bool:
-        """Carry out an order. Return whether the ranks must learn that the quorum is revoked."""
+        """Apply an order of the lighthouse. Return whether the ranks must be notified of a revoke."""
         if self._quorum is None or order.quorum_id != self._quorum.quorum_id:
             return False
         if order.phase is QuorumPhase.REVOKED:
@@ -611,12 +601,12 @@ class GrantMachine:
         return False
 
     def _end_when_done(self) -> None:
-        """Ask for the next quorum once the last granted step is committed: no peer waits for this group any more."""
+        """Request the next quorum once the last step is committed, because no peer waits for this group any more."""
         if self.mode is HoldState.RESUMED and self._committed == self.granted >= self._upto:
             self.mode = HoldState.JOINING
 
     def _end(self, lost: str) -> bool:
-        """End the quorum. Return whether the end, or the name of the lost group, is news."""
+        """End the quorum. Return whether the end or the name of the lost group is new to the ranks."""
         is_over = self.grants or self.is_leaving
         is_news = is_over or (bool(lost) and not self._knows_lost)
         self._knows_lost |= bool(lost)
@@ -633,10 +623,13 @@ class GrantMachine:
         return changes
 
     def leave(self, step: int | None) -> None:
-        """Note that a rank ends in good order, before it has asked for `step`; None if it is in the middle of a step.
+        """Leave the quorum because a rank ends in good order, if all steps are committed.
 
-        This also counts after the loss of a peer, if this group had nothing left to do: then the lighthouse learns that
-        its script has ended.
+        This also applies after the loss of a peer if this group had nothing left to do. The lighthouse then learns that
+        the group's script has ended.
+
+        Args:
+            step: The step that the rank would request next, or None if it is within a step.
         """
         has_done_all = self._is_revoked_by_order and self._committed == self.granted
         may_leave = self._quorum is not None and (self.grants or self.mode is HoldState.JOINING or has_done_all)
@@ -645,6 +638,7 @@ class GrantMachine:
             self.mode, self.granted = HoldState.LEAVING, self._committed
 
     def decide(self, ask: QuorumRequest, now: float) -> Granted | Wait | Join:
+        """Decide on a rank's request under the rules above."""
         if self._quorum is None or self.mode in (HoldState.JOINING, HoldState.LEAVING):
             return Join()
         is_repeated = ask.step == self.granted and self._committed < ask.step and ask.commit_failures == 0
@@ -670,7 +664,7 @@ class GrantMachine:
         return self._grant(ask, is_first=True)
 
     def offer(self, now: float) -> bool:
-        """Grant the next step together with the commit of the highest granted one. Return whether that is allowed."""
+        """Grant the next step with the commit of the highest granted one. Return whether that is allowed."""
         is_free = self._quorum is not None and self.mode in (HoldState.STANDING, HoldState.RESUMED)
         if not is_free or self._committed != self.granted or now >= self.lease_until:
             return False
@@ -729,7 +723,7 @@ class GrantMachine:
         return Granted(assignment, is_first)
 
     def _note_catch_up(self, ask: QuorumRequest, is_first: bool) -> None:
-        """Ask for another quorum once all ranks have caught up, or one cannot catch up under this quorum."""
+        """Request another quorum once all ranks have caught up, or a rank cannot catch up under this quorum."""
         ranks = self._group.ranks
         if is_first:
             for rank in ranks:

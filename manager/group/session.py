@@ -1,13 +1,15 @@
-"""The manager's side of its session: hello, heartbeats, joins, and when to give the connection up. No I/O.
+"""The manager's side of its session with the lighthouse. No I/O.
 
-What is under way outlives a connection: a join is asked again on the next session, and everything else is a level that
-hello and heartbeats repeat. The lease is counted from when the answered heartbeat was sent.
+`SessionMachine` decides when to send hellos, heartbeats and joins, and when to give up the connection.
+`ProgressReporter` decides which heartbeats carry the progress of the ranks.
 
-A heartbeat that is not answered within one and a half intervals makes the session silent: it may be that only this
-connection carries nothing any more. A second connection is then made beside it, and the session moves there once there
-is one; the first one is not closed before the lighthouse has welcomed the second. So a lighthouse that is merely paused
-loses no group: it answers on the first before the second exists, or takes the second in its place. A session without an
-answer for a whole lease is given up: the lighthouse or the way to it is gone.
+A pending join outlives its connection: the next session sends it again. All other facts are levels, which each hello
+and heartbeat repeats. A lease begins when the heartbeat is sent, not when its answer arrives.
+
+If a heartbeat has no answer within one and a half intervals, the session is silent, and the manager opens a second
+connection in case only the first one is broken. The session moves to the second connection, and the first closes only
+after the lighthouse has welcomed the second. So a paused lighthouse loses no group. After a whole lease without an
+answer, the manager gives up the session.
 """
 
 import math
@@ -19,17 +21,16 @@ from lighthouse_protocol.messages.membership import Participant
 from lighthouse_protocol.messages.progress import GroupView, RankView
 from lighthouse_protocol.rules.quorum_change import NamedQuorum, apply_change
 
-# -- progress -----------------------------------------------------------------
-#
-# When the lighthouse is told where the ranks of the group are. No I/O.
-
-TOLD_S = 0.9  # less than the usual heartbeat interval
-REPEATED_S = 4.0  # less than stall.SILENT_S
+TOLD_S = 0.9  # minimum interval between views; less than the usual heartbeat interval
+REPEATED_S = 4.0  # interval for an unchanged view; less than stall.SILENT_S
 
 
 class ProgressReporter:
-    """When the lighthouse is told where the ranks are: with a heartbeat, if that has changed, and else often enough to
-    show that they live. No step costs a message."""
+    """Selects the heartbeats that carry the progress of the ranks.
+
+    A view is sent when it has changed, and every REPEATED_S to show that the ranks are alive. Progress never causes an
+    extra message.
+    """
 
     def __init__(self, view: Callable[[float], GroupView]) -> None:
         self._view = view
@@ -37,10 +38,11 @@ class ProgressReporter:
         self._told_at = 0.0
 
     def begin(self) -> None:
-        """To a lighthouse that knows nothing."""
+        """Begin a session, whose first heartbeat carries a view."""
         self._told = None
 
     def news(self, now: float) -> GroupView | None:
+        """Return the view for the next heartbeat, or None to send none."""
         if self._told is not None and now < self._told_at + TOLD_S:
             return None
         view = self._view(now)
@@ -53,7 +55,7 @@ class ProgressReporter:
 
 
 def _place(rank: RankView) -> tuple[object, ...]:
-    """What of it does not change with time alone."""
+    """Return the fields of a view that do not change merely because time passes."""
     sample = rank.sample
     phases = [(phase.name, phase.done) for phase in sample.phases]
     heal = sample.heal and (sample.heal.number, sample.heal.received, sample.heal.is_over)
@@ -75,8 +77,13 @@ class _Join:
 
 
 class SessionMachine:
-    """`report` is read whenever something is sent; `progress`: what heartbeats carry of where the ranks are. `secret`:
-    by it the lighthouse knows this manager again."""
+    """State machine of the session.
+
+    Args:
+        report: Returns the group's current levels.
+        progress: Adds progress to the heartbeats, or None for heartbeats without it.
+        secret: Proves to the lighthouse on a later session that this is the same manager.
+    """
 
     def __init__(
         self, report: Callable[[], session.GroupReport], progress: ProgressReporter | None = None, secret: str = ""
@@ -92,12 +99,12 @@ class SessionMachine:
         self._sent_at: dict[int, float] = {}
         self._next_beat_at = 0.0
         self._heard_at = 0.0
-        self._unheard = 0  # sessions in a row that were opened, and never answered
-        self._is_silent = False  # as it was said last
+        self._unheard = 0  # consecutive sessions without any answer
+        self._is_silent = False  # as last reported by `news_of_silence`
         self._told = session.GroupReport()
-        self._entered = (0, 0)  # the quorum that is held, and the step that it began with
+        self._entered = (0, 0)  # id of the held quorum, and its first step
         self._join: _Join | None = None
-        self.known: NamedQuorum | None = None  # the last quorum that was told: of the next one the changes do
+        self.known: NamedQuorum | None = None  # last received quorum, on which the lighthouse bases its changes
 
     def opened(self, me: Participant, now: float) -> list[session.ToLighthouse]:
         self.is_open = True
@@ -119,7 +126,7 @@ class SessionMachine:
         self.is_open = False
 
     def tick(self, now: float) -> list[session.ToLighthouse]:
-        """A heartbeat, if one is due, or the report has changed in what the lighthouse waits for."""
+        """Send a heartbeat if one is due, or if the report has news for which the lighthouse waits."""
         report = self._report()
         is_due = now >= self._next_beat_at or _is_news(report, self._told) or self._is_first_commit(report.held)
         return [self._beat(now)] if self.is_open and is_due else []
@@ -134,7 +141,7 @@ class SessionMachine:
         return min(moments if self._is_silent else [*moments, self._silent_at])
 
     def news_of_silence(self, now: float) -> bool | None:
-        """Whether the session is silent, if that has changed; None: it has not."""
+        """Return whether the session is silent, or None if that has not changed since the last call."""
         is_silent = self.is_open and now >= self._silent_at
         if is_silent is self._is_silent:
             return None
@@ -143,7 +150,7 @@ class SessionMachine:
 
     @property
     def _silent_at(self) -> float:
-        """A lighthouse that answers none of several sessions in a row is given longer each time."""
+        """When the session counts as silent. The limit doubles with each consecutive session without an answer."""
         asked_at = next(iter(self._sent_at.values()), math.inf)
         patience_s = SILENT_AFTER_INTERVALS * self._interval_s * 2 ** max(0, min(self._unheard, 10) - 1)
         return max(asked_at, self._heard_at) + patience_s
@@ -154,7 +161,7 @@ class SessionMachine:
         self._next_beat_at = min(self._next_beat_at, now + self._interval_s)
 
     def acknowledged(self, ack: session.HeartbeatAck, now: float) -> float | None:
-        """When the answered heartbeat was sent; None for one that was not sent on this connection."""
+        """Return when the acknowledged heartbeat was sent, or None if it was not sent in this session."""
         self._heard_at, self._unheard = now, 0
         self._interval_s = ack.heartbeat_interval_s
         sent_at = self._sent_at.pop(ack.number, None)
@@ -177,15 +184,17 @@ class SessionMachine:
         return self._join is not None and self._join.number == number
 
     def answered(self, number: int) -> bool:
-        """Whether that join is the one that waits; it waits no more."""
+        """End the waiting join if it has this number. Return whether it does."""
         is_ours = self.is_waiting(number)
         if is_ours:
             self._join = None
         return is_ours
 
     def whole(self, told: session.JoinAccepted | session.QuorumChanged) -> session.JoinAccepted | None:
-        """The answer to the join that waits, with the whole quorum. None: a change of another quorum than the one that
-        is held; ask_whole says what to do."""
+        """Return the answer to the join with the full quorum.
+
+        Return None if it is a change of another quorum than the known one. Then `ask_whole` requests the full list.
+        """
         if isinstance(told, session.JoinAccepted):
             self.known = NamedQuorum.of(told.quorum)
             return told
@@ -196,7 +205,7 @@ class SessionMachine:
         return session.JoinAccepted(told.join, made.quorum, told.stands, told.secret)
 
     def ask_whole(self, now: float) -> list[session.ToLighthouse]:
-        """The same join once more: a member is told its quorum again, and all of it."""
+        """Repeat the join. The lighthouse then sends the full quorum."""
         if self._join is None:
             return []
         return self.join(self._join.participant, self._join.deadline_at, now)
@@ -215,7 +224,10 @@ class SessionMachine:
         return session.Heartbeat(self._beats, self._told, progress)
 
     def _is_first_commit(self, held: session.HeldQuorum | None) -> bool:
-        """Under its quorum, and the lighthouse has not been told: it knows by that when training goes on."""
+        """Return whether the report shows the first commit under the quorum, and no heartbeat has shown it yet.
+
+        The lighthouse notices by this commit that training continues.
+        """
         if held is None:
             return False
         if self._entered[0] != held.quorum_id:
@@ -229,7 +241,10 @@ class SessionMachine:
 
 
 def _is_news(report: session.GroupReport, told: session.GroupReport) -> bool:
-    """Not each grant, nor what the lighthouse has ordered itself or learns from a join: the next heartbeat will do."""
+    """Return whether the lighthouse needs the report before the next regular heartbeat.
+
+    Grants, and modes that follow from an order or come with a join, can wait.
+    """
     held = report.held
     is_held = held is not None and held.mode in _NEWS and held != told.held
     is_wanted = _wanted(held) not in (None, _wanted(told.held))
@@ -237,5 +252,5 @@ def _is_news(report: session.GroupReport, told: session.GroupReport) -> bool:
 
 
 def _wanted(held: session.HeldQuorum | None) -> int | None:
-    """The quorum that is to be followed by another one."""
+    """Return the id of a quorum that another one must follow, or None."""
     return held.quorum_id if held is not None and held.wants_next else None

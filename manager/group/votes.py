@@ -1,23 +1,24 @@
-"""The votes for a step -> commit or discard.
+"""The group's decision on a step: commit or discard. No I/O.
 
-An attempt is (quorum_id, step). It commits when every rank of the group has voted yes; one no discards it at once. A
-yes that names its quorum is bound: it counts also when its call is over, and its rank repeats it until it has the
-decision. A yes that names none lives as long as its call: a rank that withdraws has not voted, and may vote again. A
-late or repeated voter gets the decision that was made; but a rank that votes no is never told to commit. A vote for
-another step than the one in flight is refused with both numbers. A quorum answered for a step opens a new attempt at
-it, so a discard does not stick to the retry.
+An attempt is a pair (quorum_id, step). It commits when all ranks of the group have voted yes, and one no discards it at
+once. A yes that names its quorum is bound: it counts even after its call has ended, and its rank repeats it until it
+receives the decision. A yes without a quorum ends with its call, and the rank may vote again.
 
-Callers of the bare RPC that ask for no quorum open an attempt by their first vote.
+A late or repeated vote receives the decision, except that a no is never answered with a commit. A vote for another step
+than the present one is refused with both numbers. When the ranks receive a quorum for a step, a new attempt begins, so
+an earlier discard does not affect the retry. Callers of the bare RPC without a quorum open an attempt by their first
+vote.
 
-A bound vote for an attempt that was not opened here is of a manager that has ended, and that may have told others what
-it decided. So no rank that lives may be told otherwise:
+A bound vote for an attempt that this manager has not opened comes from the time of an earlier manager, which may have
+sent its decision to some ranks. No rank may receive a different one, so the attempt is inherited:
 
-1. It was committed, if a rank holds (step + 1, quorum_id), would if it had not torn its state, or was let into
+1. It was committed if a rank holds the tag (step + 1, quorum_id), would hold it but for a torn state, or votes on
    step + 1 of the same quorum.
-2. It was not, if a rank says no to it, or has failed at its step. One that asks for anything else is not bound, and
-   holds no such state: once every rank has either repeated its yes or shown that, none was told to commit.
-3. Where a rank has gone for good before it said any of that, what it knew is not to be learned: those that wait are
-   refused, and end.
+2. It was discarded if a rank votes no, or requests the step again after a failure. Any other request shows that the
+   rank holds no committed result. Once every rank has either repeated its yes or shown this, no rank has received a
+   commit, and the step is discarded.
+3. If a rank is lost and given up before it shows any of this, the decision cannot be determined. The waiting votes are
+   refused, and their ranks end.
 """
 
 from collections import OrderedDict
@@ -35,7 +36,7 @@ DECISIONS_KEPT = 16
 
 @dataclass(frozen=True, slots=True)
 class StepDecided:
-    """All votes for a step have led to a decision. This precedes the answers to them."""
+    """Decision on a step. It precedes the answers to the votes."""
 
     quorum_id: int
     step: int
@@ -47,22 +48,22 @@ Effect = StepDecided | events.VoteAnswered | events.CallRefused
 
 @dataclass(slots=True)
 class _Attempt:
-    """What the present votes are about. The votes themselves are in the records of the ranks."""
+    """An attempt at a step. The votes are in the records of the ranks."""
 
     quorum_id: int
     step: int
 
     is_opened: bool
-    """Opened by a quorum, not by a vote."""
+    """A quorum has opened the attempt, not a vote."""
 
     decision: bool | None = None
 
     is_bound: bool = False
-    """Some vote has named its quorum."""
+    """A vote has named its quorum."""
 
     @property
     def is_inherited(self) -> bool:
-        """An earlier manager may have decided the attempt."""
+        """Return whether an earlier manager may have decided the attempt."""
         return not self.is_opened and self.is_bound and self.decision is None
 
     @property
@@ -71,7 +72,7 @@ class _Attempt:
 
 
 class CommitMachine:
-    """Counts the votes of a group. No time passes here: a waiting vote ends with its call."""
+    """State machine of a group's votes. It has no timeouts; a waiting vote ends with its call."""
 
     def __init__(self, group: ReplicaGroup) -> None:
         self._group = group
@@ -80,12 +81,12 @@ class CommitMachine:
 
     @property
     def votes(self) -> list[PendingVote]:
-        """The votes that wait, in the order in which they came."""
+        """The waiting votes in order of arrival."""
         return sorted((rank.vote for rank in self._group.ranks if rank.vote is not None), key=lambda vote: vote.call)
 
     @property
     def voters(self) -> tuple[int, ...]:
-        """The ranks whose votes wait."""
+        """The ranks with a waiting vote."""
         return tuple(vote.group_rank for vote in self.votes)
 
     @property
@@ -93,28 +94,31 @@ class CommitMachine:
         return any(rank.vote is not None for rank in self._group.ranks)
 
     def open(self, quorum_id: int, step: int) -> list[Effect]:
-        """Begin the attempt at `step`, for which every rank gets quorum `quorum_id`."""
+        """Begin the attempt at `step` for which the ranks receive the quorum."""
         return self._open(_Attempt(quorum_id, step, is_opened=True))
 
     def withdraw(self, call: int) -> None:
-        """Remove a vote whose caller has gone, unless it is bound."""
+        """Remove the vote of an ended call, unless the vote is bound."""
         for rank in self._group.ranks:
             if rank.vote is not None and rank.vote.call == call and not rank.vote.is_bound:
                 rank.vote = None
 
     def lose(self, group_rank: int) -> list[Effect]:
-        """Discard the step if it was opened here and the lost rank has not voted for it."""
+        """Discard the step if the lost rank has not voted, unless an earlier manager may have decided it."""
         attempt = self._attempt
         if attempt is None or attempt.decision is not None or attempt.is_inherited:
             return []
         return self._decide(attempt, False) if self._group.ranks[group_rank].vote is None else []
 
     def note_request(self, request: QuorumRequest, *, has_quorum: bool = True) -> list[Effect]:
-        """Decide the step if a rank's request for a quorum shows what came of it, or rules out its vote.
+        """Decide the step if a rank's request for a quorum shows the decision, or rules out its vote.
 
-        Under a restarted manager the bound yes of another rank may wait for this rank's vote; the state that this rank
-        holds shows what was decided. With `has_quorum` the rank may be let into the step that was opened. Without, it
-        waits for another quorum.
+        The bound yes of another rank may wait for a vote of this rank, which never comes.
+
+        Args:
+            request: The rank's request.
+            has_quorum: Whether the group holds a standing quorum, so that a request for the open step may still lead to
+                a vote.
         """
         attempt, rank = self._attempt, self._group.ranks[request.group_rank]
         if attempt is None or attempt.decision is not None or not attempt.is_bound or rank.vote is not None:
@@ -130,7 +134,7 @@ class CommitMachine:
         return self._note_without_step(attempt, request.group_rank)
 
     def miss(self, group_rank: int, reason: str) -> list[Effect]:
-        """Refuse the votes whose decision only a rank that was lost for good might have known."""
+        """Refuse the votes on an inherited attempt if only this lost rank may have known the decision."""
         attempt, rank = self._attempt, self._group.ranks[group_rank]
         if attempt is None or not attempt.is_inherited or rank.is_without_step or rank.vote is not None:
             return []
@@ -141,6 +145,7 @@ class CommitMachine:
         return self._refuse_all(error)
 
     def vote(self, vote: PendingVote) -> list[Effect]:
+        """Count a vote. Answer all waiting votes if it decides the step."""
         try:
             check_rank(vote.group_rank, self._group.size)
             check_count(vote.step, "step")
@@ -154,7 +159,7 @@ class CommitMachine:
             self._group.ranks[vote.group_rank].knows_decision = True
             return [*effects, _answer(vote, attempt.decision and vote.vote)]
         if attempt.is_inherited and vote.quorum_id is None and not vote.vote:
-            # The rank got no quorum from this manager, so it is in no attempt.
+            # The rank has received no quorum from this manager, so it is in no attempt.
             return [_answer(vote, False), *self._note_without_step(attempt, vote.group_rank)]
         return effects + self._count(attempt, vote)
 
@@ -171,7 +176,7 @@ class CommitMachine:
         return self._decide(attempt, False) if is_complete else []
 
     def _open(self, attempt: _Attempt) -> list[Effect]:
-        """Replace the present attempt. If that has no decision, refuse the votes that wait in it."""
+        """Replace the present attempt. If it has no decision, refuse its waiting votes."""
         old = self._attempt
         self._decided.pop(attempt.key, None)
         effects: list[Effect] = []
@@ -190,8 +195,7 @@ class CommitMachine:
     def _infer(self, vote: PendingVote) -> list[Effect]:
         """Infer the decision on an earlier step from a vote for a later one of the same quorum.
 
-        A rank is let into a step once all ranks have committed the one before it. So of two votes that ranks repeat,
-        the later one shows that the earlier step was committed.
+        A rank enters a step only after all ranks have committed the previous one.
         """
         attempt = self._attempt
         if attempt is None or attempt.is_opened or not attempt.is_bound or vote.quorum_id != attempt.quorum_id:
@@ -202,10 +206,10 @@ class CommitMachine:
         return self._decide(attempt, True) if is_over else []
 
     def _find(self, vote: PendingVote) -> _Attempt | bool:
-        """Return the attempt that the vote is for, or the decision on it if it is over.
+        """Return the attempt of a vote, or the decision on it if it has ended.
 
         Raises:
-            WrongState: the vote is for another step or quorum than the one in flight.
+            WrongState: The vote is for another step or quorum than the present attempt.
         """
         attempt = self._attempt
         quorum_id = vote.quorum_id if vote.quorum_id is not None else attempt.quorum_id if attempt else 0
@@ -226,10 +230,7 @@ class CommitMachine:
         return opened
 
     def _is_over(self, attempt: _Attempt) -> bool:
-        """Return whether every rank knows of the discard, so that the next vote is about the next try.
-
-        A commit stands for ever.
-        """
+        """Return whether all ranks have received a discard, so that the next vote is for the retry."""
         return attempt.decision is False and all(rank.knows_decision for rank in self._group.ranks)
 
     def _reopened(self, attempt: _Attempt) -> _Attempt:

@@ -1,1 +1,1 @@
-"""The process between supervisor and ranks: it forks them, reads their output and reaps their trees."""
+"""The guard process between a supervisor and its ranks: starts them, reads their output and ends their trees."""

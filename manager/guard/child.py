@@ -1,4 +1,8 @@
-"""One process below the guard: how it is started, and what is kept of it until its whole tree is gone."""
+"""A process that the guard has started.
+
+`Child` exists until the last descendant of the process has ended. It starts the process, writes its log file, and holds
+its output and exit status.
+"""
 
 import contextlib
 import errno
@@ -19,14 +23,12 @@ from manager.guard.rules import Lines
 _MAX_ERROR_BYTES = 1 << 16
 LOG_WARNED_EVERY_S = 60.0
 PASSING_ERRORS = frozenset((errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.ESTALE, errno.EFBIG))
-"""What a file system says that is full or away: it may work again."""
+"""Errors of a file system that is full or unreachable, and may recover."""
 
 
 @dataclass(slots=True)
 class Child:
-    """`status`: of the process itself, once it has ended. `kill_at`: when what is left of its tree is killed.
-    `stopped_at`: by a signal, and not continued since. `why`: it was killed by the guard itself. `is_users`: it runs
-    what the user has given, and may start anything; a program of ours starts nothing that stays."""
+    """A process and its descendants."""
 
     number: int
     label: str
@@ -36,24 +38,29 @@ class Child:
     pid: int = 0
     output: int = -1
     log: io.FileIO | None = None
-    unlogged_bytes: int = 0  # since the log could be written last
+    unlogged_bytes: int = 0  # lost since the last successful write to the log
     warned_at: float = -LOG_WARNED_EVERY_S
-    popen: "subprocess.Popen[bytes] | None" = None  # None until it is started
+    popen: "subprocess.Popen[bytes] | None" = None  # None until the start
     lines: Lines = field(default_factory=Lines)
-    status: int | None = None
-    kill_at: float | None = None
-    stopped_at: float | None = None
-    why: str = ""
-    is_paused: bool = False
+    status: int | None = None  # exit status, None until the process itself has ended
+    kill_at: float | None = None  # when the rest of the tree is killed
+    stopped_at: float | None = None  # when a signal stopped the process, None if it runs
+    why: str = ""  # reason if the guard itself has killed the process
+    is_paused: bool = False  # its output is not read at present
     is_read: bool = False  # it has closed its output
-    is_users: bool = False
+    is_users: bool = False  # a command of the user, which may leave strays; our own programs leave none
 
     @property
     def mark(self) -> str:
         return f"{os.getpid()}.{self.number:08d}."
 
     def spawn(self, argv: Sequence[str], more: Mapping[str, str], *, has_input: bool) -> None:
-        """Start `argv`. Raises OSError or subprocess.SubprocessError."""
+        """Start `argv` with `more` environment variables, and with an open pipe as standard input if `has_input`.
+
+        Raises:
+            OSError: The command cannot be run.
+            subprocess.SubprocessError: The new process cannot be prepared.
+        """
         guard = os.getpid()
         ours, its = os.pipe()
         try:
@@ -82,11 +89,11 @@ class Child:
     def write_log(self, data: bytes) -> str:
         """Append `data` to the log.
 
-        A file system that is full or away never ends a rank: its output is read on, and logged again when there is
-        room.
+        A full or unreachable file system never ends a rank. Its output is still read, and logged again later.
 
         Returns:
-            A line for people when the log begins to fail, and when it works again; else an empty one.
+            A line for people when the log begins to fail, repeated at most every LOG_WARNED_EVERY_S, and when it works
+            again. Otherwise an empty string.
         """
         if self.log_path is None:
             return ""
@@ -106,7 +113,7 @@ class Child:
         return f"{self.log_path} is written again; {missing} bytes are missing before this" if missing else ""
 
     def open_log(self) -> str:
-        """Open the log before the start, and return a line for people if its file system is full or away.
+        """Open the log before the start. Return a line for people if its file system is full or unreachable.
 
         Raises:
             OSError: The path can never be a log.
@@ -123,7 +130,7 @@ class Child:
     def _close_log(self) -> None:
         log, self.log = self.log, None
         if log is not None:
-            with contextlib.suppress(OSError):  # NFS reports there what it could not write
+            with contextlib.suppress(OSError):  # NFS reports failed writes here
                 log.close()
 
     def close(self) -> None:
@@ -134,7 +141,7 @@ class Child:
             self.popen.stdin.close()
 
     def error(self) -> str:
-        """What it has left in its error file, which goes."""
+        """Return the contents of the process's error file, and delete the file."""
         try:
             with self.error_file.open("rb") as file:
                 text = file.read(_MAX_ERROR_BYTES).decode(errors="replace")
@@ -145,8 +152,12 @@ class Child:
 
 
 def open_log(path: str) -> io.FileIO:
-    """To append to; for this user alone. Its name can be guessed: a link, a pipe, or a file of another user that waits
-    there is refused. Raises OSError."""
+    """Open a log file for appending, readable by this user only.
+
+    Raises:
+        OSError: The file cannot be opened, or is a link, a pipe or another user's file. Others can guess its name, and
+            may have created it.
+    """
     make_private(Path(path).parent)
     how = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
     not_plain = OSError(errno.EPERM, "is no plain file of this user alone; remove it, or name another --log-dir", path)
@@ -164,7 +175,7 @@ def open_log(path: str) -> io.FileIO:
 def _prepare(guard: int) -> None:
     die_with(guard)
     for number in signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}:
-        # A job in the background ignores SIGINT, and would hand that on.
+        # A background job of a shell ignores SIGINT, and its children would inherit that.
         if signal.getsignal(number) not in (None, signal.SIG_DFL):
             signal.signal(number, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_SETMASK, ())

@@ -1,4 +1,8 @@
-"""The supervisor's end of the guard: orders to it, and what has become of the processes that it started."""
+"""The supervisor's connection to the guard process.
+
+`GuardClient` starts the guard (guard.py), sends it orders and receives the ends of the processes that it has started.
+If the guard is killed, its children die with it, and the supervisor, a subreaper, kills their orphaned descendants.
+"""
 
 import asyncio
 import itertools
@@ -26,7 +30,7 @@ AWAKE_EVERY_S = 0.5
 SWEPT_EVERY_S = 0.01
 MAX_CAUSE_CHARS = 500
 
-# Only the standard library, and then our own folder: nothing of the user's can stand in the way.
+# The guard searches the standard library first, then our folder. Modules of the user cannot shadow either.
 _CODE = "import sys; sys.path.append(sys.argv.pop()); from manager.guard.guard import main; main()"
 _OURS = str(Path(__file__).resolve().parents[2])
 _RANK_SITE = str(Path(__file__).resolve().with_name("rank_site"))
@@ -34,33 +38,36 @@ _RANK_SITE = str(Path(__file__).resolve().with_name("rank_site"))
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """`env` is added to the supervisor's own. `log`: a file that takes its output, which is shown as well if
-    `is_shown`. `has_input`: its standard input stays open, and closes with the guard."""
+    """A process to start."""
 
     argv: tuple[str, ...]
-    env: Mapping[str, str]
-    label: str
-    log: str | None = None
-    is_shown: bool = True
-    has_input: bool = False
+    env: Mapping[str, str]  # added to the supervisor's environment
+    label: str  # prefix of each line of its output
+    log: str | None = None  # file for its output, or None
+    is_shown: bool = True  # print its output
+    has_input: bool = False  # its standard input is a pipe that closes with the guard
 
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """`status` as subprocess gives it. `cause`: why the guard has killed it, or what an error file of torch's @record
-    says."""
+    """End of a process and all of its descendants."""
 
-    status: int
-    output: tuple[str, ...]
-    cause: str = ""
+    status: int  # as in subprocess
+    output: tuple[str, ...]  # last lines
+    cause: str = ""  # why the guard has killed it, or the message in the error file of torch's @record
 
 
 class GuardClient:
-    """manager/guard/guard.py as a child process. To be started before gRPC is used, and attached to the loop."""
+    """The guard as a child process. Create it before gRPC is used, and `run` it on the event loop."""
 
     def __init__(self, *, observes: bool = False, is_all: bool = False) -> None:
-        """`observes`: scripts that make a process group are observed. `is_all`: this process starts others by the guard
-        alone: all that a killed guard leaves is killed, whatever it has made of itself."""
+        """Start the guard.
+
+        Args:
+            observes: Whether to observe scripts that create a process group (rank_site/sitecustomize.py).
+            is_all: Whether this process starts others only through the guard. Then all descendants that a killed guard
+                leaves behind are killed, even those without its mark.
+        """
         ours, its = socket.socketpair()
         command = [sys.executable, "-P", "-S", "-E", "-c", _CODE, str(its.fileno()), str(os.getpid()), _OURS]
         env = grpc_environment.without_our_defaults(os.environ)
@@ -72,7 +79,7 @@ class GuardClient:
                 start_new_session=True,
                 env=_with_rank_site(env) if observes else env,
             )
-        process_tree.become_subreaper()  # for what a guard that is killed leaves behind
+        process_tree.become_subreaper()  # adopts the descendants of a killed guard
         self._socket = ours
         self._is_all = is_all
         self._numbers = itertools.count(1)
@@ -80,14 +87,14 @@ class GuardClient:
         self._tails: dict[int, asyncio.Future[tuple[str, ...]]] = {}
         self._writer: asyncio.StreamWriter | None = None
         self._has_ended = False
-        self._unsent: list[bytes] = []  # from before run()
+        self._unsent: list[bytes] = []  # orders given before run()
 
     @property
     def pid(self) -> int:
         return self._process.pid
 
     def start(self, command: Command, on_end: Callable[[Ended], None]) -> int:
-        """Its number. `on_end` is called on the loop when nothing of it runs any more."""
+        """Start a process and return its number. Call `on_end` once it and all its descendants have ended."""
         number = next(self._numbers)
         self._on_end[number] = on_end
         self._say(
@@ -102,18 +109,20 @@ class GuardClient:
         return number
 
     def halt(self, number: int, grace_s: float) -> None:
-        """SIGTERM, and SIGKILL to what is left of it after `grace_s`. A guard that does not see to that is killed, and
-        what it has started with it."""
+        """Send SIGTERM to the process group, and SIGKILL to the whole tree after `grace_s` seconds.
+
+        If the guard does not do this within another END_TIMEOUT_S, it is killed with all its processes.
+        """
         self._wake()
         self._say(halt=number, grace_s=grace_s)
         asyncio.get_running_loop().call_later(grace_s + END_TIMEOUT_S, self._check_end, number)
 
     def pass_on(self, number: int, signal_number: int) -> None:
-        """Send a signal to those processes of it that handle it."""
+        """Send a signal to the processes of this tree that handle it."""
         self._say(**{"signal": number, "pass": signal_number})
 
     async def tail(self, number: int) -> tuple[str, ...]:
-        """The last lines that it has written so far; it may have ended. None where the guard has."""
+        """Return the last output lines of a process, or an empty tuple if the process or the guard has ended."""
         if self._has_ended:
             return ()
         if number not in self._tails:
@@ -122,7 +131,7 @@ class GuardClient:
         return await asyncio.shield(self._tails[number])
 
     async def run(self) -> int:
-        """Call what waits for the ends of processes; returns, with the guard's own status, when the guard has ended."""
+        """Receive the ends of processes until the guard ends. Return the guard's exit status."""
         reader, self._writer = await asyncio.open_unix_connection(sock=self._socket, limit=1 << 20)
         self._writer.writelines(self._unsent)
         watching = asyncio.create_task(self._keep_awake(), name="guard is awake")
@@ -142,7 +151,7 @@ class GuardClient:
         return status
 
     async def stop(self) -> None:
-        """All that it has started is killed, and it ends."""
+        """Kill all processes of the guard, and wait for its end."""
         if self._writer is not None:
             self._writer.close()
         else:
@@ -150,12 +159,12 @@ class GuardClient:
         await self._wait()
 
     def kill_now(self) -> None:
-        """For a supervisor that does not come to run(): blocks until nothing of it is left."""
+        """Kill all processes of the guard and block until it has ended. For a supervisor that never calls `run`."""
         self._socket.close()
         self._process.wait(END_TIMEOUT_S)
 
     async def _keep_awake(self) -> None:
-        """A guard that is stopped neither ends ranks nor tells of their ends."""
+        """Continue the guard if a signal has stopped it, because then it neither ends ranks nor reports their ends."""
         while True:
             await asyncio.sleep(AWAKE_EVERY_S)
             if process_tree.is_stopped(self.pid):
@@ -199,7 +208,7 @@ class GuardClient:
         return status
 
     async def _sweep(self) -> None:
-        """What a guard that was killed has left: its own children died with it, theirs are ours now."""
+        """Kill the processes that a killed guard has left. Its children died with it, and we have adopted theirs."""
         clock = asyncio.get_running_loop().time
         ends_at = clock() + END_TIMEOUT_S
         while (left := self._left()) and clock() < ends_at:
@@ -212,12 +221,12 @@ class GuardClient:
 
 
 def _output(event: Mapping[str, Any]) -> tuple[str, ...]:
-    """What a process has written last goes into logs, incidents and debug bundles."""
+    """Return output lines without credentials, because they appear in logs, incidents and debug bundles."""
     return tuple(map(without_credentials, event["output"]))
 
 
 def cause_of(error_file: str) -> str:
-    """What an error file of torch's @record says, in one line."""
+    """Return the message in an error file of torch's @record, in one line."""
     try:
         message = json.loads(error_file)["message"]
         text = message["message"] if isinstance(message, dict) else message
@@ -231,6 +240,6 @@ def shown(output: Sequence[str]) -> str:
 
 
 def _with_rank_site(variables: Mapping[str, str]) -> dict[str, str]:
-    """What runs in each Python below the guard before its script does; the guard itself does not look there."""
+    """Add rank_site to PYTHONPATH, so that each Python below the guard imports it. The guard itself ignores it (-E)."""
     path = filter(None, (_RANK_SITE, variables.get("PYTHONPATH")))
     return {**variables, "PYTHONPATH": os.pathsep.join(path)}

@@ -1,18 +1,20 @@
-"""The process between a supervisor and its ranks: it forks them, reads what they write, and leaves none behind.
+"""The guard process between a supervisor and its ranks.
 
-A process of its own, since gRPC and fork do not go together, and since it must outlive a supervisor that is killed. It
-takes orders as lines of JSON from a socket, and says there what has happened:
+It starts the ranks, reads their output, and lets none of their descendants survive. It is a separate process because
+gRPC does not survive a fork, and because it must outlive a supervisor that is killed. It receives orders as lines of
+JSON on a socket, and sends results there:
 
     {"start": 1, "argv": [...], "env": {...}, "label": "a/0", "log": "...", "is_shown": true, "has_input": false}
     {"halt": 1, "grace_s": 10}
-    {"signal": 1, "pass": 10}             to the processes of 1 that handle it
+    {"signal": 1, "pass": 10}             for the processes of number 1 that handle signal 10
     {"tail": 1}
-    -> {"tail": 1, "output": [...]}                                   the last lines so far
-    -> {"ended": 1, "status": -9, "output": [...], "error": "...", "why": "..."}   when the whole tree is gone
+    -> {"tail": 1, "output": [...]}                                                last lines
+    -> {"ended": 1, "status": -9, "output": [...], "error": "...", "why": "..."}   end of the whole tree
 
-A process that stays stopped by a signal (SIGSTOP) keeps its slot and its GPU and does nothing: it is killed, and `why`
-says so. When the socket closes, everything is killed. Each process leads a session of its own and is killed by the
-kernel if this one dies. It imports nothing but the standard library and a few files of ours, which do the same.
+When the socket closes, the guard kills all processes and ends. A process that a signal has stopped (SIGSTOP) still
+occupies its slot and its GPU, so the guard kills it after STOPPED_S and reports this in `why`. Each process leads its
+own session, and the kernel kills it if the guard dies. The guard imports only the standard library and a few of our
+modules that do the same.
 """
 
 import contextlib
@@ -35,11 +37,10 @@ from manager.guard.child import PASSING_ERRORS, Child
 from manager.guard.rules import Outlet
 
 _POLL_S = 0.02
-_UNKILLABLE_S = 5.0
+_UNKILLABLE_S = 5.0  # processes that survive SIGKILL for this time are reported and abandoned
 _READ_BYTES = 1 << 16
-_REST_S = 1.0
-STOPPED_S = 12.0
-"""How long a process may be stopped. A manager gives up a rank whose watch has died as late."""
+_REST_S = 1.0  # time to write the remaining output at the end
+STOPPED_S = 12.0  # limit for a stopped process; a manager gives up a rank with a dead watch after the same time
 
 
 class Guard:
@@ -47,7 +48,7 @@ class Guard:
         self._control = control
         self._folder = Path(tempfile.mkdtemp(prefix="lighthouse-run-"))
         self._children: dict[int, Child] = {}
-        self._strays_until: float | None = None  # until then they are looked for
+        self._strays_until: float | None = None  # end of the search for strays
         self._outlet = Outlet()
         self._selector = selectors.PollSelector()
         self._pending = b""
@@ -56,7 +57,7 @@ class Guard:
         self._is_writing = False
 
     def run(self) -> None:
-        """Until the control socket closes."""
+        """Serve orders until the control socket closes, then kill all processes."""
         woken, wake = os.pipe()
         for descriptor in (woken, wake):
             os.set_blocking(descriptor, False)
@@ -162,7 +163,7 @@ class Guard:
         now = time.monotonic()
         for child in list(self._children.values()):
             if child.status is not None and child.kill_at is None:
-                child.kill_at = now  # nothing else stops what it has left behind
+                child.kill_at = now  # its descendants would continue
             if child.stopped_at is not None and now >= child.stopped_at + STOPPED_S:
                 child.stopped_at = None
                 if child.kill_at is None:
@@ -175,7 +176,7 @@ class Guard:
         self._end_strays()
 
     def _end_strays(self) -> None:
-        """What has left its rank in every way: it ends when no rank runs any more that can have started it."""
+        """Kill the strays that no running rank can have started."""
         if self._strays_until is None:
             return
         here = self._children.values()
@@ -202,7 +203,7 @@ class Guard:
         self._say({"ended": child.number, "status": status, "output": output, "error": child.error(), "why": child.why})
 
     def _end_all(self) -> None:
-        """Everything below this process, and whatever that starts meanwhile."""
+        """Kill all descendants of the guard, including new ones."""
         ends_at = time.monotonic() + _UNKILLABLE_S
         while (left := process_tree.descendants(os.getpid())) and time.monotonic() < ends_at:
             process_tree.kill(left)
@@ -212,7 +213,7 @@ class Guard:
     # -- output
 
     def _read_output(self, child: Child) -> bool:
-        """Whether there may be more."""
+        """Read the available output of a process. Return whether there may be more."""
         try:
             data = os.read(child.output, _READ_BYTES)
         except BlockingIOError:
@@ -240,7 +241,7 @@ class Guard:
         self._selector.register(child.output, selectors.EVENT_READ, lambda: self._read_output(child))
 
     def _regulate(self) -> None:
-        """A rank that writes faster than our own output is read waits, as at any pipe; orders never wait for that."""
+        """Stop reading from ranks while our own output is blocked, so that they block as on any pipe."""
         if self._outlet.has_some != self._is_writing:
             self._is_writing = self._outlet.has_some
             if self._is_writing:
@@ -260,12 +261,12 @@ class Guard:
         except BlockingIOError:
             return
         except OSError as e:
-            self._is_muted = e.errno not in PASSING_ERRORS  # else it is not read any more
+            self._is_muted = e.errno not in PASSING_ERRORS  # any other error means a closed reader
             while piece := self._outlet.piece():
                 self._outlet.taken(len(piece))
 
     def _write_rest(self) -> None:
-        """What ranks have said last; a reader that has stopped is not waited for."""
+        """Write the ranks' last output, for at most _REST_S, because the reader may have stopped."""
         poll = select.poll()
         poll.register(sys.stdout.fileno(), select.POLLOUT)
         ends_at = time.monotonic() + _REST_S
@@ -285,7 +286,7 @@ def _is_due(child: Child, now: float) -> bool:
 
 
 def main() -> None:
-    """Arguments: the descriptor of the control socket, the pid of the supervisor."""
+    """Run the guard. The arguments are the descriptor of the control socket and the pid of the supervisor."""
     control = socket.socket(fileno=int(sys.argv[1]))
     decided = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
     for number in (*decided, signal.SIGPIPE):

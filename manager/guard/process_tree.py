@@ -1,8 +1,8 @@
-"""The processes that descend from this one, by /proc, and their end.
+"""Descendants of a process, found in /proc.
 
-A process that left its parent, its process group and its session still descends from the next subreaper, and carries
-the mark in its environment that its ancestor was started with. A stray has thrown off that, too (`setsid env -i`): it
-is known as a child of the subreaper that this one has not started.
+A process that has left its parent, its process group and its session still descends from the next subreaper, and still
+has the mark of its ancestor in its environment (MARK_VARIABLE). A stray has dropped the mark, too (`setsid env -i`). It
+is recognized as a child of the subreaper that the subreaper has not started.
 """
 
 import contextlib
@@ -19,24 +19,23 @@ MARK_VARIABLE = "LIGHTHOUSE_TREE"
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 _LIBC = ctypes.CDLL(None)
-EXEC_LOOKS = 100
-"""At a process in the middle of an exec, a millisecond apart. A machine that stands still uses up only one."""
+EXEC_LOOKS = 100  # reads of a process within an exec, 1 ms apart; a deadline could expire during a pause of the host
 
 
 def become_subreaper() -> None:
-    """Orphans below this process become its children."""
+    """Make orphaned descendants of this process its children."""
     _LIBC.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
 def die_with(parent: int) -> None:
-    """Let the kernel kill this process when `parent` ends."""
+    """Make the kernel kill this process when `parent` ends."""
     _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     if os.getppid() != parent:
         os._exit(1)
 
 
 def descendants(root: int) -> list[int]:
-    """Those that run; a zombie has ended."""
+    """Return the running descendants of a process, without zombies."""
     children: defaultdict[int, list[int]] = defaultdict(list)
     for pid, parent in _parents():
         children[parent].append(pid)
@@ -49,21 +48,21 @@ def descendants(root: int) -> list[int]:
 
 
 def marked(root: int, mark: str, session: int = 0) -> list[int]:
-    """The descendants of `root` in that session, or with a mark that begins with `mark`."""
+    """Return the descendants of `root` in a session, or with a mark that begins with `mark`."""
     sign = f"{MARK_VARIABLE}={mark}".encode()
     return [pid for pid in descendants(root) if (session and _session(pid) == session) or sign in environment(pid)]
 
 
 @dataclass(frozen=True, slots=True)
 class Stray:
-    """`tree`: it and what descends from it. `born_at` in the clock ticks of born_at()."""
+    """Process that has dropped the mark of its ancestor."""
 
-    tree: list[int]
-    born_at: int
+    tree: list[int]  # the process and its descendants
+    born_at: int  # as returned by born_at()
 
 
 def strays(root: int, known: Collection[int], marks: Collection[str]) -> list[Stray]:
-    """The children of `root` that are not `known`, and carry none of these marks. All of `known` are its children."""
+    """Return the children of `root` that it has not started itself (`known`) and that have none of its `marks`."""
     signs = [f"{MARK_VARIABLE}={mark}".encode() for mark in marks]
     children = [pid for pid, parent in _parents() if parent == root and pid not in known and not _is_zombie(pid)]
     found = [pid for pid in children if not any(sign in environment(pid) for sign in signs)]
@@ -71,34 +70,36 @@ def strays(root: int, known: Collection[int], marks: Collection[str]) -> list[St
 
 
 def environment(pid: int) -> bytes:
-    """As the process was started; empty where it has gone, is another user's, or was started without any.
+    """Return the environment with which a process was started, in the format of /proc/PID/environ.
 
-    In the middle of an exec a process has neither this nor a command line: it is looked at again until it has.
+    It is empty if the process has ended, belongs to another user, or was started without one. Within an exec a process
+    has neither an environment nor a command line, so the read is repeated.
     """
     for _ in range(EXEC_LOOKS):
         if (found := _read(pid, "environ")) or not _has_memory(pid):
             return found
         if _read(pid, "cmdline"):
-            return _read(pid, "environ")  # the exec may have ended between the first two looks
+            return _read(pid, "environ")  # the exec may have ended between the two reads above
         time.sleep(0.001)
     return b""
 
 
 def born_at(pid: int) -> int:
-    """In clock ticks since the host has started; 0 where the process has gone."""
+    """Return the start time of a process in clock ticks since boot, or 0 if it has ended."""
     fields = _stat(pid)
     return int(fields[19]) if fields else 0
 
 
 def is_stopped(pid: int) -> bool:
-    """By a signal."""
+    """Return whether a signal has stopped the process."""
     return _stat(pid)[:1] == ["T"]
 
 
 def pass_on(root: int, number: int) -> bool:
-    """Send a signal to `root` if it handles it, else to the nearest processes below it that do; whether any does.
+    """Send a signal to `root` if it handles it, else to its nearest descendants that do. Return whether any does.
 
-    What a process forks has its handlers: a rank's data loaders are not reached. A process without a handler would end.
+    A process without a handler would end. Forked processes inherit the handlers, so the search stops at a rank and does
+    not reach its data loaders.
     """
     children: defaultdict[int, list[int]] = defaultdict(list)
     for pid, parent in _parents():
@@ -122,7 +123,7 @@ def _handles(pid: int, number: int) -> bool:
 
 def kill(pids: list[int]) -> None:
     for pid in pids:
-        with contextlib.suppress(ProcessLookupError, PermissionError):  # one that has become another user's stays
+        with contextlib.suppress(ProcessLookupError, PermissionError):  # a process that has changed its user
             os.kill(pid, signal.SIGKILL)
 
 
@@ -139,13 +140,13 @@ def _is_zombie(pid: int) -> bool:
 
 
 def _has_memory(pid: int) -> bool:
-    """Neither a zombie nor one of the kernel's threads: these have no environment."""
+    """Return whether the process is neither a zombie nor a kernel thread, which have no environment."""
     fields = _stat(pid)
     return bool(fields) and int(fields[20]) > 0
 
 
 def _stat(pid: int) -> list[str]:
-    """From the state on; nothing where the process has gone."""
+    """Return the fields of /proc/PID/stat from the state on, or an empty list if the process has ended."""
     try:
         return Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()
     except OSError:
@@ -160,7 +161,7 @@ def _session(pid: int) -> int:
 
 
 def _read(pid: int, name: str) -> bytes:
-    """Nothing where the process has gone, or is another user's."""
+    """Return a file of /proc/PID, empty if the process has ended or belongs to another user."""
     try:
         return Path(f"/proc/{pid}/{name}").read_bytes()
     except OSError:

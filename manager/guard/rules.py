@@ -1,11 +1,15 @@
-"""An exit status in words."""
+"""Exit statuses in words, and the output of ranks. No I/O.
+
+`Lines` cuts a rank's output into lines and retains the last ones, which show why the rank died. `Outlet` is the queue
+of prefixed lines for the guard's standard output.
+"""
 
 import signal
 from collections import deque
 
 
 def described(status: int) -> str:
-    """For people: exit code 1, SIGSEGV."""
+    """Describe an exit status for people: "exit code 1" or "SIGSEGV"."""
     if status >= 0:
         return f"exit code {status}"
     try:
@@ -15,25 +19,21 @@ def described(status: int) -> str:
     return f"{name} (kill -9, or the kernel was out of memory)" if name == "SIGKILL" else name
 
 
-# -- output -------------------------------------------------------------------
-#
-# What ranks write: cut into lines, prefixed, and the last of it kept to show why a rank died. No I/O.
-
 TAIL_LINES = 20
 MAX_LINE_BYTES = 4096
 MAX_TAIL_CHARS = 400
-PIECE_BYTES = 4096  # a pipe that has room takes so much without blocking
+PIECE_BYTES = 4096  # PIPE_BUF: a writable pipe takes this without blocking
 
 
 class Lines:
-    """Bytes in, whole lines out; a line that does not end is cut at MAX_LINE_BYTES."""
+    """Splitter of a byte stream into lines. Unfinished lines are cut at MAX_LINE_BYTES."""
 
     def __init__(self) -> None:
         self._rest = b""
         self._tail: deque[bytes] = deque(maxlen=TAIL_LINES)
 
     def feed(self, data: bytes) -> list[bytes]:
-        """The lines that are complete now, without their ends."""
+        """Add data, and return the lines that are complete now, without their line ends."""
         *lines, self._rest = (self._rest + data).split(b"\n")
         while len(self._rest) > MAX_LINE_BYTES:
             lines.append(self._rest[:MAX_LINE_BYTES])
@@ -42,23 +42,23 @@ class Lines:
         return lines
 
     def end(self) -> list[bytes]:
-        """What was written without a line end."""
+        """Return the unfinished last line, if there is one."""
         return self.feed(b"\n") if self._rest else []
 
     @property
     def tail(self) -> list[str]:
-        """The last lines that are not empty, as text that is safe to show."""
+        """The last non-empty lines, as printable text."""
         return [_shown(line) for line in self._tail]
 
     @property
     def so_far(self) -> list[str]:
-        """The same with a line that has not ended yet: a progress bar, say."""
+        """The tail with the unfinished line, which may be a progress bar."""
         rest = [_shown(self._rest)] if self._rest.strip() else []
         return [*self.tail, *rest][-TAIL_LINES:]
 
 
 class Outlet:
-    """Lines that wait for their reader: taken in pieces that a pipe with room takes at once."""
+    """Queue of output lines, read in pieces that a writable pipe takes without blocking."""
 
     def __init__(self, limit_bytes: int = 1 << 20) -> None:
         self._limit_bytes = limit_bytes
@@ -80,7 +80,7 @@ class Outlet:
             self._bytes += len(whole)
 
     def piece(self) -> bytes:
-        """Whole lines, if they fit; nothing is taken away until taken()."""
+        """Return the next piece, of whole lines if they fit. `taken` removes it."""
         piece = b""
         for line in self._queue:
             if piece and len(piece) + len(line) > PIECE_BYTES:
@@ -99,6 +99,6 @@ class Outlet:
 
 
 def _shown(line: bytes) -> str:
-    """Of what is written over itself, the last."""
+    """Return a line as printable text. If carriage returns overwrite it, return its last version."""
     text = (line.rstrip(b"\r").rpartition(b"\r")[2] or line).decode(errors="replace").expandtabs(4)[:MAX_TAIL_CHARS]
     return "".join(character if character.isprintable() else "\N{REPLACEMENT CHARACTER}" for character in text)

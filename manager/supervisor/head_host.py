@@ -1,7 +1,7 @@
 """Host 0 of a group under `lighthouse-manager run`.
 
-`HeadHost` runs the group's manager, store and supervision, and the ranks on host 0. `WorkerHosts` is its side of
-the connections to the group's other hosts: it sends start and stop orders and receives the ends of ranks. Their side is
+`HeadHost` runs the group's manager, store and supervision, and the ranks on host 0. `WorkerHosts` is its side of the
+connections to the group's other hosts: it sends start and stop orders and receives the ends of ranks. The other side is
 in worker_host.py.
 """
 
@@ -80,7 +80,7 @@ class WorkerHosts:
             sender.send(NODE_RESPONSES.write(message))
 
     async def look(self, request: WatchHello) -> ProcessSnapshot:
-        """Ask all other hosts to inspect a rank's process; the one that runs it answers."""
+        """Ask all other hosts to inspect a rank's process. The host that runs it answers."""
         if not self._senders:
             return ProcessSnapshot(missing=(ELSEWHERE,))
         number = next(self._numbers)

@@ -81,9 +81,9 @@ class SupervisorLink:
         self._report.exclude(reason)
 
     async def close(self) -> None:
-        """Send what is left and close the stream.
+        """Send the pending messages and close the stream.
 
-        It waits up to STOP_TIMEOUT_S until a stop request has arrived: other supervisors may not know of it.
+        Wait up to STOP_TIMEOUT_S until a stop request has arrived, because it may be new to the other supervisors.
         """
         if self._task is None:
             return

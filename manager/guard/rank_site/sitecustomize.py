@@ -1,8 +1,9 @@
-"""Python imports this before a rank's script: its folder stands first on PYTHONPATH (guard/client.py).
+"""Observation of ranks without an Agent. Python imports this module before a rank's script.
 
-Where the script makes its first process group, and agent_client is installed, the rank is observed from then on
-(agent_client.observe). Until then nothing is imported, torch least of all: what loads torch.distributed is the script.
-A file that stands alone: the ranks' interpreter must find nothing of ours among its modules.
+Its folder is first on PYTHONPATH (guard/client.py). When the script creates its first process group, the rank is
+observed from then on (agent_client.observe), if agent_client is installed. Before that the module imports neither torch
+nor our packages; only the script loads torch.distributed. The folder contains no other module, so the ranks'
+interpreter finds none of our modules there.
 """
 
 # pyright: basic
@@ -14,7 +15,7 @@ _WATCHED = "torch.distributed.distributed_c10d"
 
 
 class _Finder:
-    """For the first import of one module, whose loader it replaces for that long."""
+    """Import hook that replaces the loader of one module, for its first import."""
 
     def find_spec(self, name, path=None, target=None):
         if name != _WATCHED:
@@ -47,7 +48,7 @@ def _observed(init_process_group):
     @wraps(init_process_group)
     def observed(*args, **options):
         rank = args[4] if len(args) > 4 else options.get("rank", -1)
-        if str(rank) in ("-1", os.environ.get("RANK")):  # else it is a process that the rank has started
+        if str(rank) in ("-1", os.environ.get("RANK")):  # not in other processes of the script
             _observe()
         return init_process_group(*args, **options)
 
@@ -55,7 +56,7 @@ def _observed(init_process_group):
 
 
 def _observe() -> None:
-    """Whatever fails, the script goes on."""
+    """Observe this rank. An error never stops the script."""
     try:
         from agent_client.step.observer import observe
 
@@ -66,7 +67,7 @@ def _observe() -> None:
 
 
 def _import_next() -> None:
-    """The sitecustomize that would have been imported instead of this one."""
+    """Import the sitecustomize that this module shadows."""
     own_module, own_folder = sys.modules.pop(__name__), os.path.dirname(os.path.abspath(__file__))
     sys.path[:] = [entry for entry in sys.path if os.path.abspath(entry) != own_folder]
     try:

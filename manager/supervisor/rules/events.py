@@ -5,8 +5,6 @@ Events report what happened to hosts, ranks and the run. Effects are what the dr
 
 from dataclasses import dataclass
 
-# -- events
-
 
 @dataclass(frozen=True, slots=True)
 class HostReady:
@@ -98,8 +96,6 @@ Event = (
     | KillAsked
     | EndAsked
 )
-
-# -- effects
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,8 +15,6 @@ from lighthouse_protocol.identity import supervisor_name
 from lighthouse_protocol.limits import DEFAULT_STRIDE, STORE_PORT_OFFSET
 from manager.supervisor.rules.machine import Layout
 
-# -- torchrun: only one of torchrun and the supervisor may restart ranks
-
 _MODULES = ("torch.distributed.run", "torch.distributed.launch")
 _FAILURE = re.compile(r"rank\s*:\s*(\d+) \(local_rank.*?exitcode\s*:\s*(-?\d+)\s*\(pid: (\d+)", re.DOTALL)
 
@@ -25,7 +23,7 @@ _FAILURE = re.compile(r"rank\s*:\s*(\d+) \(local_rank.*?exitcode\s*:\s*(-?\d+)\s
 class Torchrun:
     """Options of torchrun on the command line."""
 
-    max_restarts: str
+    max_restarts: str  # must be "0", because only the supervisor restarts ranks
     world_size: int | None  # None if the options do not contain numbers
     master_port: int | None = None  # None if the supervisor chooses it, 0 if torchrun does at each start
 

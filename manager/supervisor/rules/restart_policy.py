@@ -141,12 +141,6 @@ class RestartBudget:
         return None
 
 
-# -- report: what the lighthouse must receive across broken streams
-#
-# A requested stop and an excluded host are states: each new stream starts with them. A loss is an event. It is sent
-# once a stream is open, and again on the next stream if the previous one broke soon afterwards; the lighthouse counts
-# it once.
-
 MAX_KEPT_LOSSES = 1000
 # How long to retry under a name that is taken: the lighthouse may not have noticed the predecessor's end.
 DUPLICATE_TIMEOUT_S = 45.0
@@ -155,7 +149,11 @@ DOUBT_S = 60.0
 
 
 class Report:
-    """Reports of a supervisor. `send` is called only between `welcomed` and `ended`."""
+    """Reports of a supervisor to the lighthouse. `send` is called only between `welcomed` and `ended`.
+
+    A requested stop and an excluded host are states, with which each new stream begins. A loss is an event. It is sent
+    again if the stream breaks soon afterwards, and the lighthouse counts it once.
+    """
 
     def __init__(self, send: Callable[[StopAsked | HostExcluded | ProcessLost], None]) -> None:
         self.stop: StopAsked | None = None
