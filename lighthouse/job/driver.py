@@ -1,6 +1,9 @@
-"""One job: its machine is fed, its effects are performed in order, one timer is set again.
+"""Driver of one job: it feeds the `QuorumMachine`, performs the returned effects in order, and sets one timer.
 
-Synchronous: time, sessions, waiting calls and the journal are ports, so the simulator runs this very code.
+The driver is synchronous. Time, sessions, waiting calls and the store are ports, so the simulator runs the same code.
+`WaitingJoins` holds the calls that wait for a quorum, `SessionTable` the open sessions of managers, and
+`WorldBroadcast` sends managers the size of the world when it changes. A record is stored before the messages that
+depend on it are sent.
 """
 
 import itertools
@@ -77,23 +80,17 @@ from lighthouse_runtime.timing.timers import DeadlineTimer, SustainedNotice
 log = logging.getLogger(__name__)
 
 
-# -- waiting joins ------------------------------------------------------------
-#
-# Joins that wait for a quorum: each by a call of its own, or by a session.
-
-
 class Handout:
-    """A quorum as it is handed out, and what has changed since the one before, which most managers hold. Of that, and
-    of its digest, nothing is reckoned before somebody needs it, and all of it once."""
+    """A new quorum, with the change for managers that hold the previous one. Computed once, on demand."""
 
     def __init__(self, quorum: Quorum, before: "Handout | None" = None) -> None:
         self._quorum = quorum
         self._before = before
         if before is not None:
-            before._before = None
+            before._before = None  # otherwise every quorum would keep all earlier ones alive
 
     def change_for(self, held: str) -> QuorumChange | None:
-        """For a manager that holds the quorum of that digest; None: it needs the whole list."""
+        """Return the change for a manager whose quorum has the digest `held`, or None if it needs the list."""
         if not held or self._before is None or held != self._before._named.digest:
             return None
         return self._change
@@ -109,23 +106,21 @@ class Handout:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """`secret`: of the quorum's members, for those that have sessions. `handout`: None for a quorum that is told whole
-    to whoever asks."""
+    """Answer to a join."""
 
     quorum: Quorum
     stands: bool
-    secret: str = field(default="", repr=False)
-    handout: Handout | None = field(default=None, repr=False)
+    secret: str = field(default="", repr=False)  # known to the quorum's members with sessions
+    handout: Handout | None = field(default=None, repr=False)  # None for a quorum that is always sent whole
 
 
 @dataclass(frozen=True, slots=True)
 class SessionReply:
-    """Join number `join` of a session, and the digest of the quorum that its manager holds. A
-    lighthouse_runtime.ports.Reply."""
+    """Reply to join number `join` of a session."""
 
     peer: Peer[ToManager]
     join: int
-    holds: str = field(default="", compare=False)
+    holds: str = field(default="", compare=False)  # digest of the quorum that the manager holds
 
     def answer(self, value: Answer) -> None:
         change = value.handout.change_for(self.holds) if value.handout is not None else None
@@ -140,15 +135,13 @@ class SessionReply:
 
 @dataclass(frozen=True, slots=True)
 class _Waiting:
-    """Since the moment `began_at`. `limit`: the end of its time."""
-
     reply: Reply[Answer]
     limit: Timer
     began_at: float
 
 
 class WaitingJoins:
-    """`waited` is called with the seconds that a join took to get its quorum, `refused` with why it got none."""
+    """Joins that wait for a quorum, each from a call of its own or from a session."""
 
     def __init__(
         self,
@@ -156,6 +149,13 @@ class WaitingJoins:
         waited: Callable[[float], None] = lambda seconds: None,
         refused: Callable[[LighthouseError], None] = lambda error: None,
     ) -> None:
+        """Create an empty queue.
+
+        Args:
+            clock: Monotonic time in seconds.
+            waited: Receives the seconds from each join to its quorum.
+            refused: Receives the error of each refused join.
+        """
         self._clock = clock
         self._waited = waited
         self._refused = refused
@@ -168,7 +168,7 @@ class WaitingJoins:
         self._calls[call] = _Waiting(reply, limit, self._clock())
 
     def drop(self, call: int | None) -> bool:
-        """Whether it still waited. It gets no answer."""
+        """End a call without an answer. Return whether it was waiting."""
         return self._take(call) is not None
 
     def answer(self, calls: Sequence[int], answer: Answer) -> None:
@@ -193,24 +193,18 @@ class WaitingJoins:
         return waiting
 
 
-# -- sessions -----------------------------------------------------------------
-#
-# The open sessions of a job: one record each.
-
-
 @dataclass(slots=True)
 class Session:
-    """`replica_id` is that of its hello. `join` and `reply`: the call by which it has asked for a quorum last, and
-    where its answer goes."""
+    """Open session of a manager."""
 
     peer: Peer[ToManager]
     replica_id: str
-    join: int | None = None
-    reply: SessionReply | None = None
+    join: int | None = None  # call of its newest join
+    reply: SessionReply | None = None  # receives the answer to that join
 
 
 class SessionTable(dict[int, Session]):
-    """By number."""
+    """Open sessions by number."""
 
     def send(self, number: int, message: ToManager) -> None:
         if (session := self.get(number)) is not None:
@@ -228,26 +222,25 @@ class SessionTable(dict[int, Session]):
         session.peer.end(error)
 
 
-# -- world broadcast ----------------------------------------------------------
-#
-# Managers are told of the world when it has changed; the log is told which groups wait for missing ranks.
-#
-# Levels, not edges: a new session is told as soon as it is open, and a burst of changes is told once. Many sessions
-# are told a few at a time, so that nothing else waits for it, and each the newest that is known then.
-
-TOLD_AFTER_S = 0.1
-TOLD_AT_ONCE = 50
-SESSIONS_LOOKED_AT_PER_S = 5000
-# Ranks of one group come one after the other: only a wait that lasts is worth a line.
+TOLD_AFTER_S = 0.1  # a burst of changes is sent once
+TOLD_AT_ONCE = 50  # sessions for each timer call, so that other work does not wait
+SESSIONS_LOOKED_AT_PER_S = 5000  # the more sessions, the rarer a new world
+# Ranks of one group connect one after the other. A short wait is not logged.
 HELD_BACK_LOGGED_AFTER_S = 10.0
 
 
 class WorldBroadcast:
+    """Sends managers the world when it has changed, and logs the groups that wait for missing ranks.
+
+    Each session receives the newest world when its turn comes, also right after it opens. Changes in between are not
+    sent.
+    """
+
     def __init__(self, job: str, machine: QuorumMachine, sessions: SessionTable, timers: Timers) -> None:
         self._job = job
         self._machine = machine
         self._sessions = sessions
-        self._behind: dict[int, None] = {}  # sessions that are still to be told the world, in that order
+        self._behind: dict[int, None] = {}  # sessions without the newest world, in sending order
         self._has_grid_changed = False
         self._has_changed = False
         self._clock = timers.time
@@ -259,30 +252,30 @@ class WorldBroadcast:
         self._timer = DeadlineTimer(self._look, timers)
 
     def opened(self, number: int) -> None:
-        """A session."""
+        """Send the world to a new session."""
         self._behind[number] = None
 
     def wait(self, waiting_for: str) -> None:
-        """What requests for a quorum wait for, now that it lasts; empty: nothing."""
+        """Note what requests for a quorum have been waiting for, or "" for nothing."""
         if waiting_for != self._waiting_for:
             self._waiting_for = waiting_for
             self.wake()
 
     def read(self, effects: Sequence[QuorumEffect]) -> None:
-        """What the machine has just done."""
+        """Note the machine's effects."""
         for effect in effects:
             self._has_grid_changed |= isinstance(effect, GridChanged)
             self._has_changed |= isinstance(effect, GridChanged | NewcomersChanged | QuorumFormed)
         self.wake()
 
     def wake(self) -> None:
-        """Tell soon what is new, if anything is. O(1)."""
+        """Set the timer if there is news to send. O(1)."""
         if not self._timer.is_set and (self._behind or self._is_new):
             self._timer.set_after(TOLD_AFTER_S)
 
     @property
     def _is_new(self) -> bool:
-        """Something has changed since the world was looked at."""
+        """True if something has changed since the world was computed."""
         told = self._world.waiting_for if self._world is not None else ""
         return self._has_changed or self._waiting_for != told
 
@@ -300,7 +293,7 @@ class WorldBroadcast:
         self.wake()
 
     def _renew(self) -> None:
-        """A round without newcomers changes nothing of the grid: only the groups that ask are looked at."""
+        """Compute the world. The grid is only recomputed after `GridChanged`."""
         self._look_at = self._clock() + len(self._sessions) / SESSIONS_LOOKED_AT_PER_S
         has_grid_changed, self._has_grid_changed, self._has_changed = self._has_grid_changed, False, False
         if has_grid_changed:
@@ -311,7 +304,7 @@ class WorldBroadcast:
             told = event("groups_join", job=self._job, groups=world.peers_pending)
             log.info("waiting to join: %s", world.joining_names, extra=told)
         if world != self._world:
-            self._behind |= dict.fromkeys(self._sessions)  # those that wait already stay in front
+            self._behind |= dict.fromkeys(self._sessions)  # waiting sessions keep their place
         self._world = world
 
     def _log_held_back(self, groups: str) -> None:
@@ -323,7 +316,7 @@ class WorldBroadcast:
 
 
 def world_of(machine: QuorumMachine, grid: Grid, waiting_for: str = "") -> World:
-    """As any group is told it: without its own size."""
+    """Compute the world without a group's own size, which differs by group."""
     pending = machine.peers_pending
     return World(
         global_world_size=grid.global_world_size,
@@ -335,14 +328,12 @@ def world_of(machine: QuorumMachine, grid: Grid, waiting_for: str = "") -> World
     )
 
 
-# A timer has no caller to tell that the journal cannot be written. registry.py logs that, and ends the daemon.
+# Timers have no caller that could handle an unwritable journal. registry.py logs the error and ends the daemon.
 _FROM_TIMER = suppress(LighthouseError)
 
 
 class JobDriver:
-    """Its ports: `timers`; `wall`, seconds since the epoch; `remember`, which writes a record down before it returns;
-    `check_lag`, which calls `was_late` if the process itself was held up; a Peer per session; a Reply per join; `runs`,
-    those of the job; `refused` is called with why a join, or the hello of a session, was refused."""
+    """Driver of one job's machine, with its sessions, incidents, progress and history."""
 
     def __init__(
         self,
@@ -361,13 +352,29 @@ class JobDriver:
         secret: str = "",
         is_busy: Callable[[], bool] = lambda: False,
     ) -> None:
-        """`draw_secret`: another one for each quorum, which only its members are told. `secret`: that of the quorum
-        that an earlier lighthouse has formed. `is_busy`: whether this host has more to do than it can."""
+        """Create the driver and continue with the machine's restored state.
+
+        Args:
+            job: Name of the job.
+            machine: The job's machine.
+            timers: Clock and timers.
+            wall: Time in seconds since the epoch.
+            remember: Stores a record before it returns.
+            check_lag: Calls `was_late` if the process itself was paused.
+            stall_after_s: Shortest time without progress that counts as a stall.
+            incident_registry: Shared by all jobs.
+            runs: Lists the runs of the job.
+            refused: Receives the error of each refused join or hello.
+            ranks_kept: Limit on known ranks, shared by all jobs.
+            draw_secret: Draws a secret for each new quorum, which only its members receive.
+            secret: Secret of the quorum of an earlier lighthouse.
+            is_busy: Checks whether this host is overloaded.
+        """
         self.job = job
         self._account = JobAccount()
         self._samples = Samples()
         self._refused = refused
-        self._opening = 0  # the session whose hello is being read
+        self._opening = 0  # session whose hello the machine is handling
         self._draw_secret, self._secret = draw_secret, secret
         self._is_busy = is_busy
         self._runs = runs
@@ -409,21 +416,20 @@ class JobDriver:
         self._worlds = WorldBroadcast(job, machine, self._sessions, timers)
         self._waiting = WaitingJoins(self._clock, self._account.waits.add, refused)
         self._verdicts = VerdictLog(job, machine, timers, self._worlds.wait)
-        self._handout: Handout | None = None  # the last one; none of an earlier lighthouse
+        self._handout: Handout | None = None  # newest, formed by this lighthouse
         self._is_closed = False
-        self._timer.set(machine.deadline(self._clock()))  # of what an earlier lighthouse has left
+        self._timer.set(machine.deadline(self._clock()))  # restored state may have a deadline
 
     # -- calls
 
     def join(self, participant: Participant, time_left_s: float, reply: Reply[Answer]) -> int:
-        """The next quorum with `participant` in it, or a refusal, at the latest when the time is over. The number of
-        the call."""
+        """Request the next quorum and return the call's number. `reply` gets the quorum or an error in time."""
         call = next(self._numbers)
         self._ask(Joined(call, participant, self._clock() + time_left_s), time_left_s, reply)
         return call
 
     def withdraw(self, call: int) -> None:
-        """The caller has gone. A call that has its answer is over already: then nothing happens."""
+        """End a call whose caller has disconnected. Does nothing after the answer."""
         if self._waiting.drop(call):
             self._feed(Withdrawn(call))
 
@@ -445,10 +451,8 @@ class JobDriver:
     def beat(self, replica_id: str, incarnation: str) -> None:
         self._feed(HeartbeatReceived(replica_id, incarnation))
 
-    # -- sessions
-
     def open_session(self, hello: Hello, peer: Peer[ToManager]) -> int:
-        """The number of the session."""
+        """Open a session and return its number."""
         number = next(self._numbers)
         self._sessions[number] = Session(peer, hello.participant.replica_id)
         self._worlds.opened(number)
@@ -472,12 +476,12 @@ class JobDriver:
                     self.progress.take(session.replica_id, message.progress)
                     self.incidents.viewed(session.replica_id, message.progress)
             case JoinRequest(join, participant, time_left_s, holds):
-                older = session.join if self._waiting.drop(session.join) else None  # the newer one takes its place
+                older = session.join if self._waiting.drop(session.join) else None  # replaced by the newer join
                 session.join, session.reply = next(self._numbers), SessionReply(session.peer, join, holds)
                 joined = Joined(session.join, participant, self._clock() + time_left_s, number)
                 self._ask(joined, time_left_s, session.reply)
                 if older is not None:
-                    self._feed(Withdrawn(older))  # where the newer one is refused, the older one has no answer, either
+                    self._feed(Withdrawn(older))  # never answered, even if the newer is refused
             case WithdrawRequest(join):
                 if session.join is not None and session.reply == SessionReply(session.peer, join):
                     self.withdraw(session.join)
@@ -497,27 +501,27 @@ class JobDriver:
             self._feed(SessionEnded(number))
 
     def tell(self, member: Group, message: ToManager) -> bool:
-        """Whether `member` has a session to be told by."""
+        """Send a message on the member's session. Return False if it has none."""
         if member.session is None or not member.is_connected:
             return False
         self._sessions.send(member.session, message)
         return True
 
     def killed(self, member: Group, why: str) -> None:
-        """An operator has killed it."""
+        """Record that an operator has killed a member."""
         quorum = self.machine.quorum
         if quorum is not None and member.is_participant:
             self.incidents.killed(member.replica_id, quorum.quorum_id, why)
 
     def run_moved(self) -> None:
-        """A rank of one of its runs has said something."""
+        """React to a message of a rank in one of the job's runs."""
         self.progress.run_moved()
         self.incidents.run_moved()
 
-    # -- what it is
+    # -- queries
 
     def status(self, *, has_ranks: bool = False) -> JobStatus:
-        """`has_ranks`: with the place of every rank, and the timeline."""
+        """Return the job's status. `has_ranks` adds the place of every rank, and the timeline."""
         verdict, now, incidents = self.progress.verdict(), self._clock(), self._incident_registry.newest(self.job)
         ranks = self.progress.ranks() if has_ranks else ()
         timeline = self._history.timeline.entries if has_ranks else ()
@@ -528,16 +532,16 @@ class JobDriver:
 
     @property
     def account(self) -> JobAccount:
-        """Of the groups that are present, and of those that were."""
+        """Totals over present and former groups."""
         self._account.ledger.keep({member.replica_id for member in self.machine.roster}, self._clock())
         return self._account
 
     def sample(self) -> None:
-        """To be called every samples.EVERY_S."""
+        """Take a sample for `pace`. Call every EVERY_S."""
         self._samples.take(self._levels(), self._clock())
 
     def pace(self) -> Pace:
-        """How it goes now, and went in the last minutes."""
+        """Return the present pace and its course over the last minutes."""
         return self._samples.pace(self._levels(), sum(self._account.discards.values()), self._clock())
 
     def _levels(self) -> Levels:
@@ -545,7 +549,7 @@ class JobDriver:
         return levels_of(self.machine.roster, ranks, self.account.ledger.goodput(self._clock()))
 
     def note(self, kind: TimelineKind, replica_ids: Sequence[str], text: str) -> None:
-        """It goes to the timeline."""
+        """Add an entry to the timeline."""
         self._history.timeline.note(self._wall(), kind, replica_ids, text)
 
     def _stalled(self, verdict: StallVerdict | None) -> None:
@@ -553,7 +557,7 @@ class JobDriver:
         self.incidents.said(verdict)
 
     def run(self, run_id: str) -> RunDriver | None:
-        """Of the job, if it has ranks."""
+        """Return a run of the job, or None if the run has no ranks."""
         return next((run for run in self._runs() if run.run_id == run_id and run.has_ranks), None)
 
     def member(self, wire_id: str) -> Group | None:
@@ -569,14 +573,14 @@ class JobDriver:
         return self.machine.is_quiet(self._clock()) and not self._waiting and not self._sessions and not has_ranks
 
     def was_late(self, by_s: float) -> None:
-        """The whole process was held up; feed that before anything that has waited meanwhile."""
+        """Handle a pause of the whole process. Call before any event that waited during the pause."""
         self.progress.was_late(by_s)
         self.incidents.was_late(by_s)
         now = self._clock()
         self._perform(self.machine.handle(WasLate(by_s), now), now)
 
     def close(self, reason: str) -> None:
-        """No member counts as lost by it."""
+        """Refuse all calls and end all sessions. No member counts as lost."""
         self._is_closed = True
         self._timer.cancel()
         self.progress.close()
@@ -609,7 +613,7 @@ class JobDriver:
                 pass
 
     def _check_lag_for_looks(self) -> None:
-        """Looks at progress and evidence have no caller to tell, as a timer has none."""
+        """Check the lag where no caller could handle an error, as in a timer."""
         with _FROM_TIMER:
             self._check_lag()
 
@@ -620,7 +624,7 @@ class JobDriver:
             self._perform(self.machine.tick(now), now)
 
     def _now(self) -> float:
-        """As the clock says, once the machine has heard that the host is busy, where it asks."""
+        """Return the time, after a `HostBusy` event if the machine is judging closings on a busy host."""
         now = self._clock()
         if self.machine.is_judging_closings(now) and self._is_busy():
             self._perform(self.machine.handle(HostBusy(), now), now)

@@ -1,4 +1,9 @@
-"""What happens to the members of a job."""
+"""Events and effects of the two machines of a job.
+
+Drivers feed a `QuorumEvent` to the `QuorumMachine` of a job and a `RunEvent` to the `RunMachine` of a run, and perform
+the returned effects in order. A class `Member...` reports what happened to a replica group. The timeline, the log and
+the incidents read these effects; they send nothing.
+"""
 
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -25,14 +30,14 @@ from lighthouse_protocol.refusals import LighthouseError
 
 @dataclass(frozen=True, slots=True)
 class MemberJoined:
-    """A replica group that was not there, or another incarnation of one."""
+    """A new replica group, or a new incarnation of one, has appeared."""
 
     replica_id: str
 
 
 @dataclass(frozen=True, slots=True)
 class MemberBack:
-    """A replica group that was lost or down takes part again; `text` says how."""
+    """A replica group that was lost or down takes part again. `text` describes how."""
 
     replica_id: str
     text: str
@@ -40,37 +45,36 @@ class MemberBack:
 
 @dataclass(frozen=True, slots=True)
 class MemberLost:
-    """`quorum_id`: the quorum that ends without this member; None: none does. `last_seen_at`: when it was last heard
-    of; None: it was there until now."""
+    """A replica group is lost."""
 
     replica_id: str
-    quorum_id: int | None
+    quorum_id: int | None  # quorum that ends without the member, if any
     reason: str
-    last_seen_at: float | None = None
+    last_seen_at: float | None = None  # last message; None if the member was connected until now
 
 
 @dataclass(frozen=True, slots=True)
 class MemberLeft:
-    """It has ended in good order."""
+    """The group has ended in good order."""
 
     replica_id: str
 
 
 @dataclass(frozen=True, slots=True)
 class MemberDraining:
-    """It does the steps of its quorum, and asks for no further one."""
+    """The group finishes the steps of its quorum and joins no other."""
 
     replica_id: str
 
 
 @dataclass(frozen=True, slots=True)
 class GridChanged:
-    """The grid of ranks (rank_grid.py) may have changed. At most one in the effects of one call."""
+    """The grid of ranks (`Grid`) may have changed. At most one in the effects of one call."""
 
 
 @dataclass(frozen=True, slots=True)
 class ConnectionsCut:
-    """The connections of these members ended together. They are held for `hold_s`."""
+    """The connections of these members ended together. They count as alive for `hold_s`."""
 
     replica_ids: tuple[str, ...]
     hold_s: float
@@ -79,22 +83,14 @@ class ConnectionsCut:
 MemberEffect = MemberJoined | MemberBack | MemberLost | MemberLeft | MemberDraining | GridChanged | ConnectionsCut
 
 
-# -- events -------------------------------------------------------------------
-#
-# What happens to a job's machine, and what it answers with.
-
-
 @dataclass(frozen=True, slots=True)
 class Joined:
-    """A call asks for a quorum; `call` is the driver's number of it, `deadline_at` the end of its time.
+    """A call requests a quorum."""
 
-    `session`: the one that it came by.
-    """
-
-    call: int
+    call: int  # assigned by the driver
     participant: Participant
-    deadline_at: float
-    session: int | None = None
+    deadline_at: float  # when the call expires
+    session: int | None = None  # session of the request; None for a call without one
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,14 +101,14 @@ class HeartbeatReceived:
 
 @dataclass(frozen=True, slots=True)
 class Withdrawn:
-    """The call ended without an answer: cancelled, its time over, or its connection closed."""
+    """A call ended without an answer: it was cancelled, it expired, or its connection closed."""
 
     call: int
 
 
 @dataclass(frozen=True, slots=True)
 class SessionOpened:
-    """`session` numbers are the driver's and grow."""
+    """A manager has opened a session. The driver assigns rising session numbers."""
 
     session: int
     hello: Hello
@@ -126,44 +122,44 @@ class SessionHeartbeatReceived:
 
 @dataclass(frozen=True, slots=True)
 class SessionEnded:
-    """The stream is over. An end without a leave is a crash."""
+    """The stream has ended. Without a `Left` before, this is a crash."""
 
     session: int
 
 
 @dataclass(frozen=True, slots=True)
 class Left:
-    """The group has gone in good order."""
+    """The group has left in good order."""
 
     session: int
 
 
 @dataclass(frozen=True, slots=True)
 class WasLate:
-    """The lighthouse itself was paused: it acts now on what should have been seen `by_s` ago."""
+    """The lighthouse was paused and reads the next events `by_s` seconds late."""
 
     by_s: float
 
 
 @dataclass(frozen=True, slots=True)
 class HostBusy:
-    """At this moment the lighthouse's host has more to do than it can: what happened in one is read in several."""
+    """The lighthouse's host is overloaded, so simultaneous events are read one after the other."""
 
 
 @dataclass(frozen=True, slots=True)
 class QuorumFormed:
-    """`calls` are to be answered with `quorum`; `is_new` when its id is. `record` is written down before that."""
+    """A quorum has formed. The driver answers `calls` with it."""
 
     quorum: Quorum
     calls: tuple[int, ...]
-    is_new: bool
+    is_new: bool  # the quorum has a new id
     stands: bool = False
-    record: QuorumRecord | None = field(default=None, compare=False, repr=False)
+    record: QuorumRecord | None = field(default=None, compare=False, repr=False)  # stored before the answers
 
 
 @dataclass(frozen=True, slots=True)
 class JobEnded:
-    """The job has ended at `step` (job_end.py). `record` is written down before any group is told."""
+    """The job has ended at `step` (see `JobEnd`). The driver stores `record` before it answers any group."""
 
     step: int
     absent: tuple[str, ...]
@@ -172,7 +168,7 @@ class JobEnded:
 
 @dataclass(frozen=True, slots=True)
 class QuorumResent:
-    """`call` is of a member of the standing quorum that has not heard of it."""
+    """Answers a member that never received the standing quorum."""
 
     quorum: Quorum
     call: int
@@ -186,15 +182,12 @@ class JoinRefused:
 
 @dataclass(frozen=True, slots=True)
 class JournalOutdated:
-    """`replica_id` was told quorum `seen_id`; the last one that this lighthouse knows of is `last_id`.
+    """The journal is older than quorums already sent. Nothing forms for `wait_s`."""
 
-    Nothing forms for `wait_s`: some quorum may be held by members that it does not know.
-    """
-
-    replica_id: str
+    replica_id: str  # group that received quorum `seen_id`
     seen_id: int
-    last_id: int
-    wait_s: float
+    last_id: int  # newest one that this lighthouse knows
+    wait_s: float  # unknown members may hold a quorum during this time
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,7 +198,7 @@ class Welcomed:
 
 @dataclass(frozen=True, slots=True)
 class HeartbeatAnswered:
-    """The answer to heartbeat `number`."""
+    """Answers heartbeat `number`."""
 
     session: int
     number: int
@@ -214,7 +207,7 @@ class HeartbeatAnswered:
 
 @dataclass(frozen=True, slots=True)
 class Ordered:
-    """`order` goes to `sessions`."""
+    """Sends `order` to `sessions`."""
 
     order: QuorumOrder
     sessions: tuple[int, ...]
@@ -222,7 +215,7 @@ class Ordered:
 
 @dataclass(frozen=True, slots=True)
 class SessionRefused:
-    """The session is to be ended with `error`; None: in good order."""
+    """Ends the session with `error`, or in good order if `error` is None."""
 
     session: int
     error: LighthouseError | None
@@ -231,7 +224,7 @@ class SessionRefused:
 
 @dataclass(frozen=True, slots=True)
 class NewcomersChanged:
-    """Another group that is not of the present quorum asks for the next one, or one asks no more."""
+    """The set of groups outside the quorum that request the next one has changed."""
 
 
 QuorumEvent = (
@@ -260,26 +253,20 @@ QuorumEffect = (
 )
 
 
-# -- events -------------------------------------------------------------------
-#
-# What happens to a run's machine, and what it answers with; and why there is, or is not, a generation.
-
 RankMessage = RankHeartbeat | ReadyReport | FailureReport | FinishReport | CloseReport
-
-# -- events
 
 
 @dataclass(frozen=True, slots=True)
 class RankJoined:
-    """A process is here, or here again. `session`: the stream that it came by; None: it only beats."""
+    """A process connects, or reconnects."""
 
     entry: RankHello
-    session: int | None = None
+    session: int | None = None  # its stream; None if it only sends heartbeats
 
 
 @dataclass(frozen=True, slots=True)
 class RankSaid:
-    """What it says after its hello."""
+    """Message of a rank after its hello."""
 
     rank: RankId
     message: RankMessage
@@ -287,17 +274,17 @@ class RankSaid:
 
 @dataclass(frozen=True, slots=True)
 class RankLost:
-    """Its supervisor says that the process is gone. `output`: its last lines; `by`: the supervisor's name."""
+    """A supervisor reports the end of a process."""
 
     rank: RankId
     reason: str
-    output: tuple[str, ...] = ()
-    by: str = ""
+    output: tuple[str, ...] = ()  # last lines
+    by: str = ""  # name of the supervisor
 
 
 @dataclass(frozen=True, slots=True)
 class RanksBehind:
-    """The others wait for the ranks of these slots in vain."""
+    """The other ranks wait in vain for the ranks of these slots."""
 
     slots: tuple[int, ...]
     reason: str
@@ -305,7 +292,7 @@ class RanksBehind:
 
 @dataclass(frozen=True, slots=True)
 class StopAsked:
-    """By an operator, or for a stall."""
+    """An operator, or a stall, requests a stop."""
 
     reason: str
     who: str
@@ -329,27 +316,23 @@ class SupervisorEnded:
 
 @dataclass(frozen=True, slots=True)
 class SupervisorAsked:
-    """A stop, or that its host is excluded: none of its processes comes back. `membership`: of its group in the quorum
-    of the job."""
+    """A supervisor requests a stop, or excludes its host, where none of its processes may restart."""
 
     session: int
     message: supervisor.StopAsked | supervisor.HostExcluded
-    membership: Membership = Membership.OPEN
-
-
-# -- effects
+    membership: Membership = Membership.OPEN  # of its group in the quorum of the job
 
 
 @dataclass(frozen=True, slots=True)
 class RecordDue:
-    """The record has changed, and what follows in the list depends on it: it is written down first."""
+    """The driver stores `record` first, since later effects in the list depend on it."""
 
     record: RunRecord = field(compare=False, repr=False)
 
 
 @dataclass(frozen=True, slots=True)
 class GenerationFormed:
-    """Told to all its active ranks at once, and to `spares`."""
+    """New generation, for its active ranks and `spares` at once."""
 
     generation: Generation
     spares: tuple[RankId, ...] = ()
@@ -357,7 +340,7 @@ class GenerationFormed:
 
 @dataclass(frozen=True, slots=True)
 class GenerationTold:
-    """Told to one: it has not heard of its generation, or is a spare of it."""
+    """Present generation, for one rank that has not received it or is a spare."""
 
     rank: RankId
     generation: Generation
@@ -365,16 +348,13 @@ class GenerationTold:
 
 @dataclass(frozen=True, slots=True)
 class Interrupted:
-    """`number` is over for `ranks`: they stop what they run, and report ready. Also if no rank is left to be told.
-
-    `is_new`: it has just been broken, or for one more reason. `is_failure`: by what a rank has said of its function.
-    """
+    """Generation `number` has ended for `ranks`, which stop what they run and report ready."""
 
     number: int
     reason: str
-    ranks: tuple[RankId, ...]
-    is_new: bool = False
-    is_failure: bool = False
+    ranks: tuple[RankId, ...]  # may be empty
+    is_new: bool = False  # the generation has just been broken, or has one more reason
+    is_failure: bool = False  # A rank reported a failure of its function
 
 
 @dataclass(frozen=True, slots=True)
@@ -385,16 +365,16 @@ class RankRefused:
 
 @dataclass(frozen=True, slots=True)
 class Completed:
-    """Every active rank has finished: all may end with 0, `ranks`, and every supervisor if it is new."""
+    """Every active rank has finished, and all processes may exit with 0."""
 
     number: int
-    ranks: tuple[RankId, ...]
+    ranks: tuple[RankId, ...]  # receivers; if `is_new`, every supervisor receives it, too
     is_new: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Stopped:
-    """To `ranks`, and to every supervisor if it is new: it has just come into force."""
+    """Stop for `ranks`. If it is new, every supervisor receives it, too."""
 
     stop: RunStopped
     ranks: tuple[RankId, ...]
@@ -408,27 +388,27 @@ class Resumed:
 
 @dataclass(frozen=True, slots=True)
 class OutsiderHeard:
-    """The supervisor `who` has asked for what concerns the whole run, and has no part in it: `what` it comes to."""
+    """Supervisor `who`, which has no part in the run, requested a change of the whole run."""
 
     who: str
-    what: str
+    what: str  # effect of the request
 
 
 @dataclass(frozen=True, slots=True)
 class RecordChanged:
-    """The record has changed, and nothing that is told depends on it: it is to be written down soon."""
+    """The record has changed. The driver may store it later, because no message depends on it."""
 
 
 @dataclass(frozen=True, slots=True)
 class IncidentChanged:
-    """An incident of the run began or changed: the record, and the archive of incidents, are to follow soon."""
+    """An incident of the run is new or has changed. The driver reports it and soon stores the record."""
 
     restart: RestartRecord
 
 
 @dataclass(frozen=True, slots=True)
 class SupervisorTold:
-    """After a Refusal its stream ends."""
+    """Message for a supervisor. A refusal ends its stream."""
 
     session: int
     message: ToSupervisor
@@ -478,7 +458,7 @@ RunEffect = (
 
 
 def changes_record(effect: RunEffect) -> bool:
-    """Whether the record must be durable before this is told."""
+    """Return whether the record must be durable before the effect is performed."""
     match effect:
         case GenerationFormed() | Resumed():
             return True

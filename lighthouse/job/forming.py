@@ -1,25 +1,25 @@
-"""Which groups are in a quorum, and when one forms.
+"""Which groups are in a quorum, and when it forms.
 
-On every event and every tick, in this order:
+The machine applies these rules on every event and tick, in this order:
 
-1. Candidates are the joined members (a joined member is alive and healthy: its call is open). If a member of the
-   previous quorum asks to shrink, only that quorum's members stay candidates.
-2. Fewer candidates than `min_replicas`, or than the smallest allowed size: no quorum, on no path.
-3. Every member of the previous quorum is a candidate: form now.
-4. Every healthy member has joined: form now.
-5. Wait for the stragglers until `join_timeout_s` after the first join. Then they have missed it: they are not waited
-   for, and not counted, until they join. A newcomer's join does not start that clock while members of the previous
-   quorum are alive: they are in their step, and a long step is no fault.
-6. If `active` leaves spares, a spare that is to take a lost place is held back until `last_call_s` after the loss: a
-   group that is back by then keeps its place. A deadline ends that wait early, as in 7.
-7. Form earlier, `deadline_margin_s` before the first waiting call's deadline, if the candidates are more than half of
-   the healthy ones: one straggler must not let all calls expire. While members of the previous quorum are alive theirs
-   alone count: a spare always waits.
+1. Candidates are the groups that have joined. Each is alive and healthy, since its call is open. If a member of the
+   previous quorum asks to shrink, only members of that quorum stay candidates.
+2. With fewer candidates than `min_replicas` or the smallest allowed size, no quorum forms.
+3. If every member of the previous quorum is a candidate, the quorum forms now.
+4. If every healthy group has joined, it forms now.
+5. Otherwise stragglers have until `join_timeout_s` after the first join. Then they have missed it: they no longer count
+   and the others stop waiting for them until they join. While members of the previous quorum are alive, a newcomer's
+   join does not start that clock: the members are in their step, and a long step is no fault.
+6. If `active` leaves spares, a spare does not replace a lost member until `last_call_s` after the loss. A group that
+   returns in time keeps its place. A deadline ends the wait early, as in rule 7.
+7. If more than half of the healthy groups are candidates, the quorum forms `deadline_margin_s` before the first waiting
+   call expires, so one straggler cannot let all calls expire. While members of the previous quorum are alive, only
+   their calls count, because a spare always waits.
 
-Before any of that, a quorum that stands (standing.py) holds back all forming while it stands, and after that forms the
-next one only with a member of it, or when its leases are over. Which id the next one gets is in numbering.py.
+A quorum that stands (standing.py) precedes these rules. While it stands nothing forms, and afterwards the next quorum
+needs a member of it, or has to wait for its leases. `Numbering` (lineage.py) assigns the id.
 
-Nothing here is remembered of ids that have gone. An event that changes nothing costs O(1), a round O(n log n) once.
+The machine keeps nothing about forgotten groups. An event without news costs O(1), a round O(n log n) once.
 """
 
 from collections.abc import Iterator, Sequence
@@ -44,17 +44,22 @@ from lighthouse_protocol.messages.membership import Participant, Quorum, Tag
 from lighthouse_protocol.messages.session import LEFT, QuorumPhase
 
 END_KEPT_S = 7 * 86400.0
-"""How long the end of a job is remembered, for groups that their scheduler starts late."""
+"""How long the machine remembers the end of a job, for groups whose scheduler starts them late."""
 
 
 class QuorumMachine:
-    """One job's quorum. Time is the caller's monotonic clock and never goes back."""
+    """Quorums of one job. `now` is the caller's monotonic clock."""
 
     def __init__(
         self, config: QuorumConfig, *, record: QuorumRecord | None = None, holders_until: float | None = None
     ) -> None:
-        """`record`: what an earlier lighthouse has written down. `holders_until`: until then a quorum of an earlier
-        lighthouse may be held by a member; None: there was none."""
+        """Create the machine, or restore it from a record.
+
+        Args:
+            config: Settings.
+            record: What an earlier lighthouse has stored.
+            holders_until: When the last lease of an earlier lighthouse's quorum ends. None if no member can hold one.
+        """
         self.config = config
         self._effects: list[events.QuorumEffect] = []
         self._has_grid_changed = False
@@ -71,8 +76,8 @@ class QuorumMachine:
         self._history = History(record.named if record is not None else ())
         self._ended_at: float | None = None
         self._now, self._working = 0.0, 0
-        self._first_formed_at: float | None = None  # by this lighthouse
-        self._lost_at: float | None = None  # when the last loss of a member of the present quorum was
+        self._first_formed_at: float | None = None  # first quorum of this lighthouse
+        self._lost_at: float | None = None  # last loss of a member of the present quorum
         if record is not None and record.quorum is not None:
             self.job.restore(record.quorum)
             self._history.add(record.quorum.quorum_id)
@@ -80,12 +85,12 @@ class QuorumMachine:
             self.standing.restore(record, holders_until, holders_until + config.lease_s)
 
     def remembers_end(self, now: float) -> bool:
-        """Groups are away that would come too late."""
+        """Return whether the job has ended recently and absent groups may still come too late."""
         is_recent = self._ended_at is None or now < self._ended_at + END_KEPT_S
         return self.job_end.step is not None and bool(self.job_end.absent) and is_recent
 
     def is_quiet(self, now: float) -> bool:
-        """No member is alive or remembered, and no lease of one that was here can still run."""
+        """Return whether no group is alive or remembered, and no lease can still run."""
         return (
             len(self.roster) == 0
             and self.standing.phase is not QuorumPhase.RETURNING
@@ -94,20 +99,20 @@ class QuorumMachine:
 
     @property
     def braked_until(self) -> float:
-        """Until then members that fell silent, or whose connections ended, together are held for alive."""
+        """Until this moment, members that disappeared together count as alive."""
         return self.presence.silence.braked_until
 
     def is_judging_closings(self, now: float) -> bool:
-        """It is to be told first if this host has more to do than it can (HostBusy)."""
+        """Return whether the caller must first report an overloaded host (`HostBusy`)."""
         return self.presence.silence.is_judging(now)
 
     @property
     def quorum(self) -> Quorum | None:
-        """The present one."""
+        """Present quorum."""
         return self.job.quorum
 
     def handle(self, event: events.QuorumEvent, now: float) -> Sequence[events.QuorumEffect]:
-        if isinstance(event, events.WasLate):  # before anything lapses by it
+        if isinstance(event, events.WasLate):  # before the pause makes groups lapse
             self.presence.was_late(event.by_s, now)
         elif isinstance(event, events.HostBusy):  # before closings are judged
             self.presence.silence.postpone(now)
@@ -138,9 +143,9 @@ class QuorumMachine:
         return self._take_effects()
 
     def deadline(self, now: float) -> float | None:
-        """When to call tick next; after `now`, once handle or tick was called for `now`."""
+        """Return when to call `tick` next. After `handle` or `tick` with `now`, it is later than `now`."""
         moments = [self.roster.next_at(), self.standing.returns_until()]
-        if self._is_enough():  # else no moment lets a quorum form
+        if self._is_enough():  # otherwise time alone cannot form a quorum
             moments += [
                 self.missed_at(),
                 self._cut_at() if self._is_majority() else None,
@@ -151,7 +156,7 @@ class QuorumMachine:
         return min((moment for moment in moments if moment is not None and moment > now), default=None)
 
     def verdict(self) -> Verdict:
-        """Why there is, or is not, a quorum, as of the last event or tick."""
+        """Return why a quorum has or has not formed, as of the last event or tick."""
         candidates = self.joins.candidates
         if candidates == 0:
             return Verdict.FORMED if self.roster.working else Verdict.NO_JOINS
@@ -159,7 +164,7 @@ class QuorumMachine:
             return Verdict.WAITING_FOR_RECONNECT
         if self.standing.phase is QuorumPhase.RECALLED:
             return Verdict.WAITING_FOR_RECALL
-        if self.standing.phase is QuorumPhase.STANDING:  # the groups that ask would change nothing
+        if self.standing.phase is QuorumPhase.STANDING:  # the waiting groups would change nothing
             return Verdict.FORMED
         if candidates < self.config.min_replicas:
             return Verdict.TOO_FEW_PARTICIPANTS
@@ -173,18 +178,18 @@ class QuorumMachine:
 
     @property
     def peers_pending(self) -> int:
-        """How many ask to come in and would have a place beside the members of the present quorum."""
+        """Number of waiting groups that would get a place beside the present members."""
         members = len(self.job.replica_ids)
         return max(0, self._size(members + self.joins.newcomers) - members)
 
     def stragglers(self) -> list[str]:
-        """Healthy and not joined, sorted. O(n log n)."""
+        """List the healthy groups that have not joined, sorted. O(n log n)."""
         return sorted(member.replica_id for member in self.roster if member.is_healthy and member.call is None)
 
     # -- effects
 
     def _emit(self, effect: events.QuorumEffect) -> None:
-        """The one outlet, for each part of the machine."""
+        """Collect an effect. Parts of the machine have no other way to send one."""
         if isinstance(effect, GridChanged):
             if self._has_grid_changed:
                 return
@@ -216,7 +221,7 @@ class QuorumMachine:
                     self.roster.miss(member)
 
     def missed_at(self) -> float | None:
-        """When the present stragglers will have missed their join_timeout; None while no wait counts."""
+        """Return when the present stragglers miss their join_timeout, or None while no wait counts."""
         if not self._has_stragglers() or not len(self.joins) or self.standing.holds_back:
             return None
         clock = self.joins.members if self.roster.working else self.joins.anyone
@@ -225,7 +230,7 @@ class QuorumMachine:
 
     @property
     def last_call_until(self) -> float | None:
-        """Rule 6; None while no spare would take a lost member's place."""
+        """End of the wait of rule 6, or None if no spare would replace a lost member."""
         members = self.joins.members.asking
         if self.config.active is None or self._lost_at is None or members >= self._size(self.joins.candidates):
             return None
@@ -233,11 +238,11 @@ class QuorumMachine:
         return until if answer_by is None else min(until, answer_by)
 
     def _cut_at(self) -> float | None:
-        """As `_answer_by`, while a member's wait counts; only a majority may form by it."""
+        """Return the moment of rule 7 while a member's wait counts. Only a majority may form then."""
         return None if self.missed_at() is None else self._answer_by()
 
     def _answer_by(self) -> float | None:
-        """When the first of the calls that count (rule 7) has to be answered."""
+        """Return when the first call that counts in rule 7 needs an answer."""
         earliest = self.joins.members_deadline_at if self.roster.working else self.joins.earliest_deadline_at
         return None if earliest is None else earliest - self.config.deadline_margin_s
 
@@ -255,13 +260,13 @@ class QuorumMachine:
         return size_for(candidates, self.config.allowed_sizes, self.config.active)
 
     def _is_free(self) -> bool:
-        """A standing quorum's leases do not forbid to form with the waiting groups."""
+        """Return whether the leases of the last quorum allow the waiting groups to form the next one."""
         if self.standing.phase is QuorumPhase.NONE or self._now >= self.standing.free_at():
             return not self.standing.holds_back
         return self.standing.may_form(self._chosen(), self._now)
 
     def leases_until(self) -> float:
-        """When the leases will have run out that forbid to form with the waiting groups."""
+        """Return when the last lease ends that keeps the waiting groups from forming."""
         return self.standing.free_at(self._chosen())
 
     def _chosen(self) -> Iterator[Participant]:
@@ -292,7 +297,7 @@ class QuorumMachine:
     # -- a standing quorum
 
     def _review(self) -> None:
-        """Recall the standing quorum if forming with the waiting groups would give another list, or a member drains."""
+        """Recall the standing quorum if the waiting groups would change it, or if a member drains."""
         if self.standing.phase is not QuorumPhase.STANDING:
             return
         draining = self.presence.draining()
@@ -304,7 +309,7 @@ class QuorumMachine:
     # -- forming
 
     def _form(self, now: float) -> bool:
-        """Whether a quorum was formed."""
+        """Form a quorum if the rules allow it. Return whether one has formed."""
         if self.standing.holds_back or not self._is_enough():
             return False
         self._note_missed()
@@ -320,7 +325,7 @@ class QuorumMachine:
         always = stands or self.standing.phase is not QuorumPhase.NONE
         is_new = self._numbering.number(chosen, self.presence.seen_id, always=always)
         for member, joined, given in zip(chosen, participants, lineage.participants, strict=True):
-            # A group that is sent back a step and comes again at max_step may have healed, or not.
+            # A group whose step was lowered may or may not have healed when it joins again at max_step.
             tag_quorum_id = lineage.tag_quorum_id if given.step == joined.step else None
             was_at = joined.step if joined.step > lineage.max_step else None
             max_step, held = lineage.max_step, Tag(joined.step, joined.tag_quorum_id)
@@ -353,7 +358,7 @@ class QuorumMachine:
         return foreign(claims, self._history, self.job.max_step)
 
     def _does_earlier_count(self) -> bool:
-        """Whether a manager's word counts that an earlier lighthouse has told it of a quorum (lineage.py)."""
+        """Return whether managers' reports about an earlier lighthouse count (lineage.py)."""
         return self._first_formed_at is None or self._now < self._first_formed_at + EARLIER_COUNTS_FOR_S
 
     def _claim(self, member: Group, participant: Participant) -> Claim:
@@ -363,7 +368,7 @@ class QuorumMachine:
             (told is not None and tag in (told.quorum_id, told.formed_from))
             or self.job.may_hold(member.replica_id, tag)
         )
-        # A step of a quorum takes all its members: they are one step apart at most.
+        # A step needs all members of a quorum, so they are at most one step apart.
         may_be_ahead: int | None = int(was_told)
         if tag is not None and self._numbering.is_unknown(tag):
             may_be_ahead = None
@@ -396,5 +401,5 @@ class QuorumMachine:
 
 
 def _can_stand(participant: Participant | None) -> bool:
-    """Its collectives can be aborted, and its wish to shrink is not to be asked for at each step."""
+    """Return whether the participant's collectives can be aborted, and it does not ask to shrink."""
     return participant is not None and participant.watched and not participant.shrink_only

@@ -1,20 +1,21 @@
-"""The generations of one run: its ranks come and go, are active or spare, and a new generation forms of those left.
+"""Generations of one run: ranks connect and end, are active or spare, and form a new generation after each break.
 
-1. Numbers are given out here alone, are durable before a rank is told, and never repeat (counters.py).
-2. A generation stands until one of its active ranks is lost or fails: then it is broken, the others are interrupted
-   and report ready. A rank may also report ready by itself. The loss of a spare breaks nothing (generation.py).
-3. When the next generation forms, and of which ranks: formation.py, assignment.py. All its ranks are told at once.
-4. A rank that comes while a generation stands becomes its spare and is told so at once. If the generation would be
-   larger with it, the generation is broken for that, which is no incident.
-5. A rank of the present generation that has not heard of it is told again. A rank that holds another number is told
-   that its generation is over, so no rank waits for a past one.
-6. Too few ranks for too long, `max_iterations` generations, or more failures of the function than the budget has: the
-   run is to be stopped (`settle`).
+1. The lighthouse alone assigns numbers. They are durable before a rank receives them, and never repeat.
+2. A generation stands until one of its active ranks is lost or fails. Then it is broken: the others are interrupted and
+   report ready. A rank may also report ready on its own. The loss of a spare breaks nothing.
+3. `FormationClock` decides when the next generation forms, and `assign` of which ranks. All its ranks receive it at
+   once.
+4. A rank that connects while a generation stands becomes a spare and receives the generation at once. If it would
+   enlarge the generation, the generation is broken, which is no incident.
+5. A rank of the present generation that has not received it gets it again. A rank with another number learns that its
+   generation has ended, so no rank waits for a past one.
+6. `settle` stops the run after `max_iterations` generations, if too few ranks remain for too long, or if the function
+   fails more often than the restart budget allows.
 7. A generation that a rank has finished is not broken for a newcomer. When all its ranks have finished, the run is
-   completed. A rank of an elastic run may close it: then it is completed for all, finished or not.
+   completed. A rank of an elastic run may close it, which completes the run for all ranks, finished or not.
 
-Everything follows from what ranks report that they hold. An event that changes nothing costs O(1), a generation
-O(n log n) once.
+The machine acts on the state that ranks report, so lost messages do no harm. An event without news costs O(1), a
+generation O(n log n) once.
 """
 
 import math
@@ -51,29 +52,34 @@ from lighthouse_protocol.rules.access import digest_of, is_shown
 from lighthouse_protocol.rules.rate_limits import RestartBudget
 from lighthouse_protocol.rules.stall import GroupProgress, Process
 
-# -- assignment ---------------------------------------------------------------
-#
-# Which ranks are active, at which place, and which are spares: one function of (members, previous assignment, terms).
-#
-# - As many as the terms allow: at most `active`, a multiple of `divisible_by`, at least `min_active`, or none.
-# - An active rank keeps its place, by slot: a restarted process takes its predecessor's. Spares fill the holes, the
-#   longest waiting first. If the world shrinks, the highest ranks move into the holes.
-# - At the start, when no rank was active, places go by slot.
-# - `hosts_together`: a host that misses one of its known slots has no active rank.
-
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """`waiting_since` orders the spares. One that is not `is_ready` is not chosen: its host misses it."""
+    """A rank that `assign` may choose."""
 
     rank: RankId
     host: str = ""
-    is_ready: bool = True
-    waiting_since: float = 0.0
+    is_ready: bool = True  # otherwise its host is incomplete (`hosts_together`)
+    waiting_since: float = 0.0  # orders the spares
 
 
 def assign(members: Iterable[Candidate], previous: Sequence[int], terms: RunTerms) -> tuple[RankId, ...]:
-    """`previous[i]`: the slot that was rank i. The answer's item i is rank i; empty: too few."""
+    """Choose the active ranks and their places. All other ready ranks are spares.
+
+    - The number of active ranks is a multiple of `divisible_by`, at least `min_active` and at most `active`, or 0.
+    - A rank keeps its place, by slot, so a restarted process gets its predecessor's. Spares fill the holes, the longest
+      waiting first. If the world shrinks, the highest ranks move into the holes.
+    - At a start, without active ranks before, places follow the slots.
+    - With `hosts_together`, a host that lacks one of its known slots has no active rank.
+
+    Args:
+        members: All known ranks.
+        previous: Slot of each rank of the last generation.
+        terms: Settings of the run.
+
+    Returns:
+        The process of each rank, or an empty tuple if there are too few.
+    """
     here = _eligible(list(members), terms)
     size = _size(len(here), terms)
     if size == 0:
@@ -101,21 +107,17 @@ def _eligible(members: list[Candidate], terms: RunTerms) -> list[Candidate]:
     return [member for member in ready if member.host not in torn]
 
 
-# -- counters -----------------------------------------------------------------
-#
-# Which number the next generation gets, and the restart counters. One allocator, so numbers only rise.
-#
-# - In-process restart, exclusion of a rank, promotion of a spare, rejoin: current + 1.
-# - A process that a supervisor restarted is active for the first time: the next multiple of the stride.
-# - `job_restarts` moves when an incident begins, whatever dies after that; `ranks_restarts` when it is recovered.
-
-
 def next_number(current: int, stride: int, *, is_process_restart: bool) -> int:
+    """Return current + 1, or the next multiple of the stride for processes restarted by a supervisor."""
     return (current // stride + 1) * stride if is_process_restart else current + 1
 
 
 def advance(counters: RunCounters, stride: int, *, is_process_restart: bool, after_incident: bool) -> RunCounters:
-    """Those of the next generation."""
+    """Return the counters of the next generation.
+
+    `ranks_restarts` counts the incidents recovered since the last process restart. `count_incident` counts
+    `job_restarts`, when an incident begins.
+    """
     number = next_number(counters.number, stride, is_process_restart=is_process_restart)
     begins = is_process_restart or stride == 1 or counters.number < 0
     return replace(
@@ -131,30 +133,34 @@ def count_incident(counters: RunCounters) -> RunCounters:
 
 
 def learn(counters: RunCounters, seen: int, stride: int) -> RunCounters:
-    """A rank was told of `seen`, which is not known here any more: the next number is above it."""
+    """Raise the counters above a number that a rank has seen and this lighthouse does not know."""
     if seen <= counters.number:
         return counters
     return replace(counters, number=seen, global_iteration=max(counters.global_iteration, seen // stride * stride))
 
 
-# -- restart log --------------------------------------------------------------
-#
-# What a run has used up: numbers, the restart counters, and why its generations ended (the newest restarts).
-#
-# A restart begins when a generation is broken, and ends when the next one forms; deaths between belong to it.
-
 KEPT = 16
-"""Restarts that a late report may still explain; all are in the archive of incidents."""
-LOST_KEPT = 64  # of one restart
+"""Restarts that a late report may still explain. The archive of incidents has all."""
+LOST_KEPT = 64  # lost ranks of one restart
 EVIDENCE_KEPT = 8  # dead processes of one restart, with their output
 
 
 class RestartLog:
-    """`make_id` makes an unused id of a moment of the wall clock; `emit` gets each incident that changes."""
+    """Numbers and counters of a run, and why its newest generations ended.
+
+    A restart begins when a generation breaks and ends when the next one forms. It includes all losses in between.
+    """
 
     def __init__(
         self, record: RunRecord, make_id: Callable[[float], str], emit: Callable[[IncidentChanged], None]
     ) -> None:
+        """Continue from a record.
+
+        Args:
+            record: Stored state of the run.
+            make_id: Returns an unused id for a wall-clock moment.
+            emit: Receives each incident that changes.
+        """
         self.counters = record.counters
         self.restarts = record.restarts
         self.formed = record.formed
@@ -169,16 +175,16 @@ class RestartLog:
 
     @property
     def _newest(self) -> RestartRecord | None:
-        """That ended a generation."""
+        """Newest restart that ended a generation."""
         return next((restart for restart in reversed(self.restarts) if not restart.ends_nothing), None)
 
     @property
     def last_cause(self) -> str:
-        """Why the last generation that was broken was."""
+        """Cause of the last break."""
         return "" if self._newest is None else self._newest.cause
 
     def refusal(self, entry: RankHello) -> InvalidRequest | None:
-        """It was told of a number that this run cannot have come to: it is not adopted."""
+        """Return an error if the rank has seen a number that this run cannot have reached."""
         most = max(self.counters.number, MAX_LEARNED_GENERATION)
         for field, number in (("seen", entry.seen), ("generation", entry.generation)):
             if number is not None and number > most:
@@ -190,18 +196,18 @@ class RestartLog:
         return None
 
     def learn(self, seen: int | None, stride: int) -> None:
-        """A rank was told of `seen`: every further number is above it."""
+        """Keep later numbers above `seen`, which a rank has received."""
         if seen is not None:
             self.counters = learn(self.counters, seen, stride)
 
     def begin(self, number: int, cause: str, at: float, lost: tuple[RankId, ...], *, is_fault: bool) -> None:
-        """Generation `number` is broken, by a fault or by the return of a rank."""
+        """Begin a restart because generation `number` broke, by a fault or by the return of a rank."""
         self._add(RestartRecord(number, cause, at, self._make_id(at) if is_fault else "", lost))
         if is_fault:
             self.counters = count_incident(self.counters)
 
     def worsen(self, lost: tuple[RankId, ...], cause: str) -> bool:
-        """More is lost before the open one has ended. Whether a mere return has become a fault by it."""
+        """Add losses to the open restart. Return whether the mere return of a rank has become a fault."""
         last = self.open_one
         if last is None:
             return False
@@ -215,8 +221,11 @@ class RestartLog:
         return True
 
     def explain(self, process: ProcessLost, by: str, number: int, at: float, *, is_rank: bool) -> None:
-        """A supervisor says why a process died: of a rank that was lost, or, unless `is_rank`, of one that was none:
-        that is an incident of its own, which ends no generation and counts nowhere."""
+        """Add a supervisor's report on a dead process.
+
+        The report becomes evidence of the restart that lost the process. If the process was no rank, it is an incident
+        of its own, which ends no generation and changes no counter.
+        """
         rank = process.rank
         found = next((restart for restart in reversed(self.restarts) if rank in restart.lost), None)
         if found is not None:
@@ -230,7 +239,7 @@ class RestartLog:
             self._add(RestartRecord(number, cause, at, incident, (rank,), evidence=(process,), ends_nothing=True))
 
     def form(self, stride: int, at: float, *, is_process_restart: bool) -> RunCounters:
-        """Those of the next generation, which ends the open restart."""
+        """End the open restart and return the counters of the next generation."""
         last = self.open_one
         self.counters = advance(
             self.counters,
@@ -245,7 +254,7 @@ class RestartLog:
         return self.counters
 
     def step(self, at: float) -> None:
-        """A rank of the present generation has done a step. O(1) unless it is the first after a restart."""
+        """Record a step of the present generation. O(1) unless it is the first after a restart."""
         if not self._awaits_step:
             return
         self._awaits_step = False
@@ -254,12 +263,12 @@ class RestartLog:
                 self._replace(restart, replace(restart, stepped_at=at))
 
     def begin_anew(self) -> None:
-        """Another launch: numbers go on upwards, and nothing else does."""
+        """Begin another launch. Only the numbers continue."""
         self.counters = RunCounters(self.counters.number, self.counters.global_iteration)
         self.formed = 0
 
     def _add(self, restart: RestartRecord) -> None:
-        """What is still followed outlives any number of processes that end no generation."""
+        """Append a restart. The newest one that ended a generation stays, even if many follow that ended none."""
         followed = self._newest
         self.restarts = (*self.restarts, restart)[-KEPT:]
         if followed is not None and restart.ends_nothing and followed not in self.restarts:
@@ -275,26 +284,25 @@ class RestartLog:
             self._emit(IncidentChanged(restart))
 
 
-# -- ranks --------------------------------------------------------------------
-#
-# Which ranks are here. One entry a slot, of its newest process, kept after its end: the records that outlive a crash.
-#
-# A slot is kept for the rank that has it, and for its supervisor, while its stream is open: another process that asks
-# for it must show the same secret. After a restart of the lighthouse it is kept for NAMES_KEPT_S, in which those that
-# are there come back. The incarnation of a process is its own for good.
-#
-# A rank is alive while its stream is open, or for `rank_timeout_s` after its last sign of life. Moments are the
-# lighthouse's own monotonic clock, stamped on arrival; no clock of another host is compared.
-
 _TWO_JOBS = (
     "if these are two jobs, name one of them: LIGHTHOUSE_RUN_ID, --run-id or torchrun's --rdzv-id, or LIGHTHOUSE_JOB"
 )
-NAMES_KEPT_S = 5.0  # after a restart of the lighthouse: ranks and supervisors come back within two seconds
+NAMES_KEPT_S = 5.0  # after a restart of the lighthouse; ranks and supervisors reconnect within two seconds
 
 
 class Ranks:
+    """The newest process of each slot, kept after its end and over restarts of the lighthouse.
+
+    A slot belongs to its rank, and to the rank's supervisor, while its stream is open. Another process must show the
+    same secret. After a restart of the lighthouse, slots stay reserved for NAMES_KEPT_S. An incarnation always belongs
+    to the process that used it first.
+
+    A rank is alive while its stream is open, or for `rank_timeout_s` after its last message. Messages get their time
+    from the lighthouse's monotonic clock on arrival, so clocks of other hosts do not matter.
+    """
+
     def __init__(self, rank_timeout_s: float, records: Iterable[RankRecord] = (), now: float = 0.0) -> None:
-        """`records`: those of an earlier lighthouse; a rank that was here then has one timeout to come back."""
+        """Restore ranks of an earlier lighthouse. Live ones have one timeout to reconnect."""
         self._timeout_s = rank_timeout_s
         self._slots = {r.rank.slot: _restored(r, now, rank_timeout_s) for r in records}
         self._without_stream = {slot for slot, rank in self._slots.items() if rank.is_here}
@@ -311,41 +319,41 @@ class Ranks:
 
     @property
     def is_empty(self) -> bool:
-        """No rank is here."""
+        """True if no rank is alive."""
         return not any(rank.is_here for rank in self)
 
     @property
     def here(self) -> list[Rank]:
-        """O(n)."""
+        """Live ranks. O(n)."""
         return [rank for rank in self if rank.is_here]
 
     def of_slot(self, slot: int) -> Rank | None:
         return self._slots.get(slot)
 
     def get(self, rank: RankId) -> Rank | None:
-        """Only if it is this very process, and alive."""
+        """Return the record of this process if it is alive and has the slot."""
         found = self._slots.get(rank.slot)
         return found if found is not None and found.is_here and found.rank == rank else None
 
     def knows(self, rank: RankId) -> bool:
-        """It is, or was, the newest process of its slot."""
+        """Return whether this process is or was the newest of its slot."""
         found = self._slots.get(rank.slot)
         return found is not None and found.rank == rank
 
     @property
     def are_connected(self) -> bool:
-        """A rank holds a stream."""
+        """True if a rank has an open stream."""
         return bool(self._sessions)
 
     def why_not(self, rank: RankId) -> LighthouseError:
-        """Why the message of a process that is not here is refused."""
+        """Return the error for a message of a process without a live record."""
         found = self._slots.get(rank.slot)
         if found is not None and found.rank != rank:
             return Superseded(f"{rank} has a successor, {found.rank}; end this process")
         return UnknownName(f"{rank} is not connected; enter again")
 
     def refusal(self, entry: RankHello, terms: RunTerms) -> LighthouseError | None:
-        """Why it may not come in. `terms`: those of the ranks that are here; a refusal changes nothing."""
+        """Return why a process may not enter a run with these terms, or None. Changes nothing."""
         size = entry.terms.world_size
         if not 0 <= entry.rank.slot < size:
             return InvalidRequest(f"is {entry.rank.slot}; a world of {size} has slots 0 to {size - 1}", field="slot")
@@ -356,7 +364,7 @@ class Ranks:
         return self._duplicate(entry)
 
     def impostor(self, entry: RankHello, now: float) -> DuplicateReplica | None:
-        """Why the slot, or the incarnation, is kept from it: it has not shown the secret."""
+        """Return the error if the slot or incarnation belongs to another secret, or None."""
         old = self._slots.get(entry.rank.slot)
         if old is None or not old.secret or is_shown(entry.secret, old.secret):
             return None
@@ -364,8 +372,11 @@ class Ranks:
         return _taken(old, entry) if is_kept or old.rank == entry.rank else None
 
     def _duplicate(self, entry: RankHello) -> DuplicateReplica | None:
-        """Why another process keeps the slot. A later attempt takes it; if there is no stream, an equal one does, and
-        the first one of a supervisor that knows of no other."""
+        """Return the error if another process keeps the slot.
+
+        A later attempt takes the slot. If the old process has no stream, so do an equal attempt and the first process
+        of a supervisor that knows no other.
+        """
         old = self._slots.get(entry.rank.slot)
         if old is None or not old.is_here or old.rank == entry.rank or entry.attempt > old.attempt:
             return None
@@ -377,13 +388,16 @@ class Ranks:
         return self._sessions.get(session)
 
     def is_of_slot(self, slot: int, secret: str) -> bool:
-        """The rank of that slot is here, and has shown that secret."""
+        """Return whether the slot's rank is alive and has this secret."""
         rank = self._slots.get(slot)
         return rank is not None and rank.is_here and is_shown(secret, rank.secret)
 
     def placed(self, entry: RankHello) -> RankHello:
-        """With the slot that a rank of an elastic run gets: the one that it has, the one that it asks for, if no other
-        rank has it, else the first one that is free. None is free: as it is. O(n)."""
+        """Choose the slot for a rank of an elastic run. O(n).
+
+        The rank gets the slot that it has, else a free slot that it requests, else the first free slot. If none is
+        free, the request stays unchanged.
+        """
         if not entry.terms.is_elastic:
             return entry
         own = next((slot for slot, rank in self._slots.items() if rank.rank.incarnation == entry.rank.incarnation), -1)
@@ -392,10 +406,10 @@ class Ranks:
         slot = next((slot for slot in wishes if slot >= 0 and slot not in taken), entry.rank.slot)
         return replace(entry, rank=replace(entry.rank, slot=slot))
 
-    # -- what happens
+    # -- events
 
     def enter(self, entry: RankHello, session: int | None, now: float) -> Rank:
-        """Its process, new or known. A newer session takes the place of an older one."""
+        """Add or update the record of a process. A newer session replaces an older one."""
         rank = self._slots.get(entry.rank.slot)
         if rank is None or rank.rank != entry.rank:
             self._forget(rank)
@@ -418,20 +432,20 @@ class Ranks:
         rank.seen_at, rank.lapses_at = now, now + self._timeout_s
 
     def close(self, rank: Rank, lapses_at: float) -> None:
-        """Its stream has ended; it is lost at `lapses_at` unless it comes back."""
+        """Note that the stream has ended. The rank is lost at `lapses_at` unless it reconnects."""
         if rank.session is not None:
             self._sessions.pop(rank.session, None)
         rank.session, rank.lapses_at = None, lapses_at
         self._watch(rank)
 
     def wait(self, rank: Rank, now: float) -> None:
-        """It is ready."""
+        """Mark a rank as ready."""
         if rank.waits_since is None:
             rank.waits_since = now
         self.ready[rank.rank.slot] = rank
 
     def run(self, rank: Rank) -> None:
-        """It is ready no more."""
+        """Mark a rank as not ready."""
         rank.waits_since = None
         self.ready.pop(rank.rank.slot, None)
 
@@ -440,7 +454,7 @@ class Ranks:
         rank.is_here, rank.session = False, None
 
     def lapsed(self, now: float) -> list[Rank]:
-        """Those whose time without a stream is over; they are to be lost."""
+        """Return the ranks without a stream whose timeout has passed. The caller calls `lose` for them."""
         if not self._without_stream or now < self._lapses_from:
             return []
         ranks = [self._slots[slot] for slot in sorted(self._without_stream)]
@@ -448,11 +462,11 @@ class Ranks:
         return [rank for rank in ranks if rank.lapses_at <= now]
 
     def next_at(self) -> float | None:
-        """A moment at or before the next lapse."""
+        """Return a moment at or before the next lapse."""
         return self._lapses_from if self._without_stream and self._lapses_from < math.inf else None
 
     def shift(self, by_s: float) -> None:
-        """The lighthouse was paused: no rank could be heard for that long."""
+        """Move the timeouts after a pause of the lighthouse, during which it read no message."""
         for rank in self:
             rank.lapses_at += by_s
             rank.seen_at += by_s
@@ -493,25 +507,19 @@ def _record(rank: Rank, wall_offset_s: float) -> RankRecord:
     return RankRecord(**kept, seen_at=rank.seen_at + wall_offset_s)
 
 
-# -- formation ----------------------------------------------------------------
-#
-# When the next generation forms, and of which ranks.
-#
-# 1. All active ranks of the last generation that are alive are ready: at once. Lost ranks are not waited for, unless
-#    ranks are here that are restarted with them: these are about to die. Ranks that are alive and not ready are
-#    waited for until `join_timeout_s` after the wait began; then the ready ones go on if they fill at least
-#    floor(n/2)+1 of the n places of the last generation.
-# 2. None of these ranks is alive, or there was no generation: it is a start. The slots that shall be active are
-#    waited for, until the same timeout; then floor(n/2)+1 of these n must be ready.
-# 3. Still too few, for `return_timeout_s`: it is hopeless.
-# 4. Of an elastic run any `min_active` ranks are enough: the wait begins when so many are ready, and at a start ends
-#    as soon as all that may be active are. Fewer are waited for without end.
-# 5. After repeated failures it forms no sooner than the budget of restarts allows.
-
-
 class FormationClock:
-    """Reads which ranks are here and the state of the last generation; it keeps only when each wait began, when it
-    last looked, and how long the next generation is delayed."""
+    """Decides when the next generation forms. Keeps only when waits began, the last check and the delay.
+
+    1. If all live active ranks of the last generation are ready, it forms at once, without the lost ranks. Processes
+       that restart together with a lost one delay it, because they are about to die. The ready ranks wait for others
+       until `join_timeout_s` after the wait began, and then continue if they fill floor(n/2)+1 of the n places.
+    2. If none of these ranks is alive, or no generation formed before, it is a start. It waits for the slots that shall
+       be active until the same timeout. Then floor(n/2)+1 of these n must be ready.
+    3. If too few are ready for `return_timeout_s` after that, it is hopeless and the run stops.
+    4. An elastic run needs any `min_active` ranks. The wait begins when that number is ready. At a start it ends early
+       when all that may be active are ready. The wait for fewer has no end.
+    5. After repeated failures, the restart budget delays it.
+    """
 
     def __init__(self) -> None:
         self._waits_since: float | None = None
@@ -520,7 +528,7 @@ class FormationClock:
         self._delayed_until = -math.inf
 
     def look(self, ranks: Ranks, current: GenerationState, terms: RunTerms, now: float) -> RunVerdict:
-        """Call it after each change, and whenever it `is_due`."""
+        """Update the waits and return the verdict. Call after each change, and when it `is_due`."""
         self._looked_at = now
         is_begun = len(ranks.ready) >= (terms.min_active if terms.is_elastic else 1)
         self._waits_since = _since(self._waits_since, now, is_begun and not current.stands)
@@ -529,23 +537,23 @@ class FormationClock:
         return verdict
 
     def delay(self, until: float) -> None:
-        """No generation forms before that."""
+        """Let no generation form before `until`."""
         self._delayed_until = until
 
     def is_hopeless(self, terms: RunTerms, now: float) -> bool:
         return self._short_since is not None and now >= self._short_since + terms.return_timeout_s
 
     def shift(self, by_s: float) -> None:
-        """No rank could be heard for that long."""
+        """Move the waits after a pause of the lighthouse, during which it read no message."""
         self._waits_since = None if self._waits_since is None else self._waits_since + by_s
         self._short_since = None if self._short_since is None else self._short_since + by_s
 
     def is_due(self, terms: RunTerms, now: float) -> bool:
-        """Time alone may have changed the verdict since the last look."""
+        """Return whether time alone may have changed the verdict since the last `look`."""
         return any(self._looked_at < moment <= now for moment in self.moments(terms))
 
     def moments(self, terms: RunTerms) -> list[float]:
-        """When time alone may change the verdict, or make it hopeless."""
+        """Return when time alone may change the verdict or make it hopeless."""
         waits = [] if self._waits_since is None else [self._waits_since + terms.join_timeout_s]
         short = [] if self._short_since is None else [self._short_since + terms.return_timeout_s]
         return [*waits, *short, self._delayed_until]
@@ -568,7 +576,7 @@ class FormationClock:
 def choose(
     ranks: Ranks, current: GenerationState, terms: RunTerms, *, with_running: bool = False
 ) -> tuple[RankId, ...]:
-    """The ranks that would be active now; `with_running`: once all that run are ready. O(n log n)."""
+    """Choose the ranks for a generation now, or once all running ranks are ready (`with_running`). O(n log n)."""
     candidates = (
         Candidate(
             rank.rank,
@@ -582,10 +590,11 @@ def choose(
 
 
 def begins_by_restart(members: Sequence[Rank], current: GenerationState, counters: RunCounters) -> bool:
-    """Whether restarted processes begin it; also when numbers go on and all that is here is new: another launch.
+    """Return whether restarted processes, or another launch, begin the generation.
 
-    A supervised process is restarted if its supervisor says so, or if another one had its slot: a supervisor that was
-    started again counts attempts from 0. A process that somebody started by hand is not.
+    A process counts as restarted if its supervisor reports a later attempt or if another supervised process had its
+    slot, because a restarted supervisor counts attempts from 0. A process started by hand does not count. It is another
+    launch if numbers continue without a generation and all processes are new.
     """
     new = [rank for rank in members if rank.generation is None]
     is_launch = current.generation is None and counters.number >= 0 and len(new) == len(members)
@@ -597,13 +606,13 @@ def _since(before: float | None, now: float, is_so: bool) -> float | None:
 
 
 def _is_short(verdict: RunVerdict, current: GenerationState) -> bool:
-    """Too few are left of a generation, and no live rank is waited for."""
+    """Return whether too few ranks of a generation remain, and no live rank could still report ready."""
     is_lost = verdict is RunVerdict.NO_MAJORITY and not current.survivors
     return current.generation is not None and (verdict is RunVerdict.TOO_FEW or is_lost)
 
 
 def _is_incomplete(ranks: Ranks, current: GenerationState, terms: RunTerms) -> bool:
-    """A rank is waited for."""
+    """Return whether the next generation waits for a rank."""
     if current.survivors:
         return bool(current.running) or _is_torn(ranks, current)
     if len(ranks.ready) < terms.target:
@@ -612,12 +621,12 @@ def _is_incomplete(ranks: Ranks, current: GenerationState, terms: RunTerms) -> b
 
 
 def _is_torn(ranks: Ranks, current: GenerationState) -> bool:
-    """Ranks are here that will be restarted with one that is lost. O(n)."""
+    """Return whether live ranks are about to restart with a lost one. O(n)."""
     return any(rank.is_here and rank.rank.unit in current.lost_units for rank in ranks)
 
 
 def _is_majority(ranks: Ranks, current: GenerationState, terms: RunTerms) -> bool:
-    """O(n)."""
+    """Return whether enough ranks are ready after the timeout. O(n)."""
     if terms.is_elastic:
         return len(ranks.ready) >= terms.min_active
     if not current.survivors:
@@ -626,7 +635,7 @@ def _is_majority(ranks: Ranks, current: GenerationState, terms: RunTerms) -> boo
 
 
 class Generations:
-    """A part of the run's machine: what it has to tell goes to `emit`. Nothing is done once the run is over."""
+    """Ranks and generations of a run. A part of `RunMachine`, without effect once the run is over."""
 
     def __init__(
         self,
@@ -636,7 +645,15 @@ class Generations:
         emit: Callable[[events.RunEffect], None],
         make_id: Callable[[float], str],
     ) -> None:
-        """`record`: what an earlier lighthouse has written down."""
+        """Continue from a record.
+
+        Args:
+            config: Settings.
+            record: What an earlier lighthouse has stored.
+            now: The present moment.
+            emit: Receives the effects.
+            make_id: Returns an unused incident id for a wall-clock moment.
+        """
         self.config = config
         self.terms = record.terms
         self.ranks = Ranks(config.rank_timeout_s, record.ranks, now)
@@ -644,25 +661,25 @@ class Generations:
         self.current = GenerationState(record.generation, here, is_broken=record.is_broken, finished=record.finished)
         self.restarts = RestartLog(record, make_id, emit)
         self.budget = RestartBudget(record.failed_at)
-        self.progress = GroupProgress(config.run, config.limits)  # of ranks that run the present generation
+        self.progress = GroupProgress(config.run, config.limits)  # ranks that run the present generation
         self._emit = emit
         self._is_over = False
         self._formation = FormationClock()
         self._held_until = now
-        self._began_at = -math.inf  # the present generation
+        self._began_at = -math.inf  # start of the present generation
         self._has_stepped = False
-        self.steps = 0  # that were told of, in any generation
+        self.steps = 0  # reported steps of all generations
 
     def verdict(self, now: float) -> events.RunVerdict:
         return self._formation.verdict(self.ranks, self.current, self.terms, now)
 
     def deadline(self, now: float) -> float | None:
-        """As RunMachine.deadline."""
+        """Return the next moment after `now` at which time alone may change something."""
         moments = [self.ranks.next_at(), *([] if self._is_over else self._formation.moments(self.terms))]
         return min((moment for moment in moments if moment is not None and moment > now), default=None)
 
     def is_due(self, now: float) -> bool:
-        """Time alone may have changed what `settle` finds."""
+        """Return whether time alone may have changed the result of `settle`."""
         return not self._is_over and self._formation.is_due(self.terms, now)
 
     def pass_time(self, now: float) -> None:
@@ -670,37 +687,37 @@ class Generations:
             self.lose(rank, f"no heartbeat from it for {self.config.rank_timeout_s:g} s", now)
 
     def was_late(self, by_s: float, now: float) -> None:
-        """The lighthouse itself was paused: ranks and formation get that time back."""
+        """Move the timeouts after a pause of the lighthouse."""
         self.ranks.shift(by_s)
         self._formation.shift(by_s)
         self._held_until = now + by_s + CLOSINGS_HELD_S
 
-    # -- the end of the run
+    # -- end of the run
 
     def end(self) -> None:
-        """The run is stopped or completed: no generation breaks or forms."""
+        """End the run, stopped or completed. No generation breaks or forms any more."""
         self._is_over = True
 
     def resume(self) -> None:
-        """The stop is lifted: what waits begins to wait now."""
+        """Continue after a stop. All waits begin now."""
         self._is_over = False
         self._formation = FormationClock()
         self.budget = RestartBudget()
 
     def begin_anew(self) -> None:
-        """Another launch of the run: its numbers go on upwards."""
+        """Begin another launch of the run. Its numbers continue."""
         self.ranks = Ranks(self.config.rank_timeout_s)
         self.current = GenerationState()
         self.restarts.begin_anew()
         self.resume()
 
-    # -- coming and going
+    # -- arrivals and losses
 
     def enter(self, entry: RankHello, session: int | None, now: float) -> None:
         error = self.restarts.refusal(entry) or self.ranks.refusal(entry, self.terms)
         if error is not None:
             return self._emit(events.RankRefused(entry.rank, error))
-        if entry.terms != self.terms:  # it was not refused: no rank is here
+        if entry.terms != self.terms:  # not refused, so no rank is alive
             self.terms, self.ranks = entry.terms, Ranks(self.config.rank_timeout_s)
         old = self.ranks.of_slot(entry.rank.slot)
         if old is not None and old.is_here and old.rank != entry.rank:
@@ -729,7 +746,7 @@ class Generations:
         if self.current.lose(rank.rank):
             self._break(f"{rank.rank}: {reason}", now, lost=(rank.rank,))
 
-    # -- what ranks say
+    # -- messages of ranks
 
     def hear(self, rank_id: RankId, message: events.RankMessage, now: float) -> None:
         rank = self.ranks.get(rank_id)
@@ -760,7 +777,7 @@ class Generations:
                     self._complete(max(0, self.current.number))
 
     def _holds(self, rank: Rank, generation: int | None) -> None:
-        """It runs that generation; None: it starts, and will be ready."""
+        """Note that a rank runs `generation` (None while it starts). Interrupt it if the generation has ended."""
         if generation is None:
             return
         rank.generation = generation
@@ -777,7 +794,7 @@ class Generations:
         self._admit(rank, now)
 
     def _admit(self, rank: Rank, now: float) -> None:
-        """Rule 4."""
+        """Apply rule 4 to a ready rank."""
         if not self.current.stands:
             return
         size = len(self.current.active)
@@ -788,13 +805,13 @@ class Generations:
             self._hand(rank)
 
     def _hand(self, rank: Rank) -> None:
-        """Ranks are told by slot, so the successor of a rank that has finished is told nothing: it waits."""
+        """Send the generation to a rank. The successor of a finished rank waits instead."""
         assert self.current.generation is not None
         if not self.current.is_place_of_another(rank.rank):
             self._emit(events.GenerationTold(rank.rank, self.current.generation))
 
     def _fail(self, rank: Rank, generation: int, reason: str, now: float) -> None:
-        """A failure in a broken generation is a consequence of the break."""
+        """Handle a failure of the function. In a broken generation it is a consequence of the break."""
         if not self.current.can_fail(rank.rank, generation):
             return
         lasted_s = now - self._began_at
@@ -803,7 +820,7 @@ class Generations:
         self._break(f"{rank.rank} has failed: {reason}", now, is_failure=True)
 
     def fail_behind(self, slots: Iterable[int], reason: str, now: float) -> None:
-        """The function of ranks that the others wait for in vain has failed."""
+        """Fail the function of the ranks that keep the others waiting."""
         for rank in map(self.ranks.of_slot, slots):
             if rank is not None:
                 self._fail(rank, self.current.number, reason, now)
@@ -824,7 +841,7 @@ class Generations:
 
     @property
     def everyone(self) -> tuple[RankId, ...]:
-        """All ranks that are here, in order."""
+        """All live ranks, sorted."""
         return tuple(sorted(rank.rank for rank in self.ranks.here))
 
     def _break(
@@ -849,7 +866,7 @@ class Generations:
         self._emit(events.Interrupted(number, cause, running, is_new=True, is_failure=is_failure))
 
     def settle(self, now: float) -> str:
-        """Form the next generation if it is time. Returns why the run is to be stopped, or nothing."""
+        """Form the next generation if it is time. Return why the run has to stop, or ""."""
         if self._is_over:
             return ""
         if self.current.is_broken and (why := self.budget.why_exhausted(self.terms)):

@@ -1,4 +1,9 @@
-"""One job's incidents: the machine is told what happens, evidence is asked for, and what is decided is done."""
+"""Driver of one job's progress and incidents, with the figures that a scrape shows.
+
+`ProgressDriver` follows where ranks are and reports stalls. `IncidentDriver` feeds the `IncidentMachine`, collects
+evidence from managers and runs, and kills or stops what the policy decides. `IncidentRegistry` holds what the incidents
+of all jobs share. `JobAccount` counts steps, heals and waits for the metrics.
+"""
 
 import functools
 import itertools
@@ -52,18 +57,14 @@ from lighthouse_runtime.timing.timers import DeadlineTimer, StallWatch
 log = logging.getLogger(__name__)
 
 
-# -- account ------------------------------------------------------------------
-#
-# The account of one job: what a scrape shows of its steps, heals and joins.
-
 WAIT_BOUNDS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0)
 HEAL_BOUNDS_S = (0.01, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0, 1800.0)
 MAX_HEALS_TOLD = 1000
-"""Of one report: more are no heals, but a number that is wrong."""
+"""Heals in one report. A higher number is an error, not heals."""
 
 
 class JobAccount:
-    """Each number only grows. For one event loop: no locks."""
+    """Totals of one job's steps, heals and joins. Each number only grows."""
 
     def __init__(self) -> None:
         self.ledger = Ledger()
@@ -74,25 +75,19 @@ class JobAccount:
         self.waits = Histogram(WAIT_BOUNDS_S)
 
     def take(self, replica_id: str, report: GroupReport, now: float) -> None:
-        """A group's report, in the hello of its session or in a heartbeat."""
+        """Add a group's report, from the hello of its session or from a heartbeat."""
         new = self.ledger.take(replica_id, report, now)
         self.commits += new.commits
         for reason in REASONS:
             self.discards[reason] += getattr(new.discards, reason)
         self.heal_bytes += new.healed.bytes
         heals = min(new.healed.heals, MAX_HEALS_TOLD)
-        for _ in range(heals):  # of several between two reports, only the sum is known
+        for _ in range(heals):  # reports contain only their sum
             self.heals.add(new.healed.seconds / heals)
 
 
-# -- heals --------------------------------------------------------------------
-#
-# The heals of a job's replica groups, from the views that their managers send: how far they are, and their lines in
-# the log.
-
-
 class JobHeals:
-    """Nothing is kept of a group that reports no heal."""
+    """Progress of the heals of a job's replica groups, and their log lines. Keeps only groups that heal."""
 
     def __init__(self, job: str, timers: Timers) -> None:
         self._job = job
@@ -118,11 +113,11 @@ class JobHeals:
         self._set_timer(now)
 
     def drop(self, replica_id: str) -> None:
-        """The group is lost, or has left."""
+        """Forget a group that is lost or has left."""
         self._heals.pop(replica_id, None)
 
     def status(self) -> dict[str, HealStatus]:
-        """Of the groups that heal."""
+        """Return the heal of each group that heals."""
         now = self._clock()
         found = {name: heal.status(now) for name, heal in self._heals.items()}
         return {name: status for name, status in found.items() if status is not None}
@@ -146,14 +141,11 @@ class JobHeals:
             log.info("%s: %s", replica_id, line, extra=told)
 
 
-# -- driver -------------------------------------------------------------------
-#
-# Where a job's ranks are: views come with the managers' heartbeats, runs are asked, a verdict goes to the log.
-
-
 class ProgressDriver:
-    """Members of the quorum are judged, groups that are observed, and active ranks of runs: the others take part in no
-    collective."""
+    """Follows where a job's ranks are, and reports stalls.
+
+    Judges only ranks that share collectives: ranks of quorum members and observed groups, and active ranks of runs.
+    """
 
     def __init__(
         self,
@@ -166,8 +158,18 @@ class ProgressDriver:
         kept: RanksKept | None = None,
         check_lag: Callable[[], None] = lambda: None,
     ) -> None:
-        """`said` is called with each new verdict, and with None when something moves again. `runs` says where the
-        ranks of the job's runs are now. `check_lag` calls `was_late` if the process itself was held up."""
+        """Begin with no known ranks.
+
+        Args:
+            job: Name of the job.
+            roster: Its replica groups.
+            timers: Clock and timers.
+            floor_s: Shortest time without progress that counts as a stall.
+            said: Receives each new verdict, and None when something moves again.
+            runs: Returns the present places of the ranks of the job's runs.
+            kept: Limit on known ranks, shared by all jobs.
+            check_lag: Calls `was_late` if the process itself was paused.
+        """
         self._roster = roster
         self._runs = runs
         self._progress = JobProgress(floor_s, kept)
@@ -177,53 +179,53 @@ class ProgressDriver:
         self._watch = StallWatch(timers, log, job, self._verdict, self._left_s, floor_s, said)
 
     def take(self, replica_id: str, view: GroupView) -> None:
-        """`replica_id` is that of the session."""
+        """Take a view from the session of `replica_id`. Views of other groups are ignored."""
         if view.replica_id == replica_id:
             self._progress.take(view, self._clock())
             self._heals.take(view)
             self._watch.wake()
 
     def run_moved(self) -> None:
-        """A rank of a run is there."""
+        """React to a report of a run's rank."""
         self._watch.wake()
 
     def was_late(self, by_s: float) -> None:
-        """The whole process was held up; to be told before anything is judged."""
+        """Handle a pause of the whole process. Call before the next verdict."""
         self._progress.was_late(by_s, self._clock())
 
     def look(self) -> None:
-        """For a verdict, now; else that is done when there may be one."""
+        """Look for a verdict now. Otherwise a timer does it when one is possible."""
         self._watch.check_now()
 
     def verdict(self) -> StallVerdict | None:
-        """As it is now, and as the log has it."""
+        """Return the present verdict."""
         return self._verdict(self._clock())
 
     def ranks(self) -> tuple[RankPlace, ...]:
-        """The worst first."""
+        """Return the places of all ranks, the worst first."""
         self._forget()
         return self._progress.places(self._members, self._alive, self._clock(), self._runs())
 
     @property
     def heals(self) -> dict[str, HealStatus]:
-        """By replica group; of those that heal."""
+        """Heals in progress, by replica group."""
         self._forget()
         return self._heals.status()
 
     @property
     def data(self) -> DataUse | None:
-        """What is used of the data, by the ranks of all groups; None: none reports it."""
+        """Use of the training data by all ranks, or None if no rank reports it."""
         self._forget()
         return self._progress.data
 
     @property
     def observed(self) -> list[str]:
-        """The replica groups whose ranks have no Agents."""
+        """Replica groups whose ranks have no Agents."""
         return self._progress.observed
 
     @property
     def seconds(self) -> dict[str, float]:
-        """By phase."""
+        """Seconds by phase."""
         return self._progress.seconds
 
     def close(self) -> None:
@@ -258,10 +260,6 @@ class ProgressDriver:
         return self._progress.left_s(self._members, now, self._runs())
 
 
-# -- durations ----------------------------------------------------------------
-#
-# How many incidents each job has had, and how long they took to notice and to recover from.
-
 BOUNDS_S = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 25.0, 60.0, 120.0, 300.0, 600.0)
 MAX_JOBS = 1000
 
@@ -269,7 +267,7 @@ Key = tuple[str, IncidentKind]
 
 
 class IncidentTimes:
-    """For one event loop: nothing is locked."""
+    """Number of incidents of each job and kind, and the times to notice them and to recover from them."""
 
     def __init__(self) -> None:
         self.opened: Counter[Key] = Counter()
@@ -277,18 +275,18 @@ class IncidentTimes:
         self.recover: dict[Key, Histogram] = {}
 
     def began(self, job: str, kind: IncidentKind) -> None:
-        """An incident is new."""
+        """Count a new incident."""
         key = job, kind
         if key not in self.opened and len(self.opened) >= MAX_JOBS * len(IncidentKind):
             del self.opened[next(iter(self.opened))]
         self.opened[key] += 1
 
     def detected(self, job: str, kind: IncidentKind, seconds: float) -> None:
-        """From the fault until it was noticed."""
+        """Add the seconds from a fault until it was noticed."""
         _add(self.detect, (job, kind), seconds)
 
     def recovered(self, job: str, kind: IncidentKind, seconds: float) -> None:
-        """From the fault until a step was committed after it."""
+        """Add the seconds from a fault to the first committed step after it."""
         _add(self.recover, (job, kind), seconds)
 
 
@@ -298,18 +296,13 @@ def _add(times: dict[Key, Histogram], key: Key, seconds: float) -> None:
     times.setdefault(key, Histogram(BOUNDS_S)).add(seconds)
 
 
-# -- registry -----------------------------------------------------------------
-#
-# What the incidents of all jobs share: the policy, the archive, its files, the times that a scrape shows.
-
-
 class IncidentStore(Protocol):
-    """Where incidents are filed (files.py)."""
+    """Storage of incidents."""
 
     def load(self) -> Iterable[Incident]: ...
 
     def save(self, incident: Incident) -> None:
-        """Does not wait."""
+        """Store an incident without waiting for the disk."""
         ...
 
     def close(self) -> None: ...
@@ -325,19 +318,21 @@ def _restart_none(job: str, name: str, ranks: Collection[int], reason: str) -> b
 
 @dataclass(slots=True)
 class IncidentRegistry:
-    """`stop_runs(job, reason, requested_by)` stops the runs of a job and returns their names. `restart_ranks(job, name,
-    ranks, reason)` has ranks that are behind, and all that run with them, run their function again: where a Wrapper
-    runs it; else it returns False."""
+    """What the incidents of all jobs share."""
 
     policy: OnStall = OnStall.NOTIFY
     files: IncidentStore | None = None
     stop_runs: Callable[[str, str, str], Iterable[str]] = _no_runs
+    """(job, reason, requested_by) stops the job's runs and returns their names."""
     restart_ranks: Callable[[str, str, Collection[int], str], bool] = _restart_none
+    """(job, name, ranks, reason) restarts the function of ranks that are behind, and of those that run with them.
+    Returns False if they do not run in a Wrapper.
+    """
     archive: IncidentArchive = field(default_factory=IncidentArchive)
     times: IncidentTimes = field(default_factory=IncidentTimes)
 
     def load(self) -> None:
-        """What an earlier lighthouse has filed; blocking, and before any job."""
+        """Load the incidents of an earlier lighthouse. Blocks. Call before the first job."""
         if self.files is not None:
             self.archive = IncidentArchive(self.files.load())
 
@@ -361,7 +356,7 @@ class IncidentRegistry:
         return self.archive.make_id(unix_s)
 
     def report(self, incident: Incident) -> None:
-        """An incident of a run, which is followed elsewhere, is new or has changed."""
+        """Record a new or changed incident of a run. Its machine follows it."""
         before, after_s = self.archive.find(incident.id), incident.summary.step_s
         if before is None:
             self.times.began(incident.summary.job, incident.summary.kind)
@@ -371,11 +366,11 @@ class IncidentRegistry:
             self.keep(incident)
 
     def newest(self, job: str) -> tuple[IncidentSummary, ...]:
-        """Of the job, the newest first."""
+        """Return the newest incidents of the job, the newest first."""
         return self.archive.summaries(job)[:SHOWN]
 
     def close(self) -> None:
-        """Blocking, for a moment."""
+        """Close the files. Blocks briefly."""
         if self.files is not None:
             self.files.close()
 
@@ -384,7 +379,7 @@ MAX_ROUNDS = 8
 
 
 def without_secrets(evidence: RankEvidence) -> RankEvidence:
-    """What ranks print may hold credentials; incidents are kept in files and go into bug reports."""
+    """Remove credentials from what ranks print, since incidents go into files and bug reports."""
     return replace(
         evidence,
         stacks=without_credentials(evidence.stacks),
@@ -394,19 +389,19 @@ def without_secrets(evidence: RankEvidence) -> RankEvidence:
 
 
 class Run(Protocol):
-    """A run of the job, whose ranks are judged (runs/driver.py is one)."""
+    """A run of the job whose ranks are judged. `RunDriver` is one."""
 
     @property
     def run_id(self) -> str: ...
 
     @property
     def size(self) -> int:
-        """So many ranks are active."""
+        """Number of active ranks."""
         ...
 
     @property
     def steps(self) -> int:
-        """It grows with each step of a rank."""
+        """Number that grows with each step of a rank."""
         ...
 
     def look(self, request: EvidenceRequest, told: Callable[[Evidence | EvidenceDone], None]) -> None: ...
@@ -421,11 +416,10 @@ class _OpenRound:
 
 
 class IncidentDriver:
-    """`tell` says something to a member, and whether it could; `note` writes a line of the timeline; `is_asked`:
-    whether any group waits for a quorum; `wall`: seconds since the epoch; `observed`: groups without Agents; `runs`:
-    those that have ranks; `look_again`: whether anything moves, now; `check_lag` calls `was_late` if the process itself
-    was held up. Where there is a quorum, its members are followed and asked, not the runs of which they are ranks,
-    too."""
+    """Driver of one job's incidents.
+
+    While the job has a quorum, its members are followed and provide evidence, and not the runs of the same ranks.
+    """
 
     def __init__(
         self,
@@ -442,6 +436,22 @@ class IncidentDriver:
         look_again: Callable[[], None] = lambda: None,
         check_lag: Callable[[], None] = lambda: None,
     ) -> None:
+        """Begin with no incident.
+
+        Args:
+            job: Name of the job.
+            roster: Its replica groups.
+            registry: Shared by all jobs.
+            tell: Sends a message to a member. Returns False if it has no session.
+            note: Adds an entry to the timeline.
+            is_asked: Checks whether any group waits for a quorum.
+            timers: Clock and timers.
+            wall: Time in seconds since the epoch.
+            runs: Lists the job's runs.
+            observed: Lists the groups without Agents.
+            look_again: Updates the verdict on the job's progress now.
+            check_lag: Calls `was_late` if the process itself was paused.
+        """
         self._job = job
         self._roster = roster
         self._registry = registry
@@ -458,10 +468,10 @@ class IncidentDriver:
         self._rounds: dict[int, _OpenRound] = {}
         self._is_closed = False
 
-    # -- what happens
+    # -- events
 
     def was_late(self, by_s: float) -> None:
-        """The whole process was held up: what was asked for may have come without being read."""
+        """Extend open rounds after a pause of the process: answers may have arrived unread."""
         for round_ in self._rounds.values():
             round_.due_at += by_s
             round_.limit.set(round_.due_at)
@@ -479,23 +489,23 @@ class IncidentDriver:
             self._perform(self._incidents.reached(participant.requested_step, participant.seen_quorum_id, now))
 
     def viewed(self, replica_id: str, view: GroupView) -> None:
-        """Where the ranks of the member are."""
+        """Read a member's view for steps that it rejected."""
         if view.replica_id == replica_id:
             ranks = [rank for rank in view.ranks if rank.sample.rejected is not None]
             name, rejected = (ranks[0].name, ranks[0].sample.rejected) if ranks else (RankName(replica_id, 0), None)
             self._perform(self._incidents.rejected(name, rejected, self._clock(), self._wall()))
 
     def held(self, held: HeldQuorum) -> None:
-        """What a member says that it holds."""
+        """Read which steps a member has granted."""
         if self._incidents.is_followed:
             self._perform(self._incidents.reached(held.granted, held.quorum_id, self._clock()))
 
     def killed(self, replica_id: str, quorum_id: int, why: str) -> None:
-        """By a person; a member of that quorum, whether it stands or not."""
+        """Record that an operator killed a member of this quorum."""
         self._perform(self._incidents.killed(replica_id, quorum_id, why, self._clock(), self._wall()))
 
     def lost(self, loss: MemberLost) -> None:
-        """A member of no quorum is no incident."""
+        """Record a loss. The loss of a group outside a quorum is no incident."""
         if loss.quorum_id is None:
             return
         self._perform(self._incidents.lost(loss, self._clock(), self._wall(), is_asked=self._is_asked()))
@@ -509,7 +519,7 @@ class IncidentDriver:
             self._perform(self._incidents.formed(quorum.quorum_id, step, self._clock(), is_new=is_new, members=names))
 
     def exited(self, replica_id: str, reason: str, evidence: RankEvidence) -> bool:
-        """A supervisor reports the end of a process. Whether that belongs, or may belong, to a loss of its group."""
+        """Take a supervisor's report on a dead process. Return whether it may explain a loss of its group."""
         now, is_member = self._clock(), any(m.replica_id == replica_id for m in self._roster.participants())
         effects = self._incidents.exited(replica_id, reason, evidence, now, self._wall(), is_member=is_member)
         if effects is None:
@@ -523,8 +533,10 @@ class IncidentDriver:
             self._perform(self._incidents.expire(self._clock()))
 
     def said(self, verdict: StallVerdict | None) -> None:
-        """A verdict that is new; None: something moves again. That all wait for a quorum is no incident: it is the
-        lighthouse that lets them wait, and says why."""
+        """Take a new verdict, or None when something moves again.
+
+        A wait of all ranks for a quorum is no incident: the lighthouse causes it and reports the reason.
+        """
         now = self._clock()
         if verdict is None:
             return self._perform(self._incidents.moved(now))
@@ -534,7 +546,7 @@ class IncidentDriver:
         return self._perform(self._incidents.stalled(verdict, step, now, self._wall()))
 
     def run_moved(self) -> None:
-        """A rank of a run has said where it is."""
+        """React to a report of a run's rank."""
         if self._incidents.is_followed:
             self._perform(self._incidents.reached(self._run_steps(), 0, self._clock()))
 
@@ -558,7 +570,7 @@ class IncidentDriver:
     # -- evidence
 
     def gather(self, ranks: Mapping[str, tuple[int, ...]] | None, reply: Reply[Gathered]) -> None:
-        """Of these ranks now; None: of all members of the quorum. Raises a refusal."""
+        """Collect evidence of these ranks, or of all members if None. Raise LimitReached if busy."""
         if len(self._rounds) >= MAX_ROUNDS:
             raise LimitReached(f"evidence is being taken {MAX_ROUNDS} times over; ask again in {WITHIN_S:g} s")
         self._begin(EvidenceRound(self._targets()) if ranks is None else self._of(ranks), reply.answer)
@@ -574,7 +586,7 @@ class IncidentDriver:
         return [*members, *(EvidenceTarget(name, name) for name in self._runs)]
 
     def _members(self) -> list[Group]:
-        """Those that are judged: of the quorum, and those observed."""
+        """Return the groups that are judged: members of the quorum and observed groups."""
         observed = (self._roster.get(name) for name in self._observed())
         return list(dict.fromkeys((*self._roster.participants(), *(one for one in observed if one is not None))))
 
@@ -614,7 +626,7 @@ class IncidentDriver:
         round_.limit.cancel()
         round_.told(round_.round.result())
 
-    # -- what the machine wants
+    # -- effects
 
     def _perform(self, effects: Sequence[incidents.Effect]) -> None:
         for effect in effects:
@@ -666,7 +678,7 @@ class IncidentDriver:
                 extra=event("incident_evidence", job=self._job, incident=id, ranks=len(gathered.evidence)),
             )
             if not self._is_closed:
-                self._look_again()  # what was so when the evidence was asked for is no reason to kill
+                self._look_again()  # the verdict may be outdated by now
             members = {
                 member.replica_id: member.participant.group_world_size if member.participant is not None else 1
                 for member in self._members()
@@ -703,14 +715,14 @@ class IncidentDriver:
         return f"{'killed' if killed else 'interrupted'} {decision.text}" + self._kill(killed, reason, groups)
 
     def _kill(self, names: Iterable[str], reason: str, behind: Mapping[str, frozenset[int]] | None = None) -> str:
-        """`behind`: for which of their ranks; without it, as a person would."""
+        """Kill groups. `behind` names the ranks at fault. Without it, the request looks like an operator's."""
         requests = {name: KillRequest(reason, (behind or {}).get(name, frozenset())) for name in names}
         found = {name: self._roster.get(name) for name in requests}
         missed = [n for n, m in found.items() if m is None or not self._tell(m, requests[n])]
         return f"; not notified: {', '.join(missed)}" if missed else ""
 
     def close(self, reason: str) -> None:
-        """What stands still is the next lighthouse's to kill."""
+        """End all rounds. A stall is left to the next lighthouse."""
         self._is_closed = True
         self._perform(self._incidents.expire(math.inf))
         for number in list(self._rounds):

@@ -1,23 +1,22 @@
-"""The incidents of one job: when one begins, what belongs to it, what is done about it, and when training goes on.
+"""Incidents of one job: when one begins, what belongs to it, what is done about it, and when training recovers.
 
 1. A stall is one incident from its verdict until something moves again. Its fault is the last move.
-2. On its verdict the evidence is asked for; only when that is there does the policy decide (policy.py). A verdict that
-   names other ranks, or another cause, has its evidence taken anew, MAX_LOOKS times at most, and never after the policy
-   has killed or stopped.
-3. The loss of members is an incident as soon as a group asks for the quorum after it, or one forms: if all groups end,
-   training is over. The loss of a group that an operator has killed is one at once. All losses of one quorum are one
-   incident; the fault is the last heartbeat of the first. A member that is killed because of a stall is lost within
-   that incident.
-4. A group that joins and says that it holds no state any more (a commit was not applied, or its state differs from that
-   of its peers) is an incident, once for each such state: it says so in every join until it has healed.
-5. A step that a group discards because its gradients are not finite is an incident.
-6. A supervisor says why a process of a member has ended. That explains the loss of the member, before or after it, and
-   is part of its incident. If no loss comes within EXIT_KEPT_S, it is an incident by itself.
-7. An incident is followed until a step is committed after it, which is read from what is told anyway: the steps that
-   managers have let their ranks into, and those that groups join with. A loss is also followed until all lost groups
-   have been in a quorum again.
+2. The verdict on a stall requests evidence, and the policy decides once that has arrived. A verdict with other ranks or
+   another cause requests it again, up to MAX_LOOKS times, and never after the policy has killed or stopped something.
+3. The loss of members is an incident once a group requests the next quorum, or one forms. Without such a request,
+   losses are the end of training. The loss of a group killed by an operator is one at once. All losses of one quorum
+   are one incident, whose fault is the last heartbeat of the first. The loss of a member killed for a stall belongs to
+   the stall.
+4. A group that joins without a valid state (a commit was not applied, or its state differs from its peers') is an
+   incident. It reports that in every join until it has healed, and counts once.
+5. A step that a group discards for non-finite gradients is an incident.
+6. A supervisor's report on a dead process explains the loss of its member, before or after the loss, and belongs to
+   that incident. If no loss follows within EXIT_KEPT_S, it is an incident of its own.
+7. An incident is followed until a step after it is committed, as shown by the steps that managers grant and groups join
+   with. A loss is also followed until all lost groups have been in a quorum again.
 
-No I/O; time is an argument.
+The module does no I/O, and time is an argument. `EvidenceRound` plans one round of evidence, `IncidentArchive` keeps
+the newest incidents of all jobs, and `incident_of` describes an incident of a run.
 """
 
 import itertools
@@ -44,21 +43,12 @@ from lighthouse_protocol.refusals import InvalidRequest, UnknownName
 from lighthouse_protocol.rules.quorum_change import MAX_LISTED, list_names
 from lighthouse_protocol.rules.stall import StallVerdict
 
-# -- policy -------------------------------------------------------------------
-#
-# What is done about training that stands still, once its evidence is there. No I/O.
-#
-# - notify: nothing, but that it is known.
-# - restart-suspects: the replica groups of the ranks that are behind are killed, and their supervisors restart them;
-#   what a Wrapper runs is interrupted, and runs again in its processes. If no rank is behind (the network, a
-#   divergence) nothing is killed, and never all of several members. A group that is alone has none to wait for: it is
-#   restarted, unless all of its ranks are equally behind.
-# - stop-run: the job's run is stopped; without a run, its groups are killed.
-
 LEFT_TO_PEOPLE = "nothing is killed; `lighthouse kill` restarts a group, `lighthouse stop` ends the run"
 
 
 class OnStall(StrEnum):
+    """Policy for a stall (`--on-stall`), applied by `decide`."""
+
     NOTIFY = "notify"
     RESTART_SUSPECTS = "restart-suspects"
     STOP_RUN = "stop-run"
@@ -66,27 +56,40 @@ class OnStall(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """The ranks for which their replica groups are to be restarted, or that all is to `stop`; `text` says which, and
-    why."""
+    """Ranks whose groups should restart, or a stop of everything."""
 
-    text: str
+    text: str  # names the ranks and the reason
     restart: tuple[RankName, ...] = ()
     stop: bool = False
 
     @property
     def is_final(self) -> bool:
-        """Something is done: nothing more in this incident."""
+        """True if something is killed or stopped, which ends the policy's part in the incident."""
         return self.stop or bool(self.restart)
 
     @property
     def groups(self) -> dict[str, frozenset[int]]:
-        """Those that are to be restarted, and for which of their ranks."""
+        """Replica groups to restart, with their ranks that are behind."""
         names = sorted({rank.replica_id for rank in self.restart})
         return {name: frozenset(rank.group_rank for rank in self.restart if rank.replica_id == name) for name in names}
 
 
 def decide(policy: OnStall, behind: Iterable[RankName], members: Mapping[str, int]) -> Decision:
-    """`members`: the replica groups that train together, and how many ranks each has."""
+    """Choose the reaction to a stall.
+
+    - notify: nothing.
+    - restart-suspects: kill the replica groups of the ranks that are behind, so that their supervisors restart them.
+      Functions in a Wrapper are interrupted and run again in their processes. If no rank is behind (the network, a
+      divergence), nothing is killed, and neither if all of several members would be. A single group is restarted unless
+      all
+      its ranks are equally behind.
+    - stop-run: stop the job's run, or kill its groups if it has none.
+
+    Args:
+        policy: Setting of the lighthouse.
+        behind: Ranks that are behind.
+        members: Number of ranks of each replica group that trains.
+    """
     match policy:
         case OnStall.NOTIFY:
             return Decision("notified: nothing is killed (--on-stall notify)")
@@ -113,10 +116,10 @@ def _restart(ranks: tuple[RankName, ...], members: Mapping[str, int]) -> Decisio
 MAX_LOOKS = 3
 MAX_FOLLOWED = 8
 UNCONFIRMED_S = 60.0
-MAX_TOLD = 16  # losses by their reasons
-MAX_DISTRUSTED = 256  # groups of which the last report is remembered
-MAX_SUSPECTS = 64  # by their names
-EXIT_KEPT_S = 10.0  # how much earlier than the loss that it explains the end of a process may be reported
+MAX_TOLD = 16  # losses named in a text
+MAX_DISTRUSTED = 256  # groups with a remembered report
+MAX_SUSPECTS = 64
+EXIT_KEPT_S = 10.0  # longest time from the report of a dead process to the loss that it explains
 MAX_EXITS = 256
 MAX_EVIDENCE = 8  # processes of one loss
 
@@ -133,7 +136,7 @@ class Changed:
 
 @dataclass(frozen=True, slots=True)
 class EvidenceWanted:
-    """Of all members of the quorum; `took` is to be told what came."""
+    """Requests evidence from all members of the quorum. `took` receives the result."""
 
     id: str
     suspects: tuple[str, ...]
@@ -141,7 +144,7 @@ class EvidenceWanted:
 
 @dataclass(frozen=True, slots=True)
 class ActionDue:
-    """`acted` is to be told what came of it."""
+    """Requests an action. `acted` receives its result."""
 
     id: str
     decision: Decision
@@ -159,11 +162,12 @@ Effect = Opened | Changed | EvidenceWanted | ActionDue | Recovered
 
 @dataclass(slots=True)
 class _Case:
-    """`base`: the step beyond which one is committed after the fault; None: the next quorum tells it."""
+    """Incident that is still followed."""
 
     incident: Incident
     fault_at: float
     base: int | None = None
+    """The incident has recovered once a step above this one is reached. None until the next quorum."""
     verdict: StallVerdict | None = None
     looks: int = 0
     is_looking: bool = False
@@ -178,7 +182,7 @@ class _Case:
         return self.incident
 
     def has_killed(self, replica_id: str) -> bool:
-        """Its loss is of this incident, and of no quorum after it."""
+        """Return whether the loss of the group belongs to this incident, and not to a later quorum."""
         return replica_id in self.killed and self.incident.summary.quorum_s is None
 
     @property
@@ -190,7 +194,7 @@ class _Case:
 
 @dataclass(slots=True)
 class _Lost:
-    """The losses of one quorum, which may be the end of the job."""
+    """Losses of one quorum. They may also be the end of the job."""
 
     first: MemberLost
     noticed_at: float
@@ -202,7 +206,7 @@ class _Lost:
         self.by_name = {self.first.replica_id: self.first}
 
     def explain(self, replica_id: str, exit_: "_Exit") -> None:
-        """Add why a process of that group has ended; the first one counts, since the others end because of it."""
+        """Add why a process of the group ended. Only the first counts, since it causes the others."""
         loss, rank = self.by_name[replica_id], f"rank {exit_.evidence.group_rank}"
         if replica_id not in self._explained:
             self._explained.add(replica_id)
@@ -222,7 +226,7 @@ class _Lost:
 
 @dataclass(frozen=True, slots=True)
 class _Exit:
-    """A process of a member that has ended, and whose loss has not been noticed yet."""
+    """Dead process of a member whose loss has not been noticed yet."""
 
     reason: str
     evidence: RankEvidence
@@ -231,7 +235,7 @@ class _Exit:
 
 
 class IncidentMachine:
-    """`make_id` makes an unused id of a moment of the wall clock. `now` is monotonic and never goes back."""
+    """Incidents of one job. `now` is monotonic, `unix_s` the wall clock."""
 
     def __init__(self, job: str, policy: OnStall, make_id: Callable[[float], str]) -> None:
         self._job = job
@@ -240,32 +244,32 @@ class IncidentMachine:
         self._cases: dict[str, _Case] = {}
         self._stall: _Case | None = None
         self._lost: _Lost | None = None
-        self._loss: _Case | None = None  # that of the losses
-        self._distrusted: dict[str, Distrust] = {}  # by replica_id, what was said last
-        self._rejected: dict[str, int] = {}  # by replica_id, the step
+        self._loss: _Case | None = None  # incident of the losses
+        self._distrusted: dict[str, Distrust] = {}  # last report, by replica_id
+        self._rejected: dict[str, int] = {}  # step, by replica_id
         self._exits: dict[str, list[_Exit]] = {}  # by replica_id
 
     @property
     def is_followed(self) -> bool:
-        """Whether the next committed step matters."""
+        """True if the next committed step matters."""
         return self._lost is not None or any(case.incident.summary.step_s is None for case in self._cases.values())
 
     @property
     def awaits_quorum(self) -> bool:
-        """Whether the next quorum matters."""
+        """True if the next quorum matters."""
         return self._lost is not None or bool(self._cases)
 
-    # -- a stall
+    # -- stalls
 
     def stalled(self, verdict: StallVerdict, step: int, now: float, unix_s: float) -> list[Effect]:
-        """`step`: the highest that a rank was let into."""
+        """Open or update the incident of a stall. `step` is the highest step that a rank was admitted to."""
         case = self._stall
         if case is None:
             return self._open_stall(verdict, step, now, unix_s)
         if case.is_final or verdict.is_same_as(case.verdict):
-            return []  # what follows from a kill is not what it was for
+            return []  # a consequence of the kill
         if case.incident.summary.suspects and not verdict.behind:
-            return []  # the rank that was behind is still the cause: the others wait, and go on without it
+            return []  # the earlier suspect is still the cause
         case.verdict = verdict
         changed = Changed(case.note(text=verdict.text, suspects=_suspects(verdict)))
         return [changed, *self._look(case)]
@@ -279,8 +283,14 @@ class IncidentMachine:
         return [changed]
 
     def took(self, id: str, gathered: Gathered, members: Mapping[str, int], now: float) -> list[Effect]:
-        """The evidence has come, or was waited for long enough. `members`: the replica groups of the quorum, and how
-        many ranks each has."""
+        """Take the evidence that arrived in time, and decide.
+
+        Args:
+            id: The incident.
+            gathered: The evidence.
+            members: Number of ranks of each replica group that trains.
+            now: The present moment.
+        """
         case = self._cases.get(id)
         if case is None or case.verdict is None:
             return []
@@ -306,7 +316,7 @@ class IncidentMachine:
     # -- losses
 
     def lost(self, loss: MemberLost, now: float, unix_s: float, *, is_asked: bool) -> list[Effect]:
-        """`is_asked`: a group asks for the next quorum already."""
+        """Note a loss. It becomes an incident now if a group waits for the next quorum (`is_asked`)."""
         if any(case.has_killed(loss.replica_id) for case in self._cases.values()):
             return []
         before = self._lost
@@ -326,15 +336,15 @@ class IncidentMachine:
             self._attach(self._loss, loss.replica_id, exits)
             return [Changed(self._loss.note(text=lost.text, suspects=lost.suspects))]
         if exits:
-            self._exits[loss.replica_id] = exits  # their evidence belongs to the incident, if there will be one
+            self._exits[loss.replica_id] = exits  # evidence for a possible incident
         return self.asked(now) if is_asked else []
 
     def killed(self, replica_id: str, quorum_id: int, why: str, now: float, unix_s: float) -> list[Effect]:
-        """A person has a member killed: that is an incident at once, and its loss is the same one."""
+        """Open the incident of a member killed by an operator. Its loss belongs to it."""
         return self.lost(MemberLost(replica_id, quorum_id, f"killed {why}", None), now, unix_s, is_asked=True)
 
     def asked(self, now: float) -> list[Effect]:
-        """A group asks for the next quorum: training is to go on."""
+        """Open an incident for the unconfirmed losses, since a group requests the next quorum."""
         lost = self._lost
         if lost is None or self._loss is not None:
             return []
@@ -350,15 +360,15 @@ class IncidentMachine:
             self._attach(case, name, self._exits.pop(name, []))
         return [Opened(case.incident)]
 
-    # -- processes that have ended
+    # -- dead processes
 
     def exited(
         self, replica_id: str, reason: str, evidence: RankEvidence, now: float, unix_s: float, *, is_member: bool
     ) -> list[Effect] | None:
-        """A supervisor reports that a process of a replica group has ended. `is_member`: of the present quorum.
+        """Take a supervisor's report on a dead process.
 
         Returns:
-            None if that is not for this machine: the group is no member, and no loss of it is followed.
+            None if the group is no member of the present quorum (`is_member`) and no followed loss includes it.
         """
         exit_ = _Exit(reason, evidence, now, unix_s)
         for case in reversed(self._cases.values()):
@@ -375,7 +385,7 @@ class IncidentMachine:
         return []
 
     def expire(self, now: float) -> list[Effect]:
-        """File the exits that no loss has come for."""
+        """File dead processes whose group was not lost in time."""
         old = {name: exits for name, exits in self._exits.items() if now >= exits[0].at + EXIT_KEPT_S}
         effects: list[Effect] = []
         for name, exits in old.items():
@@ -398,14 +408,14 @@ class IncidentMachine:
         evidence = (*case.incident.evidence, *(MemberEvidence(replica_id, each.evidence) for each in exits))
         case.incident = replace(case.incident, evidence=evidence[:MAX_EVIDENCE])
 
-    # -- a state that is none
+    # -- groups without a valid state
 
     def listens_to(self, participant: Participant) -> bool:
-        """What it says of its state is news."""
+        """Return whether the group's report about its state is news."""
         return self._distrusted.get(participant.replica_id) != participant.distrust
 
     def told(self, replica_id: str, distrust: Distrust | None, now: float, unix_s: float) -> list[Effect]:
-        """A group joins, and says whether it holds a state."""
+        """Read from a join whether the group distrusts its state."""
         if distrust is None:
             self._distrusted.pop(replica_id, None)
             return []
@@ -418,10 +428,10 @@ class IncidentMachine:
         case = self._begin(IncidentKind(distrust.kind), text, (replica_id,), now, 0.0, unix_s)
         return [Opened(case.incident)]
 
-    # -- gradients that are not finite
+    # -- non-finite gradients
 
     def rejected(self, rank: RankName, rejected: RejectedStep | None, now: float, unix_s: float) -> list[Effect]:
-        """The step that a group has discarded for its gradients, as it says for a while; None: there is none."""
+        """Open an incident for a step discarded for its gradients. Groups repeat the report for a while."""
         if rejected is None:
             self._rejected.pop(rank.replica_id, None)
             return []
@@ -436,12 +446,12 @@ class IncidentMachine:
         case.base = rejected.step
         return [Opened(case.incident)]
 
-    # -- training goes on
+    # -- recovery
 
     def formed(
         self, quorum_id: int, step: int, now: float, *, is_new: bool, members: Collection[str] = ()
     ) -> list[Effect]:
-        """A quorum was formed for `step`, of `members`."""
+        """Note a quorum of `members` for `step`."""
         effects = self.asked(now)
         self._lost = self._loss = None
         effects += self.reached(step, quorum_id, now)
@@ -462,7 +472,7 @@ class IncidentMachine:
         return [] if case.away else [Changed(case.note(back_s=now - case.fault_at))]
 
     def reached(self, step: int, quorum_id: int, now: float) -> list[Effect]:
-        """A rank was let into `step` under that quorum, or joins with it: all steps before it are committed."""
+        """Note that all steps before `step` are committed, since a rank under that quorum has reached it."""
         effects: list[Effect] = []
         for case in list(self._cases.values()):
             summary = case.incident.summary
@@ -472,7 +482,7 @@ class IncidentMachine:
             self._drop_if_over(case)
         return effects
 
-    # -- within
+    # -- internals
 
     def _open_stall(self, verdict: StallVerdict, step: int, now: float, unix_s: float) -> list[Effect]:
         still_s = verdict.still_s
@@ -514,24 +524,17 @@ def _suspects(verdict: StallVerdict) -> tuple[str, ...]:
     return tuple(map(str, verdict.behind[:MAX_SUSPECTS]))
 
 
-# -- evidence round -----------------------------------------------------------
-#
-# One round of evidence: which managers to ask, what has come, what is missing. No I/O.
-#
-# The lighthouse asks MAX_ASKED replica groups at most, those under suspicion first, and keeps MAX_BYTES at most, so
-# that a large job's evidence fits its memory and one message.
-
 MAX_ASKED = 64
 MAX_EVIDENCE_BYTES = 24 * 1024 * 1024
 WITHIN_S = 10.0
 
 Asked: TypeAlias = int | str
-"""The number of a manager's session; the name of a run."""
+"""Number of a manager's session, or name of a run."""
 
 
 @dataclass(frozen=True, slots=True)
 class EvidenceTarget:
-    """A member, or a run, that may be asked. `session` None: it holds none."""
+    """A member or run that may provide evidence. `session` is None if it has none."""
 
     replica_id: str
     session: Asked | None
@@ -545,7 +548,11 @@ class Question:
 
 
 class EvidenceRound:
-    """`ranks`: of which replica groups which ranks, empty: all of the group; None: every target."""
+    """One round of evidence: the managers and runs to ask, the answers, and what is missing.
+
+    It asks up to MAX_ASKED replica groups, suspects first, and keeps up to MAX_EVIDENCE_BYTES, so that the evidence of
+    a large job fits into memory and one message.
+    """
 
     def __init__(
         self,
@@ -554,6 +561,13 @@ class EvidenceRound:
         ranks: Mapping[str, tuple[int, ...]] | None = None,
         suspects: Sequence[str] = (),
     ) -> None:
+        """Choose the members and runs to ask.
+
+        Args:
+            targets: All members and runs.
+            ranks: Ranks to ask by replica group, an empty tuple for all its ranks. None for all targets.
+            suspects: Names that come first.
+        """
         self._evidence: list[MemberEvidence] = []
         self._missing: list[str] = []
         self._bytes = 0
@@ -584,12 +598,12 @@ class EvidenceRound:
         self._waiting.pop(session, None)
 
     def ended(self, session: Asked) -> None:
-        """The session, before all has come."""
+        """Note the end of a session whose answer was not complete."""
         if (question := self._waiting.pop(session, None)) is not None:
             self._missing.append(f"{question.replica_id}: its session has ended")
 
     def result(self) -> Gathered:
-        """What has come by now, naming the ranks that are missing."""
+        """Return the evidence so far, with the names of missing ranks."""
         late = [f"{question.replica_id}: not all came within {WITHIN_S:g} s" for question in self._waiting.values()]
         evidence = sorted(self._evidence, key=lambda one: (one.replica_id, one.rank.group_rank))
         return Gathered(tuple(evidence), (*self._missing, *late))
@@ -616,7 +630,14 @@ def without_text(rank: RankEvidence, why: str) -> RankEvidence:
 
 
 def read_ranks(names: Iterable[str]) -> dict[str, tuple[int, ...]] | None:
-    """What a person has typed: b/1 is a rank, b all of a replica group. None: nothing. Raises InvalidRequest."""
+    """Parse names from a command line: b/1 is a rank, b a whole replica group.
+
+    Returns:
+        Ranks by group, an empty tuple for the whole group. None without names.
+
+    Raises:
+        InvalidRequest: A name has another form.
+    """
     chosen: dict[str, set[int]] = {}
     for name in names:
         group, slash, number = name.rpartition("/")
@@ -624,26 +645,19 @@ def read_ranks(names: Iterable[str]) -> dict[str, tuple[int, ...]] | None:
             chosen[name] = set()
         elif not number.isdecimal() or len(number) > 5:
             raise InvalidRequest(f"{name!r} is not a rank; write b/1, or b for all of that group", field="rank")
-        elif chosen.setdefault(group, {int(number)}):  # else all of it are asked for already
+        elif chosen.setdefault(group, {int(number)}):  # an empty set stands for the whole group
             chosen[group].add(int(number))
     return {group: tuple(sorted(ranks)) for group, ranks in chosen.items()} or None
 
 
 def check_ranks(replica_id: str, ranks: Sequence[int], group_world_size: int) -> None:
-    """Raises UnknownName for a rank that the group does not have. `group_world_size` 0: it has not said how many."""
+    """Raise UnknownName for a rank that the group lacks. A group_world_size of 0 is unknown."""
     unknown = [rank for rank in ranks if rank >= group_world_size > 0]
     if unknown:
         last = group_world_size - 1
         has = f"ranks {replica_id}/0 to {replica_id}/{last}" if last else f"rank {replica_id}/0 only"
         raise UnknownName(f"rank: there is no {replica_id}/{unknown[0]}; this group has {has}")
 
-
-# -- archive ------------------------------------------------------------------
-#
-# The newest incidents of all jobs, and their ids. No I/O.
-#
-# An id is the second at which the incident was noticed, and a number where that second has another one. Evidence
-# takes memory: that of the newest incidents is kept, MAX_BYTES together.
 
 LIMIT = 200
 SHOWN = 50
@@ -652,14 +666,14 @@ DROPPED = "the evidence of an incident as old as this is not kept in memory"
 
 
 def surplus(kept: Sequence[tuple[str, str, int]], limit: int, max_bytes: int) -> list[str]:
-    """Choose the incidents to drop so that at most `limit` are left, of at most `max_bytes` together.
+    """Choose the incidents to drop so that at most `limit` remain, of at most `max_bytes` in total.
 
-    Each job has an equal share: the oldest goes of the job that has most, so no job pushes out those of others.
+    Each job has an equal share: the oldest incident of the largest job goes, so no job displaces those of others.
 
     Args:
         kept: (id, job, bytes) of each, the oldest first.
-        limit: How many are kept.
-        max_bytes: How many bytes are kept. The newest incident stays, however large it is.
+        limit: Maximum number of incidents.
+        max_bytes: Maximum size. The newest incident stays, however large.
     """
     by_job: dict[str, list[tuple[str, int]]] = {}
     for id, job, size in kept:
@@ -678,8 +692,14 @@ def surplus(kept: Sequence[tuple[str, str, int]], limit: int, max_bytes: int) ->
 
 
 class IncidentArchive:
+    """The newest incidents of all jobs, in memory.
+
+    An id is the second in which the incident was noticed, with a number if the second has several. Evidence is kept for
+    the newest incidents, up to MAX_ARCHIVE_BYTES.
+    """
+
     def __init__(self, incidents: Iterable[Incident] = ()) -> None:
-        """`incidents`: of a life before this one."""
+        """Begin with the stored incidents of earlier lighthouses."""
         self._by_id: dict[str, Incident] = {}
         self._taken: set[str] = set()
         for incident in sorted(incidents, key=lambda i: (i.summary.opened_unix_s, i.id)):
@@ -694,7 +714,7 @@ class IncidentArchive:
         return name
 
     def put(self, incident: Incident) -> None:
-        """It is new, or has changed."""
+        """Add or update an incident."""
         self._by_id[incident.id] = incident
         self._taken.add(incident.id)
         if len(self._by_id) > LIMIT:
@@ -709,7 +729,7 @@ class IncidentArchive:
         return self._by_id.get(id)
 
     def get(self, id: str) -> Incident:
-        """Raises UnknownName."""
+        """Return an incident. Raise UnknownName if it is not in the archive."""
         incident = self._by_id.get(id)
         if incident is None:
             newest = ", ".join(summary.id for summary in self.summaries()[:8]) or "none"
@@ -717,7 +737,7 @@ class IncidentArchive:
         return incident
 
     def summaries(self, job: str = "") -> tuple[IncidentSummary, ...]:
-        """Of `job`, or of every one, the newest first."""
+        """Return the summaries of `job`, or of all jobs, the newest first."""
         newest = reversed(self._by_id.values())
         return tuple(incident.summary for incident in newest if job in ("", incident.summary.job))
 
@@ -729,13 +749,8 @@ class IncidentArchive:
                 self._by_id[incident.id] = replace(incident, evidence=(), missing=(*incident.missing, DROPPED))
 
 
-# -- incident -----------------------------------------------------------------
-#
-# An incident of a run, as people see it beside the stalls and losses of the job.
-
-
 def incident_of(name: RunName, restart: RestartRecord) -> Incident:
-    """Its ranks are named run/slot."""
+    """Convert a restart of a run to an incident. Its ranks are named run/slot."""
     job, run = name
     kind = IncidentKind.EXIT if restart.ends_nothing else IncidentKind.RESTART
     formed_s = _since(restart, restart.formed_at)
@@ -771,5 +786,5 @@ def incident_of(name: RunName, restart: RestartRecord) -> Incident:
 
 
 def _since(restart: RestartRecord, at: float | None) -> float | None:
-    """The wall clock may have been set back since."""
+    """Return the seconds since the restart. The wall clock may have been set back."""
     return None if at is None else max(0.0, at - restart.noticed_at)

@@ -1,28 +1,24 @@
-"""Which groups are up to date.
+"""Which states are up to date, which quorum_id a quorum gets, and which candidates it takes.
 
-A state is named by its tag: (step, quorum_id under which that step was committed). At the highest step the largest
-set of equal tags is up to date (ties: the highest quorum_id in the tag). A member at that step with another tag, and
-one whose ranks disagree, is told with a lower step; so every manager, torchft's too, computes one and the same
-assignment from steps alone.
+A state has a tag: (step, quorum_id under which that step was committed). At the highest step, the largest set of equal
+tags is up to date; on a tie, the tag with the highest quorum_id. The lighthouse lowers the step of a member at that
+step with another tag, and of one whose ranks disagree. All managers, including torchft's, then compute the same
+assignment from the steps alone.
 
-A running job's history wins: while a member of the last quorum is a candidate and holds a state of this job's lineage
-(its tag is a quorum that was formed here, or what the members of one held), candidates of a foreign or unknown lineage
-heal, however high their step. A quorum id can be read by everybody who may view the status, so a tag alone proves
-nothing: a candidate from outside that is ahead of the members is foreign, too, unless its group was told of the quorum
-that its tag names, or of one that was formed from that state. Then it may be one step ahead of what the last quorum has
-come to, as members are at most one step apart. Only where no such member is (a cold start) does the highest step win.
-
-A manager that was started again below its ranks is such a candidate: they hold what they committed before. So the name
-counts here, and not the incarnation. What the quorum has come to includes the step that it was formed at: its sources
-held that one, while a member that was to heal may still hold an older state.
-
-What a manager was told by an earlier lighthouse of this job, whose journal is lost or older, is of its lineage, too,
-and may be ahead by any number: a group that happens to come first to a lighthouse that knows no group does not win over
-those that have trained for long. That rests on a manager's word, and holds for EARLIER_COUNTS_FOR_S.
-
-If no group at the highest step has a known tag (torchft's members that resumed from disk, or whose past is unknown
-here) they may have diverged: the first is the source, and the others heal. At step 0 there is nothing
-to tell apart.
+1. A running job's history wins. While a member of the last quorum is a candidate with a state of this job's lineage,
+   candidates of foreign or unknown lineage heal, however high their step. A state belongs to the lineage if its tag
+   names a quorum that formed here, or is the tag of a state from which one formed. Without such a member (a cold
+   start), the highest step wins.
+2. Every viewer of the status can read a quorum id, so a tag alone proves nothing. An outside candidate ahead of the
+   members is foreign, too, unless its group was in the quorum of its tag, or in one that formed from that state. Then
+   it may be one step ahead of the last quorum, because members are at most one step apart. A manager that restarted
+   below its ranks is such a candidate, which is why the replica_id counts here and not the incarnation. The last quorum
+   has at least reached the step at which it formed, because its sources held that one.
+3. Quorums of an earlier lighthouse, whose journal is lost or outdated, belong to the lineage, too. Their members may be
+   ahead by any number, so a group that happens to connect first does not win over groups that have trained for long.
+   This relies on the managers' reports and ends EARLIER_COUNTS_FOR_S after the first quorum.
+4. If no group at the highest step has a known tag (torchft members that resumed from disk, or groups of unknown past),
+   they may have diverged. The first is the source and the others heal. At step 0 all states count as equal.
 """
 
 from collections import Counter
@@ -34,18 +30,18 @@ from lighthouse_protocol.messages.membership import Participant
 from lighthouse_protocol.refusals import InvalidRequest
 
 RANGES_KEPT = 64
-EARLIER_COUNTS_FOR_S = 600.0  # after the first quorum of this lighthouse
+EARLIER_COUNTS_FOR_S = 600.0  # since this lighthouse's first quorum
 
 
 class History:
-    """The quorum ids by which states of this job are named: ranges of them, since they are mostly consecutive."""
+    """Quorum ids that name states of this job, as ranges, because most are consecutive."""
 
     def __init__(self, ranges: Iterable[tuple[int, int]] = ()) -> None:
         self._ranges = list(ranges)
 
     @property
     def ranges(self) -> tuple[tuple[int, int], ...]:
-        """First and last, the oldest first."""
+        """First and last id of each range, the oldest first."""
         return tuple(self._ranges)
 
     def __contains__(self, quorum_id: int) -> bool:
@@ -62,7 +58,7 @@ class History:
 
 @dataclass(frozen=True, slots=True)
 class Lineage:
-    """`participants` as they are handed out; the tag (max_step, tag_quorum_id) of those that are up to date."""
+    """Participants as the quorum lists them, and the tag (max_step, tag_quorum_id) of the up-to-date ones."""
 
     participants: tuple[Participant, ...]
     max_step: int
@@ -70,7 +66,7 @@ class Lineage:
 
 
 def tag_of(participant: Participant, told: LastQuorumTold | None) -> int | None:
-    """The quorum under which the participant's state was committed; None: not known."""
+    """Return the quorum under which the participant's state was committed, or None if unknown."""
     if participant.step == 0:
         return 0
     if participant.tag_quorum_id is not None or told is None:
@@ -84,25 +80,29 @@ def tag_of(participant: Participant, told: LastQuorumTold | None) -> int | None:
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """What the lighthouse knows of a candidate that says it is at `step`, in the state that `tag` names."""
+    """What the lighthouse knows about a candidate that reports `step` and the state `tag`."""
 
     step: int
     tag: int | None
     is_member: bool
     may_be_ahead: int | None = None
-    """Steps by which it may be ahead of the last quorum; None for any number; 0: not even of the members that ask."""
+    """Steps that it may be ahead of the last quorum. None for any number, 0 for not even ahead of the joined members.
+    """
     ranks_disagree: bool = False
     works_at: int | None = None
-    """The step that a member catching up takes part in."""
+    """Step in which a member that catches up takes part."""
 
 
 def foreign(claims: Sequence[Claim], history: History, formed_at: int = 0) -> list[bool]:
-    """Find the candidates that are not of the running job's lineage, and heal; none where no job is running.
+    """Find the candidates outside the running job's lineage, which have to heal.
 
     Args:
         claims: One for each candidate.
-        history: The quorums by which states of this job are named.
-        formed_at: The step that the last quorum was formed at.
+        history: Quorums that name states of this job.
+        formed_at: Step at which the last quorum formed.
+
+    Returns:
+        One flag for each claim. All are False if no job is running.
     """
     is_named = [claim.tag is not None and claim.tag in history for claim in claims]
     members = [
@@ -126,9 +126,15 @@ def foreign(claims: Sequence[Claim], history: History, formed_at: int = 0) -> li
 def assign_steps(
     candidates: Sequence[Participant], tags: Sequence[int | None], is_foreign: Sequence[bool] | None = None
 ) -> Lineage:
-    """`tags[i]` is the tag_quorum_id of `candidates[i]`; `is_foreign` says `foreign`."""
+    """Find the up-to-date state, and lower the step of candidates at or above max_step that lack it.
+
+    Args:
+        candidates: Members of the new quorum.
+        tags: The tag_quorum_id of each candidate's state, None if unknown.
+        is_foreign: Result of `foreign`, if it applies.
+    """
     ours = [i for i in range(len(candidates)) if not (is_foreign and is_foreign[i])]
-    # A group that disagrees heals, unless there is no source: at step 0 there is none.
+    # A group whose ranks disagree heals if it has a source. At step 0 no group is one.
     sound = [i for i in ours if candidates[i].step and not candidates[i].ranks_disagree]
     sound = sound or ours
     max_step = max(candidates[i].step for i in sound)
@@ -145,27 +151,30 @@ def assign_steps(
     return Lineage(participants, max_step, tag)
 
 
-# -- numbering ----------------------------------------------------------------
-#
-# Which quorum_id the members that form a quorum get.
-#
-# A quorum that does not stand keeps its id while the same members (id, incarnation, addresses) form it and none
-# reports a failed commit; one that stands, or follows one that stood, always gets a new one. A new id is above every
-# id that was formed, above every one that a member was told, and at or above `first_id`: so that it names one list
-# for ever, also where what is remembered is older than what was told. Where a member was told one that would be given
-# out here only later, another lighthouse may be giving out the next ones at this moment: they are left to it.
-
-# Clocks of two hosts on which a lighthouse has run may differ, and ids may be used faster than milliseconds pass.
+# Clocks of the hosts that ran a lighthouse may differ, and ids may be used faster than one per millisecond.
 AHEAD_MS = 24 * 3600 * 1000
-# Of another lighthouse that serves this job by mistake. It ends by that, or is told of these.
+# Ids left to another lighthouse that serves this job by mistake, until it ends or learns about the newer ones.
 LEFT_TO_ANOTHER = 1000
 
 
 class Numbering:
-    """`quorum_id` is the highest that was given out; 0 before any."""
+    """Assigns quorum ids.
+
+    A quorum that does not stand keeps its id while the same members (id, incarnation, addresses) form it and none
+    reports a failed commit. A quorum that stands, or follows one that stood, always gets a new id. A new id exceeds
+    every formed id and every id that a member has seen, so it always names one list, even if the journal is outdated.
+    If a member has seen an id that this lighthouse has not reached, another lighthouse may be assigning the next ones,
+    so these are skipped.
+    """
 
     def __init__(self, first_id: int, record: QuorumRecord | None, job: Job) -> None:
-        """`first_id`: the lowest that a new quorum may get. `record`: what an earlier lighthouse has written down."""
+        """Continue after an earlier lighthouse, or begin.
+
+        Args:
+            first_id: Lowest id for a new quorum.
+            record: What an earlier lighthouse has stored.
+            job: The job's live records.
+        """
         self.quorum_id = record.quorum_id if record is not None else 0
         self._recorded_id = self.quorum_id
         self._first_id = first_id
@@ -174,9 +183,13 @@ class Numbering:
         self._job = job
 
     def check(self, seen_id: int, field: str, now: float) -> None:
-        """Raises InvalidRequest for an id that no lighthouse of this job can have given out.
+        """Check that a lighthouse of this job can have assigned an id.
 
-        Ids begin at the wall clock in milliseconds: one that is a day above it and above the last one was never told.
+        Ids begin at the wall clock in milliseconds. An id a day above both the clock and the last id was never
+        assigned.
+
+        Raises:
+            InvalidRequest: The id is too high.
         """
         self._began_at = now if self._began_at is None else self._began_at
         by_clock = self._first_id + int((now - self._began_at) * 1000)
@@ -189,12 +202,12 @@ class Numbering:
             )
 
     def is_unknown(self, seen_id: int) -> bool:
-        """A member was told an id that was neither written down before this life nor given out in it."""
+        """Return whether the id is neither in the restored record nor assigned by this lighthouse."""
         own = self._own_first_id is not None and self._own_first_id <= seen_id <= self.quorum_id
         return seen_id > self._recorded_id and not own
 
     def number(self, chosen: Sequence[Group], seen_id: int, *, always: bool) -> bool:
-        """`chosen` form a quorum: whether its id is new. `seen_id`: the highest that a member was told."""
+        """Assign the id of a new quorum of `chosen`, above `seen_id`. Return whether it is a new id."""
         has_failed = any(member.participant is not None and member.participant.commit_failures > 0 for member in chosen)
         is_same = self._job.consists_of(chosen) and not has_failed and not always
         if is_same and seen_id <= self.quorum_id:
@@ -205,15 +218,8 @@ class Numbering:
         return True
 
 
-# -- selection ----------------------------------------------------------------
-#
-# Which of the candidates a quorum takes, where its size is limited (--allowed-replicas, --active-replicas).
-#
-# Members of the previous quorum first, an up-to-date one at their head, then those that wait longest.
-
-
 def size_for(candidates: int, allowed_sizes: Set[int], active: int | None) -> int:
-    """The largest allowed size of a quorum with this number of candidates; 0: none."""
+    """Return the largest allowed size of a quorum with this number of candidates, or 0."""
     most = min(candidates, active) if active is not None else candidates
     if not allowed_sizes:
         return most
@@ -223,9 +229,15 @@ def size_for(candidates: int, allowed_sizes: Set[int], active: int | None) -> in
 def choose(
     candidates: Sequence[Participant], previous: Set[str], size: int, foreign: Set[str] = frozenset()
 ) -> list[Participant]:
-    """`candidates` in the order in which they came; `previous` the replica_ids of the last quorum.
+    """Choose members if a quorum's size is limited (--allowed-replicas, --active-replicas).
 
-    `foreign`: those that are to heal, whatever their step (lineage.py).
+    Members of the previous quorum come first, up-to-date ones in front, then newcomers by waiting time.
+
+    Args:
+        candidates: In the order of their joins.
+        previous: The replica_ids of the last quorum.
+        size: Number of members.
+        foreign: The replica_ids that have to heal, whatever their step.
     """
     if len(candidates) <= size:
         return list(candidates)

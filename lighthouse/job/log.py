@@ -1,4 +1,7 @@
-"""A job's quorums in the log."""
+"""Log lines of a job's quorums and runs.
+
+The functions describe effects of the two machines. `VerdictLog` logs why no quorum forms.
+"""
 
 import logging
 from collections.abc import Callable, Mapping
@@ -18,8 +21,7 @@ log = logging.getLogger(__name__)
 
 
 NAMES_LOGGED = 16
-# A round takes milliseconds: only a wait that lasts is worth a line.
-WAIT_LOGGED_AFTER_S = 1.0
+WAIT_LOGGED_AFTER_S = 1.0  # a normal round takes milliseconds
 _WORTH_A_LINE = (QuorumPhase.RECALLED, QuorumPhase.REVOKED, QuorumPhase.STANDING)
 
 
@@ -74,8 +76,7 @@ def log_cut(job: str, cut: ConnectionsCut) -> None:
 
 
 class VerdictLog:
-    """Why there is no quorum, once that has lasted, and again when the reason changes. `said` hears what is waited for;
-    empty: nothing."""
+    """Logs why no quorum forms if the wait lasts, and each new reason. `said` receives what the wait is for."""
 
     def __init__(self, job: str, machine: QuorumMachine, timers: Timers, said: Callable[[str], None]) -> None:
         self._job = job
@@ -86,7 +87,7 @@ class VerdictLog:
         self._timer = DeadlineTimer(self._say, timers)
 
     def look(self) -> None:
-        """Something has happened."""
+        """Check the verdict after an event."""
         if self._machine.verdict() in (Verdict.FORMED, Verdict.NO_JOINS):
             self._logged = None
             self.close()
@@ -106,10 +107,6 @@ class VerdictLog:
         self._said(awaited(self._machine))
         self.look()
 
-
-# -- log ----------------------------------------------------------------------
-#
-# What happens to a run, in the log.
 
 SLOTS_LOGGED = 16
 

@@ -1,14 +1,15 @@
-"""Which groups are present: sessions, calls, joins, withdrawals, losses, and what each means for the standing quorum.
+"""Which groups are present, and what their sessions, joins and losses mean for the standing quorum.
 
-1. A session's end without a leave is a loss 7 ms later: that is how a killed process shows. Where the sessions of
-   more than half of a quorum end together, it is rather the network (silence.py). The end of an old session
-   never touches a newer one of the same group. The same manager's new session takes the old one's place; that it is
-   the same manager, its secret shows (identity.py).
-2. A group that falls silent (a lapse, or a connection that keepalive closed) is lost too, unless the fault is more
-   likely the lighthouse's own (silence.py).
-3. A group that is down (its ranks restart) is lost to its quorum, and not waited for until it joins. One whose ranks
-   have ended in good order is not lost: it has left its quorum (standing.py).
-4. A participant is (replica_id, incarnation): a join or a hello of another incarnation is the loss of the old one.
+1. The end of a session without a leave is a loss a few milliseconds later, which is how a killed process is noticed. If
+   the sessions of more than half of a quorum end together, the network is the likelier cause (`MassSilence`). The end
+   of an old session never affects a newer one of the group. A new session of the same manager, as its secret shows
+   (identity rules in roster.py), replaces the old one.
+2. A silent group is lost, too, unless the fault is more likely the lighthouse's own (`MassSilence`).
+3. A group that is down (its ranks restart) is lost to its quorum, and the others stop waiting for it until it joins. A
+   group whose ranks ended in good order has left its quorum (standing.py) and is not lost.
+4. A participant is (replica_id, incarnation). A join or hello of another incarnation is the loss of the old one.
+
+`JobEnd` decides when the job has ended, and which groups come too late.
 """
 
 from collections.abc import Callable, Collection, Iterable, Iterator
@@ -33,41 +34,40 @@ from lighthouse_protocol.messages.session import (
 from lighthouse_protocol.refusals import Drained, InvalidRequest, LighthouseError, Superseded, Unreachable
 from lighthouse_protocol.rules.access import digest_of
 
-# -- silence ------------------------------------------------------------------
-#
-# Which members are lost by their silence or the end of their connections, and where the network is the likelier
-# cause.
-#
-# 1. If more than half of the members of a quorum fall silent in one moment, that is rather the lighthouse's own
-#    network: they are held for alive for one timeout more.
-# 2. A lighthouse that was itself paused moves every lapse by its lateness, and holds the closings that it reads then
-#    for the lateness and CLOSINGS_HELD_S: their managers come back.
-# 3. A closed connection is not a dead process: a load balancer, a sidecar or a firewall that restarts closes them
-#    all. So the end of a member's connection is judged some milliseconds later, and later still while this host is
-#    busy, as the ends are read one after the other there. If the connections of more than half of the quorum's
-#    members have ended by then, their members are held for a lease, as after a restart of the lighthouse. A member
-#    that reports a failed step meanwhile shows that more than connections to the lighthouse has broken: those that
-#    are held then have CLOSINGS_HELD_S more, and those that are not judged yet are judged at once.
-
 BEAT_SLACK_S = 0.25
 CLOSINGS_HELD_S = 2.0
 SAME_MOMENT_S = 0.1
-"""What was found to be shared is, for all who are lost within this: ten thousand are counted once, not for each."""
+"""A finding that most members are silent holds for this time. Ten thousand losses then need one count."""
 JUDGED_AFTER_S = 0.007
-"""How long after the last closing of a burst its closings are judged. A manager that is killed alone is to be noticed
-within 20 ms, of which the kernel, gRPC and the way to the other ranks take 11 (benchmarks/recovery.py)."""
+"""Time from the last closing of a burst to the verdict on it. A manager killed alone must be noticed within 20 ms, of
+which the kernel, gRPC and the way to the other ranks take 11 (benchmarks/recovery.py).
+"""
 JUDGED_WITHIN_S = 0.1
-"""After the first closing of a burst, however long the burst is."""
+"""Longest time from the first closing of a burst to the verdict."""
 LATE_S = 0.005
-"""A lighthouse that judges a burst so late was held up."""
+"""If the verdict comes later by this time, the lighthouse was paused."""
 POSTPONED_AT_MOST = 40
-"""How often a burst is judged JUDGED_AFTER_S later, as the lighthouse was held up or its host is busy: connections that
-are cut in one moment end there in several. With a load of 20 on two CPUs the ends of three lay up to 98 ms apart."""
+"""How many times a paused or busy lighthouse postpones a verdict by JUDGED_AFTER_S, since it sees simultaneous closings
+one after the other. With a load of 20 on two CPUs, the closings of three members were up to 98 ms apart.
+"""
 SILENT_TOGETHER = "most members fell silent together; they have one more timeout before they count as lost"
 CLOSED_TOGETHER = "the connections of most members ended together: held for a lease"
 
 
 class MassSilence:
+    """Decides which silent or disconnected members are lost, and when the network is the likelier cause.
+
+    1. If more than half of a quorum's members fall silent together, the lighthouse's own network is the likelier cause.
+       They count as alive for one more timeout.
+    2. After a pause, the lighthouse moves every lapse by the length of the pause. Members whose disconnection it reads
+       then have the length of the pause plus CLOSINGS_HELD_S to reconnect.
+    3. A closed connection is no dead process: a restarted load balancer, sidecar or firewall closes them all. So the
+       end of a connection is judged some milliseconds later, and later still on a busy host. If more than half of the
+       quorum's members have lost their connections by then, those count as alive for a lease, as after a restart of the
+       lighthouse. If a member reports a failed step during that time, more than these connections is broken. Then those
+       members have CLOSINGS_HELD_S left, and unjudged ones are judged at once.
+    """
+
     def __init__(
         self, roster: Roster, heartbeat_timeout_s: float, lease_s: float, emit: Callable[[ConnectionsCut], None]
     ) -> None:
@@ -82,7 +82,7 @@ class MassSilence:
         self._is_judged = True
         self._judge_at = self._judge_by = 0.0
         self._postponed = 0
-        self._cut_until = 0.0  # members of a burst are held
+        self._cut_until = 0.0  # members of a judged burst count as alive
         self.braked_for = ""
 
     def was_late(self, by_s: float, now: float) -> None:
@@ -90,20 +90,23 @@ class MassSilence:
         self._closings_held_until = now + by_s + CLOSINGS_HELD_S
 
     def is_judging(self, now: float) -> bool:
-        """Whether a burst is judged now, unless `postpone` is called first."""
+        """Return whether a burst is judged now, unless `postpone` is called first."""
         due_at = self._roster.next_at()
         return not self._is_judged and due_at is not None and due_at <= now and self._judge_at <= now
 
     def postpone(self, now: float) -> None:
-        """The ends of more connections may be unread, unless all have been read."""
+        """Postpone the verdict unless all members are disconnected: more closed connections may be unread."""
         members, ended = self._ended()
         if self._postponed < POSTPONED_AT_MOST and len(ended) < len(members):
             self._postponed += 1
             self._judge_at, self._judge_by = now + JUDGED_AFTER_S, now + JUDGED_WITHIN_S
 
     def closing_held_until(self, member: Group, beat_interval_s: float, now: float) -> float | None:
-        """Its stream has ended without a leave: until when it may come back, or when that is judged; None if it is
-        lost at once."""
+        """Handle the end of a stream without a leave.
+
+        Returns:
+            When the end is judged, or until when the member may return. None if the member is lost at once.
+        """
         if now < self._closings_held_until:
             return self._closings_held_until
         is_silent = _is_silent(member, beat_interval_s, now)
@@ -121,8 +124,7 @@ class MassSilence:
         return self._judge_at
 
     def excuse(self, member: Group, beat_interval_s: float, now: float) -> bool:
-        """Its connection has ended, or it has not been heard of for the timeout: whether it gets more time. A silent
-        member does once."""
+        """Return whether a silent or disconnected member gets more time. A silent member does once."""
         if member.closes_at is not None:
             return self._excuse_closing(member, now)
         was_excused = member.excused_until > member.seen_at + self._timeout_s
@@ -132,11 +134,11 @@ class MassSilence:
         return True
 
     def is_cut(self, member: Group, now: float) -> bool:
-        """It is held since its connection was cut together with most others, and no step has failed since."""
+        """Return whether the member was disconnected together with most others, and no step has failed since."""
         return member.closes_at is not None and now < self._cut_until
 
     def step_failed(self, now: float) -> None:
-        """A member of the quorum reports it. O(n), once a burst."""
+        """Handle a member's report of a failed step. O(n), once a burst."""
         if not self._is_judged:
             self._judge_at = min(self._judge_at, now)
             for member in self._roster:
@@ -160,7 +162,7 @@ class MassSilence:
         return member.closes_at is None or now < member.closes_at
 
     def _judge(self, now: float) -> None:
-        """Hold those that are still away, if the burst is one of the network. O(n), once a burst."""
+        """Count disconnected members as alive if the network caused the burst. O(n), once a burst."""
         members, ended = self._ended()
         self._is_judged = True
         if 2 * len(ended) <= len(members) or len(members) < 2:
@@ -172,7 +174,7 @@ class MassSilence:
         self._emit(ConnectionsCut(tuple(sorted(m.replica_id for m in held)), self._lease_s))
 
     def _ended(self) -> tuple[list[Group], list[Group]]:
-        """The members that had a session before the burst, and those whose connections have ended in it or before."""
+        """Return the members that had a session before the burst, and those whose connection has ended since."""
         members = [m for m in self._roster.participants() if m.session is not None and m.is_alive]
         return members, [m for m in members if m.closes_at is not None or self._is_unjudged(m)]
 
@@ -184,7 +186,7 @@ class MassSilence:
         return until
 
     def _is_shared(self, beat_interval_s: float, now: float) -> bool:
-        """Whether more than half of the quorum's members with a session are silent. O(n), when one is lost."""
+        """Return whether more than half of the members with a session are silent. O(n), for each loss."""
         if now < self._is_shared_until:
             return True
         members = silent = 0
@@ -199,58 +201,56 @@ class MassSilence:
 
 
 def _is_silent(member: Group, beat_interval_s: float, now: float) -> bool:
-    """Its heartbeat is overdue: a process that is killed was heard within an interval."""
+    """Return whether a heartbeat is overdue, which it is not right after a process was killed."""
     return now - member.seen_at > beat_interval_s + BEAT_SLACK_S
 
-
-# -- job end ------------------------------------------------------------------
-#
-# When a job has ended, and which groups come too late for it.
-#
-# A group has finished when it leaves its quorum by the end of its script (HoldState.LEAVING). The job has ended when
-# a member of the last quorum has finished and none of the others is present any more: they have finished, too, were
-# lost, or have drained. So scripts of different lengths end a job with the longest one.
-#
-# A group is absent if it was in a quorum of the job and has not finished, or was present at the end without being in
-# the last quorum. After the end an absent group is late: alone, it would train the job once more from the step that
-# it brings. It is refused, unless
-#
-# - it brings at least the step of the end (a checkpoint), or its manager was started with --continue;
-# - a group that is not absent is present: someone has started the job again, on purpose.
-#
-# A group that has finished, or is not known, is never refused: it begins another training under this name. The next
-# quorum forgets the end.
 
 ABSENT_KEPT = 256
 
 
 class JobEnd:
-    """`step`: at which the job has ended; None: it has not. `absent` in the order in which the groups went."""
+    """Decides when a job has ended, and which groups come too late.
+
+    A group has finished when it leaves its quorum because its script ended (HoldState.LEAVING). The job has ended when
+    a member of the last quorum has finished and no other is present: each has finished, was lost, or has drained. If
+    scripts have different lengths, the longest ends the job.
+
+    A group is absent if it was in a quorum of the job and has not finished, or was present at the end outside the last
+    quorum. After the end, an absent group is late: alone, it would train the job again from its own step. It is refused
+    unless
+
+    - it has at least the step of the end (a checkpoint), or its manager has the option --continue;
+    - a group that is not absent is present, so the job was started again on purpose.
+
+    Finished and unknown groups are never refused: they begin another training with this name. The next quorum forgets
+    the end.
+    """
 
     def __init__(self, step: int | None = None, absent: Iterable[str] = ()) -> None:
+        """Restore the end. `step` is None if the job has not ended, `absent` is in the order of the losses."""
         self.step = step
         self.absent = tuple(absent)
-        self._finished: dict[str, int] = {}  # steps that are done, by member of the present quorum
+        self._finished: dict[str, int] = {}  # finished members of the quorum, with their steps
 
     @property
     def is_near(self) -> bool:
-        """A member of the present quorum has finished."""
+        """True if a member of the present quorum has finished."""
         return self.step is None and bool(self._finished)
 
     def has_finished(self, replica_id: str) -> bool:
         return replica_id in self._finished
 
     def finish(self, replica_id: str, steps_done: int) -> None:
-        """A member's script has ended."""
+        """Note that a member's script has ended."""
         self._finished[replica_id] = steps_done
 
     def reach(self, members: Iterable[str], present: Iterable[str]) -> None:
-        """The job has ended: `members` of the last quorum have finished or are away; `present` are other groups."""
+        """End the job. `members` are those of the last quorum, `present` other groups."""
         self.step = max(self._finished.values())
         self._keep(name for name in (*self.absent, *members, *present) if name not in self._finished)
 
     def formed(self, before: Collection[str], members: Collection[str]) -> None:
-        """A quorum of `members` follows one of `before`."""
+        """Note that a quorum of `members` follows one of `before`."""
         if self.step is None:
             away = (*self.absent, *sorted(before))
             self._keep(name for name in away if name not in members and name not in self._finished)
@@ -259,7 +259,7 @@ class JobEnd:
         self.step, self._finished = None, {}
 
     def refusal(self, participant: Participant, others: Iterable[str]) -> Drained | None:
-        """Why a late group gets no quorum; None: it is not late. `others`: the groups that are present, or start."""
+        """Return the error for a late group, or None. `others` are groups that are present or starting."""
         name, step = participant.replica_id, participant.requested_step
         if self.step is None or participant.continues or name not in self.absent or step >= self.step:
             return None
@@ -279,14 +279,16 @@ class JobEnd:
 USUAL_BEAT_INTERVAL_S = 1.0
 USUAL_BEAT_SHARE = 0.25  # of the lease and of the heartbeat timeout
 BEATS_PER_S = 500
-"""Of all sessions. With more of them each beats more rarely."""
+"""Heartbeats of all sessions together. With more sessions, each sends fewer."""
 LONGEST_BEAT_SHARE = 0.4
-"""Of the lease and of the heartbeat timeout. Beside it there is room for a pause as long as the keepalive allows."""
+"""Share of the lease and of the heartbeat timeout. Leaves room for a pause as long as the keepalive allows."""
 SILENT_AFTER_INTERVALS = 1.5
 MAX_REPORTED = 500
 
 
 class Presence:
+    """Sessions and joins of a job's groups. A part of `QuorumMachine`."""
+
     def __init__(
         self,
         config: QuorumConfig,
@@ -297,7 +299,7 @@ class Presence:
         holders_until: float | None = None,
         end: JobEnd | None = None,
     ) -> None:
-        """`holders_until`: until then quorums of an earlier lighthouse may be held that are not in its record."""
+        """Create the part. Until `holders_until`, members may hold quorums that the restored record lacks."""
         self._config = config
         self._job = job
         self._emit = emit
@@ -314,18 +316,18 @@ class Presence:
 
     @property
     def sessions(self) -> int:
-        """How many are open."""
+        """Number of open sessions."""
         return len(self._sessions)
 
     @property
     def beat_interval_s(self) -> float:
-        """Heartbeats get rarer with more sessions, as far as the lease and the timeout allow."""
+        """Seconds between heartbeats. Grows with the sessions, within the lease and the timeout."""
         shortest_s = min(self._config.lease_s, self._config.heartbeat_timeout_s)
         usual_s = min(USUAL_BEAT_INTERVAL_S, USUAL_BEAT_SHARE * shortest_s)
         return max(usual_s, min(len(self._sessions) / BEATS_PER_S, LONGEST_BEAT_SHARE * shortest_s))
 
     def membership(self, replica_id: str, digest: str) -> Membership:
-        """Of the group of that name, by the digest of its secret."""
+        """Return the group's relation to the quorum, by the digest of its secret."""
         is_held = bool(self.roster.working or self.standing.at_work)
         known, remembered = self._job.secret_of(replica_id), self.standing.remembered(replica_id)
         return membership_of(digest, known, remembered, is_held=is_held)
@@ -368,13 +370,13 @@ class Presence:
         return error or self.job_end.refusal(event.participant, self._others(event.participant.replica_id))
 
     def _others(self, replica_id: str) -> Iterator[str]:
-        """The groups that train, or are about to."""
+        """List the other groups that train or are about to."""
         for member in self.roster:
             if member.replica_id != replica_id and member.is_alive and not member.is_reported and member.down != LEFT:
                 yield member.replica_id
 
     def refuse_late(self, now: float) -> None:
-        """The job has ended: joins that have waited for its next quorum are refused."""
+        """Refuse joins of late groups that were waiting when the job ended."""
         for member in list(self.joins):
             assert member.participant is not None
             late = self.job_end.refusal(member.participant, self._others(member.replica_id))
@@ -383,7 +385,7 @@ class Presence:
                 self.joins.withdraw(member.call, now)
 
     def has_ended(self) -> bool:
-        """A member of the last quorum has finished, and none of the others is present."""
+        """Return whether a member of the last quorum has finished and no other is present."""
         if not self.job_end.is_near or self.roster.working or self.standing.phase is QuorumPhase.RETURNING:
             return False
         return not any(
@@ -392,7 +394,7 @@ class Presence:
         )
 
     def _admit(self, participant: Participant, session: int | None, now: float) -> Group:
-        """Its manager may come with another incarnation on the same session, and with the lease that it holds."""
+        """Admit a join. The manager may use a new incarnation on its session, and keeps the lease."""
         old = self.roster.get(participant.replica_id)
         if old is not None and is_reborn(participant, old):
             reason = "its ranks have restarted"
@@ -410,8 +412,11 @@ class Presence:
         return member
 
     def beat_without_session(self, replica_id: str, incarnation: str, now: float) -> None:
-        """Of an unknown group nothing comes of it where there are too many of its kind: when it joins, it is let in.
-        One that does not speak for the group (identity.py) shows nothing of it."""
+        """Handle a heartbeat outside a session.
+
+        Unknown groups above MAX_REPORTED are ignored, and admitted when they join. Heartbeats from callers that do not
+        speak for the group are ignored, too.
+        """
         old = self.roster.get(replica_id)
         if self._impostor(Participant(replica_id, incarnation), None, "", now) is not None:
             return
@@ -471,14 +476,14 @@ class Presence:
         self._leaving.append(event.session)
 
     def _are_needed(self) -> bool:
-        """Members of the quorum still do the granted steps, with the peers of those that have left."""
+        """Return whether members still do granted steps together with peers that have left."""
         if self.standing.phase is not QuorumPhase.RESUMED:
             return False
         members = (self.roster.get(replica_id) for replica_id in self.standing.at_work)
         return any(member is not None and member.is_connected for member in members)
 
     def dismiss(self) -> None:
-        """Those that have left, once they are not needed any more."""
+        """End the sessions of groups that have left, once no member needs them."""
         if not self._leaving or self._are_needed():
             return
         leaving, self._leaving = self._leaving, []
@@ -493,7 +498,7 @@ class Presence:
                 self._lapse(member, now)
 
     def silent(self, now: float) -> list[str]:
-        """Those whose heartbeat is overdue, in open sessions: they count as there until they lapse. O(n)."""
+        """List connected groups with an overdue heartbeat. They count as present until they lapse. O(n)."""
         overdue = now - SILENT_AFTER_INTERVALS * self.beat_interval_s
         return sorted(member.replica_id for member in self._sessions.values() if member.seen_at < overdue)
 
@@ -501,7 +506,7 @@ class Presence:
         self.silence.was_late(by_s, now)
         self.standing.shift(by_s)
 
-    # -- within
+    # -- internals
 
     def _refusal(
         self,
@@ -530,7 +535,7 @@ class Presence:
     def _impostor(
         self, participant: Participant, session: int | None, secret: str, now: float
     ) -> LighthouseError | None:
-        """A session that is open has shown its secret."""
+        """Return the error for a caller that does not speak for its group. Open sessions need no check."""
         if session in self._sessions:
             return None
         name = participant.replica_id
@@ -541,7 +546,7 @@ class Presence:
     def _unheard_of(
         self, participant: Participant | None, levels: GroupReport | None, now: float
     ) -> LighthouseError | None:
-        """An id that was never given out is not adopted."""
+        """Return the error for a quorum id that was never assigned."""
         held = levels.held if levels is not None else None
         try:
             if participant is not None:
@@ -554,7 +559,7 @@ class Presence:
         return None
 
     def _learn(self, member: Participant | Group, seen_id: int, now: float) -> None:
-        """It was told that id. Where the journal should know it and does not, it is older than what was told."""
+        """Note the highest quorum id that a member has seen. If the journal lacks that id, it is outdated."""
         self.seen_id = max(self.seen_id, seen_id)
         if self._holders_until is None or not self._numbering.is_unknown(seen_id):
             return
@@ -568,12 +573,12 @@ class Presence:
             self._emit(events.Ordered(order, sessions))
 
     def _tell(self, order: QuorumOrder | None) -> None:
-        """To every holder with a session."""
+        """Send an order to every holder with a session."""
         if order is not None:
             self._emit(events.Ordered(order, self._holders()))
 
     def _holders(self) -> tuple[int, ...]:
-        """Their sessions."""
+        """Return the sessions of the quorum's members."""
         sessions: list[int] = []
         for member in self.standing.quorum.participants if self.standing.quorum else ():
             here = self.roster.get(member.replica_id)
@@ -583,7 +588,7 @@ class Presence:
         return tuple(sessions)
 
     def draining(self) -> list[str]:
-        """Members of the present quorum that want to leave, sorted. O(1) if there are none, else O(n)."""
+        """List the members of the present quorum that want to leave, sorted. O(1) if none do, else O(n)."""
         if not self._job.counts[Kind.DRAINING]:
             return []
         return sorted(member.replica_id for member in self.roster if Kind.DRAINING in member.counts_as)
@@ -622,7 +627,7 @@ class Presence:
         self._emit(events.JoinRefused(call, error))
 
     def _take_place(self, participant: Participant, now: float) -> None:
-        """The new session takes the place of an older one; another incarnation's coming is the old one's loss."""
+        """Let a new session replace an older one. Another incarnation is the loss of the old one."""
         old = self.roster.get(participant.replica_id)
         if old is None:
             return
@@ -651,7 +656,7 @@ class Presence:
         if levels.drains and member.call is not None:
             self._emit(events.JoinRefused(member.call, _drains(name)))
             self._drop_join(member, now)
-        if levels.down or not member.down:  # one that is down starts until it joins
+        if levels.down or not member.down:  # a group that is down is starting until it joins
             member.is_starting = levels.down in (STARTING, RESTARTING)
         is_waited_for = levels.down == STARTING and self._job.quorum is None
         if levels.down and not member.down and not is_waited_for:

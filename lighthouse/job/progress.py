@@ -1,12 +1,12 @@
-"""Where every rank of a job is, and which is behind across its replica groups. No I/O.
+"""Where each rank of a job is, how fast the job trains, and which ranks are behind across replica groups.
 
-Managers send the views of their groups with their heartbeats; between two of them a view ages by the lighthouse's own
-clock. A manager judges its own ranks; only here is it seen which rank is behind in a collective across groups.
+Managers send views of their groups with heartbeats. Between two of them a view ages by the lighthouse's clock. A
+manager judges only its own ranks, so a rank that is behind in a collective across groups only shows here. Ranks of
+runs, whose functions a Wrapper restarts, report on their own streams. A process that is a rank of both counts once: in
+its replica group if that is in the quorum, else in its run. Pauses of the lighthouse do not count against any rank.
 
-Ranks of runs, whose functions a Wrapper runs again, say where they are on their own streams. A process that is a rank
-of both is one rank: that of its replica group if the group is in the quorum, else that of its run.
-
-A lighthouse that was held up judges nobody for that time.
+`Ledger` sums up what groups report about their steps, `Samples` keeps the last minutes for graphs, and `Grid` counts
+which ranks are connected. Moments are a clock of the caller that never decreases, and nothing here does I/O.
 """
 
 from collections import deque
@@ -33,39 +33,34 @@ from lighthouse_protocol.rank_set import NO_RANKS, RankSet, largest_count
 from lighthouse_protocol.rules.quorum_change import describe_missing_ranks
 from lighthouse_protocol.rules.stall import FLOOR_S, PauseLog, StallVerdict, find_stall, time_left_s
 
-# -- ledger -------------------------------------------------------------------
-#
-# What the replica groups of a job report about their steps, as sums over all groups that ever were. No I/O.
-#
-# 1. A manager reports counts since its start. What is added is the difference to its last report; where a number has
-#    gone back, another manager counts, and its report is all new.
-# 2. The first report of a group adds nothing: most of it may be older than this lighthouse.
-# 3. The time of a group runs from the first report in which it holds a quorum until it has left in good order, or is
-#    forgotten. A group that is lost, restarts or heals still has time: that is what its failure costs.
-# 4. Goodput is the time in committed steps over the time of all groups.
-
 NOTHING = GroupCounts()
 REASONS = tuple(field.name for field in fields(Discards))
 
 
 @dataclass(slots=True)
 class _Group:
-    """`since`: when its time began; None: it has held no quorum."""
-
     counts: GroupCounts
-    since: float | None = None
+    since: float | None = None  # when its time began; None until it holds a quorum
 
 
 class Ledger:
-    """Of one job. Moments are of one clock that never goes back."""
+    """Sums over all replica groups that a job has ever had.
+
+    1. Managers report counts since their start, and the difference to the last report is added. If a number has
+       decreased, another manager counts, and its whole report is new.
+    2. The first report of a group adds nothing, because most of it may precede this lighthouse.
+    3. A group's time runs from its first report with a quorum until it has left in good order or is forgotten. While a
+       group is lost, restarts or heals its time runs: that is the cost of its failure.
+    4. Goodput is the time in committed steps divided by the time of all groups.
+    """
 
     def __init__(self) -> None:
         self.step_s = 0.0
         self._groups: dict[str, _Group] = {}
-        self._past_s = 0.0  # of groups that are gone
+        self._past_s = 0.0  # of former groups
 
     def take(self, replica_id: str, report: GroupReport, now: float) -> GroupCounts:
-        """What is new in the report."""
+        """Add a report and return the difference to the last one."""
         if report.counts is None:
             return NOTHING
         group = self._groups.get(replica_id)
@@ -80,7 +75,7 @@ class Ledger:
         return new
 
     def left(self, replica_id: str, now: float) -> None:
-        """In good order: its time is over, until it holds another quorum."""
+        """Stop the time of a group that left in good order, until it holds a quorum again."""
         group = self._groups.get(replica_id)
         if group is not None and group.since is not None:
             self._past_s += now - group.since
@@ -93,17 +88,17 @@ class Ledger:
             del self._groups[name]
 
     def group_s(self, now: float) -> float:
-        """The time of all groups; it never goes back."""
+        """Return the time of all groups in seconds. It never decreases."""
         return self._past_s + sum(now - group.since for group in self._groups.values() if group.since is not None)
 
     def goodput(self, now: float) -> float | None:
-        """From 0 to 1; None: no group has trained yet."""
+        """Return the goodput from 0 to 1, or None before any group has trained."""
         group_s = self.group_s(now)
         return min(1.0, self.step_s / group_s) if group_s > 0 else None
 
 
 def difference(before: GroupCounts, now: GroupCounts) -> GroupCounts:
-    """What has been added since `before`; all of `now`, where that is of another manager."""
+    """Return what was added since `before`, or all of `now` if that comes from another manager."""
     if any(new < old for old, new in zip(_numbers(before), _numbers(now), strict=True)):
         return now
     discards = Discards(*(getattr(now.discards, name) - getattr(before.discards, name) for name in REASONS))
@@ -118,16 +113,6 @@ def _numbers(counts: GroupCounts) -> tuple[float, ...]:
     return (counts.commits, counts.step_s, healed.heals, healed.seconds, healed.bytes, *told)
 
 
-# -- samples ------------------------------------------------------------------
-#
-# How a job goes, over the last minutes: a bounded ring of samples, for the page's graphs. No I/O; handed the time.
-#
-# 1. A sample holds what the status says at that moment; the present numbers come by the same way, so both are equal.
-# 2. The rate is that of the last RATE_STEPS steps, or of RATE_OVER_S where a step takes less: a step may take a
-#    millisecond or a minute. A job that stands still has a rate that falls with the time since.
-# 3. A step that goes back, or a job that no group trains, begins the rate anew: a jump is no pace.
-# 4. A sample costs O(1), beside the count of the groups, and at most KEPT of them are held.
-
 EVERY_S = 2.0
 KEPT = 300
 RATE_STEPS = 4
@@ -136,26 +121,24 @@ RATE_OVER_S = 5.0
 
 @dataclass(frozen=True, slots=True)
 class Levels:
-    """`training`: live groups of the quorum; `alive`: all live groups; of a job that has runs alone, its ranks. `step`:
-    the highest of those that train. `goodput`: from 0 to 1; None: not known yet."""
+    """State of a job at one moment. A job that has only runs counts ranks instead of groups."""
 
-    step: int
-    training: int
-    alive: int
-    goodput: float | None
+    step: int  # highest step of those that train
+    training: int  # live groups in the quorum
+    alive: int  # all live groups
+    goodput: float | None  # from 0 to 1; None if unknown
 
 
 @dataclass(frozen=True, slots=True)
 class Pace:
-    """The present numbers, and the samples as columns of one length, the oldest first. `steps_per_s`: None: not known
-    yet. `discards`: steps, summed over replica groups."""
+    """Present numbers, and samples as columns of equal length, the oldest first."""
 
     step: int
     training: int
     alive: int
     goodput: float | None
-    steps_per_s: float | None
-    discards: int
+    steps_per_s: float | None  # None if unknown
+    discards: int  # discarded steps, summed over replica groups
     ages_s: list[float]
     steps_per_s_then: list[float | None]
     training_then: list[int]
@@ -171,19 +154,26 @@ class _Sample:
 
 
 class Samples:
-    """Of one job. Moments are of one clock that never goes back."""
+    """Samples of a job over the last minutes, for the dashboard's graphs.
+
+    1. A sample equals the status at its moment, since both use the same function.
+    2. The rate covers the last RATE_STEPS steps, or RATE_OVER_S if these take less, because steps may take a
+       millisecond or a minute. The rate of a job that stands still falls with time.
+    3. The rate begins again if the step decreases or no group trains, so that a jump is no pace.
+    4. A sample costs O(1) after the count of groups, and up to KEPT are kept.
+    """
 
     def __init__(self) -> None:
         self._samples: deque[_Sample] = deque(maxlen=KEPT)
         self._rated: deque[tuple[float, int]] = deque(maxlen=KEPT)
 
     def take(self, levels: Levels, now: float) -> None:
-        """To be called every EVERY_S."""
+        """Add a sample. Call every EVERY_S."""
         self._rate_from(levels, now)
         self._samples.append(_Sample(now, levels, self.steps_per_s(levels, now)))
 
     def pace(self, levels: Levels, discards: int, now: float) -> Pace:
-        """`levels` are those of now."""
+        """Return the pace. `levels` are the present ones."""
         samples = self._samples
         return Pace(
             levels.step,
@@ -222,7 +212,7 @@ def _is_enough(at: float, step: int, levels: Levels, now: float) -> bool:
 
 
 def levels_of(roster: Roster, ranks: Sequence[RankPlace], goodput: float | None) -> Levels:
-    """`ranks`: of a job's runs; they count where it has no replica groups."""
+    """Compute the levels from the groups, or from the `ranks` of the job's runs if it has no groups."""
     ratio = None if goodput is None else round(goodput, 4)
     if len(roster):
         training = [member for member in roster.participants() if member.is_alive]
@@ -233,25 +223,16 @@ def levels_of(roster: Roster, ranks: Sequence[RankPlace], goodput: float | None)
     return Levels(max((rank.step for rank in active), default=0), len(active), len(alive), ratio)
 
 
-# -- rank grid ----------------------------------------------------------------
-#
-# The grid of ranks: a column is a replica group, a row a peer group, the ranks that hold the same shard. No I/O.
-#
-# Ranks of a sharded model meet in collectives of their group before any other: a group of which a rank is missing
-# would wait in the first of them for ever. So a group is admitted whole or not at all: its manager joins when all its
-# ranks have asked, and not before. To count the ranks is not enough: half of one group and the other half of another
-# are as many as a whole one.
-
 GROUPS_NAMED = 8
 
 
 @dataclass(frozen=True, slots=True)
 class GroupRanks:
-    """A replica group whose manager is connected, admitted or not; `missing`: its ranks that are not."""
+    """Replica group whose manager is connected."""
 
     replica_id: str
     group_world_size: int
-    missing: Set[int] = NO_RANKS
+    missing: Set[int] = NO_RANKS  # ranks that are not connected
 
     @property
     def here(self) -> int:
@@ -266,73 +247,72 @@ class GroupRanks:
 
 
 class Grid:
-    """A group of which no rank has come holds up no other, and is left out."""
+    """Connected ranks: a column is a replica group, a row the ranks that hold the same shard.
+
+    Ranks of a sharded model run collectives in their group first, where an incomplete group would wait without end. So
+    a manager joins only after all its ranks have requested a quorum. Counting ranks is not enough, because halves of
+    two groups are no whole group. Groups without a connected rank delay no other and are left out.
+    """
 
     def __init__(self, groups: Iterable[GroupRanks]) -> None:
         self.groups = tuple(group for group in groups if group.here)
 
     @property
     def global_world_size(self) -> int:
-        """Ranks that are connected."""
+        """Number of connected ranks."""
         return sum(group.here for group in self.groups)
 
     @property
     def largest_peer_group_world_size(self) -> int:
-        """The ranks of the longest row: in so many groups that one is here."""
+        """Length of the longest row, the number of groups in which its rank is connected."""
         here = (RankSet.first(group.group_world_size) for group in self.groups)
         return largest_count(all_ - g.missing if g.missing else all_ for all_, g in zip(here, self.groups, strict=True))
 
     @property
     def ranks_pending(self) -> int:
-        """How many are missing until every group is whole."""
+        """Number of ranks missing until every group is complete."""
         return sum(len(group.missing) for group in self.groups)
 
     def explain(self) -> str:
-        """Which groups are held back, and for which ranks; empty: none is."""
+        """Name incomplete groups and their missing ranks, or return ""."""
         held_back = [group for group in self.groups if not group.is_whole]
         more = len(held_back) - GROUPS_NAMED
         return "; ".join(map(str, held_back[:GROUPS_NAMED])) + (f"; and {more} groups more" if more > 0 else "")
 
 
 def grid_of(members: Iterable[Group]) -> Grid:
-    """O(n log n), sorted by replica_id."""
+    """Build the grid, sorted by replica_id. O(n log n)."""
     ordered = sorted(members, key=lambda member: member.replica_id)
     return Grid(group for member in ordered if (group := _group_ranks(member)) is not None)
 
 
 def _group_ranks(member: Group) -> GroupRanks | None:
-    """None for one that is not here, or whose number of ranks is not known."""
+    """Return None if the group is not alive, or its number of ranks unknown."""
     participant = member.participant
     if not member.is_alive or participant is None or participant.group_world_size == 0:
         return None
     everyone = RankSet.first(participant.group_world_size)
     missing = everyone & member.missing if member.missing else NO_RANKS
     if member.down not in ("", STARTING) and not member.missing:
-        missing = everyone  # a group that is down, and names no rank, misses all; one that starts names those it misses
+        missing = everyone  # a starting group names its missing ranks
     return GroupRanks(member.replica_id, participant.group_world_size, missing)
-
-
-# -- run rank -----------------------------------------------------------------
-#
-# A rank of a run, as it stands beside the ranks of replica groups.
 
 
 @dataclass(frozen=True, slots=True)
 class RunRank:
-    """`generation`: the last one in which it was active. `state`: None: what its view says. `is_judged`: it is active
-    in a generation that goes on."""
+    """Rank of a run, described like the ranks of replica groups."""
 
     view: RankView
-    generation: int | None = None
-    state: RankState | None = None
-    is_judged: bool = False
+    generation: int | None = None  # last one in which it was active
+    state: RankState | None = None  # None to derive it from the view
+    is_judged: bool = False  # it is active in an unbroken generation
 
 
 MAX_KNOWN = 4 * MAX_NAMES
 MAX_RANKS_KEPT = 131_072
 
 Runs: TypeAlias = Sequence[Sequence[RunRank]]
-"""The ranks of each run of the job."""
+"""Ranks of each run of the job."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -343,21 +323,21 @@ class _Told:
 
 @dataclass(frozen=True, slots=True)
 class _Party:
-    """Ranks that meet in their collectives, and whether these are all of them."""
+    """Ranks that share collectives."""
 
     ranks: list[RankView]
-    is_complete: bool
+    is_complete: bool  # no rank is missing
 
 
 class RanksKept:
-    """How many ranks are known of all jobs together: each costs a kilobyte. What is beyond the limit is not shown."""
+    """Limit on the known ranks of all jobs, about a kilobyte each. Ranks above it are not shown."""
 
     def __init__(self, limit: int = MAX_RANKS_KEPT) -> None:
         self._limit = limit
         self.count = 0
 
     def grow(self, by: int) -> bool:
-        """Whether there is room for so many more; fewer always have it."""
+        """Reserve room for `by` more ranks. Return False if the limit is reached. Negative numbers release room."""
         if by > 0 and self.count + by > self._limit:
             return False
         self.count += by
@@ -365,18 +345,18 @@ class RanksKept:
 
 
 class JobProgress:
-    """`kept` is shared by all jobs."""
+    """Known places of a job's ranks. `kept` is shared by all jobs."""
 
     def __init__(self, floor_s: float = FLOOR_S, kept: RanksKept | None = None) -> None:
         self._kept = kept or RanksKept()
         self._floor_s = floor_s
         self._told: dict[str, _Told] = {}
         self._held_up = PauseLog()
-        self._past_s: dict[str, float] = {}  # of groups and managers that are gone
+        self._past_s: dict[str, float] = {}  # of former groups and managers
         self._known: set[str] = set()  # names of phases, MAX_KNOWN at most
 
     def take(self, view: GroupView, now: float) -> None:
-        """Another incarnation's takes the place of the old one's."""
+        """Take a group's view. One from another manager replaces the old view, whose sums still count."""
         before = self._told.get(view.replica_id)
         if before is not None and _is_over(before.view, view):
             self.drop(view.replica_id)
@@ -388,11 +368,11 @@ class JobProgress:
         self._known.update(unknown[: MAX_KNOWN - len(self._known)])
 
     def was_late(self, by_s: float, now: float) -> None:
-        """The lighthouse itself was held up until now."""
+        """Note that the lighthouse was paused until now."""
         self._held_up.add_pause(by_s, now)
 
     def drop(self, replica_id: str) -> None:
-        """The group is lost, or has left."""
+        """Forget a group that is lost or has left."""
         told = self._told.pop(replica_id, None)
         if told is not None:
             self._kept.grow(-len(told.view.ranks))
@@ -403,12 +383,12 @@ class JobProgress:
 
     @property
     def names(self) -> list[str]:
-        """The replica groups of which something is known."""
+        """Replica groups with a known view."""
         return sorted(self._told)
 
     @property
     def data(self) -> DataUse | None:
-        """As the rank says that is furthest; exact only if all say so."""
+        """Data use as the most advanced rank reports it. Exact only if all ranks say so."""
         samples = [rank.sample for told in self._told.values() for rank in told.view.ranks]
         uses = [sample.data for sample in samples if sample.data is not None]
         if not uses:
@@ -418,14 +398,15 @@ class JobProgress:
         return replace(max(uses, key=lambda use: use.samples), irregular_steps=irregular, is_exact=is_exact)
 
     def left_s(self, members: Collection[str], now: float, runs: Runs = ()) -> float | None:
-        """How long until there may be a verdict about them, below zero where there may be one; None: nothing is known
-        of any group. Of groups that are no members' ranks may come any time."""
+        """Return the seconds until a verdict is possible, negative if one is possible now.
+
+        Groups outside `members` may send views at any time. Return None if no view is known.
+        """
         left_s = [time_left_s(party.ranks, self._floor_s) for party in self._parties(members, now, runs)]
         return min(left_s, default=self._floor_s if self._told else None)
 
     def verdict(self, members: Collection[str], now: float, runs: Runs = ()) -> StallVerdict | None:
-        """About the replica groups `members`, those of the quorum, together; about each group that is observed; and
-        about each run."""
+        """Judge the quorum's `members` together, then each observed group and each run."""
         for party in self._parties(members, now, runs):
             verdict = find_stall(party.ranks, floor_s=self._floor_s, is_complete=party.is_complete)
             if verdict is not None:
@@ -434,7 +415,7 @@ class JobProgress:
 
     @property
     def observed(self) -> list[str]:
-        """The groups whose ranks have no Agents: they train alone, in no quorum."""
+        """Groups whose ranks have no Agents. They train alone, outside quorums."""
         return [name for name in self.names if self._told[name].view.is_observed]
 
     def _parties(self, members: Collection[str], now: float, runs: Runs) -> list[_Party]:
@@ -459,7 +440,7 @@ class JobProgress:
     def places(
         self, members: Collection[str], alive: Container[str], now: float, runs: Runs = ()
     ) -> tuple[RankPlace, ...]:
-        """The worst first. `alive`: the replica groups that are, members or not."""
+        """Return the place of each rank, the worst first. `alive` are the live groups, members or not."""
         verdict = self.verdict(members, now, runs)
         behind = frozenset(verdict.behind) if verdict is not None else frozenset[RankName]()
         ranks, wanted = self.ranks(now), frozenset(members)
@@ -480,7 +461,7 @@ class JobProgress:
 
     @property
     def seconds(self) -> dict[str, float]:
-        """Each phase's own time, over all ranks that ever were; it never goes back. Of names without end, the first."""
+        """Seconds of each phase itself, over all ranks ever. Unknown phases above the limit count as OTHER."""
         total = self._past_s.copy()
         for told in self._told.values():
             self._add(total, told.view)
@@ -497,7 +478,7 @@ class JobProgress:
 
 
 def _is_over(before: GroupView, view: GroupView) -> bool:
-    """A manager's sums outlive its ranks, and start anew with itself."""
+    """Return whether another manager sent the view: sums outlive ranks, but not their manager."""
     now_s = dict(view.seconds)
     return any(seconds > now_s.get(name, 0.0) for name, seconds in before.seconds)
 
@@ -513,7 +494,7 @@ def _processes(ranks: Iterable[RankView]) -> set[tuple[str, int] | None]:
 
 
 def _ticks(sample: ProgressSample) -> tuple[int, int | None]:
-    """Of the innermost phase; of a heal in hundredths of its bytes."""
+    """Return done and total of the innermost phase, in percent for a heal."""
     phase, heal = sample.innermost, sample.heal
     if phase.name != HEAL or heal is None or not heal.total:
         return phase.done, phase.total

@@ -1,8 +1,12 @@
-"""What a lighthouse must not forget, and the narrow interface to where it is kept. Rules:
+"""Records of a job and its runs: the stored ones with their JSON, and the live ones in memory.
 
-- One lighthouse has the store at a time. It claims it before it serves, and every claim has a higher term.
-- Written on change, never per step, and before it is told: what was told can be read back after any end.
-- A quorum_id names one list of one job for ever. A job that has gone quiet is forgotten except for its highest id.
+Stored records (`QuorumRecord`, `RunRecord`) survive a restart of the lighthouse. They are written on change, never per
+step, and before any message that depends on them leaves the lighthouse. One lighthouse owns the store at a time: it
+claims the store before it serves, and each claim has a higher term. A quorum_id names one list of one job and is never
+reused, so a forgotten job keeps its highest id.
+
+Live records (`Job` with its `Group`s, `GenerationState` and the `Rank`s of a run) belong to the machines. Their moments
+are the lighthouse's monotonic clock. Moments in run records are wall-clock seconds, for display.
 """
 
 import base64
@@ -44,41 +48,41 @@ from lighthouse_protocol.rules.stall import Limits
 
 @dataclass(frozen=True, slots=True)
 class JoinState:
-    """The join that a member of the quorum came with; the step that it was assigned may differ. `secret`: the digest of
-    its sessions' secret, which is no part of the join."""
+    """State that a member reported in its join. The quorum may have assigned it another step."""
 
     step: int
     tag_quorum_id: int | None
     commit_failures: int
-    secret: str = field(default="", compare=False)
+    secret: str = field(default="", compare=False)  # digest of its sessions' secret; not part of the join
 
 
 @dataclass(frozen=True, slots=True)
 class QuorumRecord:
-    """What one job's machine must not forget.
-
-    `quorum_id` is the highest ever named, `quorum` the last one formed (None: there is none to go on with).
-    `named`: ranges of the ids by which states of this job are named (lineage.py).
-    `ended`, `absent`: the job's end, and the groups that come too late for it (job_end.py).
-    `entries` by replica_id: what `quorum` was formed from. `lease_s` is the lease it was made under. `secret`: of the
-    members of `quorum`, so that a lighthouse that has restarted tells the same.
-    """
+    """State of a job's quorum that survives a restart of the lighthouse."""
 
     quorum_id: int
+    """Highest id ever assigned."""
     quorum: Quorum | None = None
+    """Last quorum formed. None if only the id is known."""
     stands: bool = False
     entries: Mapping[str, JoinState] = field(default_factory=dict[str, JoinState])
+    """By replica_id. `quorum` was formed from them."""
     lease_s: float = 0.0
+    """Lease under which it was formed."""
     named: tuple[tuple[int, int], ...] = ()
+    """Ranges of quorum ids that name states of this job (lineage.py)."""
     ended: int | None = None
+    """Step at which the job ended."""
     absent: tuple[str, ...] = ()
+    """Groups that are late after the end (`JobEnd`)."""
     secret: str = field(default="", repr=False)
+    """Secret of the quorum's members. A restarted lighthouse sends the same one."""
 
 
-# As tables, the names of the columns first: a column that the reader does not know is skipped, one that it misses has
-# its default. Not as messages: nothing that was once admitted is checked again, and the bytes stay those that came.
+# Stored as tables with a row of column names. The reader skips unknown columns and uses defaults for missing ones. Not
+# stored as messages: admitted values need no second check, and `wire` keeps the bytes that arrived.
 _ENTRY = tuple(f.name for f in fields(JoinState))
-# What a join said of its state (`distrust`) ends with that join.
+# `distrust` belongs to one join only.
 _PARTICIPANT = tuple(f.name for f in fields(Participant) if f.name not in ("wire", "extras", "distrust"))
 _get_entry = attrgetter(*_ENTRY)
 _get_participant = attrgetter(*_PARTICIPANT)
@@ -106,7 +110,7 @@ def dump_quorum(record: QuorumRecord) -> bytes:
 
 
 def parse_quorum(raw: bytes) -> QuorumRecord:
-    """The inverse of `dump`. Raises ValueError, TypeError or KeyError for anything else."""
+    """Parse the output of `dump_quorum`. Raise ValueError, TypeError or KeyError for other input."""
     document = json.loads(raw)
     entries = _rows(document["entry"], document["entries"])
     return QuorumRecord(
@@ -136,17 +140,9 @@ def _known(row: dict[str, Any], names: tuple[str, ...]) -> dict[str, Any]:
     return {name: row[name] for name in names if name in row}
 
 
-# -- config -------------------------------------------------------------------
-#
-# What a job's machine is told once.
-
-
 @dataclass(frozen=True, slots=True)
 class QuorumConfig:
-    """`first_quorum_id` must be above every id that this job was ever told. `stands`: quorums may stand.
-
-    `last_call_s`: how long a lost member may take to be back before a spare is spent in its place; 0: it is at once.
-    """
+    """Settings of a job's quorum machine."""
 
     min_replicas: int = 1
     join_timeout_s: float = JOIN_TIMEOUT_S
@@ -156,18 +152,15 @@ class QuorumConfig:
     active: int | None = None
     allow_heterogeneous: bool = False
     max_replicas: int = 10_000
-    first_quorum_id: int = 1
+    first_quorum_id: int = 1  # above every id that the job has ever used
     lease_s: float = 5.0
-    stands: bool = True
-    last_call_s: float = 0.0
-
-
-# -- verdict ------------------------------------------------------------------
-#
-# Why there is, or is not, a quorum.
+    stands: bool = True  # quorums may stand
+    last_call_s: float = 0.0  # time for a lost member to return before a spare replaces it
 
 
 class Verdict(StrEnum):
+    """Why a job has a quorum, or has none."""
+
     NO_JOINS = "no_joins"
     FORMED = "formed"
     READY = "ready"
@@ -181,17 +174,12 @@ class Verdict(StrEnum):
     WAITING_FOR_LOST_MEMBER = "waiting_for_lost_member"
 
 
-# -- reachability -------------------------------------------------------------
-#
-# Which members their peers can reach: the loopback rule. No look-ups: a manager reports what its own name resolves
-# to.
-#
-# The peers of a member on a loopback would connect to themselves. Beside a member that can be reached from everywhere
-# it has no place, whichever came first; among its like it is on one host with them, and welcome.
-
-
 def is_loopback(participant: Participant) -> bool | None:
-    """Whether it can be reached from its own host only; None for one that advertises nothing."""
+    """Check whether a participant can be reached from its own host only. Return None if it advertises no address.
+
+    On other hosts, its peers would connect to themselves, so a loopback member and a routable one cannot share a
+    quorum. Names are not resolved here: the manager reports what its own name resolves to.
+    """
     addresses = [text for text in (participant.address, participant.store_address) if text]
     if not addresses:
         return None
@@ -199,7 +187,7 @@ def is_loopback(participant: Participant) -> bool | None:
 
 
 def unreachable(hidden: Participant, routable: Participant) -> WrongState:
-    """Why `hidden` has no place beside `routable`."""
+    """Return the error for `hidden`, a loopback member next to a routable one."""
     return WrongState(
         f"address: {hidden.replica_id} advertises {_what_is_hidden(hidden)} beside "
         f"{routable.replica_id} ({routable.address or routable.store_address}); its peers cannot reach it: "
@@ -215,38 +203,21 @@ def _what_is_hidden(participant: Participant) -> str:
     return f"a name that is a loopback on its own host ({addresses[0]})"
 
 
-@lru_cache(maxsize=4096)  # a group joins by the same addresses again and again
+@lru_cache(maxsize=4096)  # a group joins with the same addresses each time
 def _is_literal_loopback(text: str) -> bool:
     return parse_address(text, "address").is_loopback
 
 
-# -- config -------------------------------------------------------------------
-#
-# What a run's machine is set up with.
-
-
 @dataclass(frozen=True, slots=True)
 class RunConfig:
-    """`wall_offset_s` makes the wall clock of the machine's monotonic one, for the moments that people read.
-
-    `beat_interval_s`: how often a supervisor is to beat. `run`: its name; `limits`: how long its ranks may be without a
-    mark.
-    """
+    """Settings of a run's machine."""
 
     rank_timeout_s: float = 30.0
-    wall_offset_s: float = 0.0
-    beat_interval_s: float = 1.0
-    run: str = ""
-    limits: Limits = field(default_factory=Limits)
+    wall_offset_s: float = 0.0  # wall clock minus monotonic clock, for moments that people read
+    beat_interval_s: float = 1.0  # between heartbeats of a supervisor
+    run: str = ""  # name of the run
+    limits: Limits = field(default_factory=Limits)  # how long its ranks may stay without a mark
 
-
-# -- key space ----------------------------------------------------------------
-#
-# A small key-value space for each generation, fenced: a rank of an older generation neither reads nor writes.
-#
-# Whoever is in the present generation, and a person, may read what earlier ones wrote: that is what a restarted
-# function finds again. Only the newest few spaces with keys are kept, and each is limited, so memory is flat however
-# often a job restarts.
 
 SPACES_KEPT = 4
 MAX_KEYS = 4096
@@ -254,18 +225,24 @@ MAX_NAME_CHARS = 256
 MAX_VALUE_BYTES = 4096
 
 Row = tuple[int, KeyKind, str, bytes]
-"""generation, kind, name, value: what is written down of one key."""
+"""Generation, kind, name and value of a stored key."""
 
 
 def key_text(generation: int, kind: KeyKind, name: str) -> str:
-    """The text form of the key."""
     return f"{kind}_{generation}_{name}"
 
 
 class KeySpaces:
+    """Small key-value store of a run, with one space per generation.
+
+    Spaces are fenced: ranks of an older generation can neither read nor write. Members of the present generation, and
+    operators, can read earlier spaces, where a restarted function finds its keys. Memory stays bounded, because only
+    the newest SPACES_KEPT spaces with keys remain, and each is limited.
+    """
+
     def __init__(self, number: int = -1, rows: Iterable[Row] = ()) -> None:
         self.number = number
-        """The present generation; -1: none yet."""
+        """Present generation, or -1 before the first."""
         self._spaces: dict[int, dict[tuple[KeyKind, str], bytes]] = {}
         for generation, kind, name, value in rows:
             self._spaces.setdefault(generation, {})[kind, name] = value
@@ -276,13 +253,19 @@ class KeySpaces:
         return sorted(self._spaces)
 
     def advance(self, number: int) -> None:
-        """Generation `number` has formed: all others are fenced off."""
+        """Begin generation `number` and fence off all others."""
         self.number = number
         self._spaces[number] = {}
         self._drop_old()
 
     def put(self, generation: int, kind: KeyKind, name: str, value: bytes) -> Row:
-        """What is to be written down before it is told. Raises a refusal, and then has changed nothing."""
+        """Set a key. The caller stores the returned row before it replies.
+
+        Raises:
+            WrongState: `generation` is not the present one.
+            InvalidRequest: The name or the value has a wrong size.
+            LimitReached: The generation has MAX_KEYS keys.
+        """
         space = self._fenced(generation)
         _check(name, value)
         if (kind, name) not in space and len(space) >= MAX_KEYS:
@@ -291,12 +274,12 @@ class KeySpaces:
         return generation, kind, name, value
 
     def present(self, generation: int | None = None) -> dict[tuple[KeyKind, str], bytes]:
-        """All keys of the present generation. Raises WrongState if `generation` is another one."""
+        """Return all keys of the present generation. Raise WrongState if `generation` is another one."""
         space = self._spaces.get(self.number, {}) if generation is None else self._fenced(generation)
         return dict(space)
 
     def previous(self, generation: int | None = None) -> dict[tuple[KeyKind, str], bytes]:
-        """Each key's value from the newest earlier generation that set it. `generation`: as of `present`."""
+        """Return each key's value from the newest earlier generation that set it. Raise WrongState as in `present`."""
         if generation is not None:
             self._fenced(generation)
         newest: dict[tuple[KeyKind, str], bytes] = {}
@@ -306,7 +289,7 @@ class KeySpaces:
         return newest
 
     def of(self, number: int, generation: int | None = None) -> dict[tuple[KeyKind, str], bytes]:
-        """All keys of generation `number`. Raises UnknownName if they are not kept. `generation`: as of `present`."""
+        """Return all keys of generation `number`. Raise UnknownName if they are dropped, WrongState as in `present`."""
         if generation is not None:
             self._fenced(generation)
         if number != self.number and number not in self._spaces:
@@ -333,20 +316,13 @@ def _check(name: str, value: bytes) -> None:
         raise InvalidRequest(f"has {len(value)} bytes; at most {MAX_VALUE_BYTES}", field="value")
 
 
-# -- record -------------------------------------------------------------------
-#
-# What a run's machine must not forget, and its bytes. Written on change, never per step, and before a rank is told.
-#
-# Moments in here are wall-clock seconds, for people; nothing compares them.
-
 RunName = tuple[str, str]
-"""job, run"""
+"""Job and run."""
 
 
 @dataclass(frozen=True, slots=True)
 class RankRecord:
-    """The newest process of a slot, as it was last heard of. `secret`: the digest of what it shows. `is_successor`:
-    another process had the slot in this launch, before."""
+    """Newest process of a slot, with its last report."""
 
     rank: RankId
     attempt: int
@@ -357,75 +333,71 @@ class RankRecord:
     phase: str
     is_here: bool
     seen_at: float
-    secret: str = ""
-    is_successor: bool = False
+    secret: str = ""  # digest of the secret in its hello
+    is_successor: bool = False  # another process had the slot earlier in this launch
 
 
 @dataclass(frozen=True, slots=True)
 class RestartRecord:
-    """Why a generation ended. `incident`: the id of the incident; empty: a rank came back, which is none.
-
-    `formed`: the number of the next generation, None until it forms. `stepped_at`: the first step after that.
-    `ends_nothing`: a process died that is no rank of a generation, so no generation ended.
-    """
+    """Why a generation ended."""
 
     generation: int
     cause: str
     noticed_at: float
-    incident: str
+    incident: str  # id of the incident; empty if a rank returned, which is no incident
     lost: tuple[RankId, ...] = ()
-    formed: int | None = None
+    formed: int | None = None  # number of the next generation
     formed_at: float | None = None
-    stepped_at: float | None = None
+    stepped_at: float | None = None  # first step in the next generation
     evidence: tuple[ProcessLost, ...] = ()
-    ends_nothing: bool = False
+    ends_nothing: bool = False  # the dead process was no rank of a generation
 
 
 @dataclass(frozen=True, slots=True)
 class SupervisorRecord:
-    """`hello` without its secret; `former`: incarnations that it has taken the place of, `refused`: that have asked for
-    its name meanwhile; `secret`: the digest of what it shows; `has_part`: a rank of it has been in a generation."""
+    """Newest supervisor of a name."""
 
-    hello: SupervisorHello
-    former: tuple[str, ...] = ()
-    secret: str = ""
-    refused: tuple[str, ...] = ()
-    has_part: bool = False
+    hello: SupervisorHello  # without its secret
+    former: tuple[str, ...] = ()  # incarnations that it replaced
+    secret: str = ""  # digest of the secret in its hello
+    refused: tuple[str, ...] = ()  # incarnations that requested its name
+    has_part: bool = False  # one of its ranks has been in a generation
 
 
 @dataclass(frozen=True, slots=True)
 class Former:
-    """An earlier launch under the same run id, which was completed by generation `number`: the supervisors of it, and
-    those of its ranks that have no supervisor."""
+    """Earlier launch of the run, completed by generation `number`."""
 
     number: int
-    incarnations: tuple[str, ...]
+    incarnations: tuple[str, ...]  # supervisors of the launch, and its ranks without a supervisor
 
 
 @dataclass(frozen=True, slots=True)
 class RunRecord:
-    """`generation`: the last one formed; `is_broken`: it has ended; `finished`: the ranks that are done with it.
-
-    `formed`: how many there were. `completed`: the number of the one that all have finished. `ending`: supervisors'
-    incarnations, and the reason of the stop that each was told, and ends by. `failed_at`: when the function failed, as
-    far as the budget of restarts counts it.
-    """
+    """State of a run that survives a restart of the lighthouse."""
 
     counters: RunCounters = field(default_factory=RunCounters)
     terms: RunTerms = field(default_factory=RunTerms)
     generation: Generation | None = None
+    """Last one formed."""
     is_broken: bool = False
+    """The generation has ended."""
     formed: int = 0
+    """Number of generations so far."""
     stop: RunStopped | None = None
     ranks: tuple[RankRecord, ...] = ()
     restarts: tuple[RestartRecord, ...] = ()
     finished: tuple[RankId, ...] = ()
+    """Ranks that have finished the generation."""
     completed: int | None = None
+    """Number of the generation that all ranks finished."""
     supervisors: tuple[SupervisorRecord, ...] = ()
     excluded: tuple[ExcludedHost, ...] = ()
     former: Former | None = None
     ending: Mapping[str, str] = field(default_factory=dict[str, str])
+    """Reason of the stop that each supervisor received, by incarnation."""
     failed_at: tuple[float, ...] = ()
+    """Failures of the function that count against the restart budget."""
 
 
 def dump_run(record: RunRecord) -> bytes:
@@ -433,7 +405,7 @@ def dump_run(record: RunRecord) -> bytes:
 
 
 def _fields(value: Any) -> dict[str, Any]:
-    """As asdict, of one level at a time, in a fraction of its time."""
+    """Convert one level of a dataclass, in a fraction of the time of `asdict`."""
     return {name: getattr(value, name) for name in _names(type(value))}
 
 
@@ -443,12 +415,12 @@ def _names(kind: type) -> tuple[str, ...]:
 
 
 def parse_run(raw: bytes) -> RunRecord:
-    """The inverse of `dump`. Raises ValueError, TypeError or AttributeError for anything else."""
+    """Parse the output of `dump_run`. Raise ValueError, TypeError or AttributeError for other input."""
     return _read(RunRecord, json.loads(raw))
 
 
 def _read(hint: Any, value: Any) -> Any:
-    """`value` of a JSON document, as `hint` says."""
+    """Convert a JSON value to the type `hint`."""
     if value is None:
         return None
     if isinstance(hint, type) and dataclasses.is_dataclass(hint):
@@ -474,15 +446,13 @@ class SavedRun:
     keys: tuple[Row, ...] = ()
 
 
-# -- generation ---------------------------------------------------------------
-#
-# One generation from its forming to its end: which of its active ranks are alive, run, have finished.
-#
-# It stands until it is broken (an active rank was lost or failed, or all have finished), or until the first of its
-# ranks says ready by itself: then it is advancing, and the others are waited for.
-
-
 class GenerationState:
+    """One generation: which of its active ranks are alive, still run, or have finished.
+
+    It stands until it breaks (an active rank is lost or fails, or all have finished), or until its first rank reports
+    ready without a break. Then it is advancing: the next generation waits for the other ranks.
+    """
+
     def __init__(
         self,
         generation: Generation | None = None,
@@ -491,7 +461,7 @@ class GenerationState:
         is_broken: bool = False,
         finished: Iterable[RankId] = (),
     ) -> None:
-        """`here`: the ranks that are alive, of this generation or not."""
+        """Restore a generation. `here` lists all live ranks, including those outside it."""
         self.generation = generation
         self.is_broken = is_broken
         self.is_advancing = False
@@ -504,17 +474,17 @@ class GenerationState:
 
     @property
     def number(self) -> int:
-        """-1: there was none yet."""
+        """Number of the generation, or -1 before the first."""
         return self.generation.number if self.generation else -1
 
     @property
     def stands(self) -> bool:
-        """It runs, and no rank wants another."""
+        """True while the generation runs and no rank requests another."""
         return self.generation is not None and not self.is_broken and not self.is_advancing
 
     @property
     def slots(self) -> list[int]:
-        """`slots[i]` is rank i."""
+        """Slot of each active rank, indexed by rank."""
         return [rank.slot for rank in self.generation.active] if self.generation else []
 
     def begin(self, active: tuple[RankId, ...], counters: RunCounters) -> Generation:
@@ -523,23 +493,28 @@ class GenerationState:
         return generation
 
     def has_heard(self, rank: RankId, generation: int | None) -> bool:
-        """Whether a ready rank that was last active in `generation` can have left this one, or is none of it."""
+        """Return False if the rank is active but has not received this generation, so its report of ready is outdated.
+
+        Args:
+            rank: A ready rank.
+            generation: The last one in which the rank was active.
+        """
         return rank not in self.active or self.is_broken or (generation is not None and generation >= self.number)
 
     def runs(self, rank: RankId, generation: int) -> bool:
         return generation == self.number and rank in self.running and not self.is_broken
 
     def can_fail(self, rank: RankId, generation: int) -> bool:
-        """Also one that has said ready may: it is waited for no more, and the others are to know."""
+        """Return whether a failure report counts. A rank can also fail after it reported ready."""
         is_at_work = rank in self.survivors and rank not in self.finished
         return generation == self.number and is_at_work and not self.is_broken
 
     def is_place_of_another(self, rank: RankId) -> bool:
-        """A predecessor of this process, which has finished, is what the slot stands for in this generation."""
+        """Return whether a finished predecessor of this process has the slot's place."""
         return rank.slot in self._taken and rank not in self.active
 
     def come_back(self, rank: RankId) -> None:
-        """The process lives, its connection was broken: it is waited for again."""
+        """Count a live process as running again after its connection broke."""
         if rank in self.active and rank not in self.survivors:
             self.survivors |= {rank}
             self.lost_units = self._find_lost()
@@ -551,7 +526,7 @@ class GenerationState:
             self.is_advancing = True
 
     def lose(self, rank: RankId) -> bool:
-        """Whether that breaks it."""
+        """Remove a lost rank. Return whether that breaks the generation."""
         self.survivors -= {rank}
         self.running.discard(rank)
         if rank not in self.active or rank in self.finished:
@@ -560,11 +535,11 @@ class GenerationState:
         return True
 
     def _find_lost(self) -> set[str]:
-        """Of ranks that had not finished: what restarts with them is about to die."""
+        """Return the units of unfinished lost ranks. Their other processes are about to die."""
         return {rank.unit for rank in self.active - self.survivors - self.finished}
 
     def finish(self, rank: RankId) -> bool:
-        """Whether all have finished."""
+        """Mark a rank as finished. Return whether all have finished."""
         self.finished.add(rank)
         self.is_broken = len(self.finished) == len(self.active)
         return self.is_broken
@@ -572,29 +547,31 @@ class GenerationState:
 
 @dataclass(slots=True)
 class LastQuorumTold:
-    """What a member was last told: the tag of a caller that sends none is derived from it.
-
-    `was_at`: it came with that step, which is higher, and was to heal. `held`: the state that it came with; `lowest`:
-    the lowest max_step that it was told since it first came with that one. A group that catches up may come to hold it,
-    and where its ranks hold different states, which no tag names, any one of them may, whatever the others have done.
-    `formed_from`: the quorum under which the state was committed that its members at max_step held.
-    """
+    """Last quorum that a member received. `tag_of` uses it for joins without a tag."""
 
     quorum_id: int
     max_step: int
+    """Highest step among its participants."""
     tag_quorum_id: int | None
+    """In the tag of the state at max_step. None if the quorum lowered the member's step."""
     was_at: int | None = None
+    """Step of the member's join if it exceeds max_step, so that the member has to heal."""
     held: Tag | None = None
+    """State in the member's join."""
     lowest: int | None = None
+    """Lowest max_step received since the first join with `held`. A group that catches up may still come to hold that
+    state, and so may single ranks of a group whose ranks disagree.
+    """
     formed_from: int | None = None
+    """Quorum under which the members at max_step had committed their state."""
 
     def lowest_with(self, held: Tag, max_step: int) -> int:
-        """With the quorum that it is told now."""
+        """Return `lowest` after a new quorum at `max_step`, which the member joins with state `held`."""
         is_another = self.held != held and held.quorum_id is not None
         return max_step if is_another or self.lowest is None else min(self.lowest, max_step)
 
     def has_not_healed(self, participant: Participant) -> bool:
-        """It was to heal, and comes with the state that it had before."""
+        """Return whether the member had to heal and still has its old state."""
         if self.was_at is None or self.held is None:
             return False
         return participant.step >= self.was_at and participant.tag_quorum_id == self.held.quorum_id
@@ -602,14 +579,14 @@ class LastQuorumTold:
 
 @dataclass(frozen=True, slots=True)
 class Heal:
-    """A group heals to step `upto`, and takes part in later steps meanwhile if it catches up."""
+    """Heal of a group to step `upto`. A group that catches up takes part in later steps during the heal."""
 
     upto: int
     catches_up: bool
 
 
 class Kind(Enum):
-    """What groups are counted by. Besides, living ones are counted by their group_world_size."""
+    """Kinds of groups that `Job.counts` counts. Live groups also count under their group_world_size."""
 
     REPORTED = auto()  # has neither joined nor opened a session
     CONNECTED = auto()  # has a session
@@ -622,7 +599,7 @@ class Kind(Enum):
 
 @dataclass(slots=True, eq=False)
 class Group:
-    """A replica group, as long as it has the same incarnation. Another incarnation gets another record."""
+    """A replica group in one incarnation. Another incarnation gets another record."""
 
     replica_id: str
     incarnation: str
@@ -661,14 +638,14 @@ class Group:
     missing: Set[int] = NO_RANKS
     """Ranks that are not connected."""
     drains: bool = False
-    """Does the steps of its quorum, and wants to be in no other."""
+    """Finishes the steps of its quorum and joins no other."""
 
     is_participant: bool = False
     """The present quorum contains this incarnation."""
     last_told: LastQuorumTold | None = None
     lease_until: float = 0.0
     heal: Heal | None = None
-    """The heal that the timeline has noted and not seen the end of."""
+    """Heal whose end the timeline has not seen."""
 
     is_loopback: bool | None = None
     """Whether only its own host can reach the group. None if it advertises no address."""
@@ -690,30 +667,27 @@ class Group:
         return self.session is not None and self.closes_at is None
 
 
-# -- job ----------------------------------------------------------------------
-#
-# The replica groups of a job, and its present quorum: the last one that this lighthouse or an earlier one has formed.
-
-
 class Job:
+    """Replica groups of a job, and the last quorum that this lighthouse or an earlier one formed."""
+
     def __init__(self) -> None:
         self.groups: dict[str, Group] = {}
         """By replica_id. Lapsed groups stay for a while."""
         self.counts = Counter[Kind | int]()
-        """How many groups there are of each kind, as far as there are any."""
+        """Number of groups of each kind. Kinds without groups are missing."""
         self.quorum: Quorum | None = None
         self.participants: dict[str, Participant] = {}
-        """Of the quorum, by replica_id."""
+        """Participants of the quorum, by replica_id."""
         self.max_step = 0
-        """At which the quorum was formed."""
+        """Highest step among the participants."""
         self.formed_at: float | None = None
-        """When the quorum_id changed last. A quorum of an earlier lighthouse counts from this one's first event."""
+        """When the quorum_id last changed. A quorum of an earlier lighthouse counts from this one's first event."""
         self.rounds = 0
         """Quorums that this lighthouse has formed."""
         self.changes = 0
         """How many of them got a new quorum_id."""
-        self._tags: set[int | None] = set()  # of the states that the quorum was formed from, and that it makes
-        self._secrets: dict[str, str] = {}  # digests by replica_id: of participants, and of former ones with a record
+        self._tags: set[int | None] = set()  # of the states that the quorum started from and commits
+        self._secrets: dict[str, str] = {}  # by replica_id, for participants and former ones with a record
 
     @property
     def replica_ids(self) -> Set[str]:
@@ -721,7 +695,7 @@ class Job:
         return self.participants.keys()
 
     def count(self, group: Group, kinds: frozenset[Kind | int]) -> None:
-        """Count the group as these kinds, and as no other."""
+        """Count the group under these kinds only."""
         for kind in group.counts_as - kinds:
             self.counts[kind] -= 1
             if not self.counts[kind]:
@@ -748,7 +722,7 @@ class Job:
             quorum: The quorum.
             members: The records of its participants, in the same order.
             now: The present moment.
-            is_new: Whether its quorum_id is.
+            is_new: Whether the quorum has a new id.
         """
         for group in self.groups.values():
             group.is_participant = False
@@ -774,8 +748,10 @@ class Job:
         self._tags = {quorum.quorum_id, *(source.tag_quorum_id for source in sources)}
 
     def may_hold(self, replica_id: str, tag: int) -> bool:
-        """Whether the ranks of that group may hold a state of that tag by this quorum, also under another manager: they
-        have committed it under the quorum, or the quorum was formed from it."""
+        """Return whether ranks of the group, under any manager, may hold a state with this tag.
+
+        They may if the group is in the quorum, and the quorum started from that state or commits it.
+        """
         return tag in self._tags and replica_id in self.participants
 
     def secret_of(self, replica_id: str) -> str:
@@ -783,19 +759,19 @@ class Job:
         return self._secrets.get(replica_id, "")
 
     def forget(self, replica_id: str) -> None:
-        """Drop what is kept of former participants, if the group is one."""
+        """Drop the secret of a group that is no longer a participant."""
         if replica_id not in self.participants:
             self._secrets.pop(replica_id, None)
 
     def assigned_before(self, replica_id: str, incarnation: str) -> LastQuorumTold | None:
-        """Return what an earlier lighthouse has assigned to a participant of the present quorum."""
+        """Return what an earlier lighthouse assigned to a member of the present quorum, or None."""
         member = self.participants.get(replica_id) if self.rounds == 0 else None
         if self.quorum is None or member is None or member.incarnation != incarnation:
             return None
         return LastQuorumTold(self.quorum.quorum_id, self.max_step, None, lowest=0)
 
     def consists_of(self, members: Sequence[Group]) -> bool:
-        """Whether this lighthouse formed the quorum from the same members at the same addresses."""
+        """Return whether this lighthouse formed the quorum from these members at the same addresses."""
         participants = self.quorum.participants if self.quorum is not None and self.rounds else ()
         return len(members) == len(participants) and all(
             member.is_participant
@@ -807,27 +783,24 @@ class Job:
 
 @dataclass(frozen=True, slots=True)
 class Remembered:
-    """A member of the quorum that stands or stood: its incarnation, and the digest of its secret. `is_awaited`: the
-    lighthouse has restarted, and it has not come back."""
+    """Member of the standing quorum, or of the last one that stood."""
 
     incarnation: str
-    secret: str
-    is_awaited: bool = False
+    secret: str  # digest
+    is_awaited: bool = False  # the lighthouse has restarted, and the member has not reconnected
 
 
 class Membership(Enum):
-    """Of a replica group in the quorum of its job, as far as a secret shows."""
+    """Relation of a replica group to the quorum of its job, as proved by its secret."""
 
     MEMBER = "member"
-    OUTSIDER = "outsider"  # others are members, and this one has never been told a quorum
-    OPEN = "open"  # nobody is: none was formed, or all that were in it are gone
+    OUTSIDER = "outsider"  # others are members, and this group never received a quorum
+    OPEN = "open"  # no group is a member: no quorum has formed, or all its members are lost
 
 
 @dataclass(slots=True, eq=False)
 class Rank:
-    """`generation`: the last one in which this process was active. `waits_since`: None unless it is ready. `secret`:
-    the digest of what its hello has shown; empty: nothing. `is_successor`: of another process that had this slot, which
-    its supervisor need not know of: that may have been started again, too."""
+    """Newest process of a slot."""
 
     rank: RankId
     seen_at: float
@@ -836,13 +809,17 @@ class Rank:
     host: str = ""
     pid: int = 0
     generation: int | None = None
+    """Last one in which this process was active."""
     step: int = 0
     phase: str = ""
     is_here: bool = True
     session: int | None = None
     waits_since: float | None = None
+    """None unless the rank is ready."""
     secret: str = ""
+    """Digest of the secret in its hello. Empty if it sent none."""
     is_successor: bool = False
+    """Another process had the slot before. A restarted supervisor does not know about it."""
 
     @property
     def is_ready(self) -> bool:

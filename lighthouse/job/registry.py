@@ -1,4 +1,8 @@
-"""Every job's driver; made when first asked for, dropped when it has gone quiet."""
+"""Drivers of all jobs and runs.
+
+A driver is created on first use and dropped when it is quiet. Its record stays in the store, from which a new driver
+continues. Both registries refuse new work after `close`, and serve again once the store is claimed again.
+"""
 
 import asyncio
 import logging
@@ -33,16 +37,14 @@ log = logging.getLogger(__name__)
 
 
 MAX_JOBS = 1000
-# Anyone can send heartbeats under any name: jobs of which nothing else is known have a limit of their own.
+# Any process can send heartbeats under any name, so jobs known by heartbeats alone have a limit of their own.
 MAX_REPORTED_JOBS = 200
 ENDED_SHOWN = 16
 QUIET_LOOKED_FOR_EVERY_S = 1.0
 
 
 class JobRegistry:
-    """`config` makes a job's settings from its first quorum_id; `memory` is claimed; `give_up` ends the daemon; `wall`:
-    seconds since the epoch; `runs`: those of a job; `refused` is called with each refused join's error; `draw_secret`:
-    for each new quorum."""
+    """Drivers of all jobs."""
 
     def __init__(
         self,
@@ -58,6 +60,21 @@ class JobRegistry:
         draw_secret: Callable[[], str] = lambda: secrets.token_hex(SECRET_BYTES),
         is_busy: Callable[[], bool] = lambda: False,
     ) -> None:
+        """Create an empty registry.
+
+        Args:
+            config: Makes a job's settings from its first quorum_id.
+            timers: Clock and timers.
+            memory: Claimed storage of quorum records.
+            give_up: Ends the daemon with a status.
+            stall_after_s: Shortest time without progress that counts as a stall.
+            incident_registry: Shared by all jobs.
+            wall: Time in seconds since the epoch.
+            runs: Lists the runs of a job.
+            refused: Receives the error of each refused join.
+            draw_secret: Draws a secret for each new quorum.
+            is_busy: Checks whether this host is overloaded.
+        """
         self._is_busy = is_busy
         self._draw_secret = draw_secret
         self._config = config
@@ -81,7 +98,10 @@ class JobRegistry:
         self.lag.listen(self._was_late)
 
     def remember(self, records: Mapping[str, QuorumRecord]) -> None:
-        """The memory has just been claimed: quorums of before may still be held. After a `close`, it serves again."""
+        """Continue with the records of a store that has just been claimed, also after a `close`.
+
+        Members may still hold quorums of an earlier lighthouse.
+        """
         self._records = records
         self._started_at = self._timers.time()
         if self._closed:
@@ -92,7 +112,11 @@ class JobRegistry:
         return iter(self._drivers.values())
 
     def get(self, job: str) -> JobDriver:
-        """Raises a refusal for an unusable name, for too many jobs, and while the lighthouse is going away."""
+        """Return the driver of a job, new if needed.
+
+        Raises:
+            LighthouseError: The name is invalid, there are too many jobs, or the lighthouse is closing.
+        """
         driver = self._known(job)
         if driver is not None and job not in self._reported:
             return driver
@@ -102,7 +126,7 @@ class JobRegistry:
         return self._drivers.get(job) or self._add(job)
 
     def get_reported(self, job: str) -> JobDriver:
-        """The same for a heartbeat without a session."""
+        """Return the driver of a job for a heartbeat without a session. Raise the same errors as `get`."""
         driver = self._known(job)
         if driver is not None:
             return driver
@@ -123,11 +147,11 @@ class JobRegistry:
         return driver
 
     def ended(self, job: str) -> tuple[JobStatus, ...]:
-        """Last status of the newest jobs that have ended and been forgotten, or of `job` alone."""
+        """Return the last status of the newest ended and forgotten jobs, or of `job` alone."""
         return tuple(last for name, last in self._ended.items() if name not in self._drivers and job in ("", name))
 
     def _is_full(self, count: Callable[[], int], limit: int) -> bool:
-        """Looks for quiet jobs first; not at every call, which would be O(n) each."""
+        """Return whether the limit is reached, after dropping quiet jobs. Rate-limited, since that is O(n)."""
         now = self._timers.time()
         if count() >= limit and now - self._looked_at >= QUIET_LOOKED_FOR_EVERY_S:
             self._looked_at = now
@@ -139,21 +163,21 @@ class JobRegistry:
         return driver
 
     def membership(self, job: str, replica_id: str, digest: str) -> Membership:
-        """Of that group in the quorum of that job, by the digest of its secret."""
+        """Return the relation of a group to its job's quorum, by the digest of its secret."""
         driver = self._add(job) if job in self._records and not self._closed else self._drivers.get(job)
         return Membership.OPEN if driver is None else driver.machine.presence.membership(replica_id, digest)
 
     def exited(self, job: str, replica_id: str, reason: str, evidence: RankEvidence) -> bool:
-        """As IncidentDriver.exited, of that job."""
+        """Call `IncidentDriver.exited` of the job."""
         driver = self._drivers.get(job)
         return driver is not None and driver.incidents.exited(replica_id, reason, evidence)
 
     def peek(self, job: str) -> JobDriver | None:
-        """None: no job of that name is here."""
+        """Return the driver of the job, or None."""
         return self._drivers.get(job)
 
     def find(self, job: str) -> JobDriver:
-        """Raises UnknownName for a job that no group has joined."""
+        """Return the driver of a job. Raise UnknownName if no group has joined the job."""
         driver = self._drivers.get(check_name(job, "job"))
         if driver is None:
             known = ", ".join(sorted(self._drivers)[:NAMES_LOGGED]) or "none"
@@ -161,9 +185,9 @@ class JobRegistry:
         return driver
 
     def forget_quiet(self, *, is_full: bool = False) -> None:
-        """What the memory has of one stays where it cannot be written: nothing is told because of that.
+        """Drop the drivers of quiet jobs. A record that cannot be removed from the store stays, which does no harm.
 
-        Jobs that have ended are kept for groups that come late, unless the registry `is_full`.
+        Ended jobs remain for late groups, unless the registry `is_full`.
         """
         for driver in [d for d in self._drivers.values() if d.is_quiet and (is_full or not d.remembers_end)]:
             if driver.machine.job_end.step is not None:
@@ -183,20 +207,19 @@ class JobRegistry:
                 )
 
     def close(self, reason: str) -> None:
-        """End every waiting call and every session with `reason`; refuse new ones."""
+        """End every waiting call and every session with `reason`, and refuse new ones."""
         self._closed = reason
         self.lag.stop()
         drivers, self._drivers = self._drivers, {}
         for driver in drivers.values():
             driver.close(reason)
 
-    # -- within
+    # -- internals
 
     def _make(self, job: str) -> JobDriver:
         self.lag.watch()
         last_id = self._memory.last_id(job)
-        # Above every id that an earlier lighthouse, or an earlier life of this job, can have given out, whatever has
-        # become of the journal.
+        # Above every id that an earlier lighthouse can have assigned to this job, even if the journal was lost.
         config = self._config(max(last_id + 1, int(self._wall() * 1000)))
         record, self._records = self._records.get(job), {k: v for k, v in self._records.items() if k != job}
         until = None
@@ -204,7 +227,7 @@ class JobRegistry:
             until = self._started_at + max(config.lease_s, record.lease_s if record is not None else 0.0)
             until = until if until > self._timers.time() or (record and record.stands) else None
         if record is not None and record.lease_s < config.lease_s:
-            record = replace(record, lease_s=config.lease_s)  # in force from the first welcome on
+            record = replace(record, lease_s=config.lease_s)  # applies from the first welcome
             self._commit(job, record)
         machine = QuorumMachine(config, record=record, holders_until=until)
         return JobDriver(
@@ -230,7 +253,7 @@ class JobRegistry:
 
     @contextmanager
     def guarded(self) -> Generator[None, None, None]:
-        """A lighthouse that cannot write down what it is about to tell must not tell it: it ends."""
+        """End the daemon if a write fails: it must not send what it cannot store."""
         try:
             yield
         except LighthouseError as e:
@@ -244,23 +267,13 @@ class JobRegistry:
             driver.was_late(by_s)
 
 
-# -- registry -----------------------------------------------------------------
-#
-# Every run's driver; made when first asked for, dropped when it has gone quiet. Its record stays (run_memory.py).
-
 MAX_RUNS = 1000
-SAVED_SHOWN = 32  # of those without processes at present, the newest
+SAVED_SHOWN = 32  # newest runs without processes
 NAMES_SHOWN = 16
 
 
 class RunRegistry:
-    """`store` is claimed when the first run is asked for; `guarded` ends the daemon where it cannot be
-    written.
-
-    `make_id` makes an id for each incident, `report` gets each one that changes; `moved` is called with the job of a
-    rank that has said more than its hello; `limits` say when ranks stall; `membership` says of a job's replica group,
-    and the digest of its secret, whether it is in the quorum; `exited`: as RunDriver's, of a job.
-    """
+    """Drivers of all runs."""
 
     def __init__(
         self,
@@ -275,6 +288,20 @@ class RunRegistry:
         membership: Callable[[str, str, str], Membership] = lambda job, replica_id, digest: Membership.OPEN,
         exited: Callable[[str, str, str, RankEvidence], bool] = lambda job, replica_id, reason, evidence: False,
     ) -> None:
+        """Create an empty registry.
+
+        Args:
+            store: Storage of runs, claimed before the first use of a run.
+            rank_timeout_s: Time without a message after which a rank without a stream is lost.
+            lateness: Detects pauses of the process.
+            guarded: Context manager around each write. Ends the daemon if a write fails.
+            make_id: Returns an unused incident id for a wall-clock moment.
+            report: Receives each incident that changes.
+            moved: Called with the job after each rank message except hellos.
+            limits: When ranks count as stalled.
+            membership: Returns the relation of a job's replica group to its quorum, by the digest of its secret.
+            exited: As `RunDriver.exited`, with the job in front.
+        """
         self._store = store
         self._guarded = guarded
         self._rank_timeout_s = rank_timeout_s
@@ -288,14 +315,18 @@ class RunRegistry:
         self._lateness.listen(self._was_late)
         self._drivers: dict[RunName, RunDriver] = {}
         self._closed = ""
-        self._began_at: float | None = None  # to serve runs
+        self._began_at: float | None = None  # first run served
         self._stopped: dict[RunName, RunStatus] = {}
 
     def __iter__(self) -> Iterator[RunDriver]:
         return iter(self._drivers.values())
 
     def get(self, job: str, run: str) -> RunDriver:
-        """Raises a refusal for an unusable name, for too many runs, and while the lighthouse is going away."""
+        """Return the driver of a run, new if needed.
+
+        Raises:
+            LighthouseError: A name is invalid, there are too many runs, or the lighthouse is closing.
+        """
         if self._closed:
             raise Unreachable(self._closed)
         name = check_name(job, "job"), check_name(run, "run")
@@ -310,15 +341,15 @@ class RunRegistry:
         return driver
 
     def has(self, job: str, run: str) -> bool:
-        """Whether it has processes."""
+        """Return whether the run has processes."""
         return (job, run) in self._drivers
 
     def of_job(self, job: str) -> list[RunDriver]:
-        """Those that have processes."""
+        """Return the job's runs that have processes."""
         return [driver for driver in self if driver.name[0] == job]
 
     def find(self, job: str, run: str) -> RunDriver:
-        """Raises UnknownName for a run that never had a process."""
+        """Return the driver of a run. Raise UnknownName if the run never had a process."""
         name = check_name(job, "job"), check_name(run, "run")
         if name not in self._drivers and self._store.load_run(name) is None:
             known = ", ".join(sorted(other for at, other in self._names() if at == job)[:NAMES_SHOWN]) or "none"
@@ -326,24 +357,23 @@ class RunRegistry:
         return self.get(job, run)
 
     def status(self, job: str = "", run: str = "") -> tuple[RunStatus, ...]:
-        """Of `run`; or of every run of `job`, or of all, those without processes at present included."""
+        """Return the status of `run`, of the runs of `job`, or of all, including runs without processes."""
         self.forget_quiet()
         names = [(job, run)] if run else [name for name in self._names() if not job or name[0] == job]
         found = [self._status(name) for name in names]
         return tuple(status for status in found if status is not None)
 
     def live_status(self, job: str = "") -> tuple[RunStatus, ...]:
-        """Of those that have processes, of `job` or of all."""
+        """Return the status of runs with processes, of `job` or of all jobs."""
         self.forget_quiet()
         return tuple(driver.status() for driver in self if job in ("", driver.name[0]))
 
     def stopped_status(self) -> tuple[RunStatus, ...]:
-        """Of those without processes that were stopped, and not resumed, since this lighthouse serves; the newest
-        last."""
+        """Return the last status of stopped runs whose processes have ended, the newest last."""
         return tuple(self._stopped.values())
 
     def stop_all(self, job: str, reason: str, who: str) -> list[str]:
-        """Stop those of `job` that have processes and are not over. Returns their names."""
+        """Stop the job's runs that have processes and are not over. Return their names."""
         machines = {driver: driver.machine for driver in self.of_job(job) if not driver.is_quiet}
         live = [driver for driver, machine in machines.items() if machine.stop is None and machine.completed is None]
         for driver in live:
@@ -351,7 +381,7 @@ class RunRegistry:
         return [driver.name[1] for driver in live]
 
     def restart(self, job: str, name: str, ranks: Collection[int], reason: str) -> bool:
-        """As RunDriver.restart, of the run of `job` in which they are active."""
+        """Call `RunDriver.restart` on the job's runs until one has these ranks. Return whether one has."""
         return any(driver.restart(name, ranks, reason) for driver in self.of_job(job))
 
     def forget_quiet(self) -> None:
@@ -365,25 +395,25 @@ class RunRegistry:
             del self._stopped[next(iter(self._stopped))]
 
     def close(self, reason: str) -> None:
-        """Write down what is noted, end every stream with `reason`, refuse new ones."""
+        """Store all notes, end every stream with `reason`, and refuse new ones."""
         for driver in self:
             driver.write_notes()
         self.drop(reason)
 
     def drop(self, reason: str) -> None:
-        """As close, where nothing can be written any more."""
+        """Close without writing, if the store is lost."""
         self._closed = reason
         drivers, self._drivers = self._drivers, {}
         for driver in drivers.values():
             driver.close(reason)
 
     def begin_anew(self) -> None:
-        """After a close: what the store has by now counts."""
+        """Serve again after `close`, from the store's present content."""
         self._closed = ""
         self._stopped.clear()
         self._began_at = None
 
-    # -- within
+    # -- internals
 
     def _make(self, name: RunName) -> RunDriver:
         self._lateness.watch()

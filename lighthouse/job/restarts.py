@@ -1,13 +1,13 @@
-"""One run, whole: its generations (generations.py), and around them supervisors, hosts that are given up, launches.
+"""One run: its generations, and around them supervisors, excluded hosts and launches.
 
-1. A run may have supervisors without ranks: stop, incidents and exclusion are theirs, too.
-2. What a supervisor reports of a process that has died explains the incident that its loss began. Where the process is
-   no rank of a generation, that is an incident of its own, which ends no generation and counts nowhere.
-3. A completed run stays completed for every process of its launch, whenever it comes, and whatever has restarted. It is
-   launched anew by a process that knows nothing of it (launches.py).
-4. A supervisor that is told a stop, itself or by one of its ranks, ends by it, and so does one that asks for a stop:
-   what such a supervisor asks after the stop has been lifted is that stop's echo.
-5. What is told is durable first: where an effect changes the record, a `RecordDue` stands before all others.
+1. A run may have supervisors without ranks. Stops, incidents and exclusions work without ranks, too.
+2. A supervisor's report on a dead process explains the incident of its loss. If the process is no rank of a generation,
+   the report is an incident of its own, which ends no generation and changes no counter.
+3. A completed run stays completed for every process of its launch, also for late processes and after restarts. A
+   process that knows nothing of the run starts another launch (`Launches`).
+4. A supervisor that receives a stop, directly or through one of its ranks, ends, and so does one that requests a stop.
+   A request from it after the run was resumed is an echo of that stop.
+5. Records are durable before messages. If an effect changes the record, `RecordDue` precedes all other effects.
 """
 
 import math
@@ -39,23 +39,6 @@ from lighthouse_protocol.messages.run import (
 from lighthouse_protocol.refusals import DuplicateReplica, LighthouseError, LimitReached, Superseded, WrongState
 from lighthouse_protocol.rules.access import digest_of, is_shown
 
-# -- supervisors --------------------------------------------------------------
-#
-# The supervisors of a run, and its excluded hosts.
-#
-# 1. One entry a name, of its newest incarnation, kept after its connection. While its stream is open only the
-#    supervisor that shows its secret takes its place; after a restart of the lighthouse the name is kept for
-#    NAMES_KEPT_S. Then a newer incarnation takes the name, and the older one never gets it back. So of two
-#    supervisors that were given one name one goes on, and the other one ends. An incarnation is its supervisor's for
-#    good.
-# 2. A supervisor that was told a stop ends by it. If it comes again it is told so again, even after the stop was
-#    lifted.
-# 3. An excluded host has no rank and no supervisor in the run until the run is resumed.
-# 4. What a supervisor asks for counts for the others if it has a part in the run: a rank of it has been in a
-#    generation, or its group in a quorum of the job, as the secrets show. What another one asks for is its own
-#    affair: a stop ends it alone, an exclusion keeps its own name from its host. Only where no part of the run stands
-#    yet may any one stop it.
-
 MAX_SUPERVISORS = 4096
 FORMER_KEPT = 16  # incarnations of one name
 MAX_EXCLUDED = 4096
@@ -63,21 +46,39 @@ MAX_EXCLUDED = 4096
 
 @dataclass(slots=True, eq=False)
 class Supervisor:
-    """`secret`: the digest of what it has shown; `entry` is without it. `is_awaited`: the lighthouse has restarted, and
-    it has not come back. `refused`: incarnations that have asked for its name, or were told that the run has completed;
-    they are of the launch that it is of. `has_part`: a rank of it has been in a generation of this launch."""
+    """Newest supervisor of a name."""
 
     entry: SupervisorHello
+    """Without its secret."""
     session: int | None = None
     former: tuple[str, ...] = ()
     last: SupervisorHeartbeat = field(default_factory=SupervisorHeartbeat)
     secret: str = ""
+    """Digest of the secret in its hello."""
     is_awaited: bool = False
+    """The lighthouse has restarted, and the supervisor has not reconnected."""
     refused: tuple[str, ...] = ()
+    """Incarnations of its launch that requested the name, or learned that the run is completed."""
     has_part: bool = False
+    """One of its ranks has been in a generation of this launch."""
 
 
 class Supervisors:
+    """Supervisors of a run, and its excluded hosts.
+
+    1. A name belongs to its newest incarnation, also after the connection ends. While its stream is open, only a
+       supervisor with its secret replaces it. After a restart of the lighthouse the name is reserved for NAMES_KEPT_S.
+       Otherwise a newer incarnation takes the name, and the older one never gets it again. So if two supervisors have
+       one name, one continues and the other ends. An incarnation always belongs to its first supervisor.
+    2. A supervisor that received a stop ends. If it reconnects it receives the stop again, even after the run was
+       resumed.
+    3. An excluded host has no rank and no supervisor in the run until the run is resumed.
+    4. A supervisor's request counts for the others if it has a part in the run: one of its ranks has been in a
+       generation, or its group in a quorum of the job, as secrets prove. Otherwise the request concerns only itself: a
+       stop ends it alone, and an exclusion keeps only its own name from the host. Before the run has begun, any
+       supervisor may stop it.
+    """
+
     def __init__(
         self,
         records: Iterable[SupervisorRecord] = (),
@@ -85,7 +86,14 @@ class Supervisors:
         ending: Mapping[str, str] | None = None,
         kept_until: float = -math.inf,
     ) -> None:
-        """`kept_until`: until then the names of `records` are kept for their supervisors."""
+        """Restore supervisors and hosts of an earlier lighthouse.
+
+        Args:
+            records: Known supervisors.
+            excluded: Excluded hosts.
+            ending: Reason of the stop that each incarnation received.
+            kept_until: End of the reservation of the names in `records`.
+        """
         self._names = {
             each.hello.name: Supervisor(
                 each.hello,
@@ -108,7 +116,7 @@ class Supervisors:
 
     @property
     def is_empty(self) -> bool:
-        """None was ever here."""
+        """True if no supervisor has ever connected."""
         return not self._names
 
     @property
@@ -121,11 +129,11 @@ class Supervisors:
 
     @property
     def incarnations(self) -> tuple[str, ...]:
-        """Of all that were ever here."""
+        """Incarnations of all supervisors that ever connected."""
         return tuple(one for each in self for one in (each.entry.incarnation, *each.former, *each.refused))
 
     def slots_of(self, replica_id: str) -> list[int]:
-        """Those of the ranks of that replica group, in their order."""
+        """Return the slots of the replica group's ranks, sorted."""
         own = (each.entry for each in self if replica_id in (each.entry.name, group_of_supervisor(each.entry.name)))
         return sorted(slot for entry in own for slot in entry.slots)
 
@@ -134,10 +142,13 @@ class Supervisors:
             SupervisorRecord(each.entry, each.former, each.secret, each.refused, each.has_part) for each in self
         )
 
-    # -- coming and going
+    # -- arrivals and losses
 
     def refusal(self, entry: SupervisorHello, now: float) -> LighthouseError | None:
-        """Why it may not come in. DuplicateReplica: not now; the one of that name may be gone, and not missed yet."""
+        """Return why a supervisor may not enter, or None.
+
+        DuplicateReplica is temporary: the supervisor with this name may have died without being noticed yet.
+        """
         known = self._names.get(entry.name)
         if known is not None and self._keeps(known, entry, now):
             return DuplicateReplica(
@@ -158,13 +169,13 @@ class Supervisors:
         return self.why_excluded(entry.host or entry.name, entry.name)
 
     def is_impostor(self, entry: SupervisorHello) -> bool:
-        """It comes with the incarnation of the one that has its name, and without the secret."""
+        """Return whether the caller uses the incarnation of the known supervisor without its secret."""
         known = self._names.get(entry.name)
         is_named = known is not None and known.entry.incarnation == entry.incarnation
         return known is not None and is_named and bool(known.secret) and not is_shown(entry.secret, known.secret)
 
     def refuse(self, entry: SupervisorHello) -> bool:
-        """It was not taken in. Whether it asked for a name that has another supervisor, and was not known."""
+        """Note a refused supervisor. Return whether it is a new incarnation of a known name."""
         known = self._names.get(entry.name)
         if known is None or entry.incarnation in (known.entry.incarnation, *known.former, *known.refused):
             return False
@@ -172,21 +183,29 @@ class Supervisors:
         return True
 
     def _keeps(self, known: Supervisor, entry: SupervisorHello, now: float) -> bool:
-        """Its name, or its incarnation, from another one."""
+        """Return whether the known supervisor keeps its name, or its incarnation, from a newcomer."""
         if not known.secret or is_shown(entry.secret, known.secret):
             return False
         is_there = known.session is not None or (known.is_awaited and now < self._kept_until)
         return is_there or entry.incarnation == known.entry.incarnation
 
     def shift(self, by_s: float) -> None:
-        """The lighthouse was paused: no supervisor could come back for that long."""
+        """Extend the reservation of names after a pause of the lighthouse."""
         self._kept_until += by_s
 
     def enter(
         self, entry: SupervisorHello, session: int, *, has_part: bool = False
     ) -> tuple[int, LighthouseError] | None:
-        """Take it in; an older stream of that name that is to be ended, and why. `has_part`: a rank of it is in the
-        present generation."""
+        """Admit a supervisor.
+
+        Args:
+            entry: Its hello.
+            session: Its stream.
+            has_part: Whether one of its ranks is in the present generation.
+
+        Returns:
+            An older stream of the name that has to end, and the error for it.
+        """
         entry, secret = replace(entry, secret=""), digest_of(entry.secret)
         known = self._names.get(entry.name)
         self._slots += len(entry.slots) - (len(known.entry.slots) if known is not None else 0)
@@ -205,12 +224,12 @@ class Supervisors:
         return older, _superseded(before, entry)
 
     def take_part(self, secrets: Collection[str]) -> None:
-        """A generation has formed, of ranks that have shown these."""
+        """Give a part in the run to the supervisors of a generation, by the secrets of its ranks."""
         for each in self:
             each.has_part = each.has_part or each.secret in secrets
 
     def of_session(self, session: int) -> Supervisor | None:
-        """None: it was not taken in, or has another stream by now."""
+        """Return the supervisor, or None if it was refused or has another stream now."""
         return self._sessions.get(session)
 
     def hear(self, session: int, heartbeat: SupervisorHeartbeat) -> None:
@@ -219,7 +238,7 @@ class Supervisors:
 
     @property
     def budget_used(self) -> float:
-        """Of the one that is connected, and has used up most of its restarts."""
+        """Largest share of its restarts that a connected supervisor has used."""
         return max((known.last.budget_used for known in self._sessions.values()), default=0.0)
 
     def end(self, session: int) -> None:
@@ -235,11 +254,11 @@ class Supervisors:
 
     @property
     def ending(self) -> Mapping[str, str]:
-        """Incarnations, and the reason of the stop that each was told."""
+        """Reason of the stop that each supervisor received, by incarnation."""
         return dict(self._ending)
 
     def stop(self, reason: str, incarnations: Iterable[str]) -> bool:
-        """They end by it. Whether that is new."""
+        """Note that these supervisors receive a stop. Return whether that is new for any of them."""
         new = [each for each in sorted(incarnations) if each not in self._ending]
         self._ending |= dict.fromkeys(new, reason)
         for oldest in list(self._ending)[:-MAX_SUPERVISORS]:
@@ -250,31 +269,36 @@ class Supervisors:
         return self._ending.get(incarnation)
 
     def name_of(self, incarnation: str) -> str:
-        """Of the supervisor with that incarnation, now or before; empty: none had it."""
+        """Return the name of the supervisor that has or had the incarnation, or ""."""
         names = (each.entry.name for each in self if incarnation in (each.entry.incarnation, *each.former))
         return next(names, "")
 
     def secret_of(self, name: str) -> str:
-        """The digest of what that one has shown; empty: nothing, or there is none."""
+        """Return the digest of the supervisor's secret, or ""."""
         known = self._names.get(name)
         return known.secret if known is not None else ""
 
     def incarnation_of(self, name: str) -> str:
-        """Of the newest; empty: there is none."""
+        """Return the newest incarnation of the name, or ""."""
         known = self._names.get(name)
         return known.entry.incarnation if known is not None else ""
 
     # -- hosts
 
     def exclude(self, host: str, reason: str, at: float, supervisor: str = "") -> bool:
-        """`supervisor`: the only one that it holds for; empty: for all. Whether that is new."""
+        """Exclude a host for all, or only for one `supervisor`. Return whether that is new."""
         if (host, supervisor) in self._excluded or len(self._excluded) >= MAX_EXCLUDED:
             return False
         self._excluded[host, supervisor] = ExcludedHost(host, reason, at, supervisor)
         return True
 
     def why_excluded(self, host: str, supervisor: str) -> WrongState | None:
-        """`supervisor`: the name of the one that comes, or whose rank comes; empty: there is none."""
+        """Return the error for an excluded host, or None.
+
+        Args:
+            host: Host of the supervisor or rank.
+            supervisor: Name of the supervisor, "" without one.
+        """
         excluded = self._excluded.get((host, "")) or self._excluded.get((host, supervisor))
         if excluded is None:
             return None
@@ -285,7 +309,7 @@ class Supervisors:
         )
 
     def lift(self) -> bool:
-        """Let all hosts in again. Whether there was one to let in."""
+        """Readmit all hosts. Return whether any was excluded."""
         had, self._excluded = bool(self._excluded), {}
         return had
 
@@ -297,25 +321,23 @@ def _superseded(older: SupervisorHello, newer: SupervisorHello) -> Superseded:
     )
 
 
-# -- launches -----------------------------------------------------------------
-#
-# Which processes belong to which launch of a run.
-#
-# A completed run is launched anew by the first process that knows nothing of it: a supervisor that was never here,
-# nor a rank of it; or a rank of attempt 0 that was told no number, of no supervisor that was here. Every process of
-# the launch before is told that its launch was completed.
-
-
 class Launches:
+    """Assigns processes to launches of a run.
+
+    Another launch of a completed run begins with the first process that knows nothing of it: a supervisor that never
+    connected, nor any rank of it, or a rank of attempt 0 without a number, whose supervisor never connected. Every
+    process of the former launch learns that its launch was completed.
+    """
+
     def __init__(self, former: Former | None = None) -> None:
         self.former = former
 
     def begin(self, completed: int, ranks: Ranks, supervisors: Supervisors) -> None:
-        """The present launch becomes the former one; generation `completed` was its last."""
+        """Make the present launch the former one. Generation `completed` was its last."""
         self.former = Former(completed, _incarnations(ranks, supervisors))
 
     def completed_before(self, entry: RankHello) -> int | None:
-        """The generation that completed this process's launch, if that was the former one."""
+        """Return the generation that completed this process's launch, if it is the former one."""
         former = self.former
         if former is None:
             return None
@@ -324,27 +346,27 @@ class Launches:
         return former.number if is_of else None
 
     def completed_for(self, supervisor: str) -> int | None:
-        """The same for a supervisor, by its incarnation."""
+        """Return the generation that completed this supervisor's launch, if it is the former one."""
         former = self.former
         return former.number if former is not None and supervisor in former.incarnations else None
 
     @staticmethod
     def knows(supervisor: str, ranks: Ranks, supervisors: Supervisors) -> bool:
-        """Whether it, or a rank of it, was in the present launch."""
+        """Return whether the supervisor, or a rank of it, was in the present launch."""
         return supervisor in _incarnations(ranks, supervisors)
 
     def is_first(self, entry: RankHello, ranks: Ranks, supervisors: Supervisors) -> bool:
-        """Whether this process knows nothing of the present launch."""
+        """Return whether this process knows nothing of the present launch."""
         return entry.is_first and not (self.knows(entry.rank.supervisor, ranks, supervisors) or ranks.knows(entry.rank))
 
 
 def _incarnations(ranks: Ranks, supervisors: Supervisors) -> tuple[str, ...]:
-    """Of the supervisors that were here, and of those whose ranks were."""
+    """Return the incarnations of all supervisors, also of those known by their ranks alone."""
     return tuple(dict.fromkeys((*supervisors.incarnations, *(rank.rank.supervisor for rank in ranks))))
 
 
 class RunMachine:
-    """Time is the caller's monotonic clock and never goes back."""
+    """One run. `now` is the caller's monotonic clock."""
 
     def __init__(
         self,
@@ -356,9 +378,17 @@ class RunMachine:
         make_id: Callable[[float], str] = str,
         began_at: float | None = None,
     ) -> None:
-        """`record` and `keys`: what an earlier lighthouse has written down. `make_id`: as of RestartLog. `began_at`:
-        when this lighthouse began to serve runs; None: now. A machine that nobody has come into is made anew by the
-        next attempt, and must not keep the names anew by that."""
+        """Create the machine, or restore it.
+
+        Args:
+            config: Settings.
+            record: What an earlier lighthouse has stored.
+            keys: Stored keys.
+            now: The present moment.
+            make_id: Returns an unused incident id for a wall-clock moment.
+            began_at: When this lighthouse began to serve runs, `now` by default. A run without processes gets a new
+                machine at each attempt to enter. Its names must not be reserved again each time.
+        """
         record = record or RunRecord()
         kept_until = (now if began_at is None else began_at) + NAMES_KEPT_S
         self.config = config or RunConfig()
@@ -372,11 +402,11 @@ class RunMachine:
         if self._is_over:
             self.generations.end()
 
-    # -- what it is
+    # -- queries
 
     @property
     def is_quiet(self) -> bool:
-        """No process is here; what is to be kept is in the record."""
+        """True if no process is connected. The record has everything worth keeping."""
         return self.generations.ranks.is_empty and not self.supervisors.are_connected
 
     @property
@@ -384,8 +414,13 @@ class RunMachine:
         return self.stop is not None or self.completed is not None
 
     def active_slots(self, name: str, ranks: Collection[int]) -> tuple[int, ...]:
-        """Of these ranks of a replica group, or slots of this run, by its name. A group that restarts by itself has its
-        ranks as slots, and its supervisor in the run that it shares."""
+        """Find the slots of some ranks in the present generation.
+
+        Args:
+            name: A replica group or this run. A group that restarts by itself has its ranks as slots. In a run shared
+                with others, its supervisor assigns them.
+            ranks: Ranks of the group, or slots of the run.
+        """
         is_own = self.supervisors.is_empty and self.config.run.endswith(group_run("", name))
         of_group = dict(enumerate(self.supervisors.slots_of(name)))
         slots = set(ranks) if is_own or name == self.config.run else {of_group.get(rank) for rank in ranks}
@@ -419,17 +454,17 @@ class RunMachine:
         )
 
     def placed(self, entry: RankHello) -> RankHello:
-        """With the slot that it gets, where slots are the lighthouse's to give."""
+        """Return the hello with its assigned slot, if the lighthouse assigns slots."""
         return self.generations.ranks.placed(entry)
 
     def impostor(self, entry: RankHello, now: float) -> LighthouseError | None:
-        """Why it is not the rank that it says it is, or not of the supervisor whose slot it wants; None: it may be."""
+        """Return why this process may not use its slot or incarnation, or None."""
         return self.generations.ranks.impostor(entry, now)
 
     # -- events and time
 
     def handle(self, event: events.RunEvent, now: float) -> Sequence[events.RunEffect]:
-        if isinstance(event, events.WasLate):  # before anything lapses by it
+        if isinstance(event, events.WasLate):  # before the pause makes ranks lapse
             self.generations.was_late(event.by_s, now)
             self.supervisors.shift(event.by_s)
         self.generations.pass_time(now)
@@ -442,7 +477,7 @@ class RunMachine:
         return self._done(now)
 
     def deadline(self, now: float) -> float | None:
-        """When to call tick next; after `now`, once handle or tick was called for `now`."""
+        """Return when to call `tick` next. After `handle` or `tick` with `now`, it is later than `now`."""
         return self.generations.deadline(now)
 
     def _dispatch(self, event: events.RunEvent, now: float) -> None:
@@ -510,7 +545,7 @@ class RunMachine:
         return self.supervisors.why_excluded(entry.host, self.supervisors.name_of(entry.rank.supervisor))
 
     def _clash(self, rank: RankId) -> WrongState | None:
-        """Two replica groups have brought that slot."""
+        """Return an error if two replica groups use the same slot."""
         old = self.generations.ranks.of_slot(rank.slot)
         if old is None or old.session is None:
             return None
@@ -524,7 +559,7 @@ class RunMachine:
         )
 
     def _tell_end(self, rank: RankId) -> bool:
-        """Whether the run is over, which that rank is told."""
+        """Notify the rank if the run is over. Return whether it is."""
         if self.stop is not None:
             self._emit(events.Stopped(self.stop, (rank,)))
         elif self.completed is not None:
@@ -532,15 +567,13 @@ class RunMachine:
         return self._is_over
 
     def _lose(self, event: events.RankLost, now: float) -> None:
-        """Of a rank that is here, only its own supervisor can tell."""
+        """Handle the report of a dead process. Only a live rank's own supervisor may report its death."""
         if (rank := self.generations.ranks.get(event.rank)) is not None:
             if rank.secret and rank.secret != self.supervisors.secret_of(event.by):
                 return
             self.generations.lose(rank, event.reason, now)
         if not self._is_over:
             self._explain(event, now)
-
-    # -- launches
 
     @property
     def _may_begin_anew(self) -> bool:
@@ -555,10 +588,10 @@ class RunMachine:
         self.keys = KeySpaces()
         self.completed = None
 
-    # -- the stop
+    # -- stop
 
     def _stop(self, reason: str, who: str) -> None:
-        """Rule 4. The first reason stays."""
+        """Stop the run and note the supervisors that receive the stop (rule 4). The first reason stays."""
         if self._is_over:
             return
         of_ranks = _supervisors(rank.rank for rank in self.generations.ranks.here if rank.session is not None)
@@ -569,7 +602,7 @@ class RunMachine:
         self._emit(events.Stopped(self.stop, self.generations.everyone, is_new=True))
 
     def _tell_stop(self, supervisors: set[str]) -> None:
-        """They, or one of their ranks, are told while the run is stopped."""
+        """Note that these supervisors, or ranks of them, receive the stop, if the run is stopped."""
         if self.stop is not None and self.supervisors.stop(self.stop.reason, supervisors):
             self._emit(events.RecordChanged())
 
@@ -581,8 +614,6 @@ class RunMachine:
             self.stop = None
             self.generations.resume()
         self._emit(events.Resumed())
-
-    # -- supervisors
 
     def _supervise(self, entry: SupervisorHello, session: int, now: float) -> None:
         ranks = self.generations.ranks
@@ -617,7 +648,7 @@ class RunMachine:
         return None if error is None else HelloRejected(error)
 
     def _explain(self, event: events.RankLost, now: float) -> None:
-        """Rule 2."""
+        """Apply rule 2."""
         generations = self.generations
         generations.restarts.explain(
             ProcessLost(event.rank, event.reason, event.output),
@@ -628,7 +659,7 @@ class RunMachine:
         )
 
     def has_say(self, session: int, membership: Membership) -> bool:
-        """Whether a stop that this supervisor asks for counts for the whole run. Rule 4 of supervisors.py."""
+        """Return whether this supervisor's stop counts for the whole run (rule 4 of `Supervisors`)."""
         is_open = membership is Membership.OPEN and self.generations.current.generation is None
         return is_open or self._has_part(session, membership)
 
@@ -637,7 +668,7 @@ class RunMachine:
         return known is not None and (known.has_part or membership is Membership.MEMBER)
 
     def _secrets_of(self, generation: Generation) -> set[str]:
-        """The digests of what its ranks have shown; without those that have shown nothing."""
+        """Return the digests of the secrets of the generation's ranks."""
         found = (self.generations.ranks.of_slot(rank.slot) for rank in generation.active)
         return {rank.secret for rank in found if rank is not None and rank.secret and rank.rank in generation.active}
 
@@ -676,5 +707,5 @@ class RunMachine:
 
 
 def _supervisors(ranks: Iterable[RankId]) -> set[str]:
-    """Of those ranks that were started by one."""
+    """Return the supervisors of the supervised ranks."""
     return {rank.supervisor for rank in ranks if rank.is_supervised}

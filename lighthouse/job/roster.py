@@ -1,14 +1,14 @@
-"""Which members are alive.
+"""Which groups are alive, whether a caller may join or speak for a group, and which joins wait.
 
-A member is alive while its session is open and sends heartbeats, or, without a session, while a call of it is open or
-its last message (heartbeat, join, answer) is younger than `heartbeat_timeout_s`. It is healthy while it is alive, not
-down, and has not missed a join_timeout; joining heals it. A lapsed member is remembered for a while, for the status,
-and then forgotten.
+A group is alive while its session is open and sends heartbeats. Without a session it is alive while a call waits or its
+last message (heartbeat, join, answer) is younger than `heartbeat_timeout_s`. It is healthy while it is alive, not down,
+and has not missed a join_timeout. A join makes it healthy again. A lapsed group remains for the status for a while.
 
-A reported member is one of which only heartbeats without a session have come. Anyone can send these under any name, so
-such members are counted apart; and where others hold sessions, only the first quorum of a job waits for them.
+A reported group has only sent heartbeats without a session. Any process can send these under any name, so such groups
+have a limit of their own. If other groups have sessions, only the first quorum of a job waits for reported ones.
 
-Moments are the caller's monotonic clock. Every operation costs O(log n) at most.
+The functions after `Roster` contain the rules of identity and admission, and `JoinQueue` the waiting joins. Moments are
+the lighthouse's monotonic clock. Every operation costs O(log n) unless noted.
 """
 
 import heapq
@@ -44,6 +44,8 @@ MIN_FORGET_AFTER_S = 60.0
 
 
 class Roster:
+    """Live and recently lapsed groups of a job, with their counts and timeouts."""
+
     def __init__(self, heartbeat_timeout_s: float, emit: Callable[[MemberEffect], None], job: Job) -> None:
         self._emit = emit
         self.job = job
@@ -64,32 +66,32 @@ class Roster:
 
     @property
     def working(self) -> int:
-        """How many participants of the present quorum are healthy."""
+        """Number of healthy participants of the present quorum."""
         return self.job.counts[Kind.WORKING]
 
     @property
     def reported(self) -> int:
-        """How many groups have neither joined nor opened a session."""
+        """Number of groups that have neither joined nor opened a session."""
         return self.job.counts[Kind.REPORTED]
 
     @property
     def present(self) -> int:
-        """How many groups have joined or opened a session."""
+        """Number of groups that have joined or opened a session."""
         return len(self.job.groups) - self.reported
 
     def get(self, replica_id: str) -> Group | None:
         return self.job.groups.get(replica_id)
 
     def participants(self) -> list[Group]:
-        """The members of the present quorum that are known here. O(n)."""
+        """Return the records of the present quorum's participants. O(n)."""
         return [member for member in self if member.is_participant]
 
     def has_peers(self, member: Group) -> bool:
-        """It is a member of the present quorum, and not the only one."""
+        """Return whether the group shares the present quorum with others."""
         return len(self.job.replica_ids) > 1 and member.is_participant
 
     def beat(self, replica_id: str, incarnation: str, now: float) -> Group | None:
-        """A heartbeat without a session. None, and no effect, if another incarnation of that id is alive."""
+        """Take a heartbeat without a session. Ignored (None) if another incarnation of the group is alive."""
         member = self.job.groups.get(replica_id)
         if member is not None and member.incarnation != incarnation:
             if member.is_alive:
@@ -102,7 +104,10 @@ class Roster:
         return member
 
     def admit(self, participant: Participant, now: float) -> Group:
-        """A join: its member, healthy. Another incarnation of that id is replaced; its loss is the caller's to tell."""
+        """Record a join and return its group, which is healthy from now on.
+
+        Another incarnation is replaced. The caller reports its loss.
+        """
         member = self.job.groups.get(participant.replica_id)
         if member is not None and is_reborn(participant, member):
             self.remove(member)
@@ -119,7 +124,10 @@ class Roster:
         return member
 
     def greet(self, participant: Participant, session: int, now: float, secret: str = "") -> Group:
-        """A session was opened; its member, which has not joined by that. Another incarnation is gone before."""
+        """Add or update the group of a new session, which does not join it.
+
+        Another incarnation is removed. The caller has reported its loss.
+        """
         member = self.job.groups.get(participant.replica_id)
         if member is not None and member.incarnation != participant.incarnation:
             self.remove(member)
@@ -145,7 +153,7 @@ class Roster:
             self.count(member)
 
     def is_waited_for(self, member: Group) -> bool:
-        """Whether the others wait for the group while it is alive and well."""
+        """Return whether the others wait for the group while it is alive and well."""
         is_first = not self.job.counts[Kind.CONNECTED] or not self.job.replica_ids
         return is_first or not member.is_reported or member.is_participant
 
@@ -154,19 +162,19 @@ class Roster:
         self.count(member)
 
     def go_down(self, member: Group, reason: str) -> None:
-        """Alive, and not to be waited for until it joins."""
+        """Mark a live group as down. The others stop waiting for it until it joins."""
         member.down = reason
         self._emit(GridChanged())
         self.count(member)
 
     def miss_ranks(self, member: Group, missing: Set[int]) -> None:
-        """These of its ranks are not here."""
+        """Note which ranks are not connected."""
         if member.missing != missing:
             member.missing = missing
             self._emit(GridChanged())
 
     def close(self, member: Group, at: float, now: float) -> None:
-        """Its stream has ended; from `at` on it is lost unless it comes back."""
+        """Note that the stream has ended. The group is lost at `at` unless it reconnects."""
         member.closes_at = at
         self._push(member, now)
 
@@ -179,7 +187,7 @@ class Roster:
         quorum_id: int | None = None,
         last_seen_at: float | None = None,
     ) -> None:
-        """It is gone, as of now; `quorum_id` ends with that."""
+        """Mark a group as lost now. `quorum_id` is the quorum that ends with the loss."""
         member.session = member.closes_at = None
         member.drains = False
         self.count(member)
@@ -192,7 +200,7 @@ class Roster:
         self._push(member, now)
 
     def shift(self, by_s: float) -> None:
-        """The lighthouse was paused: no member could be heard for that long. O(n)."""
+        """Move the timeouts after a pause of the lighthouse, during which it read no message. O(n)."""
         for member in self.job.groups.values():
             member.seen_at += by_s
 
@@ -210,7 +218,10 @@ class Roster:
         self.job.forget(member.replica_id)
 
     def expire(self, now: float) -> list[Group]:
-        """The members that lapse by `now`; forgets those that lapsed long ago. One with a session is not lapsed yet."""
+        """Return the groups that lapse by `now`, and forget those that lapsed long ago.
+
+        A group with a session is only returned: its loss has consequences that the caller reports first.
+        """
         lapsed: list[Group] = []
         while self._due and self._due[0][0] <= now:
             due_at, _, member = heapq.heappop(self._due)
@@ -220,7 +231,7 @@ class Roster:
             if member.is_alive and self._due_at(member, now) <= now:
                 lapsed.append(member)
                 if member.session is not None:
-                    continue  # its loss has consequences that are told first
+                    continue  # the caller handles its loss
                 self._lapse(member, now, MemberLost(member.replica_id, None, "it fell silent", member.seen_at))
             elif not member.is_alive and self._due_at(member, now) <= now:
                 self.remove(member)
@@ -229,7 +240,7 @@ class Roster:
         return lapsed
 
     def next_at(self) -> float | None:
-        """A moment at or before the next lapse."""
+        """Return a moment at or before the next lapse."""
         return self._due[0][0] if self._due else None
 
     def _add(self, replica_id: str, incarnation: str, now: float) -> Group:
@@ -241,8 +252,10 @@ class Roster:
         return member
 
     def count(self, member: Group) -> None:
-        """Update the counts after a change of the group's record. O(1), unless the first session opens or the last one
-        ends: then O(n)."""
+        """Update the counts after a change of the group's record.
+
+        O(1), but O(n) if the first session opens or the last one ends.
+        """
         kinds: set[Kind | int] = set()
         if member.is_reported:
             kinds.add(Kind.REPORTED)
@@ -303,32 +316,36 @@ class Roster:
 
 
 def is_reborn(participant: Participant, old: Group) -> bool:
-    """Whether it is another incarnation than `old`: one that names none and whose step went back has lost its state."""
+    """Return whether a join is from a new incarnation. An unnamed one is new if its step decreased."""
     if participant.incarnation or old.incarnation:
         return participant.incarnation != old.incarnation
     return old.participant is not None and participant.step < old.participant.step
 
 
-# -- identity -----------------------------------------------------------------
+# Identity: whether a caller may speak for a replica group.
 #
-# May this caller speak for that replica group? A session is bound to the manager that has opened it.
-#
-# 1. A manager makes a secret when it starts, and shows it in each of its hellos. What is kept of it is its digest.
-# 2. While a session of a group is open, or its connection was cut together with those of most others (silence.py),
-#    only a hello with its secret takes its place, whatever incarnation it shows, and joins and heartbeats without a
-#    session are refused. Otherwise the name is free when the session has ended, by a leave, by its connection's end,
-#    or by silence: the manager of a group that is started anew knows no secret, and need not wait for more than that.
-# 3. An incarnation belongs to the manager that came with it first, for as long as the group is remembered, also after
-#    its session has ended: another manager takes an incarnation of its own, and by that it has promised nothing.
-# 4. While a quorum of an earlier lighthouse returns (standing.py), its members are going on, and come back: their
-#    names are theirs until then. They are known by the digests that the record has of them.
-# 5. By the same secret a supervisor, which serves as its group's manager, shows that its group is a member of the
-#    quorum: what it asks for then counts for its whole run (runs/rules/supervisors.py).
+# 1. A manager creates a secret at its start and shows it in each hello. The lighthouse keeps the digest.
+# 2. While a session of the group is open, or was cut together with most others (`MassSilence`), only a hello with its
+#    secret replaces it, whatever its incarnation. Joins and heartbeats outside the session are refused. Otherwise the
+#    name is free when the session ends by a leave, a closed connection or silence: a group that starts again has a
+#    manager with a new secret, and need not wait any longer.
+# 3. An incarnation belongs to the first manager that used it while the group is remembered, also after its session.
+#    Another manager needs a new incarnation, under which nothing is promised yet.
+# 4. While a quorum of an earlier lighthouse returns (standing.py), its names are reserved for its members. The record
+#    has the digests of their secrets.
+# 5. A supervisor that serves as its group's manager proves with the same secret that its group is in the quorum, so
+#    that its requests count for the whole run (`Supervisors`).
 
 
 def membership_of(digest: str, known: str, remembered: Remembered | None, *, is_held: bool) -> Membership:
-    """`digest`: of the secret that was shown; `known`: of the manager of that name that was told a quorum last.
-    `is_held`: a member of the quorum is alive, or may come back to it."""
+    """Determine a group's relation to the quorum.
+
+    Args:
+        digest: Digest of the secret that the caller showed.
+        known: Digest of the manager that last received a quorum under this name.
+        remembered: Member of the standing quorum with this name.
+        is_held: A member of the quorum is alive or may return.
+    """
     if is_same(digest, known) or (remembered is not None and is_same(digest, remembered.secret)):
         return Membership.MEMBER
     return Membership.OUTSIDER if is_held else Membership.OPEN
@@ -337,8 +354,15 @@ def membership_of(digest: str, known: str, remembered: Remembered | None, *, is_
 def why_impostor(
     participant: Participant, secret: str, old: Group | None, remembered: Remembered | None, *, is_cut: bool = False
 ) -> LighthouseError | None:
-    """Why the caller does not speak for the group that it names; None: it may. `secret`: empty for a call that has no
-    session. `old`, `remembered`: what is known of the group of that name; `is_cut`: it is held, as MassSilence says."""
+    """Return the error for a caller that does not speak for its group, or None.
+
+    Args:
+        participant: The group as the caller describes it.
+        secret: Secret of the caller, "" for a call without a session.
+        old: Record of the group.
+        remembered: Member of the standing quorum with this name.
+        is_cut: Result of `MassSilence.is_cut`.
+    """
     name, kept = participant.replica_id, old.secret if old is not None else ""
     if old is not None and old.is_connected:
         return None if is_shown(secret, kept) else _in_use(participant, old)
@@ -378,13 +402,6 @@ def _in_use(participant: Participant, old: Group) -> DuplicateReplica:
     )
 
 
-# -- admission ----------------------------------------------------------------
-#
-# May this join come in? One function, all the reasons to say no; a refusal changes nothing.
-#
-# A member on a loopback beside a routable one (reachability.py) is refused; if it came first, it is sent away.
-
-
 def refusal(
     participant: Participant,
     roster: Roster,
@@ -395,9 +412,18 @@ def refusal(
     is_hello: bool = False,
     is_starting: bool = False,
 ) -> LighthouseError | None:
-    """Why `participant` may not join beside those in `roster`; None if it may. That it speaks for its group is known
-    (identity.py). `session`: it asks by that one, and may take another incarnation there. `is_hello`: it opens one.
-    `is_starting`: none of its ranks has come, and if they have no Agent none will.
+    """Return why `participant` may not join the groups in `roster`, or None. Changes nothing.
+
+    The caller has already checked the identity (`why_impostor`).
+
+    Args:
+        participant: The group that joins.
+        roster: All known groups.
+        max_replicas: Maximum number of groups.
+        allow_heterogeneous: Groups may have different numbers of ranks.
+        session: Session of the request, on which a manager may change its incarnation.
+        is_hello: The request opens a session.
+        is_starting: No rank has connected, and ranks without an Agent never will.
     """
     old = roster.get(participant.replica_id)
     if (old is None or old.is_reported) and roster.present >= max_replicas:
@@ -414,7 +440,7 @@ def refusal(
 
 
 def sent_away(participant: Participant, job: Job) -> list[tuple[Group, WrongState]]:
-    """The loopback members that an admitted routable `participant` makes unreachable."""
+    """Return the loopback members that must leave if `participant` is routable, each with its error."""
     if is_loopback(participant) is not False:
         return []
     members = job.others(participant.replica_id, Kind.LOOPBACK)
@@ -440,12 +466,15 @@ def _duplicate(participant: Participant, old: Group | None) -> DuplicateReplica 
 
 
 def _backwards(participant: Participant, old: Group | None) -> InvalidRequest | None:
-    """A group whose ranks disagree has said so, and heals: one of them may still be getting what an earlier incarnation
-    of the group was told to heal to."""
+    """Return the error for a group whose step decreased.
+
+    Groups whose ranks disagree are exempt. They heal, and one rank may still receive what an earlier incarnation had to
+    heal to.
+    """
     if not participant.incarnation or participant.ranks_disagree or old is None or old.participant is None:
         return None
     before = old.participant
-    # It may have been told to heal to an older state than its own, and that, where it catches up, some quorums ago.
+    # The group may heal to an older state than its own, chosen some quorums ago if it catches up.
     told = old.last_told
     lowest = before.step if told is None else min(before.step, told.max_step if told.lowest is None else told.lowest)
     if before.incarnation != participant.incarnation or participant.step >= lowest:
@@ -475,7 +504,7 @@ def _misfit(participant: Participant, job: Job) -> WrongState | None:
 
 
 def _awaits_first_ranks(member: Group) -> bool:
-    """Whether no Agent has joined for the group. It may be a run of wrapped functions, which has no peers."""
+    """Return whether no Agent has joined for the group. A run of wrapped functions has no peers."""
     return member.is_starting and member.down != RESTARTING
 
 
@@ -488,14 +517,9 @@ def _loopback(participant: Participant, job: Job) -> WrongState | None:
     return None
 
 
-# -- joins --------------------------------------------------------------------
-#
-# Which groups ask for the next quorum, since when, and until when their calls wait.
-
-
 @dataclass(slots=True)
 class JoinTimer:
-    """Since when a group has been asking. A short gap (callers that retry) does not restart it."""
+    """Measures since when groups have waited. A short gap, while callers retry, does not restart it."""
 
     grace_s: float
     started_at: float | None = None
@@ -513,18 +537,18 @@ class JoinTimer:
             self._quiet_at = now
 
     def running_since(self, now: float) -> float | None:
-        """None if no group asks, or has asked within the grace."""
+        """Return the start, or None if no group has waited within the grace."""
         return self.started_at if self.asking or now - self._quiet_at <= self.grace_s else None
 
     def restart(self, asking: int, now: float) -> None:
-        """A quorum was formed; the `asking` groups that were left out begin to wait anew."""
+        """Restart after a quorum has formed. `asking` groups were left out and still wait."""
         self.asking = asking
         self.started_at = now if asking else None
         self._quiet_at = now
 
 
 class JoinQueue:
-    """The groups that have joined, in the order of their calls. `members` are those of the present quorum."""
+    """Waiting joins in the order of their calls. Members are those of the present quorum."""
 
     def __init__(self, grace_s: float, emit: Callable[[NewcomersChanged], None], job: Job) -> None:
         self._emit = emit
@@ -568,7 +592,7 @@ class JoinQueue:
         return member
 
     def take(self, members: list[Group], now: float) -> tuple[int, ...]:
-        """Return the calls of `members`, which have formed the present quorum. The others go on waiting."""
+        """Return the calls of `members`, which form the present quorum. The others keep waiting."""
         calls: list[int] = []
         for member in members:
             assert member.call is not None
@@ -583,7 +607,7 @@ class JoinQueue:
 
     @property
     def has_all_members(self) -> bool:
-        """Every member of the present quorum, if there is one, has joined."""
+        """True if every member of the present quorum has joined. False without a quorum."""
         members = self._job.replica_ids
         return bool(members) and self.members.asking == len(members)
 
@@ -593,7 +617,7 @@ class JoinQueue:
 
     @property
     def candidates(self) -> int:
-        """How many groups may be in the next quorum. If a member asks to shrink, only members may."""
+        """Number of groups that may be in the next quorum. If a member asks to shrink, only members may."""
         return self._participants if self._shrinking else len(self)
 
     def list_candidates(self) -> list[Group]:

@@ -1,6 +1,8 @@
-"""One run: its machine is fed, its effects are performed in order, one timer is set again.
+"""Driver of one run: it feeds the `RunMachine`, performs the returned effects in order, and sets one timer.
 
-Synchronous: time, streams and the store are ports, so the simulator runs this very code.
+The driver is synchronous. Time, streams and the store are ports, so the simulator runs the same code. `RankStreams`
+holds the streams of ranks, and `RunEvidence` collects what ranks report about themselves for an incident. A record is
+stored before the messages that depend on it. Changes without such messages are stored a little later, as notes.
 """
 
 import itertools
@@ -37,10 +39,6 @@ from lighthouse_runtime.ports import Peer, Timer, Timers
 from lighthouse_runtime.process.logs import without_credentials
 from lighthouse_runtime.timing.timers import DeadlineTimer
 
-# -- streams ------------------------------------------------------------------
-#
-# The open streams of a run, by their numbers: those of its ranks and of its supervisors.
-
 W = TypeVar("W")
 M = TypeVar("M")
 
@@ -52,10 +50,10 @@ class Stream(Generic[W, M]):
 
 
 class Streams(dict[int, Stream[W, M]]):
-    """`who` is told apart by what it has said of itself: a rank, or a supervisor's hello."""
+    """Open streams of a run by number, each with its rank or its supervisor's hello."""
 
     def who(self, session: int) -> W | None:
-        """None: it was refused, or another one has taken its place."""
+        """Return the stream's rank or hello, or None if it was refused or replaced."""
         stream = self.get(session)
         return None if stream is None else stream.who
 
@@ -68,7 +66,7 @@ class Streams(dict[int, Stream[W, M]]):
             stream.peer.send(message)
 
     def refuse(self, session: int, refusal: M) -> None:
-        """It is the last word."""
+        """Send a refusal as the last message and end the stream."""
         if (stream := self.pop(session, None)) is not None:
             stream.peer.send(refusal)
             stream.peer.end()
@@ -79,7 +77,7 @@ class Streams(dict[int, Stream[W, M]]):
 
 
 class RankStreams:
-    """A newer stream of the same process takes the place of its older one."""
+    """Streams of ranks. A newer stream of the same process replaces the older one."""
 
     def __init__(self) -> None:
         self.open = Streams[RankId, ToRunRank]()
@@ -105,10 +103,6 @@ class RankStreams:
             del self._newest[stream.who]
 
 
-# -- evidence -----------------------------------------------------------------
-#
-# What the ranks of a run are doing, asked of each on its own stream, and told as a manager tells it of its group.
-
 ANSWERED_WITHIN_S = 3.0
 SILENT = (
     f"all of it: no answer within {ANSWERED_WITHIN_S:g} s; it is stopped, or something keeps it from running Python"
@@ -120,17 +114,19 @@ Told = Callable[[Evidence | EvidenceDone], None]
 
 @dataclass(slots=True)
 class _Look:
-    """`waiting`: what is known of those that have not answered."""
+    """Open round of evidence."""
 
     number: int
     told: Told
     began_at: float
     size: int
-    waiting: dict[RankId, RankEvidence]
+    waiting: dict[RankId, RankEvidence]  # known facts about the ranks without an answer
     limit: Timer
 
 
 class RunEvidence:
+    """Collects evidence from the ranks of a run, and reports it as a manager does for its group."""
+
     def __init__(self, timers: Timers, ask: Callable[[Iterable[RankId], EvidenceAsked], None]) -> None:
         self._timers = timers
         self._ask = ask
@@ -177,20 +173,15 @@ class RunEvidence:
         look.told(EvidenceDone(look.number))
 
 
-# -- rate limit ---------------------------------------------------------------
-#
-# How often something may be done: so many at once, and so many a second after that. No I/O.
-
-
 class RateLimit:
-    """`what` is named in the refusal."""
+    """Limits how often something may be done. `what` names it in the refusal."""
 
     def __init__(self, what: str, per_s: float, at_once: int) -> None:
         self._what = what
         self._bucket = TokenBucket(per_s, at_once)
 
     def take(self, now: float) -> None:
-        """Once more. Raises LimitReached, and then nothing is taken."""
+        """Count one use. Raise LimitReached, without counting, above the limit."""
         if not self._bucket.try_take(now):
             at_once, per_s = self._bucket.at_once, self._bucket.per_s
             raise LimitReached(
@@ -199,17 +190,14 @@ class RateLimit:
 
 
 NOTED_WITHIN_S = 0.2
-NOTES_SHARE = 0.05  # of the loop's time, at most, is spent on what no message asked to be durable
-# A durable write holds up the loop for a millisecond or more. All ranks may write at once when a generation begins.
+NOTES_SHARE = 0.05  # largest share of the loop's time for notes
+# A durable write blocks the loop for a millisecond or more. All ranks may write at once when a generation begins.
 KEY_WRITES_PER_S = 100.0
 KEY_WRITES_AT_ONCE = 1000
 
 
 class RunDriver:
-    """`check_lateness` says by how much the loop itself was late; `report` gets each incident that changes;
-    `guarded` is around each write; `moved` is called when a rank has said more than its hello; `members` says whether a
-    replica group is in the job's quorum, by the digest of its secret; `exited` takes the end of a process of a replica
-    group if that belongs to a loss."""
+    """Driver of one run's machine, with its streams, keys and evidence."""
 
     def __init__(
         self,
@@ -224,6 +212,20 @@ class RunDriver:
         members: Callable[[str, str], Membership] = lambda replica_id, digest: Membership.OPEN,
         exited: Callable[[str, str, RankEvidence], bool] = lambda replica_id, reason, evidence: False,
     ) -> None:
+        """Create the driver.
+
+        Args:
+            name: Job and run.
+            machine: The run's machine.
+            store: Storage of the record and keys.
+            timers: Clock and timers.
+            check_lateness: Calls `was_late` if the process itself was paused.
+            report: Receives each incident that changes.
+            guarded: Context manager around each write.
+            moved: Called after each rank message except hellos.
+            members: Returns a replica group's relation to the job's quorum, by the digest of its secret.
+            exited: Takes the end of a group's process if that belongs to a loss.
+        """
         self.name = name
         self.machine = machine
         self._store = store
@@ -247,7 +249,10 @@ class RunDriver:
     # -- ranks
 
     def open_rank(self, entry: run.RankHello, peer: Peer[run.ToRunRank]) -> int:
-        """The number of the stream. One that does not show the secret of its rank takes no other stream's place."""
+        """Open a rank's stream and return its number.
+
+        A process without the secret of its rank is refused before it could replace the rank's stream.
+        """
         session, asked = next(self._numbers), entry.rank
         entry = self.machine.placed(entry)
         if (error := self.machine.impostor(entry, self._clock())) is not None:
@@ -281,7 +286,7 @@ class RunDriver:
     # -- supervisors
 
     def open_supervisor(self, entry: supervisor.SupervisorHello, peer: Peer[supervisor.ToSupervisor]) -> int:
-        """The number of the stream."""
+        """Open a supervisor's stream and return its number."""
         session = next(self._numbers)
         self._supervisors[session] = Stream(entry, peer)
         self._feed(events.SupervisorJoined(entry, session))
@@ -295,7 +300,7 @@ class RunDriver:
             case supervisor.SupervisorHeartbeat():
                 self.machine.supervisors.hear(session, message)
             case supervisor.ProcessLost(rank, reason, output):
-                output = tuple(map(without_credentials, output))  # it is kept in files, and goes into bug reports
+                output = tuple(map(without_credentials, output))  # stored in files and bug reports
                 message = supervisor.ProcessLost(rank, reason, output)
                 if self.machine.generations.ranks.knows(rank) or not self._explains_loss(entry, message):
                     self._feed(events.RankLost(rank, reason, output, entry.name))
@@ -305,14 +310,14 @@ class RunDriver:
                 raise InvalidRequest("a supervisor's stream has one", field="hello")
 
     def has_say(self, session: int) -> bool:
-        """Whether what that supervisor asks for counts for the others (rules/supervisors.py, rule 4)."""
+        """Return whether this supervisor's requests count for the others (rule 4 of `Supervisors`)."""
         entry = self._supervisors.who(session)
         return entry is not None and self.machine.has_say(session, self._membership(entry))
 
     def is_changed_by(
         self, entry: supervisor.SupervisorHello, asked: supervisor.StopAsked | supervisor.HostExcluded
     ) -> bool:
-        """Whether what that supervisor asks for is not so already."""
+        """Return whether the supervisor's request would change anything."""
         if self.machine.stop is not None or self.machine.completed is not None:
             return False
         if isinstance(asked, supervisor.StopAsked):
@@ -321,7 +326,7 @@ class RunDriver:
         return all((excluded.host, excluded.supervisor) != (host, "") for excluded in self.machine.supervisors.excluded)
 
     def _explains_loss(self, entry: supervisor.SupervisorHello, lost: supervisor.ProcessLost) -> bool:
-        """Whether the process was one of a replica group that is, or was, in the quorum."""
+        """Return whether the process was one of a replica group that is, or was, in the quorum."""
         group, slot = group_of_supervisor(entry.name), lost.rank.slot
         slots = self.machine.supervisors.slots_of(group)
         group_rank = slots.index(slot) if slot in slots else slot
@@ -337,7 +342,7 @@ class RunDriver:
         self._supervisors.pop(session, None)
         self._feed(events.SupervisorEnded(session))
 
-    # -- where its ranks are
+    # -- places of ranks
 
     def ranks(self) -> tuple[RunRank, ...]:
         return run_ranks(self.machine, self._clock())
@@ -352,26 +357,34 @@ class RunDriver:
 
     @property
     def size(self) -> int:
-        """So many ranks are active."""
+        """Number of active ranks."""
         return len(self.machine.generations.current.active)
 
     @property
     def steps(self) -> int:
-        """That were told of; it grows when any rank moves."""
+        """Number of reported steps. It grows when any rank moves."""
         return self.machine.generations.steps
 
     def look(self, request: EvidenceRequest, told: Told) -> None:
-        """What its active ranks are doing, or those that are asked for."""
+        """Collect evidence from the requested ranks, or from all active ones."""
         generations = self.machine.generations
         here = generations.ranks.here
         ranks = here if request.group_ranks else [rank for rank in here if rank.rank in generations.current.active]
         self._evidence.look(request, ranks, told)
 
-    # -- people, and keys
+    # -- operators and keys
 
     def restart(self, name: str, ranks: Collection[int], reason: str) -> bool:
-        """The others wait for these ranks in vain: the present generation is to end. Whether any of them is in it.
-        `name`: a replica group's, or this run's, of which they are slots."""
+        """End the present generation because some ranks keep the others waiting.
+
+        Args:
+            name: A replica group, or this run.
+            ranks: Ranks of the group, or slots of the run.
+            reason: Cause of the restart.
+
+        Returns:
+            Whether any of these ranks is in the generation.
+        """
         active = self.machine.active_slots(name, ranks)
         if active:
             self._feed(events.RanksBehind(active, reason))
@@ -384,7 +397,12 @@ class RunDriver:
         self._feed(events.ResumeAsked())
 
     def put_key(self, generation: int, kind: run.KeyKind, name: str, value: bytes, *, slot: int, secret: str) -> None:
-        """Durable when it returns. Raises a refusal; NotPermitted for a caller that is no rank of the run."""
+        """Set a key. It is durable when this returns.
+
+        Raises:
+            NotPermitted: The caller is no rank of the run.
+            LighthouseError: Another refusal.
+        """
         if not self.machine.generations.ranks.is_of_slot(slot, secret):
             raise NotPermitted(
                 f"slot: only ranks of run {self.run_id} set its keys, and this caller is not the rank of slot {slot}"
@@ -397,25 +415,25 @@ class RunDriver:
     def status(self) -> RunStatus:
         return run_status(self.name, self.machine, self._clock())
 
-    # -- its own life
+    # -- life cycle
 
     @property
     def is_quiet(self) -> bool:
         return self.machine.is_quiet and not self._ranks.open and not self._supervisors
 
     def was_late(self, by_s: float) -> None:
-        """The whole process was held up; feed that before anything that has waited meanwhile."""
+        """Handle a pause of the whole process. Call before any event that waited during the pause."""
         now = self._clock()
         self._perform(self.machine.handle(events.WasLate(by_s), now), now)
 
     def write_notes(self) -> None:
-        """Whatever was not worth a write of its own."""
+        """Store changes that are noted and not yet written."""
         if self._note_timer.is_set:
             self._note_timer.cancel()
             self._write_due_notes()
 
     def close(self, reason: str) -> None:
-        """No rank counts as lost by it."""
+        """End all streams. No rank counts as lost."""
         self._is_closed = True
         self._evidence.close()
         self._timer.cancel()

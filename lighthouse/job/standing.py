@@ -1,27 +1,26 @@
-"""A quorum that stands: its managers grant the next step by themselves; here it is recalled, resumed and revoked.
+"""The standing quorum: its managers grant steps themselves, and the lighthouse recalls, resumes and revokes it.
 
-It is a lease with recall, as file servers delegate files to clients.
+It is a lease with recall, like the delegation of a file to a client.
 
-1. STANDING: no group asks. A group wants in or out: RECALLED. Each member then reports what it has granted; when all
-   have, the highest is m, and they are RESUMED up to m: no group is ahead or left behind in a collective, and no step
-   is lost. Then they join.
-2. A member is lost, joins after a failed commit, or joins below m: REVOKED. They stop, abort, vote, and join.
-3. A member's script has ended with the step that it committed last: it has left, and is no loss. m is that step at
-   most. A member that was granted a later one cannot do it any more; it is told so once no member is in an earlier one,
-   as that step's data may still be on its way between them. When all have done their last step, the quorum is over.
-4. The next quorum may form at once if a member (replica_id and incarnation) is in it: that one has stopped granting for
-   good, and without it the others cannot complete a step. If none is, only after the leases of all have run out; a
-   member whose manager joins with new ranks has none any more. After a restart of the lighthouse each member must have
-   been heard of besides, or its lease have run out: a journal can be older than what was told, and then a member that
-   is still away holds a later quorum.
-5. After a restart of the lighthouse the quorum is RETURNING: its members go on, and come back. When all are back it
-   stands again. A member that comes back revoked, or not within the lease, revokes it; one that comes back recalled,
-   resumed or joining makes it a recall. Nothing forms before that is settled. A lighthouse that many come back to may
-   need more than a lease to welcome them: while some still come, the others are waited for, for a lease more at most.
-6. A member that was told its quorum and did not hear it (its connection broke, the lighthouse died) comes back with
-   the very join that the quorum was formed from: it is told the quorum again.
+1. The quorum is STANDING while no group wants in or out. Otherwise it is RECALLED, and each member reports the highest
+   step that it has granted. The highest of these is m, and all are RESUMED up to m. No group is ahead or behind in a
+   collective, and no step is lost. Then they join.
+2. It is REVOKED if a member is lost, joins after a failed commit, or joins below m. Members stop, abort, vote and join.
+3. A member whose script ended after its last committed step has left, which is no loss. m is at most that step. A
+   member with a later grant cannot do that step any more. It is notified once no member is in an earlier step, since
+   that step's data may still be in transit between them. When all have done their last step, the quorum is over.
+4. The next quorum may form at once if it includes a member (replica_id and incarnation): that member grants no more,
+   and the others cannot complete a step without it. Otherwise it waits for the leases of all. A member whose manager
+   joined with new ranks has no lease. After a restart of the lighthouse, each member must also have reported, or its
+   lease have expired: if the journal is outdated, a missing member may hold a later quorum.
+5. After a restart of the lighthouse the quorum is RETURNING: its members continue and reconnect. When all have, it
+   stands again. A member that returns revoked, or not within the lease, revokes it. A member that returns recalled,
+   resumed or joining recalls it. Nothing forms before that. Many members may need more than a lease to reconnect, so
+   while some still arrive, the wait extends by up to another lease.
+6. A member that never received its quorum (its connection broke, or the lighthouse died) joins again with the same
+   state, and gets the quorum again.
 
-All is read from levels (what a member says that it holds), again and again, so that no message must arrive.
+Members repeat what they hold in every message, so no single message is essential.
 """
 
 import math
@@ -33,27 +32,25 @@ from lighthouse_protocol.messages.membership import Participant, Quorum
 from lighthouse_protocol.messages.session import HeldQuorum, HoldState, QuorumOrder, QuorumPhase
 
 STILL_COME_S = 1.0
-"""How long after the last one that came back another one is expected."""
+"""How long after a member reconnects the next one is expected."""
 
 
 @dataclass(slots=True)
 class _Holder:
-    """A member of the standing quorum. `granted`: as it has told since the recall; `is_spent`: it grants no more;
-    `has_left`: and its ranks have ended in good order; `is_back`, `is_heard`: it has said to this lighthouse that it
-    holds the quorum, or anything at all."""
+    """Member of the standing quorum."""
 
     incarnation: str
     lease_until: float
     entry: JoinState
-    granted: int | None = None
-    is_spent: bool = False
-    has_left: bool = False
-    is_back: bool = True
-    is_heard: bool = True
+    granted: int | None = None  # highest granted step, reported since the recall
+    is_spent: bool = False  # it grants no more
+    has_left: bool = False  # its ranks have ended in good order
+    is_back: bool = True  # it has confirmed the quorum to this lighthouse
+    is_heard: bool = True  # it has sent anything to this lighthouse
 
 
 class _Awaited:
-    """Whether all holders have done what stays done. Each is looked at once, however often that is asked."""
+    """Checks a condition that never reverts, over all holders. Amortised O(1)."""
 
     def __init__(self, holders: Iterable[_Holder], has_done: Callable[[_Holder], bool]) -> None:
         self._left = list(holders)
@@ -67,16 +64,13 @@ class _Awaited:
 
 @dataclass(frozen=True, slots=True)
 class ResendQuorum:
-    """The member joins with the very join that the quorum was formed from: it has not heard of it.
-
-    `order` is to be told to all after that.
-    """
+    """The joining member never received the quorum and gets it again. Then `order` goes to all."""
 
     order: QuorumOrder | None = None
 
 
 Outcome = QuorumOrder | ResendQuorum | None
-"""What is to be told to all holders; or to one, the quorum again; or nothing."""
+"""Order for all holders, or the quorum again for one, or nothing."""
 
 
 class Standing:
@@ -87,7 +81,7 @@ class Standing:
         self.phase = QuorumPhase.NONE
         self.upto = 0
         self.reason = ""
-        self.lost = ""  # the member because of which the quorum was revoked, where one is known
+        self.lost = ""  # member that caused the revoke, if known
         self.recalls = 0
         self.revokes = 0
         self._holders: dict[str, _Holder] = {}
@@ -96,16 +90,16 @@ class Standing:
         self._is_odd = self._has_leaver = False
         self._await()
 
-    # -- what it is
+    # -- queries
 
     @property
     def quorum(self) -> Quorum | None:
-        """The present one, if it stands or stood; None: nothing stands, or it is not known what."""
+        """The present quorum if it stands or stood, else None. Also None if its members are unknown."""
         return self._job.quorum if self._holders else None
 
     @property
     def holds_back(self) -> bool:
-        """Nothing may form now."""
+        """True while nothing may form."""
         return self.phase in (QuorumPhase.STANDING, QuorumPhase.RECALLED, QuorumPhase.RETURNING)
 
     @property
@@ -114,11 +108,11 @@ class Standing:
 
     @property
     def at_work(self) -> list[str]:
-        """The members that may still do a step."""
+        """Members that may still do a step."""
         return [name for name, holder in self._holders.items() if not holder.is_spent]
 
     def remembered(self, replica_id: str) -> Remembered | None:
-        """By what a member is known; None: it is none."""
+        """Return the member's identity, or None if the group is no member."""
         holder = self._holders.get(replica_id)
         if holder is None:
             return None
@@ -129,14 +123,14 @@ class Standing:
         return self._holder(replica_id, incarnation) is not None
 
     def ends_without(self, replica_id: str, incarnation: str) -> int | None:
-        """The id of the quorum, if it ends with the loss of that member."""
+        """Return the quorum's id if it ends with the loss of that member."""
         return self.quorum.quorum_id if self.quorum is not None and self._misses(replica_id, incarnation) else None
 
     def order(self) -> QuorumOrder:
         return QuorumOrder(self.quorum.quorum_id if self.quorum else 0, self.phase, self.upto, self.reason, self.lost)
 
     def order_for(self, replica_id: str, incarnation: str, held: HeldQuorum | None) -> QuorumOrder | None:
-        """What is wanted of the quorum that a member says it holds: any but the present one is over."""
+        """Return the order for the quorum that a member holds. All but the present quorum are revoked."""
         if held is None:
             return None
         if self.is_holder(replica_id, incarnation) and self.quorum and held.quorum_id == self.quorum.quorum_id:
@@ -144,12 +138,14 @@ class Standing:
         return QuorumOrder(held.quorum_id, QuorumPhase.REVOKED, reason="the lighthouse no longer holds this quorum")
 
     def may_form(self, chosen: Iterable[Participant], now: float) -> bool:
-        """Rule 4. `chosen` have joined, so they grant nothing more under this quorum."""
+        """Apply rule 4 to `chosen`, which have joined and grant no more."""
         return not self.holds_back and now >= self.free_at(chosen)
 
     def free_at(self, chosen: Iterable[Participant] = ()) -> float:
-        """When the leases will have run out that forbid to form with `chosen`: of all members, or, if one of them is
-        chosen, of those that are unheard."""
+        """Return when the leases end that keep `chosen` from forming a quorum.
+
+        If `chosen` includes a member, only leases of members without a message since the restart count.
+        """
         has_member = any(self.is_holder(p.replica_id, p.incarnation) for p in chosen)
         holders = self._holders.values()
         if has_member:
@@ -160,7 +156,7 @@ class Standing:
         return self._free_at
 
     def unheard(self, now: float) -> list[str]:
-        """The members of which this lighthouse has not heard since its start, and whose leases may still run."""
+        """List members without a message since this lighthouse started, whose leases may still run."""
         if self._heard.all_have():
             return []
         return [name for name, holder in self._holders.items() if not holder.is_heard and now < holder.lease_until]
@@ -170,10 +166,10 @@ class Standing:
             return None
         return max(self._returns_until, min(self._came_back_at + STILL_COME_S, self._returns_at_most))
 
-    # -- what happens to it
+    # -- events
 
     def form(self, entries: Mapping[str, JoinState], leases: Mapping[str, float]) -> None:
-        """The present quorum stands from now on; `leases[replica_id]`: until when a member may hold one already."""
+        """Make the present quorum stand. `leases` has the end of each member's earlier lease."""
         assert self._job.quorum is not None
         self._begin(QuorumPhase.STANDING)
         for member in self._job.quorum.participants:
@@ -182,12 +178,17 @@ class Standing:
         self._await()
 
     def replace(self) -> None:
-        """A quorum that does not stand has formed."""
+        """Note that a quorum has formed that does not stand."""
         self._begin(QuorumPhase.NONE)
 
     def restore(self, record: QuorumRecord | None, until: float, at_most: float | None = None) -> None:
-        """After a start of the lighthouse: `record` may be held by its members; or, where it knows of no quorum, some
-        quorum by any member. They come back `until` then; while they still come, until `at_most`; None: not longer."""
+        """Wait for the members of an earlier lighthouse's quorum.
+
+        Args:
+            record: The stored quorum. Without one, any member may hold some quorum.
+            until: When the members have to be back.
+            at_most: Latest extension of `until` while members still arrive. None for no extension.
+        """
         if record is not None and record.quorum is not None and not record.stands:
             return
         self._begin(QuorumPhase.RETURNING)
@@ -201,36 +202,38 @@ class Standing:
             self._await()
 
     def distrust(self, until: float, reason: str) -> QuorumOrder | None:
-        """What was remembered is older than what was told: until then some quorum may be held by members unknown;
-        and the present one for as long as a lease of it may run."""
+        """Revoke the quorum and wait, because the journal is outdated.
+
+        Unknown members may hold a quorum until `until`, and the present one until its leases end.
+        """
         order = self.revoke(reason)
         self._returns_until = self._returns_at_most = max(until, self.free_at())
         self._begin(QuorumPhase.RETURNING)
         return order
 
     def shift(self, by_s: float) -> None:
-        """The lighthouse was paused: no member could come back for that long."""
+        """Move the waits after a pause of the lighthouse, during which no member could reconnect."""
         self._returns_until += by_s
         self._returns_at_most += by_s
         self._came_back_at += by_s
 
     def renew(self, replica_id: str, incarnation: str, until: float) -> None:
-        """A heartbeat was answered. No answer renews anything of a revoked quorum."""
+        """Extend the member's lease after an answered heartbeat. A revoked quorum has no new leases."""
         holder = self._holder(replica_id, incarnation)
         if holder is not None and self.phase is not QuorumPhase.REVOKED:
             holder.lease_until = max(holder.lease_until, until)
             self._free_at = None if self._free_at is None else max(self._free_at, holder.lease_until)
 
     def observe(self, replica_id: str, incarnation: str, held: HeldQuorum | None, now: float) -> QuorumOrder | None:
-        """A hello or a heartbeat reports what the member holds."""
+        """Read what a member holds from its hello or heartbeat, and return the order that follows."""
         holder = self._hear(replica_id, incarnation)
         if holder is None or self.phase in (QuorumPhase.NONE, QuorumPhase.REVOKED):
             return None
         if held is None or self.quorum is None or held.quorum_id != self.quorum.quorum_id:
-            # Its script has ended while its join was answered: it will not do a step of this quorum, nor join again.
+            # Its script ended while the quorum formed, so it neither does a step of this quorum nor joins again.
             if held is not None and held.mode is HoldState.LEAVING:
                 return self._revoke_without(replica_id, "has left")
-            return None  # its join will say more
+            return None  # its join has the details
         if held.mode is HoldState.REVOKED:
             return self.revoke(f"{replica_id} left it")
         if held.mode is HoldState.LEAVING:
@@ -254,7 +257,7 @@ class Standing:
         return self._told(holder, committed, is_spent=True) or order
 
     def joined(self, participant: Participant, now: float) -> Outcome:
-        """A member asks for the next quorum."""
+        """Handle a member's request for the next quorum."""
         holder = self._hear(participant.replica_id, participant.incarnation)
         if holder is None or self.quorum is None or self.phase in (QuorumPhase.NONE, QuorumPhase.REVOKED):
             return None
@@ -277,26 +280,26 @@ class Standing:
         return self._told(holder, participant.requested_step - 1, is_spent=True) or order
 
     def lose(self, replica_id: str, incarnation: str, reason: str) -> QuorumOrder | None:
-        """A member has gone, is down, or has taken another incarnation."""
+        """Handle the loss of a member that has disconnected, is down, or has another incarnation."""
         if not self._misses(replica_id, incarnation):
             return None
         return self._revoke_without(replica_id, reason)
 
     def end_lease(self, replica_id: str, incarnation: str) -> None:
-        """Its manager has joined with new ranks: it grants nothing more under this quorum."""
+        """End the lease of a member whose manager joined with new ranks and grants no more."""
         holder = self._holder(replica_id, incarnation)
         if holder is not None:
             holder.lease_until = 0.0
             self._free_at = None
 
     def left(self, replica_id: str, incarnation: str) -> QuorumOrder | None:
-        """A member has gone in good order; after the resume no member waits for it."""
+        """Handle a member that left in good order. After the resume, no member waits for it."""
         if self.phase is QuorumPhase.RESUMED or not self._misses(replica_id, incarnation):
             return None
         return self._revoke_without(replica_id, "has left")
 
     def _revoke_without(self, replica_id: str, reason: str) -> QuorumOrder | None:
-        """Its peers may have given the quorum up before the loss was seen: then the order names the member now."""
+        """Revoke because of a lost member. If its peers gave up the quorum first, name the member now."""
         if self.phase is QuorumPhase.REVOKED and not self.lost:
             self.reason, self.lost = f"{replica_id}: {reason}", replica_id
             return self.order()
@@ -307,7 +310,7 @@ class Standing:
         return self.order()
 
     def _misses(self, replica_id: str, incarnation: str) -> bool:
-        """The quorum ends without that one."""
+        """Return whether the quorum ends with the loss of that member."""
         holder = self._holder(replica_id, incarnation)
         if holder is None or holder.has_left:
             return False
@@ -337,7 +340,7 @@ class Standing:
             return None
         return self.revoke(f"not reconnected within the lease: {', '.join(missing)}")
 
-    # -- within
+    # -- internals
 
     def _begin(self, phase: QuorumPhase) -> None:
         self.phase, self.upto, self.reason, self.lost = phase, 0, "", ""
@@ -347,7 +350,7 @@ class Standing:
 
     def _await(self) -> None:
         holders = self._holders.values()
-        self._free_at: float | None = None  # when the leases of all will have run out; None: not reckoned yet
+        self._free_at: float | None = None  # end of all leases; None if not computed
         self._heard = _Awaited(holders, lambda holder: holder.is_heard)
         self._back = _Awaited(holders, lambda holder: holder.is_back)
         self._have_told = _Awaited(holders, lambda holder: holder.granted is not None)
@@ -381,7 +384,7 @@ class Standing:
         return self._settle() if self.phase is QuorumPhase.RECALLED else self._end_when_done()
 
     def _settle(self) -> QuorumOrder | None:
-        """All have said what they granted: resume up to the highest that all can do."""
+        """Once all have reported their grants, resume up to the highest step that all can do."""
         if self.phase is not QuorumPhase.RECALLED:
             return None
         if not self._have_told.all_have():
@@ -396,7 +399,7 @@ class Standing:
         return self._end_when_done() or self.order()
 
     def _end_when_done(self) -> QuorumOrder | None:
-        """Rule 3."""
+        """Apply rule 3."""
         if self.phase is not QuorumPhase.RESUMED or not self._has_leaver or not self._have_done.all_have():
             return None
         left = next(name for name, holder in self._holders.items() if holder.has_left)

@@ -1,4 +1,8 @@
-"""The one snapshot that log, CLI, page and metrics show."""
+"""Status of a job and of a run, as log, CLI, dashboard and metrics show it, and the job's timeline.
+
+`explain` describes in one line why there is or is not a quorum. `History` fills the timeline from the machine's effects
+and the members' steps. A status costs O(n log n), so it is built for people and scrapes, never for a round.
+"""
 
 from collections import deque
 from collections.abc import Mapping, Sequence
@@ -51,7 +55,7 @@ def job_status(
     data: DataUse | None = None,
     steps_per_s: float | None = None,
 ) -> JobStatus:
-    """`heals`: of the groups that heal. O(n log n): for a person or a scrape, never for a round."""
+    """Build a job's status. `heals` has the groups that heal."""
     own = machine.job
     members = sorted(machine.roster, key=lambda member: member.replica_id)
     return JobStatus(
@@ -77,7 +81,7 @@ def job_status(
 
 
 def explain(machine: QuorumMachine, now: float, steps_per_s: float | None = None) -> str:
-    """The verdict with its numbers, in words."""
+    """Describe the verdict with its numbers."""
     held = machine.presence.silence.braked_for if now < machine.braked_until else ""
     silent = machine.presence.silent(now)
     overdue = f"no heartbeat in time from {_shown(silent)}" if silent else ""
@@ -91,7 +95,7 @@ def explain(machine: QuorumMachine, now: float, steps_per_s: float | None = None
 
 
 def awaited(machine: QuorumMachine) -> str:
-    """What requests for a quorum wait for, without a number that changes by itself; empty: nothing."""
+    """Describe what requests for a quorum wait for, without numbers that change by themselves. "" for nothing."""
     if not (what := _awaited(machine)):
         return ""
     grid = grid_of(machine.roster)
@@ -125,7 +129,7 @@ def _awaited(machine: QuorumMachine) -> str:
 
 
 def _starting(machine: QuorumMachine, grid: Grid) -> str:
-    """Groups of which no rank is here yet; of the others the grid says which are missing."""
+    """Name the groups without a connected rank. The grid names missing ranks of the others."""
     begun = {group.replica_id for group in grid.groups}
     names = [m.replica_id for m in machine.roster if m.is_alive and m.is_starting and m.replica_id not in begun]
     return f"starting: {_shown(sorted(names))}" if names else ""
@@ -221,28 +225,19 @@ def _state(member: Group, machine: QuorumMachine) -> MemberState:
     return MemberState.PARTICIPANT if member.is_participant else MemberState.IDLE
 
 
-# -- timeline -----------------------------------------------------------------
-#
-# What happened to a job, for a person: the newest entries, filled from its machine's effects and its members' steps.
-#
-# Several replica groups to which the same happens in the same moment are one entry: a thousand that come fill no
-# page.
-#
-# A participant below its quorum's highest step heals. It has healed once it works on a later step than that one, or
-# joins at that one at least. A group that catches up beside its steps works on later ones all the while: its join
-# tells.
-
 ENTRIES_KEPT = 500
 NAMES = 16
 TOGETHER_S = 1.0
 
 
 class Timeline:
+    """Newest events of a job, for people. Equal events of several groups within TOGETHER_S share an entry."""
+
     def __init__(self, limit: int = ENTRIES_KEPT) -> None:
         self._entries: deque[TimelineEntry] = deque(maxlen=limit)
 
     def note(self, at_unix_s: float, kind: TimelineKind, replica_ids: Sequence[str], text: str = "") -> None:
-        """It joins the newest entry if that says the same of others, a moment ago. Of many names the first are kept."""
+        """Add an entry, or add the names to the newest entry if that is equal and recent."""
         newest = self._entries[-1] if self._entries else None
         if newest is None or not _is_same(newest, at_unix_s, kind, text) or not replica_ids:
             names = tuple(replica_ids)
@@ -253,7 +248,7 @@ class Timeline:
 
     @property
     def entries(self) -> tuple[TimelineEntry, ...]:
-        """The newest last."""
+        """All entries, the newest last."""
         return tuple(self._entries)
 
 
@@ -263,6 +258,12 @@ def _is_same(newest: TimelineEntry, at_unix_s: float, kind: TimelineKind, text: 
 
 
 class History:
+    """Fills a job's timeline.
+
+    A participant below its quorum's highest step heals. It has healed once it works on a later step, or joins at that
+    step or above. For a group that catches up, which works on later steps all the time, only its join counts.
+    """
+
     def __init__(self, roster: Roster) -> None:
         self.timeline = Timeline()
         self._roster = roster
@@ -331,15 +332,11 @@ class History:
             group.heal = None
 
 
-# -- status -------------------------------------------------------------------
-#
-# The one snapshot of a run that CLI, page and metrics show.
-
 _WAITS = {RankState.READY: "the next generation", RankState.FINISHED: "the other ranks to finish"}
 
 
 def run_status(name: RunName, machine: RunMachine, now: float) -> RunStatus:
-    """O(n log n): for a person or a scrape."""
+    """Build a run's status. O(n log n)."""
     generations = machine.generations
     generation = generations.current.generation
     places = {rank: place for place, rank in enumerate(generation.active if generation else ())}
@@ -369,7 +366,7 @@ def run_status(name: RunName, machine: RunMachine, now: float) -> RunStatus:
 
 
 def saved_run_status(name: RunName, saved: SavedRun) -> RunStatus:
-    """Of a run without processes at present."""
+    """Build the status of a run without processes."""
     machine = RunMachine(record=saved.record)
     ranks = machine.generations.ranks
     for rank in ranks.here:
@@ -378,7 +375,7 @@ def saved_run_status(name: RunName, saved: SavedRun) -> RunStatus:
 
 
 def run_ranks(machine: RunMachine, now: float) -> tuple[RunRank, ...]:
-    """As they stand beside the ranks of replica groups; without those that have finished and ended."""
+    """Describe a run's ranks like those of replica groups, without those that have finished and ended."""
     heard = {view.name.group_rank: view for view in machine.generations.progress.ranks(now)}
     current = machine.generations.current
     found: list[RunRank] = []
@@ -387,7 +384,7 @@ def run_ranks(machine: RunMachine, now: float) -> tuple[RunRank, ...]:
         if state is RankState.FINISHED and not rank.is_here:
             continue
         shown = {RankState.LOST: PlaceState.LOST, RankState.SPARE: PlaceState.SPARE}.get(state)
-        is_bare = machine.generations.terms.is_elastic  # its ranks are launchers of what trains, and never move
+        is_bare = machine.generations.terms.is_elastic  # its ranks only launch what trains
         is_judged = shown is None and rank.rank in current.active and not current.is_broken and not is_bare
         view = heard.get(rank.rank.slot)
         if view is None or state is not RankState.ACTIVE:
@@ -397,8 +394,10 @@ def run_ranks(machine: RunMachine, now: float) -> tuple[RunRank, ...]:
 
 
 def _idle(name: RankName, rank: Rank, heard: RankView | None, state: RankState, now: float) -> RankView:
-    """Of one that does not say where it is: it runs nothing, or has just begun, and nothing is expected of it for long.
-    What it has said last still ages."""
+    """Describe a rank that does not report its place, because it runs nothing or has just begun.
+
+    Its last report still ages, and a stall is far away.
+    """
     beat_age_s, limit_s, waits_for = max(0.0, now - rank.seen_at), FIRST_S, _WAITS.get(state, "")
     phase = rank.phase if state is RankState.STARTING and rank.phase else STEP
     sample = ProgressSample(rank.step, (OpenPhase(phase),), waits_for=waits_for)

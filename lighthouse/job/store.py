@@ -1,4 +1,8 @@
-"""Where a job's records are kept."""
+"""Interfaces of the stores that keep a job's records, and stores that keep nothing on disk.
+
+`JobStore` keeps quorum records and `RunStore` keeps runs with their keys. The daemon chooses a file, etcd, or, with
+`--journal none`, the classes in this module.
+"""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -7,37 +11,39 @@ from typing import Protocol
 from lighthouse.job.records import QuorumRecord, Row, RunName, RunRecord, SavedRun
 
 FORGOTTEN_JOBS = 1000
-"""Of so many jobs that have gone quiet the last ids are kept one by one; of all others, the highest."""
+"""Number of inactive jobs whose last id is kept. All others share the highest."""
 
 
 class JobStore(Protocol):
-    """Where records are kept: a file (journal/journal.py), etcd (etcd/store.py), nowhere (NoJobStore).
+    """Storage of quorum records.
 
-    One lighthouse has it at a time. Every method may raise WrongState, InvalidRequest or NotLeader that names what to
-    do, without it too.
+    One lighthouse owns it at a time. Every method may raise WrongState, InvalidRequest or NotLeader, with a remedy in
+    the message.
     """
 
     def load(self) -> Mapping[str, QuorumRecord]:
-        """All records by job, the forgotten ones (quorum None) too."""
+        """Return all records by job, including forgotten jobs (quorum None)."""
         ...
 
     def last_id(self, job: str) -> int:
-        """Every quorum_id of this job from here on must be higher; 0 where nothing is known."""
+        """Return the id that all later quorum_ids of this job must exceed. 0 if nothing is known."""
         ...
 
     def commit(self, job: str, record: QuorumRecord) -> None:
-        """Nothing that is said from here on leaves this process before the record is durable: it is when this returns,
-        or what is said is held until then (OutputGate). When it raises, the record may have been kept or not; commit
-        again, or end."""
+        """Make the record durable before any later message leaves this process.
+
+        The store writes before it returns, or holds messages until the write is complete (OutputGate). If it raises,
+        the record may or may not be stored: commit again, or end the process.
+        """
         ...
 
     def forget(self, job: str) -> None:
-        """A job that has gone quiet: only its highest id is kept."""
+        """Drop an inactive job, except for its highest id."""
         ...
 
 
 class NoJobStore:
-    """Keeps nothing: `--journal none`."""
+    """Store that keeps nothing (`--journal none`)."""
 
     def claim(self) -> int:
         return 0
@@ -58,40 +64,38 @@ class NoJobStore:
         pass
 
 
-# -- store --------------------------------------------------------------------
-#
-# What is kept of runs over a restart, and the narrow interface to where: a file (journal.py), or this process.
-
 FINISHED_RUNS_KEPT = 500
 RUNS_KEPT = 4000
 
 
 class RunStore(Protocol):
-    """Every method may raise WrongState that names what to do."""
+    """Storage of runs and their keys. Every method may raise WrongState with a remedy in the message."""
 
     @property
     def term(self) -> int:
-        """It grows each time that a lighthouse claims what is kept; 0: nothing is kept over its end."""
+        """Number that grows with each claim of the store. 0 if nothing survives the process."""
         ...
 
     def load_run(self, name: RunName) -> SavedRun | None: ...
 
     def commit_run(self, name: RunName, record: RunRecord, keys_from: int) -> None:
-        """Durable before anything that is said after it, as JobStore.commit. Keys of generations below `keys_from` are
-        dropped, and the oldest finished runs."""
+        """Store a run, durable as in `JobStore.commit`.
+
+        Drops keys of generations below `keys_from`, and the oldest finished runs.
+        """
         ...
 
     def commit_key(self, name: RunName, row: Row) -> None:
-        """Of a run that was committed; durable before anything that is said after it."""
+        """Store a key of a committed run, durable as in `JobStore.commit`."""
         ...
 
     def run_names(self, newest: int) -> Sequence[RunName]:
-        """The newest last."""
+        """Return the `newest` most recent runs, the newest last."""
         ...
 
 
 class RunStoreInProcess:
-    """`--journal none`: a run is kept as long as the lighthouse lives."""
+    """Store that keeps runs until the process ends (`--journal none`)."""
 
     term = 0
 
