@@ -1,4 +1,4 @@
-"""Each test that contributing/testing.md and concepts/failures.md name as holding a promise exists."""
+"""Each test that contributing/testing.md and reference/failures.md name as holding a promise exists."""
 
 import ast
 import re
@@ -52,7 +52,7 @@ def rows(page: str, columns: int) -> list[list[str]]:
 
 def test_every_failure_names_its_evidence() -> None:
     """Tests, files, and the simulator's kinds of fault."""
-    failures = [row[0] for row in rows("docs/concepts/failures.md", 5)]
+    failures = [row[0] for row in rows("docs/reference/failures.md", 5)]
     evidence = {row[0]: re.findall("`([^`]+)`", row[1]) for row in rows("docs/contributing/testing.md", 2)}
     defined = all_tests() | KINDS.keys()
     assert len(failures) > 30

@@ -1,4 +1,4 @@
-"""docs/how-to/timeouts.md has every timeout with the code's default, and its orders hold for the defaults."""
+"""docs/reference/timeouts.md has every timeout with the code's default, and its orders hold for the defaults."""
 
 import dataclasses
 import re
@@ -39,7 +39,7 @@ class Row(NamedTuple):
 
 
 def rows() -> Iterator[Row]:
-    for line in (REPOSITORY / "docs/how-to/timeouts.md").read_text().splitlines():
+    for line in (REPOSITORY / "docs/reference/timeouts.md").read_text().splitlines():
         cells = [cell.strip() for cell in line.strip("|").split("|")]
         if len(cells) == 5 and cells[0] not in ("timeout", "---"):
             yield Row(*cells[:4])
