@@ -5,8 +5,8 @@ script runs under the decorator and under torchrun, which restarts all processes
 a replica group with an Agent raises while a peer group continues. The time ends with the first commit of both groups.
 
 As processes: one of two ranks of a supervised group is killed, both restart and get a quorum. The ranks run without
-torch (support/restarting_rank.py), under one `lighthouse-manager run` with the smallest restart delay. Measured are the
-time from the kill to the quorum of both ranks, and the age of the slower rank's process at its end.
+torch (support/restarting_rank.py), under one `lighthouse-manager run` with the smallest restart delay. The results
+are the time from the kill to the quorum of both ranks, and the age of the slower rank's process at that point.
 """
 
 import os

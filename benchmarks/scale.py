@@ -47,7 +47,7 @@ class Stage:
 
     @property
     def sent_mb(self) -> float:
-        """Size of the messages of all sessions in both directions."""
+        """Size of all sessions' messages in both directions, in 10^6 bytes."""
         return self.told["bytes"] / 1e6
 
     @property
@@ -211,7 +211,7 @@ def bars(stages: Sequence[Stage], size: int) -> list[Bar]:
 
 
 def _unharmed(stages: Sequence[Stage], name: str = "") -> list[Bar]:
-    """Return the bars for steps that a join or a restart of the lighthouse must not lose."""
+    """Return the bars on steps lost to a join or a restart of the lighthouse. Their limit is 0."""
     joins = [stage for stage in stages if stage.name.startswith(ONE_JOINS)]
     before, after = stages[-2:]
     return [

@@ -174,7 +174,7 @@ def bars(losses: Sequence[Loss]) -> list[Bar]:
 
 @benchmark("One loss, and not beside c10d.")
 def main(*, quick: bool, check: bool, path: Path | None) -> None:
-    """A node of a torchrun job dies: until the others make their next step."""
+    """Measure how long the other nodes of a torchrun job wait after a node dies."""
     machine = show_machine()
     backends = [LIGHTHOUSE] if quick else [LIGHTHOUSE, C10D_SHORT, C10D]
     losses = [measure(backend, victim) for victim in range(1 if quick else NODES) for backend in backends]

@@ -1,4 +1,4 @@
-"""Train three replica groups on this machine, kill one group and later a rank of another, and lose nothing.
+"""Train three replica groups on this machine, kill one and later a rank of another, and show that nothing is lost.
 
 Each group runs under a supervisor. Every participant logs (step, quorum_id, participants, hash of its weights) for each
 step it commits, and the demo compares all of them. It ends with status 1 if any differ, fewer than 60% of the steps had
@@ -123,7 +123,7 @@ def summarise(report: Report, console: Console, seconds: float, problems: list[s
 
 @contextmanager
 def log_folder(wanted: Path | None) -> Generator[Path, None, None]:
-    """Yield the folder `wanted`, which is emptied first, or a temporary one."""
+    """Yield the folder `wanted`, after emptying it, or a temporary folder."""
     if wanted is not None:
         shutil.rmtree(wanted, ignore_errors=True)
         yield wanted

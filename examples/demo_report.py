@@ -94,7 +94,7 @@ class Report:
         return max((after - before for before, after in pairwise(later)), default=float("inf"))
 
     def weights(self) -> dict[str, str]:
-        """Return the final SHA-256 of the weights by participant."""
+        """Return the SHA-256 of each participant's final weights."""
         return {name: event["hash"] for name, event in sorted(self.finished.items())}
 
     def accuracy(self) -> float:

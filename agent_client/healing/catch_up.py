@@ -1,8 +1,8 @@
 """Catching up: carries out the decisions of `CatchUpMachine` (rules.py) with tensors, a transfer and an optimizer.
 
-The gradients of a step are kept when the optimizer would apply them: after the averaging, and after changes by the
-script, such as clipping, which are the same in every group. So the backward pass needs no hook, and the gradients that
-this rank applies later are bitwise equal to its peers'.
+This rank keeps a step's gradients at the point at which the optimizer would apply them: after the averaging, and after
+changes by the script, such as clipping, which are the same in every group. So the backward pass needs no hook, and the
+gradients that the rank applies later are bitwise equal to its peers'.
 
 Schedulers belong to the held state, but the script keeps moving them in each step. `ScheduleReplay` counts these moves,
 undoes them, and repeats them when the kept step is applied.
@@ -101,7 +101,7 @@ class ScheduleReplay:
         return StepCounts(between, inside)
 
     def move(self, counts: dict[str, int]) -> None:
-        """Move each entry the given number of times."""
+        """Step each entry forward, `counts[name]` times."""
         for name, count in counts.items():
             other = self._others[name]
             for _ in range(count):
@@ -144,12 +144,7 @@ class CatchUpDriver:
     """Lets one rank catch up, as `CatchUpMachine` decides."""
 
     def __init__(self, state: TrainState, owner: StateOwner, fetch: Callable[[Assignment], BackgroundFetch]) -> None:
-        """Create the machine.
-
-        Args:
-            state: State of this rank.
-            owner: Machine of the rank's steps.
-            fetch: Starts the transfer of the snapshot from the source in an assignment.
+        """Create the machine. `fetch` starts the transfer of the snapshot from the source in an assignment.
 
         Raises:
             ConfigurationError: The model is sharded, or an entry of the state cannot be replayed.
@@ -194,7 +189,7 @@ class CatchUpDriver:
     # -- a step
 
     def begin_step(self) -> None:
-        """Begin to count the script's moves of schedulers.
+        """Begin a step: register new schedulers, and start to count their moves.
 
         Raises:
             ConfigurationError: No FaultTolerantOptimizer can apply the kept gradients.
@@ -273,7 +268,7 @@ class CatchUpDriver:
         if self._transfer is not None:
             self._transfer.cancel(reason)
             self._transfer = None
-        if self.machine.transfer is not Transfer.ARRIVED:  # an arrived snapshot is installed in the next step
+        if self.machine.transfer is not Transfer.ARRIVED:  # an arrived snapshot will be installed
             self._snapshot = None
 
     def _return(self, held: Tag, assignment: Assignment, first: Sequence[_Step]) -> None:

@@ -37,11 +37,9 @@ _RANK, _PROCESS = 0, ""  # GroupHeal can track several ranks; this log has one
 
 @contextmanager
 def logged(mark: HealMark, *, is_beside: bool = False) -> Generator[None]:
-    """Log the start, the progress and the end of a heal, and mark its end.
+    """Log the transfer that the block runs, and mark its end or, after an exception, its failure.
 
-    Args:
-        mark: Progress of the transfer that the block runs. An exception marks it as failed.
-        is_beside: The rank catches up, so the lines use the words for that.
+    With `is_beside`, the lines use the words for catching up.
     """
     heal, is_over = GroupHeal(settled_s=0.0, is_beside=is_beside), threading.Event()
     _look(heal, mark)

@@ -139,7 +139,7 @@ class CatchUpMachine(Generic[T]):
         """Record that the current step has committed.
 
         Args:
-            kept: The step, or None without memory for it or without a snapshot to apply it to.
+            kept: The step, or None if it was not kept (no memory, or no snapshot to apply it to).
             tag: Tag of the state after the step.
         """
         if kept is not None and self.has_source and len(self._kept) < MAX_KEPT_STEPS:

@@ -42,17 +42,10 @@ importlib.import_module("torch.distributed.nn.functional")
 
 
 class TorchScope:
-    """Patches torch.distributed from `begin` to `end` of a generation.
-
-    `abort` can be called at any time, `recover` only between two generations.
-    """
+    """Patches torch.distributed from `begin` to `end`. `abort` can be called at any time, `recover` after `end`."""
 
     def __init__(self, lighthouse: str) -> None:
-        """Freeze the objects that exist before the function runs.
-
-        Args:
-            lighthouse: Address of the run's lighthouse, or empty without one.
-        """
+        """Freeze the existing objects. `lighthouse` is the address of the run's lighthouse, or empty without one."""
         self._lighthouse = lighthouse
         self._excepthook: Any = None
         self._replaced: dict[str, Any] = {}
@@ -97,7 +90,7 @@ class TorchScope:
             each.shut_down()
 
     def recover(self) -> None:
-        """Clean up after a failed generation, whose groups were aborted before."""
+        """Clean up after a failed generation. All groups must have been aborted."""
         if torch.distributed.is_initialized():
             torch.distributed.destroy_process_group()
         sys.excepthook = self._excepthook  # each init_process_group wraps it again
@@ -144,7 +137,7 @@ class TorchScope:
 
 
 def _told(limit_s: float) -> Address:
-    """Wait for the address of the generation's store."""
+    """Wait until the first rank has published the address of the generation's store, and return it."""
     try:
         found = until_set(lambda: StoreMixin().get_key(KeyKind.ITERATION, _STORE), limit_s)
     except TimeoutError:
@@ -175,10 +168,9 @@ def _give_memory_back() -> None:
 
 
 def _freeze() -> list[Any]:
-    """Exclude all existing objects from garbage collection, since scanning them takes most of a restart.
+    """Exclude existing objects from garbage collection, and return the caches of torch.distributed among them.
 
-    Returns:
-        The frozen caches of torch.distributed.
+    Scanning all objects takes most of a restart.
     """
     gc.collect()
     gc.unfreeze()  # the script may have frozen its imports, whose caches would not be found

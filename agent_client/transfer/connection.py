@@ -75,11 +75,7 @@ def connect(host: str, port: int, deadline: float, silence_s: float) -> Deadline
 
 
 def split_address(address: str) -> tuple[str, int]:
-    """Return host and port of an address of the form http://host:port.
-
-    Raises:
-        ValueError: The address has another form.
-    """
+    """Return host and port of an address http://host:port. Raises ValueError for any other form."""
     parts = urlsplit(address)
     if parts.scheme != "http" or not parts.hostname or not parts.port or parts.path not in ("", "/"):
         raise ValueError(f"{address!r} is not the address of a checkpoint server, which is http://host:port")
@@ -113,10 +109,7 @@ def check_challenge(response: HTTPResponse) -> str:
 def check_source(response: HTTPResponse, secret: str, *words: str | int) -> None:
     """Check that the response to this request comes from a member of the quorum.
 
-    Args:
-        response: Response of the source.
-        secret: Secret of the quorum. If empty, nothing is checked.
-        *words: Words that the source's proof must cover.
+    The source's proof must cover `words`. Nothing is checked if `secret`, the quorum's, is empty.
 
     Raises:
         StateUnavailable: The proof is missing or wrong.

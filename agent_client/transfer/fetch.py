@@ -310,7 +310,7 @@ class Fetch:
         return None if self._requests.is_over else lead
 
     def _led_by(self, lead: str) -> State | None:
-        """Receive the state by the checksums of `lead`. Return None if it fails before the end."""
+        """Receive the state with `lead` as the lead. Return None if the lead fails."""
         transfer = None
         try:
             with ExitStack() as opened:

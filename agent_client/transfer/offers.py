@@ -50,8 +50,6 @@ class StrangerError(Exception):
 
 @dataclass(slots=True, eq=False)
 class StateOffer:
-    """A state on offer."""
-
     key: StateKey
     encoding: Encoding
     unread: int | None = None  # bytes to send before a copy is dropped; None for the current state
@@ -149,13 +147,9 @@ class StateOffers:
     def reading(
         self, key: StateKey, wait_s: float, reader: socket.socket, may_read: Callable[[str], bool] = lambda _: True
     ) -> Generator[StateOffer, None, None]:
-        """Yield the state under `key`, and count `reader` as its reader while the block runs.
+        """Yield the state under `key` once it is on offer, and count `reader` as its reader while the block runs.
 
-        Args:
-            key: The requested state.
-            wait_s: Seconds to wait until it is offered.
-            reader: Connection of the reader.
-            may_read: Called with the secret of the state. Returns whether the reader has proved that it knows it.
+        `may_read` receives the secret of the state, and returns whether the reader has proved that it knows the secret.
 
         Raises:
             NotHeldError: The state was not offered in time.

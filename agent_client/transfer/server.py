@@ -59,7 +59,7 @@ _STRIPE = re.compile(r"([0-9]{1,20})-([0-9]{1,20})")
 
 
 class StateServer:
-    """Serves one current state and any copies to several readers, from separate threads. Closed in a forked child."""
+    """Serves the current state and copies of earlier ones, in separate threads. A forked child closes its sockets."""
 
     def __init__(
         self,
@@ -77,9 +77,9 @@ class StateServer:
             bind_host: Address to listen on, or empty for all.
             advertise: Host name or IP address at which peers reach this host.
             port: TCP port, or 0 for a free one.
-            stall_timeout_s: Maximum seconds that a reader may take for one chunk.
-            max_wait_s: Maximum seconds that a request may wait for its key.
-            chunk_bytes: Size of a write.
+            stall_timeout_s: Maximum time that a reader may take for one chunk.
+            max_wait_s: Maximum time that a request may wait for its key.
+            chunk_bytes: Size of a chunk.
         """
         self._offers = StateOffers()
         self._chunk_bytes = chunk_bytes
@@ -91,7 +91,7 @@ class StateServer:
         """Offer `state` as the current one. Withdraws the state before it.
 
         Args:
-            key: Key of the state.
+            key: quorum_id, step, group_rank.
             state: Must not change before `withdraw`. It is not copied.
             secret: Readers must prove that they know it. If empty, any client can read the state.
 

@@ -46,7 +46,7 @@ class SharedReader:
 
 
 class SharedQuorums:
-    """Results for the last quorum that many sessions share."""
+    """Cache of results for the last quorum, shared by many sessions."""
 
     def __init__(self) -> None:
         # By kind of message: the identity of the last content, and the quorum that it has led to.
@@ -56,7 +56,7 @@ class SharedQuorums:
 
 
 class SharingSession(SessionMachine):
-    """A session that reuses the result if another one has applied the same message to the same quorum."""
+    """A session that reuses the result of another session for the same message and quorum."""
 
     def __init__(self, report: Callable[[], GroupReport], secret: str, shared: SharedQuorums) -> None:
         super().__init__(report, secret=secret)

@@ -157,7 +157,7 @@ class _Source:
 
 
 class StripePlan:
-    """Assigns the pieces, whose sizes are in bytes, to the sources."""
+    """Decides which pieces to request from which source. The sizes of the pieces are in bytes."""
 
     def __init__(
         self,
@@ -226,7 +226,7 @@ class StripePlan:
         return self._differing_of_own < MAX_DIFFERING_BYTES
 
     def wants_own(self, checksum: bytes) -> bool:
-        """Check whether this rank's own piece equals the last one that the lead has described and is unassigned."""
+        """Check that an own piece has the lead's last checksum, and that the piece is still unassigned."""
         return checksum == self._expected[-1] and self._is_unasked(len(self._expected) - 1)
 
     def handle(self, event: Event, now: float) -> list[Effect]:
