@@ -1,6 +1,6 @@
-"""Our daemons and torchft's released ones side by side, in one run."""
+"""Benchmarks that run our daemons and torchft's released ones side by side."""
 
 import os
 
-# What is measured starts as an installed program does: compiled.
+# Measured processes start with compiled code, like an installed program.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)

@@ -1,8 +1,8 @@
-"""How long the other groups' steps take while one heals: in the plain mode they wait for it, in catch_up they do not.
+"""Measure the other groups' steps while one group heals. With `blocking` they wait for it, with `catch_up` they do not.
 
-Three replica groups of one rank train a model by DDP on gloo; its parameters and Adam's moments are the state. One is
-killed and started again. Each step of the two others counts from when the third is back to when it contributes and all
-have made some more steps; their median is that of the steps before.
+Three replica groups of one rank train a model with DDP over gloo. The state is its parameters and Adam's moments. One
+group is killed and restarted. The steps of the two others count from its return until it contributes and all have made
+some more steps. They are compared with the median of the steps before.
 """
 
 import itertools
@@ -23,7 +23,7 @@ from benchmarks.support.figures import Bar, benchmark, finish, show_machine, tab
 
 GIB = 2**30
 MODES = ("blocking", "catch_up")
-LINKS_MB_S = (0.0, 100.0)  # 0: as fast as the machine
+LINKS_MB_S = (0.0, 100.0)  # 0 means no limit
 STAYS, LATE = NAMES[:2], NAMES[2]
 STEPS_BEFORE = 15
 STEPS_AFTER = 5
@@ -33,14 +33,14 @@ LIMIT = 2.0
 
 @dataclass(frozen=True, slots=True)
 class Healed:
-    """Of the other groups' steps, in seconds; `behind`: the steps that the third one made before it contributed."""
+    """Steps of the other groups during one heal."""
 
     mode: str
     gib: float
     link_mb_s: float
-    median_s: float
-    longest_s: float
-    behind: int
+    median_s: float  # before the heal
+    longest_s: float  # during the heal
+    behind: int  # steps of the healing group before it contributed
     behind_s: float
 
     @property
@@ -72,7 +72,7 @@ class Job:
         self.groups[name] = self._start(name)
 
     def wait_commits(self, count: int, size: int, *names: str) -> None:
-        """So many more by each, in quorums of that size, that count."""
+        """Wait until each group has contributed to `count` more committed steps, in quorums of `size` groups."""
         before = {name: len(self.groups[name].events) for name in names}
 
         def is_done() -> bool:
@@ -139,7 +139,7 @@ def bars(results: Sequence[Healed]) -> list[Bar]:
 @benchmark("Seconds instead of minutes: 1/16 GiB, catch_up alone.")
 @click.option("--gib", type=float, default=1.0, show_default=True, help="State to heal.")
 def main(gib: float, quick: bool, check: bool, path: Path | None) -> None:
-    """How long the other groups' steps take while one heals."""
+    """Measure the other groups' steps while one group heals."""
     links, modes = LINKS_MB_S, MODES
     if quick:
         gib, links, modes = 1 / 16, (0.0,), ("catch_up",)

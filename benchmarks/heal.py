@@ -1,8 +1,8 @@
-"""What it takes to heal: seconds and peak memory on both sides, per GiB of state, over loopback.
+"""Measure a heal over loopback: seconds, and peak memory on both sides, per GiB of state.
 
-Ours with a snapshot and without ("hold"), and torchft's HTTP transport, in turn in one run where the memory is enough
-for all of them at once, else one kind after the other. A source and a target are processes of their own; the peak is
-the kernel's (VmHWM), the extra is what lies above their memory before.
+The kinds are ours with a snapshot, ours without one ("hold"), and torchft's HTTP transport. They take turns in one run
+if the memory suffices for all of them, else they run one after the other. Source and target are separate processes. The
+peak is the kernel's VmHWM, and the extra memory is its excess over the memory before the heal.
 """
 
 from collections.abc import Mapping, Sequence
@@ -19,17 +19,17 @@ from benchmarks.support.torchft_native import released_version
 
 GIB = 2**30
 BAR = 1.1
-"""Of torchft's time, with "hold"."""
+"""Maximum ratio of our time with "hold" to torchft's."""
 NAMES = {"torchft": "torchft 0.2", "snapshot": "ours, snapshot", "hold": "ours, hold"}
 
 
 @dataclass(frozen=True, slots=True)
 class Heal:
-    """`stall_s`: how long the source copies; `cpu_s`: of both sides."""
+    """Cost of one heal."""
 
     seconds: float
-    stall_s: float
-    cpu_s: float
+    stall_s: float  # time in which the source copies
+    cpu_s: float  # both sides together
     source_extra_bytes: int
     target_extra_bytes: int
 
@@ -58,7 +58,7 @@ class Pair:
 
 
 def measure(kinds: Sequence[str], size_bytes: int, repeats: int) -> dict[str, list[Heal]]:
-    """By kind, in turn, after one that is not counted."""
+    """Measure heals of each kind in turn. The first round does not count."""
     if len(kinds) > 1 and not _fit(len(kinds), size_bytes):
         return {kind: heals for each in kinds for kind, heals in measure([each], size_bytes, repeats).items()}
     with Children() as children:
@@ -68,12 +68,12 @@ def measure(kinds: Sequence[str], size_bytes: int, repeats: int) -> dict[str, li
 
 
 def _fit(pairs: int, size_bytes: int) -> bool:
-    """Two processes with one state each, and in two of them another one."""
+    """Check the memory for one state in each process, and a second one in two of them."""
     return available_bytes() > 1.2 * (2 * pairs + 2) * size_bytes
 
 
 def report(kind: str, size_bytes: int, heals: Sequence[Heal], torchfts: Sequence[Heal]) -> dict[str, Any]:
-    """`torchfts`: in the same rounds; none where it is not installed."""
+    """Return the report of one kind. `torchfts` are torchft's heals in the same rounds, empty without torchft."""
     gib = size_bytes / GIB
     times = [[heal.seconds for heal in found] for found in (heals, torchfts)]
     return {
@@ -120,7 +120,7 @@ def bars(results: Sequence[Mapping[str, Any]]) -> list[Bar]:
 @click.option("--gib", "sizes", type=float, multiple=True, default=(1, 4), show_default=True, help="State to heal.")
 @click.option("--repeats", type=click.IntRange(1), default=5, show_default=True, help="Measured heals each.")
 def main(sizes: Sequence[float], repeats: int, quick: bool, check: bool, path: Path | None) -> None:
-    """Seconds and memory per GiB healed, beside torchft's HTTP transport."""
+    """Measure seconds and memory per GiB healed, for us and for torchft's HTTP transport."""
     if quick:
         sizes, repeats = (0.25,), 1
     machine = show_machine(beside_torchft=True)

@@ -1,7 +1,7 @@
-"""Seconds that a heal takes from several sources at once, each behind a link of so many MB/s.
+"""Measure heals from several sources at once, each behind a link of limited bandwidth.
 
-Each source is a process in a network namespace of its own, behind a link that bounds what it sends. With several, one
-of them is killed in one more heal, half way. It takes root.
+Each source is a process in a separate network namespace, behind a link that limits its sending rate. With several
+sources, one is killed in the middle of an additional heal. The benchmark needs root.
 """
 
 import signal
@@ -24,8 +24,11 @@ SOURCES = (1, 3)
 
 @dataclass(frozen=True, slots=True)
 class Healed:
-    """`killed_s`: where one of the sources is killed after half of `seconds`; `killed_at_best_s`: what the links of the
-    others allow then. Both are 0 with one source."""
+    """Times of a heal.
+
+    `killed_s` is the time if one source is killed after half of `seconds`, and `killed_at_best_s` the minimum that the
+    links of the others allow. Both are 0 with one source.
+    """
 
     sources: int
     seconds: tuple[float, ...]
@@ -38,7 +41,7 @@ class Healed:
 
 
 def measure(count: int, size_bytes: int, link_mb_s: float, repeats: int) -> Healed:
-    """The first heal is not counted."""
+    """Measure heals from `count` sources. The first heal does not count."""
     with ExitStack() as stack:
         hosts = [stack.enter_context(SecondHost(number, link_mb_s)) for number in range(count)]
         children = stack.enter_context(Children())
@@ -68,7 +71,7 @@ def measure(count: int, size_bytes: int, link_mb_s: float, repeats: int) -> Heal
         begin(-1.0)
         half_s = median(seconds) / 2
         time.sleep(half_s)
-        sources[0].signal(signal.SIGKILL)  # the one that the target was assigned
+        sources[0].signal(signal.SIGKILL)  # the assigned source
         return Healed(count, seconds, target.answer()["fetch_s"], half_s * (1 + count / (count - 1)))
 
 
@@ -99,7 +102,7 @@ def bars(results: Sequence[Healed]) -> list[Bar]:
 @click.option("--repeats", type=click.IntRange(1), default=5, show_default=True, help="Measured heals each.")
 @click.option("--link", type=float, default=100.0, show_default=True, help="MB/s that each sends.")
 def main(gib: float, repeats: int, link: float, quick: bool, check: bool, path: Path | None) -> None:
-    """Seconds of a heal over links, from one source and from three."""
+    """Measure heals over limited links, from one source and from three."""
     if quick:
         gib, link, repeats = 1 / 16, 25.0, 1
     machine = show_machine()

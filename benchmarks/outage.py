@@ -1,7 +1,7 @@
-"""What an outage of the lighthouse costs three replica groups that train under a standing quorum.
+"""Measure the effect of a lighthouse outage on three replica groups that train under a standing quorum.
 
-The cluster is that of recovery.py. While the lighthouse is paused, a hundred more managers (support/light_manager.py),
-in another job of the same lighthouse, must come through as well.
+The cluster is the same as in recovery.py. If the lighthouse is paused, a hundred more managers of another job
+(support/light_manager.py) must survive the outage, too.
 """
 
 import itertools
@@ -33,11 +33,11 @@ LONGER_S = 0.05
 
 @dataclass(frozen=True, slots=True)
 class Outage:
-    """`strike` says when it went away, and returns when it is back."""
+    """A kind of outage."""
 
     key: str
     name: str
-    strike: Callable[[Cluster], float]
+    strike: Callable[[Cluster], float]  # returns after the outage, with the time of its beginning
     runs: int
     has_crowd: bool = False
     is_hidden: bool = False  # shorter than the lease: no step may be longer
@@ -45,17 +45,16 @@ class Outage:
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """`longest_before_s`: the longest step in a while before it. `others_lost`: how often one of the crowd was
-    revoked, or all got another quorum; None without a crowd."""
+    """Measurements of one outage."""
 
     away_s: float
     standing_s: float
     median_step_s: float
-    longest_before_s: float
+    longest_before_s: float  # longest step in a period before the outage
     longest_step_s: float
     discards: int
     quorums: int
-    others_lost: int | None
+    others_lost: int | None  # number of revokes and new quorums in the crowd; None without a crowd
 
 
 def kill(cluster: Cluster) -> float:
@@ -113,7 +112,7 @@ def _strike(outage: Outage, cluster: Cluster, crowd: Child | None) -> Run:
 
 
 def _steps(cluster: Cluster, since: float, until: float) -> list[float]:
-    """Seconds from commit to commit, of all ranks, of the steps that ended in that while."""
+    """Return the seconds between commits, of all ranks, for the steps that ended in that period."""
     steps: list[float] = []
     for group in cluster.groups.values():
         moments = [event.at for event in group.commits(since - MARGIN_S) if event.at <= until]
@@ -122,7 +121,7 @@ def _steps(cluster: Cluster, since: float, until: float) -> list[float]:
 
 
 def _lost(before: Mapping[str, Any], after: Mapping[str, Any]) -> int:
-    """What the crowd told (session_crowd.py)."""
+    """Count the losses of the crowd between two of its reports (session_crowd.py)."""
     return after["revokes"] + (before["quorums"] != after["quorums"])
 
 
@@ -169,7 +168,7 @@ def _bars(row: Mapping[str, Any]) -> list[Bar]:
 @click.option("--faults", default=",".join(outage.key for outage in OUTAGES), show_default=True, help="Which.")
 @click.option("--runs", type=click.IntRange(1), help="Of each; default: 20 kills, 3 pauses.")
 def main(faults: str, runs: int | None, quick: bool, check: bool, path: Path | None) -> None:
-    """What an outage of the lighthouse costs groups that train."""
+    """Measure the effect of a lighthouse outage on groups that train."""
     if quick:
         faults, runs = "kill", 1
     machine = show_machine()

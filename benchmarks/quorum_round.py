@@ -1,6 +1,6 @@
-"""What one quorum round costs the lighthouse: N replica groups ask, a quorum of all N forms, N answers go out.
+"""Measure the lighthouse's cost of a quorum round: N replica groups request, a quorum of all N forms, N replies go out.
 
-Ours and torchft's released server in turn, under one generator (crowd.py), over torchft's wire.
+Our lighthouse and torchft's released server take turns under the same load generator (crowd.py), over torchft's wire.
 """
 
 import time
@@ -27,7 +27,7 @@ Block = dict[str, float]
 
 
 class Arena:
-    """One contender at one size: its server, its crowd, what was measured so far."""
+    """One contender at one size: server, crowd, and measurements."""
 
     def __init__(self, children: Children, product: str, size: int) -> None:
         self.product = product
@@ -39,7 +39,7 @@ class Arena:
         self._crowd.read_line()
 
     def measure(self, rounds: int) -> Block:
-        """The server's trailing work, SETTLE_S after the last answer, is counted."""
+        """Measure some rounds, including the server's work in the SETTLE_S after the last reply."""
         began_at = self._server.cpu_s()
         told = self._crowd.ask(rounds=rounds)
         time.sleep(SETTLE_S)
@@ -56,7 +56,7 @@ class Arena:
 
 
 def run_size(size: int, blocks: int, calls: int) -> dict[str, Any]:
-    """All contenders in turn, `blocks` times, after one turn that is not counted; a block has about `calls` calls."""
+    """Measure `blocks` blocks of about `calls` calls per contender, in turn. The first turn does not count."""
     rounds = max(2, calls // size)
     products = [OURS, TORCHFT] if released_version() else [OURS]
     with Children() as children:
@@ -99,7 +99,7 @@ def _cells(size: int, row: Mapping[str, Any]) -> list[str]:
 
 
 def bars(sizes: Sequence[Mapping[str, Any]]) -> list[Bar]:
-    """The server's CPU, of torchft's."""
+    """Return the bars: the server's CPU time relative to torchft's."""
     ratio = {size["replica_groups"]: size["servers"][0]["cpu_ratio"] for size in sizes}
     return [Bar(f"{n} groups: CPU, of torchft's", ratio[n].median, limit) for n, limit in BARS.items() if ratio.get(n)]
 
@@ -108,7 +108,7 @@ def bars(sizes: Sequence[Mapping[str, Any]]) -> list[Bar]:
 @click.option("--sizes", default="10,100,300,1000", show_default=True, help="Numbers of replica groups.")
 @click.option("--blocks", type=click.IntRange(1), default=9, show_default=True, help="Measured blocks each.")
 def main(sizes: str, blocks: int, quick: bool, check: bool, path: Path | None) -> None:
-    """What one quorum round costs the lighthouse, beside torchft's."""
+    """Measure the cost of a quorum round for our lighthouse and for torchft's."""
     calls = CALLS_PER_BLOCK
     if quick:
         sizes, blocks, calls = "20", 2, 200

@@ -1,8 +1,8 @@
-"""How long the survivors wait when one of three replica groups goes away.
+"""Measure how long the survivors wait after the loss of one of three replica groups.
 
-Real daemons, one rank process a group with steps of 20 ms and no torch (support/training_rank.py). torchft's released
-daemons beside ours, over fewer runs, since each of theirs lasts. A loss is over when the last of the survivors has
-committed a step under a quorum without the lost one.
+The daemons are real. Each group has one rank process without torch, with steps of 20 ms (support/training_rank.py).
+torchft's released daemons run in comparison, in fewer runs because each takes long. A loss ends when the last survivor
+has committed a step under a quorum without the lost group.
 """
 
 import contextlib
@@ -27,18 +27,18 @@ SURVIVORS = NAMES[:-1]
 GIVE_UP_S = 8.0
 NAMED = {OURS: "ours", TORCHFT: "torchft 0.2"}
 HUNDRED = 100
-"""Of so many runs one may take longer than a bar allows."""
+"""One run in this number may miss a bar."""
 
 
 @dataclass(frozen=True, slots=True)
 class Loss:
-    """A fault that takes the victim away. `moment` is what the bars ask for: of all runs, or of 99 in HUNDRED."""
+    """A fault of the victim, and its bars."""
 
     key: str
     name: str
     strike: Callable[[Cluster, str], None]
     heartbeat_timeout_s: float
-    moment: str
+    moment: str  # field of `Run` to which the bars apply
     largest_s: float
     median_s: float = math.inf
 
@@ -52,7 +52,7 @@ LOSSES = (
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """Seconds from the fault until the last survivor was there; infinite: not within GIVE_UP_S."""
+    """Seconds from the fault until the last survivor reached each point, or infinity after GIVE_UP_S."""
 
     noticed_s: float
     quorum_s: float
@@ -67,7 +67,7 @@ def run_loss(loss: Loss, product: str, runs: int) -> dict[str, Any]:
 
 
 def lose(loss: Loss, cluster: Cluster) -> Run:
-    """Lose the victim at any moment of a step, and start it again afterwards."""
+    """Lose the victim at a random moment of a step, and restart it afterwards."""
     survivors = [cluster.groups[name] for name in SURVIVORS]
     time.sleep(random.uniform(0, 2 * STEP_S))
     struck_at = time.monotonic()
@@ -84,7 +84,7 @@ def lose(loss: Loss, cluster: Cluster) -> Run:
 
 
 def _first(events: Iterable[Event], what: str) -> float:
-    """When a rank was told of the loss, or came so far without the lost one."""
+    """Return when a rank received the revoke, or first reported `what` in a quorum of the survivors."""
     found = (e.at for e in events if e.what == what and (what == "revoked" or e.size == len(SURVIVORS)))
     return next(found, math.inf)
 
@@ -136,7 +136,7 @@ def bars(results: Sequence[Mapping[str, Any]]) -> list[Bar]:
 @click.option("--runs", type=click.IntRange(1), default=20, show_default=True, help="Of each fault.")
 @click.option("--torchft-runs", type=click.IntRange(0), default=3, show_default=True, help="Of each fault.")
 def main(faults: str, runs: int, torchft_runs: int, quick: bool, check: bool, path: Path | None) -> None:
-    """How long the survivors wait when a replica group goes away, beside torchft's."""
+    """Measure how long the survivors wait after the loss of a replica group, with our daemons and torchft's."""
     if quick:
         faults, runs, torchft_runs = "kill-group,kill-rank", 2, 0
     machine = show_machine(beside_torchft=True)

@@ -1,13 +1,12 @@
-"""How long training takes to come back.
+"""Measure how long a restart of training takes.
 
-In process: one of four ranks of plain DDP over gloo raises; from that to the end of the first step of all ranks, below
-the decorator and, the same script in the same run, below torchrun, which starts all processes again. And one of two
-ranks of a replica group with an Agent, whose peer group goes on: to the group's first step that is committed with it.
+In process: one of four ranks of plain DDP over gloo raises. The time ends with the first step of all ranks. The same
+script runs under the decorator and under torchrun, which restarts all processes. In a second test, one of two ranks of
+a replica group with an Agent raises while a peer group continues. The time ends with the first commit of both groups.
 
-As processes: a rank of a supervised group is killed, both start again, and have a quorum. Two ranks without torch
-(support/restarting_rank.py) under one `lighthouse-manager run`, a lighthouse, no delay between death and restart but
-the smallest. Measured are the whole time from the kill to the quorum of both ranks, and the age of the slower rank's
-process at that time.
+As processes: one of two ranks of a supervised group is killed, both restart and get a quorum. The ranks run without
+torch (support/restarting_rank.py), under one `lighthouse-manager run` with the smallest restart delay. The results
+are the time from the kill to the quorum of both ranks, and the age of the slower rank's process at that point.
 """
 
 import os
@@ -30,10 +29,10 @@ GROUP_RANKS = 2
 RANKS = 2
 DELAY_S = 0.001
 NVRX_S = {"torch's destroy_process_group": 0.5, "last_call_wait": 1.0, "rank assignment": 0.5}
-"""What NVIDIA's resiliency extension takes at least, as "Restart latency" in its usage guide adds it up, with
-`last_call_wait` as it is by default. Not in it: its barrier (0.5 s with 16,000 ranks), CUDA kernels that are under
-way, and what the function does again. Source: github.com/NVIDIA/nvidia-resiliency-ext at commit d8686d9 (after 0.7.0),
-docs/source/inprocess/usage_guide.rst, and src/nvidia_resiliency_ext/inprocess/wrap.py for the default."""
+"""Minimum seconds of NVIDIA's resiliency extension, from "Restart latency" in its usage guide, with the default of
+`last_call_wait`. Its barrier (0.5 s with 16,000 ranks), running CUDA kernels and the function's own work are extra.
+Source: github.com/NVIDIA/nvidia-resiliency-ext at commit d8686d9 (after 0.7.0), docs/source/inprocess/usage_guide.rst,
+and src/nvidia_resiliency_ext/inprocess/wrap.py for the default."""
 BAR_S = 1.0
 GROUP_BAR_S = 2.0
 GROWTH_BAR = 1.05
@@ -41,10 +40,10 @@ GROWTH_BAR = 1.05
 
 @dataclass(frozen=True, slots=True)
 class Restart:
-    """`whole_s`: from the kill to the quorum; `from_start_s`: from the start of the slower process."""
+    """Times until the quorum after a restart."""
 
-    whole_s: float
-    from_start_s: float
+    whole_s: float  # from the kill
+    from_start_s: float  # from the start of the slower process
 
 
 def supervisor(children: Children, lighthouse: str, runs: int) -> Child:
@@ -66,7 +65,7 @@ def supervisor(children: Children, lighthouse: str, runs: int) -> Child:
 
 
 def ages(lines: Iterator[str], attempt: int) -> list[float]:
-    """Of both ranks, when they had their quorum."""
+    """Return the ages of both ranks' processes when they had their quorum."""
     found: dict[str, float] = {}
     for line in lines:
         words = line.split()
@@ -103,8 +102,11 @@ def measure(children: Children, runs: int) -> list[Restart]:
 
 @dataclass(frozen=True, slots=True)
 class Comeback:
-    """`after_s`: from each fault to the end of the first step of all. `threads` and `resident_kib` of a rank at most,
-    in the second run of the function and in the last."""
+    """Restarts in one job.
+
+    `after_s` has the seconds from each fault to the end of the first step of all ranks. `threads` and `resident_kib`
+    are maxima over the ranks, in the second run of the function and in the last.
+    """
 
     after_s: list[float]
     threads: tuple[int, int]
@@ -135,7 +137,7 @@ def in_a_group(children: Children, faults: int) -> Comeback:
 def wrapped(
     children: Children, lighthouse: str, name: str, ranks: int, options: Sequence[str], script: Sequence[str]
 ) -> Child:
-    """Ranks of a wrapped function under a supervisor."""
+    """Start ranks of a wrapped function under a supervisor."""
     common = ["--lighthouse", lighthouse, "--replica-id", name, "--bind", "127.0.0.1:0", "--advertise", "127.0.0.1"]
     common += ["--nproc-per-node", str(ranks), "--log-level", "warning"]
     return children.start(name, "-c", START_MANAGER, "run", *common, *options, "-m", *script)
@@ -151,7 +153,7 @@ def by_torchrun(children: Children, faults: int) -> Comeback:
 
 
 def comeback(lines: Iterator[str], faults: int, ranks: int) -> Comeback:
-    """Of a job that prints them."""
+    """Read the restarts from the lines that a job prints."""
     raised: dict[int, float] = {}
     steps: dict[int, list[tuple[float, int, int]]] = {}
     for line in lines:
@@ -173,7 +175,7 @@ def comeback(lines: Iterator[str], faults: int, ranks: int) -> Comeback:
 @benchmark("Seconds instead of minutes: two kills.")
 @click.option("--runs", default=20, show_default=True, help="How many kills; and five times as many faults in process.")
 def main(runs: int, quick: bool, check: bool, path: Path | None) -> None:
-    """How long training takes to come back: in process, by torchrun, and by a supervisor."""
+    """Measure restarts of training in process, by torchrun, and by a supervisor."""
     machine = show_machine()
     runs, faults = (2, 2) if quick else (runs, 5 * runs)
     with Children() as children:

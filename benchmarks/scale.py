@@ -1,8 +1,8 @@
-"""What a thousand standing sessions cost the lighthouse: at rest, in their steps, and when one comes or thirty go.
+"""Measure the lighthouse's cost of a thousand standing sessions: at rest, in steps, and when one joins or thirty die.
 
-The managers are real in all that the lighthouse sees (support/light_manager.py): a connection each, grants, beats,
-recalls and revokes. They live in one process, which shares the machine's cores with the lighthouse. With --tls all of
-it is done a second time, with TLS between managers and lighthouse.
+To the lighthouse, the managers look real (support/light_manager.py): each has a connection and handles grants,
+heartbeats, recalls and revokes. They share one process, and its cores with the lighthouse. With --tls, everything runs
+a second time with TLS between managers and lighthouse.
 """
 
 import math
@@ -22,12 +22,12 @@ from benchmarks.support.figures import Bar, benchmark, finish, show_machine, tab
 from benchmarks.support.scrape import is_standing
 from lighthouse_protocol.limits import DEFAULT_JOB
 
-MANY = 2000  # above it the limit of a default lighthouse is raised, and the bars are those of ten thousand
+MANY = 2000  # above this size, raise the lighthouse's limit and use the bars for ten thousand
 STEP_S = 0.25
 DOWN_S = 1.0
 DYING_SHARE = 0.03
 MIN_PATIENCE_S = 60.0
-SESSIONS_A_SECOND = 50  # that come at the very least
+SESSIONS_A_SECOND = 50  # minimum rate of joins
 AT_REST = "at rest"
 IN_STEPS = f"steps of {STEP_S:g} s"
 ONE_JOINS = "one joins"
@@ -37,7 +37,7 @@ TLS_BAR = 1.15
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """One thing that was done to the sessions; `told` is what the crowd says of it (session_crowd.py)."""
+    """Measurements of one stage. `told` is the report of the crowd (session_crowd.py)."""
 
     name: str
     wall_s: float
@@ -47,18 +47,18 @@ class Stage:
 
     @property
     def sent_mb(self) -> float:
-        """Messages of all sessions, both ways."""
+        """Size of all sessions' messages in both directions, in 10^6 bytes."""
         return self.told["bytes"] / 1e6
 
     @property
     def quorums(self) -> list[int]:
-        """Under which the sessions are at its end."""
+        """Ids of the quorums of the sessions at the end of the stage."""
         return self.told["quorums"]
 
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """`heartbeat_timeout_s`: of the lighthouse, and its lease."""
+    """Size and options of a run. `heartbeat_timeout_s` is also the lighthouse's lease."""
 
     size: int
     settle_s: float
@@ -67,12 +67,12 @@ class Setting:
 
     @property
     def patience_s(self) -> float:
-        """For all to come, or to come back."""
+        """Maximum seconds until all sessions have joined, or reconnected."""
         return max(MIN_PATIENCE_S, self.size / SESSIONS_A_SECOND)
 
 
 class Arena:
-    """The lighthouse, started on what was remembered, and the crowd."""
+    """The lighthouse and the crowd."""
 
     def __init__(self, children: Children, setting: Setting) -> None:
         self.stages: list[Stage] = []
@@ -96,14 +96,14 @@ class Arena:
         )
 
     def change(self, name: str, what: str, count: int) -> None:
-        """So many are added, or die; until the others train."""
+        """Add or kill `count` sessions, and wait until the rest train."""
         began_at, cpu_s = time.monotonic(), self._lighthouse.child.cpu_s()
         told = self._crowd.ask(what=what, count=count)
         told["told_s"] = max(0.0, told["revoked_at"] - began_at)
         self._note(name, time.monotonic() - began_at, cpu_s, told)
 
     def watch(self, name: str, step_s: float, seconds: float) -> None:
-        """Nothing happens but steps of `step_s`."""
+        """Measure a period with steps of `step_s` and no other events."""
         self._crowd.ask(what="pace", step_s=step_s)
         time.sleep(self._setting.settle_s)
         self._crowd.ask(what="report")
@@ -112,7 +112,7 @@ class Arena:
         self._note(name, time.monotonic() - began_at, cpu_s, self._crowd.ask(what="report"))
 
     def restart(self) -> None:
-        """SIGKILL, and a new one DOWN_S later, until its quorum stands again."""
+        """Kill the lighthouse, start another after DOWN_S, and wait until the quorum stands again."""
         old = self._lighthouse
         self._lighthouse = self._prepare(old.port)
         cpu_s, began_at = self._lighthouse.child.cpu_s(), time.monotonic()
@@ -211,7 +211,7 @@ def bars(stages: Sequence[Stage], size: int) -> list[Bar]:
 
 
 def _unharmed(stages: Sequence[Stage], name: str = "") -> list[Bar]:
-    """No step is lost to a join or to a restart of the lighthouse."""
+    """Return the bars on steps lost to a join or a restart of the lighthouse. Their limit is 0."""
     joins = [stage for stage in stages if stage.name.startswith(ONE_JOINS)]
     before, after = stages[-2:]
     return [
@@ -222,7 +222,7 @@ def _unharmed(stages: Sequence[Stage], name: str = "") -> list[Bar]:
 
 
 def tls_text(plain: Sequence[Stage], by_tls: Sequence[Stage]) -> str:
-    """What each stage cost the lighthouse with TLS, of what it cost without."""
+    """Return a table of the lighthouse's cost with TLS relative to the cost without."""
     rows = [
         [without.name, f"{with_tls.cpu_s / without.cpu_s:.2f}", f"{with_tls.memory_mb / without.memory_mb:.2f}"]
         for without, with_tls in zip(plain, by_tls, strict=True)
@@ -231,7 +231,7 @@ def tls_text(plain: Sequence[Stage], by_tls: Sequence[Stage]) -> str:
 
 
 def tls_bars(plain: Sequence[Stage], by_tls: Sequence[Stage]) -> list[Bar]:
-    """A step is as long, and nothing is lost. What the lighthouse pays is shown, without a bar."""
+    """Return the bars with TLS: steps take equally long and none is lost. The lighthouse's cost has no bar."""
     took = [next(stage for stage in stages if stage.name == IN_STEPS).told["steps_s"] for stages in (plain, by_tls)]
     without, with_tls = (statistics.median(steps) for steps in took)
     return [Bar(f"TLS: {IN_STEPS}, median, of that without", with_tls / without, TLS_BAR), *_unharmed(by_tls, "TLS: ")]
@@ -253,7 +253,7 @@ def main(
     check: bool,
     path: Path | None,
 ) -> None:
-    """What a thousand standing sessions cost the lighthouse."""
+    """Measure the lighthouse's cost of a thousand standing sessions."""
     settle_s = 3.0
     if quick:
         size, joins, seconds, settle_s = 30, 2, 2.0, 0.5

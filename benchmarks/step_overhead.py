@@ -1,9 +1,9 @@
-"""What a step costs without any failure: Quorum and ShouldCommit, three replica groups of one rank each.
+"""Measure a step without failures: Quorum and ShouldCommit, in three replica groups of one rank each.
 
-Torchft's released daemons and ours in turn, under the same client (torchft's), so that ours ask the lighthouse at every
-step, too; then ours under our own client, whose quorum stands. Every contender has a lighthouse, three managers and
-three ranks, each a process; the ranks go from step to step without a pause, so the figures contain what seven busy
-processes do to each other on the machine's cores.
+The contenders take turns: torchft's released daemons and ours, both with torchft's client, so that both contact the
+lighthouse in every step, and ours with our client and a standing quorum. Each contender has a lighthouse, three
+managers and three ranks, each in a separate process. The ranks step without pauses, so the figures include the
+competition of seven busy processes for the machine's cores.
 """
 
 import operator
@@ -25,8 +25,8 @@ CALLS = ("quorum_s", "should_commit_s", "both_s")
 
 
 Block = dict[str, Any]
-"""Some steps in a row. Seconds of each call of each rank; per step the CPU of all daemons, a rank's round trips, and
-what our lighthouse was asked (beats are not asked)."""
+"""Measurements of consecutive steps: the seconds of each call of each rank; and, per step, the CPU of all daemons, the
+round trips of a rank, and the calls to our lighthouse without heartbeats."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +42,7 @@ OWN_CLIENT = Contender("ours, our client, standing", OURS, OURS)
 
 
 class Arena:
-    """One contender: its daemons, its ranks, what was measured so far."""
+    """One contender: daemons, ranks, and measurements."""
 
     def __init__(self, children: Children, contender: Contender) -> None:
         self.contender = contender
@@ -75,7 +75,7 @@ class Arena:
         return sum(daemon.child.cpu_s() for daemon in self._daemons)
 
     def _lighthouse_calls(self) -> float:
-        """Calls that have ended, and quorums handed out, at ours."""
+        """Return the number of completed calls and quorum rounds, or 0 for torchft's lighthouse."""
         if self.contender.product != OURS:
             return 0.0
         counted = ("lighthouse_grpc_calls_total", "lighthouse_quorum_rounds_")
@@ -89,7 +89,7 @@ class Arena:
 
 
 def run_all(blocks: int, steps: int) -> list[dict[str, Any]]:
-    """All contenders in turn, `blocks` times, after one turn that is not counted."""
+    """Measure `blocks` blocks per contender, in turn. The first turn does not count."""
     contenders = [REFERENCE, SAME_CLIENT, OWN_CLIENT] if released_version() else [OWN_CLIENT]
     with Children() as children:
         arenas = [Arena(children, contender) for contender in contenders]
@@ -155,7 +155,7 @@ def _ratio(row: Mapping[str, Any], ratio: Any) -> str:
 @click.option("--blocks", type=click.IntRange(1), default=15, show_default=True, help="Measured blocks each.")
 @click.option("--steps", type=click.IntRange(2), default=100, show_default=True, help="Steps of a block.")
 def main(blocks: int, steps: int, quick: bool, check: bool, path: Path | None) -> None:
-    """What Quorum and ShouldCommit cost per step, beside torchft's."""
+    """Measure Quorum and ShouldCommit per step, with our daemons and torchft's."""
     if quick:
         blocks, steps = 2, 30
     machine = show_machine(beside_torchft=True)

@@ -1,7 +1,7 @@
-"""What fault tolerance adds to a training step where nothing fails: a small transformer, three replica groups, gloo.
+"""Measure the overhead of fault tolerance in a training step without failures: a transformer in three groups over gloo.
 
-torch's own DistributedDataParallel without any, ours, and torchft's, in turn in the same three processes, ten steps
-each. torch's own has two turns a round: how far these two differ is what this machine's noise alone makes.
+torch's DistributedDataParallel, ours, and torchft's take turns of ten steps in the same three processes. torch's has
+two turns per round, and the difference between these two is the noise of the machine.
 """
 
 import statistics
@@ -21,14 +21,14 @@ GROUPS = 3
 PARTS = ("zero_grad", "forward", "backward", "step")
 CPU_BAR_S, PATH_BAR_S = 0.002, 0.0015
 TORCHFT_SHARE = 1 / 3
-"""At most so much of what torchft adds to the time."""
+"""Maximum ratio of our added time to torchft's."""
 
 Block = dict[str, Any]
 """step_s: the median step of all ranks; parts_s: the median of each part; cpu_s: per step and rank, daemons too."""
 
 
 class Arena:
-    """The trainers, and the daemons of the contenders that have some."""
+    """The trainers, and the contenders' daemons."""
 
     def __init__(self, children: Children) -> None:
         self.lighthouse = start_lighthouse(children, OURS, GROUPS)
@@ -70,7 +70,7 @@ class Arena:
 
 
 def run_all(rounds: int, steps: int) -> dict[str, list[Block]]:
-    """Each contender's blocks, in turn, after a round that is not counted. "again" is the second turn of "bare"."""
+    """Return the blocks of each contender. The first round does not count. "again" is the second turn of "bare"."""
     turns = ["bare", "ours", "again", *(["torchft"] if released_version() else [])]
     blocks: dict[str, list[Block]] = {name: [] for name in turns}
     with Children() as children:
@@ -93,7 +93,7 @@ def _report(found: Sequence[Block], bare: Sequence[Block], again: Sequence[Block
         return [block[key] for block in blocks]
 
     def added(key: str) -> Spread:
-        """To the mean of bare's two turns of the same round; the spread is that of its quartiles."""
+        """Return median and quartiles of the increase over the mean of both "bare" turns of the same round."""
         base = [(x + y) / 2 for x, y in zip(column(bare, key), column(again, key), strict=True)]
         over = [mine - other for mine, other in zip(column(found, key), base, strict=True)]
         low, middle, high = statistics.quantiles(over, n=4) if len(over) > 1 else over * 3
@@ -145,7 +145,7 @@ def bars(reports: Mapping[str, Mapping[str, Any]]) -> list[Bar]:
 @click.option("--rounds", type=click.IntRange(1), default=40, show_default=True, help="Turns of each contender.")
 @click.option("--steps", type=click.IntRange(2), default=10, show_default=True, help="Steps of a turn.")
 def main(rounds: int, steps: int, quick: bool, check: bool, path: Path | None) -> None:
-    """What fault tolerance adds to a training step where nothing fails."""
+    """Measure the overhead of fault tolerance in a training step without failures."""
     if quick:
         rounds, steps = 2, 4
     machine = show_machine(beside_torchft=True)

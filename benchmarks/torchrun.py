@@ -1,10 +1,9 @@
-"""A node of a torchrun job dies: until the others make their next step.
+"""Measure how long the other nodes of a torchrun job wait for their next step after a node dies.
 
-Three nodes of one worker each, `--nnodes 2:4`, gloo, on one machine. One node is killed (its agent and its worker,
-SIGKILL), each of the three in a job of its own: with `--rdzv-backend lighthouse`, and, in the same run, with torchrun's
-own `c10d`, as it is by default and with short timeouts. Measured is the time from the kill to the first step that both
-other nodes have made in a world of two. The store of c10d is on the node that was started first; with it dead the
-others have nothing to meet at, and the job is over.
+Three nodes with one worker each (`--nnodes 2:4`, gloo) run on one machine. One node is killed: its agent and its worker
+get SIGKILL. Each of the three is killed in a separate job. The jobs use `--rdzv-backend lighthouse`, torchrun's `c10d`
+with default timeouts, and `c10d` with short timeouts. The time ends with the first step that both other nodes have made
+in a world of two. The store of c10d is on the node that was started first, so the death of this node ends the job.
 """
 
 import contextlib
@@ -30,7 +29,7 @@ SURVIVORS = NODES - 1
 GIVEN_UP_S = 120.0
 SETTLED_STEPS = 20
 BAR = 0.5
-"""Of c10d's time with its shortest timeouts."""
+"""Maximum ratio of our time to c10d's with short timeouts."""
 
 AGENT = "from torch.distributed.run import main; main()"
 OUR_AGENT = """
@@ -39,7 +38,7 @@ from agent_client.torchrun.entry import get_handler
 rendezvous_handler_registry.register("lighthouse", get_handler())
 from torch.distributed.run import main; main()
 """
-"""The same where the project is not installed, so that torchrun finds no entry point."""
+"""torchrun with our backend registered, since torchrun finds no entry point if the project is not installed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,11 +56,11 @@ C10D_SHORT = Backend(f"c10d, {SHORT}", AGENT, ("--rdzv-backend", "c10d", "--rdzv
 
 @dataclass(frozen=True, slots=True)
 class Loss:
-    """`victim`: the node that was killed, by the order of starts. `recovered_s`: None: the others never went on."""
+    """Result of one kill."""
 
     backend: str
-    victim: int
-    recovered_s: float | None
+    victim: int  # number of the killed node, in the order of starts
+    recovered_s: float | None  # None if the others did not continue
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +71,7 @@ class Step:
 
 
 class Job:
-    """Three nodes; what they print is read as it comes. `steps` gets None for a node that has ended."""
+    """Three nodes, whose steps are read in threads. `steps` gets None for a node that has ended."""
 
     def __init__(self, children: Children, backend: Backend, endpoint: str) -> None:
         self.steps: queue.SimpleQueue[Step | None] = queue.SimpleQueue()
@@ -95,7 +94,7 @@ class Job:
         self.steps.put(None)
 
     def wait(self, nodes: Sequence[int], size: int, after: float, steps: int = 1) -> float | None:
-        """When the last of `nodes` had made so many steps in a world of `size`; None: they do not, or have ended."""
+        """Return when each of `nodes` has made `steps` steps in a world of `size`, or None if they fail to."""
         counted = dict.fromkeys(nodes, 0)
         ends_at = time.monotonic() + GIVEN_UP_S
         ended = 0
@@ -115,7 +114,7 @@ class Job:
         return None
 
     def kill(self, number: int) -> float:
-        """As a machine dies: all its processes at once. Returns when."""
+        """Kill all processes of a node at once, as if its machine died, and return the time."""
         node = self.nodes[number]
         node.signal(signal.SIGSTOP)
         below = descendants(node.pid)
@@ -175,7 +174,7 @@ def bars(losses: Sequence[Loss]) -> list[Bar]:
 
 @benchmark("One loss, and not beside c10d.")
 def main(*, quick: bool, check: bool, path: Path | None) -> None:
-    """A node of a torchrun job dies: until the others make their next step."""
+    """Measure how long the other nodes of a torchrun job wait after a node dies."""
     machine = show_machine()
     backends = [LIGHTHOUSE] if quick else [LIGHTHOUSE, C10D_SHORT, C10D]
     losses = [measure(backend, victim) for victim in range(1 if quick else NODES) for backend in backends]

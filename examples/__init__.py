@@ -1,1 +1,1 @@
-"""Scripts to read and to run."""
+"""Example scripts to read and run."""

@@ -1,4 +1,4 @@
-"""One of our commands as a child process that serves, to kill and to start again."""
+"""Lighthouses and managers as child processes, which an example can kill and restart."""
 
 import os
 import signal
@@ -20,12 +20,12 @@ class ClusterError(RuntimeError):
 
 
 class Daemon:
-    """Its output goes to `log`."""
+    """A child process that serves. Its output goes to `log`."""
 
     def __init__(
         self, name: str, command: Sequence[str], log: Path, environment: Mapping[str, str] | None = None
     ) -> None:
-        """`environment`: more variables than this process has."""
+        """Prepare the process. It inherits this process's variables and adds `environment`."""
         self.name = name
         self._environment = environment or {}
         self._command = command
@@ -54,7 +54,7 @@ class Daemon:
             )
 
     def listens(self, port: int) -> bool:
-        """Raises ClusterError if the process has ended."""
+        """Check whether `port` accepts connections. Raises ClusterError if the process has ended."""
         if not self.is_alive:
             raise ClusterError(f"{self.name} has ended; see {self._log}")
         try:
@@ -64,7 +64,7 @@ class Daemon:
         return True
 
     def wait_port(self, port: int, timeout_s: float = 60.0) -> None:
-        """Until something listens there. Raises ClusterError."""
+        """Wait until `port` accepts connections. Raises ClusterError after `timeout_s`."""
         ends_at = time.monotonic() + timeout_s
         while time.monotonic() < ends_at:
             if self.listens(port):
@@ -73,18 +73,18 @@ class Daemon:
         raise ClusterError(f"{self.name} does not listen on port {port} after {timeout_s:g} s; see {self._log}")
 
     def kill(self) -> None:
-        """SIGKILL, to this one process."""
+        """Send SIGKILL to this one process, and wait for its end."""
         if self._process is not None:
             self._process.kill()
             self._process.wait()
 
     @property
     def status(self) -> int | None:
-        """Its exit status; None while it runs, or if it was never started."""
+        """Exit status, or None while the process runs or before it has started."""
         return self._process.poll() if self._process is not None else None
 
     def end(self) -> None:
-        """SIGTERM; does not wait."""
+        """Send SIGTERM without waiting."""
         if self._process is not None:
             self._process.terminate()
 
@@ -99,23 +99,23 @@ class Daemon:
 
 
 def end_by_signals() -> None:
-    """A program that is terminated, or whose terminal is closed, ends its daemons as it does by Ctrl-C."""
+    """End the daemons on SIGTERM and SIGHUP, too, as on Ctrl-C."""
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, lambda number, _frame: sys.exit(128 + number))
 
 
 def lighthouse(folder: Path, address: str, arguments: Sequence[str] = ()) -> Daemon:
-    """One that listens at `address`, and has its journal and its log in `folder`."""
+    """Return a lighthouse that listens on `address`, with its journal and its log in `folder`."""
     serve = ["serve", "--bind", address, "--http", f"{LOOPBACK}:0", "--journal", str(folder / "journal.sqlite")]
     return Daemon("lighthouse", command("lighthouse", [*serve, *arguments]), folder / "lighthouse.log")
 
 
 def command(package: str, arguments: Sequence[str]) -> list[str]:
-    """The command of `package` by this interpreter. What it starts ends with this process, however that ends."""
+    """Return a command that runs `package` in this interpreter. All its processes end with this process."""
     code = {"lighthouse": START_LIGHTHOUSE, "manager": START_MANAGER}[package]
     return [sys.executable, "-c", code, arguments[0], "--parent-pid", str(os.getpid()), *arguments[1:]]
 
 
 def python_path() -> str:
-    """With which another process finds what this project's modules import."""
+    """Return a PYTHONPATH with which another process can import this project's modules."""
     return os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])

@@ -1,9 +1,8 @@
-"""Three replica groups train on this machine, each by its supervisor; one is killed, then a rank of another; nothing is
-lost.
+"""Train three replica groups on this machine, kill one and later a rank of another, and show that nothing is lost.
 
-Every participant logs (step, quorum_id, participants, hash of its weights) for each step it commits. The demo compares
-them all, and ends with status 1 if any differ, if fewer than 60% of the steps had every group, if the test accuracy is
-below 95%, or if the survivors stopped.
+Each group runs under a supervisor. Every participant logs (step, quorum_id, participants, hash of its weights) for each
+step it commits, and the demo compares all of them. It ends with status 1 if any differ, fewer than 60% of the steps had
+every group, the test accuracy is below 95%, or the survivors stopped.
 """
 
 import argparse
@@ -44,7 +43,7 @@ class Demo:
         self._progress = (0, time.monotonic())
 
     def run(self) -> None:
-        """Until every group has finished, or nothing moves any more."""
+        """Run until every group has finished or all of them are stuck."""
         while not all(self.cluster.has_ended(group) for group in self.cluster.groups):
             self._read()
             self._kill_when_due()
@@ -124,7 +123,7 @@ def summarise(report: Report, console: Console, seconds: float, problems: list[s
 
 @contextmanager
 def log_folder(wanted: Path | None) -> Generator[Path, None, None]:
-    """`wanted`, emptied, and kept; or one that goes with the demo."""
+    """Yield the folder `wanted`, after emptying it, or a temporary folder."""
     if wanted is not None:
         shutil.rmtree(wanted, ignore_errors=True)
         yield wanted

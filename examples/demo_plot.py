@@ -1,4 +1,4 @@
-"""Loss and participants over time, with the kills marked."""
+"""Plot of loss and participants over time, with a mark at each kill."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""What the demo's participants logged, and whether nothing was lost. No I/O but reading their files."""
+"""Events that the demo's participants have logged, and the check that nothing was lost."""
 
 import json
 from collections import defaultdict
@@ -13,21 +13,22 @@ MIN_ACCURACY = 0.95
 
 @dataclass(frozen=True, slots=True)
 class Kill:
-    """`at` in seconds since the epoch; `victim` names the group."""
+    """A kill by the demo."""
 
-    at: float
-    victim: str
+    at: float  # seconds since the epoch
+    victim: str  # name of the group
     what: str
 
 
 @dataclass(slots=True)
 class EventFiles:
-    """Reads, again and again, what was added to every participant's file: (participant's file name, event)."""
+    """Reads the events that were added to the participants' files since the last read."""
 
     folder: Path
     _read: dict[Path, int] = field(default_factory=dict)
 
     def new(self) -> list[tuple[str, dict[str, Any]]]:
+        """Return (file name, event) of each new event, in order of time."""
         events: list[tuple[str, dict[str, Any]]] = []
         for path in sorted(self.folder.glob("*-start-*.jsonl")):
             with path.open("rb") as file:
@@ -40,7 +41,7 @@ class EventFiles:
 
 @dataclass(slots=True)
 class Report:
-    """Everything that was logged, step by step."""
+    """All logged events, by step and participant."""
 
     groups: int
     kills: list[Kill] = field(default_factory=list)
@@ -64,17 +65,17 @@ class Report:
         return max(event["participants"] for event in self.commits[step].values())
 
     def loss(self, step: int) -> float:
-        """The mean over those whose gradients counted; a group that heals computes on weights it is about to drop."""
+        """Return the mean loss of the contributors. A group that heals computes with weights that it then replaces."""
         losses = [event["loss"] for event in self.commits[step].values() if event["contributed"]]
         return sum(losses) / len(losses) if losses else float("nan")
 
     def full_share(self) -> float:
-        """The share of the steps that all groups took part in."""
+        """Return the share of the steps in which all groups took part."""
         full = sum(self.participants(step) == self.groups for step in self.commits)
         return full / len(self.commits) if self.commits else 0.0
 
     def differing_steps(self) -> list[int]:
-        """Steps whose participants do not all name one quorum and one hash."""
+        """Return the steps whose participants differ in their quorum or hash."""
         return [
             step
             for step, by_participant in sorted(self.commits.items())
@@ -82,7 +83,7 @@ class Report:
         ]
 
     def pause_s(self, kill: Kill) -> float:
-        """The longest time in the minute after `kill` in which no survivor committed a step, in seconds."""
+        """Return the longest time in seconds without a commit by a survivor, in the minute after `kill`."""
         times = sorted(
             event["time"]
             for by_participant in self.commits.values()
@@ -93,14 +94,14 @@ class Report:
         return max((after - before for before, after in pairwise(later)), default=float("inf"))
 
     def weights(self) -> dict[str, str]:
-        """The SHA-256 at the end, by participant."""
+        """Return the SHA-256 of each participant's final weights."""
         return {name: event["hash"] for name, event in sorted(self.finished.items())}
 
     def accuracy(self) -> float:
         return min((event["accuracy"] for event in self.finished.values()), default=0.0)
 
     def problems(self, steps: int, ranks: int) -> list[str]:
-        """Why this run does not show what it should; empty if it does."""
+        """Return why this run has failed, or an empty list."""
         differing, found = self.differing_steps(), []
         if self.last_step < steps:
             found.append(f"the survivors stopped at step {self.last_step} of {steps}")

@@ -1,4 +1,4 @@
-"""The demo on a terminal: a row per group, live; plain lines elsewhere."""
+"""Display of the demo: a live table with a row per group on a terminal, and plain lines elsewhere."""
 
 import time
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""What the training examples share, and what is not about training together: their data, and a log of their steps."""
+"""Common parts of the training examples that do not concern fault tolerance: the data, options, and a log of steps."""
 
 import argparse
 import hashlib
@@ -20,7 +20,7 @@ TEST_EVERY = 5
 
 
 class Digits(NamedTuple):
-    """1,797 handwritten digits of 8 x 8 pixels; every fifth is for the test."""
+    """1,797 handwritten digits of 8 x 8 pixels. Every fifth is a test image."""
 
     images: torch.Tensor
     labels: torch.Tensor
@@ -41,7 +41,7 @@ def accuracy(model: nn.Module, images: torch.Tensor, labels: torch.Tensor) -> fl
 
 
 def bits_of(tensors: Iterable[torch.Tensor]) -> str:
-    """SHA-256 over their bytes."""
+    """Return the SHA-256 of the tensors' bytes."""
     digest = hashlib.sha256()
     for tensor in tensors:
         digest.update(tensor.detach().numpy().tobytes())
@@ -49,12 +49,12 @@ def bits_of(tensors: Iterable[torch.Tensor]) -> str:
 
 
 def network() -> nn.Module:
-    """With buffers that its forward passes move."""
+    """Return a small network whose forward passes change its buffers."""
     return nn.Sequential(nn.Linear(64, 64), nn.BatchNorm1d(64), nn.ReLU(), nn.Linear(64, 10))
 
 
 def state_of(model: nn.Module, optimizer: torch.optim.Optimizer) -> Iterator[torch.Tensor]:
-    """All that training moves: parameters, buffers, and the optimizer's state of each parameter."""
+    """Yield everything that training changes: parameters, buffers, and the optimizer's state of each parameter."""
     yield from model.buffers()
     for parameter in model.parameters():
         yield parameter
@@ -62,7 +62,7 @@ def state_of(model: nn.Module, optimizer: torch.optim.Optimizer) -> Iterator[tor
 
 
 def log_like_the_daemons() -> None:
-    """What the Agent logs, with times in UTC."""
+    """Show the Agent's log lines, with times in UTC."""
     form = "%(asctime)sZ %(levelname).1s %(name)s: %(message)s"
     logging.basicConfig(level=logging.INFO, format=form, datefmt="%Y-%m-%dT%H:%M:%S")
     for handler in logging.getLogger().handlers:
@@ -85,7 +85,7 @@ def make_parser(description: str | None, steps: int) -> argparse.ArgumentParser:
 
 
 class Events:
-    """JSON lines, for a program that watches the training; nothing without a `file`."""
+    """Log in JSON lines for a program that watches the training. Does nothing without a file."""
 
     def __init__(self, file: Path | None) -> None:
         self._file = file
@@ -96,7 +96,7 @@ class Events:
                 file.write(json.dumps({"time": time.time(), "pid": os.getpid()} | fields) + "\n")
 
     def follow(self, agent: Agent, tensors: Callable[[], Iterable[torch.Tensor]], pace_s: float = 0.0) -> None:
-        """Log each commit of a loop that somebody else has written, at most one in `pace_s` seconds."""
+        """Log each commit of another library's loop, and slow it down to one in `pace_s` seconds."""
 
         def committed(step: int) -> None:
             time.sleep(pace_s)
@@ -106,7 +106,7 @@ class Events:
         agent.on_commit(committed)
 
     def committed(self, agent: Agent, loss: torch.Tensor, bits: str, **fields: object) -> None:
-        """The step before the agent's present one; `bits` are of the weights after it."""
+        """Log the step that has just committed. `bits` is the hash of the weights after it."""
         self.log(
             step=agent.current_step,
             quorum_id=agent.quorum_id,

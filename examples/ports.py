@@ -1,20 +1,20 @@
-"""Ports for servers that must be told theirs before they start."""
+"""Free ports for servers that need their port number before they start."""
 
 import random
 import socket
 
 LOOPBACK = "127.0.0.1"
-# Below those that Linux gives to outgoing connections, so that none takes a port before its server has started; and
-# below the default ports of torch and of our daemons.
+# Below the ports that Linux assigns to outgoing connections, since one of those could take the port before the server
+# starts. Also below the default ports of torch and of our daemons.
 PORTS = range(15_000, 29_000)
 
-_random = random.SystemRandom()  # a program that seeds its random numbers keeps them
+_random = random.SystemRandom()  # leaves the seeded random numbers of the program alone
 
 
 def free_port(host: str = LOOPBACK) -> int:
     """Draw a port that no process listens on, and claim it until this process ends.
 
-    No other caller on this host gets it, in whatever process: of several test runs, each has its own.
+    No other call on this host returns the same port, so several test runs can share the host.
     """
     while True:
         port = _random.choice(PORTS)
@@ -31,7 +31,7 @@ def _is_free(host: str, port: int) -> bool:
 
 
 def _claim(port: int) -> bool:
-    """An abstract name stands for the port: the kernel gives it to one socket at a time, and frees it at its end."""
+    """Bind an abstract socket name that stands for the port. The kernel frees it when the process ends."""
     claim = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
     try:
         claim.bind(f"\0lighthouse-ft/port/{port}")

@@ -1,4 +1,4 @@
-"""What rank 0 of a training example shows as it goes: a bar on a terminal, elsewhere a line every few seconds."""
+"""Progress display of rank 0 of a training example: a bar on a terminal, elsewhere a line every few seconds."""
 
 import logging
 import os
@@ -16,14 +16,15 @@ FRAMES_EVERY_S = 0.1
 
 
 class ProgressBar:
-    """Of a training of `steps` steps.
+    """Progress of a training of `steps` steps.
 
-    with ProgressBar(steps) as progress:
-        progress.show(step, groups, loss)
+    Example:
+        with ProgressBar(steps) as progress:
+            progress.show(step, groups, loss)
     """
 
     def __init__(self, steps: int, lines_every_s: float = LINES_EVERY_S) -> None:
-        """`lines_every_s`: 0 prints a line for each step, where there is no terminal."""
+        """Prepare the display. Without a terminal, it prints a line per `lines_every_s` seconds, or per step if 0."""
         self._steps = steps
         self._is_mine = os.environ.get("RANK", "0") == "0"
         self._bar = _bar() if self._is_mine and sys.stdout.isatty() else None
@@ -47,7 +48,7 @@ class ProgressBar:
             handler.setStream(stream)
 
     def show(self, step: int, groups: int, loss: "torch.Tensor | float") -> None:
-        """That `step` is committed, by so many replica groups. Nothing is read of `loss` before it is shown."""
+        """Show that `groups` replica groups have committed `step`. Reads `loss` only if it is shown."""
         now = time.monotonic()
         if not self._is_mine or step == self._shown or (now < self._next_at and step < self._steps):
             return
@@ -58,7 +59,7 @@ class ProgressBar:
             self._bar.update(self._task, completed=step, text=_text(groups, loss), refresh=True)
 
     def _log_above(self, stderr: Any) -> None:
-        """What is logged stands above the bar, not in it: rich has put its own stream in the place of `stderr`."""
+        # rich has replaced sys.stderr by its own stream, which prints log lines above the bar instead of inside it.
         for handler in logging.getLogger().handlers:
             if isinstance(handler, logging.StreamHandler) and handler.stream is stderr:
                 self._handlers.append((handler, stderr))

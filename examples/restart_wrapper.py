@@ -1,10 +1,10 @@
-"""In-process restart with hot spares: eight ranks, of which six train and two wait. No torch, one machine, one minute.
+"""Restart in process with hot spares: six of eight ranks train, and two wait. Runs without torch in a minute.
 
     python -m examples.restart_wrapper
 
-Rank 2 raises at its fifth step: all six start the next iteration, in their processes. Then rank 1 is killed with
-SIGKILL, as by the kernel: a spare becomes rank 1, and the others keep their numbers. Under a supervisor
-(`lighthouse-manager run`, or fork_and_monitor() at the top of the script) the killed one would come back as a spare.
+Rank 2 raises at its fifth step, so all six ranks start the next iteration in the same processes. Then rank 1 is
+killed by SIGKILL, as the kernel would do. A spare becomes rank 1, and the others keep their numbers. Under a supervisor
+(`lighthouse-manager run`, or fork_and_monitor() at the top of the script), the killed rank would return as a spare.
 """
 
 import os
@@ -46,7 +46,7 @@ def work() -> None:
     print(fault_tolerant_training() or "a spare to the end", flush=True)
 
 
-# -- the rest starts what a cluster would have started
+# -- the rest replaces a cluster
 
 
 def main() -> int:

@@ -1,4 +1,4 @@
-"""A lighthouse, and replica groups that `lighthouse-manager run` starts, and starts again, to kill their ranks."""
+"""A lighthouse, and replica groups under `lighthouse-manager run`, which restarts the ranks that an example kills."""
 
 import contextlib
 import os
@@ -17,17 +17,17 @@ TRAIN_SCRIPT = Path(__file__).with_name("train_ddp.py")
 
 @dataclass(slots=True)
 class Group:
-    """`pids` by rank, as they were last told to note_pid."""
+    """A replica group and its supervisor."""
 
     name: str
     supervisor: Daemon
     port: int
     log: Path
-    pids: dict[int, int] = field(default_factory=dict)
+    pids: dict[int, int] = field(default_factory=dict)  # by rank, from `note_pid`
 
 
 class SupervisedCluster:
-    """Use as a context manager: nothing of it outlives the block."""
+    """Processes of a cluster on this machine. The end of the block ends all of them."""
 
     def __init__(
         self,
@@ -38,7 +38,7 @@ class SupervisedCluster:
         train_arguments: Sequence[str],
         lighthouse_arguments: Sequence[str] = (),
     ) -> None:
-        """`folder` takes logs and events."""
+        """Prepare the processes. They write logs and events to `folder`."""
         folder.mkdir(parents=True, exist_ok=True)
         self.folder = folder
         self.ranks = ranks
@@ -58,7 +58,7 @@ class SupervisedCluster:
             daemon.stop()
 
     def start(self) -> None:
-        """Everything, to the point where every supervisor serves; the ranks run a little later."""
+        """Start everything, and wait until every supervisor serves. The ranks start a little later."""
         self.lighthouse.start()
         self.lighthouse.wait_port(self._port)
         for group in self.groups:
@@ -71,7 +71,7 @@ class SupervisedCluster:
         group.pids[rank] = pid
 
     def kill_ranks(self, group: Group, *ranks: int) -> None:
-        """SIGKILL; their supervisor lives."""
+        """Send SIGKILL to these ranks, but not to their supervisor."""
         for rank in ranks:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(group.pids[rank], signal.SIGKILL)
@@ -81,7 +81,7 @@ class SupervisedCluster:
 
     def _group(self, name: str) -> Group:
         port, log = free_port(), self.folder / f"{name}.log"
-        # Each start of a rank writes a file of its own.
+        # Each start of a rank writes a separate file.
         events = self.folder / f"{name}-rank-$RANK-start-$TORCHELASTIC_RESTART_COUNT.jsonl"
         arguments = [
             *(

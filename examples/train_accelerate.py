@@ -1,10 +1,10 @@
-"""accelerate under any number of replica groups: a small network learns handwritten digits.
+"""Train a small network on handwritten digits with accelerate, in any number of replica groups.
 
     lighthouse serve
     LIGHTHOUSE_ADDRESS=localhost:29510 REPLICA_GROUP_ID=a torchrun --master-port 29601 train_accelerate.py
     LIGHTHOUSE_ADDRESS=localhost:29510 REPLICA_GROUP_ID=b torchrun --master-port 29602 train_accelerate.py
 
-Kill one of them; the other goes on. Start it again; it heals and trains along.
+Kill one group, and the other continues. Start it again, and it heals and takes part again.
 """
 
 import torch

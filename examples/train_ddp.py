@@ -1,10 +1,10 @@
-"""Train a small network on handwritten digits, under any number of replica groups.
+"""Train a small network on handwritten digits, in any number of replica groups.
 
     lighthouse serve
     LIGHTHOUSE_ADDRESS=localhost:29510 REPLICA_GROUP_ID=a torchrun --nproc-per-node 2 --master-port 29601 train_ddp.py
     LIGHTHOUSE_ADDRESS=localhost:29510 REPLICA_GROUP_ID=b torchrun --nproc-per-node 2 --master-port 29602 train_ddp.py
 
-Kill one of them; the other goes on. Start it again; it heals and trains along.
+Kill one group, and the other continues. Start it again, and it heals and takes part again.
 """
 
 import time
@@ -26,7 +26,7 @@ from progress_bar import ProgressBar
 
 
 def weights(model: nn.Module, sgd: torch.optim.Optimizer) -> Iterator[torch.Tensor]:
-    """All that training moves: the parameters and their momentum."""
+    """Yield everything that training changes: the parameters and their momentum."""
     for parameter in model.parameters():
         yield parameter
         yield from (state for state in sgd.state.get(parameter, {}).values() if state is not None)

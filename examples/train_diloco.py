@@ -1,10 +1,10 @@
-"""Train a small network on handwritten digits by DiLoCo: replica groups that talk to each other once in 20 steps.
+"""Train a small network on handwritten digits with DiLoCo: replica groups that communicate once in 20 steps.
 
     lighthouse serve
     LIGHTHOUSE_ADDRESS=localhost:29510 REPLICA_GROUP_ID=a python train_diloco.py
     LIGHTHOUSE_ADDRESS=localhost:29510 REPLICA_GROUP_ID=b python train_diloco.py
 
-Kill one of them; the other goes on. Start it again; it heals at the next outer step and trains along.
+Kill one group, and the other continues. Start it again, and it heals at the next outer step.
 """
 
 import time

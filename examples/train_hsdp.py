@@ -4,7 +4,7 @@
     LIGHTHOUSE_ADDRESS=localhost:29510 REPLICA_GROUP_ID=a torchrun --nproc-per-node 2 --master-port 29601 train_hsdp.py
     LIGHTHOUSE_ADDRESS=localhost:29510 REPLICA_GROUP_ID=b torchrun --nproc-per-node 2 --master-port 29602 train_hsdp.py
 
-Kill one of them; the other goes on. Start it again; it heals, each rank its own shards, and trains along.
+Kill one group, and the other continues. Start it again, and each of its ranks heals its own shards.
 """
 
 import time
@@ -34,7 +34,7 @@ class Reader(nn.Module):
         self.head = nn.Linear(width, 10)
 
     def forward(self, images: torch.Tensor) -> torch.Tensor:
-        """Scores of shape (batch, 10) for `images` of shape (batch, 64)."""
+        """Return scores of shape (batch, 10) for images of shape (batch, 64)."""
         hidden = self.embed(images.view(-1, 8, 8)) + self.places(torch.arange(8))
         for layer in self.layers:
             hidden = layer(hidden)
@@ -42,7 +42,7 @@ class Reader(nn.Module):
 
 
 def sharded_reader() -> Reader:
-    """Layer by layer over the ranks of this replica group, which is torch's world."""
+    """Return a model that is sharded layer by layer over the ranks of this group, which are torch's default group."""
     model = Reader()
     for layer in model.layers:
         fully_shard(layer)
@@ -51,7 +51,7 @@ def sharded_reader() -> Reader:
 
 
 def shards(model: nn.Module, adam: torch.optim.Optimizer) -> Iterator[torch.Tensor]:
-    """What this rank holds of all parameters and of the optimizer's state: the same as its counterparts elsewhere."""
+    """Yield this rank's shards of parameters and optimizer state. They equal those of the same rank in other groups."""
     for parameter in model.parameters():
         for tensor in (parameter.detach(), *adam.state.get(parameter, {}).values()):
             yield tensor.to_local() if isinstance(tensor, DTensor) else tensor

@@ -1,10 +1,10 @@
-"""Lightning's Trainer under any number of replica groups: a small network learns handwritten digits.
+"""Train a small network on handwritten digits with Lightning's Trainer, in any number of replica groups.
 
     lighthouse serve
     LIGHTHOUSE_ADDRESS=localhost:29510 REPLICA_GROUP_ID=a torchrun --master-port 29601 train_lightning.py
     LIGHTHOUSE_ADDRESS=localhost:29510 REPLICA_GROUP_ID=b torchrun --master-port 29602 train_lightning.py
 
-Kill one of them; the other goes on. Start it again; it heals and trains along.
+Kill one group, and the other continues. Start it again, and it heals and takes part again.
 """
 
 from typing import Any
@@ -38,7 +38,7 @@ class Classifier(lightning.LightningModule):
 
 
 class Watched(lightning.Callback):
-    """For the example's bar and its log of steps only."""
+    """Updates the example's progress bar and log. Fault tolerance does not need it."""
 
     def __init__(self, strategy: FaultTolerantStrategy, events: Events, progress: ProgressBar, pace_s: float) -> None:
         self.strategy, self.events, self.progress, self.pace_s = strategy, events, progress, pace_s

@@ -1,13 +1,13 @@
-"""A plain torchft script: a small network learns handwritten digits, under any number of replica groups.
+"""Train a small network on handwritten digits with a plain torchft script, in any number of replica groups.
 
-What is new in it is the line after the imports: with it, torchft's Python runs on this project's managers.
+The line after the imports is new. With it, torchft's Python runs on this project's managers.
 
     lighthouse serve
     export TORCHFT_LIGHTHOUSE=http://localhost:29510 NUM_REPLICA_GROUPS=2
     REPLICA_GROUP_ID=0 torchrun --master-port 29601 train_torchft.py
     REPLICA_GROUP_ID=1 torchrun --master-port 29602 train_torchft.py
 
-Kill one of them; the other goes on. Start it again; it heals and trains along.
+Kill one group, and the other continues. Start it again, and it heals and takes part again.
 """
 
 import argparse

@@ -1,10 +1,10 @@
-"""Hugging Face's Trainer under any number of replica groups: a small ResNet learns handwritten digits.
+"""Train a small ResNet on handwritten digits with Hugging Face's Trainer, in any number of replica groups.
 
     lighthouse serve
     LIGHTHOUSE_ADDRESS=localhost:29510 REPLICA_GROUP_ID=a torchrun --master-port 29601 train_transformers.py
     LIGHTHOUSE_ADDRESS=localhost:29510 REPLICA_GROUP_ID=b torchrun --master-port 29602 train_transformers.py
 
-Kill one of them; the other goes on. Start it again; it heals and trains along.
+Kill one group, and the other continues. Start it again, and it heals and takes part again.
 """
 
 import tempfile
@@ -28,7 +28,7 @@ from progress_bar import ProgressBar
 
 
 class Shown(TrainerCallback):
-    """The example's bar, in place of the trainer's own lines."""
+    """Updates the example's progress bar, which replaces the lines of the trainer."""
 
     def __init__(self, progress: ProgressBar, agent: Agent) -> None:
         self.progress, self.agent = progress, agent

@@ -1,1 +1,1 @@
-"""Giving and taking state, and catching up beside steps."""
+"""Transfer of training state between replica groups, and catching up while training."""

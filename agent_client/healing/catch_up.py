@@ -1,10 +1,14 @@
-"""A rank that catches up: what rules/catch_up.py decides, done with tensors, a transfer and an optimizer.
+"""Catching up: carries out the decisions of `CatchUpMachine` (rules.py) with tensors, a transfer and an optimizer.
 
-The gradients of a step are kept as they are when the optimizer would apply them: after the averaging, and after what
-the script has done to them, which is the same in every group. So nothing hooks into the backward pass, and what is
-applied later is bit by bit what the others applied.
+This rank keeps a step's gradients at the point at which the optimizer would apply them: after the averaging, and after
+changes by the script, such as clipping, which are the same in every group. So the backward pass needs no hook, and the
+gradients that the rank applies later are bitwise equal to its peers'.
 
-`answered` belongs to the step's own thread; the rest to the script's, between its steps and in their ends.
+Schedulers belong to the held state, but the script keeps moving them in each step. `ScheduleReplay` counts these moves,
+undoes them, and repeats them when the kept step is applied.
+
+`words` and `answered` run on the Agent's background thread. Everything else runs on the script's thread, between two
+steps or at the end of one.
 """
 
 import copy
@@ -29,34 +33,30 @@ from lighthouse_protocol.messages.membership import Assignment, CatchUp, Tag
 log = logging.getLogger(__name__)
 
 
-# -- schedule replay ----------------------------------------------------------
-#
-# What a script moves beside the optimizer: its schedulers, and what says itself how it is moved.
-#
-# While a rank catches up, the script goes on moving them, one step after the other, and they belong to the state that
-# is held, which is older. So what it did is counted, taken back, and done again when the step after which it was done
-# is applied.
-
-
 @runtime_checkable
 class Replayable(Protocol):
     def replay_step(self) -> None:
-        """Move as the script does it after each committed step."""
+        """Do what the script does to this object after each committed step."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class StepCounts:
-    """How often each was moved: `between` the step before and the beginning of this one, `inside` this one."""
+    """Number of moves by the script in one step, by entry of the TrainState."""
 
-    between: dict[str, int]
+    between: dict[str, int]  # between the last step and the beginning of this step
     inside: dict[str, int]
 
 
 class ScheduleReplay:
-    """`others` by name. Raises ConfigurationError for what cannot be moved again."""
+    """Undoes and repeats the script's moves of schedulers and other entries of the TrainState."""
 
     def __init__(self, others: dict[str, Stateful]) -> None:
+        """Check that each entry of the TrainState can be replayed.
+
+        Raises:
+            ConfigurationError: An entry is neither a scheduler that counts its steps nor `Replayable`.
+        """
         self._others = others
         self._optimizer: Optimizer | None = None
         self._states: dict[str, Any] = {}
@@ -67,40 +67,41 @@ class ScheduleReplay:
             _check(name, other)
 
     def attach(self, optimizer: Optimizer) -> None:
-        """Whose settings (the learning rate, the momentum) they move."""
+        """Set the optimizer whose settings (learning rate, momentum) the schedulers change."""
         self._optimizer = optimizer
 
     @property
     def saved(self) -> dict[str, Any]:
-        """Their states, as they were saved."""
+        """States of the entries at the last `save`."""
         return self._states
 
     def begin(self) -> None:
-        """A step begins."""
+        """Count the moves from here on as `inside` the step."""
         self._begun = self._counts()
 
     def save(self) -> None:
-        """They are now as they belong to the state that is held."""
-        for name in self._others.keys() - self._states.keys():
+        """Save the current states, which belong to the held state."""
+        for name in self._others.keys() - self._states.keys():  # registered after the start
             _check(name, self._others[name])
         self._states = {name: copy.deepcopy(other.state_dict()) for name, other in self._others.items()}
         self._settings = [_settings(group) for group in self._groups]
         self._saved = self._counts()
 
     def take_back(self) -> StepCounts:
-        """What the script did since they were saved."""
+        """Restore the states of the last `save`, and return the moves since then."""
         now = self._counts()
         between = {name: self._begun.get(name, count) - self._saved.get(name, count) for name, count in now.items()}
         inside = {name: count - self._begun.get(name, count) for name, count in now.items()}
         for name, other in self._others.items():
             other.load_state_dict(copy.deepcopy(self._states[name]))
             if name not in now:
-                between[name] = 1
+                between[name] = 1  # a Replayable counts nothing; the script moves it once after each step
         for group, settings in zip(self._groups, self._settings, strict=True):
             group.update(copy.deepcopy(settings))
         return StepCounts(between, inside)
 
     def move(self, counts: dict[str, int]) -> None:
+        """Step each entry forward, `counts[name]` times."""
         for name, count in counts.items():
             other = self._others[name]
             for _ in range(count):
@@ -111,7 +112,6 @@ class ScheduleReplay:
         return self._optimizer.param_groups if self._optimizer is not None else []
 
     def _counts(self) -> dict[str, int]:
-        """Of the schedulers, which count themselves."""
         return {name: other.last_epoch for name, other in self._others.items() if isinstance(other, LRScheduler)}
 
 
@@ -131,23 +131,24 @@ def _check(name: str, other: object) -> None:
 
 @dataclass(slots=True)
 class _Step:
-    """What one committed step applies: a gradient for each parameter, None where it has none; after the moves. And the
-    model's buffers as they were then, which a move may read."""
+    """Content of one kept step."""
 
-    gradients: list[Tensor | None]
-    buffers: list[Tensor]
+    gradients: list[Tensor | None]  # one per parameter, None if it has no gradient
+    buffers: list[Tensor]  # the model's buffers at the end of the step, which a scheduler may read
     moves: StepCounts
     is_first: bool = False
-    """The state that it is applied to is that of its beginning: all before that is in it."""
+    """True for the first step of the chain. The snapshot already contains the moves before this step."""
 
 
 class CatchUpDriver:
-    """Feeds the CatchUpMachine. `fetch` begins the transfer of the state that an assignment deals.
-
-    Raises ConfigurationError for a state that cannot be taken over beside the steps.
-    """
+    """Lets one rank catch up, as `CatchUpMachine` decides."""
 
     def __init__(self, state: TrainState, owner: StateOwner, fetch: Callable[[Assignment], BackgroundFetch]) -> None:
+        """Create the machine. `fetch` starts the transfer of the snapshot from the source in an assignment.
+
+        Raises:
+            ConfigurationError: The model is sharded, or an entry of the state cannot be replayed.
+        """
         if state.has_shards:
             raise ConfigurationError("heal_mode catch_up: not for a model that is sharded; use heal_mode='blocking'")
         self.machine: CatchUpMachine[_Step] = CatchUpMachine()
@@ -160,25 +161,25 @@ class CatchUpDriver:
         self._snapshot: dict[str, Any] | None = None
         self._batches = 0
         self._buffers: list[Tensor] = []
-        """The model's, as they were after the kept step that was applied last."""
+        """The model's buffers at the end of the last kept step that was applied."""
 
     def attach(self, optimizer: Optimizer) -> None:
-        """What applies the gradients."""
+        """Set the optimizer that applies the gradients."""
         self._optimizer = optimizer
         self._schedules.attach(optimizer)
 
     @property
     def held(self) -> tuple[Tag, int]:
-        """The state that this rank holds, and the batches that are in it."""
+        """Tag of the state that this rank holds, and the number of batches that have contributed to it."""
         if self.machine.held is not None:
             return self.machine.held, self._batches
         return self._owner.tag, self._owner.batches_committed
 
     def words(self) -> CatchUp:
-        """For the manager, with a request for a quorum."""
+        """Return the fields about catching up in the next request for a quorum."""
         self._poll()
         machine = self.machine
-        is_wanted = not (machine.heals_plainly or self._owner.is_torn)  # what is torn is healed at once
+        is_wanted = not (machine.heals_plainly or self._owner.is_torn)  # a torn state needs a blocking heal
         return CatchUp(is_wanted, machine.held, machine.has_source)
 
     def close(self) -> None:
@@ -188,7 +189,11 @@ class CatchUpDriver:
     # -- a step
 
     def begin_step(self) -> None:
-        """Raises ConfigurationError if no optimizer could apply what is kept."""
+        """Begin a step: register new schedulers, and start to count their moves.
+
+        Raises:
+            ConfigurationError: No FaultTolerantOptimizer can apply the kept gradients.
+        """
         if self._optimizer is None:
             raise ConfigurationError("heal_mode catch_up: wrap the optimizer in a FaultTolerantOptimizer")
         self._state.register_schedulers()
@@ -197,7 +202,7 @@ class CatchUpDriver:
         self._schedules.begin()
 
     def answered(self, assignment: Assignment) -> None:
-        """Find out what the quorum, or its next step, means for a rank that may catch up."""
+        """Act on a quorum, or on the next step of one: start or cancel a transfer, or return to the held state."""
         self._poll()
         owner, machine = self._owner, self.machine
         held, was_following = machine.held or owner.tag, machine.follows
@@ -217,10 +222,9 @@ class CatchUpDriver:
         if machine.follows:
             owner.work_at(*machine.followed)
 
-    @not_itself_compiled
+    @not_itself_compiled  # the optimizer may be compiled, so that kept steps run the same code as on the peers
     def apply(self) -> None:
-        """After a commit: move the optimizer by this step's gradients, or by those whose turn it is. Where the peers'
-        optimizer is compiled, so is this one, in kept steps, too."""
+        """Apply the gradients of a committed step, or keep them and apply the kept ones that are due."""
         assert self._optimizer is not None
         if not self.machine.follows:
             self._optimizer.step()
@@ -232,14 +236,14 @@ class CatchUpDriver:
         self._end_apply()
 
     def reject(self, reason: str) -> None:
-        """What this rank would keep is not what its peers apply: it cannot follow them, and heals plainly."""
-        if self.machine.follows and not self.machine.heals_plainly:  # until the next quorum it goes on differing
+        """Stop catching up, because this rank's gradients differ from its peers'."""
+        if self.machine.follows and not self.machine.heals_plainly:  # log only the first time in a quorum
             log.error("catching up failed, healing by copying the state instead: %s", reason)
             self._drop_transfer(reason)
             self.machine.failed(is_hopeless=True)
 
     def torn(self) -> None:
-        """A kept step was not applied, or in part: what this rank holds is no state any more."""
+        """Record that a step was applied only partly or not at all, so this rank holds no complete state."""
         if self.machine.follows:
             self._drop_transfer("the state is torn")
             self.machine.torn()
@@ -247,7 +251,6 @@ class CatchUpDriver:
     # -- within
 
     def _poll(self) -> None:
-        """Whether the transfer is over."""
         transfer = self._transfer
         if transfer is None or not transfer.received.done():
             return
@@ -262,20 +265,18 @@ class CatchUpDriver:
         self.machine.arrived(Tag(agent["step"], agent["tag_quorum_id"]))
 
     def _drop_transfer(self, reason: str) -> None:
-        """And what it brought, unless that is to be installed."""
         if self._transfer is not None:
             self._transfer.cancel(reason)
             self._transfer = None
-        if self.machine.transfer is not Transfer.ARRIVED:
+        if self.machine.transfer is not Transfer.ARRIVED:  # an arrived snapshot will be installed
             self._snapshot = None
 
     def _return(self, held: Tag, assignment: Assignment, first: Sequence[_Step]) -> None:
-        """What this rank holds is what counts, as it was when the `first` step that is kept began: what it worked at is
-        forgotten. A plain heal brings all of its own."""
+        """Work with the held state again, with the schedulers as they were when the `first` kept step began."""
         owner = self._owner
         owner.work_at(*held)
         owner.batches_committed = self._batches
-        if assignment.heals and not assignment.catches_up:
+        if assignment.heals and not assignment.catches_up:  # the blocking heal replaces the schedulers, too
             return
         self._schedules.take_back()
         for step in first:
@@ -319,7 +320,7 @@ class CatchUpDriver:
 
     @never_compiled
     def _take_up(self) -> Sequence[PendingStep[_Step]]:
-        """Keep this step; the kept ones whose turn it is."""
+        """Keep this step, and return the steps to apply now. Install the snapshot instead if it has just arrived."""
         self._poll()
         self._keep()
         if self.machine.transfer is not Transfer.ARRIVED:
@@ -352,13 +353,13 @@ class CatchUpDriver:
             self._schedules.save()
 
     def _move_to(self, step: _Step) -> None:
-        """What the script moves, to the beginning of that step."""
+        """Move buffers and schedulers to the beginning of that step."""
         if not step.is_first:
             self._install_buffers()
             self._schedules.move(step.moves.between)
 
     def _install_buffers(self) -> None:
-        """Those of the state that is held: the forward passes since then have moved them."""
+        # The forward passes of later steps have changed the buffers since.
         for buffer, content in zip(self._state.model.buffers(), self._buffers, strict=True):
             buffer.detach().copy_(content)
 
@@ -368,6 +369,6 @@ class CatchUpDriver:
 
 
 def _take(gradient: Tensor) -> Tensor:
-    """What it holds now, in memory of its own: a view into a bucket of torch's is written anew in the next step."""
+    """Return the gradient in separate CPU memory. A view into a bucket of DDP would be overwritten in the next step."""
     is_whole = gradient.untyped_storage().nbytes() == gradient.nbytes
     return gradient if gradient.device.type == "cpu" and is_whole else gradient.detach().to("cpu", copy=True)

@@ -1,9 +1,10 @@
-"""One rank's side of healing: a source (source.py), a target (target.py), and the quorum that both belong to.
+"""One rank's side of healing: as a source (source.py), as a target, and the log of a heal.
 
-A target fetches and installs before it computes anything in the step. So when a source has completed a collective over
-all participants, every target has received the state, from here or from another source, or has failed. Nothing is
-written before that, and a state that is up to date can be read in place until the vote. Only a target that catches up
-is waited for by no other group.
+A target that heals in the blocking way fetches and installs before it computes anything in the step. So when a source
+has completed a collective over all participants, every target has received the state or failed. No rank writes its
+state before that, so peers can read an up-to-date state in place until the vote.
+
+A target that catches up fetches on a separate thread (`BackgroundFetch`), and no other group waits for it.
 """
 
 import logging
@@ -30,17 +31,16 @@ from lighthouse_runtime.client.clients import ManagerClient
 log = logging.getLogger(__name__)
 
 
-# -- heal log -----------------------------------------------------------------
-#
-# A heal in the log of the rank that heals: its beginning, how far it is while it lasts, and what it has cost.
-
 LOOKED_EVERY_S = 1.0
-_RANK, _PROCESS = 0, ""
+_RANK, _PROCESS = 0, ""  # GroupHeal can track several ranks; this log has one
 
 
 @contextmanager
 def logged(mark: HealMark, *, is_beside: bool = False) -> Generator[None]:
-    """For as long as the transfer runs. An exception that leaves the block: it has failed."""
+    """Log the transfer that the block runs, and mark its end or, after an exception, its failure.
+
+    With `is_beside`, the lines use the words for catching up.
+    """
     heal, is_over = GroupHeal(settled_s=0.0, is_beside=is_beside), threading.Event()
     _look(heal, mark)
 
@@ -70,38 +70,31 @@ def _look(heal: GroupHeal, mark: HealMark) -> None:
         log.info("%s", line)
 
 
-# -- target -------------------------------------------------------------------
-#
-# The side that is behind: this rank receives the state of a peer, checks it and installs it.
-#
-# All sources give a part of a large state, every one can stand in for another, and a transfer that broke is resumed.
-#
-# A target that catches up fetches on a thread of its own.
-
 ASK_TIMEOUT_S = 5.0
 SILENCE_SHARE = 0.1
-"""Of the heal timeout a source may be silent while there is another."""
+"""Share of the heal timeout for which a source may send nothing while there is another source."""
 
 Sources = dict[str, FindAddress]
-"""By the name of a source, what finds the address at which it serves its state."""
+"""Maps the name of a source to a function that looks up the address at which it serves its state."""
 
 OnReceived = Callable[[float, int], None]
+"""Receives the seconds of a transfer and the bytes of its tensors."""
 OnBegun = Callable[[str, int], HealMark]
-"""Makes the mark of a heal from that source, of that step."""
+"""Creates the mark of a heal from the source, at the step."""
 
 
 def unread_mark(source: str, step: int) -> HealMark:
-    """For a target whose progress no one asks for."""
+    """Return a mark that is not reported anywhere."""
     return HealMark(1, source, step, time.monotonic)
 
 
 class DoesNotFit(StateMismatch):
-    """The state is what was asked for, and this rank's model or optimizer is another: no later one will fit either."""
+    """The source sent the right state, but this rank has another model or optimizer. No later state will fit either."""
 
 
 @contextmanager
 def _unfit() -> Generator[None]:
-    """A mismatch in the block is one that no later state repairs."""
+    """Turn a StateMismatch in the block into DoesNotFit."""
     try:
         yield
     except StateMismatch as error:
@@ -109,8 +102,7 @@ def _unfit() -> Generator[None]:
 
 
 class HealTarget:
-    """`revoke` is for any thread, all else for the step's own. `on_received` is called with the seconds that a state
-    took to arrive, and the bytes of its tensors. The mark that `on_begun` makes is told of what arrives."""
+    """Receives the state of a peer, checks it and installs it. Only `revoke` is safe in any thread."""
 
     def __init__(
         self,
@@ -129,11 +121,11 @@ class HealTarget:
         self._lock = threading.Lock()
         self._fetch: Fetch | None = None
         self._quorum_id = 0
-        """Of `_fetch`."""
+        """Quorum of `_fetch`."""
         self._revoked_id = 0
 
     def fetch(self, assignment: Assignment) -> None:
-        """Receive a peer's state, if this rank heals. Raises what says why it cannot be had."""
+        """Receive a peer's state if this rank heals. Raises the errors of `Fetch.run`."""
         self._received = None
         if not assignment.heals:
             return
@@ -145,7 +137,7 @@ class HealTarget:
         self._on_received(time.monotonic() - began_at, size_bytes(received["train"]))
 
     def install(self, machine: StateOwner) -> None:
-        """Take over what was received, if anything."""
+        """Install the received state, if there is one."""
         received, self._received = self._received, None
         if received is None:
             return
@@ -155,14 +147,14 @@ class HealTarget:
         machine.installed(agent["step"], agent["tag_quorum_id"], agent["batches_committed"])
 
     def fetch_beside(self, assignment: Assignment) -> "BackgroundFetch":
-        """Begin to receive the state of the source that this rank is dealt, while its steps go on."""
+        """Start to receive the state of the assigned source while the steps continue."""
         name, find = next(iter(self._sources(assignment).items()))
         mark = self._on_begun(name, assignment.max_step)
         fetch = self._new_fetch(assignment, {name: find}, mark.received, gives_way=True)
         return BackgroundFetch(fetch, mark, self._on_received)
 
     def revoke(self, quorum_id: int, reason: str) -> None:
-        """End a transfer of that quorum or of an earlier one, and begin no other."""
+        """End the transfer under that quorum or an earlier one, and refuse new ones."""
         with self._lock:
             self._revoked_id = max(self._revoked_id, quorum_id)
             fetch = self._fetch if self._quorum_id <= quorum_id else None
@@ -199,7 +191,7 @@ class HealTarget:
         )
 
     def _own(self, assignment: Assignment) -> Encoding | None:
-        """Before the first step all groups may have loaded the same weights."""
+        # At step 0 all groups may have loaded the same weights.
         return None if assignment.max_step else encode({"train": self._state.in_place(), "agent": {}})
 
     def _sources(self, assignment: Assignment) -> Sources:
@@ -211,7 +203,7 @@ class HealTarget:
         return lambda: self._ask(assignment, manager)
 
     def _ask(self, assignment: Assignment, manager: str) -> str:
-        """Where this rank's counterpart in that group serves its state."""
+        """Return the address at which the rank with the same group_rank serves its state."""
         with ManagerClient(manager) as client:
             return client.checkpoint_address(
                 self._group_rank,
@@ -236,20 +228,21 @@ class HealTarget:
                 raise StateMismatch("it is not what an Agent serves, or of another quorum's future")
 
     def _check_layout(self, announced: object) -> None:
-        """Before the first tensor crosses: a state of another model ends this group at once, however large it is."""
+        # Runs before the first tensor is received, so a state of another model fails at once.
         if isinstance(announced, dict) and isinstance(train := announced.get("train"), dict):
             with _unfit():
                 self._state.check_layout(train)
 
 
 class BackgroundFetch:
-    """A transfer on a thread of its own. What it brings, or why it fails, is in `received` when it is done."""
+    """A transfer on a separate thread."""
 
     def __init__(self, fetch: Fetch, mark: HealMark, on_received: OnReceived = lambda seconds, nbytes: None) -> None:
         self._fetch = fetch
         self._mark = mark
         self._on_received = on_received
         self.received: Future[Any] = Future()
+        """The received state, or the error."""
         threading.Thread(target=self._run, name="lighthouse catch-up", daemon=True).start()
 
     def cancel(self, reason: str) -> None:
@@ -262,13 +255,12 @@ class BackgroundFetch:
                 received = self._fetch.run()
             self._on_received(time.monotonic() - began_at, size_bytes(received["train"]))
             self.received.set_result(received)
-        except Exception as e:  # noqa: BLE001  it belongs to the CatchUpDriver, which polls `received`
+        except Exception as e:  # noqa: BLE001  CatchUpDriver polls `received`
             self.received.set_exception(e)
 
 
 class Healing:
-    """`revoke` is for any thread, all else for the step's own. `timeout_s` bounds a transfer. `on_received` and
-    `on_begun` as in HealTarget."""
+    """Both sides of healing in one rank. Only `revoke` is safe in any thread."""
 
     def __init__(
         self,
@@ -287,7 +279,7 @@ class Healing:
 
     @property
     def address(self) -> str:
-        """Where this rank serves its state."""
+        """Address at which this rank serves its state."""
         return self._source.address
 
     def serve(self, assignment: Assignment, machine: StateOwner) -> None:
@@ -296,28 +288,27 @@ class Healing:
         self._source.serve(assignment, machine)
 
     def withdraw(self) -> None:
-        """There is no state to offer."""
         self._source.withdraw()
 
     def release(self, *, is_committed: bool) -> None:
-        """The state may be written when this returns."""
+        """Wait until the state may be overwritten. After a discarded step, end its readers at once."""
         self._source.release(is_committed=is_committed)
 
     def fetch(self, assignment: Assignment) -> None:
-        """Receive a peer's state, if this rank heals. Raises what says why it cannot be had."""
+        """Receive a peer's state if this rank heals. Raises the errors of `Fetch.run`."""
         self._quorum_id = assignment.quorum_id
         self._target.fetch(assignment)
 
     def install(self, machine: StateOwner) -> None:
-        """Take over what was received, if anything."""
+        """Install the received state, if there is one."""
         self._target.install(machine)
 
     def fetch_beside(self, assignment: Assignment) -> BackgroundFetch:
-        """Begin to receive the state of the source that this rank is dealt, while its steps go on."""
+        """Start to receive the state of the assigned source while the steps continue."""
         return self._target.fetch_beside(assignment)
 
     def revoke(self, quorum_id: int | None, reason: str) -> None:
-        """End the transfers of that quorum, or of any so far, in both directions."""
+        """End the transfers of that quorum and earlier ones in both directions, or all transfers if it is None."""
         ended = self._quorum_id if quorum_id is None else quorum_id
         self._target.revoke(ended, reason)
         if ended >= self._quorum_id:

@@ -1,20 +1,20 @@
-"""Catching up: a rank trains along from its first step, and takes over a peer's state beside that. Rules only, no I/O.
+"""Rules for healing while training continues (`heal_mode="catch_up"`), and the options of healing. No I/O.
 
-A rank that catches up works at the quorum's step and *holds* the state of an older one. It contributes nothing, keeps
-the averaged gradients of each committed step, and fetches the snapshot of a peer in the background. The snapshot is
-installed, the kept steps are applied to it in order; then it holds what it works at.
+A rank that catches up takes part in the current steps but *holds* the state of an earlier step. It contributes zeros,
+keeps the averaged gradients of each committed step, and fetches a peer's snapshot in the background. Then it installs
+the snapshot and applies the kept steps in order, until the held state is the current one.
 
-1. A state is named by its tag: (step, quorum_id of the commit). The kept steps are a chain of tags that begins at the
-   snapshot's, and a quorum is trained along with only from a tag of that chain: what was kept beyond it, others have
-   not committed. A quorum that begins anywhere else (or from a state without a known tag) starts anew: from its own
-   step, with a new snapshot.
-2. So the chain outlives quorums, and a step that was discarded is not in it.
-3. A transfer that fails starts anew, too; a new source takes a new quorum, for which the manager is told. After
-   MAX_TRIES of them, and where there is no room for another step, the rank heals plainly: the others wait for it then.
-4. In a quorum that begins with what is held, and in one in which this group does not catch up, only what is held
-   counts: all else is forgotten.
-5. A step applies at most APPLIED_AT_ONCE steps, and none in the one in which the snapshot is installed: the others wait
-   in their next collective for what this takes.
+1. A tag (step, quorum_id of the commit) names a state. The tags of the kept steps form a chain that starts at the
+   snapshot's tag. A rank can follow a quorum only if the quorum begins at a tag of this chain. It drops the steps kept
+   after that tag, because the others have not committed them. If the quorum begins anywhere else, or at a state without
+   a known tag, the rank starts over: a new chain from the quorum's first step, and a new snapshot.
+2. The chain therefore survives a change of quorum, and it never contains a discarded step.
+3. If a transfer fails, the rank also starts over. A new source needs a new quorum, which the manager requests. After
+   MAX_TRIES failures, or without memory for another step, the rank heals in the blocking way: the others wait for it.
+4. If a quorum begins at the held state, or this group does not catch up in it, only the held state counts. The rank
+   drops the kept steps and the snapshot.
+5. A step applies up to APPLIED_AT_ONCE kept steps, and none in the step that installs the snapshot: the other groups
+   wait for this rank in their next collective.
 """
 
 from collections import deque
@@ -34,73 +34,72 @@ T = TypeVar("T")
 
 
 class Transfer(StrEnum):
-    """Of the snapshot that the kept steps begin at. DONE: it is installed, or none is needed."""
+    """State of the snapshot's transfer."""
 
     UNDER_WAY = "under_way"
     ARRIVED = "arrived"
     FAILED = "failed"
-    DONE = "done"
+    DONE = "done"  # installed, or no snapshot is needed
 
 
 @dataclass(frozen=True, slots=True)
 class PendingStep(Generic[T]):
-    """A committed step that waits to be applied; `tag` is that of the state after it, `content` what is applied."""
+    """A committed step that waits to be applied."""
 
-    tag: Tag
+    tag: Tag  # names the state after the step
     batches: int
-    content: T
+    content: T  # gradients to apply; these rules do not read them
 
 
 @dataclass(frozen=True, slots=True)
 class CatchUpPlan:
-    """A quorum, as far as catching up goes: the state that it begins with, whether this group catches up in it,
-    whether a source is dealt to it, and the names of its participants."""
+    """The parts of a quorum's assignment that matter for catching up."""
 
-    begins: Tag
-    catches_up: bool
-    deals_source: bool
-    names: Sequence[str]
+    begins: Tag  # the state with which the quorum begins
+    catches_up: bool  # this group catches up in the quorum
+    deals_source: bool  # a source is assigned to this group
+    names: Sequence[str]  # replica_ids of the participants
 
 
 class Turn(StrEnum):
-    """What a quorum means. FETCH: from the source that it deals; RETURN: to the state that is held."""
+    """Consequence of a quorum, or of the next step of one."""
 
     GO_ON = "go_on"
-    FETCH = "fetch"
-    RETURN = "return"
+    FETCH = "fetch"  # fetch a snapshot from the assigned source
+    RETURN = "return"  # work with the held state again
 
 
 @dataclass(slots=True)
 class CatchUpMachine(Generic[T]):
-    """`held` is None where this rank holds what it works at. `source` names the group that the snapshot comes from."""
+    """Decides how one rank catches up. The module docstring has the rules."""
 
-    held: Tag | None = None
+    held: Tag | None = None  # None if the rank holds the state with which it works
     transfer: Transfer = Transfer.DONE
-    source: str = ""
-    heals_plainly: bool = False
-    _begins: Tag = field(default=Tag(0, None))
+    source: str = ""  # replica_id of the group that sends the snapshot
+    heals_plainly: bool = False  # the next heal is a blocking one
+    _begins: Tag = field(default=Tag(0, None))  # start of the chain
     _kept: deque[PendingStep[T]] = field(default_factory=deque[PendingStep[T]])
     _failures: int = 0
     _catches_up: bool = False
 
     @property
     def follows(self) -> bool:
-        """Whether this rank works at another state than it holds."""
+        """True while the rank works with a later state than it holds."""
         return self.held is not None
 
     @property
     def has_source(self) -> bool:
-        """In the quorum that was answered last this rank catches up, and what it needs is on its way, or here."""
+        """True if the rank catches up in the current quorum and its snapshot has arrived or is on its way."""
         return self._catches_up and self.transfer is not Transfer.FAILED
 
     @property
     def begins(self) -> Tag:
-        """The state that the kept steps are applied to."""
+        """Tag of the state to which the first kept step applies."""
         return self._begins
 
     @property
     def followed(self) -> Tag:
-        """The state that this rank works at, where it is not the one that it holds."""
+        """Tag of the state with which the rank works while it catches up: the end of the chain."""
         return self._kept[-1].tag if self._kept else self._begins
 
     @property
@@ -109,14 +108,19 @@ class CatchUpMachine(Generic[T]):
 
     @property
     def keeps(self) -> bool:
-        """Whether the step under way is to be kept, if it commits."""
+        """True if the current step must be kept when it commits."""
         return self.follows and self.has_source
 
     # -- what happens
 
     def answered(self, plan: CatchUpPlan, holds: Tag, source: str = "") -> Turn:
-        """A quorum begins, or goes on. `holds` is the state that this rank works at, and holds if it does not follow;
-        `source` the group that is dealt."""
+        """Decide what a quorum, or the next step of one, means for this rank.
+
+        Args:
+            plan: The quorum.
+            holds: State that the rank holds. Only used if the rank does not catch up yet.
+            source: Name of the assigned source, or empty without one.
+        """
         self._catches_up = plan.catches_up
         if not plan.catches_up:
             return self._return()
@@ -132,7 +136,12 @@ class CatchUpMachine(Generic[T]):
         return self._return() if self.transfer is Transfer.DONE and not self._kept else Turn.GO_ON
 
     def committed(self, kept: PendingStep[T] | None, tag: Tag) -> None:
-        """The step under way; None: there was no room, or nothing to keep it for."""
+        """Record that the current step has committed.
+
+        Args:
+            kept: The step, or None if it was not kept (no memory, or no snapshot to apply it to).
+            tag: Tag of the state after the step.
+        """
         if kept is not None and self.has_source and len(self._kept) < MAX_KEPT_STEPS:
             self._kept.append(kept)
             return
@@ -141,12 +150,12 @@ class CatchUpMachine(Generic[T]):
         self._begins = tag
 
     def arrived(self, tag: Tag) -> None:
-        """The whole snapshot is here."""
+        """Record that the complete snapshot has arrived. `tag` names its state."""
         if self.transfer is Transfer.UNDER_WAY:
             self.transfer, self._begins = Transfer.ARRIVED, tag
 
     def failed(self, *, is_hopeless: bool = False) -> None:
-        """The snapshot cannot be had, or not used; `is_hopeless`: nor another one."""
+        """Record a failed transfer. With `is_hopeless`, no other snapshot would help, and the next heal is blocking."""
         self._failures += 1
         self.heals_plainly |= is_hopeless or self._failures >= MAX_TRIES
         self._begins = self.followed
@@ -154,7 +163,7 @@ class CatchUpMachine(Generic[T]):
         self.transfer = Transfer.FAILED
 
     def torn(self) -> None:
-        """What is held was written in part."""
+        """Record that the held state was only partly updated, so no tag names it any more."""
         if self.held is not None:
             self.held = Tag(self.held.step, None)
         self.failed(is_hopeless=True)
@@ -164,11 +173,11 @@ class CatchUpMachine(Generic[T]):
         self._end_if_done()
 
     def due(self) -> Sequence[PendingStep[T]]:
-        """What is to be applied in the step under way."""
+        """Return the kept steps to apply in the current step, in order."""
         return tuple(islice(self._kept, APPLIED_AT_ONCE)) if self.transfer is Transfer.DONE else ()
 
     def applied(self) -> None:
-        """The first of those that are kept."""
+        """Record that the first kept step was applied."""
         self.held = self._begins = self._kept.popleft().tag
         self._end_if_done()
 
@@ -188,7 +197,7 @@ class CatchUpMachine(Generic[T]):
         return Turn.FETCH if plan.deals_source else Turn.GO_ON
 
     def _cut(self, begins: Tag) -> bool:
-        """Whether the chain holds that tag; what lies beyond it is forgotten."""
+        # Returns whether the chain contains the tag. If so, drops the steps kept after it.
         if not any(_is_same(tag, begins) for tag in (self._begins, *(kept.tag for kept in self._kept))):
             return False
         while not _is_same(self.followed, begins):
@@ -204,23 +213,16 @@ def _is_same(tag: Tag, other: Tag) -> bool:
     return tag == other and tag.quorum_id is not None
 
 
-# -- modes --------------------------------------------------------------------
-#
-# How a rank heals, and how it gives its state to a peer that does.
-
-
 class HealMode(StrEnum):
-    """BLOCKING: the other groups wait in one step until this one has its state. CATCH_UP: this group trains along
-    meanwhile, and they do not wait."""
+    """How a rank heals."""
 
-    BLOCKING = "blocking"
-    CATCH_UP = "catch_up"
+    BLOCKING = "blocking"  # the other groups wait in one step until this group has its state
+    CATCH_UP = "catch_up"  # this group takes part in steps while it heals, and the others do not wait
 
 
 class StateServing(StrEnum):
-    """SNAPSHOT: a copy of the state is served. HOLD: the state itself, whose next write waits for its readers. AUTO: a
-    snapshot if memory allows, else HOLD."""
+    """How a rank serves its state to a peer that heals."""
 
-    AUTO = "auto"
-    SNAPSHOT = "snapshot"
-    HOLD = "hold"
+    AUTO = "auto"  # SNAPSHOT if there is enough memory, else HOLD
+    SNAPSHOT = "snapshot"  # serve a copy
+    HOLD = "hold"  # serve the state itself; the next write waits for the readers

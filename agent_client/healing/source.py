@@ -1,12 +1,12 @@
-"""The side that is ahead: this rank serves the state of a step to the peers that heal.
+"""A rank that is ahead serves the state of its step to the peers that heal.
 
-A source that was dealt a target serves a copy if memory allows ("snapshot"): its optimizer then waits for no reader.
-Otherwise ("hold") its write waits until no reader is left, at most `timeout_s`, or until the quorum is revoked. All
-other ranks that are up to date give a part of a large state, and stand in for a source that fails. They are read in
-place.
+A source with an assigned target serves a copy if there is enough memory ("snapshot"), so its optimizer waits for no
+reader. Otherwise ("hold") its next write waits until the readers have finished, up to `timeout_s`, or until the quorum
+is revoked. All other ranks that are up to date serve their state in place: they send parts of a large state, and
+replace a source that fails.
 
-A target that catches up fetches beside its steps, from a copy that its source keeps beyond its own step. Without room
-for a copy the source refuses.
+A target that catches up fetches while its steps continue, from a copy that its source retains after the step. Without
+memory for a copy, the source refuses.
 """
 
 import logging
@@ -26,17 +26,14 @@ from lighthouse_runtime.net.address import listening_host
 log = logging.getLogger(__name__)
 
 
-# -- state owner --------------------------------------------------------------
-#
-# What healing needs of the step that owns the state: where it is, and that it is being taken over.
-
-
 class Share(Protocol):
     @property
     def divisor(self) -> int: ...
 
 
 class StateOwner(Protocol):
+    """The part of `StepMachine` that healing uses."""
+
     step: int
     tag_quorum_id: int | None
     batches_committed: int
@@ -52,18 +49,17 @@ class StateOwner(Protocol):
     def work_at(self, step: int, tag_quorum_id: int | None) -> None: ...
 
     def installing(self) -> None:
-        """The state is being overwritten: it is torn until `installed`."""
+        """Mark the state as torn until `installed`, because it is being overwritten."""
         ...
 
     def installed(self, step: int, tag_quorum_id: int | None, batches_committed: int) -> None: ...
 
 
 Key = tuple[int, int, int]
-"""Of a state on offer: quorum_id, step, group_rank."""
+"""Identifies an offered state: quorum_id, step, group_rank."""
 
 ROOM_FOR_A_COPY = 2.0
-"""Times its size must be free before a state is copied."""
-
+"""A state is copied only if this multiple of its size is free."""
 
 MAX_REASON_CHARS = 300
 
@@ -74,14 +70,14 @@ def key_of(assignment: Assignment, group_rank: int) -> Key:
 
 @dataclass(frozen=True, slots=True)
 class _KeptCopy:
-    """A copy on offer beyond its step, for the `targets` that were dealt this rank, until the moment `until`."""
+    """A copy that stays on offer after its step."""
 
-    targets: frozenset[str]
-    until: float
+    targets: frozenset[str]  # replica_ids of the groups that this rank must serve
+    until: float  # by time.monotonic()
 
 
 class HealSource:
-    """`cut_off` is for any thread, all else for the step's own."""
+    """Offers the state of one rank. Only `cut_off` is safe in any thread."""
 
     def __init__(
         self,
@@ -104,7 +100,7 @@ class HealSource:
         return self._server.address
 
     def serve(self, assignment: Assignment, machine: StateOwner) -> None:
-        """Offer this step's state if a participant heals. What the last step offered has been read."""
+        """Offer this step's state if a participant heals. Call `release` for the last step first."""
         self._is_read_in_place = False
         self._forget_kept(assignment)
         beside = [target for target in assignment.serve_to if target in assignment.catching_up]
@@ -114,7 +110,7 @@ class HealSource:
         if offers or beside:
             try:
                 self._offer(assignment, machine, beside, offers=offers, is_source=is_source)
-            except (TypeError, ValueError) as error:  # the group that heals ends with this; a retry would not help
+            except (TypeError, ValueError) as error:  # ends the healing group: a retry would not help
                 self._server.withdraw()
                 log.error("cannot send the state to the healing group: %s", error)
                 self._server.refuse(
@@ -125,17 +121,16 @@ class HealSource:
         self._server.settle(assignment.quorum_id, assignment.max_step)
 
     def withdraw(self) -> None:
-        """There is no state to offer."""
         self._server.withdraw()
 
     def release(self, *, is_committed: bool) -> None:
-        """The state may be written when this returns."""
+        """Wait until no peer reads the state in place. After a discarded step, end the readers at once."""
         if self._is_read_in_place:
             self._server.withdraw(self._timeout_s if is_committed else 0.0)
             self._is_read_in_place = False
 
     def cut_off(self) -> None:
-        """End the transfers that are under way."""
+        """End all current transfers."""
         self._server.cut_off()
 
     def close(self) -> None:
@@ -175,7 +170,6 @@ class HealSource:
         self._kept[key] = _KeptCopy(names, time.monotonic() + self._timeout_s)
 
     def _forget_kept(self, assignment: Assignment) -> None:
-        """Copies whose targets no longer catch up, or have had their time."""
         if self._kept:
             catching_up = {assignment.replica_ids[rank] for rank in assignment.catching_up}
             for key, kept in list(self._kept.items()):
@@ -188,6 +182,6 @@ class HealSource:
 
 
 def has_room(size: int) -> bool:
-    """For a copy of so many bytes in each rank of this host."""
+    """Check that each rank of this host has memory for a copy of `size` bytes."""
     ranks_here = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
     return available_bytes() > ROOM_FOR_A_COPY * ranks_here * size

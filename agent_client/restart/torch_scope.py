@@ -1,8 +1,8 @@
-"""What a wrapped function makes with torch.distributed: ended with its generation, and made anew in the next one.
+"""Process groups that a wrapped function makes with torch.distributed. They end with the function's generation.
 
-While the function runs, torch makes groups that can be ended (collectives/interruptible.py), and what it connects them
-by, the store of `init_process_group`, is the generation's own: none of an earlier one's keys is in it, and it needs no
-process to have stayed rank 0.
+While the function runs, torch makes groups that can be aborted (collectives/interruptible.py). Their ranks meet in a
+store of the current generation, so they see no keys of an earlier one, and no process needs to remain rank 0.
+`TorchScope` patches torch.distributed for this and restores it afterwards.
 """
 
 import ctypes
@@ -27,24 +27,25 @@ from lighthouse_protocol.identity import Address, parse_address
 from lighthouse_protocol.messages.run import KeyKind
 from lighthouse_runtime.net.address import advertised_host
 
-DEFAULT_TIMEOUT = timedelta(minutes=30)  # torch's, for a store
-CONNECT_TIMEOUT = timedelta(seconds=10)  # to a store that is served; nothing ends this wait
+DEFAULT_TIMEOUT = timedelta(minutes=30)  # torch's default for a store
+CONNECT_TIMEOUT = timedelta(seconds=10)  # the store already listens; an abort cannot end this wait
 _STORE = "torch_store"
 _VARIABLES = {**nccl_watchdog.QUIET, "TORCH_NCCL_RETHROW_CUDA_ERRORS": "0"}
-"""NCCL's watchdog ends the process when a peer or a kernel has failed, or keeps it for minutes. Whatever the script
-says itself counts."""
+"""Keeps NCCL's watchdog from ending the process after a failure, or delaying it for minutes. Values that the script has
+set take precedence."""
 _LRU_CACHE = type(functools.lru_cache(print))
 _CLEARING = (("debug", "_clear_sharding_prop_cache"), ("_redistribute", "clear_redistribute_planner_cache"))
-"""Modules of DTensor, and the functions that clear those of their caches that are not lru_caches."""
+"""Modules of DTensor with caches that are not lru_caches, and the functions that clear them."""
 
-importlib.import_module("torch.distributed.nn.functional")  # whose defaults keep the world of their import
+# It evaluates group.WORLD in default arguments, so import it before there is a group.
+importlib.import_module("torch.distributed.nn.functional")
 
 
 class TorchScope:
-    """begin, then end; abort at any time, recover between two generations. `lighthouse`: an address of
-    that of the run; empty without."""
+    """Patches torch.distributed from `begin` to `end`. `abort` can be called at any time, `recover` after `end`."""
 
     def __init__(self, lighthouse: str) -> None:
+        """Freeze the existing objects. `lighthouse` is the address of the run's lighthouse, or empty without one."""
         self._lighthouse = lighthouse
         self._excepthook: Any = None
         self._replaced: dict[str, Any] = {}
@@ -57,7 +58,7 @@ class TorchScope:
         self._frozen = gc.get_freeze_count()
 
     def close(self) -> None:
-        """No generation follows."""
+        """Undo the freeze after the last generation."""
         gc.unfreeze()
 
     def begin(self, generation: int) -> None:
@@ -67,20 +68,21 @@ class TorchScope:
         self._replaced = {name: getattr(distributed_c10d, name) for name in ("ProcessGroup", "rendezvous")}
         distributed_c10d.ProcessGroup = InterruptibleGroup  # pyright: ignore[reportAttributeAccessIssue]
         distributed_c10d.rendezvous = self._rendezvous
-        if self._lighthouse:  # without one nothing but the watchdog ends a collective
+        if self._lighthouse:  # without a lighthouse only the watchdog ends a collective
             self._variables = [name for name in _VARIABLES if name not in os.environ]
             os.environ.update({name: _VARIABLES[name] for name in self._variables})
 
     def end(self) -> None:
-        """torch makes what it always did."""
         for name in self._variables:
             os.environ.pop(name, None)
         for name, value in self._replaced.items():
             setattr(distributed_c10d, name, value)
 
     def abort(self) -> None:
-        """All groups of torch.distributed, NCCL's between ncclGroupStart and ncclGroupEnd, and what waits for the
-        store, for example in init_process_group."""
+        """Abort all groups of torch.distributed, and every wait for the store, for example in init_process_group.
+
+        NCCL groups are aborted together, between ncclGroupStart and ncclGroupEnd.
+        """
         if torch.distributed.is_initialized():
             distributed_c10d._abort_process_group()  # pyright: ignore[reportPrivateUsage]
         connections, self._connections = self._connections, []
@@ -88,19 +90,19 @@ class TorchScope:
             each.shut_down()
 
     def recover(self) -> None:
-        """All groups were aborted before."""
+        """Clean up after a failed generation. All groups must have been aborted."""
         if torch.distributed.is_initialized():
             torch.distributed.destroy_process_group()
-        sys.excepthook = self._excepthook  # torch wraps it once more for each init_process_group
-        if gc.get_freeze_count() > self._frozen:  # the function has frozen what it had: it would stay for good
+        sys.excepthook = self._excepthook  # each init_process_group wraps it again
+        if gc.get_freeze_count() > self._frozen:  # the function has frozen its own objects, which would never be freed
             gc.unfreeze()
             self._frozen = 0
         _clear_caches(self._caches)
-        gc.collect()  # a DataLoader's workers end with its iterator, a group's threads with the group
+        gc.collect()  # frees DataLoader iterators and groups, which ends their workers and threads
         _give_memory_back()
 
     def _rendezvous(self, url: str, rank: int = -1, world_size: int = -1, **options: Any) -> Iterator[Any]:
-        """As torch's, with a store of this generation."""
+        """Meet like torch's `rendezvous`, but in a store of this generation."""
         self._rendezvous_count += 1
         prefix = f"{self._generation}.{self._rendezvous_count}"
         if not self._lighthouse or url != "env://":
@@ -112,8 +114,12 @@ class TorchScope:
             yield PrefixStore(prefix, store), own, int(os.environ["WORLD_SIZE"]) if world_size < 0 else world_size
 
     def _own_store(self, is_first: bool, lighthouse: str, timeout: timedelta) -> Store:
-        """Served by the first rank, which tells the others by the generation's keys. Raises a LighthouseError when the
-        generation is over, TimeoutError when the first rank does not tell in time."""
+        """Return the generation's store. The first rank serves it and publishes its address.
+
+        Raises:
+            LighthouseError: The generation has ended.
+            TimeoutError: The first rank has not published the address in time.
+        """
         if self._store is None:
             before = gloo_connections.open_sockets()
             if is_first:
@@ -131,7 +137,7 @@ class TorchScope:
 
 
 def _told(limit_s: float) -> Address:
-    """Where the first rank of this generation serves its store."""
+    """Wait until the first rank has published the address of the generation's store, and return it."""
     try:
         found = until_set(lambda: StoreMixin().get_key(KeyKind.ITERATION, _STORE), limit_s)
     except TimeoutError:
@@ -143,8 +149,8 @@ def _told(limit_s: float) -> Address:
 
 
 def _forget_unfinished_groups() -> None:
-    """torch counts groups before it makes them, and the count is part of the prefix by which ranks meet in the store.
-    After an init_process_group that was interrupted or has failed it would differ from the other ranks' for good."""
+    # torch increments its count of groups before it makes a group, and the ranks meet under a prefix with that count.
+    # After an interrupted or failed init_process_group, the count would always differ from the other ranks'.
     if torch.distributed.is_initialized():
         return
     world: Any = distributed_c10d._world  # pyright: ignore[reportPrivateUsage]
@@ -155,27 +161,29 @@ def _forget_unfinished_groups() -> None:
 
 
 def _give_memory_back() -> None:
-    """The next generation's model is made beside what the C library keeps of this one."""
-    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # glibc's
+    # The C library would keep this generation's memory while the next one allocates its model.
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # glibc only
     if trim is not None:
         trim(0)
 
 
 def _freeze() -> list[Any]:
-    """What is there before the function runs is not its garbage, and to look at it takes most of a restart: the
-    collector leaves it out from now on. Returns the caches in it."""
+    """Exclude existing objects from garbage collection, and return the caches of torch.distributed among them.
+
+    Scanning all objects takes most of a restart.
+    """
     gc.collect()
-    gc.unfreeze()  # the script may have frozen what it has imported
+    gc.unfreeze()  # the script may have frozen its imports, whose caches would not be found
     caches = _caches()
     gc.freeze()
     return caches
 
 
 def _clear_caches(frozen: Sequence[Any]) -> None:
-    """DTensor's: their keys hold meshes, and those their groups."""
+    """Clear the caches of DTensor. Their keys refer to meshes, which refer to aborted groups."""
     if "torch.distributed.tensor" not in sys.modules:
         return
-    for module, name in _CLEARING:  # older versions of torch keep these caches in lru_caches, too
+    for module, name in _CLEARING:  # in older versions of torch these caches are lru_caches, too
         clear = getattr(importlib.import_module(f"torch.distributed.tensor.{module}"), name, None)
         if clear is not None:
             clear()
@@ -184,7 +192,7 @@ def _clear_caches(frozen: Sequence[Any]) -> None:
 
 
 def _caches() -> list[Any]:
-    """Of torch.distributed, but those that are frozen."""
+    """Return the lru_caches of torch.distributed that are not frozen."""
     return [
         each
         for each in gc.get_objects()

@@ -1,1 +1,1 @@
-"""Live training state, from a replica group that is ahead to one that heals: over HTTP, no shared disk."""
+"""Transfer of live training state over HTTP, from groups that are ahead to a group that heals. No shared disk."""

@@ -1,4 +1,8 @@
-"""A TCP connection under one deadline, to whichever address of a host answers; and how such hosts are named."""
+"""Connections for the transfer of state: sockets with a deadline, checks of a response, and a pace for background work.
+
+`connect` opens a socket to a host of which any address may answer. `check_source` and `check_answer` are called before
+any byte of a response is used. `Pace` slows down a thread for whose transfer no group waits.
+"""
 
 import contextlib
 import math
@@ -15,17 +19,15 @@ from lighthouse_protocol.rules.access import is_proven
 
 
 class DeadlineSocket(socket.socket):
-    """A deadline (time.monotonic) over all its operations, however slowly bytes drip in; `silence_s` bounds each."""
+    """A socket with a time limit for all its operations together, and one for each of them."""
 
-    deadline: float = 0.0
-    silence_s: float = 0.0
-    is_proven: bool = False
-    """Its other end has shown that it is a member of the quorum. For a server."""
-    is_cut: bool = False
-    """The server has ended it, to make room."""
+    deadline: float = 0.0  # end of all operations, by time.monotonic()
+    silence_s: float = 0.0  # limit of each operation
+    is_proven: bool = False  # the peer has proved that it is a member of the quorum; only set by a server
+    is_cut: bool = False  # the server has closed it to make room
 
     def begin(self, within_s: float, silence_s: float = math.inf) -> None:
-        """All that follows is to be over within that time, and each operation within `silence_s`."""
+        """Set the limits: `within_s` for all following operations together, and `silence_s` for each."""
         self.deadline, self.silence_s = time.monotonic() + within_s, silence_s
 
     def connect(self, address: Any) -> None:
@@ -48,7 +50,13 @@ class DeadlineSocket(socket.socket):
 
 
 def connect(host: str, port: int, deadline: float, silence_s: float) -> DeadlineSocket:
-    """To the first address of `host` that answers; each gets an equal share of the time that is left."""
+    """Connect to the first address of `host` that answers. The addresses share the remaining time equally.
+
+    The limits also apply to later operations of the socket.
+
+    Raises:
+        OSError: No address answers in time.
+    """
     found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
     failure: OSError | None = None
     for tried, (family, kind, protocol, _, address) in enumerate(found):
@@ -67,7 +75,7 @@ def connect(host: str, port: int, deadline: float, silence_s: float) -> Deadline
 
 
 def split_address(address: str) -> tuple[str, int]:
-    """ValueError for anything but http://host:port."""
+    """Return host and port of an address http://host:port. Raises ValueError for any other form."""
     parts = urlsplit(address)
     if parts.scheme != "http" or not parts.hostname or not parts.port or parts.path not in ("", "/"):
         raise ValueError(f"{address!r} is not the address of a checkpoint server, which is http://host:port")
@@ -75,43 +83,50 @@ def split_address(address: str) -> tuple[str, int]:
 
 
 def host_in_url(host: str) -> str:
-    """IPv6 addresses in brackets."""
+    """Put brackets around an IPv6 address."""
     return f"[{host}]" if ":" in host and not host.startswith("[") else host
 
 
-# -- response -----------------------------------------------------------------
-#
-# What a source's answer must say before a byte of its body is used.
-
 _MAX_REFUSAL_BYTES = 2000
-CANNOT_BE_SENT = 410
+CANNOT_BE_SENT = 410  # HTTP status: a retry would not help
 NONCE_HEADER, PROOF_HEADER = "Lighthouse-Nonce", "Lighthouse-Proof"
 
 
 class StateUnavailable(Exception):
-    """No source serves this state: it refused, is gone, or never was there."""
+    """No source serves this state."""
 
 
 class StateRefused(StateUnavailable):
-    """The source has the state, and it holds something that cannot be sent; no other attempt would help."""
+    """The state contains something that cannot be sent, so a retry would not help."""
 
 
 def check_challenge(response: HTTPResponse) -> str:
-    """The source's nonce."""
     _check_status(response, 200)
     response.read()
     return response.getheader(NONCE_HEADER, "")
 
 
 def check_source(response: HTTPResponse, secret: str, *words: str | int) -> None:
-    """Raises unless the answer comes from a member of the quorum, to this very request."""
+    """Check that the response to this request comes from a member of the quorum.
+
+    The source's proof must cover `words`. Nothing is checked if `secret`, the quorum's, is empty.
+
+    Raises:
+        StateUnavailable: The proof is missing or wrong.
+    """
     matters = response.status < 300 or response.status == CANNOT_BE_SENT
     if secret and matters and not is_proven(response.getheader(PROOF_HEADER, ""), secret, *words):
         raise StateUnavailable("it did not prove that it is a member of the quorum; its data is not used")
 
 
 def check_answer(response: HTTPResponse, length: int | None = None) -> None:
-    """Raises unless it answers, with so many bytes."""
+    """Check that the source sends a state, and the length of the body unless `length` is None.
+
+    Raises:
+        StateRefused: The source cannot send its state.
+        StateUnavailable: The source refuses.
+        CorruptState: The length is wrong.
+    """
     _check_status(response, 200)
     if length not in (None, response.length):
         raise CorruptState(f"asked for {length} bytes, the answer has {response.length}")
@@ -126,27 +141,26 @@ def _check_status(response: HTTPResponse, expected: int) -> None:
         raise StateUnavailable(f"it answered {response.status}: {text}")
 
 
-# -- priority -----------------------------------------------------------------
-#
-# A thread that nobody waits for leaves the processor, and the memory's bandwidth, to those that train.
-
 NICENESS = 10
 WORKS_S = 0.002
-"""At least, between two rests."""
+"""Minimum CPU seconds between two rests."""
 
 
 class Pace:
-    """Made by such a thread: from then on it has a lower priority, where the system has one for each thread (Linux),
-    and with `rest` it works for half of its time at most. A priority alone would leave it all that is idle; and what
-    one thread does to the memory, the others feel whatever its priority."""
+    """Slows down a thread for whose result no group waits, to leave CPU and memory bandwidth to the training threads.
+
+    The thread gets a lower priority and, with `rest`, works at most half of the time. The priority alone would not
+    help: the thread would use every idle core, and its memory traffic slows down all threads.
+    """
 
     def __init__(self) -> None:
+        """Lower the priority of the calling thread, if the system has priorities of threads (Linux)."""
         with contextlib.suppress(OSError, AttributeError):
             os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICENESS)
         self._rested_at = time.thread_time()
 
     def rest(self) -> None:
-        """For as long as the thread has had a processor since it rested last."""
+        """Sleep for the CPU time that the thread has used since its last rest, if it is at least WORKS_S."""
         worked_s = time.thread_time() - self._rested_at
         if worked_s >= WORKS_S:
             time.sleep(worked_s)

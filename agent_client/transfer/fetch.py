@@ -1,14 +1,13 @@
-"""One state from one source or from several at once. rules/stripes.py decides which pieces are asked of whom, this
-reads them.
+"""Download of one state from one or several sources. `rules/stripes.py` assigns the pieces to the sources.
 
-The thread that runs the transfer reads what the lead's state is: its head, and the checksum of each piece. A thread for
-each source, the lead's too, reads pieces. A piece is copied to its place when it has arrived whole, so two sources of
-one piece cannot spoil each other's. A sole source's is read into its place.
+The calling thread reads the manifest of the lead: the head and the checksum of each piece, which define the state. One
+thread per source, including the lead, reads pieces. With several sources, a piece is copied to its place after it has
+arrived completely, so two sources of the same piece cannot mix. A sole source's pieces are read directly into place.
 
-A small state comes from the lead alone, over the connection that its checksums came over. So does one that a target
-fetches beside its steps. Where a source fails, another one leads; errors name each.
+The lead alone sends a small state, or a state for a target that catches up, over the connection of its manifest. If the
+lead fails, another source leads. Errors name every source.
 
-A rank that may hold the very state already looks at its own first.
+A rank that may already hold the same state passes it as `own`. Equal pieces are then copied instead of read.
 """
 
 import http.client
@@ -76,17 +75,12 @@ from lighthouse_protocol.rules.access import SOURCE_WORD, TARGET_WORD, prove
 log = logging.getLogger(__name__)
 
 
-# -- requests -----------------------------------------------------------------
-#
-# A transfer's requests to its sources: connections under one deadline, which `cancel` ends from any thread.
-
 WAIT_SHARE = 0.9
-"""Of its time the source may wait for its snapshot, so that its refusal arrives before that is over."""
+"""Share of the time limit that a source may spend waiting for its snapshot, so that a refusal still arrives in time."""
 
 
 class Requests:
-    """For the state under `key`. `secret`: of the quorum; source and target prove to each other that they know it.
-    Empty: neither does."""
+    """Connections of one transfer, under one deadline. `cancel` ends them from any thread."""
 
     def __init__(self, key: StateKey, deadline: float, secret: str = "") -> None:
         self.key = key
@@ -104,15 +98,19 @@ class Requests:
 
     @property
     def is_over(self) -> bool:
-        """Cancelled, or the deadline has passed."""
+        """True if the transfer was cancelled or the deadline has passed."""
         return self.is_cancelled or time.monotonic() >= self.deadline
 
     def silence_s(self, limit_s: float) -> float:
-        """`limit_s`, or the time that is left if that is less."""
+        """Return `limit_s`, or the remaining time if that is less."""
         return max(0.0, min(limit_s, self.deadline - time.monotonic()))
 
     def connect(self, address: str, silence_s: float) -> "Connection":
-        """`silence_s` bounds each operation. ConnectionError once this was cancelled."""
+        """Connect to a source. `silence_s` limits each operation.
+
+        Raises:
+            ConnectionError: The transfer was cancelled.
+        """
         host, port = split_address(address)
         connection = Connection(self, address, connect(host, port, self.deadline, silence_s))
         with self._lock:
@@ -124,7 +122,7 @@ class Requests:
         return connection
 
     def cancel(self, reason: str) -> None:
-        """No connection is opened any more, and those that are open end."""
+        """End all connections and refuse new ones."""
         with self._lock:
             if not self._cancelled.is_set():
                 self.why_cancelled = reason
@@ -135,7 +133,7 @@ class Requests:
         self.on_cancel()
 
     def wait_until(self, moment: float) -> None:
-        """Or until this is cancelled."""
+        """Sleep until `moment`, by time.monotonic(), or until the transfer is cancelled."""
         self._cancelled.wait(max(0.0, moment - time.monotonic()))
 
     def forget(self, connection: "Connection") -> None:
@@ -144,7 +142,7 @@ class Requests:
 
 
 class Connection:
-    """To one source. One thread uses it; `cut` is for any."""
+    """HTTP connection to one source. Only `cut` is safe in any thread."""
 
     def __init__(self, requests: Requests, address: str, opened: DeadlineSocket) -> None:
         self._requests = requests
@@ -152,11 +150,18 @@ class Connection:
         self._socket = opened
         self._http = http.client.HTTPConnection(*split_address(address))
         self._http.sock = opened
-        self._http.auto_open = 0  # it would open another one, without a deadline
+        self._http.auto_open = 0  # http.client would reconnect without a deadline
         self._response: http.client.HTTPResponse | None = None
 
     def get(self, path: str, silence_s: float) -> http.client.HTTPResponse:
-        """The answer of a source that is a member of the quorum, or a refusal. The answer before has been read."""
+        """Send a request with a proof, and check the source's proof. The last response must have been read.
+
+        Returns:
+            The response, which may be a refusal.
+
+        Raises:
+            StateUnavailable: The source has not proved that it is a member of the quorum.
+        """
         requests, key = self._requests, self._requests.key
         self._socket.silence_s = silence_s
         nonces, headers = self._challenge(), {}
@@ -169,7 +174,7 @@ class Connection:
         return response
 
     def _challenge(self) -> tuple[str, str]:
-        """The source's nonce, good for one request on this connection, and ours."""
+        """Return the source's nonce, valid for one request on this connection, and a new one for the target."""
         if not self._requests.secret:
             return "", ""
         self._http.request("GET", "/challenge")
@@ -177,7 +182,7 @@ class Connection:
         return check_challenge(self._response), secrets.token_hex(16)
 
     def cut(self) -> None:
-        """Whoever reads from it is told at once that it has ended."""
+        """Shut the connection down, which wakes a thread that reads from it."""
         with suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)
 
@@ -195,33 +200,24 @@ class Connection:
 
 
 def key_path(key: StateKey, wait_s: float) -> str:
-    """How a path ends: which state, and how long the source may wait for it."""
+    """Return the end of a request's path: the key, and how long the source may wait for the state."""
     return f"{key.quorum_id}/{key.step}/{key.group_rank}?wait_s={wait_s:.3f}"
 
 
 MIN_STRIPED_BYTES = 32 * 2**20
-"""A smaller state comes from the lead alone: it is here before a second source has begun."""
+"""The lead alone sends a smaller state, which arrives before a second source could begin."""
 
 SHOWN_BYTES = 2**19
-"""How often progress is told."""
+"""Maximum number of bytes between two reports of progress."""
 
 FindAddress = Callable[[], str]
+"""Looks up the address of a source, http://host:port."""
 OnBytes = Callable[[str, int, int], None]
-"""Told of the source, the bytes that are here, and all that there are; on one thread at a time."""
+"""Receives the name of the lead, the number of received bytes, and the total. Called in one thread at a time."""
 
 
 class Fetch:
-    """One transfer of the state under `key`, its tensors on the CPU.
-
-    `sources`: name to what finds its address (http://host:port), in the order in which they are asked to lead. `accept`
-    raises StateMismatch for a state that does not fit, `expect` for its layout; another source leads then.
-    `silence_s`: how long a source may send nothing while there is another; `wait_s`: how long it may wait for that key
-    to be published, by default most of its time. `timeout_s` bounds all but the resolution of host names.
-    `gives_way`: no group waits for it (Pace), and one connection is used.
-    `secret`: of the quorum; source and target prove to each other that they know it. Empty: neither does.
-    `on_received` is told of all that arrives. `own`: a state that may be that one already; pieces that it has are not
-    read.
-    """
+    """One transfer of a state, whose tensors arrive on the CPU."""
 
     def __init__(
         self,
@@ -239,6 +235,22 @@ class Fetch:
         on_received: OnBytes = lambda source, received, total: None,
         own: Encoding | None = None,
     ) -> None:
+        """Prepare the transfer. Its time begins here.
+
+        Args:
+            sources: Sources by name, in the order in which they may lead.
+            key: Key of the state: quorum_id, step, group_rank.
+            timeout_s: Limit of the transfer, except for the resolution of host names.
+            accept: Raises StateMismatch if the received state does not fit. Another source leads then.
+            expect: The same for the layout (meta tensors), before any tensor is read.
+            silence_s: How long a source may send nothing while there is another source.
+            wait_s: How long a source may wait until it has the state. Default: most of its time limit.
+            max_bytes: Maximum size of the encoded state.
+            gives_way: No group waits for the transfer, so it yields CPU time and uses one connection.
+            secret: Source and target prove to each other that they know it, unless it is empty.
+            on_received: Receives the progress.
+            own: State of this rank, if it may be the requested one. Pieces that are equal are not read.
+        """
         if not sources:
             raise ValueError("a transfer needs a source")
         self._sources = sources
@@ -253,14 +265,19 @@ class Fetch:
         self._on_received = on_received
         self._transfer: _Transfer | None = None
         self._tries = dict.fromkeys(sources, 0)
-        """To lead, that ended with a connection that broke."""
+        """Attempts to lead that ended with a broken connection."""
         self._lost: dict[str, tuple[type[Exception], str]] = {}
-        """Sources that do not lead any more, and why."""
+        """Sources that can no longer lead, with the class and text of their failure."""
         self._difference = ""
 
     def run(self) -> State:
-        """Raises TimeoutError, StateUnavailable (ask the next quorum for a source), or, where each source failed in
-        the same way, what `accept` raised, CorruptState, or ValueError for a malformed address. Nothing is used then.
+        """Receive the state and return it after `accept` has checked it.
+
+        Raises:
+            TimeoutError: The state did not arrive in time.
+            StateUnavailable: The transfer was cancelled, or no source can send the state. Another quorum may have one.
+            StateRefused, StateMismatch, CorruptState, ValueError: Every source failed in this way. A ValueError is a
+                malformed address.
         """
         if self._gives_way:
             Pace()
@@ -273,7 +290,7 @@ class Fetch:
             self._end_transfer()
 
     def cancel(self, reason: str) -> None:
-        """From any thread: `run` raises StateUnavailable at once."""
+        """Make `run` raise StateUnavailable at once. Safe in any thread."""
         self._requests.cancel(reason)
 
     # -- the lead
@@ -283,7 +300,7 @@ class Fetch:
         return [name for name in self._sources if name not in self._lost]
 
     def _next_lead(self) -> str | None:
-        """One that the transfer so far has passed over comes last, and begins anew."""
+        # A source that was passed over comes last. With it, the transfer starts again.
         passed_over = self._transfer.failures if self._transfer is not None else {}
         lead = min(self._left, key=lambda name: (name in passed_over, self._tries[name]), default=None)
         if lead is not None and self._tries[lead]:
@@ -293,7 +310,7 @@ class Fetch:
         return None if self._requests.is_over else lead
 
     def _led_by(self, lead: str) -> State | None:
-        """Return None if it cannot lead, or not to the end."""
+        """Receive the state with `lead` as the lead. Return None if the lead fails."""
         transfer = None
         try:
             with ExitStack() as opened:
@@ -416,12 +433,12 @@ _FAILURES = (
 
 
 def _is_broken(error: Exception) -> bool:
-    """Whether the connection ended, or there was none: another try may help."""
+    """Check whether the connection ended or could not be opened, so that another attempt may help."""
     return isinstance(error, OSError | http.client.HTTPException) and not isinstance(error, TimeoutError)
 
 
 def _judge(error: Exception) -> tuple[type[Exception], str]:
-    """Return the class of the failure where every source fails like this, and what to say after the source's name."""
+    """Return the class of the error to raise if every source fails like this, and the text after a source's name."""
     if isinstance(error, TimeoutError):
         return StateUnavailable, "sends nothing"
     if _is_broken(error):
@@ -433,7 +450,7 @@ def _judge(error: Exception) -> tuple[type[Exception], str]:
 
 
 class _Transfer:
-    """The places of the pieces, and a thread for each source."""
+    """The tensors that are being received, and a reader thread for each source."""
 
     def __init__(
         self,
@@ -485,13 +502,13 @@ class _Transfer:
 
     @property
     def failures(self) -> dict[str, tuple[type[Exception], str]]:
-        """Of the sources that are passed over."""
+        """Class and text of the failure, for each source that was passed over."""
         with self._changed:
             passed_over = self._plan.passed_over
             return {name: (self._kinds.get(name, StateUnavailable), why) for name, why in passed_over.items()}
 
     def follow(self, lead: str, head: Head, connection: Connection | None) -> None:
-        """`connection`: one to the lead, over which its pieces can be read."""
+        """Use the checksums of `lead` from now on. The first call starts the readers, which reuse `connection`."""
         with self._changed:
             if connection is not None and self._readers:
                 connection.close()
@@ -512,7 +529,7 @@ class _Transfer:
             self._perform(event)
 
     def summed(self, checksum: bytes) -> None:
-        """The next checksum of the lead."""
+        """Record the next checksum of the lead, and compare this rank's own piece with it."""
         self.tell(Summed(checksum))
         if self._plan.looks_at_own and (found := next(self._own_checksums, None)) is not None:
             self._look_at_own(*found)
@@ -531,13 +548,13 @@ class _Transfer:
             filled += len(chunk)
 
     def finish(self) -> None:
-        """Wait until all is here, or another lead is needed, or none is left."""
+        """Wait until the state is complete, another lead is needed, or no source is left."""
         with self._changed:
             while not (self._plan.is_over or self._plan.needs_lead or self._requests.is_over):
                 self._wait()
 
     def end(self) -> None:
-        """Nothing is read any more."""
+        """Stop all readers and release the tensors."""
         with self._changed:
             self._is_ended = True
             for connection in self._connections.values():

@@ -1,4 +1,9 @@
-"""Accepts connections in threads of its own, and can end them all; a forked child holds none of its sockets."""
+"""A TCP server that accepts and serves connections in separate threads and can end all of them.
+
+The number of connections is limited, in total and per host, so that strangers cannot exhaust this process's threads. A
+connection whose peer has proved its membership is never closed to make room for another. A forked child closes its
+copies of the sockets, so that peers notice when the parent dies.
+"""
 
 import logging
 import os
@@ -27,13 +32,16 @@ _ACCEPT_RETRY_S = 0.05
 
 
 class Listener(TCPServer):
-    """Accepts in one daemon thread, serves each connection in another, and can end them all."""
+    """Accepts connections in a daemon thread, and serves each in another."""
 
     allow_reuse_address = True
     request_queue_size = 128
 
     def __init__(self, host: str, port: int, handler: Any, on_cut: Callable[[], None] = lambda: None) -> None:
-        """`on_cut` is called after a connection was marked as cut: whatever serves it should look at that."""
+        """Listen on `host` (empty: all addresses) and `port` (0: a free one), and start to accept.
+
+        After a connection was marked with `is_cut`, `on_cut` is called, so that a waiting handler checks the mark.
+        """
         self._on_cut = on_cut
         self._connections: dict[DeadlineSocket, threading.Thread] = {}
         self._lock = threading.Lock()
@@ -72,7 +80,7 @@ class Listener(TCPServer):
         serve = partial(self._serve, request, client_address)
         thread = threading.Thread(target=serve, name="checkpoint-stream", daemon=True)
         with self._lock:
-            self._connections[request] = thread  # before it sends: a child that is forked from now on closes it
+            self._connections[request] = thread  # before the thread starts, so that a forked child closes it
             try:
                 thread.start()
             except RuntimeError:
@@ -81,8 +89,6 @@ class Listener(TCPServer):
         return None
 
     def _is_full(self, client_address: Any) -> bool:
-        """Of one host, or of all: a stranger that opens many is not to keep the readers away, nor to use up this
-        process's threads."""
         with self._lock:
             hosts = [_peer(connection) for connection in self._connections]
         if len(hosts) < MAX_CONNECTIONS and hosts.count(client_address[0]) < MAX_CONNECTIONS_OF_A_HOST:
@@ -91,9 +97,10 @@ class Listener(TCPServer):
         return True
 
     def _makes_room(self, client_address: Any) -> bool:
-        """Cut the oldest connection without a proof, of the host that has most of these, for one of another host.
+        """Make room for a client by closing a connection of another host whose peer has not proved its membership.
 
-        Strangers can open many connections and let each wait; they must not keep a reader away.
+        The other host must have more of these than the client's host would then have connections. So strangers cannot
+        keep a reader out with idle connections.
         """
         with self._lock:
             hosts = [_peer(connection) for connection in self._connections]
@@ -125,7 +132,7 @@ class Listener(TCPServer):
             thread.join(JOIN_TIMEOUT_S)
 
     def abandon(self) -> None:
-        """In a forked child: let go of the sockets, so that their peers see when the parent has died."""
+        """Close this process's copies of the sockets in a forked child. The parent's connections stay open."""
         for held in [self.socket, *self._connections]:
             with suppress(OSError):
                 os.close(held.detach())

@@ -1,4 +1,4 @@
-"""How much more memory this process may take: what its host and its control groups (containers, Slurm) leave."""
+"""Memory that is still available to this process, limited by its host and its control groups (containers, Slurm)."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -9,7 +9,7 @@ _CGROUPS = Path("/sys/fs/cgroup")
 
 
 def available_bytes() -> int:
-    """Page cache that can be dropped counts as free."""
+    """Return how many bytes this process can still allocate. Page cache that can be dropped counts as free."""
     return min([_of_host(), *_of_cgroups()])
 
 
@@ -18,7 +18,7 @@ def _of_host() -> int:
 
 
 def _of_cgroups() -> Iterator[int]:
-    """Of each control group with a limit that this process is in, under cgroup v2."""
+    """Yield the free bytes of each cgroup (v2) of this process that has a limit, from the innermost outwards."""
     own = next((line[3:] for line in _OWN_CGROUPS.read_text().splitlines() if line.startswith("0::/")), None)
     if own is None:
         return
@@ -33,7 +33,7 @@ def _of_cgroups() -> Iterator[int]:
 
 
 def _number(path: Path) -> int | None:
-    """None where there is no such file, or no limit ("max")."""
+    """Return the number in a file, or None without the file or without a limit ("max")."""
     try:
         text = path.read_text().strip()
     except OSError:

@@ -1,4 +1,8 @@
-"""What is on offer: the state of the present step, and copies that outlive theirs; who reads it, how it ends."""
+"""States on offer: the state of the current step, and copies that stay after their step.
+
+`StateOffers` tracks the readers of each state. It can wait for them, or end them by shutting down their connections,
+which also wakes a thread that blocks while it sends.
+"""
 
 import socket
 import threading
@@ -14,9 +18,9 @@ ABORT_TIMEOUT_S = 10.0
 
 
 class StateKey(NamedTuple):
-    """Which state: that of one group rank, at one step, for the quorum that assigned its reader."""
+    """Identifies a state."""
 
-    quorum_id: int
+    quorum_id: int  # the quorum that assigned the readers
     step: int
     group_rank: int
 
@@ -25,7 +29,7 @@ class StateKey(NamedTuple):
 
 
 class NotHeldError(Exception):
-    """Another state than the one asked for is held, or none."""
+    """The requested state is not on offer. `held` is the state of the current step, if there is one."""
 
     def __init__(self, held: StateKey | None) -> None:
         super().__init__(f"held: {held}")
@@ -33,7 +37,7 @@ class NotHeldError(Exception):
 
 
 class CannotBeSentError(Exception):
-    """The state asked for holds something that cannot be sent. `secret`: of its quorum."""
+    """The requested state contains something that cannot be sent. `secret` is the secret of its quorum."""
 
     def __init__(self, reason: str, secret: str) -> None:
         super().__init__(reason)
@@ -41,24 +45,20 @@ class CannotBeSentError(Exception):
 
 
 class StrangerError(Exception):
-    """The reader does not prove that it is a member of the quorum that the state was offered in."""
+    """The reader did not prove that it is a member of the state's quorum."""
 
 
 @dataclass(slots=True, eq=False)
 class StateOffer:
-    """`unread`: bytes of one that is kept that are still to be
-    read; None for what was put: `clear` waits for its readers. `secret`: its readers prove that they know it; empty:
-    anybody reads it."""
-
     key: StateKey
     encoding: Encoding
-    unread: int | None = None
-    secret: str = field(default="", repr=False)
+    unread: int | None = None  # bytes to send before a copy is dropped; None for the current state
+    secret: str = field(default="", repr=False)  # readers must prove that they know it, unless it is empty
     readers: set[socket.socket] = field(default_factory=set[socket.socket])
 
 
 class StateOffers:
-    """Thread safe. Once `clear` or `put` has returned, nothing reads the state that was put before."""
+    """The current state and the copies. Thread safe."""
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
@@ -70,7 +70,7 @@ class StateOffers:
         self._closed = False
 
     def put(self, key: StateKey, encoding: Encoding, secret: str = "") -> None:
-        """Hold this one instead of any other, whose readers are cut off first."""
+        """Offer this state as the current one. Ends the readers of the current state and waits for them."""
         with self._changed:
             while self._held:
                 self.clear()
@@ -78,9 +78,12 @@ class StateOffers:
             self._changed.notify_all()
 
     def clear(self, grace_s: float = 0.0) -> None:
-        """Hold nothing. Readers may finish for `grace_s`, then they are cut off.
+        """Withdraw the current state. Its readers may finish within `grace_s`, then their connections end.
 
-        TimeoutError if one of them does not let go: a device that its tensors are on hangs.
+        When this returns, no thread reads the state.
+
+        Raises:
+            TimeoutError: A reader does not end, for example because the device of a tensor hangs.
         """
         with self._changed:
             held, self._held = self._held, None
@@ -93,31 +96,31 @@ class StateOffers:
                 self._cleared = None
 
     def keep(self, key: StateKey, encoding: Encoding, reads: int, secret: str = "") -> None:
-        """Hold this one beside all others, until it was read `reads` times, or `forget`. It never changes."""
+        """Offer a copy in addition, until it was read `reads` times, or until `forget`. It must not change."""
         with self._changed:
             self._kept[key] = StateOffer(key, encoding, reads * encoding.body_length, secret)
             self._changed.notify_all()
 
     def forget(self, key: StateKey) -> None:
-        """One that was kept; who reads it is cut off."""
+        """Drop a copy and end its readers."""
         with self._changed:
             if (held := self._kept.pop(key, None)) is not None:
                 _cut_off(held.readers)
 
     def settle(self, quorum_id: int, step: int) -> None:
-        """What is not held of that step, or an earlier one, never will be: nobody waits for it."""
+        """Refuse requests up to that quorum and step at once if their state is not on offer. It never will be."""
         with self._changed:
             self._settled = max(self._settled, (quorum_id, step))
             self._changed.notify_all()
 
     def refuse(self, key: StateKey, reason: str, secret: str = "") -> None:
-        """Answer the members of its quorum that ask for this state with the reason why it cannot be sent."""
+        """Answer requests for this state by members of its quorum with the reason why it cannot be sent."""
         with self._changed:
             self._refused = key, reason, secret
             self._changed.notify_all()
 
     def was_read(self, held: StateOffer, count: int) -> None:
-        """So many bytes of it."""
+        """Record that a reader has received `count` bytes. Drops a copy that was read completely."""
         with self._changed:
             if held.unread is None:
                 return
@@ -126,14 +129,13 @@ class StateOffers:
                 del self._kept[held.key]
 
     def cut_off(self) -> None:
-        """End the connections of those who read what was put, also of those whom `clear` waits for. Waits for
-        nothing."""
+        """End the readers of the current state without waiting, even while `clear` waits for them."""
         with self._changed:
             for held in (self._held, self._cleared):
                 _cut_off(held.readers if held else set())
 
     def close(self) -> None:
-        """Answer all who wait; hold nothing any more."""
+        """Withdraw everything, and answer the requests that wait for a state."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()
@@ -145,8 +147,15 @@ class StateOffers:
     def reading(
         self, key: StateKey, wait_s: float, reader: socket.socket, may_read: Callable[[str], bool] = lambda _: True
     ) -> Generator[StateOffer, None, None]:
-        """What is held under `key`, if it is put there within `wait_s`; NotHeldError otherwise. `may_read` is asked
-        with the secret of what is held; StrangerError if it may not."""
+        """Yield the state under `key` once it is on offer, and count `reader` as its reader while the block runs.
+
+        `may_read` receives the secret of the state, and returns whether the reader has proved that it knows the secret.
+
+        Raises:
+            NotHeldError: The state was not offered in time.
+            CannotBeSentError: The state cannot be sent.
+            StrangerError: The reader must not read it.
+        """
         held = self._await(key, wait_s, reader, may_read)
         try:
             yield held
@@ -173,7 +182,7 @@ class StateOffers:
             return held
 
     def wake(self) -> None:
-        """Have those who wait look at their connections again."""
+        """Make waiting requests check whether their connection was cut."""
         with self._changed:
             self._changed.notify_all()
 
@@ -192,7 +201,6 @@ def _is_cut(reader: socket.socket) -> bool:
 
 
 def _cut_off(readers: set[socket.socket]) -> None:
-    """End their connections, which also wakes a thread that is blocked while it sends."""
     for reader in readers:
         with suppress(OSError):
             reader.shutdown(socket.SHUT_RDWR)

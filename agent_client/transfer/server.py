@@ -1,25 +1,25 @@
-"""Live state over HTTP: the source publishes one snapshot under a key, the target fetches exactly that one.
+"""HTTP server for live state: a source publishes one snapshot under a key, and a target fetches exactly that snapshot.
 
     GET /challenge
-    200  Lighthouse-Nonce: a nonce, good for the next request on this connection
+    200  Lighthouse-Nonce: a nonce, valid for the next request on this connection
     GET /manifest/{quorum_id}/{step}/{group_rank}?wait_s=...
-         Lighthouse-Nonce: a nonce of the target; Lighthouse-Proof: that it knows the quorum's secret
-    200  the head of the encoding, and the checksum of each piece: what the state is
-         Lighthouse-Proof: that the source knows the secret, too
+         Lighthouse-Nonce: a nonce of the target; Lighthouse-Proof: proves that the target knows the quorum's secret
+    200  the head of the encoding and the checksum of each piece, which define the state
+         Lighthouse-Proof: proves that the source knows the secret, too
     GET /pieces/{layout}/{start}-{stop},.../{quorum_id}/{step}/{group_rank}?wait_s=...
-    200  these bytes of the encoding, counted from the end of the head. `layout`: the digest of the dtypes and shapes of
-         its tensors, which is the same where pieces are
-    409  another key, or none, is held: JSON {"asked": key, "held": key or null}; sent after up to `wait_s`, because
-         the target may ask before the source has its snapshot, or at once where the source will not have it
-    410  the state holds something that cannot be sent: what, as text; with the source's Lighthouse-Proof
-    403  the target does not prove that it is a member of the quorum
-    412  the state held under this key has other tensors
-    503  this server has as many connections as it takes
+    200  these bytes of the encoding, counted from the end of the head. `layout` is a digest of the tensors' dtypes and
+         shapes, and is equal for states whose pieces have the same positions
+    409  another key or none is on offer: JSON {"asked": key, "held": key or null}. Sent after up to `wait_s`, because a
+         target may ask before the source has its snapshot, or at once if the source will never offer the state
+    410  the state contains something that cannot be sent, named in the text; with the source's Lighthouse-Proof
+    403  the target has not proved that it is a member of the quorum
+    412  the state under this key has another layout
+    503  too many connections
 
-Each side proves to the other that it is a member of the quorum before a byte of the state is sent, or used: a stranger
-neither gets nor gives weights. A proof names the address that the target has called, and holds for one request on one
-connection: a copy of it opens nothing, and neither does passing it on. The state itself is plain text, for a network
-that is trusted as far as the gradients that cross it are.
+Each side proves its membership in the quorum before a byte of the state is sent or used, so strangers can neither read
+nor provide weights. A proof covers the address that the target has called, and is valid for one request on one
+connection, so copying or relaying it is useless. The state itself is not encrypted and needs the same trusted network
+as the gradients.
 """
 
 import itertools
@@ -59,11 +59,7 @@ _STRIPE = re.compile(r"([0-9]{1,20})-([0-9]{1,20})")
 
 
 class StateServer:
-    """Serves one state, and copies that are kept beside it, from threads of its own, to any number of readers.
-
-    `advertise`: host name or IP address under which peers reach this host. `stall_timeout_s`: how long one chunk may
-    take a reader. `max_wait_s`: how long a request may wait for its key. In a forked child it is closed.
-    """
+    """Serves the current state and copies of earlier ones, in separate threads. A forked child closes its sockets."""
 
     def __init__(
         self,
@@ -75,6 +71,16 @@ class StateServer:
         max_wait_s: float = 60.0,
         chunk_bytes: int = CHUNK_BYTES,
     ) -> None:
+        """Start to listen.
+
+        Args:
+            bind_host: Address to listen on, or empty for all.
+            advertise: Host name or IP address at which peers reach this host.
+            port: TCP port, or 0 for a free one.
+            stall_timeout_s: Maximum time that a reader may take for one chunk.
+            max_wait_s: Maximum time that a request may wait for its key.
+            chunk_bytes: Size of a chunk.
+        """
         self._offers = StateOffers()
         self._chunk_bytes = chunk_bytes
         handler = partial(_Handler, self._offers, lambda: self.address, stall_timeout_s, max_wait_s)
@@ -82,44 +88,51 @@ class StateServer:
         self.address = f"http://{host_in_url(advertise)}:{self._listener.server_address[1]}"
 
     def publish(self, key: tuple[int, int, int], state: State, secret: str = "") -> None:
-        """Offer `state` under `key` and nothing else; as with `withdraw`, what was offered before is read no more.
+        """Offer `state` as the current one. Withdraws the state before it.
 
-        `secret`: its readers prove that they know it; empty: anybody reads it.
-        `state` must not change until it is withdrawn: pass a `snapshot`. TypeError or ValueError for what cannot be
-        sent, before anything changed.
+        Args:
+            key: quorum_id, step, group_rank.
+            state: Must not change before `withdraw`. It is not copied.
+            secret: Readers must prove that they know it. If empty, any client can read the state.
+
+        Raises:
+            TypeError, ValueError: The state cannot be sent. The offer is unchanged.
         """
         encoding = encode(state, chunk_bytes=self._chunk_bytes)
         self._offers.put(StateKey(*key), encoding, secret)
 
     def keep(self, key: tuple[int, int, int], state: State, reads: int, secret: str = "") -> None:
-        """Offer `state`, which never changes, beside all others, until it was read so often, or `forget`."""
+        """Offer a copy in addition, until it was read `reads` times, or until `forget`. It must not change."""
         self._offers.keep(StateKey(*key), encode(state, chunk_bytes=self._chunk_bytes), reads, secret)
 
     def forget(self, key: tuple[int, int, int]) -> None:
-        """Offer one that was kept no longer; who reads it is cut off."""
+        """Withdraw a copy and end its readers."""
         self._offers.forget(StateKey(*key))
 
     def refuse(self, key: tuple[int, int, int], reason: str, secret: str = "") -> None:
-        """Answer the readers of that state with the reason why it cannot be sent. It must be settled, too."""
+        """Answer requests for this state with the reason why it cannot be sent. Call `settle`, too."""
         self._offers.refuse(StateKey(*key), reason, secret)
 
     def settle(self, quorum_id: int, step: int) -> None:
-        """Whoever asks for what is not offered of that step, or an earlier one, is refused at once."""
+        """Refuse requests up to that quorum and step at once if their state is not on offer."""
         self._offers.settle(quorum_id, step)
 
     def withdraw(self, grace_s: float = 0.0) -> None:
-        """Offer nothing. Streams in flight may finish for `grace_s`, then they are aborted.
+        """Withdraw the current state. Its readers may finish within `grace_s`, then their connections end.
 
-        When it returns nothing reads the state, which may change again. TimeoutError where a read cannot be ended.
+        When this returns, no thread reads the state, so it may change again.
+
+        Raises:
+            TimeoutError: A reader does not end.
         """
         self._offers.clear(grace_s)
 
     def cut_off(self) -> None:
-        """Abort the streams in flight, also those that `withdraw` waits for. For any thread; waits for nothing."""
+        """End the readers of the current state without waiting, even while `withdraw` waits. Safe in any thread."""
         self._offers.cut_off()
 
     def close(self) -> None:
-        """End every stream, every thread and the socket. Calling it again does nothing."""
+        """End all connections, threads and the socket. Safe to repeat."""
         self._offers.close()
         self._listener.close()
 
@@ -146,7 +159,7 @@ class _Handler(BaseHTTPRequestHandler):
         super().__init__(*request)
 
     def handle_one_request(self) -> None:
-        """A connection that sends no whole request in time is closed, however slowly its bytes come."""
+        # The limit covers the whole request, so a client cannot hold the connection by sending slowly.
         self.connection.begin(min(HEADERS_TIMEOUT_S, self._stall_timeout_s))
         super().handle_one_request()
 
@@ -210,8 +223,7 @@ class _Handler(BaseHTTPRequestHandler):
         return None
 
     def _write(self, held: StateOffer, chunks: Iterable[bytes | memoryview]) -> None:
-        """No group waits for one that is kept."""
-        pace = Pace() if held.unread is not None else None
+        pace = Pace() if held.unread is not None else None  # no group waits for the reader of a copy
         for chunk in chunks:
             self.wfile.write(chunk)
             if pace is not None:

@@ -1,1 +1,1 @@
-"""What the benchmarks share: processes, load, numbers."""
+"""Common parts of the benchmarks: processes, load, and statistics."""

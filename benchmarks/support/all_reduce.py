@@ -1,4 +1,4 @@
-"""What stands in for a collective: it is complete when every participant of the quorum has come to the step."""
+"""A substitute for a collective. It completes when every participant of the quorum has reached the step."""
 
 import contextlib
 import json
@@ -12,7 +12,7 @@ Place = tuple[str, int]
 
 
 class AllReduce:
-    """`peers`: where each replica group's rank listens. A datagram says how far its sender has come."""
+    """All-reduce without data. Each rank sends datagrams with its quorum and step to its peers' addresses."""
 
     def __init__(self, name: str, peers: Mapping[str, Place]) -> None:
         self._name = name
@@ -25,7 +25,7 @@ class AllReduce:
         threading.Thread(target=self._receive, name="all-reduce", daemon=True).start()
 
     def run(self, quorum_id: int, step: int, participants: Sequence[str]) -> bool:
-        """Whether it has completed; False: that quorum was aborted before."""
+        """Wait for the participants. Return False if the quorum is aborted first."""
         with self._changed:
             self._reached[self._name] = (quorum_id, step)
             self._send(quorum_id, step, participants)
@@ -47,7 +47,7 @@ class AllReduce:
         message = json.dumps([self._name, quorum_id, step]).encode()
         for name in participants:
             if name != self._name:
-                with contextlib.suppress(OSError):  # its host may have gone
+                with contextlib.suppress(OSError):  # the network may be unreachable
                     self._socket.sendto(message, self._peers[name])
 
     def _receive(self) -> None:

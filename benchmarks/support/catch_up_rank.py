@@ -1,7 +1,7 @@
-"""The one rank of a replica group that trains a model of a given size by DDP on gloo, step after step.
+"""The rank of a replica group of one, which trains a model of a given size with DDP over gloo.
 
-It prints a line for each committed step, as training_rank.py does: "commit" where its gradients count and it holds the
-state that it works at, else "behind".
+It prints a line for each committed step, as training_rank.py does: "commit" if its gradients count and the rank is not
+catching up, else "behind".
 """
 
 import json
@@ -20,7 +20,7 @@ from benchmarks.support.training_rank import tell
 
 WIDTH = 2048
 BYTES_A_PARAMETER = 12
-"""Itself and Adam's two moments."""
+"""A float32 parameter and Adam's two moments."""
 
 
 def model_of(state_bytes: int) -> nn.Module:
@@ -29,7 +29,7 @@ def model_of(state_bytes: int) -> nn.Module:
 
 
 def limit_link(bytes_per_s: float) -> None:
-    """What this rank serves goes over a link of that speed."""
+    """Slow down the sending of this rank's state, as if over a link of that speed."""
 
     def chunks(encoding: Encoding, start: int, real: Any = Encoding.chunks) -> Iterator[memoryview]:
         began_at, sent = time.monotonic(), 0

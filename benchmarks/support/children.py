@@ -1,4 +1,4 @@
-"""The processes of a benchmark: started, asked, measured, and ended by their pid, whatever happens."""
+"""Child processes of a benchmark, and their CPU time and memory. All of them end with the benchmark."""
 
 import functools
 import json
@@ -22,7 +22,7 @@ START_TIMEOUT_S = 120.0
 
 
 class Child:
-    """A process with pipes to its standard input and output; what it logs is kept for the case that it dies."""
+    """A process with pipes to its standard input and output. Its standard error goes to `log`."""
 
     def __init__(self, name: str, command: list[str], log: Path) -> None:
         self.name = name
@@ -43,11 +43,11 @@ class Child:
         return self._process.pid
 
     def cpu_s(self) -> float:
-        """User and system time of all its threads so far: the kernel's CPU clock of another process."""
+        """Return the CPU seconds of all threads, user and system, from the kernel's clock for another process."""
         return time.clock_gettime((~self.pid << 3) | 2)
 
     def memory_mb(self, field: str = "VmRSS") -> float:
-        """Resident now, or at its peak (VmHWM), in 10^6 bytes."""
+        """Return the resident memory in 10^6 bytes: the current value (VmRSS), or the peak (VmHWM)."""
         status = Path(f"/proc/{self.pid}/status").read_text()
         line = next(line for line in status.splitlines() if line.startswith(f"{field}:"))
         return int(line.split()[1]) * 1024 / 1e6
@@ -56,7 +56,7 @@ class Child:
         self._process.send_signal(number)
 
     def lines(self) -> Iterator[str]:
-        """What it prints, until it ends."""
+        """Return the lines that the process prints until it ends."""
         assert self._process.stdout is not None
         return iter(self._process.stdout.readline, "")
 
@@ -66,7 +66,7 @@ class Child:
         return line.strip() if line else self.fail("ended")
 
     def ask(self, **order: Any) -> Any:
-        """Send a line of JSON; the line of JSON that answers it."""
+        """Send an order as a line of JSON, and return the reply."""
         self.send(**order)
         return self.answer()
 
@@ -89,7 +89,7 @@ class Child:
         self.fail(f"does not listen on port {port}")
 
     def check(self) -> None:
-        """Raises RuntimeError with its last words if it has ended."""
+        """Raise RuntimeError with the end of the log if the process has ended."""
         if self._process.poll() is not None:
             self.fail("ended")
 
@@ -103,7 +103,7 @@ class Child:
 
 
 class Children:
-    """All the processes of one run; none outlives the `with`, nor this process, even where it is killed."""
+    """All processes of one run. They end with the block, or with this process, even if it is killed."""
 
     def __init__(self) -> None:
         self._children: list[Child] = []
@@ -121,11 +121,11 @@ class Children:
 
     @property
     def folder(self) -> Path:
-        """For their files; it goes with them."""
+        """Temporary folder for the files of the processes."""
         return Path(self._logs.name)
 
     def start(self, name: str, *arguments: str, within: Sequence[str] = ()) -> Child:
-        """`sys.executable` with `arguments`; `within` is the command that shall execute that."""
+        """Start `sys.executable` with `arguments`. A command `within`, such as `ip netns exec`, may precede it."""
         command = [*within, sys.executable, *arguments]
         child = Child(name, command, self.folder / f"{len(self._children)}.log")
         self._children.append(child)
@@ -133,6 +133,6 @@ class Children:
 
 
 def allow_many_connections() -> None:
-    """Some systems give a process 1024 open files; a server of 1,000 replica groups needs more. Children inherit it."""
+    """Raise the limit of open files, which may be 1024, for this process and its children. 1,000 groups need more."""
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))

@@ -1,4 +1,4 @@
-"""Three replica groups that train: a lighthouse, and a manager and a rank each, all of them processes of their own."""
+"""Three replica groups that train. The lighthouse, each manager and each rank are separate processes."""
 
 import contextlib
 import itertools
@@ -33,7 +33,7 @@ POLL_S = 0.01
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """What a rank tells (training_rank.py); `size` is that of its quorum."""
+    """A line that a rank has printed (training_rank.py). `size` is the number of groups in its quorum."""
 
     at: float
     what: str
@@ -44,7 +44,7 @@ class Event:
 
 @dataclass(slots=True)
 class Group:
-    """One start of a replica group. `events` grows on a thread of its own."""
+    """One start of a replica group. A separate thread appends to `events`."""
 
     manager: Daemon
     rank: Child
@@ -65,7 +65,7 @@ class Group:
         threading.Thread(target=self._read, daemon=True).start()
 
     def _read(self) -> None:
-        with contextlib.suppress(ValueError):  # its pipe is closed when it is ended
+        with contextlib.suppress(ValueError):  # `end` closes the pipe
             for line in self.rank.lines():
                 self.events.append(Event(*json.loads(line)))
 
@@ -81,14 +81,14 @@ class Cluster:
         self.wait_training()
 
     def replace(self, name: str) -> None:
-        """End what is left of a group and start it anew; returns when all train."""
+        """End the rest of a group, restart it, and wait until all groups train."""
         self.groups[name].manager.child.end()
         self.groups[name].rank.end()
         self.groups[name] = self._start(name)
         self.wait_training()
 
     def kill_lighthouse(self, away_s: float) -> float:
-        """When that was. Ours; another one takes its place so long after that."""
+        """Kill our lighthouse, start another after `away_s`, and return the time of the kill."""
         old, timeout_s = self.lighthouse, self.heartbeat_timeout_s
         self.lighthouse = prepare_lighthouse(
             self._children,
@@ -103,7 +103,7 @@ class Cluster:
         return killed_at
 
     def wait_training(self) -> None:
-        """All groups have committed some steps under one quorum of all."""
+        """Wait until all groups have committed some steps under one quorum."""
         began_at = time.monotonic()
         wait_until(lambda: self._is_training(began_at), START_TIMEOUT_S, "three groups train")
 

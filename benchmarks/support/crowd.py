@@ -1,7 +1,7 @@
-"""The load: many replica groups in one process, one connection each, that all ask for the same quorum.
+"""Load generator: many replica groups in one process, with a connection each, that all request the same quorum.
 
-It costs less than the servers that it loads: requests are built before the clock starts, of the answers (alike for
-everybody) one is parsed after it has stopped, and all others are only measured.
+It uses less CPU than the servers under load. Requests are built before the clock starts. Of the replies, which are the
+same for all groups, one is parsed after the clock has stopped, and only the lengths of the others are checked.
 """
 
 import asyncio
@@ -42,7 +42,7 @@ class Crowd:
             await asyncio.gather(*(channel.channel_ready() for channel in self._channels[i : i + CONNECTS_AT_ONCE]))
 
     async def round(self) -> float:
-        """Seconds from the first request to the last answer."""
+        """Run one round, and return the seconds from the first request to the last reply."""
         self._step += 1
         requests = [self._request(i) for i in range(len(self._ids))]
         began_at = time.perf_counter()

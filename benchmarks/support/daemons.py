@@ -1,4 +1,4 @@
-"""The daemons under measurement, ours and torchft's, each in a process of its own with its default intervals."""
+"""The measured daemons, ours and torchft's. Each runs in a separate process with its default intervals."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -22,9 +22,9 @@ class Daemon:
     port: int
     http_port: int = 0
     join_string: str = field(default="", repr=False)
-    """Of a lighthouse with TLS: what its managers are told in place of its address."""
+    """Join string for the managers of a lighthouse with TLS, in place of its address."""
     credentials: Path | None = None
-    """Of a lighthouse with TLS: the folder of its CA and its tokens."""
+    """Folder with the CA and the tokens of a lighthouse with TLS."""
 
     @property
     def address(self) -> str:
@@ -32,11 +32,11 @@ class Daemon:
 
     @property
     def told(self) -> str:
-        """By what its clients find it."""
+        """Join string or address, for the clients."""
         return self.join_string or self.address
 
     def serve(self) -> None:
-        """Of one that was prepared: listen."""
+        """Let a prepared daemon listen, and wait until it does."""
         self.child.send()
         self.child.wait_for_port(self.port)
 
@@ -59,8 +59,10 @@ def prepare_lighthouse(
     has_tls: bool = False,
     options: Sequence[str] = (),
 ) -> Daemon:
-    """Ours, which has loaded its code and waits for serve(). It keeps a journal, by its port: on the port of one that
-    has ended, it remembers."""
+    """Start our lighthouse, which loads its code and waits for serve().
+
+    The port names its journal, so a lighthouse on the port of an ended one continues its journal.
+    """
     port, http_port = port or free_port(), free_port()
     serve = ["--http", f"{HERE}:{http_port}", "--min-replicas", str(min_replicas)]
     serve += ["--heartbeat-timeout", f"{heartbeat_timeout_s}s", "--journal", str(children.folder / f"{port}.sqlite")]
@@ -79,7 +81,7 @@ def prepare_lighthouse(
 def start_manager(
     children: Children, product: str, lighthouse: Daemon, replica_id: str, *, store: str = f"{HERE}:1"
 ) -> Daemon:
-    """Of a group of one rank; without `store` nobody uses its store."""
+    """Start the manager of a group of one rank. Without `store`, the address of its store is a dummy."""
     if product == TORCHFT:
         return _start_torchft(children, "manager", lighthouse.address, replica_id)
     serve = ["--lighthouse", lighthouse.told, "--replica-id", replica_id]

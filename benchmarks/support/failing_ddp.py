@@ -1,5 +1,6 @@
-"""A rank of plain DDP over gloo, in which one rank raises in each run of the function but the last: below the decorator
-if it is told `in-process`, else restarted by torchrun. Both as their users write them.
+"""A rank of plain DDP over gloo. One rank raises in each run of the function but the last.
+
+With the argument `in-process` the function runs under the decorator, else torchrun restarts the process.
 
 Prints `raises RUN TIME` and `steps RUN TIME THREADS RESIDENT_KIB`, TIME on the clock of all processes of this host.
 """

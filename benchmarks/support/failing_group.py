@@ -1,5 +1,7 @@
-"""A rank of a replica group with an Agent, in which one rank raises in each run of the function, `RUNS` times; endless
-with none. Prints what failing_ddp.py does: the first step of a run is the first that is committed with the peers.
+"""A rank of a replica group with an Agent. One rank raises in each of the first RUNS runs of the function.
+
+If RUNS is 0, it trains without end. It prints the lines of failing_ddp.py, where the first step of a run is the first
+one that commits together with the peers.
 """
 
 import sys

@@ -1,4 +1,4 @@
-"""Numbers of a run: their middle and spread, the machine they come from, their bars, and how they are shown."""
+"""Results of a benchmark: options, statistics, bars, the description of the machine, and the output."""
 
 import json
 import math
@@ -26,7 +26,7 @@ OPTIONS = (
 
 
 def benchmark(quick: str) -> Callable[[Callable[..., None]], click.Command]:
-    """Make a command of a function that takes `quick`, `check` and `path`. `quick` says what --quick does."""
+    """Make a command of a function that takes `quick`, `check` and `path`. `quick` is the help text of --quick."""
 
     def decorate(main: Callable[..., None]) -> click.Command:
         for option in (*OPTIONS, click.option("--quick", is_flag=True, help=quick)):
@@ -38,7 +38,7 @@ def benchmark(quick: str) -> Callable[[Callable[..., None]], click.Command]:
 
 @dataclass(frozen=True, slots=True)
 class Bar:
-    """`value` was measured; more than `limit` is a miss."""
+    """A limit for a measured value."""
 
     what: str
     value: float
@@ -71,18 +71,18 @@ def spread(values: Sequence[float]) -> Spread:
 
 
 def ratios(ours: Sequence[float], theirs: Sequence[float]) -> Spread:
-    """Of measurements made in turn: the first by the first, the second by the second."""
+    """Return the ratios of measurements that were made in turn, pair by pair."""
     return spread([mine / other for mine, other in zip(ours, theirs, strict=True)])
 
 
 def percentile(values: Sequence[float], share: float) -> float:
-    """The smallest value that at least `share` of all values do not exceed."""
+    """Return the smallest value that is not exceeded by at least `share` of all values."""
     ordered = sorted(values)
     return ordered[max(0, math.ceil(share * len(ordered)) - 1)]
 
 
 def show_machine(*, beside_torchft: bool = False) -> dict[str, Any]:
-    """Print what the numbers are measured on, and return it for the report. Warn where torchft should be and is not."""
+    """Print and return the description of the machine. With `beside_torchft`, warn if torchft is not installed."""
     found = _machine()
     click.echo(_machine_text(found))
     if beside_torchft and found["torchft"] is None:
@@ -116,14 +116,14 @@ def _machine_text(found: dict[str, Any]) -> str:
 
 
 def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Markdown; every column but the first is aligned to the right."""
+    """Return a Markdown table. All columns but the first are aligned to the right."""
     widths = [max(len(row[i]) for row in (header, *rows)) for i in range(len(header))]
     rule = [":" + "-" * (widths[0] - 1), *("-" * (width - 1) + ":" for width in widths[1:])]
     return "\n".join(_row(row, widths) for row in (header, rule, *rows))
 
 
 def finish(text: str, report: dict[str, Any], bars: Sequence[Bar], *, is_checked: bool, path: Path | None) -> None:
-    """Show `text` and the bars, and write the report. End with status 1 if a bar is missed and that is checked."""
+    """Print `text` and the bars, and write the report. If `is_checked`, exit with status 1 after a missed bar."""
     click.echo(text)
     if path is not None:
         path.write_text(json.dumps(report, indent=2, default=asdict) + "\n")

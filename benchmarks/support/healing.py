@@ -1,6 +1,6 @@
-"""One side of a healing, in a process of its own: a model of so many bytes, served or healed, and what that took.
+"""One side of a heal, in a separate process: serves or receives a model of a given size, and measures the cost.
 
-The optimizer keeps no state, so that the model is all there is to heal. It lies on the CPU, on one host.
+The optimizer has no state, so only the model heals. It is in CPU memory, and both sides run on one host.
 """
 
 import socket
@@ -28,15 +28,15 @@ HERE = "127.0.0.1"
 
 class Transport(Protocol):
     def serve(self) -> str:
-        """What the target needs."""
+        """Offer the state, and return the address for the target."""
         ...
 
     def release(self) -> None:
-        """The source is about to write."""
+        """Withdraw the state, since the source will write to it."""
         ...
 
     def fetch(self, address: str) -> Callable[[], None]:
-        """What installs what was received. Several addresses, with spaces between: from all of them at once."""
+        """Receive the state, from several addresses if separated by spaces. Return a function that installs it."""
         ...
 
 
@@ -68,10 +68,10 @@ class Ours:
 
 
 class Torchft:
-    """As torchft's Manager uses it: in one piece, read in place where it lies on the CPU."""
+    """torchft's transport with the options of its Manager: one chunk, read in place if it is in CPU memory."""
 
     def __init__(self, model: torch.nn.Module, host: str = HERE) -> None:
-        native()  # its package's other imports are not needed, nor what they need
+        native()  # avoids the other imports of the package, and their dependencies
         from torchft.checkpointing.http_transport import HTTPTransport
 
         self._model, self._host = model, host
@@ -115,10 +115,10 @@ class Side:
         return getattr(self, order)(**arguments)
 
     def mark(self, value: float) -> None:
-        """Give every element that value, and measure memory from here on."""
+        """Set every element to that value, and start to measure memory and CPU time."""
         for parameter in self._model.parameters():
             torch.nn.init.constant_(parameter, value)
-        Path("/proc/self/clear_refs").write_text("5")  # VmHWM begins anew
+        Path("/proc/self/clear_refs").write_text("5")  # resets VmHWM
         self._resident_bytes = _status_bytes("VmRSS")
         self._cpu_s = time.process_time()
 
@@ -128,7 +128,7 @@ class Side:
         return {"address": address, "serve_s": time.perf_counter() - began_at}
 
     def release(self) -> float:
-        """CPU seconds since `mark`."""
+        """Withdraw the state, and return the CPU seconds since `mark`."""
         self._transport.release()
         self._peak_bytes = _status_bytes("VmHWM")
         return time.process_time() - self._cpu_s
@@ -146,7 +146,7 @@ class Side:
         return {"fetch_s": fetched_at - began_at, "install_s": installed_at - fetched_at, "cpu_s": self._cpu_s}
 
     def extra_bytes(self) -> int:
-        """At the highest from `mark` to the end of the transfer."""
+        """Return the peak of additional memory between `mark` and the end of the transfer."""
         return self._peak_bytes - self._resident_bytes
 
 

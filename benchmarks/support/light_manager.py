@@ -1,4 +1,4 @@
-"""A manager with all that a lighthouse sees of it: the product's session, grants and connection; and without ranks."""
+"""A manager without ranks. It has the product's session, grants and connection, so it looks real to a lighthouse."""
 
 import asyncio
 import math
@@ -32,7 +32,7 @@ from manager.group.requests import LEASE_SHARE, Join, Wait
 
 
 class Crowd(Protocol):
-    """What a manager needs of the others in its process."""
+    """The parts of the crowd that a manager uses."""
 
     address: str
     timeout_s: float
@@ -50,8 +50,10 @@ class Crowd(Protocol):
 
 
 class LightManager:
-    """As manager/group/machine.py and driver.py, without ranks, calls and assignments. It opens no second
-    connection when echoes are late: here it is most often this crowded process that is."""
+    """Does the work of manager/group/machine.py and driver.py without ranks, calls and assignments.
+
+    It opens no second connection when replies to heartbeats are late, since usually this crowded process is the cause.
+    """
 
     def __init__(self, crowd: Crowd, number: int) -> None:
         name = f"replica_group_{number}"
@@ -74,7 +76,7 @@ class LightManager:
         self._running = asyncio.create_task(self._link.run(self._opened, self._received, self._closed))
 
     def start(self) -> None:
-        """Its ranks ask for their first step."""
+        """Request the quorum for the first step."""
         self._ask()
         self._flush()
 
@@ -84,7 +86,7 @@ class LightManager:
         self._crowd.lockstep.leave(self)
 
     def complete(self) -> None:
-        """The collective of the present step."""
+        """Complete the collective of the current step, and commit it."""
         assert self.quorum is not None
         self._computes, self._failures = False, 0
         self._grants.committed(self.quorum.quorum_id, self._step)
@@ -165,7 +167,7 @@ class LightManager:
     # -- the next step
 
     def _ask(self) -> None:
-        """What a rank's request for the next step leads to."""
+        """Request the next step, as a rank would."""
         now = self._clock()
         self._waits = False
         if self._grants.offer(now):
@@ -181,7 +183,7 @@ class LightManager:
                 raise RuntimeError(f"{self._me.replica_id}: step {self._step} was granted twice")
 
     def _open(self) -> None:
-        """Begin the step that a quorum was formed for, under a valid lease."""
+        """Begin the first step of a new quorum if the lease is valid."""
         handed = self._handed
         if handed is None or self._clock() >= self._grants.renewed_until:
             return
@@ -218,5 +220,5 @@ class LightManager:
     def _flush(self) -> None:
         now = self._clock()
         self._send(self._session.tick(now))
-        self._session.news_of_silence(now)  # heard, and not acted upon
+        self._session.news_of_silence(now)  # takes the news without acting on it
         self._timer.set(self._session.deadline())

@@ -1,8 +1,8 @@
-"""A gRPC stream that costs next to nothing: HTTP/2 by hand, for one stream on a connection of its own.
+"""A gRPC stream with very little overhead: a minimal HTTP/2 client with one stream per connection.
 
-gRPC's client costs as much CPU as the server that it talks to. On one machine a load of thousands of connections would
-take that server's cores; here a message is a few lines of Python. It is for what the benchmarks send: messages smaller
-than a frame, and few enough that the server's flow control never holds them.
+gRPC's client and server use about the same CPU time, so on one machine thousands of clients would compete with the
+server for its cores. Here, a message takes a few lines of Python. The client only supports the messages of the
+benchmarks: smaller than a frame, and few enough that the server's flow control never blocks them.
 """
 
 import asyncio
@@ -23,10 +23,10 @@ _PREFACE: Final = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 _DATA, _HEADERS, _RST_STREAM, _SETTINGS, _PING, _GOAWAY, _WINDOW_UPDATE = 0, 1, 3, 4, 6, 7, 8
 _INITIAL_WINDOW_SIZE, _MAX_FRAME_SIZE, _ENABLE_PUSH = 4, 5, 2  # settings
 _ACK = _END_STREAM = 1
-_RECEIVED_BYTES = 512 * 1024  # in the kernel: a quorum of 10,000 is there, and the ping behind it, before it is read
+_RECEIVED_BYTES = 512 * 1024  # kernel buffer: takes a quorum of 10,000 groups and the ping after it
 _END_HEADERS = 4
 _MAX_FRAME = 2**24 - 1
-_OWN_MAX_FRAME = 2**14  # what every server takes
+_OWN_MAX_FRAME = 2**14  # accepted by every server
 _WINDOW = 2**30
 _FIRST_WINDOW = 2**16 - 1
 _FRAME_HEAD = 9
@@ -43,7 +43,7 @@ def _setting(number: int, value: int) -> bytes:
 
 
 def _text(text: str) -> bytes:
-    """HPACK's string, without Huffman's code (RFC 7541, 5.2)."""
+    """Encode a string for HPACK without Huffman coding (RFC 7541, 5.2)."""
     body, length = text.encode(), bytearray()
     if len(body) < 127:
         return bytes((len(body),)) + body
@@ -61,7 +61,7 @@ def _window_update(stream: int, count: int) -> bytes:
 
 
 def opening(path: str, authority: str, metadata: Iterable[tuple[str, str]], *, has_tls: bool) -> bytes:
-    """All that a client says to open a connection and the one stream on it."""
+    """Return the bytes with which a client opens a connection and its stream."""
     settings = (
         _setting(_ENABLE_PUSH, 0) + _setting(_INITIAL_WINDOW_SIZE, _WINDOW) + _setting(_MAX_FRAME_SIZE, _MAX_FRAME)
     )
@@ -84,14 +84,16 @@ def opening(path: str, authority: str, metadata: Iterable[tuple[str, str]], *, h
 
 
 def _reason(trailers: bytes) -> str:
-    """gRPC's server spells its messages out, without a table and Huffman's code."""
+    """Extract the error message. gRPC's servers send it as plain text, without a table or Huffman coding."""
     _, _, rest = trailers.partition(b"grpc-message")
     return rest[1 : 1 + rest[0]].decode(errors="replace") if rest else "without a word"
 
 
 class Turns:
-    """Readers go on a few at a time: between them the loop looks at its sockets. So a connection's pings are answered
-    at once however much its process has to do, as by gRPC's own threads."""
+    """Lets only a few readers run before the event loop polls its sockets again.
+
+    So a busy process still answers pings at once, as gRPC's threads would.
+    """
 
     AT_ONCE = 20
 
@@ -100,7 +102,7 @@ class Turns:
         self._is_going = False
 
     def take(self, reader: "asyncio.Future[None]") -> None:
-        """`reader` is done when it is its turn."""
+        """Complete the future `reader` when its turn comes."""
         self._waiting.append(reader)
         if not self._is_going:
             self._is_going = True
@@ -117,7 +119,7 @@ class Turns:
 
 
 class LightCall(asyncio.Protocol):
-    """What AsyncStream asks of grpc.aio's call, and no more."""
+    """The part of grpc.aio's call that AsyncStream uses."""
 
     def __init__(self, address: str, opening: bytes, turns: Turns) -> None:
         self._turns = turns
@@ -139,7 +141,7 @@ class LightCall(asyncio.Protocol):
         return self._has_ended
 
     async def wait_for_connection(self) -> None:
-        """It is made with the call."""
+        """Do nothing: the call is created with its connection."""
 
     async def write(self, body: bytes) -> None:
         size = _MESSAGE_HEAD + len(body)
@@ -156,7 +158,7 @@ class LightCall(asyncio.Protocol):
             self._transport.write(_frame(_DATA, _END_STREAM, _STREAM, b""))
 
     async def read(self) -> object:
-        """A message, or EOF. Raises Unreachable."""
+        """Return the next message, or EOF. Raises Unreachable."""
         while not self._messages:
             if self._error is not None:
                 raise self._error
@@ -193,7 +195,7 @@ class LightCall(asyncio.Protocol):
         self._frames = bytearray(frames[at:])
 
     def _take(self, kind: int, flags: int, stream: int, body: memoryview) -> None:
-        """A frame. What is answered is answered at once."""
+        """Handle a frame, and reply at once if it needs a reply."""
         if kind == _DATA:
             self._take_data(body)
         elif kind == _WINDOW_UPDATE:
@@ -250,7 +252,7 @@ async def open_light(
     source: str,
     timeout_s: float,
 ) -> LightCall:
-    """`source`: the address of this host that it comes from. Raises Unreachable."""
+    """Open a stream from the local address `source`. Raises Unreachable."""
     address = coordinator.addresses[0]
     head = opening(path, str(address), metadata, has_tls=tls is not None)
     context = None

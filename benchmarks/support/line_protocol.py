@@ -1,4 +1,4 @@
-"""A child's side of Child.ask: one line of JSON in, one line of JSON out, until standard input closes."""
+"""The child's side of `Child.ask`: reads orders and writes replies as lines of JSON, until standard input closes."""
 
 import asyncio
 import json
@@ -13,7 +13,7 @@ def answer_orders(handle: Callable[..., Any]) -> None:
 
 
 async def answer_orders_async(handle: Callable[..., Awaitable[Any]]) -> None:
-    """The same, where other things go on meanwhile."""
+    """Answer orders while other tasks of the event loop run."""
     reader = asyncio.StreamReader()
     loop = asyncio.get_running_loop()
     await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), sys.stdin)

@@ -1,4 +1,4 @@
-"""What managers without ranks count, and how they step: all members of a quorum together."""
+"""Steps of managers without ranks, which all members of a quorum complete together, and their statistics."""
 
 import asyncio
 import math
@@ -15,34 +15,32 @@ Key = tuple[int, int]
 
 class Member(Protocol):
     def complete(self) -> None:
-        """The step that all were in."""
+        """Complete the step, which all members have reached."""
         ...
 
 
 @dataclass(slots=True)
 class Tally:
-    """What has happened since the last report. `messages`: sent to the lighthouse, besides beats; `longest_ack_s`: from
-    a beat to its answer; `steps_s`: how long each step took; `revoked_at`: when the last one was told that its quorum
-    is revoked (time.monotonic), or 0."""
+    """Events since the last report."""
 
     beats: int = 0
-    messages: int = 0
+    messages: int = 0  # to the lighthouse, without heartbeats
     commits: int = 0
     discards: int = 0
     revokes: int = 0
     refusals: int = 0
     closings: int = 0
     longest_step_s: float = 0.0
-    longest_ack_s: float = 0.0
-    revoked_at: float = 0.0
-    steps_s: list[float] = field(default_factory=list[float])
+    longest_ack_s: float = 0.0  # from a heartbeat to its reply
+    revoked_at: float = 0.0  # last revoke that a manager has received, by time.monotonic(); 0 without one
+    steps_s: list[float] = field(default_factory=list[float])  # duration of each step
 
 
 class Lockstep:
     """A collective of all participants."""
 
     def __init__(self, on_step: Callable[[float], None]) -> None:
-        """`on_step` hears how long each step took."""
+        """Start with infinitely long steps. `on_step` receives the duration of each step."""
         self._on_step = on_step
         self._step_s = math.inf
         self._meetings: dict[Key, set[Member]] = {}
@@ -62,7 +60,7 @@ class Lockstep:
                 self._forget(key)
 
     def pace(self, step_s: float) -> None:
-        """A step is complete `step_s` after the last has come; infinite: it never is."""
+        """Complete each step `step_s` after its last member has arrived, or never if infinite."""
         self._completed_at, self._step_s = math.inf, step_s
         for key in list(self._meetings):
             self._run(key)
@@ -75,7 +73,7 @@ class Lockstep:
         return len(self._meetings.get(key, ())) == self._sizes.get(key)
 
     def _end(self, key: Key) -> None:
-        if not self._is_full(key):  # somebody has left it: those who still wait will be revoked
+        if not self._is_full(key):  # a member has left, so the quorum will be revoked
             return
         meeting = self._forget(key)
         now = time.monotonic()

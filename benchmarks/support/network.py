@@ -1,4 +1,4 @@
-"""A second host on this machine: a network namespace, joined to ours by a virtual cable of limited speed."""
+"""A second host on this machine: a network namespace behind a virtual cable with limited bandwidth."""
 
 import subprocess
 from os import getpid
@@ -7,19 +7,21 @@ from typing import Self
 
 
 class SecondHost:
-    """Needs the right to administer the network; `is_possible` says whether we have it. `number`: of several, each with
-    a cable of its own. `mb_per_s`: what it can send, in 10^6 bytes."""
+    """A numbered network namespace, which can send up to `mb_per_s` times 10^6 bytes per second.
+
+    Requires the permission to administer the network, which `is_possible` checks.
+    """
 
     def __init__(self, number: int = 0, mb_per_s: float = 100.0) -> None:
         self._name = f"lighthouse{getpid()}-{number}"
         self._ours, self._theirs = f"lh{getpid()}a{number}", f"lh{getpid()}b{number}"
-        network = f"198.18.{77 + number}"  # of the range that RFC 2544 keeps for benchmarks
+        network = f"198.18.{77 + number}"  # RFC 2544 reserves this range for benchmarks
         self._our_address, self.address = f"{network}.1", f"{network}.2"
         self._limit = ("rate", f"{mb_per_s * 8:g}mbit", "burst", "256kb", "latency", "50ms")
 
     @property
     def within(self) -> tuple[str, ...]:
-        """The command that executes another one there."""
+        """Command prefix that runs another command in the namespace."""
         return ("ip", "netns", "exec", self._name)
 
     def __enter__(self) -> Self:

@@ -1,7 +1,7 @@
-"""The load: the one rank of a replica group, in a process of its own, that asks for a quorum and votes, step by step.
+"""Load generator: the rank of a replica group of one, in a separate process, which requests a quorum and votes.
 
-It does nothing between the steps: a step begins when its group's last one is committed. Through torchft's own
-ManagerClient; or through ours, with a watch, so that its quorum can stand; a vote's answer then brings the next grant.
+Each step begins when the last one has committed. The rank uses torchft's ManagerClient, or ours. Ours has a watch, so
+its quorum can stand, and the reply to a vote then contains the next grant.
 """
 
 import secrets
@@ -18,9 +18,9 @@ TIMEOUT_S = 30.0
 
 
 class Calls(Protocol):
-    """`round_trips`: how many calls so far went to the manager."""
+    """Calls to the manager."""
 
-    round_trips: int
+    round_trips: int  # number of calls that were sent
 
     def quorum(self, step: int) -> None: ...
 
@@ -83,7 +83,7 @@ class Rank:
         self._step = 0
 
     def run(self, *, steps: int) -> dict[str, Any]:
-        """Seconds of each step's two calls. The first step is left out: the ranks do not begin it together."""
+        """Return the seconds of both calls in each step but the first, which the ranks do not begin together."""
         trips = self._calls.round_trips
         times = [self._run_step() for _ in range(steps)][1:]
         return {

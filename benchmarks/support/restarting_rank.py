@@ -1,6 +1,6 @@
-"""A rank without torch under a supervisor: asks for its first quorum, says how old its process is then, and waits.
+"""A rank without torch under a supervisor. It requests its first quorum, prints the age of its process, and waits.
 
-Prints `quorum ATTEMPT RANK AGE`: seconds since the process was started, as the kernel counts.
+The line is `quorum ATTEMPT RANK AGE`. AGE is in seconds since the start of the process, according to the kernel.
 """
 
 import os

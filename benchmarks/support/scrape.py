@@ -1,4 +1,4 @@
-"""A daemon's metrics, as a scraper reads them."""
+"""Scraping of a daemon's metrics."""
 
 import ssl
 import urllib.request
@@ -11,7 +11,7 @@ TIMEOUT_S = 5.0
 
 
 def scrape(daemon: Daemon) -> dict[str, float]:
-    """Values by name and labels. Raises OSError if it does not answer."""
+    """Return the values by name and labels. Raises OSError if the daemon does not answer."""
     with urllib.request.urlopen(_asked(daemon), timeout=TIMEOUT_S, context=_context(daemon)) as answer:
         lines = answer.read().decode().splitlines()
     samples = (line.rpartition(" ") for line in lines if not line.startswith("#"))
@@ -31,7 +31,7 @@ def _context(daemon: Daemon) -> ssl.SSLContext | None:
 
 
 def is_standing(lighthouse: Daemon) -> bool:
-    """The default job's quorum."""
+    """Check whether the default job has a standing quorum."""
     try:
         return scrape(lighthouse).get('lighthouse_quorum_phase{job="default",phase="standing"}') == 1.0
     except OSError:

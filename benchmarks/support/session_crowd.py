@@ -1,4 +1,4 @@
-"""The load: many managers in one process, a connection each, that train together in lockstep.
+"""Load generator: many managers in one process, with a connection each, that train in lockstep.
 
 python -m benchmarks.support.session_crowd ADDRESS JOB [TIMEOUT_S]
 """
@@ -46,23 +46,23 @@ class Crowd:
         return SharingClient(self.address, self._job, self._reader, self._turns, source)
 
     def max_step(self, quorum: Quorum) -> int:
-        """Alike for everybody, so reckoned once."""
+        """Return the highest step in the quorum, computed once for all managers."""
         if self._max_step[0] != quorum.quorum_id:
             self._max_step = (quorum.quorum_id, max(member.step for member in quorum.participants))
         return self._max_step[1]
 
     def welcomed(self) -> None:
-        """A new one is connected: another one may come."""
+        """Let another manager connect, since one has connected."""
         self._connects.release()
 
     def enter(self, quorum: Quorum) -> None:
-        """One more trains under that quorum."""
+        """Count a manager that trains under that quorum."""
         self._entered[quorum.quorum_id] += 1
         if self._entered[quorum.quorum_id] == self._expected:
             self._all_train.set()
 
     async def do(self, what: str, **fields: Any) -> dict[str, Any]:
-        """An order of the benchmark: one of the methods below, and what has happened since the last report."""
+        """Run an order (one of the methods below), and return the events since the last report."""
         began_at = time.monotonic()
         await {"add": self.add, "die": self.die, "pace": self.pace, "report": self.report}[what](**fields)
         wall_s, cpu_s = time.monotonic() - began_at, time.process_time()
@@ -72,7 +72,7 @@ class Crowd:
         return {**spent, **asdict(tally), "quorums": sorted({m.quorum.quorum_id for m in self.managers if m.quorum})}
 
     async def add(self, count: int) -> None:
-        """Until all train together. They ask to be let in when all are connected."""
+        """Add managers and wait until all train together. They join after all of them have connected."""
         self._expected += count
         self._all_train.clear()
         newcomers = list[LightManager]()
@@ -90,7 +90,7 @@ class Crowd:
         await asyncio.wait_for(self._all_train.wait(), self.timeout_s)
 
     async def die(self, count: int) -> None:
-        """Without a word; until all others train together."""
+        """End managers without a notice, and wait until all others train together."""
         self._expected -= count
         self._all_train.clear()
         dying, self.managers = self.managers[:count], self.managers[count:]

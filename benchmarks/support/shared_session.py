@@ -1,4 +1,4 @@
-"""A session of which many are open in one process: what is the same for all is parsed, and reckoned, once for all."""
+"""Sessions of many managers in one process. Content that is equal for all is parsed and computed only once."""
 
 import asyncio
 from collections.abc import Callable
@@ -24,7 +24,7 @@ Answer = JoinAccepted | QuorumChanged
 
 
 class SharedReader:
-    """What a lighthouse says; of a quorum that many are handed, the first one's bytes are parsed."""
+    """Parses messages of a lighthouse. If many managers receive the same quorum, it is parsed once."""
 
     def __init__(self) -> None:
         self.carried = 0  # bytes of messages, both ways
@@ -46,17 +46,17 @@ class SharedReader:
 
 
 class SharedQuorums:
-    """`known`: what the last one that was told a list, or a change, knew then, by what names that. The others: what the
-    last quorum means."""
+    """Cache of results for the last quorum, shared by many sessions."""
 
     def __init__(self) -> None:
+        # By kind of message: the identity of the last content, and the quorum that it has led to.
         self.known: dict[type[Answer], tuple[object, NamedQuorum | None]] = {}
         self.assigned: dict[tuple[int, int, bool], Assignment] = {}
         self.for_one_step: dict[tuple[int, bool], bool] = {}
 
 
 class SharingSession(SessionMachine):
-    """Many are told the same, on top of the same."""
+    """A session that reuses the result of another session for the same message and quorum."""
 
     def __init__(self, report: Callable[[], GroupReport], secret: str, shared: SharedQuorums) -> None:
         super().__init__(report, secret=secret)
@@ -80,7 +80,7 @@ class SharingSession(SessionMachine):
 
 
 class SharingGrants(GrantMachine):
-    """Those of one quorum share one assignment: what a manager without ranks does with it is alike for all."""
+    """Grants that share one assignment per quorum, since managers without ranks all use it in the same way."""
 
     def __init__(self, replica_id: str, shared: SharedQuorums) -> None:
         super().__init__(ReplicaGroup(replica_id, 1))
@@ -115,7 +115,7 @@ class _SharedKind(StreamKind[ToLighthouse, ToManager]):
 
 
 class SharingClient(AsyncLighthouseClient):
-    """It has sessions, over light streams, and nothing else. `source`: the address of this host that it comes from."""
+    """A client with sessions over light streams and no other calls. It connects from the local address `source`."""
 
     def __init__(self, address: str, job: str, reader: SharedReader, turns: Turns, source: str) -> None:
         super().__init__(address, job=job)

@@ -1,6 +1,6 @@
-"""torchft's released servers and client: its native module alone, since its Python package imports torch.
+"""torchft's released servers and client, from its native module only, since its Python package imports torch.
 
-As a program it is one of its servers: it prints its port and serves until its standard input closes.
+Run as a program, it is one of these servers: it prints its port and serves until its standard input closes.
 """
 
 import importlib
@@ -22,7 +22,7 @@ def released_version() -> str | None:
 
 
 def native() -> Any:
-    """The module torchft._torchft. A stub stands in the place of the package that holds it."""
+    """Import torchft._torchft, with a stub in place of its package."""
     if "torchft" not in sys.modules:
         spec = PathFinder.find_spec("torchft")
         if spec is None or spec.submodule_search_locations is None:
@@ -34,7 +34,7 @@ def native() -> Any:
 
 
 def lighthouse(host: str, min_replicas: str, heartbeat_timeout_ms: str) -> Any:
-    """With the defaults of its command, whose join timeout is a minute (its class has 100 ms)."""
+    """Start a lighthouse with the defaults of torchft's command, such as a join timeout of 60 s."""
     return native().LighthouseServer(
         bind=f"{host}:0",
         min_replicas=int(min_replicas),
@@ -44,7 +44,7 @@ def lighthouse(host: str, min_replicas: str, heartbeat_timeout_ms: str) -> Any:
 
 
 def manager(host: str, lighthouse_address: str, replica_id: str) -> Any:
-    """Of a group of one rank. The intervals are the defaults of torchft's own Manager."""
+    """Start the manager of a group of one rank, with the intervals of torchft's Manager."""
     return native().ManagerServer(
         replica_id=replica_id,
         lighthouse_addr=f"http://{lighthouse_address}",

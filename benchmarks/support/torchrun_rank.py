@@ -1,4 +1,4 @@
-"""A worker of plain DDP-like training: it says when each of its steps is done. Torch alone; nothing of ours."""
+"""A worker that reduces a gradient like plain DDP and prints when each step ends. Uses torch only."""
 
 import time
 

@@ -1,8 +1,8 @@
-"""One rank of one replica group that trains a small transformer, under each contender in turn as it is told.
+"""The rank of a replica group of one, which trains a small transformer under one contender after the other.
 
-A contender is a copy of the model with its own wrapper and optimizer; all copies are in one process, so that what the
-machine does to one it does to the others a moment later. Orders: {"contender", "steps"}; answers: the seconds of each
-part of each step, and the CPU of the process.
+A contender is a copy of the model with a wrapper and an optimizer. All copies are in one process, so that disturbances
+of the machine affect all of them. An order is {"contender", "steps"}. The reply has the seconds of each part of each
+step, and the CPU time of the process.
 """
 
 import itertools
@@ -28,7 +28,7 @@ TIMEOUT = timedelta(seconds=60)
 
 @dataclass(frozen=True, slots=True)
 class Copy:
-    """What one contender trains."""
+    """Wrapped model and optimizer of one contender."""
 
     model: nn.Module
     optimizer: Any
@@ -53,7 +53,7 @@ def fresh() -> tuple[Transformer, torch.optim.Optimizer]:
 
 
 def bare(_: str) -> Copy:
-    """torch's own, without any fault tolerance."""
+    """Use torch's DDP, without fault tolerance."""
     model, optimizer = fresh()
     return Copy(nn.parallel.DistributedDataParallel(model), optimizer)
 
@@ -65,7 +65,7 @@ def ours(manager: str) -> Copy:
 
 
 def torchft(lighthouse: str) -> Copy:
-    """Its manager is a part of this process."""
+    """Use torchft, whose manager runs in this process."""
     import torchft
 
     model, optimizer = fresh()
@@ -89,7 +89,7 @@ def torchft(lighthouse: str) -> Copy:
 
 
 def step(copy: Copy, tokens: Tensor) -> list[float]:
-    """The seconds of zero_grad, forward, backward and the optimizer's step."""
+    """Train a step, and return the seconds of zero_grad, forward, backward and the optimizer's step."""
     times = [time.perf_counter()]
 
     def note() -> None:

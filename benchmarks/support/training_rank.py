@@ -1,10 +1,10 @@
-"""The one rank of a replica group, in a process of its own, that trains without torch: it sleeps through its steps.
+"""The rank of a replica group of one, in a separate process. It trains without torch, by sleeping in its steps.
 
-Through our ManagerConnection and StepMachine it does what the Agent does; AllReduce stands in for the collective, which
-a revoke aborts. Through torchft's client there is no collective: torchft's round at every step keeps the groups
-together, and a rank that hears nothing of a loss before that round does better than one that waits in a collective.
+With our ManagerConnection and StepMachine it works like the Agent. AllReduce replaces the collective, which a revoke
+aborts. With torchft's client there is no collective, since torchft's quorum round in every step synchronises the
+groups. This favours torchft, because a real rank would wait in its collective before it noticed a loss.
 
-It prints a line for all that happens to it, with CLOCK_MONOTONIC, which all processes of the machine share.
+It prints a line for each event, with CLOCK_MONOTONIC, which all processes of the machine share.
 """
 
 import json
@@ -30,7 +30,7 @@ class Rank(Protocol):
 
 
 def tell(what: str, quorum_id: int, step: int, size: int) -> None:
-    """One write: the thread of the watch tells, too."""
+    """Print an event in a single write, since the thread of the watch prints, too."""
     sys.stdout.write(json.dumps([time.monotonic(), what, quorum_id, step, size]) + "\n")
     sys.stdout.flush()
 
@@ -61,7 +61,7 @@ class OurRank:
         tell("commit" if commit else "discard", quorum_id, step, size)
 
     def _ask(self) -> Assignment:
-        """A quorum for this step; one that was revoked before it was used is given back by a no."""
+        """Request the quorum of this step. If it is revoked before its use, vote no and request another."""
         machine = self._machine
         while True:
             try:

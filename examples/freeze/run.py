@@ -1,8 +1,8 @@
-"""Starts a lighthouse and the frozen training on this machine, and tells where it stands.
+"""Run the training that freezes (train.py) under a lighthouse on this machine, and print where it is stuck.
 
     python -m examples.freeze.run --mode loader
 
-Ends when the training has ended, or some seconds after the verdict.
+It ends with the training, or some seconds after the lighthouse's verdict.
 """
 
 import argparse
@@ -28,8 +28,7 @@ STALL_AFTER_S = 3.0
 
 
 class FreezeRun:
-    """Use as a context manager: nothing of it outlives the block. `folder` takes logs and checkpoints. `max_restarts`:
-    the lighthouse has ranks that are behind restarted, so often at most."""
+    """A lighthouse and a supervised training. The end of the block ends all their processes."""
 
     def __init__(
         self,
@@ -40,6 +39,10 @@ class FreezeRun:
         stall_after_s: float = STALL_AFTER_S,
         max_restarts: int = 0,
     ) -> None:
+        """Prepare the processes, which write logs and checkpoints to `folder`.
+
+        The lighthouse has suspect ranks restarted up to `max_restarts` times.
+        """
         folder.mkdir(parents=True, exist_ok=True)
         self.folder = folder
         self.logs = folder / "logs"
@@ -86,8 +89,10 @@ class FreezeRun:
         return jobs[0] if jobs else None
 
     def wait(self, within_s: float, *, passes_verdicts: bool = False) -> JobStatus | None:
-        """The first look that has a verdict, unless they are passed over; None: the training has ended. Raises
-        TimeoutError."""
+        """Return the first status with a verdict, or None at the end of the training. Raises TimeoutError.
+
+        If `passes_verdicts` is true, verdicts are ignored.
+        """
         ends_at = time.monotonic() + within_s
         while self.supervisor.is_alive:
             job = self.look()
@@ -99,7 +104,7 @@ class FreezeRun:
         return None
 
     def check_all_ranks(self) -> "subprocess.CompletedProcess[str]":
-        """What check_all_ranks.sh says."""
+        """Run check_all_ranks.sh and return its output."""
         folder = Path(sys.executable).parent
         environment = os.environ | {"LIGHTHOUSE_ADDRESS": self.address, "COLUMNS": "120"}
         environment["PATH"] = os.pathsep.join([str(folder), environment["PATH"]])

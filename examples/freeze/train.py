@@ -1,12 +1,12 @@
-"""Eight ranks of one host train, and validate after each epoch; after the first one they freeze, as `--mode` says.
+"""Train eight ranks on one host, with a validation after each epoch. After the first epoch they freeze as in `--mode`.
 
-loader      the validation loader of ranks 1 to 7 yields no batch; rank 0 waits for their metrics
-divergence  rank 0 validates a copy of its own (its EMA); the others validate the DDP module, which first sends buffers
+loader      the validation loader of ranks 1 to 7 yields no batch, and rank 0 waits for their metrics
+divergence  rank 0 validates an averaged copy (EMA); the others validate the DDP module, which first broadcasts buffers
 slow        one batch of rank 3 takes minutes
-network     all are in the same collective, and nothing arrives
-ok          rank 0 validates alone, and tells the others: no freeze
+network     all ranks are in the same collective, and no data arrives
+ok          rank 0 validates alone and sends the result to the others, so nothing freezes
 
-The first two look the same in the logs of the ranks. See README.md here.
+The first two look the same in the logs of the ranks. See README.md in this folder.
 """
 
 import argparse
@@ -43,14 +43,14 @@ Batch = tuple[torch.Tensor, torch.Tensor]
 
 
 def images(count: int, seed: int) -> Batch:
-    """What a small network can learn."""
+    """Draw inputs with labels that a small network can learn."""
     drawn = torch.randn(count, FEATURES, generator=torch.Generator().manual_seed(seed))
     teacher = torch.randn(FEATURES, CLASSES, generator=torch.Generator().manual_seed(0))
     return drawn, (drawn @ teacher).argmax(1)
 
 
 class ValidationLoader:
-    """A loader that has a length and, if it `is_broken`, blocks without a batch."""
+    """Loader of the validation data. If it `is_broken`, it blocks before the first batch."""
 
     def __init__(self, batches: int, *, is_broken: bool) -> None:
         self._batches = batches
@@ -101,7 +101,7 @@ class Trainer:
         agent.close()
 
     def _load(self, epoch: int, number: int) -> None:
-        """A batch comes."""
+        """Simulate the loading of a batch, with the delays of the mode and the options."""
         args = self.args
         with self.agent.phase("loader"):
             if args.mode == "slow" and (epoch, number, RANK) == (1, 5, SLOW_RANK):
@@ -136,7 +136,7 @@ class Trainer:
     # -- validation
 
     def _validate_on_rank0(self, epoch: int) -> float:
-        """The cure. Not through the DDP module: alone, rank 0 would wait in it for the others."""
+        """Validate on rank 0 only, which cannot freeze. In the DDP module rank 0 would wait for the other ranks."""
 
         def validate() -> float:
             takes_s = self.args.validation_takes if epoch == 2 else 0.0
@@ -146,7 +146,7 @@ class Trainer:
         return self.agent.evaluate_on_rank0(validate)
 
     def _validate_everywhere(self) -> float:
-        """Validate a part on each rank, and sum."""
+        """Validate on each rank, and sum the metrics."""
         shared = self.ddp if self.args.mode == "divergence" else self.model
         with self.agent.phase("validation", total=len(self.val_loader)):
             metrics = torch.tensor(self._loop(self.ema or shared))
@@ -170,7 +170,7 @@ class Trainer:
 
 
 def unplug(for_s: float) -> None:
-    """From now on what a collective sends does not arrive."""
+    """Make each later collective block for `for_s` seconds, as if no data arrived."""
 
     def all_reduce(self: GlooGroup, tensor: torch.Tensor, timeout_s: float | None = None) -> None:
         time.sleep(for_s)

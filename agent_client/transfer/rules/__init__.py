@@ -1,1 +1,1 @@
-"""Which source is asked next. No I/O, no clock."""
+"""Rules of a transfer: which source sends which pieces. No I/O, no clock."""

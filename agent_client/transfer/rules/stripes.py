@@ -1,22 +1,22 @@
-"""Which pieces of a state come from which of several sources. Rules only: no I/O, no clock, no torch.
+"""Rules of a transfer: which pieces of a state come from which of several sources. No I/O, no clock, no torch.
 
-1. A state is a list of pieces. One source leads: its checksums say what each piece is, and nothing else is used. So
-   what comes from several is one state, that of the lead.
-2. A source that is free is asked for the next pieces that no other has been asked for: for its share of them, by its
-   rate, so that all are done together; first for FIRST_BYTES, which tell its rate. One that is far slower than another
-   gets none of the last pieces.
-3. Where none are left, a source that takes for its piece more than SLOW_FACTOR times what a free one would is cut off,
-   and the free one is asked for what was to come.
-4. So it is with a connection that breaks. It is asked anew after a pause; after TRIES in a row that brought no piece
-   the source is passed over. So is one that refuses, sends what cannot be used, or sends nothing for `silence_s`; the
-   last one may be silent until the deadline.
-5. A piece that differs from the lead's is asked of the lead: buffers, for one, are each group's own. A source of whose
-   bytes more than DIFFERING_SHARE differ holds another state, and is passed over.
-6. A lead that is lost before all its checksums are here, or that alone has a piece, gives way to another one. What is
-   here stays, as far as it is what the new lead has, too.
-7. Where the lead is to give all alone (`leads_alone`), others are asked for what it does not give.
-8. A piece that this rank holds itself, as the lead does, is asked of nobody. Once MAX_DIFFERING_BYTES of its own state
-   differ, no more of it is looked at.
+1. A state is a list of pieces. One source leads: its checksums define the pieces, and other content is discarded. So
+   the result is always one state, the lead's.
+2. A free source gets the next unassigned pieces. Its share is proportional to its rate, so that all sources finish
+   together. Its first request is for FIRST_BYTES, which measure the rate. A source that is much slower than the fastest
+   one gets none of the last pieces.
+3. Once all pieces are assigned, a source is cut off if a free one would be more than SLOW_FACTOR times faster with its
+   next piece. The free source then gets the remaining pieces.
+4. The same happens to the pieces of a broken connection. The source is tried again after a pause, and passed over after
+   TRIES attempts in a row without a piece. It is also passed over if it refuses, sends unusable data, or sends nothing
+   during `silence_s`. The last remaining source may be silent until the deadline.
+5. A piece that differs from the lead's is requested from the lead, because some tensors, such as buffers, belong to one
+   group. If more than DIFFERING_SHARE of a source's bytes differ, it has another state and is passed over.
+6. Another source leads if the lead is lost before all its checksums have arrived, or while a piece can only come from
+   it. Pieces that the new lead has, too, stay.
+7. With `leads_alone`, the lead sends everything, and other sources get only the pieces that it cannot send.
+8. A piece that this rank already holds is not requested. Once MAX_DIFFERING_BYTES of its own pieces differ, no more of
+   them are compared.
 """
 
 import math
@@ -26,46 +26,46 @@ from dataclasses import dataclass, field
 
 TRIES = 4
 FIRST_PAUSE_S = 0.05
-"""Doubled with each further try."""
+"""Seconds before the second attempt. The pause doubles with each further attempt."""
 FIRST_BYTES = 8 * 2**20
 STRIPE_BYTES = 32 * 2**20
-"""At most so much, or one piece, is asked for at once."""
+"""Maximum bytes of a request, unless a single piece is larger."""
 MAX_RANGES = 64
-"""At most so many runs of pieces are asked for at once."""
+"""Maximum number of contiguous ranges in a request."""
 SLOW_FACTOR = 2.0
 SLOW_S = 0.5
-"""So much longer, beside the factor, before a source counts as slow."""
+"""Seconds that are added to the factor before a source counts as slow."""
 ASSUMED_RATE = 2**20
-"""Bytes per second of a source that has given nothing yet, beside a slow one."""
+"""Bytes per second that are assumed for a free source that has sent nothing yet."""
 RATE_OVER_BYTES = 32 * 2**20
-"""Of a rate, what is older than that counts half."""
+"""Half-life of a rate: older measurements count half after this many bytes."""
 DIFFERING_SHARE = 0.1
 MAX_DIFFERING_BYTES = 16 * 2**20
-"""So much may differ in any case."""
+"""Number of bytes that may differ in any case."""
 
 
 @dataclass(frozen=True, slots=True)
 class Led:
-    """This source is the lead from now on: its checksums follow, in order."""
+    """The source is the lead from now on. Its checksums follow in order."""
 
     source: str
 
 
 @dataclass(frozen=True, slots=True)
 class Summed:
-    """The next checksum of the lead."""
+    """The next checksum of the lead has arrived."""
 
     checksum: bytes
 
 
 @dataclass(frozen=True, slots=True)
 class LeadLost:
-    """The lead sends no more checksums."""
+    """The lead will send no more checksums."""
 
 
 @dataclass(frozen=True, slots=True)
 class Arrived:
-    """The next piece that this source was asked for is here, undamaged."""
+    """The next requested piece of the source has arrived undamaged."""
 
     source: str
     checksum: bytes
@@ -73,7 +73,7 @@ class Arrived:
 
 @dataclass(frozen=True, slots=True)
 class Broken:
-    """The connection to this source ended, or there was none."""
+    """The connection to the source ended or could not be opened."""
 
     source: str
     reason: str
@@ -81,7 +81,7 @@ class Broken:
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """This source has not got the state, what it sent cannot be used, or it sends nothing."""
+    """The source lacks the state, sends unusable data, or sends nothing."""
 
     source: str
     reason: str
@@ -89,8 +89,7 @@ class Refused:
 
 @dataclass(frozen=True, slots=True)
 class Own:
-    """This rank holds the piece of which the lead's checksum was the last, with this checksum; it lies at its place if
-    `wants_own`."""
+    """This rank's own version of the lead's last described piece. It is already in place if `wants_own` is true."""
 
     checksum: bytes
 
@@ -100,23 +99,23 @@ Event = Led | Summed | LeadLost | Arrived | Broken | Refused | Own
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """Ask `source` for these pieces, in this order; it may be silent for `silence_s` at a time."""
+    """Request these pieces from the source, in this order."""
 
     source: str
     pieces: tuple[int, ...]
-    silence_s: float
+    silence_s: float  # maximum time without data
 
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """End the connection to `source`: what is still to come from it has been asked of others."""
+    """End the connection to the source. Its remaining pieces are assigned to others."""
 
     source: str
 
 
 @dataclass(frozen=True, slots=True)
 class PassedOver:
-    """`source` is asked for nothing more."""
+    """Request nothing more from the source."""
 
     source: str
     reason: str
@@ -129,23 +128,25 @@ Effect = Ask | Cut | PassedOver
 class _Source:
     name: str
     asked: list[int] = field(default_factory=list[int])
-    """Not here yet, the next one last."""
+    """Requested pieces that have not arrived yet, in reverse order."""
     since: float = 0.0
-    """When the next one began to come."""
+    """When the next piece began to arrive."""
     is_asked: bool = False
-    """Until all that it was asked for is here, or its connection has ended."""
+    """True until all requested pieces have arrived or the connection has ended."""
     is_timed: bool = False
-    """Whether the next piece tells the rate: the first one of several waits for the source."""
+    """True if the next piece measures the rate. The first piece of a request includes the source's response time."""
     tries: int = 0
     free_at: float = 0.0
     bytes: float = 0.0
     seconds: float = 0.0
     first_rate: float | None = None
-    """With the wait."""
+    """Rate of a first piece, including the response time."""
     given: int = 0
+    """Received bytes."""
     differing: int = 0
+    """Received bytes that differ from the lead's."""
     reason: str | None = None
-    """Why it was passed over."""
+    """Why the source was passed over, or None."""
 
     @property
     def rate(self) -> float | None:
@@ -156,7 +157,7 @@ class _Source:
 
 
 class StripePlan:
-    """`sizes`: of the pieces, in bytes."""
+    """Decides which pieces to request from which source. The sizes of the pieces are in bytes."""
 
     def __init__(
         self,
@@ -185,48 +186,47 @@ class StripePlan:
         self._differing_of_own = 0
         self._effects: list[Effect] = []
         self.received = 0
-        """Bytes of the pieces that are here."""
+        """Bytes of the pieces that have arrived."""
 
     @property
     def is_done(self) -> bool:
-        """All that the lead holds is here."""
+        """True once all pieces of the lead have arrived."""
         return self._equal == len(self._sizes)
 
     @property
     def needs_lead(self) -> bool:
-        """Without another one it will never be done."""
+        """True if the transfer cannot complete without a new lead."""
         return self._lead is None and (len(self._expected) < len(self._sizes) or bool(self._only_lead))
 
     @property
     def is_over(self) -> bool:
-        """Done, or no source is left."""
+        """True if the transfer is complete or no source is left."""
         return self.is_done or not self._usable()
 
     @property
     def passed_over(self) -> dict[str, str]:
-        """By name, why."""
+        """Names of the sources that were passed over, with the reason."""
         return {name: source.reason for name, source in self._sources.items() if source.reason is not None}
 
     @property
     def given(self) -> dict[str, int]:
-        """Bytes that were of use, by source."""
+        """Useful bytes by source."""
         givers = [*self._sources.values(), self._own]
         given = {source.name: source.given - source.differing for source in givers}
         return {name: count for name, count in given.items() if count}
 
     def awaits(self, source: str) -> int | None:
-        """The piece that is to come next from this source; None: what comes from it is of no use any more."""
+        """Return the piece that comes next from this source, or None if its data is no longer useful."""
         asked = self._sources[source].asked
         return asked[-1] if asked else None
 
     @property
     def looks_at_own(self) -> bool:
-        """Whether this rank's own state is still of use."""
+        """True while this rank's own pieces are worth comparing."""
         return self._differing_of_own < MAX_DIFFERING_BYTES
 
     def wants_own(self, checksum: bytes) -> bool:
-        """Whether a piece of this rank's, with this checksum, is the one of which the lead's was the last, and has been
-        asked of nobody."""
+        """Check that an own piece has the lead's last checksum, and that the piece is still unassigned."""
         return checksum == self._expected[-1] and self._is_unasked(len(self._expected) - 1)
 
     def handle(self, event: Event, now: float) -> list[Effect]:
@@ -256,7 +256,7 @@ class StripePlan:
         return effects
 
     def deadline(self, now: float) -> float:
-        """Call `tick` then."""
+        """Return when to call `tick`."""
         moments = [source.free_at for source in self._usable() if not source.is_asked]
         moments += [at for source in self._sources.values() if (at := self._slow_at(source, now)) is not None]
         return min([at for at in moments if at > now], default=self._deadline)
@@ -361,13 +361,13 @@ class StripePlan:
             self._pass_over(giver, f"holds another state than {lead}")
         return None
 
-    # -- who is asked for what
+    # -- requests
 
     def _usable(self) -> list[_Source]:
         return [source for source in self._sources.values() if source.reason is None]
 
     def _free(self, now: float) -> list[_Source]:
-        """The fastest first."""
+        """Return the free sources, the fastest first."""
         free = [source for source in self._usable() if source.is_free(now)]
         return sorted(free, key=lambda source: -(source.rate or 0.0))
 
@@ -406,7 +406,7 @@ class StripePlan:
         return self._take(self._unasked, min(STRIPE_BYTES, left * source.rate / sum(rates) / 2))
 
     def _take(self, pool: list[int], wanted: float) -> list[int]:
-        """At least one, and no more bytes than wanted."""
+        """Remove pieces from the pool: at least one if there is any, up to `wanted` bytes and MAX_RANGES ranges."""
         taken: list[int] = []
         size = runs = 0
         while pool and (not taken or size + self._sizes[pool[0]] <= wanted):
@@ -428,7 +428,7 @@ class StripePlan:
                 self._deal(now)
 
     def _slow_at(self, source: _Source, now: float) -> float | None:
-        """When it counts as slow beside the fastest that is free; None: as long as nobody is, never."""
+        """Return when the source counts as slow compared to the fastest free source, or None if no source is free."""
         if not source.asked or source.asked[-1] in self._only_lead:
             return None
         free = next(iter(self._free(now)), None)
