@@ -1,6 +1,6 @@
-"""Run torchtitan's torchft trainer on Lighthouse.
+r"""Run torchtitan's torchft trainer on Lighthouse.
 
-    torchrun --nproc_per_node=4 -m agent_client.integrations.torchtitan --job.config_file llama3_8b.toml \\
+    torchrun --nproc_per_node=4 -m agent_client.integrations.torchtitan --job.config_file llama3_8b.toml \
         --fault_tolerance.enable --fault_tolerance.group_size=2 --fault_tolerance.replica_id=0
 
 It runs the trainer of the installed torchtitan that uses torchft, and refuses one that would train alone. A healing

@@ -98,7 +98,7 @@ class Encoding:
             within = 0
 
     def _piece(self, tensor: torch.Tensor, piece: int, first: int, skip: int) -> Iterator[memoryview]:
-        """The checksum is reckoned once, here or in `checksums`."""
+        """Yield a piece and its checksum, which is computed once, here or in `checksums`."""
         known, checksum = self._checksums.get(piece), xxh3_64()
         for chunk in self._split(tensor, first, min(first + PIECE_BYTES, tensor.nbytes)):
             if known is None:

@@ -124,7 +124,11 @@ DEFAULTS = AgentConfig()
 
 
 def config_of(options: Mapping[str, Any]) -> AgentConfig:
-    """Raises ConfigurationError that names the option, also for one that there is not."""
+    """Make an AgentConfig of keyword arguments.
+
+    Raises:
+        ConfigurationError: An option is unknown or has a value that it does not take. The message names the option.
+    """
     known = [field.name for field in fields(AgentConfig)]
     for name in options:
         if name not in known:

@@ -94,7 +94,8 @@ def refuse_live_objects(state: TrainState, *, has_reduced: bool) -> None:
     live = live_objects(parallel.DistributedDataParallel, torch.amp.GradScaler, LRScheduler)
     for wrapper in (each for each in live if isinstance(each, parallel.DistributedDataParallel)):
         _refuse_wrapper(wrapper, state, has_reduced=has_reduced)
-    for scaler in (each for each in live if isinstance(each, torch.amp.GradScaler)):
+    scalers: list[Any] = [each for each in live if isinstance(each, torch.amp.GradScaler)]
+    for scaler in scalers:
         if scaler.is_enabled() and scaler._scale is not None and not state.heals(scaler):
             raise ConfigurationError(
                 "a GradScaler scales the loss and is not in the Agent's TrainState: a returning group would "

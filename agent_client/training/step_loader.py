@@ -69,8 +69,7 @@ class StepLoader:
         steps: int | None = None,
         seed: int = 0,
     ) -> Self:
-        """Make a StepLoader from a DataLoader: the same data set, batch size and workers, in the order of a
-        StepSampler.
+        """Make a StepLoader with the data set, batch size and workers of a DataLoader, in a StepSampler's order.
 
         Args:
             loader: A DataLoader over a data set with a length. Its sampler is ignored.
