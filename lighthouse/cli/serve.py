@@ -45,7 +45,7 @@ def serve(quorum_tick_ms: str | None, parent_pid: int | None, announce_fd: int |
 @options(LighthouseConfig, ENV_PREFIX)
 @click.option("--quorum-tick-ms", hidden=True)
 def main(quorum_tick_ms: str | None, **values: Any) -> None:
-    """Run `lighthouse serve` under its torchft name: --bind, --min_replicas, --join_timeout_ms, --heartbeat_timeout_ms
+    """Run `lighthouse serve` under its torchft name: --bind, --min_replicas, --join_timeout_ms, --heartbeat_timeout_ms.
 
     Its clients have no TLS: --insecure is implied.
     """
