@@ -29,7 +29,7 @@ class Manager:
         for name in ("MASTER_ADDR", "MASTER_PORT"):
             monkeypatch.setenv(name, "1")
         monkeypatch.setattr(observer, "_present", None)
-        monkeypatch.setattr(observer, "_is_told", False)
+        monkeypatch.setattr(observer, "_is_superseded", False)
 
     def _open(self, hello: WatchHello) -> FakeWatch:
         self.hellos.append(hello)

@@ -25,13 +25,13 @@ def test_a_quorum_and_a_change_of_it_are_each_serialised_once_though_they_altern
     shared: set[int] = set()
     for join in range(1, 6):
         for message in (JoinAccepted(join, new.quorum, True, SECRET), QuorumChanged(join, change, True, SECRET)):
-            body = frames.of(message)
+            body = frames.encode(message)
             assert read(body) == message
             assert isinstance(body, tuple)
             shared.add(id(body[0]))
             assert len(body[1]) < 16
     assert len(shared) == 2
-    assert len(frames.of(QuorumChanged(1, change, True, SECRET))[0]) < 400
+    assert len(frames.encode(QuorumChanged(1, change, True, SECRET))[0]) < 400
 
 
 def test_the_next_change_is_not_the_last_one():
@@ -39,4 +39,4 @@ def test_the_next_change_is_not_the_last_one():
     for number in (2, 3):
         change = change_between(quorum(number - 1).quorum, quorum(number))
         assert change is not None
-        assert read(frames.of(QuorumChanged(7, change, False, SECRET))) == QuorumChanged(7, change, False, SECRET)
+        assert read(frames.encode(QuorumChanged(7, change, False, SECRET))) == QuorumChanged(7, change, False, SECRET)

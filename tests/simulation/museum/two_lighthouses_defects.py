@@ -36,4 +36,4 @@ NO_FENCE: tuple[Any, ...] = (
     Replaced(Candidate, "deadline", _next),
 )
 UNGUARDED_WRITES = (Replaced(Etcd, "holds_guards", _any_guards),)
-SAID_BEFORE_WRITTEN = (Replaced(OutputGate, "hold", _no_hold),)
+SAID_BEFORE_WRITTEN = (Replaced(OutputGate, "block", _no_hold),)
