@@ -1,7 +1,8 @@
 """The kinds of process groups that can connect the same rank of the replica groups.
 
-gloo      any tensor, through the CPU; aborted by closing its connections nccl      through the CUDA device; aborted by
-NCCL's own abort isolated  gloo in a child process, which is killed to abort it; isolated:nccl does the same with NCCL
+- `gloo`: any tensor, through the CPU. Aborted by closing its connections.
+- `nccl`: through the CUDA device. Aborted by NCCL's own abort.
+- `isolated`: gloo in a child process, which is killed to abort it. `isolated:nccl` does the same with NCCL.
 
 A connector makes one group per quorum.
 """

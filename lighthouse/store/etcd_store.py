@@ -18,8 +18,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from urllib.parse import quote, unquote
 
-from lighthouse.job import records as quorum_record
-from lighthouse.job import records as run_record
+from lighthouse.job import records as job_records
 from lighthouse.job.records import QuorumRecord, Row, RunName, RunRecord, SavedRun
 from lighthouse.job.store import FINISHED_RUNS_KEPT, FORGOTTEN_JOBS, RUNS_KEPT
 from lighthouse.store import etcd_client as etcd
@@ -154,23 +153,23 @@ def join(record: bytes, raw: bytes, sets: Mapping[str, Sequence[bytes]]) -> byte
 
 
 def dump_job(record: QuorumRecord) -> bytes:
-    return zlib.compress(quorum_record.dump_quorum(record))
+    return zlib.compress(job_records.dump_quorum(record))
 
 
 def parse_job(key: bytes, raw: bytes) -> QuorumRecord:
     try:
-        return quorum_record.parse_quorum(zlib.decompress(raw))
+        return job_records.parse_quorum(zlib.decompress(raw))
     except (ValueError, TypeError, KeyError, zlib.error) as e:
         raise Damaged(key, f"is not read: {e!r}") from e
 
 
 def dump_run(record: RunRecord) -> bytes:
-    return zlib.compress(run_record.dump_run(record))
+    return zlib.compress(job_records.dump_run(record))
 
 
 def parse_run(key: bytes, raw: bytes) -> RunRecord:
     try:
-        return run_record.parse_run(zlib.decompress(raw))
+        return job_records.parse_run(zlib.decompress(raw))
     except (ValueError, TypeError, AttributeError, zlib.error) as e:
         raise Damaged(key, f"is not read: {e!r}") from e
 
