@@ -77,6 +77,8 @@ def tensors(draw: st.DrawFn) -> torch.Tensor:
     shape = draw(st.lists(st.integers(0, 3), max_size=3))
     size = math.prod(shape) * dtype.itemsize
     raw = bytearray(draw(st.binary(min_size=size, max_size=size)))
+    if dtype is torch.bool:
+        raw = bytearray(byte & 1 for byte in raw)  # any other byte becomes 1 in a copy
     flat = torch.frombuffer(raw, dtype=torch.uint8) if size else torch.empty(0, dtype=torch.uint8)
     tensor = flat.clone().view(dtype).reshape(shape)
     return draw(st.sampled_from(LAYOUTS))(tensor)
