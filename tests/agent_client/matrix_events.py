@@ -187,6 +187,13 @@ def begin_transfer(cell: Cell, target: Group, *others: Group) -> Group:
     return next(group for group in others if group.name == source)
 
 
+def check_state_came_from(other: Group, cell: Cell, target: Group) -> None:
+    """It finished the transfer of the lost source, or began a new one under the next quorum."""
+    log = cell.job.log_of(target)
+    assert "healed from" in log
+    assert f"healing from {other.name}" in log or "the group at" in log
+
+
 def kill_source(cell: Cell) -> list[Group]:
     groups = cell.train("a", "b")
     target = cell.job.group("c")
@@ -196,10 +203,7 @@ def kill_source(cell: Cell) -> list[Group]:
     for rank in other.ranks:
         rank.call("allow_sending")
     cell.wait_together(other, target)
-    # The other group finishes the transfer, unless the target hears first that the quorum is revoked.
-    log = cell.job.log_of(target)
-    assert "healed from" in log
-    assert f"healing from {other.name}" in log or "the group at" in log
+    check_state_came_from(other, cell, target)
     step = cell.newest_step(other)
     cell.add(source)
     cell.wait_together(*groups, target)

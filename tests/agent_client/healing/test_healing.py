@@ -21,7 +21,7 @@ from agent_client.transfer.connection import StateUnavailable
 from lighthouse_protocol.messages.membership import Assignment
 from lighthouse_protocol.messages.progress import HealProgress
 from tests.agent_client.healing.pair import ASSIGNMENT, Pair
-from tests.agent_client.matrix_events import Cell, begin_transfer, finish
+from tests.agent_client.matrix_events import Cell, begin_transfer, check_state_came_from, finish
 from tests.agent_client.training_jobs import MakeJob, TrainingJob
 from tests.agent_client.training_kinds import Ddp
 from tests.processes import eventually
@@ -267,6 +267,6 @@ def test_a_source_that_stops_while_it_sends(make_job: MakeJob) -> None:
     other.ranks[0].call("allow_sending")
     cell.wait_together(other, target)
     assert time.monotonic() - began_at < 30
-    assert f"healing from {other.name}" in cell.job.log_of(target)
+    check_state_came_from(other, cell, target)
     source.kill()
     finish(cell, [other, target])
