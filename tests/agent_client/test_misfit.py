@@ -7,9 +7,9 @@ import time
 
 import pytest
 
-from tests.agent_client.agent.test_agent import Step, check_equal, meet, step_together
 from tests.agent_client.jobs import Job
 from tests.agent_client.ranks import RankError
+from tests.agent_client.step.test_agent import Step, check_equal, meet, step_together
 
 TIMES = ("--join-timeout", "2s", "--heartbeat-timeout", "3s")
 ACTOR = "tests.agent_client.misfit_actor:MisfitActor"

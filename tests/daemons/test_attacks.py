@@ -66,14 +66,14 @@ ELSEWHERE: dict[str, tuple[str, ...]] = {
     "C2": (
         "agent_client/transfer/test_proofs.py::test_a_stranger_gets_none",
         "agent_client/transfer/test_proofs.py::test_nor_does_one_give_any",
-        "lighthouse/quorum/test_lineage.py::test_a_running_history_wins_against_a_dumb_version",
-        "lighthouse/quorum/test_lineage.py::TestAheadOfTheMembers",
-        "lighthouse/quorum/test_returning.py::TestLostJournal",
+        "lighthouse/job/test_lineage.py::test_a_running_history_wins_against_a_dumb_version",
+        "lighthouse/job/test_lineage.py::TestAheadOfTheMembers",
+        "lighthouse/job/test_returning.py::TestLostJournal",
     ),
     "C3": (
         "daemons/test_secure.py::test_each_role_against_each_rpc",
         "daemons/test_attacks_identity.py::TestRuns",
-        "lighthouse/runs/test_strangers.py::TestStrangersUnderANameOfTheirOwn",
+        "lighthouse/job/test_strangers.py::TestStrangersUnderANameOfTheirOwn",
     ),
     "C4": ("daemons/test_attacks_identity.py::TestSessions", "daemons/test_attacks_identity.py::TestManager"),
     "H1": ("daemons/test_secure.py::test_a_browser_signs_in_and_its_cookie_is_good_for_what_its_token_is",),

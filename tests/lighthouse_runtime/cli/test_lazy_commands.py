@@ -15,7 +15,7 @@ from tests.processes import clean_environment
 HEAVY = {"aiohttp", "asyncio", "cryptography", "google", "grpc", "prometheus_client", "rich", "sqlite3", "uvloop"}
 DAEMONS_ONLY = {
     "aiohttp", "cryptography", "prometheus_client", "sqlite3", "uvloop",
-    "lighthouse.server", "lighthouse.journal", "lighthouse.etcd", "lighthouse_protocol.wire.streams",
+    "lighthouse.server", "lighthouse.store", "lighthouse_protocol.wire.streams",
 }  # fmt: skip
 
 

@@ -10,7 +10,7 @@ from lighthouse.job.status import explain, job_status
 from lighthouse_protocol.messages.session import QuorumOrder, QuorumPhase
 from lighthouse_protocol.refusals import DuplicateReplica, Unreachable
 from tests.lighthouse.builders import join, refused, ticked
-from tests.lighthouse.quorum.test_standing import ENTRY, QUORUM_ID, holds, phase_of, quorum, says, standing_of
+from tests.lighthouse.job.test_standing import ENTRY, QUORUM_ID, holds, phase_of, quorum, says, standing_of
 from tests.lighthouse.sessions import (
     ANOTHER,
     asks,

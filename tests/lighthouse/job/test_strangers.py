@@ -41,9 +41,9 @@ from lighthouse_protocol.messages.run import (
     SupervisorWelcome,
 )
 from lighthouse_protocol.refusals import DuplicateReplica, NotPermitted, Superseded, WrongState
+from tests.lighthouse.job.test_restarts import again, refusal, told
 from tests.lighthouse.peers import Listener
 from tests.lighthouse.run_stage import running
-from tests.lighthouse.runs.test_machine import again, refusal, told
 from tests.virtual_loop import VirtualLoop
 
 OURS, THEIRS = "known to this supervisor and its ranks", "what another supervisor would show"

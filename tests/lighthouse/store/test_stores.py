@@ -1,5 +1,5 @@
-"""The interface of the store: one suite for both that there are. What only one of them does stands in test_journal.py,
-and in tests/lighthouse/etcd."""
+"""The interface of the store: one suite for both that there are. What only one of them does stands in test_sqlite.py,
+and in test_etcd_store.py."""
 
 import tempfile
 import uuid
@@ -17,8 +17,8 @@ from lighthouse_protocol.messages.run import KeyKind
 from lighthouse_protocol.refusals import LighthouseError
 from tests.etcd_cluster import EtcdCluster, needs_etcd
 from tests.lighthouse.held_stores import Etcds, Journals, Stores
-from tests.lighthouse.journal.test_run_rows import FULL, RUN
-from tests.lighthouse.quorum.test_record import RECORDS, wires
+from tests.lighthouse.job.test_records import RECORDS, wires
+from tests.lighthouse.store.test_run_rows import FULL, RUN
 
 Make = Callable[[], Stores]
 

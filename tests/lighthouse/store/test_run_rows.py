@@ -22,7 +22,7 @@ from lighthouse_protocol.messages.run import (
     SupervisorHello,
 )
 from lighthouse_protocol.refusals import WrongState
-from tests.lighthouse.journal.test_journal import claimed
+from tests.lighthouse.store.test_sqlite import claimed
 
 A, B = RankId(0, "a"), RankId(1, "b")
 FULL = RunRecord(

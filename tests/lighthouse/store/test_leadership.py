@@ -7,7 +7,7 @@ import pytest
 from lighthouse.store import leadership as events
 from lighthouse.store import leadership as module
 from lighthouse.store.leadership import Candidate, CandidateConfig, Leader, Role, dump, parse
-from tests.lighthouse.etcd.shared_store import Race
+from tests.lighthouse.store.shared_store import Race
 
 OTHER = Leader("other", "b:1", "b:2", 7)
 

@@ -12,7 +12,7 @@ from lighthouse_protocol.messages.run import (
     SupervisorHeartbeat,
     SupervisorHello,
 )
-from tests.lighthouse.quorum.test_metrics import samples
+from tests.lighthouse.server.test_metrics import samples
 
 
 def test_a_stopped_run_without_processes():

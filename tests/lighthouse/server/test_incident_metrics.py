@@ -5,7 +5,7 @@ from prometheus_client import CollectorRegistry
 from lighthouse.job.incident_driver import BOUNDS_S, IncidentTimes
 from lighthouse.server.metrics import IncidentCollector, render
 from lighthouse_protocol.messages.incident import IncidentKind
-from tests.lighthouse.quorum.test_metrics import samples
+from tests.lighthouse.server.test_metrics import samples
 
 
 def test_times_by_job_and_kind():

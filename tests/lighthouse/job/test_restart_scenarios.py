@@ -16,7 +16,7 @@ from lighthouse.job.events import RanksBehind, ResumeAsked, RunVerdict, SessionE
 from tests.lighthouse.run_stage import RunStage, running
 from tests.scenarios.paragraphs import scenarios_of
 
-FILE = Path(__file__).with_name("scenarios.txt")
+FILE = Path(__file__).with_name("restart_scenarios.txt")
 
 
 def obey(stage: RunStage) -> None:

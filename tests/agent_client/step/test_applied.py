@@ -7,9 +7,9 @@ import pytest
 
 from lighthouse_protocol.messages.incident import IncidentSummary
 from lighthouse_runtime.client.clients import LighthouseClient
-from tests.agent_client.agent.test_agent import check_equal as check_states
 from tests.agent_client.jobs import Job
 from tests.agent_client.ranks import Rank, RankError
+from tests.agent_client.step.test_agent import check_equal as check_states
 from tests.processes import Lighthouse
 
 ACTOR = "tests.agent_client.torn_actor:TornActor"

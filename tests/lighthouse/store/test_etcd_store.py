@@ -1,4 +1,4 @@
-"""What is written of the leader's records, and what never can be. The suite of the interface: journal/test_store.py."""
+"""What is written of the leader's records, and what never can be. The suite of the interface: store/test_stores.py."""
 
 import random
 from collections.abc import Callable, Sequence

@@ -6,7 +6,7 @@ from prometheus_client import CollectorRegistry
 from lighthouse.job.incident_driver import JobAccount
 from lighthouse.server.metrics import AccountCollector, render
 from lighthouse_protocol.messages.session import GroupCounts, GroupReport, HeldQuorum, HoldState
-from tests.lighthouse.quorum.test_metrics import samples
+from tests.lighthouse.server.test_metrics import samples
 
 
 def scrape(account: JobAccount, now: float = 0.0) -> dict[tuple[str, ...], float]:

@@ -1,4 +1,4 @@
-"""What happens between two system calls of a claim; test_journal.py has the rest, with real processes."""
+"""What happens between two system calls of a claim; test_sqlite.py has the rest, with real processes."""
 
 import fcntl
 import json
