@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from agent_client.progress import script_groups as self_report
+from agent_client.progress import script_groups
 from agent_client.progress.script_groups import NEWEST_ENTRIES, SelfReporter, flight_recorder, shortened
 from lighthouse_protocol.messages.incident import MAX_FLIGHT_RECORDER_BYTES, SelfReport
 from tests.processes import PATIENCE_S, Process, eventually
@@ -68,9 +68,9 @@ class TestTheHandler:
     def test_without_a_free_signal_it_is_said_and_nothing_else_changes(
         self, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
     ):
-        monkeypatch.setattr(self_report, "_SIGNALS", ())
-        monkeypatch.setattr(self_report, "_offered", {})
-        assert self_report.offer() == self_report.EvidenceOffer(0, 0)
+        monkeypatch.setattr(script_groups, "_SIGNALS", ())
+        monkeypatch.setattr(script_groups, "_offered", {})
+        assert script_groups.offer() == script_groups.EvidenceOffer(0, 0)
         assert "every real-time signal has a handler already" in caplog.text
 
 
@@ -109,7 +109,7 @@ class TestOwnEvidence:
         assert answered(1).missing == ("Flight Recorder: this process has recorded no collective",)
 
     def test_a_recorder_that_fails_costs_nothing_else(self, monkeypatch: pytest.MonkeyPatch):
-        monkeypatch.setattr(self_report, "flight_recorder", lambda: 1 / 0)
+        monkeypatch.setattr(script_groups, "flight_recorder", lambda: 1 / 0)
         own = answered(1)
         assert own.stacks
         assert own.missing == ("Flight Recorder: ZeroDivisionError('division by zero')",)
@@ -122,8 +122,8 @@ class TestOwnEvidence:
             go_on.wait(PATIENCE_S)
             return "[]"
 
-        monkeypatch.setattr(self_report, "RECORDED_WITHIN_S", 0.05)
-        monkeypatch.setattr(self_report, "flight_recorder", hang)
+        monkeypatch.setattr(script_groups, "RECORDED_WITHIN_S", 0.05)
+        monkeypatch.setattr(script_groups, "flight_recorder", hang)
         looks = SelfReporter()
         for number in (1, 2):
             own = answered(number, looks)
@@ -131,7 +131,7 @@ class TestOwnEvidence:
             assert own.missing == ("Flight Recorder: no answer from torch within 0.05 s",)
         assert len(began) == 1, "it is not asked again while it hangs"
         go_on.set()
-        monkeypatch.setattr(self_report, "RECORDED_WITHIN_S", PATIENCE_S)
+        monkeypatch.setattr(script_groups, "RECORDED_WITHIN_S", PATIENCE_S)
         assert answered(3, looks).flight_recorder == "[]"
 
 

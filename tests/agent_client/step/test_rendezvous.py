@@ -14,10 +14,9 @@ from torch.distributed import HashStore, distributed_c10d
 
 from agent_client import Agent, AgentConfig
 from agent_client.errors import AgentError
-from agent_client.step import rendezvous as module
 from agent_client.step.environment import Environment
 from agent_client.step.internals import GroupPlace
-from agent_client.step.rendezvous import rendezvous, wait_for_store
+from agent_client.step.rendezvous import MANAGER_KEY, rendezvous, wait_for_store
 from examples.ports import free_port
 from lighthouse_protocol.coordinator import Coordinator
 from lighthouse_protocol.identity import Address, parse_address
@@ -118,9 +117,9 @@ def test_torchruns_open_store_does_not_hold_the_secret(monkeypatch: pytest.Monke
         return FakeProcess()
 
     monkeypatch.setattr(distributed_c10d, "rendezvous", lambda _, rank, size: iter([(store, rank, size)]))
-    monkeypatch.setattr(module, "ServerProcess", start)
-    monkeypatch.setattr(module, "wait_for_store", lambda address, timeout_s: None)
-    monkeypatch.setattr(module, "GlooGroup", lambda *place, **options: object())
+    monkeypatch.setattr("agent_client.step.rendezvous.ServerProcess", start)
+    monkeypatch.setattr("agent_client.step.rendezvous.wait_for_store", lambda address, timeout_s: None)
+    monkeypatch.setattr("agent_client.step.rendezvous.GlooGroup", lambda *place, **options: object())
     monkeypatch.setenv("MASTER_ADDR", LOCALHOST)
     lighthouse = Coordinator((Address(LOCALHOST, 1),), "ab" * 32 if token else "", token).join_string()
     of_rank_0 = dataclasses.replace(GROUP_OF_TWO, manager="", lighthouse=lighthouse, replica_id="g")
@@ -129,7 +128,7 @@ def test_torchruns_open_store_does_not_hold_the_secret(monkeypatch: pytest.Monke
     secret = given["LIGHTHOUSE_MANAGER_SECRET"]
     assert first == second
     assert secret in first
-    stored = store.get(f"lighthouse/0/{module.MANAGER_KEY}").decode()
+    stored = store.get(f"lighthouse/0/{MANAGER_KEY}").decode()
     assert (secret in stored) == (not token), "without a token all that reach the lighthouse may do all"
     assert not token or token not in stored
     if token:

@@ -1,7 +1,6 @@
 """From the wire to torchft's classes: every field, and those that may be missing."""
 
-from agent_client.torchft import QuorumResult
-from agent_client.torchft import clients as results
+from agent_client.torchft import QuorumResult, clients
 from lighthouse_protocol.pb.torchft import torchft_pb2
 
 
@@ -22,10 +21,10 @@ def test_every_field_of_a_result() -> None:
         replica_ids=["a", "b"],
     )
     fields = {name: getattr(expected, name) for name in QuorumResult.__slots__}
-    assert results.quorum_result(torchft_pb2.ManagerQuorumResponse(**fields)) == expected
+    assert clients.quorum_result(torchft_pb2.ManagerQuorumResponse(**fields)) == expected
 
 
 def test_who_does_not_heal_has_no_source_and_who_is_behind_no_rank() -> None:
     """0 is a rank; None is not."""
-    missing = results.quorum_result(torchft_pb2.ManagerQuorumResponse(replica_rank=1))
+    missing = clients.quorum_result(torchft_pb2.ManagerQuorumResponse(replica_rank=1))
     assert (missing.recover_src_replica_rank, missing.max_replica_rank) == (None, None)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from lighthouse.job import incidents as evidence_round
+from lighthouse.job import incidents
 from lighthouse.job.incidents import MAX_ASKED, EvidenceRound, EvidenceTarget, Question, check_ranks, read_ranks
 from lighthouse_protocol.refusals import InvalidRequest, UnknownName
 from tests.lighthouse.evidence import rank
@@ -59,7 +59,7 @@ def test_of_many_groups_the_suspects_are_asked():
 
 
 def test_the_text_that_is_kept_is_bounded(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(evidence_round, "MAX_EVIDENCE_BYTES", 1000)
+    monkeypatch.setattr(incidents, "MAX_EVIDENCE_BYTES", 1000)
     gathering = EvidenceRound(HERE)
     gathering.took(1, rank(0, stacks="x" * 600))
     gathering.took(1, rank(1, stacks="x" * 600))

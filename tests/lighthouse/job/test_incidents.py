@@ -5,7 +5,7 @@ from dataclasses import dataclass, field, replace
 
 import pytest
 
-from lighthouse.job import incidents as machine
+from lighthouse.job import incidents
 from lighthouse.job.events import MemberLost
 from lighthouse.job.incidents import (
     MAX_DISTRUSTED,
@@ -52,16 +52,16 @@ def gathered(*names: str) -> Gathered:
 class Stage:
     policy: OnStall = OnStall.NOTIFY
     now: float = 1000.0
-    all: list[machine.Effect] = field(default_factory=list)
+    all: list[incidents.Effect] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.machine = IncidentMachine("j", self.policy, IncidentArchive().make_id)
 
-    def told(self, effects: list[machine.Effect]) -> list[machine.Effect]:
+    def told(self, effects: list[incidents.Effect]) -> list[incidents.Effect]:
         self.all += effects
         return effects
 
-    def stalled(self, verdict: StallVerdict, step: int = 10) -> list[machine.Effect]:
+    def stalled(self, verdict: StallVerdict, step: int = 10) -> list[incidents.Effect]:
         return self.told(self.machine.stalled(verdict, step, self.now, UNIX_S))
 
     def opens(self, verdict: StallVerdict) -> str:
@@ -75,21 +75,21 @@ class Stage:
         losses = [MemberLost(name, quorum_id, "its connection was lost", seen_at) for name in names]
         return self.told([e for loss in losses for e in self.machine.lost(loss, self.now, UNIX_S, is_asked=is_asked)])
 
-    def took(self, id: str, *names: str) -> list[machine.Effect]:
+    def took(self, id: str, *names: str) -> list[incidents.Effect]:
         return self.told(self.machine.took(id, gathered(*names), MEMBERS, self.now))
 
-    def formed(self, quorum_id: int = 8, step: int = 10, *, is_new: bool = True) -> list[machine.Effect]:
+    def formed(self, quorum_id: int = 8, step: int = 10, *, is_new: bool = True) -> list[incidents.Effect]:
         return self.told(self.machine.formed(quorum_id, step, self.now, is_new=is_new))
 
-    def exited(self, name: str, reason: str = "SIGKILL", *, is_member: bool = True) -> list[machine.Effect] | None:
+    def exited(self, name: str, reason: str = "SIGKILL", *, is_member: bool = True) -> list[incidents.Effect] | None:
         evidence = RankEvidence(1, process="ended: SIGKILL", output=("last line",))
         effects = self.machine.exited(name, reason, evidence, self.now, UNIX_S, is_member=is_member)
         return None if effects is None else self.told(effects)
 
-    def back(self, *names: str, quorum_id: int = 9) -> list[machine.Effect]:
+    def back(self, *names: str, quorum_id: int = 9) -> list[incidents.Effect]:
         return self.told(self.machine.formed(quorum_id, 12, self.now, is_new=True, members=names))
 
-    def reached(self, step: int, quorum_id: int = 8) -> list[machine.Effect]:
+    def reached(self, step: int, quorum_id: int = 8) -> list[incidents.Effect]:
         return self.told(self.machine.reached(step, quorum_id, self.now))
 
     @property
@@ -434,8 +434,8 @@ class TestOneFaultIsOneIncident:
 
     def test_one_that_no_loss_follows_is_an_incident_by_itself(self, stage: Stage):
         stage.exited("b")
-        assert stage.machine.expire(stage.now + machine.EXIT_KEPT_S - 0.1) == []
-        [effect] = stage.machine.expire(stage.now + machine.EXIT_KEPT_S)
+        assert stage.machine.expire(stage.now + incidents.EXIT_KEPT_S - 0.1) == []
+        [effect] = stage.machine.expire(stage.now + incidents.EXIT_KEPT_S)
         assert isinstance(effect, Opened)
         assert (effect.incident.summary.kind, effect.incident.summary.text) == (IncidentKind.EXIT, "b: rank 1: SIGKILL")
         assert stage.machine.expire(stage.now + 1000) == []

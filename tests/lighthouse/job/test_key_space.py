@@ -2,7 +2,7 @@
 
 import pytest
 
-from lighthouse.job import records as key_space
+from lighthouse.job import records
 from lighthouse.job.records import KeySpaces
 from lighthouse_protocol.messages.run import KeyKind
 from lighthouse_protocol.refusals import InvalidRequest, LimitReached, UnknownName, WrongState
@@ -73,7 +73,7 @@ def test_it_is_made_again_from_its_rows():
 
 
 def test_limits(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(key_space, "MAX_KEYS", 2)
+    monkeypatch.setattr(records, "MAX_KEYS", 2)
     found = spaces()
     for name, value in (("", b""), ("x" * 257, b""), ("x", b"x" * 4097)):
         with pytest.raises(InvalidRequest):

@@ -2,7 +2,6 @@
 
 import pytest
 
-from lighthouse.job import restarts as supervisors_module
 from lighthouse.job.events import (
     Completed,
     IncidentChanged,
@@ -27,7 +26,7 @@ from lighthouse.job.events import (
 from lighthouse.job.generations import EVIDENCE_KEPT, KEPT, LOST_KEPT
 from lighthouse.job.records import Membership, RunConfig, RunRecord, dump_run, parse_run
 from lighthouse.job.restarts import MAX_SUPERVISORS, RunMachine, Supervisors
-from lighthouse_protocol.messages import run as supervisor
+from lighthouse_protocol.messages import run
 from lighthouse_protocol.messages.run import (
     FinishReport,
     HelloRejected,
@@ -61,7 +60,7 @@ def joins(session: int, name: str = "g", incarnation: str = "1", host: str = "")
 
 def asks(session: int, reason: str, membership: Membership = Membership.OPEN) -> SupervisorAsked:
     """A stop."""
-    return SupervisorAsked(session, supervisor.StopAsked(reason), membership)
+    return SupervisorAsked(session, run.StopAsked(reason), membership)
 
 
 def told(effects: object, session: int) -> object:
@@ -157,7 +156,7 @@ class TestLiftedStops:
         assert len(supervisors.ending) == MAX_SUPERVISORS
 
     def test_the_slots_of_all_of_them_are_those_of_a_run_at_most(self, monkeypatch: pytest.MonkeyPatch):
-        monkeypatch.setattr(supervisors_module, "MAX_GROUP_WORLD_SIZE", 4)
+        monkeypatch.setattr("lighthouse.job.restarts.MAX_GROUP_WORLD_SIZE", 4)
         supervisors = Supervisors()
         supervisors.enter(SupervisorHello("a", "a1", slots=(0, 1, 2)), 1)
         more = SupervisorHello("b", "b1", slots=(3, 4))
@@ -206,7 +205,7 @@ class TestHosts:
         stage.start(0, 1)
         stage.start(2, host="h7")
         stage.feed(joins(70, host="h7"))
-        excludes = supervisor.HostExcluded("GPU 3 has fallen off the bus")
+        excludes = run.HostExcluded("GPU 3 has fallen off the bus")
         stage.feed(SupervisorAsked(70, excludes, Membership.MEMBER))
         stage.obey()
         assert stage.members() == {0, 1}
@@ -225,9 +224,9 @@ class TestHosts:
     def test_it_is_said_once_until_resume_lets_it_in_again(self):
         machine = RunMachine()
         machine.handle(joins(7, host="h7"), 0.0)
-        excludes = SupervisorAsked(7, supervisor.HostExcluded("broken"), Membership.MEMBER)
+        excludes = SupervisorAsked(7, run.HostExcluded("broken"), Membership.MEMBER)
         assert machine.handle(excludes, 0.0) == [RecordChanged()]
-        again = SupervisorAsked(7, supervisor.HostExcluded("again"), Membership.MEMBER)
+        again = SupervisorAsked(7, run.HostExcluded("again"), Membership.MEMBER)
         assert machine.handle(again, 1.0) == []
         assert [(each.host, each.reason) for each in machine.supervisors.excluded] == [("h7", "broken")]
         assert machine.handle(ResumeAsked(), 1.0) == [DUE, Resumed()]
@@ -439,7 +438,7 @@ class TestCompletion:
         assert (stage.table(), stage.running(), stage.machine.stop) == ((3, 1, 1), {0, 1}, None)
 
     def test_a_new_launch_gets_no_host_back(self):
-        excludes = SupervisorAsked(70, supervisor.HostExcluded("broken"), Membership.MEMBER)
+        excludes = SupervisorAsked(70, run.HostExcluded("broken"), Membership.MEMBER)
         stage = self.completed(excludes, SupervisorEnded(70))
         error = refusal(told(stage.machine.handle(joins(71, incarnation="new"), 9.0), 71))
         assert "g is excluded from this run: broken" in str(error)

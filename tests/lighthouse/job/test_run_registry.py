@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from lighthouse.job import registry as module
+from lighthouse.job import registry
 from lighthouse.job.incident_driver import IncidentRegistry
 from lighthouse.job.registry import RunRegistry
 from lighthouse.job.restarts import RunMachine
@@ -191,10 +191,10 @@ async def test_a_stopped_run_without_processes_is_shown_until_it_is_resumed_or_c
 
 
 async def test_of_stopped_runs_the_newest_are_shown(runs: RunRegistry):
-    for n in range(module.SAVED_SHOWN + 3):
+    for n in range(registry.SAVED_SHOWN + 3):
         runs.get("j", f"r{n}").stop("enough", "operator")
         runs.forget_quiet()
-    assert [run.run for run in runs.stopped_status()] == [f"r{n}" for n in range(3, module.SAVED_SHOWN + 3)]
+    assert [run.run for run in runs.stopped_status()] == [f"r{n}" for n in range(3, registry.SAVED_SHOWN + 3)]
 
 
 async def test_a_restart_is_an_incident(runs: RunRegistry, incidents: IncidentRegistry):
@@ -294,7 +294,7 @@ async def test_names_and_limits(runs: RunRegistry, monkeypatch: pytest.MonkeyPat
         runs.get("j", "a b")
     with pytest.raises(UnknownName, match="known runs: none"):
         runs.find("j", "r")
-    monkeypatch.setattr(module, "MAX_RUNS", 1)
+    monkeypatch.setattr(registry, "MAX_RUNS", 1)
     entered(runs.get("j", "r"), 0)
     with pytest.raises(LimitReached):
         runs.get("j", "other")

@@ -7,7 +7,7 @@ import random
 from collections.abc import Callable
 from typing import Any
 
-from lighthouse.store import leadership as events
+from lighthouse.store import leadership
 from lighthouse.store.leadership import Candidate, CandidateConfig, Leader
 
 TTL_S = 3.0
@@ -53,34 +53,34 @@ class Store:
         self._expire()
         return self.key[0] if self.key is not None else None
 
-    def handle(self, name: str, request: events.Effect) -> events.Event | None:
+    def handle(self, name: str, request: leadership.Effect) -> leadership.Event | None:
         self._expire()
         clock = self.clockwork.now * self.rate
         match request:
-            case events.ReadLeader(number):
-                return events.LeaderRead(number, self.leader)
-            case events.GrantLease(number, ttl_s):
+            case leadership.ReadLeader(number):
+                return leadership.LeaderRead(number, self.leader)
+            case leadership.GrantLease(number, ttl_s):
                 lease = max([*self.leases, 0]) + 1 + self.revision
                 self.revision += 1
                 self.leases[lease] = clock + ttl_s
-                return events.LeaseGranted(number, lease, ttl_s)
-            case events.Claim(number, lease):
+                return leadership.LeaseGranted(number, lease, ttl_s)
+            case leadership.Claim(number, lease):
                 if lease not in self.leases:
-                    return events.RequestFailed(number, "lease not found")
+                    return leadership.RequestFailed(number, "lease not found")
                 if self.key is not None:
-                    return events.ClaimLost(number, self.key[0])
+                    return leadership.ClaimLost(number, self.key[0])
                 self.revision += 1
                 self.term += 1
                 self.key = Leader(name, name, name, self.term), lease, self.revision
-                return events.ClaimWon(number, self.revision, self.term)
-            case events.LoadRecords(number):
-                return events.RecordsLoaded(number)
-            case events.RenewLease(number, lease):
+                return leadership.ClaimWon(number, self.revision, self.term)
+            case leadership.LoadRecords(number):
+                return leadership.RecordsLoaded(number)
+            case leadership.RenewLease(number, lease):
                 if lease not in self.leases:
-                    return events.LeaseEnded(number)
+                    return leadership.LeaseEnded(number)
                 self.leases[lease] = clock + TTL_S
-                return events.LeaseRenewed(number, TTL_S)
-            case events.RevokeLease(lease):
+                return leadership.LeaseRenewed(number, TTL_S)
+            case leadership.RevokeLease(lease):
                 self.leases.pop(lease, None)
                 self._expire()
                 return None
@@ -120,7 +120,7 @@ class Process:
     def _perform(self, effects: Any) -> None:
         for effect in effects:
             self.log.append((self.clockwork.now, effect))
-            if isinstance(effect, events.LeadershipBegan | events.LeadershipEnded | events.LeaderChanged):
+            if isinstance(effect, leadership.LeadershipBegan | leadership.LeadershipEnded | leadership.LeaderChanged):
                 continue
             self._send(effect)
         deadline = self.candidate.deadline()
@@ -138,7 +138,7 @@ class Process:
         draw = self.clockwork.random
         return draw.uniform(0.001, 0.01) if draw.random() < 0.8 else draw.uniform(0, 4)
 
-    def _send(self, request: events.Effect) -> None:
+    def _send(self, request: leadership.Effect) -> None:
         draw = self.clockwork.random
 
         def arrive() -> None:
@@ -152,11 +152,11 @@ class Process:
             self.clockwork.after(self._delay_s(), arrive)
         number = getattr(request, "number", None)
         if number is not None:
-            failed = events.RequestFailed(number, "no answer")
+            failed = leadership.RequestFailed(number, "no answer")
             timeout_s = self.config.request_timeout_s / self.rate
             self.clockwork.after(timeout_s, lambda: self._later(lambda: self._feed(failed)))
 
-    def _feed(self, event: events.Event) -> None:
+    def _feed(self, event: leadership.Event) -> None:
         self._perform(self.candidate.handle(event, self.clock()))
 
 
@@ -200,6 +200,6 @@ class Race:
     def run(self, until: float = 90.0) -> None:
         self.clockwork.run(until, self.look)
 
-    def begun(self) -> list[tuple[float, events.LeadershipBegan]]:
-        found = [(at, e) for p in self.processes for at, e in p.log if isinstance(e, events.LeadershipBegan)]
+    def begun(self) -> list[tuple[float, leadership.LeadershipBegan]]:
+        found = [(at, e) for p in self.processes for at, e in p.log if isinstance(e, leadership.LeadershipBegan)]
         return sorted(found, key=lambda entry: entry[0])

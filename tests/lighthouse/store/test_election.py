@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from lighthouse.job.records import QuorumRecord
-from lighthouse.store import leadership as events
+from lighthouse.store import leadership
 from lighthouse.store.election import Election, LeadershipDriver
 from lighthouse.store.etcd_client import Answer, EtcdClient, KeyValue, Lease
 from lighthouse.store.etcd_store import EtcdStore
@@ -57,9 +57,9 @@ class OddClient(EtcdClient):
 
 
 class WatchedDriver(LeadershipDriver):
-    def feed(self, event: events.Event) -> None:
+    def feed(self, event: leadership.Event) -> None:
         super().feed(event)
-        if isinstance(event, events.RequestFailed) and not self.failed.done():
+        if isinstance(event, leadership.RequestFailed) and not self.failed.done():
             self.failed.set_result(event.reason)
 
     failed: "asyncio.Future[str]"

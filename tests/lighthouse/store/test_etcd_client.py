@@ -7,8 +7,20 @@ from collections.abc import AsyncIterator, Iterator
 
 import pytest
 
-from lighthouse.store import etcd_client as api
-from lighthouse.store.etcd_client import EtcdClient, LeaseGone, StoreUnavailable, parse_etcd_address
+from lighthouse.store.etcd_client import (
+    EtcdClient,
+    LeaseGone,
+    StoreUnavailable,
+    after_prefix,
+    delete,
+    has_version,
+    parse_etcd_address,
+    put,
+    read,
+    touch,
+    was_changed_at,
+    was_made_at,
+)
 from tests.etcd_cluster import EtcdCluster, etcd_cluster, free_ports, needs_etcd
 
 pytestmark = needs_etcd
@@ -25,38 +37,38 @@ async def client(etcd: EtcdCluster) -> AsyncIterator[EtcdClient]:
 
 async def test_a_guarded_write_is_all_or_nothing(client: EtcdClient) -> None:
     key, beside = uuid.uuid4().bytes, uuid.uuid4().bytes
-    made = await client.transact([api.was_made_at(key, 0)], [api.put(key, b"1"), api.put(beside, b"x")], [], 5)
+    made = await client.transact([was_made_at(key, 0)], [put(key, b"1"), put(beside, b"x")], [], 5)
     assert made.succeeded
-    again = await client.transact([api.was_made_at(key, 0)], [api.put(beside, b"y")], [api.read(key)], 5)
+    again = await client.transact([was_made_at(key, 0)], [put(beside, b"y")], [read(key)], 5)
     assert not again.succeeded
     [[found]] = again.reads
     assert (found.value, found.version, found.create_revision) == (b"1", 1, made.revision)
-    touched = await client.transact([api.has_version(key, 1)], [api.touch(key)], [], 5)
+    touched = await client.transact([has_version(key, 1)], [touch(key)], [], 5)
     assert touched.succeeded
     [found] = await client.read(key, None, 5)
     assert (found.value, found.version, found.create_revision) == (b"1", 2, made.revision)
     [found] = await client.read(beside, None, 5)
     assert found.value == b"x"
-    deleted = await client.transact([api.was_changed_at(key, touched.revision)], [api.delete(key)], [], 5)
+    deleted = await client.transact([was_changed_at(key, touched.revision)], [delete(key)], [], 5)
     assert deleted.succeeded
     assert await client.read(key, None, 5) == ()
 
 
 async def test_a_range_has_all_that_begins_with_the_prefix(client: EtcdClient) -> None:
     prefix = uuid.uuid4().hex.encode() + b"/"
-    writes = [api.put(prefix + name, name) for name in (b"a", b"b/\xff", b"")]
-    await client.transact([], [*writes, api.put(prefix[:-1] + b"0", b"no")], [], 5)
-    found = await client.read(prefix, api.after_prefix(prefix), 5)
+    writes = [put(prefix + name, name) for name in (b"a", b"b/\xff", b"")]
+    await client.transact([], [*writes, put(prefix[:-1] + b"0", b"no")], [], 5)
+    found = await client.read(prefix, after_prefix(prefix), 5)
     assert [kv.value for kv in found] == [b"", b"a", b"b/\xff"]
-    await client.transact([], [api.delete(prefix, api.after_prefix(prefix))], [], 5)
-    assert await client.read(prefix, api.after_prefix(prefix), 5) == ()
+    await client.transact([], [delete(prefix, after_prefix(prefix))], [], 5)
+    assert await client.read(prefix, after_prefix(prefix), 5) == ()
 
 
 async def test_a_key_goes_with_its_lease(client: EtcdClient) -> None:
     key = uuid.uuid4().bytes
     lease = await client.grant(5, 5)
     assert lease.ttl_s == 5
-    await client.transact([], [api.put(key, b"x", lease.id)], [], 5)
+    await client.transact([], [put(key, b"x", lease.id)], [], 5)
     assert await client.renew(lease.id, 5) == 5
     [found] = await client.read(key, None, 5)
     assert found.lease == lease.id
@@ -66,7 +78,7 @@ async def test_a_key_goes_with_its_lease(client: EtcdClient) -> None:
     with pytest.raises(LeaseGone):
         await client.renew(lease.id, 5)
     with pytest.raises(LeaseGone):
-        await client.transact([], [api.put(key, b"x", lease.id)], [], 5)
+        await client.transact([], [put(key, b"x", lease.id)], [], 5)
 
 
 async def test_what_is_no_etcd_is_named(etcd: EtcdCluster) -> None:

@@ -7,7 +7,7 @@ import pytest
 
 import lighthouse.store.etcd_store
 from lighthouse.job.records import JoinState, QuorumRecord, RunRecord
-from lighthouse.store import etcd_store as module
+from lighthouse.store import etcd_store
 from lighthouse.store.etcd_client import KeyValue
 from lighthouse.store.etcd_store import Batch, Delete, EtcdStore, Keys, Put, dump_job
 from lighthouse_protocol.messages.membership import Quorum
@@ -117,7 +117,7 @@ def leader(version: int, revision: int = REVISION) -> KeyValue:
     [(leader(2), True), (leader(1), False), (leader(3), False), (leader(2, 44), False), (None, False)],
 )
 def test_guards_that_fail_are_an_earlier_attempt_or_the_end(found: KeyValue | None, was_written: bool) -> None:
-    assert module.was_written(Batch(REVISION, 1, ()), found) == was_written
+    assert etcd_store.was_written(Batch(REVISION, 1, ()), found) == was_written
 
 
 def kv(key: str, value: bytes) -> KeyValue:

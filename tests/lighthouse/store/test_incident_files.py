@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lighthouse.job import incidents as archive
+from lighthouse.job import incidents
 from lighthouse.job.incident_driver import IncidentRegistry
 from lighthouse.job.incidents import DROPPED, LIMIT, IncidentArchive, surplus
 from lighthouse.server.config import LighthouseConfig
-from lighthouse.store import incident_files as incident_files
+from lighthouse.store import incident_files
 from lighthouse.store.incident_files import IncidentFiles
 from lighthouse_protocol.refusals import UnknownName
 from tests.lighthouse.evidence import incident, member
@@ -42,7 +42,7 @@ class TestArchive:
         assert [(s.id, s.step_s) for s in kept.summaries()] == [("i2", None), ("i1", 3.0)]
 
     def test_old_evidence_is_dropped(self, monkeypatch: pytest.MonkeyPatch):
-        monkeypatch.setattr(archive, "MAX_ARCHIVE_BYTES", 1000)
+        monkeypatch.setattr(incidents, "MAX_ARCHIVE_BYTES", 1000)
         kept = IncidentArchive()
         for name in ("i1", "i2", "i3"):
             kept.put(incident(name, member("b/1", stacks="x" * 400, flight_recorder="", process="")))

@@ -4,8 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from lighthouse.store import leadership as events
-from lighthouse.store import leadership as module
+from lighthouse.store import leadership
 from lighthouse.store.leadership import Candidate, CandidateConfig, Leader, Role, dump, parse
 from tests.lighthouse.store.shared_store import Race
 
@@ -14,12 +13,12 @@ OTHER = Leader("other", "b:1", "b:2", 7)
 
 def leading(now: float = 0.0) -> Candidate:
     candidate = Candidate(CandidateConfig("me"), now)
-    assert candidate.tick(now) == (events.ReadLeader(1),)
-    assert candidate.handle(events.LeaderRead(1, None), now) == (events.GrantLease(2, 3.0),)
-    assert candidate.handle(events.LeaseGranted(2, 99, 3.0), now) == (events.Claim(3, 99),)
-    assert candidate.handle(events.ClaimWon(3, 41, 5), now) == (events.LoadRecords(4),)
+    assert candidate.tick(now) == (leadership.ReadLeader(1),)
+    assert candidate.handle(leadership.LeaderRead(1, None), now) == (leadership.GrantLease(2, 3.0),)
+    assert candidate.handle(leadership.LeaseGranted(2, 99, 3.0), now) == (leadership.Claim(3, 99),)
+    assert candidate.handle(leadership.ClaimWon(3, 41, 5), now) == (leadership.LoadRecords(4),)
     assert not candidate.may_act(now)
-    assert candidate.handle(events.RecordsLoaded(4), now) == (events.LeadershipBegan(5, 41),)
+    assert candidate.handle(leadership.RecordsLoaded(4), now) == (leadership.LeadershipBegan(5, 41),)
     assert candidate.may_act(now)
     return candidate
 
@@ -27,8 +26,8 @@ def leading(now: float = 0.0) -> Candidate:
 def test_it_leads_once_all_records_are_loaded_and_renews_its_lease() -> None:
     candidate = leading()
     assert candidate.deadline() == 0.5
-    assert candidate.tick(0.5) == (events.RenewLease(5, 99),)
-    assert candidate.handle(events.LeaseRenewed(5, 3.0), 0.6) == ()
+    assert candidate.tick(0.5) == (leadership.RenewLease(5, 99),)
+    assert candidate.handle(leadership.LeaseRenewed(5, 3.0), 0.6) == ()
     assert candidate.may_act(2.49)
     assert not candidate.may_act(2.51), "counted from when the renewal was sent, not from its answer"
 
@@ -39,18 +38,18 @@ def test_without_a_renewal_it_stops_at_two_thirds_of_the_lease_whoever_asks_firs
     assert not candidate.may_act(2.0)
     assert "no lighthouse leads" in str(candidate.refusal(2.0))
     assert candidate.tick(2.0) == (
-        events.LeadershipEnded("its lease was not renewed for 67% of its time"),
-        events.RevokeLease(99),
+        leadership.LeadershipEnded("its lease was not renewed for 67% of its time"),
+        leadership.RevokeLease(99),
     )
 
 
 def test_the_first_lease_counts_from_its_request_too() -> None:
     candidate = Candidate(CandidateConfig("me"), 0.0)
     candidate.tick(0.0)
-    candidate.handle(events.LeaderRead(1, None), 0.0)
-    candidate.handle(events.LeaseGranted(2, 99, 3.0), 1.0)
-    candidate.handle(events.ClaimWon(3, 41, 5), 1.1)
-    assert candidate.handle(events.RecordsLoaded(4), 1.2) == (events.LeadershipBegan(5, 41),)
+    candidate.handle(leadership.LeaderRead(1, None), 0.0)
+    candidate.handle(leadership.LeaseGranted(2, 99, 3.0), 1.0)
+    candidate.handle(leadership.ClaimWon(3, 41, 5), 1.1)
+    assert candidate.handle(leadership.RecordsLoaded(4), 1.2) == (leadership.LeadershipBegan(5, 41),)
     assert candidate.may_act(1.99)
     assert not candidate.may_act(2.0), "the store counts its time from a moment before the answer came"
 
@@ -59,8 +58,8 @@ def test_a_renewal_that_is_answered_late_takes_nothing_back() -> None:
     candidate = leading()
     candidate.tick(0.5)
     candidate.tick(1.0)
-    candidate.handle(events.LeaseRenewed(6, 3.0), 1.1)
-    candidate.handle(events.LeaseRenewed(5, 3.0), 1.2)
+    candidate.handle(leadership.LeaseRenewed(6, 3.0), 1.1)
+    candidate.handle(leadership.LeaseRenewed(5, 3.0), 1.2)
     assert candidate.may_act(2.99)
     assert not candidate.may_act(3.0)
 
@@ -68,14 +67,14 @@ def test_a_renewal_that_is_answered_late_takes_nothing_back() -> None:
 def test_the_end_of_an_earlier_lease_is_not_that_of_the_present_one() -> None:
     candidate = leading()
     candidate.tick(0.5)
-    candidate.handle(events.WriteRefused("another leads"), 0.6)
+    candidate.handle(leadership.WriteRefused("another leads"), 0.6)
     candidate.tick(0.85)
-    candidate.handle(events.LeaderRead(6, None), 0.9)
-    candidate.handle(events.LeaseGranted(7, 100, 3.0), 0.9)
-    candidate.handle(events.ClaimWon(8, 43, 6), 0.9)
-    candidate.handle(events.RecordsLoaded(9), 0.9)
-    assert candidate.handle(events.LeaseEnded(5), 1.0) == ()
-    candidate.handle(events.LeaseRenewed(5, 3.0), 1.1)
+    candidate.handle(leadership.LeaderRead(6, None), 0.9)
+    candidate.handle(leadership.LeaseGranted(7, 100, 3.0), 0.9)
+    candidate.handle(leadership.ClaimWon(8, 43, 6), 0.9)
+    candidate.handle(leadership.RecordsLoaded(9), 0.9)
+    assert candidate.handle(leadership.LeaseEnded(5), 1.0) == ()
+    candidate.handle(leadership.LeaseRenewed(5, 3.0), 1.1)
     assert candidate.may_act(2.8)
     assert not candidate.may_act(2.91), "nor does a renewal of it count"
 
@@ -83,62 +82,64 @@ def test_the_end_of_an_earlier_lease_is_not_that_of_the_present_one() -> None:
 def test_after_a_pause_the_first_event_finds_it_fenced_whatever_it_says() -> None:
     candidate = leading()
     candidate.tick(0.5)
-    effects = candidate.handle(events.LeaseRenewed(5, 3.0), 60.0)
-    assert isinstance(effects[0], events.LeadershipEnded)
+    effects = candidate.handle(leadership.LeaseRenewed(5, 3.0), 60.0)
+    assert isinstance(effects[0], leadership.LeadershipEnded)
     assert not candidate.may_act(60.0)
 
 
 def test_a_lease_that_the_store_has_ended_ends_it_at_once() -> None:
     candidate = leading()
     candidate.tick(0.5)
-    assert isinstance(candidate.handle(events.LeaseEnded(5), 0.6)[0], events.LeadershipEnded)
+    assert isinstance(candidate.handle(leadership.LeaseEnded(5), 0.6)[0], leadership.LeadershipEnded)
     assert not candidate.may_act(0.6)
 
 
 def test_a_write_that_is_refused_ends_it_at_once() -> None:
     candidate = leading()
-    effects = candidate.handle(events.WriteRefused("another leads"), 0.1)
-    assert effects == (events.LeadershipEnded("another leads"), events.RevokeLease(99))
+    effects = candidate.handle(leadership.WriteRefused("another leads"), 0.1)
+    assert effects == (leadership.LeadershipEnded("another leads"), leadership.RevokeLease(99))
 
 
 def test_a_claim_without_an_answer_is_given_up_with_its_lease() -> None:
     candidate = Candidate(CandidateConfig("me"), 0.0)
     candidate.tick(0.0)
-    candidate.handle(events.LeaderRead(1, None), 0.0)
-    candidate.handle(events.LeaseGranted(2, 99, 3.0), 0.0)
-    assert candidate.handle(events.RequestFailed(3, "no answer"), 1.0) == (events.RevokeLease(99),)
-    assert candidate.handle(events.ClaimWon(3, 41, 5), 1.1) == (), "the late answer is of a claim that is given up"
+    candidate.handle(leadership.LeaderRead(1, None), 0.0)
+    candidate.handle(leadership.LeaseGranted(2, 99, 3.0), 0.0)
+    assert candidate.handle(leadership.RequestFailed(3, "no answer"), 1.0) == (leadership.RevokeLease(99),)
+    assert candidate.handle(leadership.ClaimWon(3, 41, 5), 1.1) == (), "the late answer is of a claim that is given up"
     assert candidate.status(1.1).role is Role.FOLLOWING
 
 
 def test_a_campaign_ends_where_a_request_is_never_answered() -> None:
     candidate = Candidate(CandidateConfig("me"), 0.0)
     candidate.tick(0.0)
-    candidate.handle(events.LeaderRead(1, None), 0.0)
-    candidate.handle(events.LeaseGranted(2, 99, 3.0), 0.0)
-    candidate.handle(events.ClaimWon(3, 41, 5), 0.2)
+    candidate.handle(leadership.LeaderRead(1, None), 0.0)
+    candidate.handle(leadership.LeaseGranted(2, 99, 3.0), 0.0)
+    candidate.handle(leadership.ClaimWon(3, 41, 5), 0.2)
     for number in range(6):  # all renewals are answered
         now = candidate.deadline()
         assert now is not None
-        assert candidate.tick(now) == (events.RenewLease(5 + number, 99),)
-        candidate.handle(events.LeaseRenewed(5 + number, 3.0), now)
-    assert candidate.tick(3.5) == (events.RevokeLease(99),)
+        assert candidate.tick(now) == (leadership.RenewLease(5 + number, 99),)
+        candidate.handle(leadership.LeaseRenewed(5 + number, 3.0), now)
+    assert candidate.tick(3.5) == (leadership.RevokeLease(99),)
     assert "no answer from the store within 3 s" in str(candidate.refusal(3.5))
     assert candidate.deadline() == 6.5, "the records could not be read, so another lighthouse is to try first"
-    assert candidate.handle(events.RecordsLoaded(4), 3.6) == (), "the late answer is of a campaign that is given up"
+    assert candidate.handle(leadership.RecordsLoaded(4), 3.6) == (), "the late answer is of a campaign that is given up"
 
 
 def test_a_follower_names_the_leader_and_the_store_that_does_not_answer() -> None:
     candidate = Candidate(CandidateConfig("me"), 0.0)
     candidate.tick(0.0)
-    assert candidate.handle(events.LeaderRead(1, OTHER), 0.0) == (events.LeaderChanged(OTHER),)
+    assert candidate.handle(leadership.LeaderRead(1, OTHER), 0.0) == (leadership.LeaderChanged(OTHER),)
     refusal = candidate.refusal(0.1)
     assert refusal is not None
     assert (refusal.leader, str(refusal)) == ("b:1", "this lighthouse is a follower; the leader is b:1")
     candidate.tick(0.25)
-    assert candidate.handle(events.RequestFailed(2, "etcd at x: no answer"), 1.0) == ()
+    assert candidate.handle(leadership.RequestFailed(2, "etcd at x: no answer"), 1.0) == ()
     candidate.tick(3.5)
-    assert candidate.handle(events.RequestFailed(3, "etcd at x: no answer"), 4.0) == (events.LeaderChanged(None),)
+    assert candidate.handle(leadership.RequestFailed(3, "etcd at x: no answer"), 4.0) == (
+        leadership.LeaderChanged(None),
+    )
     refusal = candidate.refusal(4.0)
     assert str(refusal).startswith("store_unavailable: etcd at x: no answer, for 4 s;")
 
@@ -146,28 +147,28 @@ def test_a_follower_names_the_leader_and_the_store_that_does_not_answer() -> Non
 def test_its_own_key_of_an_ended_leadership_is_no_leader_to_follow() -> None:
     candidate = Candidate(CandidateConfig("me"), 0.0)
     candidate.tick(0.0)
-    assert candidate.handle(events.LeaderRead(1, replace(OTHER, candidate="me")), 0.0) == ()
+    assert candidate.handle(leadership.LeaderRead(1, replace(OTHER, candidate="me")), 0.0) == ()
     assert candidate.deadline() == 0.25
 
 
 def test_it_gives_its_lease_back_until_the_store_has_heard_so() -> None:
     candidate = leading()
-    assert events.RevokeLease(99) in candidate.tick(2.0)
+    assert leadership.RevokeLease(99) in candidate.tick(2.0)
     [read] = candidate.tick(2.25)
-    assert isinstance(read, events.ReadLeader)
+    assert isinstance(read, leadership.ReadLeader)
     mine = replace(OTHER, candidate="me")
-    assert candidate.handle(events.LeaderRead(read.number, mine), 2.3) == (events.RevokeLease(99),)
+    assert candidate.handle(leadership.LeaderRead(read.number, mine), 2.3) == (leadership.RevokeLease(99),)
     [read] = candidate.tick(2.6)
-    assert isinstance(read, events.ReadLeader)
-    assert isinstance(candidate.handle(events.LeaderRead(read.number, None), 2.7)[0], events.GrantLease)
+    assert isinstance(read, leadership.ReadLeader)
+    assert isinstance(candidate.handle(leadership.LeaderRead(read.number, None), 2.7)[0], leadership.GrantLease)
 
 
 def test_one_that_resigns_gives_its_lease_back_and_does_nothing_more() -> None:
     candidate = leading()
-    assert candidate.handle(events.Resigned(), 0.1)[-1] == events.RevokeLease(99)
+    assert candidate.handle(leadership.Resigned(), 0.1)[-1] == leadership.RevokeLease(99)
     assert candidate.deadline() is None
     assert candidate.tick(9.0) == ()
-    assert candidate.handle(events.RecordsLoaded(4), 9.0) == ()
+    assert candidate.handle(leadership.RecordsLoaded(4), 9.0) == ()
 
 
 def test_what_the_key_says_is_read_back() -> None:
@@ -222,8 +223,8 @@ class LateFence(Candidate):
 class FromTheAnswer(Candidate):
     """A planted defect: a renewal counts from its answer."""
 
-    def handle(self, event: events.Event, now: float):  # type: ignore[no-untyped-def]
-        if isinstance(event, events.LeaseRenewed):
+    def handle(self, event: leadership.Event, now: float):  # type: ignore[no-untyped-def]
+        if isinstance(event, leadership.LeaseRenewed):
             self._renewals[event.number] = now
         return super().handle(event, now)
 
@@ -249,4 +250,4 @@ def test_the_race_finds_a_planted_defect(defect: type[Candidate]) -> None:
 
 def test_the_fence_leaves_room_for_clocks_that_run_at_different_rates() -> None:
     slowest, fastest = 0.9, 1.1
-    assert module.FENCE_SHARE / slowest < 1 / fastest
+    assert leadership.FENCE_SHARE / slowest < 1 / fastest

@@ -8,7 +8,7 @@ import pytest
 
 from lighthouse.job.records import Former, RestartRecord, RunRecord, SupervisorRecord
 from lighthouse.job.store import RunStoreInProcess
-from lighthouse.store import sqlite as database
+from lighthouse.store import sqlite
 from lighthouse.store.sqlite import Journal
 from lighthouse_protocol.messages.run import (
     ExcludedHost,
@@ -57,7 +57,7 @@ def test_a_run_in_this_process_keeps_its_keys_and_old_spaces_go() -> None:
 def test_an_older_lighthouse_may_not_write(path: Path):
     with claimed(path) as journal:
         with closing(sqlite3.connect(path, isolation_level=None)) as db:
-            database.put_head(db, database.Head(9, 0))
+            sqlite.put_head(db, sqlite.Head(9, 0))
         with pytest.raises(WrongState, match="taken over by another lighthouse"):
             journal.commit_run(RUN, FULL, 0)
 

@@ -8,7 +8,7 @@ import pytest
 
 from lighthouse_protocol.identity import Address
 from lighthouse_protocol.refusals import InvalidRequest
-from lighthouse_runtime.net import address as own_address
+from lighthouse_runtime.net import address
 from lighthouse_runtime.net.address import (
     advertised_host,
     interface_host,
@@ -34,8 +34,8 @@ def test_what_cannot_be_an_address_is_refused() -> None:
 def test_a_server_that_listens_on_one_address_advertises_that_one(
     monkeypatch: pytest.MonkeyPatch, bind: str, peer: str
 ) -> None:
-    monkeypatch.setattr(own_address, "_source_address", lambda _: "10.0.0.7")
-    monkeypatch.setattr(own_address, "_global_address", lambda: "10.0.0.7")
+    monkeypatch.setattr(address, "_source_address", lambda _: "10.0.0.7")
+    monkeypatch.setattr(address, "_global_address", lambda: "10.0.0.7")
     assert (advertised_host(peer, None, bind), served_host(bind)) == (bind, bind)
     for everywhere in ("::", "0.0.0.0"):
         assert advertised_host(peer, None, everywhere) == "10.0.0.7"
@@ -49,7 +49,7 @@ def test_what_a_loopback_does_not_serve_is_not_promised(bind: str) -> None:
 
 
 def test_the_source_of_the_route_to_the_peer_is_advertised(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(own_address, "_source_address", lambda host: {"coordinator": "10.0.0.7"}[host])
+    monkeypatch.setattr(address, "_source_address", lambda host: {"coordinator": "10.0.0.7"}[host])
     assert advertised_host("coordinator:29510") == "10.0.0.7"
     assert advertised_host("http://coordinator:29510/") == "10.0.0.7"
 
@@ -58,29 +58,29 @@ def test_the_source_of_the_route_to_the_peer_is_advertised(monkeypatch: pytest.M
 def test_beside_the_peer_a_global_address_is_advertised_if_there_is_one(
     monkeypatch: pytest.MonkeyPatch, peer: str
 ) -> None:
-    monkeypatch.setattr(own_address, "_global_address", lambda: "10.0.0.7")
+    monkeypatch.setattr(address, "_global_address", lambda: "10.0.0.7")
     assert advertised_host(peer) == "10.0.0.7"
-    monkeypatch.setattr(own_address, "_global_address", lambda: None)
+    monkeypatch.setattr(address, "_global_address", lambda: None)
     assert Address(advertised_host(peer), None).is_loopback
 
 
 def test_where_no_route_is_known_a_global_address_or_the_loopback_is_advertised(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(own_address, "_source_address", lambda _: None)
-    monkeypatch.setattr(own_address, "_global_address", lambda: "10.0.0.7")
+    monkeypatch.setattr(address, "_source_address", lambda _: None)
+    monkeypatch.setattr(address, "_global_address", lambda: "10.0.0.7")
     assert advertised_host("nowhere.invalid:1") == "10.0.0.7"
-    monkeypatch.setattr(own_address, "_global_address", lambda: None)
+    monkeypatch.setattr(address, "_global_address", lambda: None)
     assert advertised_host("nowhere.invalid:1") == "127.0.0.1"
 
 
 def test_the_routing_table_is_asked_without_a_packet() -> None:
-    assert own_address._source_address("127.0.0.1") == "127.0.0.1"
-    assert own_address._source_address("nowhere.invalid") is None
+    assert address._source_address("127.0.0.1") == "127.0.0.1"
+    assert address._source_address("nowhere.invalid") is None
 
 
 def test_the_global_address_is_one_of_this_host() -> None:
-    found = own_address._global_address()
+    found = address._global_address()
     if found is None:
         pytest.skip("this host has a loopback only")
     assert not Address(found, None).is_loopback
@@ -100,16 +100,16 @@ def have(monkeypatch: pytest.MonkeyPatch, *addresses: str, routes: Mapping[str, 
     """This host has these addresses of IPv4 (name=address), and such routes to others."""
     names = list(dict.fromkeys(text.partition("=")[0] for text in addresses))
     found = [(name, ip) for name, _, ip in (text.partition("=") for text in addresses) if ip]
-    monkeypatch.setattr(own_address, "_ipv4_addresses", lambda: found)
-    monkeypatch.setattr(own_address, "_ipv6_addresses", lambda: [("ib0", "fd00::5")] if "ib0" in names else [])
-    monkeypatch.setattr(own_address.socket, "if_nameindex", lambda: list(enumerate(names, start=1)))
-    monkeypatch.setattr(own_address, "_source_address", lambda host: (routes or {}).get(host))
+    monkeypatch.setattr(address, "_ipv4_addresses", lambda: found)
+    monkeypatch.setattr(address, "_ipv6_addresses", lambda: [("ib0", "fd00::5")] if "ib0" in names else [])
+    monkeypatch.setattr(address.socket, "if_nameindex", lambda: list(enumerate(names, start=1)))
+    monkeypatch.setattr(address, "_source_address", lambda host: (routes or {}).get(host))
 
 
 def test_the_default_route_leads_past_the_bridge_of_containers(monkeypatch: pytest.MonkeyPatch) -> None:
     """It has a lower index, and its address on every host."""
     bridged = ("lo=127.0.0.1", "docker0=172.17.0.1", "eth0=10.1.0.5")
-    somewhere, of_ipv6 = own_address._REMOTE
+    somewhere, of_ipv6 = address._REMOTE
     have(monkeypatch, *bridged, routes={somewhere: "10.1.0.5", "localhost": "127.0.0.1"})
     assert advertised_host("localhost:29510") == "10.1.0.5"
     have(monkeypatch, *bridged, routes={somewhere: "169.254.3.3", of_ipv6: "fd00::7"})
@@ -122,13 +122,13 @@ def test_where_there_is_none_of_ipv4_one_of_ipv6_is_the_first(monkeypatch: pytes
     """Not one of this link alone, the loopback, or one that is still being checked (0x40)."""
     addresses = tmp_path / "if_inet6"
     addresses.write_text(IF_INET6)
-    monkeypatch.setattr(own_address, "_IPV6_ADDRESSES", addresses)
-    monkeypatch.setattr(own_address, "_source_address", lambda _: None)
-    monkeypatch.setattr(own_address, "_ipv4_addresses", lambda: [("lo", "127.0.0.1"), ("eth0", "169.254.1.1")])
-    assert own_address._global_address() == "fd00::2"
+    monkeypatch.setattr(address, "_IPV6_ADDRESSES", addresses)
+    monkeypatch.setattr(address, "_source_address", lambda _: None)
+    monkeypatch.setattr(address, "_ipv4_addresses", lambda: [("lo", "127.0.0.1"), ("eth0", "169.254.1.1")])
+    assert address._global_address() == "fd00::2"
     assert advertised_host("[::1]:29510") == "fd00::2"
-    monkeypatch.setattr(own_address, "_ipv4_addresses", lambda: [("lo", "127.0.0.1"), ("eth0", "10.0.0.7")])
-    assert own_address._global_address() == "10.0.0.7"
+    monkeypatch.setattr(address, "_ipv4_addresses", lambda: [("lo", "127.0.0.1"), ("eth0", "10.0.0.7")])
+    assert address._global_address() == "10.0.0.7"
 
 
 class TestInterfaces:
@@ -192,31 +192,31 @@ class TestInterfaces:
 
 
 def test_a_host_without_ipv6_has_none_of_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(own_address, "_IPV6_ADDRESSES", tmp_path / "none")
-    assert list(own_address._ipv6_addresses()) == []
+    monkeypatch.setattr(address, "_IPV6_ADDRESSES", tmp_path / "none")
+    assert list(address._ipv6_addresses()) == []
 
 
 def test_a_name_that_is_a_loopback_at_home_is_not_given_to_others(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(own_address.socket, "gethostname", lambda: "debian")
-    monkeypatch.setattr(own_address, "_global_address", lambda: "10.0.0.7")
-    monkeypatch.setattr(own_address, "resolves_to_loopback", lambda host: host == "debian")
+    monkeypatch.setattr(address.socket, "gethostname", lambda: "debian")
+    monkeypatch.setattr(address, "_global_address", lambda: "10.0.0.7")
+    monkeypatch.setattr(address, "resolves_to_loopback", lambda host: host == "debian")
     assert own_name() == "10.0.0.7"
-    monkeypatch.setattr(own_address, "_global_address", lambda: None)
+    monkeypatch.setattr(address, "_global_address", lambda: None)
     assert own_name() == "debian"
-    monkeypatch.setattr(own_address, "resolves_to_loopback", lambda _: False)
-    monkeypatch.setattr(own_address, "resolves", lambda _: True)
+    monkeypatch.setattr(address, "resolves_to_loopback", lambda _: False)
+    monkeypatch.setattr(address, "resolves", lambda _: True)
     assert own_name() == "debian"
 
 
 def test_a_name_that_does_not_resolve_is_not_given_to_others(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(own_address.socket, "gethostname", lambda: "nowhere-1.invalid")
-    monkeypatch.setattr(own_address, "_global_address", lambda: "10.0.0.7")
+    monkeypatch.setattr(address.socket, "gethostname", lambda: "nowhere-1.invalid")
+    monkeypatch.setattr(address, "_global_address", lambda: "10.0.0.7")
     assert (own_name(), own_name(), served_host("::")) == ("10.0.0.7",) * 3
     told = "this host's name, nowhere-1.invalid, does not resolve; other hosts get its address 10.0.0.7 instead"
     assert caplog.messages == [told]
-    monkeypatch.setattr(own_address, "_global_address", lambda: None)
+    monkeypatch.setattr(address, "_global_address", lambda: None)
     assert own_name() == "nowhere-1.invalid"
 
 
@@ -233,7 +233,7 @@ def test_a_name_that_resolves_to_a_loopback_is_one(monkeypatch: pytest.MonkeyPat
     """Debian's /etc/hosts gives the host's own name 127.0.1.1."""
     found = {"myhost": "127.0.1.1", "peer": "10.0.0.1"}
     monkeypatch.setattr(
-        own_address.socket, "getaddrinfo", lambda host, *_, **__: [(socket.AF_INET, 1, 6, "", (found[host], 0))]
+        address.socket, "getaddrinfo", lambda host, *_, **__: [(socket.AF_INET, 1, 6, "", (found[host], 0))]
     )
     assert resolves_to_loopback("myhost")
     assert not resolves_to_loopback("peer")
@@ -245,7 +245,7 @@ def test_what_is_reached_by_a_loopback_listens_on_that_alone(loopback: str) -> N
 
 
 def test_what_is_reached_by_an_address_of_this_host_listens_on_that_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(own_address, "is_own_address", lambda ip: ip == "10.0.0.5")
+    monkeypatch.setattr(address, "is_own_address", lambda ip: ip == "10.0.0.5")
     assert listening_host("10.0.0.5") == "10.0.0.5"
 
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from lighthouse_runtime.timing import pacing as snapshots
+from lighthouse_runtime.timing import pacing
 from lighthouse_runtime.timing.pacing import CHEAP_S, LOOP_SHARE, Snapshots
 
 
@@ -39,7 +39,7 @@ def test_what_costs_much_takes_its_share_of_the_time_however_many_ask():
 
 
 def test_each_key_has_a_view_of_its_own_and_few_are_kept(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(snapshots, "MAX_KEPT", 2)
+    monkeypatch.setattr(pacing, "MAX_KEPT", 2)
     builder = Builder(0.1)
     assert [builder.views.get(key) for key in "aba"] == ["a1", "b2", "a1"]
     builder.views.get("c")
