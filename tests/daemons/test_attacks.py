@@ -91,13 +91,13 @@ ELSEWHERE: dict[str, tuple[str, ...]] = {
     ),
     "M5": (
         "agent_client/transfer/test_proofs.py::test_connections_are_bounded",
-        "lighthouse_runtime/net/test_own_address.py::test_what_is_reached_by_a_loopback_listens_on_that_alone",
+        "lighthouse_runtime/net/test_address.py::test_what_is_reached_by_a_loopback_listens_on_that_alone",
     ),
     "M6": (
         "daemons/test_supervisor.py::TestAGuardThatIsStopped",
         "manager/guard/test_client.py::test_one_that_is_stopped_again_and_again_is_killed",
     ),
-    "M7": ("manager/guard/test_log_file.py::test_what_another_has_put_there_is_refused_at_once",),
+    "M7": ("manager/guard/test_output.py::test_what_another_has_put_there_is_refused_at_once",),
     "M8": ("daemons/test_supervisor.py::TestStrays",),
     "Low": (
         "manager/supervisor/test_worker_hosts.py::test_only_a_stop_signal_ends_the_group",

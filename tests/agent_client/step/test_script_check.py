@@ -1,5 +1,7 @@
 """What would make the groups of a script differ is refused at its first step, with the way out."""
 
+import gc
+import logging
 from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
@@ -11,12 +13,19 @@ from torch.distributed import HashStore
 from torch.distributed.optim import _apply_optimizer_in_backward
 from torch.nn import parallel
 from torch.optim import SGD, lr_scheduler
+from torch.utils.data import DistributedSampler
 
 from agent_client.collectives.gloo import GlooGroup
 from agent_client.errors import ConfigurationError
 from agent_client.state.train_state import TrainState
 from agent_client.step.rules.machine import Applying
-from agent_client.step.script_check import OptimizerWatch, refuse_live_objects, refuse_model, refuse_optimizer
+from agent_client.step.script_check import (
+    OptimizerWatch,
+    refuse_live_objects,
+    refuse_model,
+    refuse_optimizer,
+    warn_of_split_samplers,
+)
 from agent_client.training.ddp import DistributedDataParallel
 from agent_client.training.hsdp import replicate
 from agent_client.training.optimizer import FaultTolerantOptimizer
@@ -138,3 +147,19 @@ def test_a_scheduler_that_came_too_late_to_be_registered(state: TrainState) -> N
 def test_join_is_not_for_groups_that_come_and_go() -> None:
     with pytest.raises(ConfigurationError, match="StepLoader"):
         DistributedDataParallel.join(SimpleNamespace())  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("replicas", "shuffle", "is_told"),
+    [(2, True, True), (1, True, True), (4, True, False), (2, False, False)],
+    ids=["of the group", "of one", "of all groups", "of an evaluation"],
+)
+def test_data_that_are_divided_among_the_ranks_of_one_group(
+    caplog: pytest.LogCaptureFixture, replicas: int, shuffle: bool, is_told: bool
+) -> None:
+    gc.collect()  # samplers of other tests
+    sampler = DistributedSampler(range(100), replicas, 0, shuffle=shuffle)  # type: ignore[arg-type]
+    with caplog.at_level(logging.WARNING):
+        warn_of_split_samplers(2, 2)
+    told = f"divides its 100 samples among the {replicas} ranks of this replica group only: each of the 2 groups"
+    assert (told in caplog.text) == is_told, sampler

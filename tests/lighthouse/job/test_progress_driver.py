@@ -1,13 +1,14 @@
-"""A job's ranks on the lighthouse's loop: whose view counts, who is judged, what the log says."""
+"""A job's progress on the lighthouse's loop: whose view counts, which ranks are judged, heals and log lines."""
 
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import pytest
 
-from lighthouse.job.incident_driver import ProgressDriver
-from lighthouse_protocol.messages.progress import GroupView
+from lighthouse.job.incident_driver import MAX_HEALS_TOLD, JobAccount, JobHeals, ProgressDriver
+from lighthouse_protocol.messages.progress import GroupView, HealProgress, HealTotals
+from lighthouse_protocol.messages.session import Discards, GroupCounts, GroupReport
 from tests.lighthouse_protocol.views import after, all_reduce, rank
 from tests.virtual_loop import VirtualLoop
 
@@ -119,3 +120,106 @@ def test_close_leaves_no_timer(job: Job):
     assert job.loop.timers == 1
     job.places.close()
     assert job.loop.timers == 0
+
+
+MIB = 2**20
+
+
+class HealingJob:
+    def __init__(self, loop: VirtualLoop) -> None:
+        self.loop, self.heals = loop, JobHeals("j", loop)
+
+    def report(self, *ranks: HealProgress | None, name: str = "b", age_s: float = 0.0) -> None:
+        """What the manager of that group sends."""
+        views = [rank(n, group=name, still_s=0) for n in range(len(ranks))]
+        told = [
+            replace(view, sample=replace(view.sample, heal=heal), beat_age_s=age_s)
+            for view, heal in zip(views, ranks, strict=True)
+        ]
+        self.heals.take(GroupView(name, "i", tuple(told)))
+
+    def shown(self) -> dict[str, str]:
+        return {name: status.text for name, status in self.heals.status().items()}
+
+
+def heal(received: int, seconds: float, *, is_over: bool = False) -> HealProgress:
+    return HealProgress(1, "a", 17, received * MIB, 100 * MIB, seconds, is_over)
+
+
+@pytest.fixture
+def healing_job(loop: VirtualLoop, caplog: pytest.LogCaptureFixture) -> HealingJob:
+    caplog.set_level(logging.INFO)
+    return HealingJob(loop)
+
+
+def test_a_heal_has_a_status_and_lines(healing_job: HealingJob, caplog: pytest.LogCaptureFixture):
+    for second in range(1, 26):
+        healing_job.loop.go(1)
+        healing_job.report(heal(2 * second, second), heal(2 * second, second))
+    assert healing_job.shown() == {"b": "healing from a: 100 of 200 MiB, 4.0 MiB/s, 25 s left"}
+    healing_job.loop.go(1)
+    healing_job.report(*[heal(100, 25.5, is_over=True)] * 2)
+    assert healing_job.shown() == {}
+    healing_job.loop.go(2)
+    assert caplog.messages == [
+        "b: healing from a at step 17",
+        "b: healing from a: 44 of 200 MiB, 4.0 MiB/s, 39 s left",
+        "b: healing from a: 84 of 200 MiB, 4.0 MiB/s, 29 s left",
+        "b: healed from a at step 17: 200 MiB in 26 s (7.8 MiB/s)",
+    ]
+    assert {record.event for record in caplog.records} == {"heal"}  # type: ignore[attr-defined]
+    assert caplog.records[0].fields == {"job": "j", "replica_group": "b"}  # type: ignore[attr-defined]
+
+
+def test_one_that_stands_still_is_told_though_no_view_comes(healing_job: HealingJob, caplog: pytest.LogCaptureFixture):
+    healing_job.loop.go(5)
+    healing_job.report(heal(50, 5))
+    healing_job.loop.go(21)
+    assert caplog.messages[1:] == [
+        "b: healing from a: 50 of 100 MiB, nothing for 10 s",
+        "b: healing from a: 50 of 100 MiB, nothing for 20 s",
+    ]
+
+
+def test_a_view_is_as_old_as_it_says(healing_job: HealingJob):
+    healing_job.loop.go(30)
+    healing_job.report(heal(50, 5), age_s=8)
+    assert healing_job.heals.status()["b"].still_s == 8
+
+
+def test_a_group_that_is_lost_heals_no_more(healing_job: HealingJob, caplog: pytest.LogCaptureFixture):
+    healing_job.report(heal(50, 5))
+    healing_job.report(heal(50, 5), name="c")
+    healing_job.heals.drop("b")
+    healing_job.loop.go(10.5)
+    assert set(healing_job.shown()) == {"c"}
+    assert [line.split(":")[0] for line in caplog.messages] == ["b", "c", "c"]
+
+
+def test_nothing_is_kept_of_groups_that_do_not_heal(healing_job: HealingJob, caplog: pytest.LogCaptureFixture):
+    healing_job.report(None, None)
+    assert not healing_job.heals._heals
+    healing_job.report(heal(100, 3, is_over=True), None)
+    healing_job.loop.go(2)
+    healing_job.report(None, None)
+    assert not healing_job.heals._heals
+    assert len(caplog.messages) == 1
+    healing_job.heals.close()
+
+
+def test_what_all_groups_report_is_added_up():
+    account = JobAccount()
+    for name in "ab":
+        account.take(name, GroupReport(counts=GroupCounts()), 0.0)
+        account.take(name, GroupReport(counts=GroupCounts(3, Discards(voted_no=1), 9.0, HealTotals(2, 4.0, 50))), 1.0)
+    assert (account.commits, account.heal_bytes, account.ledger.step_s) == (6, 100, 18.0)
+    assert account.discards == {"group_lost": 0, "rank_lost": 0, "revoked": 0, "voted_no": 2}
+    assert (account.heals.count, account.heals.total) == (4, 8.0)
+    assert dict(account.heals.buckets())["2.5"] == 4
+
+
+def test_a_number_of_heals_that_cannot_be_right_does_not_hold_up_the_loop():
+    account = JobAccount()
+    account.take("a", GroupReport(counts=GroupCounts()), 0.0)
+    account.take("a", GroupReport(counts=GroupCounts(healed=HealTotals(2**60, 1.0, 1))), 1.0)
+    assert account.heals.count == MAX_HEALS_TOLD

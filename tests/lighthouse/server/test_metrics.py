@@ -1,3 +1,5 @@
+"""The lighthouse's metrics, as a scrape shows them."""
+
 import shutil
 import subprocess
 from dataclasses import replace
@@ -8,9 +10,30 @@ import pytest
 from prometheus_client import CollectorRegistry
 from prometheus_client.parser import text_string_to_metric_families
 
+from lighthouse.job.incident_driver import BOUNDS_S, IncidentTimes, JobAccount
 from lighthouse.job.records import Verdict
-from lighthouse.server.metrics import METHODS, OTHER, REFUSALS, Counters, LighthouseCollector, render
-from lighthouse_protocol.messages.session import QuorumPhase
+from lighthouse.job.restarts import Supervisors
+from lighthouse.server.metrics import (
+    METHODS,
+    OTHER,
+    REFUSALS,
+    AccountCollector,
+    Counters,
+    IncidentCollector,
+    LighthouseCollector,
+    RunCollector,
+    render,
+)
+from lighthouse_protocol.messages.incident import IncidentKind
+from lighthouse_protocol.messages.run import (
+    RunCounters,
+    RunStatus,
+    RunStopped,
+    RunTerms,
+    SupervisorHeartbeat,
+    SupervisorHello,
+)
+from lighthouse_protocol.messages.session import GroupCounts, GroupReport, HeldQuorum, HoldState, QuorumPhase
 from lighthouse_protocol.messages.status import LighthouseStatus, MemberState
 from lighthouse_protocol.refusals import LighthouseError, WrongState
 from tests.lighthouse.statuses import healing, job, member, status
@@ -137,3 +160,88 @@ def test_promtool_has_nothing_to_say():
         ["promtool", "check", "metrics"], input=scrape(BUSY, counters), capture_output=True, text=True, check=False
     )
     assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_a_stopped_run_without_processes():
+    stop = RunStopped("exit code 130", "g0", 1)
+    run = RunStatus("j", "r", "stopped", RunCounters(), RunTerms(3), (), False, stop, (), (), ())
+    registry = CollectorRegistry()
+    registry.register(RunCollector(lambda: [run]))
+    seen = samples(render(registry)[0].decode())
+    assert (seen["lighthouse_run_stopped", "j", "r"], seen["lighthouse_run_supervisors", "j", "r"]) == (1, 0)
+
+
+def test_the_budget_that_is_used_up_the_most():
+    stage = Supervisors()
+    for number, (name, used) in enumerate({"a": 0.25, "b": 0.75}.items()):
+        stage.enter(SupervisorHello(name, f"{name}1"), number)
+        stage.hear(number, SupervisorHeartbeat(used))
+    assert stage.budget_used == 0.75
+    stage.end(1)
+    assert stage.budget_used == 0.25
+
+
+def test_times_by_job_and_kind():
+    times = IncidentTimes()
+    times.detected("j", IncidentKind.STALL, 61.0)
+    times.detected("j", IncidentKind.LOSS, 0.0)
+    times.detected("j", IncidentKind.LOSS, 0.04)
+    times.recovered("j", IncidentKind.LOSS, 700.0)
+    registry = CollectorRegistry()
+    registry.register(IncidentCollector(times))
+    seen = samples(render(registry)[0].decode())
+    assert seen["lighthouse_incident_detection_seconds_count", "j", "loss"] == 2
+    assert seen["lighthouse_incident_detection_seconds_bucket", "j", "loss", "0.01"] == 1
+    assert seen["lighthouse_incident_detection_seconds_bucket", "j", "stall", "60.0"] == 0
+    assert seen["lighthouse_incident_detection_seconds_bucket", "j", "stall", "120.0"] == 1
+    assert seen["lighthouse_incident_recovery_seconds_bucket", "j", "loss", "600.0"] == 0
+    assert seen["lighthouse_incident_recovery_seconds_sum", "j", "loss"] == 700.0
+    assert (BOUNDS_S[0], BOUNDS_S[-1]) == (0.01, 600.0)
+
+
+def test_a_job_without_an_incident_has_zeros_for_every_kind():
+    times = IncidentTimes()
+    times.began("j", IncidentKind.LOSS)
+    registry = CollectorRegistry()
+    registry.register(IncidentCollector(times, lambda: ["j", "new"]))
+    seen = samples(render(registry)[0].decode())
+    counted = {kind: seen["lighthouse_incidents_total", "j", kind] for kind in IncidentKind}
+    assert counted == dict.fromkeys(IncidentKind, 0) | {IncidentKind.LOSS: 1}
+    assert [seen["lighthouse_incidents_total", "new", kind] for kind in IncidentKind] == [0] * len(IncidentKind)
+    assert seen["lighthouse_incident_recovery_seconds_count", "new", "stall"] == 0
+
+
+def scrape_account(account: JobAccount, now: float = 0.0) -> dict[tuple[str, ...], float]:
+    registry = CollectorRegistry()
+    registry.register(AccountCollector(lambda: {"j": account}, lambda: now))
+    return samples(render(registry)[0].decode())
+
+
+def test_all_counters_begin_at_zero():
+    seen = scrape_account(JobAccount())
+    for name in ("commits", "heals", "heal_bytes", "committed_step_seconds", "group_seconds"):
+        assert seen[f"lighthouse_{name}_total", "j"] == 0
+    for reason in ("group_lost", "rank_lost", "revoked", "voted_no"):
+        assert seen["lighthouse_discards_total", "j", reason] == 0
+    assert seen["lighthouse_heal_seconds_count", "j"] == seen["lighthouse_quorum_wait_seconds_count", "j"] == 0
+    assert ("lighthouse_goodput_ratio", "j") not in seen
+
+
+def test_goodput_is_there_once_a_group_has_trained():
+    account = JobAccount()
+    for commits in range(2):
+        held = HeldQuorum(1, HoldState.STANDING, commits)
+        account.take("a", GroupReport(held, counts=GroupCounts(commits, step_s=6.0 * commits)), 10.0 * commits)
+    seen = scrape_account(account, now=12.0)
+    assert (seen["lighthouse_commits_total", "j"], seen["lighthouse_committed_step_seconds_total", "j"]) == (1, 6.0)
+    assert (seen["lighthouse_group_seconds_total", "j"], seen["lighthouse_goodput_ratio", "j"]) == (12.0, 0.5)
+
+
+def test_the_wait_for_a_quorum_is_a_histogram():
+    account = JobAccount()
+    for seconds in (0.001, 0.3, 0.5, 1000.0):
+        account.waits.add(seconds)
+    seen = scrape_account(account)
+    buckets = {key[2]: value for key, value in seen.items() if key[0] == "lighthouse_quorum_wait_seconds_bucket"}
+    assert [buckets[bound] for bound in ("0.001", "0.25", "0.5", "300.0", "+Inf")] == [1, 1, 3, 3, 4]
+    assert seen["lighthouse_quorum_wait_seconds_sum", "j"] == pytest.approx(1000.801)

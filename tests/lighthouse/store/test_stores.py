@@ -18,7 +18,7 @@ from lighthouse_protocol.refusals import LighthouseError
 from tests.etcd_cluster import EtcdCluster, needs_etcd
 from tests.lighthouse.held_stores import Etcds, Journals, Stores
 from tests.lighthouse.job.test_records import RECORDS, wires
-from tests.lighthouse.store.test_run_rows import FULL, RUN
+from tests.lighthouse.store.test_sqlite import FULL, RUN
 
 Make = Callable[[], Stores]
 

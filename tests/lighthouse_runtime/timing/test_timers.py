@@ -1,4 +1,4 @@
-"""When it is looked for a verdict, and what of it is logged."""
+"""Timers that notice a loop that was held up, a stall, and a state that lasts."""
 
 import asyncio
 import logging
@@ -6,8 +6,66 @@ import logging
 import pytest
 
 from lighthouse_protocol.rules.stall import Kind, StallVerdict
-from lighthouse_runtime.timing.timers import StallWatch
+from lighthouse_runtime.timing.timers import CHECKED_EVERY_S, LATE_AFTER_S, LoopLag, StallWatch, SustainedNotice
 from tests.virtual_loop import VirtualLoop
+
+
+@pytest.fixture
+def loop() -> VirtualLoop:
+    return VirtualLoop()
+
+
+@pytest.fixture
+def told() -> list[float]:
+    return []
+
+
+@pytest.fixture
+def lag(loop: VirtualLoop, told: list[float]) -> LoopLag:
+    lag = LoopLag(loop, "nobody minds")
+    lag.listen(told.append)
+    lag.watch()
+    return lag
+
+
+def test_whoever_looks_first_is_told_before_the_timer(
+    loop: VirtualLoop, lag: LoopLag, told: list[float], caplog: pytest.LogCaptureFixture
+):
+    loop.go(10)
+    loop.now += 5
+    for _ in range(2):
+        lag.check()
+    assert told == [pytest.approx(5 - CHECKED_EVERY_S)]
+    assert caplog.messages == ["this process was paused for 4.8 s; nobody minds"]
+    loop.go(10)
+    assert (len(told), lag.late_s) == (1, told[0])
+
+
+def test_the_timer_finds_it_where_nobody_looks(loop: VirtualLoop, lag: LoopLag, told: list[float]):
+    loop.now += 5
+    loop.go(0)
+    assert told == [pytest.approx(5 - CHECKED_EVERY_S)]
+
+
+def test_a_moment_is_nothing(loop: VirtualLoop, lag: LoopLag, told: list[float]):
+    for _ in range(20):
+        loop.now += LATE_AFTER_S
+        loop.go(0)
+    assert told == []
+
+
+def test_after_its_stop_nobody_is_told_until_it_begins_anew(loop: VirtualLoop, lag: LoopLag, told: list[float]):
+    lag.stop()
+    loop.now += 60
+    lag.check()
+    lag.watch()
+    assert (told, loop.timers) == ([], 0)
+    lag.restart()
+    lag.watch()
+    loop.now += 60
+    lag.check()
+    assert len(told) == 1
+
 
 LOG = logging.getLogger("stalls")
 
@@ -82,3 +140,28 @@ def test_ends_when_nobody_is_there_and_begins_again(scene: Scene, watch: StallWa
     assert scene.loop.timers == 1
     watch.close()
     assert scene.loop.timers == 0
+
+
+AFTER_S = 0.02
+
+
+async def said(*texts: str, apart_s: float) -> list[str]:
+    heard: list[str] = []
+    lasting = SustainedNotice(asyncio.get_running_loop(), heard.append, lambda: heard.append("over"), AFTER_S)
+    for text in texts:
+        lasting.set(text)
+        await asyncio.sleep(apart_s)
+    lasting.close()
+    return heard
+
+
+async def test_what_changes_too_soon_is_not_said():
+    assert await said("a", "b", "", apart_s=0) == []
+
+
+async def test_what_lasts_is_said_once_and_when_it_is_over():
+    assert await said("a", "a", "b", "", "", apart_s=4 * AFTER_S) == ["a", "b", "over"]
+
+
+async def test_a_new_start_is_said_anew():
+    assert await said("a", "", "a", apart_s=4 * AFTER_S) == ["a", "over", "a"]
