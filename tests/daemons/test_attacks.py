@@ -46,6 +46,7 @@ from lighthouse_protocol.messages.session import (
     JoinAccepted,
     JoinRequest,
     WatchHello,
+    WatchOpened,
 )
 from lighthouse_protocol.rank_set import RankSet
 from lighthouse_protocol.refusals import LighthouseError, LimitReached, NotPermitted
@@ -72,10 +73,9 @@ ELSEWHERE: dict[str, tuple[str, ...]] = {
     ),
     "C3": (
         "daemons/test_secure.py::test_each_role_against_each_rpc",
-        "daemons/test_attacks_identity.py::TestRuns",
         "lighthouse/job/test_strangers.py::TestStrangersUnderANameOfTheirOwn",
     ),
-    "C4": ("daemons/test_attacks_identity.py::TestSessions", "daemons/test_attacks_identity.py::TestManager"),
+    "C4": ("lighthouse/job/test_presence.py::TestDuplicates",),
     "H1": ("daemons/test_secure.py::test_a_browser_signs_in_and_its_cookie_is_good_for_what_its_token_is",),
     "H2": (
         "daemons/test_limits.py::"
@@ -363,6 +363,31 @@ class TestIdentity:
                 act(stranger)
             assert MANAGER_SECRET_VARIABLE in str(refused.value), "the remedy"
         assert "a stranger says so" not in manager.log(), "M2: nothing is logged in a rank's name"
+
+
+@pytest.mark.parametrize("secret", ["", THEIRS], ids=["no secret", "another group's"])
+def test_c4_a_watch_in_a_ranks_name_is_refused_and_ends_none(manager: Manager, secret: str) -> None:
+    with ManagerClient(manager.address, OURS) as ours, ManagerClient(manager.address, secret) as stranger:
+        watch = ours.watch(WatchHello(0, "of the rank"))
+        assert isinstance(next(watch), WatchOpened)
+        with pytest.raises(NotPermitted):
+            next(stranger.watch(WatchHello(0, "of a stranger")))
+        ours.quorum(0, 0, "http://rank:1", timeout_s=PATIENCE_S)
+        assert ours.should_commit(0, 0, True, timeout_s=PATIENCE_S)
+        watch.cancel()
+
+
+def test_c4_where_an_agent_serves_its_state_is_told_to_its_group(manager: Manager) -> None:
+    """On the host of the manager, the group's secret opens it; a stranger's proof does not."""
+    with ManagerClient(manager.address, OURS) as ours, ManagerClient(manager.address) as stranger:
+        watch = ours.watch(WatchHello(0, "of the rank"))
+        assert isinstance(next(watch), WatchOpened)
+        ours.quorum(0, 1, "http://rank:1", timeout_s=PATIENCE_S, rank_incarnation="of the rank")
+        assert ours.checkpoint_address(0, timeout_s=5) == "http://rank:1"
+        for secret in ("", GUESS):
+            with pytest.raises(NotPermitted, match="members of its quorum"):
+                stranger.checkpoint_address(0, quorum_id=1, secret=secret, timeout_s=5)
+        watch.cancel()
 
 
 @ATTACKERS

@@ -13,8 +13,6 @@ from lighthouse.job.events import (
     RankMessage,
     RankSaid,
     RecordDue,
-    ResumeAsked,
-    Resumed,
     SessionEnded,
     StopAsked,
     Stopped,
@@ -31,7 +29,6 @@ from lighthouse_protocol.messages.run import (
     RankId,
     ReadyReport,
     RunCounters,
-    RunStopped,
     RunTerms,
 )
 from lighthouse_protocol.refusals import DuplicateReplica, InvalidRequest, Superseded, UnknownName, WrongState
@@ -262,14 +259,6 @@ def stopped() -> RunStage:
     return stage
 
 
-def test_all_are_told_at_once_and_it_is_written_down():
-    stage = stopped()
-    stop = RunStopped("exit code 130", "slot 1", generation=1)
-    assert {worker.stop for worker in stage.workers.values()} == {stop}
-    assert stage.record.stop == stop
-    assert stage.running() == set()
-
-
 def test_the_first_reason_stays():
     stage = stopped()
     assert stage.machine.handle(StopAsked("another", "operator"), stage.now) == []
@@ -283,15 +272,3 @@ def test_whoever_says_something_is_told_again(message: RankMessage):
     rank = stage.workers[2].rank
     assert stage.machine.stop is not None
     assert stage.machine.handle(RankSaid(rank, message), stage.now) == [Stopped(stage.machine.stop, (rank,))]
-
-
-def test_resume_lifts_it_and_numbers_go_on():
-    stage = stopped()
-    stage.kill(0, 1, 2)
-    effects = stage.machine.handle(ResumeAsked(), stage.now)
-    assert effects == [RecordDue(stage.record), Resumed()]
-    assert isinstance(effects[0], RecordDue)
-    assert effects[0].record.stop is None
-    assert stage.machine.handle(ResumeAsked(), stage.now) == []
-    stage.start(0, 1, 2)
-    assert (stage.number, stage.running()) == (2, {0, 1, 2})
