@@ -244,20 +244,6 @@ class TestIds:
                 assert all(status.counters.number < 2**50 for status in await client.runs(run))
 
 
-async def test_c1_stays_harmless_when_the_lighthouse_comes_back(tmp_path: Path) -> None:
-    options = (*EVERYWHERE, "--credentials", str(tmp_path / "credentials"), "--journal", str(tmp_path / "journal"))
-    ids: list[int] = []
-    for _ in range(2):
-        with Lighthouse(*options) as lighthouse:
-            secured = Secured(lighthouse, tmp_path / "credentials")
-            async with at(secured, Role.JOIN, "j") as client, client.session() as session:
-                held = HeldQuorum(NEVER_GIVEN[0], HoldState.STANDING, 7)
-                [answer] = await told(session, hello("attacker", THEIRS, held=held))
-                assert "never given out" in str(why(answer))
-            ids.append(await honest_quorum(secured, "j"))
-    assert ids[0] <= ids[1] < 2**50
-
-
 CONTROL: dict[str, Callable[[AsyncLighthouseClient], Awaitable[Any]]] = {
     "Kill": lambda client: client.kill("a"),
     "Drain": lambda client: client.drain("a"),
