@@ -4,9 +4,7 @@ from lighthouse.job.events import (
     ConnectionsCut,
     GridChanged,
     MemberBack,
-    MemberDraining,
     MemberJoined,
-    MemberLeft,
     MemberLost,
     Ordered,
     QuorumEffect,
@@ -15,7 +13,7 @@ from lighthouse.job.forming import QuorumMachine
 from lighthouse.job.presence import JUDGED_AFTER_S
 from lighthouse.job.records import QuorumConfig
 from tests.lighthouse.builders import answers, beat, join
-from tests.lighthouse.sessions import asks, ended, held, left, native, pulse, standing
+from tests.lighthouse.sessions import ended, held, pulse, standing
 
 
 def at_work(names: str = "ab") -> QuorumMachine:
@@ -60,23 +58,8 @@ def test_a_group_of_no_standing_quorum_is_lost_to_none():
     assert told(machine.handle(beat("a"), 7)) == [MemberBack("a", "is back"), GridChanged()]
 
 
-def test_another_incarnation_by_the_same_session_is_one_loss():
-    machine = at_work()
-    effects = machine.handle(asks(9, 2, native("b", incarnation="i2")), 1)
-    lost = [effect for effect in effects if isinstance(effect, MemberLost)]
-    assert lost == [MemberLost("b", 1, "its ranks have restarted")]
-    assert effects.index(lost[0]) < effects.index(MemberJoined("b"))
-
-
 def test_another_incarnation_of_a_group_without_a_session_is_lost_too():
     machine = QuorumMachine(QuorumConfig())
     machine.handle(join(1, "a", incarnation="i1"), 0)
     effects = machine.handle(join(2, "a", incarnation="i2"), 1)
     assert MemberLost("a", None, "its ranks have restarted") in effects
-
-
-def test_a_drain_is_told_once_and_then_the_leave():
-    machine = at_work()
-    assert told(machine.handle(pulse(2, held=held(1), drains=True), 1)) == [MemberDraining("b")]
-    assert told(machine.handle(pulse(2, held=held(1), drains=True), 2)) == []
-    assert told(machine.handle(left(2), 3)) == [MemberLeft("b"), GridChanged()]

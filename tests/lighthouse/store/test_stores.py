@@ -11,14 +11,13 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from lighthouse.job.records import JoinState, QuorumRecord, RunRecord, SavedRun
-from lighthouse_protocol.messages.membership import Participant, Quorum
+from lighthouse.job.records import QuorumRecord, RunRecord, SavedRun
 from lighthouse_protocol.messages.run import KeyKind
 from lighthouse_protocol.refusals import LighthouseError
 from tests.etcd_cluster import EtcdCluster, needs_etcd
 from tests.lighthouse.held_stores import Etcds, Journals, Stores
 from tests.lighthouse.job.test_records import RECORDS, wires
-from tests.lighthouse.store.test_sqlite import FULL, RUN
+from tests.lighthouse.store.test_sqlite import FULL, RUN, record
 
 Make = Callable[[], Stores]
 
@@ -38,13 +37,6 @@ def make(request: pytest.FixtureRequest) -> Iterator[Make]:
 def stores(make: Make) -> Iterator[Stores]:
     with closing(make()) as stores:
         yield stores
-
-
-def record(quorum_id: int, size: int = 2, lease_s: float = 10.0) -> QuorumRecord:
-    members = tuple(Participant(f"group-{i}", address=f"h{i}:1", step=quorum_id, wire=b"\x00\xff") for i in range(size))
-    return QuorumRecord(
-        quorum_id, Quorum(quorum_id, members), True, {p.replica_id: JoinState(1, 2, 0) for p in members}, lease_s
-    )
 
 
 # -- jobs
