@@ -1,4 +1,4 @@
-"""What runs in the ranks of agent/test_world_size.py: DDP in float64, with as many microbatches as are this rank's."""
+"""What runs in the ranks of step/test_world_size.py: DDP in float64, with as many microbatches as are this rank's."""
 
 import contextlib
 from typing import Any

@@ -13,7 +13,7 @@ from agent_client.state.train_state import TrainState
 from agent_client.training.hsdp import ManagedGroup, managed_mesh, replicate
 from agent_client.training.optimizer import FaultTolerantOptimizer
 from tests.agent_client.actors import MEETS_WITHIN_S, AgentActor, build_agent, digest
-from tests.agent_client.agent.test_agent import Step
+from tests.agent_client.step.test_agent import Step
 
 RANKS = 2
 

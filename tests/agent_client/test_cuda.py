@@ -5,11 +5,11 @@ import time
 import pytest
 import torch
 
-from tests.agent_client.agent.test_agent import check_equal
-from tests.agent_client.agent.test_agent import meet as step_into_one_quorum
 from tests.agent_client.collectives.groups import ENDS_WITHIN_S, check_sums, meet, wait_in_all_reduce
 from tests.agent_client.jobs import Job
 from tests.agent_client.ranks import Start
+from tests.agent_client.step.test_agent import check_equal
+from tests.agent_client.step.test_agent import meet as step_into_one_quorum
 
 pytestmark = [
     pytest.mark.gpu,

@@ -3,8 +3,8 @@ that is told too late, when it has begun to compute, takes nothing from its peer
 
 import time
 
-from tests.agent_client.agent.test_agent import check_equal, meet, step_together
 from tests.agent_client.jobs import Job
+from tests.agent_client.step.test_agent import check_equal, meet, step_together
 
 ACTOR = "tests.agent_client.state_dependent_actor:StateDependentActor"
 TIMES = ("--join-timeout", "5s", "--heartbeat-timeout", "3s")

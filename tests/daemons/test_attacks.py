@@ -46,6 +46,7 @@ from lighthouse_protocol.messages.session import (
     JoinAccepted,
     JoinRequest,
     WatchHello,
+    WatchOpened,
 )
 from lighthouse_protocol.rank_set import RankSet
 from lighthouse_protocol.refusals import LighthouseError, LimitReached, NotPermitted
@@ -66,16 +67,15 @@ ELSEWHERE: dict[str, tuple[str, ...]] = {
     "C2": (
         "agent_client/transfer/test_proofs.py::test_a_stranger_gets_none",
         "agent_client/transfer/test_proofs.py::test_nor_does_one_give_any",
-        "lighthouse/quorum/test_lineage.py::test_a_running_history_wins_against_a_dumb_version",
-        "lighthouse/quorum/test_lineage.py::TestAheadOfTheMembers",
-        "lighthouse/quorum/test_returning.py::TestLostJournal",
+        "lighthouse/job/test_lineage.py::test_a_running_history_wins_against_a_dumb_version",
+        "lighthouse/job/test_lineage.py::TestAheadOfTheMembers",
+        "lighthouse/job/test_returning.py::TestLostJournal",
     ),
     "C3": (
         "daemons/test_secure.py::test_each_role_against_each_rpc",
-        "daemons/test_attacks_identity.py::TestRuns",
-        "lighthouse/runs/test_strangers.py::TestStrangersUnderANameOfTheirOwn",
+        "lighthouse/job/test_strangers.py::TestStrangersUnderANameOfTheirOwn",
     ),
-    "C4": ("daemons/test_attacks_identity.py::TestSessions", "daemons/test_attacks_identity.py::TestManager"),
+    "C4": ("lighthouse/job/test_presence.py::TestDuplicates",),
     "H1": ("daemons/test_secure.py::test_a_browser_signs_in_and_its_cookie_is_good_for_what_its_token_is",),
     "H2": (
         "daemons/test_limits.py::"
@@ -91,13 +91,13 @@ ELSEWHERE: dict[str, tuple[str, ...]] = {
     ),
     "M5": (
         "agent_client/transfer/test_proofs.py::test_connections_are_bounded",
-        "lighthouse_runtime/net/test_own_address.py::test_what_is_reached_by_a_loopback_listens_on_that_alone",
+        "lighthouse_runtime/net/test_address.py::test_what_is_reached_by_a_loopback_listens_on_that_alone",
     ),
     "M6": (
         "daemons/test_supervisor.py::TestAGuardThatIsStopped",
         "manager/guard/test_client.py::test_one_that_is_stopped_again_and_again_is_killed",
     ),
-    "M7": ("manager/guard/test_log_file.py::test_what_another_has_put_there_is_refused_at_once",),
+    "M7": ("manager/guard/test_output.py::test_what_another_has_put_there_is_refused_at_once",),
     "M8": ("daemons/test_supervisor.py::TestStrays",),
     "Low": (
         "manager/supervisor/test_worker_hosts.py::test_only_a_stop_signal_ends_the_group",
@@ -244,20 +244,6 @@ class TestIds:
                 assert all(status.counters.number < 2**50 for status in await client.runs(run))
 
 
-async def test_c1_stays_harmless_when_the_lighthouse_comes_back(tmp_path: Path) -> None:
-    options = (*EVERYWHERE, "--credentials", str(tmp_path / "credentials"), "--journal", str(tmp_path / "journal"))
-    ids: list[int] = []
-    for _ in range(2):
-        with Lighthouse(*options) as lighthouse:
-            secured = Secured(lighthouse, tmp_path / "credentials")
-            async with at(secured, Role.JOIN, "j") as client, client.session() as session:
-                held = HeldQuorum(NEVER_GIVEN[0], HoldState.STANDING, 7)
-                [answer] = await told(session, hello("attacker", THEIRS, held=held))
-                assert "never given out" in str(why(answer))
-            ids.append(await honest_quorum(secured, "j"))
-    assert ids[0] <= ids[1] < 2**50
-
-
 CONTROL: dict[str, Callable[[AsyncLighthouseClient], Awaitable[Any]]] = {
     "Kill": lambda client: client.kill("a"),
     "Drain": lambda client: client.drain("a"),
@@ -363,6 +349,31 @@ class TestIdentity:
                 act(stranger)
             assert MANAGER_SECRET_VARIABLE in str(refused.value), "the remedy"
         assert "a stranger says so" not in manager.log(), "M2: nothing is logged in a rank's name"
+
+
+@pytest.mark.parametrize("secret", ["", THEIRS], ids=["no secret", "another group's"])
+def test_c4_a_watch_in_a_ranks_name_is_refused_and_ends_none(manager: Manager, secret: str) -> None:
+    with ManagerClient(manager.address, OURS) as ours, ManagerClient(manager.address, secret) as stranger:
+        watch = ours.watch(WatchHello(0, "of the rank"))
+        assert isinstance(next(watch), WatchOpened)
+        with pytest.raises(NotPermitted):
+            next(stranger.watch(WatchHello(0, "of a stranger")))
+        ours.quorum(0, 0, "http://rank:1", timeout_s=PATIENCE_S)
+        assert ours.should_commit(0, 0, True, timeout_s=PATIENCE_S)
+        watch.cancel()
+
+
+def test_c4_where_an_agent_serves_its_state_is_told_to_its_group(manager: Manager) -> None:
+    """On the host of the manager, the group's secret opens it; a stranger's proof does not."""
+    with ManagerClient(manager.address, OURS) as ours, ManagerClient(manager.address) as stranger:
+        watch = ours.watch(WatchHello(0, "of the rank"))
+        assert isinstance(next(watch), WatchOpened)
+        ours.quorum(0, 1, "http://rank:1", timeout_s=PATIENCE_S, rank_incarnation="of the rank")
+        assert ours.checkpoint_address(0, timeout_s=5) == "http://rank:1"
+        for secret in ("", GUESS):
+            with pytest.raises(NotPermitted, match="members of its quorum"):
+                stranger.checkpoint_address(0, quorum_id=1, secret=secret, timeout_s=5)
+        watch.cancel()
 
 
 @ATTACKERS

@@ -25,11 +25,10 @@ from lighthouse_protocol.identity import Address
 from lighthouse_protocol.limits import LIGHTHOUSE_PORT, MANAGER_SECRET_VARIABLE
 from lighthouse_protocol.messages.membership import Participant
 from lighthouse_protocol.pb.torchft import torchft_pb2
-from lighthouse_protocol.refusals import NotPermitted, UnknownName, Unreachable, Untrusted
+from lighthouse_protocol.refusals import NotPermitted, UnknownName, Unreachable
 from lighthouse_protocol.rules.access import POLICY, Role
 from lighthouse_runtime.client import channel
 from lighthouse_runtime.client.clients import LighthouseClient, ManagerClient
-from lighthouse_runtime.security import pinned
 from lighthouse_runtime.security.client_tls import fetch_tls
 from lighthouse_runtime.security.credentials import ROLES, Tokens, load_or_make
 from tests.daemons.elsewhere import Elsewhere, another_host
@@ -307,16 +306,6 @@ def _wait_until_known(coordinator: Coordinator) -> None:
         return True
 
     eventually(is_known, "the new token is read")
-
-
-def test_other_credentials_on_the_same_port_are_told_from_the_right_ones(
-    tmp_path: Path, secured: Secured, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(pinned, "_roots", {})
-    other = load_or_make(tmp_path / "other", ())
-    wrong = Coordinator(secured.coordinator(None).addresses, other.ca_pin, secured.coordinator(Role.JOIN).token)
-    with LighthouseClient(wrong) as client, pytest.raises(Untrusted, match="another CA than the join string"):
-        client.heartbeat("a")
 
 
 def test_strangers_that_fail_to_connect_write_nothing_into_the_log(tmp_path: Path) -> None:

@@ -331,7 +331,7 @@ sys.exit(1)
 
 
 def test_a_misfit_ends_once_its_restarts_are_used_up() -> None:
-    """What its rank reports so, and what that costs the peers: agent_client/test_misfit.py and test_mismatch.py."""
+    """What its rank reports so, and what that costs the peers: test_misfits.py and agent_client/test_mismatch.py."""
     cause, run = "ModelMismatch: another width", ("--run-id", "misfit")
     with Lighthouse("--join-timeout", "1s") as lighthouse:
         options = (*run, *QUICK, "--max-restarts", "1")

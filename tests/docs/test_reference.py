@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from agent_client.errors import GroupDrained
-from agent_client.restart import options as launch
+from agent_client.restart import options
 from agent_client.restart.store import RestartAbort
-from agent_client.step import config as environment
+from agent_client.step import config
 from lighthouse_protocol.limits import MANAGER_SECRET_VARIABLE
 from lighthouse_protocol.rules.access import POLICY
 from lighthouse_runtime.process.loop import STOP_SIGNALS
@@ -53,7 +53,7 @@ def test_every_command_has_a_heading() -> None:
 
 
 def test_every_variable_of_a_rank_is_explained() -> None:
-    sources = [Path(str(module.__file__)).read_text() for module in (environment, launch)]
+    sources = [Path(str(module.__file__)).read_text() for module in (config, options)]
     read = {name for source in sources for name in re.findall(r'"([A-Z]+(?:_[A-Z]+)+|RANK)"', source)}
     explained = set(re.findall(r"`([A-Z_]+)`", text_of("options.md")))
     assert read | {MANAGER_SECRET_VARIABLE} <= explained

@@ -11,7 +11,7 @@ from typing import Protocol
 import lighthouse.store.etcd_store
 import lighthouse.store.sqlite
 from lighthouse.job.store import JobStore, RunStore
-from lighthouse.store import sqlite as run_rows
+from lighthouse.store import sqlite
 from lighthouse.store.election import Election, LeadershipDriver
 from lighthouse.store.etcd_client import EtcdClient, parse_etcd_address
 from lighthouse.store.etcd_store import EtcdStore
@@ -70,7 +70,7 @@ class JournalHolder:
 
 
 class Journals:
-    limits = (lighthouse.store.sqlite, run_rows)
+    limits = (lighthouse.store.sqlite, sqlite)
 
     def __init__(self, path: Path) -> None:
         self._path = path

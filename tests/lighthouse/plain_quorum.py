@@ -1,4 +1,4 @@
-"""The rules of quorum/rules/machine.py once more, the dumb way: no counters, everything recounted from lists.
+"""The rules of lighthouse/job/forming.py once more, the dumb way: no counters, everything recounted from lists.
 
 It is told what the machine was told and what it answered, and says what the answer should have been. Who is alive and
 which record of an id is meant it takes from the machine's roster, which test_roster.py holds against its own rules.

@@ -17,7 +17,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tests.mutants.catalogue import ROOT, Mutant, load
-from tests.mutants.short_runs import load_aims
 
 COPIED = (
     "lighthouse", "manager", "agent_client", "protos", "lighthouse_protocol", "lighthouse_runtime",
@@ -55,19 +54,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--table", action="store_true", help="print the table of contributing/testing.md at the end")
     parser.add_argument("--results", type=Path, help="file of all outcomes; they count, too")
     parser.add_argument("--missing", action="store_true", help="try only mutants of which --results has no outcome")
-    parser.add_argument("--seeds", type=int, default=0, help="short runs of the simulator, in place of tests")
     options = parser.parse_args(arguments)
     listed = load()
     named = [m for m in listed if not options.names or any(n == m.name or n in m.module for n in options.names)]
-    if options.seeds:
-        aimed = {name for aim in load_aims()[0] for name in aim.mutants}
-        named = [mutant for mutant in named if mutant.name in aimed]
     kept = read(options.results, listed) if options.results else {}
     if options.missing:
         named = [mutant for mutant in named if mutant.name not in kept]
     known = {
         **kept,
-        **{outcome.mutant.name: outcome for outcome in run(named, options.jobs, options.results, options.seeds)},
+        **{outcome.mutant.name: outcome for outcome in run(named, options.jobs, options.results)},
     }
     outcomes = [known[mutant.name] for mutant in listed if mutant.name in known]
     if options.table:
@@ -100,8 +95,8 @@ def keep(path: Path, outcome: Outcome) -> None:
         file.write(json.dumps(row) + "\n")
 
 
-def run(mutants: Iterable[Mutant], jobs: int, results: Path | None = None, runs: int = 0) -> list[Outcome]:
-    """Return the outcomes as they came; print each, and keep it in `results`, when it is known. `runs`: simulated."""
+def run(mutants: Iterable[Mutant], jobs: int, results: Path | None = None) -> list[Outcome]:
+    """Return the outcomes as they came; print each, and keep it in `results`, when it is known."""
     waiting: queue.SimpleQueue[Mutant] = queue.SimpleQueue()
     for mutant in mutants:
         waiting.put(mutant)
@@ -114,7 +109,7 @@ def run(mutants: Iterable[Mutant], jobs: int, results: Path | None = None, runs:
                 _copy(ROOT / name, copy / name)
             with contextlib.suppress(queue.Empty):
                 while True:
-                    outcomes.append(outcome := attempt(waiting.get_nowait(), copy, runs))
+                    outcomes.append(outcome := attempt(waiting.get_nowait(), copy))
                     print(outcome, flush=True)
                     if results is not None:
                         keep(results, outcome)
@@ -127,13 +122,13 @@ def run(mutants: Iterable[Mutant], jobs: int, results: Path | None = None, runs:
     return outcomes
 
 
-def attempt(mutant: Mutant, copy: Path, runs: int = 0) -> Outcome:
+def attempt(mutant: Mutant, copy: Path) -> Outcome:
     """Try one mutant in `copy`, a copy of the project, which is as before when this returns."""
     path = copy / mutant.module
     source, began_at = path.read_text(), time.monotonic()
     try:
         _write(path, mutant.plant(source))
-        found_by, error = _simulate(mutant, copy, runs) if runs else _test(mutant, copy), ""
+        found_by, error = _test(mutant, copy), ""
     except (ValueError, subprocess.TimeoutExpired) as e:
         found_by, error = ("a time-out", "") if isinstance(e, subprocess.TimeoutExpired) else ("", str(e))
     finally:
@@ -157,17 +152,6 @@ def _row(title: str, outcomes: Sequence[Outcome]) -> str:
     missed = [outcome.mutant.name + " (invalid)" * bool(outcome.error) for outcome in outcomes if not outcome.found_by]
     found = len(outcomes) - len(missed)
     return f"| {title} | {len(outcomes)} | {found} ({found / len(outcomes):.1%}) | {', '.join(missed)} |"
-
-
-def _simulate(mutant: Mutant, copy: Path, runs: int) -> str:
-    """The first of short runs that fails, and how; empty: none does."""
-    command = [sys.executable, "-m", "tests.mutants.short_runs", mutant.name, f"0:{runs}"]
-    done = subprocess.run(
-        command,
-        cwd=copy, env={**os.environ, "PYTHONPATH": str(copy)}, stdin=subprocess.DEVNULL, capture_output=True, text=True,
-        timeout=TIMEOUT_S, check=False,
-    )  # fmt: skip
-    return (done.stdout or done.stderr.strip().splitlines()[-1]).splitlines()[0] if done.returncode else ""
 
 
 def _test(mutant: Mutant, copy: Path) -> str:

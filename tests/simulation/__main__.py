@@ -6,12 +6,13 @@ import sys
 import time
 import traceback
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from functools import partial
 
 from tests.simulation.plan import SCENARIOS
-from tests.simulation.simulation import Result, run_seed
+from tests.simulation.simulation import run_seed
+from tests.simulation.world import Result
 
 REPORT_EVERY = 100
 
@@ -41,11 +42,12 @@ def main() -> int:
         print(result.violation or "clean", dict(result.counts))
         return 1 if result.violation else 0
     first, last = (int(text) for text in options.seeds.split(":"))
-    results = _results(partial(guarded, run), range(first, last), options.jobs)
-    return report(_up_to_first(results) if options.first else results, options.seconds)
+    results = run_all(partial(guarded, run), range(first, last), options.jobs)
+    replay = f"python -m tests.simulation --seconds {options.seconds:g} --trace --seed"
+    return report(_up_to_first(results) if options.first else results, replay)
 
 
-def guarded(run: "partial[Result]", seed: int) -> Result:
+def guarded(run: Callable[[int], Result], seed: int) -> Result:
     """A defect that shows as an exception of a machine is one more way to fail."""
     try:
         return run(seed)
@@ -56,7 +58,7 @@ def guarded(run: "partial[Result]", seed: int) -> Result:
         )
 
 
-def _results(run: "partial[Result]", seeds: range, jobs: int) -> Iterator[Result]:
+def run_all(run: Callable[[int], Result], seeds: range, jobs: int) -> Iterator[Result]:
     if jobs == 1:
         yield from map(run, seeds)
         return
@@ -71,7 +73,7 @@ def _up_to_first(results: Iterator[Result]) -> Iterator[Result]:
             return
 
 
-def report(results: Iterator[Result], seconds: float) -> int:
+def report(results: Iterator[Result], replay: str) -> int:
     started_at = time.monotonic()
     counts: Counter[str] = Counter()
     done = failed = 0
@@ -83,7 +85,7 @@ def report(results: Iterator[Result], seconds: float) -> int:
         if result.violation:
             failed += 1
             print(f"seed {result.seed}: {result.violation[:1200]}")
-            print(f"    python -m tests.simulation --seed {result.seed} --seconds {seconds:g} --trace", flush=True)
+            print(f"    {replay} {result.seed}", flush=True)
         if done % REPORT_EVERY == 0:
             print(f"-- {done} seeds, {failed} failed, {time.monotonic() - started_at:.0f} s", flush=True)
     for name, count in sorted(counts.items()):

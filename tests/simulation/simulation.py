@@ -1,8 +1,6 @@
 """One run: everything that a plan asks for, the faults, and what must hold at the end."""
 
-from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, field
 
 from lighthouse_protocol.messages.membership import Tag
 from tests.simulation.checkers import Checkers
@@ -17,7 +15,7 @@ from tests.simulation.plan import NAMES, Plan, draw_plan
 from tests.simulation.promises import PROMISES
 from tests.simulation.rank import Rank, Snapshot
 from tests.simulation.two_lighthouses import TwoLighthouses
-from tests.simulation.world import Violation, World
+from tests.simulation.world import Result, Violation, World, run_to_end
 
 BOOT_S = 3.0
 LOOK_EVERY_S = 0.5
@@ -26,15 +24,6 @@ SHOWN_FAULTS = 8
 # After the last one is due: the longest that it may wait for somebody to happen to, and the longest that it may last.
 FAULTS_OVER_S = 2 * PATIENCE_S
 HELD_UP_S = (0.01, 0.1, 0.5)
-
-
-@dataclass(slots=True)
-class Result:
-    seed: int
-    violation: str = ""
-    simulated_s: float = 0.0
-    events: int = 0
-    counts: Counter[str] = field(default_factory=Counter)
 
 
 class Simulation(System):
@@ -272,16 +261,7 @@ class Settled:
 
 
 def run_plan(plan: Plan, trace: Callable[[str], None] | None = None) -> Result:
-    simulation = Simulation(plan, trace)
-    world = simulation.world
-    result = Result(plan.seed)
-    try:
-        simulation.run()
-    except Violation as violation:
-        result.violation = str(violation)
-        world.say("VIOLATION", result.violation)
-    result.simulated_s, result.events, result.counts = world.now, world.events, world.counts
-    return result
+    return run_to_end(Simulation(plan, trace))
 
 
 def run_seed(

@@ -6,15 +6,17 @@ import sys
 from collections import Counter
 from collections.abc import Iterable
 from concurrent.futures import ProcessPoolExecutor
+from functools import partial
 from multiprocessing import get_context
 
 import pytest
 
-from tests.simulation.runs.__main__ import guarded
+from tests.simulation.__main__ import guarded
 from tests.simulation.runs.faults import FAULTS
 from tests.simulation.runs.museum import EXHIBITS, Exhibit
 from tests.simulation.runs.plan import SCENARIOS, draw_plan
-from tests.simulation.runs.simulation import Result, run_seed
+from tests.simulation.runs.simulation import run_seed
+from tests.simulation.world import Result
 
 pytestmark = pytest.mark.timeout(600)
 
@@ -43,7 +45,7 @@ def test_drawn_runs_are_clean():
 @pytest.mark.timeout(1200)
 def test_many_of_drawn_runs_are_clean():
     with ProcessPoolExecutor(2, mp_context=get_context("spawn")) as pool:
-        assert failed(pool.map(guarded, LONG_SEEDS, chunksize=50)) == []
+        assert failed(pool.map(partial(guarded, run_seed), LONG_SEEDS, chunksize=50)) == []
 
 
 def test_a_seed_is_the_same_run_again_in_another_process():

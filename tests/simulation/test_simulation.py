@@ -14,8 +14,8 @@ import pytest
 
 from tests.simulation.faults import KINDS
 from tests.simulation.plan import SCENARIO_WEIGHTS, SCENARIOS, draw_plan
-from tests.simulation.simulation import Result, Simulation, run_plan, run_seed
-from tests.simulation.world import Died, Violation
+from tests.simulation.simulation import Simulation, run_plan, run_seed
+from tests.simulation.world import Died, Result, Violation
 
 # A minute of computing, on a machine that may be busy.
 pytestmark = pytest.mark.timeout(600)

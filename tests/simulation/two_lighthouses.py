@@ -9,8 +9,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from lighthouse.job.records import QuorumConfig, QuorumRecord
-from lighthouse.store import etcd_store as keys
-from lighthouse.store import leadership as events
+from lighthouse.store import etcd_store, leadership
 from lighthouse.store.election import LeadershipDriver, Request
 from lighthouse.store.etcd_client import KeyValue
 from lighthouse.store.etcd_store import Batch, Delete, EtcdStore, Keys, Put
@@ -66,22 +65,22 @@ class Etcd(Process):
         clock = self.clock()
         self._expire(clock)
         match request:
-            case events.ReadLeader(number):
-                return events.LeaderRead(number, self.leader)
-            case events.GrantLease(number, ttl_s):
+            case leadership.ReadLeader(number):
+                return leadership.LeaderRead(number, self.leader)
+            case leadership.GrantLease(number, ttl_s):
                 lease = self._change()
                 self._leases[lease] = clock + ttl_s
-                return events.LeaseGranted(number, lease, ttl_s)
-            case events.Claim(number, lease):
+                return leadership.LeaseGranted(number, lease, ttl_s)
+            case leadership.Claim(number, lease):
                 return self._claim(number, lease, who)
-            case events.LoadRecords():
+            case leadership.LoadRecords():
                 return [KeyValue(key, value, 1, at, 1, 0) for key, (value, at) in self.values.items()]
-            case events.RenewLease(number, lease):
+            case leadership.RenewLease(number, lease):
                 if lease not in self._leases:
-                    return events.LeaseEnded(number)
+                    return leadership.LeaseEnded(number)
                 self._leases[lease] = clock + TTL_S
-                return events.LeaseRenewed(number, TTL_S)
-            case events.RevokeLease(lease):
+                return leadership.LeaseRenewed(number, TTL_S)
+            case leadership.RevokeLease(lease):
                 self._leases.pop(lease, None)
                 if self.key is not None and self.key.lease == lease:
                     self.key = None
@@ -103,14 +102,14 @@ class Etcd(Process):
         self._revision += 1
         return self._revision
 
-    def _claim(self, number: int, lease: int, who: Leader) -> events.Event:
+    def _claim(self, number: int, lease: int, who: Leader) -> leadership.Event:
         if lease not in self._leases:
-            return events.RequestFailed(number, "etcdserver: requested lease not found")
+            return leadership.RequestFailed(number, "etcdserver: requested lease not found")
         if self.key is not None:
-            return events.ClaimLost(number, self.leader)
+            return leadership.ClaimLost(number, self.leader)
         self._term += 1
         self.key = LeaderKey(replace(who, term=self._term), lease, self._change())
-        return events.ClaimWon(number, self.key.made_at, self._term)
+        return leadership.ClaimWon(number, self.key.made_at, self._term)
 
     def holds_guards(self, batch: Batch) -> bool:
         key = self.key
@@ -128,7 +127,7 @@ class Etcd(Process):
                 case Put(key_, value):
                     self.values[key_] = value, at
                     if key_ == Keys(PREFIX).job(JOB):
-                        self._wrote(keys.parse_job(key_, value), who.candidate)
+                        self._wrote(etcd_store.parse_job(key_, value), who.candidate)
                 case Delete(key_, None):
                     self.values.pop(key_, None)
                 case Delete(key_, end):
@@ -230,7 +229,7 @@ class Contender(LighthouseProcess):
 
     def _give_up(self, status: int) -> None:
         if self.leadership is not None:
-            self.leadership.feed(events.WriteRefused("its records cannot be written"))
+            self.leadership.feed(leadership.WriteRefused("its records cannot be written"))
 
     # -- a JobStore
 
@@ -260,7 +259,7 @@ class Contender(LighthouseProcess):
             assert self.leadership is not None
             if isinstance(answer, list):
                 self.records.take(answer)
-                answer = events.RecordsLoaded(request.number)  # type: ignore[union-attr]
+                answer = leadership.RecordsLoaded(request.number)  # type: ignore[union-attr]
             if answer is not None:
                 self.leadership.feed(answer)  # type: ignore[arg-type]
 
@@ -268,7 +267,7 @@ class Contender(LighthouseProcess):
 
     def _failed(self, number: int) -> None:
         assert self.leadership is not None
-        self.leadership.feed(events.RequestFailed(number, "etcd: no answer"))
+        self.leadership.feed(leadership.RequestFailed(number, "etcd: no answer"))
 
     def _ask(self, request: Request | Batch, answered: Answer, failed: Callable[[], None] | None) -> None:
         """An answer that comes after its time is not heard."""
@@ -330,7 +329,7 @@ class Contender(LighthouseProcess):
 
     def _refuse_write(self) -> None:
         assert self.leadership is not None
-        self.leadership.feed(events.WriteRefused("its records cannot be written"))
+        self.leadership.feed(leadership.WriteRefused("its records cannot be written"))
 
 
 class Seat(Lighthouse):

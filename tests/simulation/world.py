@@ -9,6 +9,7 @@ import heapq
 import random
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import Any
 
 MIN_RATE, MAX_RATE = 0.9, 1.1
@@ -25,6 +26,27 @@ class Violation(Exception):  # noqa: N818  the name that a reader looks for
 
 class Died(Exception):  # noqa: N818
     """Unwinds the callback in which its process was killed."""
+
+
+@dataclass(slots=True)
+class Result:
+    seed: int
+    violation: str = ""
+    simulated_s: float = 0.0
+    events: int = 0
+    counts: Counter[str] = field(default_factory=Counter[str])
+
+
+def run_to_end(simulation: Any) -> Result:
+    """Run a simulation to its end or its first violation."""
+    world, result = simulation.world, Result(simulation.plan.seed)
+    try:
+        simulation.run()
+    except Violation as violation:
+        result.violation = str(violation)
+        world.say("VIOLATION", result.violation)
+    result.simulated_s, result.events, result.counts = world.now, world.events, world.counts
+    return result
 
 
 class World:

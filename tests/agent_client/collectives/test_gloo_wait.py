@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch.distributed import PrefixStore, TCPStore
 
-from agent_client.collectives import gloo as gloo_wait
+from agent_client.collectives import gloo
 from agent_client.collectives.gloo import GlooGroup
 from tests.processes import LOCALHOST, PATIENCE_S, eventually
 
@@ -97,16 +97,16 @@ def remains() -> set[Thread]:
 def at_rest(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
     """What the next looks at gloo's threads find; the last one for ever."""
     looks = [True]
-    monkeypatch.setattr(gloo_wait, "are_at_rest", lambda: looks.pop(0) if len(looks) > 1 else looks[0])
-    monkeypatch.setattr(gloo_wait, "SLICE_S", 0.01)
-    monkeypatch.setattr(gloo_wait, "MAX_PAUSE_S", 0.01)
+    monkeypatch.setattr(gloo, "are_at_rest", lambda: looks.pop(0) if len(looks) > 1 else looks[0])
+    monkeypatch.setattr(gloo, "SLICE_S", 0.01)
+    monkeypatch.setattr(gloo, "MAX_PAUSE_S", 0.01)
     return looks
 
 
 def test_what_was_not_aborted_is_waited_for(at_rest: list[bool]) -> None:
     work = FakeWork()
     work.ends_after_timeouts = 20
-    gloo_wait.wait(work, None, lambda: False)
+    gloo.wait(work, None, lambda: False)
     assert work.timeouts == 20
 
 
@@ -114,18 +114,18 @@ def test_what_was_aborted_is_waited_for_while_a_thread_of_gloo_runs(at_rest: lis
     at_rest[:] = [False] * 10 + [True]
     before, work = remains(), FakeWork()
     with pytest.raises(RuntimeError, match="was aborted"):
-        gloo_wait.wait(work, None, lambda: True)
+        gloo.wait(work, None, lambda: True)
     assert work.timeouts == 12
     work.ended.set()
     eventually(lambda: not remains() - before)
 
 
 def test_one_that_never_rests_is_waited_for_so_long_only(at_rest: list[bool], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gloo_wait, "SPINS_S", 0.1)
+    monkeypatch.setattr(gloo, "SPINS_S", 0.1)
     at_rest[:] = [False]
     before, work = remains(), FakeWork()
     with pytest.raises(RuntimeError, match="was aborted"):
-        gloo_wait.wait(work, None, lambda: True)
+        gloo.wait(work, None, lambda: True)
     work.ended.set()
     eventually(lambda: not remains() - before)
 
@@ -133,21 +133,21 @@ def test_one_that_never_rests_is_waited_for_so_long_only(at_rest: list[bool], mo
 def test_what_ends_well_in_the_moment_of_a_timeout_has_ended_well(at_rest: list[bool]) -> None:
     work = FakeWork()
     work.ends_after_timeouts = 1
-    gloo_wait.wait(work, None, lambda: True)
+    gloo.wait(work, None, lambda: True)
 
 
 def test_what_fails_says_why(at_rest: list[bool]) -> None:
     work = FakeWork("Connection closed by peer")
     work.ends_after_timeouts = 3
     with pytest.raises(RuntimeError, match="closed by peer"):
-        gloo_wait.wait(work, None, lambda: False)
+        gloo.wait(work, None, lambda: False)
 
 
 def test_the_backend_of_what_was_given_up_lives_until_it_has_ended(at_rest: list[bool]) -> None:
     """Its destructor would wait for the work, in whichever thread."""
     before, work = remains(), FakeWork()
     with pytest.raises(RuntimeError, match="was aborted"):
-        gloo_wait.wait(work, "a backend", lambda: True)
+        gloo.wait(work, "a backend", lambda: True)
     assert remains() - before
     work.ended.set()
     eventually(lambda: not remains() - before)
@@ -174,7 +174,7 @@ def test_at_rest_are_threads_that_all_wait(tmp_path: Path, threads: list[tuple[s
     started_here.mkdir()
     (started_here / "stat").write_text("1 (python) R 1 2 3")
     (tmp_path / "ended").mkdir()
-    assert gloo_wait.are_at_rest(tmp_path) is rest
+    assert gloo.are_at_rest(tmp_path) is rest
 
 
 def test_the_newest_work_of_a_group_that_ends_is_kept_for_a_moment(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -183,10 +183,10 @@ def test_the_newest_work_of_a_group_that_ends_is_kept_for_a_moment(monkeypatch: 
     class Work:
         pass
 
-    monkeypatch.setattr(gloo_wait, "LET_GO_WITHIN_S", 0.2)
+    monkeypatch.setattr(gloo, "LET_GO_WITHIN_S", 0.2)
     work = Work()
     alive = weakref.ref(work)
-    gloo_wait.keep_briefly([work])
+    gloo.keep_briefly([work])
     del work
     assert alive() is not None
     eventually(lambda: alive() is None, "it is let go")

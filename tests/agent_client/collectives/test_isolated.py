@@ -10,8 +10,6 @@ import pytest
 
 from agent_client.collectives.connectors import connector
 from agent_client.errors import ConfigurationError
-from tests.agent_client.agent.test_agent import check_equal
-from tests.agent_client.agent.test_agent import meet as meet_in_a_quorum
 from tests.agent_client.clusters import command_of, descendants, is_running
 from tests.agent_client.collectives.groups import (
     ENDS_WITHIN_S,
@@ -25,6 +23,8 @@ from tests.agent_client.collectives.groups import (
 )
 from tests.agent_client.jobs import Job
 from tests.agent_client.ranks import Rank, RankError, RankServer, Start
+from tests.agent_client.step.test_agent import check_equal
+from tests.agent_client.step.test_agent import meet as meet_in_a_quorum
 from tests.processes import Lighthouse, eventually
 
 ISOLATED = "tests.agent_client.isolated_actor:IsolatedActor"

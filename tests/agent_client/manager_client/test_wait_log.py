@@ -8,7 +8,7 @@ import pytest
 from agent_client.manager_client.client import ManagerConnection, WaitLog
 from lighthouse_protocol.messages.session import Waiting
 from lighthouse_protocol.refusals import DeadlinePassed, LighthouseError
-from lighthouse_protocol.rules import quorum_change as quorum_wait
+from lighthouse_protocol.rules import quorum_change
 from lighthouse_runtime.client.clients import ManagerClient
 from tests.agent_client.manager_client.fake_watch import FakeWatch
 from tests.processes import LOCALHOST, PATIENCE_S, eventually
@@ -16,7 +16,7 @@ from tests.processes import LOCALHOST, PATIENCE_S, eventually
 
 @pytest.fixture
 def soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(quorum_wait, "LOGGED_AFTER_S", 0.2)
+    monkeypatch.setattr(quorum_change, "LOGGED_AFTER_S", 0.2)
 
 
 def said(caplog: pytest.LogCaptureFixture) -> list[str]:

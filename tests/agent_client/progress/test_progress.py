@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agent_client.progress.progress import MAX_UNREAD, Progress
-from agent_client.progress.rules import WAITING
+from agent_client.progress.rules import WAITING, CollectiveIds, Entry
 from lighthouse_protocol.messages.progress import (
     MAX_DEPTH,
     MAX_LABEL_CHARS,
@@ -276,3 +276,49 @@ class TestOfTheAgent:
             sample = progress.sample()
         assert (sample.waits_for, sample.innermost) == ("", OpenPhase("heal", open_s=3))
         assert progress.sample().innermost.name == STEP
+
+
+def order(numbers: CollectiveIds, entry: Entry, *, within_group: bool) -> tuple[int, int, int]:
+    return numbers.told(entry, within_group=within_group)
+
+
+def test_each_comes_after_the_one_before() -> None:
+    numbers = CollectiveIds()
+    numbers.begin(7, numbers.over_groups)
+    told = [order(numbers, numbers.inside(), within_group=True) for _ in range(2)]
+    for _ in range(2):
+        entry = numbers.over()
+        told += [order(numbers, entry, within_group=True), order(numbers, entry, within_group=False)]
+        told.append(order(numbers, numbers.inside(), within_group=True))
+    assert told == sorted(set(told))
+    assert told[:4] == [(7, 0, 1), (7, 0, 2), (7, 1, 0), (7, 2, 0)]
+
+
+def test_a_group_s_own_collectives_move_no_other_group_s_numbers() -> None:
+    busy, other = CollectiveIds(), CollectiveIds()
+    for _ in range(5):
+        busy.inside()
+    both = [numbers.told(numbers.over(), within_group=False) for numbers in (busy, other)]
+    assert both[0] == both[1]
+
+
+def test_a_new_quorum_counts_anew_from_the_step_that_asked_for_it() -> None:
+    veteran, newcomer = CollectiveIds(), CollectiveIds()
+    for _ in range(9):
+        veteran.over()
+    asked_for = veteran.over_groups
+    before_the_answer = veteran.inside()
+    entry = veteran.over()  # the script goes on while the quorum is asked for
+    for numbers, so_many in ((veteran, asked_for), (newcomer, 0)):
+        numbers.begin(3, so_many)
+        numbers.begin(3, so_many + 4)  # the quorum of the next step is the same one
+    assert veteran.told(entry, within_group=False) == newcomer.told(newcomer.over(), within_group=False) == (3, 2, 0)
+    assert veteran.told(before_the_answer, within_group=True) == (3, 0, 1)
+
+
+def test_told_is_what_collectives_are_compared_by() -> None:
+    numbers = CollectiveIds()
+    numbers.over()
+    told = numbers.told(numbers.inside(), within_group=True)
+    collective = Collective(told.quorum_id, told.number, "broadcast", inner=told.inner)
+    assert collective.order == told == (0, 2, 1)

@@ -6,9 +6,8 @@ from typing import Any
 
 import pytest
 
-from agent_client.progress import progress as script_progress
 from agent_client.progress import script_groups
-from agent_client.progress.progress import FIRST_COLLECTIVES, ScriptPlace, ScriptProgress
+from agent_client.progress.progress import _OTHERS, FIRST_COLLECTIVES, ScriptPlace, ScriptProgress
 from agent_client.progress.script_groups import STILL_S
 
 SCRIPT = """
@@ -32,7 +31,7 @@ def frames(script: str = SCRIPT, **more: Any) -> list[FrameType | None]:
     seen: list[FrameType | None] = []
     names: dict[str, Any] = {"look": lambda: seen.append(Frozen(sys._getframe(1))), "__name__": "__main__", **more}
     own: dict[str, Any] = {"__name__": "library"}
-    exec(compile(LIBRARY, script_progress._OTHERS[0] + "library.py", "exec"), own)
+    exec(compile(LIBRARY, _OTHERS[0] + "library.py", "exec"), own)
     exec(compile(COLLECTIVES, "/x/torch/distributed/distributed_c10d.py", "exec"), own)
     exec(compile(script, "/job/train.py", "exec"), names | {name: own[name] for name in ("library", "barrier")})
     return seen
@@ -81,7 +80,7 @@ class TestThePlace:
 def counts(monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
     counts: dict[str, int] = {}
     monkeypatch.setattr(script_groups, "_counts", lambda: dict(counts))
-    monkeypatch.setattr(script_progress, "_main_frame", lambda: frames("barrier(look)")[0])
+    monkeypatch.setattr("agent_client.progress.progress._main_frame", lambda: frames("barrier(look)")[0])
     return counts
 
 

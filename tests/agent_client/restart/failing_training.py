@@ -34,7 +34,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, Dataset
 
 from agent_client import CallWrapper, Wrapper
-from agent_client.collectives import gloo as gloo_wait
+from agent_client.collectives import gloo
 from tests.agent_client.shared_gpu import share_gpu
 
 WIDTH = 64
@@ -109,7 +109,7 @@ def say(*words: object) -> None:
 
 def measured() -> tuple[int, int, int]:
     """Threads, descriptors, resident KiB, once nothing is kept of groups that have ended."""
-    ends_at = time.monotonic() + 2 * gloo_wait.LET_GO_WITHIN_S
+    ends_at = time.monotonic() + 2 * gloo.LET_GO_WITHIN_S
     while any(each.name == "gloo remains" for each in threading.enumerate()) and time.monotonic() < ends_at:
         time.sleep(0.02)
     resident = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("VmRSS"))

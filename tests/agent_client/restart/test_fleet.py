@@ -155,21 +155,3 @@ def test_spares_and_a_ninth_disturb_nobody(six_and_two: Fleet) -> None:
         fleet.becomes_spare(1, 1)
         fleet.kill(1)
     fleet.runs(1, [0, 6, 2, 3, 4, 5])
-
-
-@pytest.mark.slow
-@LONG
-def test_three_losses_of_six_and_two(six_and_two: Fleet) -> None:
-    fleet = six_and_two
-    fleet.kill(1)
-    eventually(lambda: fleet.place(6) or fleet.place(7), "a spare is rank 1")  # whichever has waited longer
-    rank_1 = 6 if fleet.place(6) else 7
-    other = 13 - rank_1
-    fleet.runs(1, [0, rank_1, 2, 3, 4, 5])
-    fleet.kill(4)
-    fleet.runs(2, [0, rank_1, 2, 3, other, 5])
-    fleet.kill(0)  # five are left
-    fleet.runs(3, [5, rank_1, 2, 3, other])
-    fleet.kill(3)  # four are too few
-    fleet.ends_with(130, [5, rank_1, 2, other])
-    assert "the run is stopped: min_active: 4 ranks are left, 5 are needed" in fleet.ranks[5].log()

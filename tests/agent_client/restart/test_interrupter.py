@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from agent_client.collectives import group_spec as open_groups
+from agent_client.collectives import group_spec
 from agent_client.restart.interrupter import KILLED_STATUS, Interrupter, InterruptibleSection, Interruption
 from lighthouse_runtime.client.clients import LighthouseClient
 from tests.processes import Lighthouse, Process, eventually
@@ -45,11 +45,11 @@ class Group:
 def test_every_living_group_is_aborted() -> None:
     groups = [Group(), Group(RuntimeError("it was of no use already")), Group()]
     for group in groups:
-        open_groups.enlist(group)
+        group_spec.enlist(group)
     gone = Group()
-    open_groups.enlist(gone)
+    group_spec.enlist(gone)
     del gone
-    open_groups.abort_all()
+    group_spec.abort_all()
     assert [group.aborts for group in groups] == [1, 1, 1]
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from agent_client.restart import interrupter as async_exception
+from agent_client.restart import interrupter
 from agent_client.restart.interrupter import InterruptibleSection, Interruption
 from agent_client.step.stop_signals import uninterrupted
 
@@ -225,7 +225,7 @@ def test_what_is_brief_is_not_torn(brief: Callable[[float, list[str]], None]) ->
 def test_what_should_be_brief_and_hangs_is_ended_later(
     brief: Callable[[float, list[str]], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(async_exception, "BRIEF_S", 0.3)
+    monkeypatch.setattr(interrupter, "BRIEF_S", 0.3)
     done: list[str] = []
 
     def hang() -> None:

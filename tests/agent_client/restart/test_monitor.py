@@ -3,7 +3,7 @@
 import pytest
 
 from agent_client.errors import ConfigurationError
-from agent_client.restart import rank_thread as monitor
+from agent_client.restart import rank_thread
 from agent_client.restart.options import Launch
 from agent_client.restart.rank_thread import command, fork_and_monitor
 
@@ -66,5 +66,5 @@ def test_no_lighthouse_is_named() -> None:
 
 def test_the_supervised_child_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LIGHTHOUSE_INCARNATION", "i")
-    monkeypatch.setattr(monitor, "_become", lambda words: pytest.fail("it became a supervisor"))
+    monkeypatch.setattr(rank_thread, "_become", lambda words: pytest.fail("it became a supervisor"))
     fork_and_monitor()

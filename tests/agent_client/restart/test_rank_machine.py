@@ -24,13 +24,13 @@ from agent_client.restart.rules.events import (
 )
 from agent_client.restart.rules.machine import RankMachine
 from lighthouse_protocol import refusals
-from lighthouse_protocol.messages import run as messages
+from lighthouse_protocol.messages import run
 from lighthouse_protocol.messages.run import RankHello, RankId, RunTerms
 from lighthouse_protocol.refusals import DuplicateReplica, Unreachable
 from tests.scenarios.paragraphs import scenarios_of
 
 FILE = Path(__file__).with_name("scenarios.txt")
-NAMES = vars(refusals) | vars(messages) | {
+NAMES = vars(refusals) | vars(run) | {
     each.__name__: each
     for each in (events.Closing, events.Raised, events.Returned, events.StepDone, events.Waiting, MessageReceived)
 }  # fmt: skip
@@ -136,7 +136,7 @@ def test_a_slot_that_is_taken_is_asked_for_until_its_predecessor_must_be_missed(
     life = Life()
     taken = DuplicateReplica("slot: 1 is that of pid 3")
     for _ in range(200):
-        effects = life.handle(MessageReceived(life.session, messages.HelloRejected(taken)))
+        effects = life.handle(MessageReceived(life.session, run.HelloRejected(taken)))
         if events.Ended(taken) in effects:
             break
         life.later(4.0)
@@ -147,7 +147,7 @@ def test_one_that_is_taken_again_later_is_asked_for_as_long() -> None:
     life = Life()
     taken = DuplicateReplica("slot: 1 is that of pid 3")
     for _ in range(3):
-        life.handle(MessageReceived(life.session, messages.HelloRejected(taken)))
+        life.handle(MessageReceived(life.session, run.HelloRejected(taken)))
         life.later(4.0)
         life.do("RankWelcome()")
         life.later(40.0)

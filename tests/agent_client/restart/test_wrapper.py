@@ -10,13 +10,13 @@ from typing import Any
 
 import pytest
 
-from agent_client.collectives import group_spec as open_groups
+from agent_client.collectives import group_spec
 from agent_client.errors import ConfigurationError
 from agent_client.restart import call, run_session
 from agent_client.restart.call import CallWrapper
 from agent_client.restart.store import RestartAbort, State
 from agent_client.restart.wrapper import Wrapper
-from agent_client.step import stop_signals as at_exit
+from agent_client.step import stop_signals
 from examples.ports import free_port
 from lighthouse_protocol.messages.session import EvidenceDone
 from lighthouse_protocol.refusals import InvalidRequest
@@ -118,10 +118,10 @@ def test_what_the_function_has_left_open_is_closed_but_for_what_it_keeps(variabl
     class Open:
         def __init__(self, name: str) -> None:
             self.name = name
-            at_exit.close_at_end(self)
+            stop_signals.close_at_end(self)
 
         def close(self) -> None:
-            at_exit.was_closed(self)
+            stop_signals.was_closed(self)
             closed.append(self.name)
 
     before = Open("before")
@@ -334,7 +334,7 @@ def test_what_a_peer_s_end_makes_fail_is_no_failure_of_this_rank(
 ) -> None:
     """It is told of the peer a moment later. If it is not, it has failed by itself."""
     group = WithoutPeer()
-    open_groups.enlist(group)
+    group_spec.enlist(group)
 
     @Wrapper(use_global_iteration=True)
     def train(call_wrapper: CallWrapper) -> None:
@@ -368,7 +368,7 @@ def test_a_host_that_stands_still_takes_no_patience(
     """The cause is told when it goes on."""
     monkeypatch.setattr(call, "time", HostThatStandsStill())
     group = WithoutPeer()
-    open_groups.enlist(group)
+    group_spec.enlist(group)
 
     @Wrapper(use_global_iteration=True)
     def train(call_wrapper: CallWrapper) -> None:

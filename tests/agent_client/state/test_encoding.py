@@ -8,8 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agent_client.state import codec as encoding
-from agent_client.state import codec as format_module
+from agent_client.state import codec
 from agent_client.state.codec import (
     CHECKSUM_BYTES,
     PIECE_BYTES,
@@ -29,8 +28,8 @@ MIB = 2**20
 
 @pytest.fixture
 def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(encoding, "PIECE_BYTES", 7)
-    monkeypatch.setattr(format_module, "PIECE_BYTES", 7)
+    monkeypatch.setattr(codec, "PIECE_BYTES", 7)
+    monkeypatch.setattr(codec, "PIECE_BYTES", 7)
 
 
 def from_byte(state: Any, start: int, chunk_bytes: int = 3) -> bytes:

@@ -11,7 +11,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent_client.state import snapshot as host_memory
+from agent_client.state import snapshot
 from agent_client.state.snapshot import HUGE_PAGE_BYTES, copy_of, empty_bytes
 from tests.agent_client.state.trees import resident_bytes
 
@@ -97,7 +97,7 @@ def strided(shape: list[int], dtype: torch.dtype, kind: str) -> torch.Tensor:
 )
 def test_a_copy_is_as_torch_makes_it(shape: list[int], dtype: torch.dtype, kind: str) -> None:
     tensor = strided(shape, dtype, kind)
-    with mock.patch.object(host_memory, "HUGE_PAGE_BYTES", 1):  # each is large
+    with mock.patch.object(snapshot, "HUGE_PAGE_BYTES", 1):  # each is large
         copy = copy_of(tensor)
     usual = tensor.to("cpu", copy=True)
     assert torch.equal(copy.resolve_conj(), usual.resolve_conj())

@@ -9,8 +9,9 @@ from typing import Any
 
 import pytest
 
-from agent_client.torchft import LighthouseClient, ManagerClient, QuorumMember, QuorumResult
+from agent_client.torchft import LighthouseClient, ManagerClient, QuorumMember, QuorumResult, clients
 from examples.ports import free_port
+from lighthouse_protocol.pb.torchft import torchft_pb2
 from tests.processes import LOCALHOST, PATIENCE_S, Lighthouse, Manager, Process
 
 LONG = timedelta(seconds=PATIENCE_S)
@@ -187,3 +188,29 @@ def test_a_client_and_its_server_survive_forks() -> None:
         assert process.wait() == 0, process.log()
         assert "was forked from one that uses gRPC" in process.log(), process.log()
         assert "children ended with [0, 0]" in process.log(), process.log()
+
+
+def test_every_field_of_a_result() -> None:
+    expected = QuorumResult(
+        quorum_id=1,
+        replica_rank=2,
+        replica_world_size=3,
+        recover_src_manager_address="http://m:1",
+        recover_src_replica_rank=0,
+        recover_dst_replica_ranks=[4, 5],
+        store_address="s:1",
+        max_step=6,
+        max_replica_rank=0,
+        max_world_size=7,
+        heal=True,
+        commit_failures=8,
+        replica_ids=["a", "b"],
+    )
+    fields = {name: getattr(expected, name) for name in QuorumResult.__slots__}
+    assert clients.quorum_result(torchft_pb2.ManagerQuorumResponse(**fields)) == expected
+
+
+def test_who_does_not_heal_has_no_source_and_who_is_behind_no_rank() -> None:
+    """0 is a rank; None is not."""
+    missing = clients.quorum_result(torchft_pb2.ManagerQuorumResponse(replica_rank=1))
+    assert (missing.recover_src_replica_rank, missing.max_replica_rank) == (None, None)

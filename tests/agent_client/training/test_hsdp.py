@@ -7,10 +7,10 @@ import pytest
 from torch import nn
 
 from agent_client.training.hsdp import replicate
-from tests.agent_client.agent.test_agent import begin_together, check_equal
 from tests.agent_client.jobs import Job
 from tests.agent_client.ranks import Rank, RankError, together
 from tests.agent_client.sharded_training import RANKS, Log, adam_of, loss_of, model_of
+from tests.agent_client.step.test_agent import begin_together, check_equal
 
 ACTOR = "tests.agent_client.sharded_training:ShardedActor"
 # A sharded rank's first step takes a while on a busy machine; a peer that is alive is waited for meanwhile.

@@ -155,18 +155,8 @@ def hangs(connection: socket.socket) -> None:
 
 class TestCancel:
     @pytest.mark.parametrize("script", [silent, hangs], ids=["that has begun", "that has not"])
-    def test_ends_a_transfer_at_once(self, script: Script) -> None:
-        with answering(script) as address, ThreadPoolExecutor(1) as pool, took(0.2, 30):
-            fetch = from_first(address, silence_s=60)
-            running = pool.submit(fetch.run)
-            time.sleep(0.2)
-            assert not running.done()
-            fetch.cancel("the quorum was revoked")
-            with pytest.raises(StateUnavailable, match="canceled: the quorum was revoked"):
-                running.result(30)
-
-    def test_and_no_other_source_is_asked(self) -> None:
-        with answering(hangs) as address, serving(STATE) as server, ThreadPoolExecutor(1) as pool, took(0.2, 30):
+    def test_ends_a_transfer_at_once_and_no_other_source_is_asked(self, script: Script) -> None:
+        with answering(script) as address, serving(STATE) as server, ThreadPoolExecutor(1) as pool, took(0.2, 30):
             fetch = from_first(address, server.address, silence_s=60)
             running = pool.submit(fetch.run)
             time.sleep(0.2)

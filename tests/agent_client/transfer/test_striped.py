@@ -4,7 +4,6 @@ import logging
 import re
 import threading
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from typing import Any
 
@@ -13,7 +12,6 @@ import torch
 
 from agent_client.state.codec import Encoding, encode
 from agent_client.state.snapshot import StateMismatch
-from agent_client.transfer.connection import StateUnavailable
 from agent_client.transfer.fetch import Fetch
 from agent_client.transfer.server import StateServer
 from tests.agent_client.state.trees import same
@@ -219,17 +217,6 @@ class TestNotAllOfThem:
         assert same(fetch(those).run(), STATE)
         assert "b" not in shares(caplog)
 
-    def test_when_none_is_left_each_is_named(self, stack: ExitStack) -> None:
-        those = servers(stack, STATE, STATE)
-        for server in those.values():
-            server.withdraw()
-            server.settle(*KEY[:2])
-        with (
-            took(0, 30),
-            pytest.raises(StateUnavailable, match=r"(?s)from a is not available: .*409.*from b is not available"),
-        ):
-            fetch(those).run()
-
 
 @pytest.mark.usefixtures("patient")
 class TestOwn:
@@ -246,22 +233,3 @@ class TestOwn:
     @pytest.mark.parametrize("own", [state(size=42 * MIB), STATE | {"weights": [it + 1 for it in STATE["weights"]]}])
     def test_another_state_is_no_hindrance(self, stack: ExitStack, own: Any) -> None:
         assert same(fetch(servers(stack, STATE), own=encode(own)).run(), STATE)
-
-
-def test_cancel_ends_it_at_once(stack: ExitStack, monkeypatch: pytest.MonkeyPatch) -> None:
-    those, let_go = servers(stack, STATE, STATE), threading.Event()
-
-    def stripe(encoding: Encoding, start: int, stop: int, real: Any = Encoding.stripe) -> Iterator[bytes]:
-        yield next(iter(real(encoding, start, stop)))
-        let_go.wait(60)
-
-    monkeypatch.setattr(Encoding, "stripe", stripe)
-    it, has_begun = fetch(those), []
-    it._on_received = lambda source, received, total: has_begun.append(received)
-    with ThreadPoolExecutor(1) as pool, took(0, 30):
-        running = pool.submit(it.run)
-        assert eventually(lambda: bool(has_begun) and max(has_begun) > MIB)
-        it.cancel("the quorum was revoked")
-        with pytest.raises(StateUnavailable, match="canceled: the quorum was revoked"):
-            running.result(30)
-        let_go.set()

@@ -11,7 +11,7 @@ from lighthouse_protocol.messages.incident import Gathered, Incident, IncidentSu
 from lighthouse_protocol.messages.run import KeyKind, RunStatus
 from lighthouse_protocol.messages.status import LighthouseStatus
 from lighthouse_protocol.rules.access import Role
-from lighthouse_runtime.client import clients as lighthouse
+from lighthouse_runtime.client import clients
 from tests.lighthouse.statuses import status
 
 Answer = LighthouseStatus | BaseException
@@ -95,7 +95,7 @@ def fake(monkeypatch: pytest.MonkeyPatch) -> FakeLighthouse:
         assert role is Role.OPERATE
         return FakeClient(fake, coordinator, job, run)
 
-    monkeypatch.setattr(lighthouse, "LighthouseClient", client)
+    monkeypatch.setattr(clients, "LighthouseClient", client)
     for variable in ("LIGHTHOUSE_ADDRESS", "TORCHFT_LIGHTHOUSE", "COLUMNS"):
         monkeypatch.delenv(variable, raising=False)
     return fake

@@ -1,17 +1,34 @@
-"""Whoever holds the former quorum and is told the change has the next one; otherwise nobody has a wrong one."""
+"""A quorum told as a change, and a wait for a quorum in words."""
 
 from dataclasses import replace
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lighthouse_protocol.messages.membership import Participant, Quorum, QuorumChange
+from lighthouse_protocol.messages.progress import OpenPhase, RankName
 from lighthouse_protocol.messages.session import QuorumChanged
-from lighthouse_protocol.rules.quorum_change import NamedQuorum, apply_change, change_between
+from lighthouse_protocol.rules.quorum_change import (
+    CHANGED_AFTER_S,
+    CHECKED_EVERY_S,
+    LOGGED_AFTER_S,
+    MAX_LISTED,
+    REPEATED_AFTER_S,
+    RETRIED_WITHIN_S,
+    NamedQuorum,
+    QuorumWait,
+    apply_change,
+    change_between,
+    describe_missing_ranks,
+    describe_place,
+    list_rank_views,
+)
 from lighthouse_protocol.wire import documented
 from lighthouse_protocol.wire.streams import SESSION_RESPONSES
 from tests.lighthouse_protocol.builders import native_participants, torchft_members
 from tests.lighthouse_protocol.drawn import messages
+from tests.lighthouse_protocol.views import rank
 
 few = settings(deadline=None, max_examples=50)
 
@@ -138,3 +155,96 @@ def test_both_ends_name_a_quorum_alike(native: list[Participant], torchft: list[
     formed = Quorum(quorum_id, tuple(joined))
     told = documented.quorum_from_native(documented.quorum_to_native(formed, 1.0).quorum)
     assert NamedQuorum.of(told).digest == NamedQuorum.of(formed).digest
+
+
+def begun(at: float = 0.0) -> QuorumWait:
+    wait = QuorumWait()
+    wait.begin(at)
+    return wait
+
+
+def test_a_round_says_nothing():
+    wait = begun()
+    assert (wait.next_at(0), wait.next_line("b", LOGGED_AFTER_S - 0.01)) == (LOGGED_AFTER_S, "")
+    assert wait.finish(LOGGED_AFTER_S - 0.01) == ""
+    assert (wait.next_at(9), wait.next_line("b", 9)) == (None, "")
+
+
+def test_one_that_lasts_is_said_within_ten_seconds_and_its_end_too():
+    assert LOGGED_AFTER_S + CHECKED_EVERY_S <= 10
+    wait = begun(100)
+    assert wait.next_line("b", 105) == "no quorum for 5 s: waiting for b"
+    assert wait.finish(112) == "there is a quorum, after 12 s"
+    assert wait.finish(113) == ""
+
+
+def test_the_same_is_said_every_minute_and_what_is_new_before():
+    wait = begun()
+    assert wait.next_line("b", LOGGED_AFTER_S)
+    said_at = LOGGED_AFTER_S
+    assert wait.next_line("c", said_at + CHANGED_AFTER_S - 0.01) == ""
+    assert wait.next_line("b", said_at + CHANGED_AFTER_S) == ""
+    assert wait.next_at(said_at) == said_at + CHANGED_AFTER_S
+    assert wait.next_at(said_at + 20) == said_at + 20 + CHECKED_EVERY_S
+    assert wait.next_line("b", said_at + REPEATED_AFTER_S) == "no quorum for 65 s: waiting for b"
+    assert wait.next_line("c", said_at + REPEATED_AFTER_S + CHANGED_AFTER_S) == "no quorum for 75 s: waiting for c"
+
+
+def test_a_request_that_is_asked_again_goes_on_waiting():
+    wait = begun()
+    wait.pause(4)
+    assert (wait.next_at(4), wait.next_line("b", 90)) == (None, "")
+    wait.begin(4 + RETRIED_WITHIN_S)
+    assert wait.next_line("b", 7) == "no quorum for 7 s: waiting for b"
+    wait.pause(8)
+    wait.pause(60)
+    wait.begin(8 + RETRIED_WITHIN_S + 0.01)
+    assert wait.next_at(11) == 8 + RETRIED_WITHIN_S + 0.01 + LOGGED_AFTER_S, "another wait"
+
+
+def test_many_requests_are_one_wait():
+    wait = begun(1)
+    wait.begin(3)
+    assert wait.next_at(3) == 1 + LOGGED_AFTER_S
+
+
+@pytest.mark.parametrize(
+    ("names", "text"),
+    [
+        ([("", 0)], "0"),
+        ([("", 3), ("", 1), ("", 2)], "1-3"),
+        ([("", 0), ("", 2), ("", 3), ("", 9)], "0, 2-3, 9"),
+        ([("b", 0), ("a", 0), ("a", 1)], "a/0-1, b/0"),
+        ([("a", 0), ("b", 1)], "a/0, b/1"),
+    ],
+)
+def test_listed(names: list[tuple[str, int]], text: str):
+    assert list_rank_views([rank(number, group=group) for group, number in names]) == text
+
+
+def test_long_lists_are_cut():
+    text = list_rank_views([rank(number, group=f"g{n:02}") for n in range(20) for number in range(4)])
+    assert text.count(",") == MAX_LISTED - 1
+    assert text.endswith("g15/0-3 and 16 more")
+
+
+def test_place_is_the_innermost_phase():
+    told = {
+        "v": OpenPhase("v"),
+        "v 3": OpenPhase("v", 3),
+        "v 0/9": OpenPhase("v", 0, 9),
+        "v 3/25": OpenPhase("v", 3, 25),
+    }
+    assert [describe_place(rank(0, "epoch", phase)) for phase in told.values()] == [*told]
+
+
+def test_a_name_without_group_is_its_number():
+    assert (str(RankName("", 3)), str(RankName("a", 3))) == ("3", "a/3")
+
+
+def test_who_of_a_group_is_here_and_who_is_missing():
+    assert describe_missing_ranks("a", 8, {4, 5, 6, 7}) == "a has ranks 0-3 of 8; missing: 4-7"
+    assert describe_missing_ranks("a", 8, {0, 2}) == "a has ranks 1, 3-7 of 8; missing: 0, 2"
+    assert describe_missing_ranks("b", 2, {0}) == "b has rank 1 of 2; missing: 0"
+    assert describe_missing_ranks("b", 2, {0, 1}) == "b has none of 2; missing: 0-1"
+    assert describe_missing_ranks("b", 2, ()) == "b has ranks 0-1 of 2"

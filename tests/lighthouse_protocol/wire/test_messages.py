@@ -12,14 +12,20 @@ from hypothesis import strategies as st
 
 from lighthouse_protocol.constraints import EntryCount, Shortened
 from lighthouse_protocol.messages import hosts, incident, run, session, status
-from lighthouse_protocol.messages import run as run_status
-from lighthouse_protocol.messages import run as supervisor
 from lighthouse_protocol.messages.incident import RankEvidence, SelfReport
 from lighthouse_protocol.messages.progress import GroupView, OpenPhase, ProgressSample, RankName, RankView
 from lighthouse_protocol.refusals import InvalidRequest
-from lighthouse_protocol.wire import codec as codecs
 from lighthouse_protocol.wire import streams
-from lighthouse_protocol.wire.codec import CODECS, Codec
+from lighthouse_protocol.wire.codec import (
+    CODECS,
+    GATHERED,
+    INCIDENT,
+    KEYS,
+    LIGHTHOUSE_STATUS,
+    MANAGER_STATUS,
+    RUN_STATUS,
+    Codec,
+)
 from lighthouse_protocol.wire.streams import Stream
 from tests.lighthouse_protocol.builders import field
 from tests.lighthouse_protocol.drawn import HAND_WRITTEN, fields_of, messages, refused
@@ -31,18 +37,18 @@ STREAMS: list[tuple[Stream[Any], Any]] = [
     (streams.WATCH_RESPONSES, session.ToRank),
     (streams.RANK_REQUESTS, run.FromRunRank),
     (streams.RANK_RESPONSES, run.ToRunRank),
-    (streams.SUPERVISOR_REQUESTS, supervisor.FromSupervisor),
-    (streams.SUPERVISOR_RESPONSES, supervisor.ToSupervisor),
+    (streams.SUPERVISOR_REQUESTS, run.FromSupervisor),
+    (streams.SUPERVISOR_RESPONSES, run.ToSupervisor),
     (streams.NODE_REQUESTS, hosts.FromHost),
     (streams.NODE_RESPONSES, hosts.ToHost),
 ]
 CALLS: list[tuple[Codec[Any, Any], type[Any]]] = [
-    (codecs.INCIDENT, incident.Incident),
-    (codecs.GATHERED, incident.Gathered),
-    (codecs.LIGHTHOUSE_STATUS, status.LighthouseStatus),
-    (codecs.MANAGER_STATUS, status.ManagerStatus),
-    (codecs.RUN_STATUS, run_status.RunStatus),
-    (codecs.KEYS, run.Keys),
+    (INCIDENT, incident.Incident),
+    (GATHERED, incident.Gathered),
+    (LIGHTHOUSE_STATUS, status.LighthouseStatus),
+    (MANAGER_STATUS, status.ManagerStatus),
+    (RUN_STATUS, run.RunStatus),
+    (KEYS, run.Keys),
 ]
 WHOLE = [(stream, cls) for stream, union in STREAMS for cls in get_args(union)] + CALLS
 PARTS = sorted(CODECS.keys() - HAND_WRITTEN, key=lambda cls: (cls.__module__, cls.__name__))

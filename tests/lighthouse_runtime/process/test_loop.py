@@ -1,11 +1,15 @@
-"""A daemon goes before other processes on busy cores, where it may and nobody has said otherwise."""
+"""The loop of a daemon: its priority, and what systemd receives over a socket like its own."""
 
 import os
+import socket
+from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
-from lighthouse_runtime.process.loop import NICE
-from tests.processes import Process
+from lighthouse_runtime.process.loop import FED_PER_TIMEOUT, NICE, STATUS_EVERY_S, ServiceManager
+from tests.processes import Lighthouse, Process, eventually
+from tests.virtual_loop import VirtualLoop
 
 DAEMON = """
 import os, sys, threading
@@ -31,3 +35,102 @@ def test_priority(nice: int, user: str, expected: int):
     with Process(DAEMON, [str(nice), user]) as process:
         assert process.wait() == 0, process.log()
         assert f"nice {expected}\nthread {expected}" in process.log()
+
+
+@pytest.fixture
+def systemd(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[socket.socket]:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as receiver:
+        receiver.bind(str(tmp_path / "notify"))
+        receiver.setblocking(False)
+        monkeypatch.setenv("NOTIFY_SOCKET", str(tmp_path / "notify"))
+        monkeypatch.delenv("WATCHDOG_PID", raising=False)
+        monkeypatch.delenv("WATCHDOG_USEC", raising=False)
+        yield receiver
+
+
+def heard(receiver: socket.socket) -> list[list[str]]:
+    """The lines of each datagram so far."""
+    found: list[list[str]] = []
+    while True:
+        try:
+            found.append(receiver.recv(4096).decode().split())
+        except BlockingIOError:
+            return found
+
+
+def test_it_serves_and_stops(systemd: socket.socket) -> None:
+    manager = ServiceManager(VirtualLoop(), lambda: "serves\n2 jobs")
+    manager.ready()
+    manager.stopping()
+    assert heard(systemd) == [["READY=1", "STATUS=serves", "2", "jobs"], ["STOPPING=1"]]
+
+
+def test_the_watchdog_is_fed_by_the_loop_alone(systemd: socket.socket, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WATCHDOG_USEC", "6000000")
+    loop, states = VirtualLoop(), iter(["a", "a", "b", "b"])
+    manager = ServiceManager(loop, lambda: next(states))
+    manager.ready()
+    heard(systemd)
+    loop.go(6.0)
+    assert heard(systemd) == [["WATCHDOG=1"], ["WATCHDOG=1", "STATUS=b"], ["WATCHDOG=1"]]
+    manager.close()
+    loop.go(60.0)
+    assert heard(systemd) == []
+    assert FED_PER_TIMEOUT >= 2
+
+
+@pytest.mark.parametrize("watchdog_us", ["0", "600000000"])
+def test_its_state_is_told_soon(watchdog_us: str, systemd: socket.socket, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WATCHDOG_USEC", watchdog_us)
+    loop, states = VirtualLoop(), iter(["a", "b"])
+    ServiceManager(loop, lambda: next(states)).ready()
+    heard(systemd)
+    loop.go(STATUS_EVERY_S)
+    [told] = heard(systemd)
+    assert told[-1] == "STATUS=b"
+
+
+def test_the_watchdog_of_another_process_is_not_fed(systemd: socket.socket, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A child inherits the variables."""
+    monkeypatch.setenv("WATCHDOG_USEC", "30000000")
+    monkeypatch.setenv("WATCHDOG_PID", "1")
+    loop = VirtualLoop()
+    ServiceManager(loop).ready()
+    loop.go(60.0)
+    assert heard(systemd) == [["READY=1"]]
+
+
+def test_a_name_in_the_abstract_namespace(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as receiver:
+        receiver.bind(f"\0{tmp_path}")
+        receiver.setblocking(False)
+        monkeypatch.setenv("NOTIFY_SOCKET", f"@{tmp_path}")
+        ServiceManager(VirtualLoop()).ready()
+        assert heard(receiver) == [["READY=1"]]
+
+
+@pytest.mark.parametrize("name", ["", "nonsense"])
+def test_without_systemd_nothing_is_sent(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NOTIFY_SOCKET", name)
+    monkeypatch.setenv("WATCHDOG_USEC", "1000000")
+    loop = VirtualLoop()
+    ServiceManager(loop).ready()
+    loop.go(10.0)
+
+
+def test_a_socket_that_is_gone_is_a_line_in_the_log(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("NOTIFY_SOCKET", str(tmp_path / "gone"))
+    ServiceManager(VirtualLoop()).ready()
+    assert caplog.messages == ["cannot notify systemd (NOTIFY_SOCKET): No such file or directory"]
+
+
+def test_a_lighthouse_is_ready_when_it_serves_and_feeds_its_watchdog(systemd: socket.socket) -> None:
+    env = {"NOTIFY_SOCKET": systemd.getsockname(), "WATCHDOG_USEC": "300000"}
+    with Lighthouse(env=env) as lighthouse:
+        told = eventually(lambda: heard(systemd), "systemd is told")
+        assert told[0] == ["READY=1", *["STATUS=serves,", "and", "knows", "no", "job"]]
+        eventually(lambda: sum(["WATCHDOG=1" in lines for lines in heard(systemd)]), "its watchdog is fed")
+        lighthouse.stop()
+        assert ["STOPPING=1"] in heard(systemd)

@@ -15,9 +15,8 @@ from lighthouse_protocol.refusals import InvalidRequest
 from lighthouse_protocol.rules import access
 from lighthouse_runtime.client import channel
 from lighthouse_runtime.security.access import LoopbackAccess
-from lighthouse_runtime.server import grpc_server as server
 from lighthouse_runtime.server import rpc_handler
-from lighthouse_runtime.server.grpc_server import GrpcServer
+from lighthouse_runtime.server.grpc_server import GrpcServer, options
 from lighthouse_runtime.server.rpc_handler import Call, Method
 from lighthouse_runtime.server.streams import OutputGate
 
@@ -30,16 +29,16 @@ def test_every_option_is_one_that_grpc_knows() -> None:
     assert core is not None
     assert core.origin is not None
     content = Path(core.origin).read_bytes()
-    chosen = [*server.options(KEEPALIVE_S), *channel._OPTIONS]
+    chosen = [*options(KEEPALIVE_S), *channel._OPTIONS]
     assert [name for name, _ in chosen if name.encode() + b"\0" not in content] == []
     assert b"grpc.so_reuseporx" not in content
-    for options in (server.options(KEEPALIVE_S), channel._OPTIONS):
-        assert len(options) == len(dict(options)), "each is set once"
+    for chosen in (options(KEEPALIVE_S), channel._OPTIONS):
+        assert len(chosen) == len(dict(chosen)), "each is set once"
 
 
 def test_idle_clients_that_ping_are_kept_and_a_vanished_peer_is_noticed_within_two_seconds() -> None:
     """One second until it is asked, one for its answer; the last two make grpc look while nothing is said."""
-    served = dict(server.options(KEEPALIVE_S))
+    served = dict(options(KEEPALIVE_S))
     assert served["grpc.so_reuseport"] == 0
     assert served["grpc.http2.max_ping_strikes"] == 0
     assert served["grpc.keepalive_permit_without_calls"] == 1

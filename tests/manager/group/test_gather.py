@@ -21,8 +21,7 @@ from hypothesis import strategies as st
 from lighthouse_protocol import refusals
 from lighthouse_protocol.messages.membership import Assignment, CatchUp, Distrust, DistrustKind, Participant, Tag
 from lighthouse_protocol.refusals import InvalidRequest, Unreachable, WrongState
-from manager.group import events
-from manager.group import requests as gather
+from manager.group import events, requests
 from manager.group.records import QuorumRequest, ReplicaGroup
 from manager.group.requests import GatherMachine, assign
 from tests.manager.builders import ask, gathered, member, quorum
@@ -30,7 +29,7 @@ from tests.manager.scripts import player
 from tests.scenarios.paragraphs import scenarios_of
 
 TORN = Distrust(DistrustKind.NOT_APPLIED, "rank 1: step 5 was not applied")
-JOINED = gather.GroupJoined(0, 0, 0, None, False, False, 0, 0, 100.0, ())
+JOINED = requests.GroupJoined(0, 0, 0, None, False, False, 0, 0, 100.0, ())
 """What a join says unless its ranks say otherwise, but for its number and its step."""
 
 
@@ -54,29 +53,29 @@ class Group:
             **{name: partial(member, name) for name in "abc"},
         }
 
-    def ask(self, call: int, rank: int, step: int, *, tag: int | None = None, **fields: Any) -> list[gather.Effect]:
+    def ask(self, call: int, rank: int, step: int, *, tag: int | None = None, **fields: Any) -> list[requests.Effect]:
         self.asks[call] = ask(call, rank, step, tag_quorum_id=tag, **fields)
         return self.machine.ask(self.asks[call])
 
-    def formed(self, number: int, quorum_id: int, *members: Participant, stands: bool = False) -> list[gather.Effect]:
+    def formed(self, number: int, quorum_id: int, *members: Participant, stands: bool = False) -> list[requests.Effect]:
         self.stands = stands
         return self.machine.receive(number, quorum(*members, quorum_id=quorum_id), stands=stands)
 
     def tell(self, line: str) -> list[str]:
         return [said for word in line.split("; ") for said in self.follows(eval(word, self.words))]  # of a file of ours
 
-    def follows(self, effects: list[gather.Effect]) -> list[str]:
+    def follows(self, effects: list[requests.Effect]) -> list[str]:
         by_text = groupby(map(self.show, effects), key=lambda each: each[1])
         return [f"{' '.join(who for who, _ in each)}{text}" for text, each in by_text]
 
-    def show(self, effect: gather.Effect) -> tuple[str, str]:
+    def show(self, effect: requests.Effect) -> tuple[str, str]:
         """The call, and what is said to it."""
         match effect:
-            case gather.GroupJoined(number):
+            case requests.GroupJoined(number):
                 return "", f"join {number}: {self.join(effect)}"
-            case gather.JoinTakenBack(number):
+            case requests.JoinTakenBack(number):
                 return "", f"join {number} is taken back"
-            case gather.RoundAnswered(quorum_id, step):
+            case requests.RoundAnswered(quorum_id, step):
                 return "", f"quorum {quorum_id} for step {step}"
             case events.QuorumAnswered(call, assignment, formed):
                 asked = self.asks[call]
@@ -86,7 +85,7 @@ class Group:
             case events.CallRefused(call, error):
                 return str(call), f": {type(error).__name__}: {error}"
 
-    def join(self, joined: gather.GroupJoined) -> str:
+    def join(self, joined: requests.GroupJoined) -> str:
         usual = asdict(JOINED) | {"handles": ("",) * self.size, "round": joined.round, "step": -1}
         says = {name: getattr(joined, name) for name in usual}
         says["distrust"] = "TORN" if joined.distrust == TORN else joined.distrust
@@ -187,14 +186,14 @@ class Witness:
         self.round: dict[int, QuorumRequest] = {}  # the asks of the round that has joined, by call
         self.number = self.highest_id = 0
 
-    def follows(self, effects: list[gather.Effect], answered_round: int | None = None) -> list[gather.Effect]:
+    def follows(self, effects: list[requests.Effect], answered_round: int | None = None) -> list[requests.Effect]:
         answered: set[int] = set()
         for effect in effects:
             match effect:
-                case gather.GroupJoined():
+                case requests.GroupJoined():
                     assert not self.round, "one join at a time"
                     self._check_joined(effect)
-                case gather.JoinTakenBack(number):
+                case requests.JoinTakenBack(number):
                     assert self.round
                     assert number == self.number
                     self.round = {}
@@ -204,7 +203,7 @@ class Witness:
                     assert answered_round == self.number
                     answered.add(call)
                     del self.open[call]
-                case gather.RoundAnswered(quorum_id):
+                case requests.RoundAnswered(quorum_id):
                     assert quorum_id >= self.highest_id
                     self.highest_id = quorum_id
         if answered:
@@ -216,7 +215,7 @@ class Witness:
         assert len(ranks) < SIZE or self.round, "all are there and nothing happens"
         return effects
 
-    def _check_joined(self, effect: gather.GroupJoined) -> None:
+    def _check_joined(self, effect: requests.GroupJoined) -> None:
         by_rank = {a.group_rank: a for a in self.open.values()}
         assert sorted(by_rank) == list(range(SIZE)), "all ranks are there"
         asks = [by_rank[rank] for rank in range(SIZE)]
@@ -255,13 +254,13 @@ def run(drawn: list[tuple[Any, ...]]) -> None:
                 call = sorted(witness.open)[details[0]] if details[0] < len(witness.open) else 10_000
                 takes_back = witness.open.pop(call, None) is not None and witness.round
                 effects = witness.follows(witness.machine.withdraw(call))
-                assert not takes_back or effects == [gather.JoinTakenBack(witness.number)]
+                assert not takes_back or effects == [requests.JoinTakenBack(witness.number)]
             case "answer":
                 older, higher = details
                 q = quorum(member("a", step), member("b", step + 1), quorum_id=witness.highest_id + higher)
                 number = witness.number - older
                 effects = witness.follows(witness.machine.receive(number, q), number)
-                step += any(isinstance(e, gather.RoundAnswered) for e in effects)
+                step += any(isinstance(e, requests.RoundAnswered) for e in effects)
             case "fail":
                 witness.follows(witness.machine.fail(witness.number - details[0], Unreachable("x")))
 

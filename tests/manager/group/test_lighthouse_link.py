@@ -9,7 +9,7 @@ import pytest
 from lighthouse_protocol.messages.membership import Participant
 from lighthouse_protocol.messages.session import Goodbye, Hello, Leave, ToManager, Welcome
 from lighthouse_runtime.client.clients import AsyncLighthouseClient
-from manager.group import link as lighthouse_link
+from manager.group import link
 from manager.group.link import Absence, LighthouseLink
 from tests.lighthouse_runtime.stream_server import StreamServer, running
 from tests.processes import LOCALHOST, PATIENCE_S
@@ -49,7 +49,7 @@ class Group:
 
 
 def warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
-    ours = [record for record in caplog.records if record.name == lighthouse_link.log.name]
+    ours = [record for record in caplog.records if record.name == link.log.name]
     return [record.getMessage() for record in ours if record.levelno >= logging.WARNING]
 
 

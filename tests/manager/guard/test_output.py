@@ -1,8 +1,16 @@
-"""Lines of ranks: whole ones, prefixed; the last ones kept."""
+"""Lines and log files of ranks."""
 
+import errno
+import os
+import resource
+import stat
+from pathlib import Path
+
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from manager.guard.child import Child, open_log
 from manager.guard.rules import MAX_LINE_BYTES, MAX_TAIL_CHARS, PIECE_BYTES, TAIL_LINES, Lines, Outlet
 
 
@@ -62,3 +70,81 @@ def test_it_is_full_by_its_bytes() -> None:
     assert not outlet.is_full
     outlet.put("", [b""])
     assert outlet.is_full
+
+
+def test_it_and_its_folder_are_for_this_user_alone_and_it_is_appended_to(tmp_path: Path):
+    path = tmp_path / "logs" / "a" / "rank0.log"
+    for text in (b"first\n", b"second\n"):
+        log = open_log(str(path))
+        with log:
+            log.write(text)
+    assert path.read_bytes() == b"first\nsecond\n"
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    assert stat.S_IMODE(path.parent.stat().st_mode) == 0o700
+
+
+@pytest.mark.parametrize("kind", ["link", "dangling link", "pipe", "second name", "folder"])
+def test_what_another_has_put_there_is_refused_at_once(tmp_path: Path, kind: str):
+    path, other = tmp_path / "rank0.log", tmp_path / "other"
+    other.write_text("kept")
+    match kind:
+        case "link":
+            path.symlink_to(other)
+        case "dangling link":
+            path.symlink_to(tmp_path / "nothing")
+        case "pipe":
+            os.mkfifo(path)
+        case "second name":
+            path.hardlink_to(other)
+        case _:
+            path.mkdir()
+    with pytest.raises(OSError, match=str(path)):
+        open_log(str(path))
+    assert other.read_text() == "kept"
+    assert not (tmp_path / "nothing").exists()
+
+
+def test_a_pipe_that_is_read_is_refused_too(tmp_path: Path):
+    path = tmp_path / "rank0.log"
+    os.mkfifo(path)
+    reader = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+    try:
+        with pytest.raises(OSError, match="no plain file of this user alone"):
+            open_log(str(path))
+    finally:
+        os.close(reader)
+
+
+def test_a_file_that_cannot_grow_is_said_once_and_written_again(tmp_path: Path):
+    path = tmp_path / "rank0.log"
+    child = Child(1, "a/0", True, str(path), tmp_path / "error.json")
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, hard))
+    try:
+        assert child.open_log() == ""
+        assert child.write_log(b"a" * 600) == ""
+        said = child.write_log(b"b" * 600)  # 400 of them fit
+        assert child.write_log(b"c" * 600) == "", "the first failure was said"
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert said == f"cannot write {path}: File too large; the rank continues, and is logged again later"
+    assert child.write_log(b"d") == f"{path} is written again; 800 bytes are missing before this"
+    assert child.write_log(b"e") == ""
+    child.close()
+    assert path.read_bytes() == b"a" * 600 + b"b" * 400 + b"de"
+
+
+def test_a_folder_that_cannot_be_made_yet_does_not_keep_a_rank_from_its_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    def full(*_: object, **__: object) -> None:
+        raise OSError(errno.EDQUOT, os.strerror(errno.EDQUOT))
+
+    child = Child(1, "a/0", True, str(tmp_path / "logs" / "rank0.log"), tmp_path / "error.json")
+    with monkeypatch.context() as patched:
+        patched.setattr(Path, "mkdir", full)
+        assert "Disk quota exceeded; the rank continues" in child.open_log()
+    assert child.write_log(b"") == ""
+    child.write_log(b"text")
+    child.close()
+    assert (tmp_path / "logs" / "rank0.log").read_bytes() == b"text"

@@ -16,7 +16,7 @@ from lighthouse_protocol.messages.run import (
 from lighthouse_protocol.refusals import DuplicateReplica, Unreachable
 from lighthouse_runtime.timing.pacing import Backoff
 from manager.supervisor.lighthouse_link import SupervisorLink
-from manager.supervisor.rules import restart_policy as report
+from manager.supervisor.rules import restart_policy
 
 ENTRY = SupervisorHello("g", "s", "h", (0, 1))
 WELCOME = SupervisorWelcome(60.0)
@@ -80,7 +80,7 @@ class TestLosses:
         assert asyncio.run(self.over_two_streams()) == [[ENTRY, FIRST], [ENTRY, FIRST, SECOND]]
 
     def test_one_that_was_told_long_before_is_not(self, monkeypatch: pytest.MonkeyPatch):
-        monkeypatch.setattr(report, "DOUBT_S", -1.0)
+        monkeypatch.setattr(restart_policy, "DOUBT_S", -1.0)
         assert asyncio.run(self.over_two_streams()) == [[ENTRY, FIRST], [ENTRY, SECOND]]
 
 

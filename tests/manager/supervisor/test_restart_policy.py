@@ -7,12 +7,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from lighthouse_protocol.refusals import DuplicateReplica, LighthouseError, Superseded, WrongState
 from manager.guard.rules import described
 from manager.supervisor.rules.restart_policy import (
+    DUPLICATE_TIMEOUT_S,
     Decision,
     Exclude,
     GiveUp,
     Outcome,
+    Report,
     Restart,
     RestartBudget,
     RestartPolicy,
@@ -118,3 +121,31 @@ def test_no_window_has_more_restarts_than_the_budget(
             assert 0 < decision.after_s <= policy.max_delay_s
             restarts.append(now)
         assert sum(now - at < policy.window_s for at in restarts) <= policy.max_restarts
+
+
+TAKEN = DuplicateReplica("supervisor g is there")
+
+
+def silent() -> Report:
+    return Report(lambda _: None)
+
+
+@pytest.mark.parametrize("error", [Superseded("it has a successor"), WrongState("its host is excluded")])
+def test_a_refusal_that_no_other_try_mends_is_final(error: LighthouseError):
+    assert silent().is_final(error, 0.0)
+
+
+def test_a_name_that_is_taken_is_asked_for_again_for_a_while():
+    """Its predecessor may be gone, and not missed yet."""
+    report = silent()
+    assert not report.is_final(TAKEN, 7.0)
+    assert not report.is_final(TAKEN, 6.9 + DUPLICATE_TIMEOUT_S)
+    assert report.is_final(TAKEN, 7.0 + DUPLICATE_TIMEOUT_S)
+
+
+def test_a_welcome_begins_that_time_anew():
+    report = silent()
+    assert not report.is_final(TAKEN, 0.0)
+    report.welcomed(1.0)
+    report.ended(2.0)
+    assert not report.is_final(TAKEN, 1.0 + DUPLICATE_TIMEOUT_S)

@@ -7,7 +7,8 @@ from typing import Any
 from unittest import mock
 
 from tests.simulation.plan import Plan, draw_plan
-from tests.simulation.simulation import Result, run_plan
+from tests.simulation.simulation import run_plan
+from tests.simulation.world import Result
 
 SECONDS = 40.0
 

@@ -20,8 +20,9 @@ from lighthouse_protocol.messages.run import GenerationEnded, RankHello, RankId,
 from tests.simulation import world
 from tests.simulation.runs.plan import RunPlan, draw_plan
 from tests.simulation.runs.rank import RankProcess
-from tests.simulation.runs.simulation import Result, run_plan
+from tests.simulation.runs.simulation import run_plan
 from tests.simulation.runs.supervisor import Supervisor
+from tests.simulation.world import Result
 
 _assign = generations.assign
 

@@ -1,8 +1,6 @@
 """One run from its seed: its hosts, the faults, and what must hold at the end."""
 
-from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, field
 
 from tests.simulation.network import Network
 from tests.simulation.runs.checkers import Checkers
@@ -14,19 +12,10 @@ from tests.simulation.runs.rank import EXIT_STOPPED, RankProcess
 from tests.simulation.runs.site import LighthouseSite
 from tests.simulation.runs.supervisor import Host, Supervisor
 from tests.simulation.runs.work import Work
-from tests.simulation.world import Process, Violation, World
+from tests.simulation.world import Process, Result, Violation, World, run_to_end
 
 LOOK_EVERY_S = 0.25
 BOOT_S = 1.0
-
-
-@dataclass(slots=True)
-class Result:
-    seed: int
-    violation: str = ""
-    simulated_s: float = 0.0
-    events: int = 0
-    counts: Counter[str] = field(default_factory=Counter[str])
 
 
 class RunSimulation:
@@ -157,16 +146,7 @@ class RunSimulation:
 
 
 def run_plan(plan: RunPlan, trace: Callable[[str], None] | None = None) -> Result:
-    simulation = RunSimulation(plan, trace)
-    world = simulation.world
-    result = Result(plan.seed)
-    try:
-        simulation.run()
-    except Violation as violation:
-        result.violation = str(violation)
-        world.say("VIOLATION", result.violation)
-    result.simulated_s, result.events, result.counts = world.now, world.events, world.counts
-    return result
+    return run_to_end(RunSimulation(plan, trace))
 
 
 def run_seed(seed: int, *, scenario: str | None = None, trace: Callable[[str], None] | None = None) -> Result:

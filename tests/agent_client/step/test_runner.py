@@ -1,0 +1,187 @@
+"""The step runner: its background thread, its means, and its log of quorums."""
+
+import gc
+import logging
+import threading
+import time
+import weakref
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from agent_client.step.config import AgentConfig
+from agent_client.step.runner import BackgroundThread, StepRunner, log_quorum
+from lighthouse_protocol.messages.membership import Assignment
+from manager.group.requests import assign
+from tests.manager.builders import member, quorum
+from tests.processes import PATIENCE_S, eventually
+
+
+@pytest.fixture
+def thread() -> Iterator[BackgroundThread]:
+    thread = BackgroundThread("under test")
+    yield thread
+    thread.close(PATIENCE_S)
+
+
+def ours() -> list[threading.Thread]:
+    return [each for each in threading.enumerate() if each.name == "under test"]
+
+
+def test_tasks_run_in_order_on_one_thread_of_that_name(thread: BackgroundThread) -> None:
+    ran: list[tuple[int, str]] = []
+    futures = [thread.submit(lambda n=n: ran.append((n, threading.current_thread().name)) or n * n) for n in range(100)]
+    assert [future.result(PATIENCE_S) for future in futures] == [n * n for n in range(100)]
+    assert ran == [(n, "under test") for n in range(100)]
+
+
+def test_it_is_idle_as_soon_as_a_future_says_so_and_not_before(thread: BackgroundThread) -> None:
+    assert thread.is_idle
+    may_end = threading.Event()
+    first, second = thread.submit(may_end.wait), thread.submit(lambda: "after")
+    assert not thread.is_idle
+    was_idle: list[bool] = []
+    second.add_done_callback(lambda _: was_idle.append(thread.is_idle))
+    may_end.set()
+    first.result(PATIENCE_S)
+    second.result(PATIENCE_S)
+    eventually(lambda: was_idle == [True], "the callback has run")
+
+
+@pytest.mark.parametrize("error", [ValueError("bad"), KeyboardInterrupt(), SystemExit(3), GeneratorExit()])
+def test_an_error_belongs_to_its_future_and_the_next_task_runs(thread: BackgroundThread, error: BaseException) -> None:
+    def fail() -> None:
+        raise error
+
+    failed, fine = thread.submit(fail), thread.submit(lambda: "fine")
+    assert failed.exception(PATIENCE_S) is error
+    assert fine.result(PATIENCE_S) == "fine"
+
+
+def test_close_waits_no_longer_than_it_is_told() -> None:
+    thread = BackgroundThread("under test")
+    may_end = threading.Event()
+    hanging = thread.submit(may_end.wait)
+    began_at = time.monotonic()
+    thread.close(0.05)
+    assert 0.05 <= time.monotonic() - began_at < PATIENCE_S
+    assert not hanging.done()
+    assert [each.daemon for each in ours()] == [True], "it must not keep the interpreter from ending"
+    may_end.set()
+    assert hanging.result(PATIENCE_S)
+    eventually(lambda: not ours(), "the thread has ended")
+
+
+def test_a_task_can_submit_another(thread: BackgroundThread) -> None:
+    inner = thread.submit(lambda: thread.submit(lambda: "inner")).result(PATIENCE_S)
+    assert inner.result(PATIENCE_S) == "inner"
+
+
+def test_nothing_is_kept_of_a_task_that_is_done(thread: BackgroundThread) -> None:
+    class Big:
+        pass
+
+    def use(big: Big) -> None:
+        assert big is not None
+
+    big = Big()
+    kept = weakref.ref(big)
+    thread.submit(lambda big=big: use(big)).result(PATIENCE_S)
+    del big
+    eventually(lambda: gc.collect() is not None and kept() is None, "the task's argument is freed", 10.0)
+
+
+def test_a_callback_of_the_future_runs_before_the_next_task(thread: BackgroundThread) -> None:
+    """A gradient bucket is handed back to torch there, in the order of the buckets."""
+    order: list[str] = []
+    may_begin = threading.Event()
+    thread.submit(may_begin.wait)
+    thread.submit(lambda: order.append("first")).add_done_callback(lambda _: order.append("its callback"))
+    last = thread.submit(lambda: order.append("second"))
+    may_begin.set()
+    last.result(PATIENCE_S)
+    assert order == ["first", "its callback", "second"]
+
+
+class Ranks:
+    """An all-reduce among ranks that hold the same."""
+
+    def __init__(self, count: int) -> None:
+        self.size, self.dtypes = count, list[torch.dtype]()
+
+    def all_reduce(self, tensor: Tensor, timeout_s: float) -> None:
+        self.dtypes.append(tensor.dtype)
+        tensor.copy_(sum([tensor.clone() for _ in range(1, self.size)], start=tensor.clone()))
+
+
+def reduced(tensor: Tensor, *, groups: int, ranks: int, reduce_dtype: Any = "tensor") -> tuple[Tensor, Ranks, Ranks]:
+    inside, peers = Ranks(ranks), Ranks(groups)
+    over: Any = peers
+    machine: Any = SimpleNamespace(contributes=True, failure=None, reduced=lambda: None, passes_over=False)
+    machine.share, machine.divisor = SimpleNamespace(divisor=groups, weight=1), groups
+    machine.assignment = SimpleNamespace(has_healing=False, replica_ids=("a",), replica_rank=0)
+    unused: Any = None
+    of_group: Any = inside if ranks > 1 else None
+    runner = StepRunner(machine, unused, over, unused, of_group, AgentConfig(reduce_dtype=reduce_dtype), None)
+    result = runner.reduce(tensor, True, runner.progress.numbers.over(), "")
+    assert result is tensor
+    return result, inside, peers
+
+
+@pytest.mark.parametrize("reduce_dtype", ["tensor", "float32"])
+@pytest.mark.parametrize(("groups", "ranks"), [(2, 1), (1, 2), (2, 2)])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_the_mean_of_large_halves(dtype: torch.dtype, groups: int, ranks: int, reduce_dtype: str) -> None:
+    large = 40_000.0 if dtype is torch.float16 else 3e38
+    tensor = torch.full((3,), large, dtype=dtype)
+    before = tensor.clone()
+    result, *_ = reduced(tensor, groups=groups, ranks=ranks, reduce_dtype=reduce_dtype)
+    assert torch.equal(result, before)
+
+
+def test_halves_travel_as_float32_if_asked() -> None:
+    """Three equal bfloat16 numbers have no exact third, so only a wider sum gives them back."""
+    result, inside, peers = reduced(torch.tensor([1.0]).bfloat16(), groups=3, ranks=3, reduce_dtype="float32")
+    assert result.tolist() == [1.0]
+    assert inside.dtypes == peers.dtypes == [torch.float32]
+
+
+def test_float32_is_summed_and_then_divided() -> None:
+    drawn = torch.randn(1000, generator=torch.Generator().manual_seed(0))
+    for reduce_dtype in ("tensor", "float32"):
+        result, *_ = reduced(drawn.clone(), groups=3, ranks=5, reduce_dtype=reduce_dtype)
+        inside = (drawn + drawn + drawn + drawn + drawn) / 5
+        assert torch.equal(result, (inside + inside + inside) / 3)
+
+
+def assigned(quorum_id: int, *names: str, step: int = 3) -> Assignment:
+    found = assign(quorum(*(member(name, step) for name in names), quorum_id=quorum_id), "a", 0, True)
+    assert found is not None
+    return found
+
+
+def test_who_was_admitted_and_who_is_gone(caplog: pytest.LogCaptureFixture):
+    caplog.set_level(logging.INFO)
+    quorums = [
+        assigned(1, "a", "b"),
+        assigned(1, "a", "b", step=4),
+        assigned(2, "a", "c", "d"),
+        assigned(5, "a", "c", "d"),
+    ]
+    for before, now in zip([None, *quorums], quorums, strict=False):
+        log_quorum(before, now)
+    assert caplog.messages == [
+        "quorum 1: 2 groups from step 3",
+        "quorum 2: 3 groups from step 3; joined: c, d; without: b",
+        "quorum 5: 3 groups from step 3",
+    ]
+
+
+def test_of_many_the_first_are_named(caplog: pytest.LogCaptureFixture):
+    caplog.set_level(logging.INFO)
+    log_quorum(assigned(1, "a"), assigned(2, "a", *(f"g{number:02}" for number in range(20))))
+    assert caplog.messages[0].endswith("g15 and 4 more")

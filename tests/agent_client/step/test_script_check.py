@@ -1,0 +1,165 @@
+"""What would make the groups of a script differ is refused at its first step, with the way out."""
+
+import gc
+import logging
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.distributed import HashStore
+from torch.distributed.optim import _apply_optimizer_in_backward
+from torch.nn import parallel
+from torch.optim import SGD, lr_scheduler
+from torch.utils.data import DistributedSampler
+
+from agent_client.collectives.gloo import GlooGroup
+from agent_client.errors import ConfigurationError
+from agent_client.state.train_state import TrainState
+from agent_client.step.rules.machine import Applying
+from agent_client.step.script_check import (
+    OptimizerWatch,
+    refuse_live_objects,
+    refuse_model,
+    refuse_optimizer,
+    warn_of_split_samplers,
+)
+from agent_client.training.ddp import DistributedDataParallel
+from agent_client.training.hsdp import replicate
+from agent_client.training.optimizer import FaultTolerantOptimizer
+from tests.agent_client.lone_agent import LoneAgent
+
+
+class ZeroRedundancyOptimizer(SGD):
+    """Recognised by its name, as torch's: importing that takes long."""
+
+
+class FullyShardedDataParallel(nn.Module):
+    """The same."""
+
+
+class Sam(SGD):
+    def first_step(self) -> None: ...
+
+    def second_step(self) -> None: ...
+
+
+@pytest.fixture
+def state() -> TrainState:
+    model = nn.Linear(3, 2)
+    return TrainState(model, SGD(model.parameters(), lr=0.1))
+
+
+@pytest.fixture
+def group() -> Iterator[Any]:
+    group = GlooGroup(HashStore(), 0, 1, "127.0.0.1", connect_timeout_s=10.0, timeout_s=10.0)
+    yield group.for_torch("check")
+    group.abort()
+
+
+def test_an_optimizer_that_keeps_a_part_of_its_state_in_each_rank(state: TrainState) -> None:
+    with pytest.raises(ConfigurationError, match=r"ZeRO-1.*fully_shard \(FSDP2\) and agent_client.replicate"):
+        refuse_optimizer(ZeroRedundancyOptimizer(state.model.parameters()))
+    refuse_optimizer(state.optimizer, votes_each_step=True)
+
+
+def test_an_optimizer_that_needs_two_backward_passes(state: TrainState) -> None:
+    agent: Any = LoneAgent()
+    with pytest.raises(ConfigurationError, match=r"SAM.*two backward passes.*agent\.applying"):
+        FaultTolerantOptimizer(Sam(state.model.parameters()), agent)
+    refuse_optimizer(Sam(state.model.parameters()), votes_each_step=False)
+
+
+def test_modules_that_cannot_be_replicated(monkeypatch: pytest.MonkeyPatch) -> None:
+    sharded = nn.Sequential(FullyShardedDataParallel())
+    with pytest.raises(ConfigurationError, match=r"^0 is a FullyShardedDataParallel \(FSDP1\)"):
+        refuse_model(sharded)
+    agent: Any = SimpleNamespace(internals=SimpleNamespace(refuse_catch_up=lambda what: None))
+    with pytest.raises(ValueError, match=r"^0 is a FullyShardedDataParallel \(FSDP1\).*fully_shard"):
+        replicate(sharded, agent)
+    stepping = nn.Linear(2, 2)
+    _apply_optimizer_in_backward(SGD, stepping.parameters(), {"lr": 0.1})
+    with pytest.raises(ConfigurationError, match="weight has an optimizer in its backward pass.*after the vote"):
+        refuse_model(stepping)
+    refuse_model(nn.Linear(2, 2))
+    monkeypatch.setattr("agent_client.step.script_check.is_sharded", lambda parameter: True)
+    with pytest.raises(ConfigurationError, match=r"weight is a DTensor.*within_group=False"):
+        refuse_model(nn.Linear(2, 2))
+
+
+def test_an_optimizer_that_steps_in_the_backward_pass(state: TrainState) -> None:
+    watch = OptimizerWatch(state, Applying())
+    others = nn.Linear(3, 2)
+    try:
+        for model in (others, state.model):
+            for parameter in model.parameters():
+                optimizer = SGD([parameter], lr=0.1)
+                parameter.register_post_accumulate_grad_hook(lambda _, optimizer=optimizer: optimizer.step())
+        others(torch.ones(1, 3)).sum().backward()
+        with pytest.raises(
+            ConfigurationError, match="SGD steps inside the backward pass: an optimizer must step after"
+        ):
+            state.model(torch.ones(1, 3)).sum().backward()
+        state.optimizer.step()
+    finally:
+        watch.close()
+
+
+def test_a_torch_ddp_in_place_of_ours(state: TrainState, group: Any) -> None:
+    wrapped = parallel.DistributedDataParallel(state.model, process_group=group)
+    with pytest.raises(ConfigurationError, match="torch's own DistributedDataParallel is around the model"):
+        refuse_live_objects(state, has_reduced=False)
+    refuse_live_objects(state, has_reduced=True)  # the script reduces over the groups by hand
+    refuse_live_objects(TrainState(nn.Linear(1, 1), state.optimizer), has_reduced=False)
+    del wrapped
+
+
+def test_a_torch_ddp_around_another(state: TrainState, group: Any) -> None:
+    wrapped = parallel.DistributedDataParallel(
+        parallel.DistributedDataParallel(state.model, process_group=group), process_group=group
+    )
+    with pytest.raises(ConfigurationError, match="around ours.*FaultTolerantAccelerator"):
+        refuse_live_objects(state, has_reduced=True)
+    del wrapped
+
+
+def test_a_scaler_that_would_not_heal(state: TrainState) -> None:
+    scaler = torch.amp.GradScaler("cpu")
+    refuse_live_objects(state, has_reduced=True)
+    scaler.scale(torch.ones(1))
+    with pytest.raises(ConfigurationError, match=r"TrainState\(model, optimizer, scaler=scaler\)"):
+        refuse_live_objects(state, has_reduced=True)
+    refuse_live_objects(TrainState(state.model, state.optimizer, scaler=scaler), has_reduced=True)
+    holder: Any = SimpleNamespace(inner=scaler)
+    refuse_live_objects(TrainState(state.model, state.optimizer, holder=holder), has_reduced=True)
+
+
+def test_a_scheduler_that_came_too_late_to_be_registered(state: TrainState) -> None:
+    state.begin_step()
+    scheduler = lr_scheduler.ExponentialLR(state.optimizer, 0.9)
+    with pytest.raises(ConfigurationError, match=r"ExponentialLR.*TrainState\(model, optimizer, scheduler=scheduler\)"):
+        refuse_live_objects(state, has_reduced=True)
+    del scheduler
+
+
+def test_join_is_not_for_groups_that_come_and_go() -> None:
+    with pytest.raises(ConfigurationError, match="StepLoader"):
+        DistributedDataParallel.join(SimpleNamespace())  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("replicas", "shuffle", "is_told"),
+    [(2, True, True), (1, True, True), (4, True, False), (2, False, False)],
+    ids=["of the group", "of one", "of all groups", "of an evaluation"],
+)
+def test_data_that_are_divided_among_the_ranks_of_one_group(
+    caplog: pytest.LogCaptureFixture, replicas: int, shuffle: bool, is_told: bool
+) -> None:
+    gc.collect()  # samplers of other tests
+    sampler = DistributedSampler(range(100), replicas, 0, shuffle=shuffle)  # type: ignore[arg-type]
+    with caplog.at_level(logging.WARNING):
+        warn_of_split_samplers(2, 2)
+    told = f"divides its 100 samples among the {replicas} ranks of this replica group only: each of the 2 groups"
+    assert (told in caplog.text) == is_told, sampler

@@ -1,0 +1,458 @@
+"""When an incident begins and ends, what belongs to it, and that the policy acts on evidence only."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+import pytest
+
+from lighthouse.job import incidents
+from lighthouse.job.events import MemberLost
+from lighthouse.job.incidents import (
+    MAX_DISTRUSTED,
+    MAX_FOLLOWED,
+    MAX_LOOKS,
+    MAX_SUSPECTS,
+    UNCONFIRMED_S,
+    ActionDue,
+    Changed,
+    Decision,
+    EvidenceWanted,
+    IncidentArchive,
+    IncidentMachine,
+    OnStall,
+    Opened,
+    Recovered,
+    decide,
+)
+from lighthouse_protocol.messages.incident import Gathered, IncidentKind, IncidentSummary, MemberEvidence, RankEvidence
+from lighthouse_protocol.messages.membership import Distrust, DistrustKind
+from lighthouse_protocol.messages.progress import RankName, RejectedStep
+from lighthouse_protocol.rules.stall import Kind, StallVerdict
+
+MEMBERS = {"a": 2, "b": 2, "c": 2}
+UNIX_S = 1_763_806_501.0
+
+
+def behind(*names: str, still_s: float = 61.0, text: str = "") -> StallVerdict:
+    ranks = tuple(RankName(name.partition("/")[0], int(name.partition("/")[2])) for name in names)
+    kind = Kind.BEHIND if names else Kind.NETWORK
+    return StallVerdict(kind, ranks, text or f"{', '.join(names) or 'nobody'} behind", still_s)
+
+
+def names(group: str, *ranks: int) -> tuple[RankName, ...]:
+    return tuple(RankName(group, rank) for rank in ranks)
+
+
+def gathered(*names: str) -> Gathered:
+    ranks = [(name.partition("/")[0], int(name.partition("/")[2])) for name in names]
+    return Gathered(tuple(MemberEvidence(group, RankEvidence(rank)) for group, rank in ranks))
+
+
+@dataclass
+class Stage:
+    policy: OnStall = OnStall.NOTIFY
+    now: float = 1000.0
+    all: list[incidents.Effect] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.machine = IncidentMachine("j", self.policy, IncidentArchive().make_id)
+
+    def told(self, effects: list[incidents.Effect]) -> list[incidents.Effect]:
+        self.all += effects
+        return effects
+
+    def stalled(self, verdict: StallVerdict, step: int = 10) -> list[incidents.Effect]:
+        return self.told(self.machine.stalled(verdict, step, self.now, UNIX_S))
+
+    def opens(self, verdict: StallVerdict) -> str:
+        """The incident that the stall becomes."""
+        opened, wanted = self.stalled(verdict)
+        assert isinstance(opened, Opened)
+        assert isinstance(wanted, EvidenceWanted)
+        return wanted.id
+
+    def lost(self, *names: str, seen_at: float | None = None, quorum_id: int = 7, is_asked: bool = False):
+        losses = [MemberLost(name, quorum_id, "its connection was lost", seen_at) for name in names]
+        return self.told([e for loss in losses for e in self.machine.lost(loss, self.now, UNIX_S, is_asked=is_asked)])
+
+    def took(self, id: str, *names: str) -> list[incidents.Effect]:
+        return self.told(self.machine.took(id, gathered(*names), MEMBERS, self.now))
+
+    def formed(self, quorum_id: int = 8, step: int = 10, *, is_new: bool = True) -> list[incidents.Effect]:
+        return self.told(self.machine.formed(quorum_id, step, self.now, is_new=is_new))
+
+    def exited(self, name: str, reason: str = "SIGKILL", *, is_member: bool = True) -> list[incidents.Effect] | None:
+        evidence = RankEvidence(1, process="ended: SIGKILL", output=("last line",))
+        effects = self.machine.exited(name, reason, evidence, self.now, UNIX_S, is_member=is_member)
+        return None if effects is None else self.told(effects)
+
+    def back(self, *names: str, quorum_id: int = 9) -> list[incidents.Effect]:
+        return self.told(self.machine.formed(quorum_id, 12, self.now, is_new=True, members=names))
+
+    def reached(self, step: int, quorum_id: int = 8) -> list[incidents.Effect]:
+        return self.told(self.machine.reached(step, quorum_id, self.now))
+
+    @property
+    def last(self) -> IncidentSummary:
+        return next(e.incident.summary for e in reversed(self.all) if isinstance(e, Opened | Changed | Recovered))
+
+    @property
+    def opened(self) -> list[IncidentSummary]:
+        return [effect.incident.summary for effect in self.all if isinstance(effect, Opened)]
+
+
+@pytest.fixture
+def stage() -> Stage:
+    return Stage()
+
+
+class TestAStall:
+    def test_its_offsets_are_counted_from_the_last_move(self, stage: Stage):
+        [opened, wanted] = stage.stalled(behind("b/1", still_s=61.0))
+        assert isinstance(opened, Opened)
+        summary = opened.incident.summary
+        assert summary == IncidentSummary(
+            "20251122-101501", "j", IncidentKind.STALL, "b/1 behind", ("b/1",), UNIX_S, noticed_s=61.0
+        )
+        assert wanted == EvidenceWanted(summary.id, ("b/1",))
+        stage.now += 2
+        changed, due = stage.took(summary.id, "a/0", "b/1")
+        assert isinstance(changed, Changed)
+        assert isinstance(due, ActionDue)
+        assert [one.name for one in changed.incident.evidence] == ["b/1", "a/0"], "the suspects first"
+        stage.told(stage.machine.acted(summary.id, due.decision.text, stage.now))
+        stage.now += 30
+        stage.told(stage.machine.moved(stage.now))
+        stage.now += 5
+        assert stage.reached(10) == [], "that step had begun before"
+        [recovered] = stage.reached(11, quorum_id=7)
+        assert isinstance(recovered, Recovered)
+        told = recovered.incident.summary
+        assert (told.evidence_s, told.acted_s, told.over_s, told.step_s) == (63.0, 63.0, 93.0, 98.0)
+        assert (told.quorum_s, told.action) == (None, "notified: nothing is killed (--on-stall notify)")
+        assert not stage.machine.is_followed
+
+    def test_it_is_one_until_something_moves(self, stage: Stage):
+        stage.stalled(behind("b/1"))
+        assert stage.stalled(behind("b/1", still_s=99)) == []
+        stage.machine.moved(stage.now)
+        stage.stalled(behind("b/1"))
+        assert len(stage.opened) == 2
+        assert len({summary.id for summary in stage.opened}) == 2
+
+    def test_another_verdict_is_looked_at_anew_and_not_for_ever(self, stage: Stage):
+        incident_id = stage.opens(behind())
+        assert not [e for e in stage.stalled(behind("b/0")) if isinstance(e, EvidenceWanted)], "one look at a time"
+        stage.took(incident_id)
+        for number in range(1, 8):
+            stage.stalled(behind(f"b/{number}"))
+            stage.took(incident_id)
+        assert sum(isinstance(effect, EvidenceWanted) for effect in stage.all) == MAX_LOOKS
+        assert (len(stage.opened), stage.last.suspects) == (1, ("b/7",))
+
+    def test_who_was_behind_stays_its_suspect_when_the_others_only_wait(self, stage: Stage):
+        """The join timeout has left b out: nobody of the quorum is behind, and all wait for a new one."""
+        incident_id = stage.opens(behind("b/1"))
+        stage.took(incident_id)
+        stage.now += 60
+        assert stage.stalled(behind()) == []
+        assert (stage.last.suspects, stage.last.text) == (("b/1",), "b/1 behind")
+        stage.stalled(behind("a/0"))
+        assert stage.last.suspects == ("a/0",)
+
+    def test_its_first_evidence_is_when_there_was_some_and_the_same_answer_is_said_once(self, stage: Stage):
+        incident_id = stage.opens(behind("b/1", still_s=5.0))
+        stage.now += 0.1
+        [_, due] = stage.took(incident_id)
+        assert isinstance(due, ActionDue)
+        stage.told(stage.machine.acted(incident_id, due.decision.text, stage.now))
+        stage.now += 56
+        stage.stalled(behind("b/0"))
+        assert not [effect for effect in stage.took(incident_id) if isinstance(effect, ActionDue)]
+        assert (stage.last.evidence_s, stage.last.acted_s) == (pytest.approx(5.1), pytest.approx(5.1))
+
+    def test_that_ends_before_its_evidence_is_there_has_nothing_done(self):
+        stage = Stage(OnStall.RESTART_SUSPECTS)
+        incident_id = stage.opens(behind("b/1"))
+        stage.machine.moved(stage.now)
+        assert not [e for e in stage.took(incident_id, "b/1") if isinstance(e, ActionDue)]
+        assert stage.last.action == "progress resumed: nothing was done"
+
+    def test_that_recovers_before_its_evidence_is_there_gets_it_still(self, stage: Stage):
+        incident_id = stage.opens(behind("b/1"))
+        stage.machine.moved(stage.now)
+        stage.reached(11)
+        assert stage.took(incident_id, "b/1") != []
+        assert not stage.machine.is_followed
+
+
+NOTHING = "nothing is killed; `lighthouse kill` restarts a group, `lighthouse stop` ends the run"
+
+
+class TestThePolicy:
+    @pytest.mark.parametrize(
+        ("policy", "suspects", "decision"),
+        [
+            (OnStall.NOTIFY, "b/1", Decision("notified: nothing is killed (--on-stall notify)")),
+            (OnStall.STOP_RUN, "b/1", Decision("stop", stop=True)),
+            (OnStall.RESTART_SUSPECTS, "b/0 b/1", Decision("b, whose ranks are behind", names("b", 0, 1))),
+            (OnStall.RESTART_SUSPECTS, "", Decision(f"no rank is behind: {NOTHING}")),
+            (OnStall.RESTART_SUSPECTS, "gone/1", Decision(f"no rank is behind: {NOTHING}")),
+            (
+                OnStall.RESTART_SUSPECTS,
+                "a/1 b/1 c/0",
+                Decision(f"all groups have ranks that are behind (a, b, c): {NOTHING}"),
+            ),
+        ],
+    )
+    def test_is_due_when_the_evidence_is_there(self, policy: OnStall, suspects: str, decision: Decision):
+        stage = Stage(policy)
+        incident_id = stage.opens(behind(*suspects.split()))
+        assert not [effect for effect in stage.all if isinstance(effect, ActionDue)], "evidence comes first"
+        [_, due] = stage.took(incident_id)
+        assert isinstance(due, ActionDue)
+        assert due.decision == decision
+
+    @pytest.mark.parametrize(
+        ("ranks", "groups", "text"),
+        [
+            ([3], {"a": {3}}, "a, the only group: a/3 behind"),
+            (range(1, 8), {"a": set(range(1, 8))}, "a, the only group: a/1-7 behind"),
+            (range(8), {}, f"all ranks of a are equally behind: {NOTHING}"),
+        ],
+    )
+    def test_restarts_the_only_group_unless_all_of_it_is_behind(
+        self, ranks: Sequence[int], groups: dict[str, set[int]], text: str
+    ):
+        decision = decide(OnStall.RESTART_SUSPECTS, names("a", *ranks), {"a": 8})
+        assert (decision.groups, decision.text) == (groups, text)
+
+    def test_after_a_kill_nothing_more_is_killed_in_that_incident(self):
+        stage = Stage(OnStall.RESTART_SUSPECTS)
+        incident_id = stage.opens(behind("b/1"))
+        stage.took(incident_id)
+        assert stage.stalled(behind("c/1")) == []
+        assert stage.last.suspects == ("b/1",), "what it was for stands"
+
+    def test_who_is_killed_is_lost_within_the_stall_and_its_return_ends_it(self):
+        stage = Stage(OnStall.RESTART_SUSPECTS)
+        incident_id = stage.opens(behind("b/1", "c/0", still_s=60.0))
+        stage.took(incident_id)
+        assert stage.lost("b", is_asked=True) == []
+        stage.machine.moved(stage.now)
+        assert stage.lost("c", is_asked=True) == [], "though something moves since the first"
+        stage.now += 3
+        stage.formed(8, step=10)
+        stage.now += 1
+        stage.reached(11)
+        assert (stage.last.quorum_s, stage.last.quorum_id, stage.last.step_s) == (63.0, 8, 64.0)
+        stage.lost("b", quorum_id=8, is_asked=True)
+        assert [summary.kind for summary in stage.opened] == [IncidentKind.STALL, IncidentKind.LOSS]
+
+
+class TestALoss:
+    def test_its_offsets_are_counted_from_the_last_sign_of_life(self, stage: Stage):
+        assert stage.lost("b", seen_at=995.0) == []
+        stage.now += 0.5
+        [opened] = stage.told(stage.machine.asked(stage.now))
+        assert isinstance(opened, Opened)
+        summary = opened.incident.summary
+        assert (summary.kind, summary.noticed_s, summary.suspects) == (IncidentKind.LOSS, 5.0, ("b",))
+        assert summary.text == "b: its connection was lost"
+        stage.now += 0.5
+        stage.formed(8, step=10)
+        assert stage.reached(10) == []
+        stage.now += 1
+        assert isinstance(stage.reached(11)[0], Recovered)
+        assert (stage.last.quorum_s, stage.last.quorum_id, stage.last.step_s) == (6.0, 8, 7.0)
+
+    def test_several_groups_within_one_quorum_are_one(self, stage: Stage):
+        stage.lost("b", is_asked=True)
+        [changed] = stage.lost("c")
+        assert isinstance(changed, Changed)
+        assert stage.last.suspects == ("b", "c")
+        assert stage.last.text == "b: its connection was lost; c: its connection was lost"
+        assert stage.lost("b") == [], "its manager has gone, too"
+        stage.formed()
+        stage.lost("b", quorum_id=8, is_asked=True)
+        assert len(stage.opened) == 2
+
+    def test_of_very_many_groups_is_short(self, stage: Stage):
+        stage.lost(*(f"g{number:03}" for number in range(100)), is_asked=True)
+        assert stage.last.text.endswith("g015: its connection was lost and 84 more")
+        assert len(stage.last.suspects) == MAX_SUSPECTS
+
+    def test_of_all_is_the_end_of_the_job(self, stage: Stage):
+        stage.lost(*MEMBERS)
+        assert stage.opened == []
+        stage.now += UNCONFIRMED_S + 1
+        stage.formed()
+        assert (stage.opened, stage.machine.is_followed) == ([], False)
+
+    def test_of_all_who_come_back_is_one(self, stage: Stage):
+        stage.lost(*MEMBERS)
+        stage.now += 20
+        stage.formed()
+        assert [(s.suspects, s.noticed_s) for s in stage.opened] == [(tuple(MEMBERS), 0.0)]
+        assert stage.last.quorum_s == 20.0
+
+    def test_a_second_one_before_a_step_is_committed_keeps_the_first_open(self, stage: Stage):
+        stage.lost("b", is_asked=True)
+        stage.formed(8)
+        stage.now += 1
+        stage.lost("c", quorum_id=8, is_asked=True)
+        stage.formed(9)
+        stage.now += 1
+        assert stage.reached(11, quorum_id=7) == []
+        first, second = stage.reached(11, quorum_id=9)
+        assert isinstance(first, Recovered)
+        assert isinstance(second, Recovered)
+        assert (first.incident.summary.quorum_id, second.incident.summary.quorum_id) == (8, 9)
+        assert (first.incident.summary.step_s, second.incident.summary.step_s) == (2.0, 1.0)
+
+    def test_without_standing_quorums_the_next_round_tells_the_step(self, stage: Stage):
+        stage.lost("b", is_asked=True)
+        stage.formed(8, step=10)
+        stage.formed(8, step=10, is_new=False)
+        assert stage.last.step_s is None
+        stage.formed(8, step=11, is_new=False)
+        assert stage.last.step_s == 0.0
+
+    def test_what_is_followed_is_bounded(self, stage: Stage):
+        for number in range(3 * MAX_FOLLOWED):
+            stage.lost("b", quorum_id=number, is_asked=True)
+        stage.formed(99)
+        stage.reached(11, quorum_id=99)
+        assert sum(isinstance(effect, Recovered) for effect in stage.all) == MAX_FOLLOWED
+
+
+class TestAKill:
+    def test_is_an_incident_at_once_and_says_who_asked(self, stage: Stage):
+        [opened] = stage.told(stage.machine.killed("a", 7, "by 127.0.0.1:9: it hangs", stage.now, UNIX_S))
+        assert isinstance(opened, Opened)
+        assert opened.incident.summary.text == "a: killed by 127.0.0.1:9: it hangs"
+        assert (stage.last.kind, stage.last.suspects) == (IncidentKind.LOSS, ("a",))
+
+    def test_its_loss_is_the_same_incident_with_the_same_words(self, stage: Stage):
+        stage.told(stage.machine.killed("a", 7, "by ada", stage.now, UNIX_S))
+        stage.now += 0.1
+        stage.lost("a")
+        stage.lost("b")
+        assert len(stage.opened) == 1
+        assert stage.last.text == "a: killed by ada; b: its connection was lost"
+
+
+class TestNoState:
+    TORN = Distrust(DistrustKind.NOT_APPLIED, "rank 1: step 5 was committed and not applied: OSError: full")
+
+    def test_what_a_group_says_of_its_state_is_an_incident_once(self):
+        stage = Stage()
+        [opened] = stage.machine.told("b", self.TORN, stage.now, UNIX_S)
+        assert isinstance(opened, Opened)
+        summary = opened.incident.summary
+        assert (summary.kind, summary.suspects, summary.noticed_s) == (IncidentKind.NOT_APPLIED, ("b",), 0.0)
+        assert summary.text == f"b: {self.TORN.text}"
+        assert stage.machine.told("b", self.TORN, stage.now + 1, UNIX_S) == [], "it says so until it has healed"
+        [recovered] = [
+            effect
+            for effect in [*stage.machine.formed(8, 6, 1001.0, is_new=True), *stage.machine.reached(7, 8, 1002.0)]
+            if isinstance(effect, Recovered)
+        ]
+        assert recovered.incident.summary.step_s == 2.0
+        assert stage.machine.told("b", self.TORN, 1003.0, UNIX_S) == [], "also when the others have gone on"
+
+    def test_after_it_has_healed_the_same_is_another_one(self):
+        stage = Stage()
+        stage.machine.told("b", self.TORN, stage.now, UNIX_S)
+        assert stage.machine.told("b", None, stage.now, UNIX_S) == []
+        assert len(stage.machine.told("b", self.TORN, stage.now, UNIX_S)) == 1
+
+    def test_what_is_remembered_is_bounded(self):
+        stage = Stage()
+        for number in range(2 * MAX_DISTRUSTED):
+            stage.machine.told(f"g{number}", self.TORN, stage.now, UNIX_S)
+        assert len(stage.machine._distrusted) == MAX_DISTRUSTED
+
+
+class TestNotFinite:
+    REJECTED = RejectedStep(5, "the gradient of b is not finite (0.weight); samples here: 3, 9", is_own=True)
+    RANK = RankName("b", 1)
+
+    def test_a_step_that_a_group_rejects_is_an_incident_once(self):
+        stage = Stage()
+        [opened] = stage.machine.rejected(self.RANK, self.REJECTED, stage.now, UNIX_S)
+        summary = opened.incident.summary
+        assert (summary.kind, summary.suspects, summary.noticed_s) == (IncidentKind.NONFINITE, ("b/1",), 0.0)
+        assert summary.text == f"b/1: step 5 discarded: {self.REJECTED.reason}"
+        assert stage.machine.rejected(self.RANK, self.REJECTED, stage.now + 1, UNIX_S) == [], "it is told for a while"
+        assert stage.machine.reached(5, 7, stage.now + 1) == []
+        [recovered] = stage.machine.reached(6, 7, stage.now + 2)
+        assert isinstance(recovered, Recovered)
+
+    def test_another_step_is_another_one_and_so_is_the_same_after_it_was_told_no_more(self):
+        stage = Stage()
+        for rejected in (self.REJECTED, replace(self.REJECTED, step=6), None, replace(self.REJECTED, step=6)):
+            stage.machine.rejected(self.RANK, rejected, stage.now, UNIX_S)
+        assert len(stage.machine._cases) == 3
+
+    def test_what_is_remembered_of_rejected_steps_is_bounded(self):
+        stage = Stage()
+        for number in range(2 * MAX_DISTRUSTED):
+            stage.machine.rejected(RankName(f"g{number}", 0), self.REJECTED, stage.now, UNIX_S)
+        assert len(stage.machine._rejected) == MAX_DISTRUSTED
+
+    def test_whose_gradients_it_was_may_not_be_known(self):
+        stage = Stage()
+        [opened] = stage.machine.rejected(self.RANK, replace(self.REJECTED, is_own=False), stage.now, UNIX_S)
+        assert opened.incident.summary.suspects == ()
+
+
+class TestOneFaultIsOneIncident:
+    def test_the_end_of_a_process_before_its_loss_explains_it(self, stage: Stage):
+        assert stage.exited("b") == []
+        stage.lost("b", is_asked=True)
+        [opened] = stage.opened
+        assert (opened.kind, opened.text) == (IncidentKind.LOSS, "b: its connection was lost: rank 1: SIGKILL")
+
+    def test_and_so_does_one_after_it(self, stage: Stage):
+        stage.lost("b", is_asked=True)
+        stage.exited("b", is_member=False)
+        assert stage.last.text == "b: its connection was lost: rank 1: SIGKILL"
+        [effect] = [effect for effect in stage.all if isinstance(effect, Changed)]
+        [evidence] = effect.incident.evidence
+        assert (evidence.name, evidence.rank.output) == ("b/1", ("last line",))
+        assert len(stage.opened) == 1
+
+    def test_also_after_the_next_quorum_and_before_any_group_has_asked(self, stage: Stage):
+        stage.lost("b")
+        stage.exited("b", is_member=False)
+        stage.formed(8)
+        stage.exited("b", "SIGTERM", is_member=False)
+        [opened] = stage.opened
+        assert opened.text == "b: its connection was lost: rank 1: SIGKILL"
+        assert stage.last.text == opened.text, "the first end is the cause; the others follow from it"
+
+    def test_one_that_no_loss_follows_is_an_incident_by_itself(self, stage: Stage):
+        stage.exited("b")
+        assert stage.machine.expire(stage.now + incidents.EXIT_KEPT_S - 0.1) == []
+        [effect] = stage.machine.expire(stage.now + incidents.EXIT_KEPT_S)
+        assert isinstance(effect, Opened)
+        assert (effect.incident.summary.kind, effect.incident.summary.text) == (IncidentKind.EXIT, "b: rank 1: SIGKILL")
+        assert stage.machine.expire(stage.now + 1000) == []
+
+    def test_that_of_a_group_outside_the_quorum_belongs_elsewhere(self, stage: Stage):
+        assert stage.exited("x", is_member=False) is None
+
+    def test_it_is_followed_until_the_lost_group_is_back(self, stage: Stage):
+        stage.lost("b", "c", is_asked=True)
+        stage.formed(8, 10)
+        stage.now += 0.1
+        stage.reached(11)
+        assert not stage.machine.is_followed
+        stage.now += 5
+        assert stage.back("a", "b") == []
+        stage.now += 5
+        [changed] = stage.back("a", "b", "c", quorum_id=10)
+        assert isinstance(changed, Changed)
+        assert changed.incident.summary.back_s == pytest.approx(10.1)
+        assert not stage.machine.awaits_quorum

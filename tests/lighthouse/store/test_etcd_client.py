@@ -1,0 +1,234 @@
+"""The client against a real etcd: addresses, transactions, TLS and users."""
+
+import socket
+import subprocess
+import time
+import uuid
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+
+import pytest
+import trustme
+
+from lighthouse.store.etcd_client import (
+    EtcdClient,
+    LeaseGone,
+    StoreCredentials,
+    StoreUnavailable,
+    after_prefix,
+    delete,
+    has_version,
+    parse_etcd_address,
+    put,
+    read,
+    touch,
+    was_changed_at,
+    was_made_at,
+)
+from lighthouse_protocol.refusals import InvalidRequest, NotPermitted
+from tests.etcd_cluster import EtcdCluster, etcd_cluster, free_ports, needs_etcd
+
+KEY = b"/k/\xc3\xbc"
+
+
+@pytest.fixture
+async def client(etcd: EtcdCluster) -> AsyncIterator[EtcdClient]:
+    client = EtcdClient(parse_etcd_address(etcd.store()))
+    await client.open()
+    yield client
+    await client.close()
+
+
+@needs_etcd
+async def test_a_guarded_write_is_all_or_nothing(client: EtcdClient) -> None:
+    key, beside = uuid.uuid4().bytes, uuid.uuid4().bytes
+    made = await client.transact([was_made_at(key, 0)], [put(key, b"1"), put(beside, b"x")], [], 5)
+    assert made.succeeded
+    again = await client.transact([was_made_at(key, 0)], [put(beside, b"y")], [read(key)], 5)
+    assert not again.succeeded
+    [[found]] = again.reads
+    assert (found.value, found.version, found.create_revision) == (b"1", 1, made.revision)
+    touched = await client.transact([has_version(key, 1)], [touch(key)], [], 5)
+    assert touched.succeeded
+    [found] = await client.read(key, None, 5)
+    assert (found.value, found.version, found.create_revision) == (b"1", 2, made.revision)
+    [found] = await client.read(beside, None, 5)
+    assert found.value == b"x"
+    deleted = await client.transact([was_changed_at(key, touched.revision)], [delete(key)], [], 5)
+    assert deleted.succeeded
+    assert await client.read(key, None, 5) == ()
+
+
+@needs_etcd
+async def test_a_range_has_all_that_begins_with_the_prefix(client: EtcdClient) -> None:
+    prefix = uuid.uuid4().hex.encode() + b"/"
+    writes = [put(prefix + name, name) for name in (b"a", b"b/\xff", b"")]
+    await client.transact([], [*writes, put(prefix[:-1] + b"0", b"no")], [], 5)
+    found = await client.read(prefix, after_prefix(prefix), 5)
+    assert [kv.value for kv in found] == [b"", b"a", b"b/\xff"]
+    await client.transact([], [delete(prefix, after_prefix(prefix))], [], 5)
+    assert await client.read(prefix, after_prefix(prefix), 5) == ()
+
+
+@needs_etcd
+async def test_a_key_goes_with_its_lease(client: EtcdClient) -> None:
+    key = uuid.uuid4().bytes
+    lease = await client.grant(5, 5)
+    assert lease.ttl_s == 5
+    await client.transact([], [put(key, b"x", lease.id)], [], 5)
+    assert await client.renew(lease.id, 5) == 5
+    [found] = await client.read(key, None, 5)
+    assert found.lease == lease.id
+    await client.revoke(lease.id, 5)
+    assert await client.read(key, None, 5) == ()
+    await client.revoke(lease.id, 5)
+    with pytest.raises(LeaseGone):
+        await client.renew(lease.id, 5)
+    with pytest.raises(LeaseGone):
+        await client.transact([], [put(key, b"x", lease.id)], [], 5)
+
+
+@needs_etcd
+async def test_what_is_no_etcd_is_named(etcd: EtcdCluster) -> None:
+    [port] = free_ports(1)
+    client = EtcdClient(parse_etcd_address(f"etcd://127.0.0.1:{port}"))
+    await client.open()
+    with pytest.raises(StoreUnavailable, match=rf"^etcd at 127\.0\.0\.1:{port}: .*refused|Connect call failed"):
+        await client.read(KEY, None, 5)
+    with socket.create_server(("127.0.0.1", port)):
+        with pytest.raises(StoreUnavailable, match=rf"^etcd at 127\.0\.0\.1:{port}: no answer within 0\.2 s"):
+            await client.read(KEY, None, 0.2)
+    await client.close()
+
+
+@pytest.fixture
+def own() -> Iterator[EtcdCluster]:
+    with etcd_cluster() as cluster:
+        yield cluster
+
+
+@needs_etcd
+async def test_the_next_call_asks_another_endpoint_and_without_a_quorum_none_answers(own: EtcdCluster) -> None:
+    client = EtcdClient(parse_etcd_address(own.store()))
+    await client.open()
+    own.nodes[0].kill()
+    with pytest.raises(StoreUnavailable):
+        await client.read(KEY, None, 2)
+    until = time.monotonic() + 30
+    while True:  # until etcd has elected a leader
+        try:
+            await client.read(KEY, None, 2)
+            break
+        except StoreUnavailable:
+            assert time.monotonic() < until
+    own.nodes[1].kill()
+    for _ in range(3):
+        with pytest.raises(StoreUnavailable):
+            await client.read(KEY, None, 0.5)
+    await client.close()
+
+
+@pytest.mark.parametrize(
+    ("text", "read"),
+    [
+        ("etcd://a", "etcd://a:2379/lighthouse"),
+        ("etcd://a,b:1,[::1]:2", "etcd://a:2379,b:1,[::1]:2/lighthouse"),
+        ("etcd://a/", "etcd://a:2379/lighthouse"),
+        ("etcd://a:1/x/y-z/", "etcd://a:1/x/y-z"),
+        ("etcd://a:1,a:1", "etcd://a:1/lighthouse"),
+    ],
+)
+def test_it_is_read(text: str, read: str) -> None:
+    assert str(parse_etcd_address(text)) == read
+
+
+@pytest.mark.parametrize(
+    "text", ["a:1", "etcd://", "etcd://a,,b", "etcd://a:0", "etcd://a/ü", "etcd://a//b", "http://a"]
+)
+def test_another_text_is_refused_by_the_name_of_the_option(text: str) -> None:
+    with pytest.raises(InvalidRequest, match="^--store: "):
+        parse_etcd_address(text)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """With the files of a CA, of a server and of a client that it vouches for, and of another CA."""
+    for name, ca in (("", trustme.CA()), ("other-", trustme.CA())):
+        ca.cert_pem.write_to_path(str(tmp_path / f"{name}ca.pem"))
+        for who in ("server", "client"):
+            issued = ca.issue_cert("127.0.0.1", "localhost", common_name=who)
+            issued.private_key_and_cert_chain_pem.write_to_path(str(tmp_path / f"{name}{who}.pem"))
+    return tmp_path
+
+
+@needs_etcd
+async def test_tls_both_ways(folder: Path) -> None:
+    with etcd_cluster(1, tls=folder) as cluster:
+        address = parse_etcd_address(cluster.store())
+        trusted = StoreCredentials(folder / "ca.pem", folder / "client.pem", folder / "client.pem")
+        async with EtcdClient(address, trusted.tls()) as client:
+            assert await client.read(b"k", None, 10) == ()
+        for refused in (
+            StoreCredentials(),
+            StoreCredentials(folder / "other-ca.pem", folder / "client.pem", folder / "client.pem"),
+            StoreCredentials(folder / "ca.pem"),
+            StoreCredentials(folder / "ca.pem", folder / "other-client.pem", folder / "other-client.pem"),
+        ):
+            async with EtcdClient(address, refused.tls()) as client:
+                with pytest.raises(StoreUnavailable):
+                    await client.read(b"k", None, 10)
+
+
+@pytest.fixture
+def with_users() -> Iterator[EtcdCluster]:
+    with etcd_cluster(1) as cluster:
+
+        def ctl(*words: str) -> None:
+            command = ["etcdctl", "--endpoints", f"127.0.0.1:{cluster.nodes[0].port}", *words]
+            subprocess.run(command, check=True, capture_output=True, timeout=60, env={"ETCDCTL_API": "3"})
+
+        ctl("user", "add", "root:r")
+        ctl("user", "grant-role", "root", "root")
+        ctl("user", "add", "me:secret:with:colons")
+        ctl("role", "add", "lighthouse")
+        ctl("role", "grant-permission", "lighthouse", "--prefix=true", "readwrite", "/lighthouse/")
+        ctl("user", "grant-role", "me", "lighthouse")
+        ctl("auth", "enable")
+        yield cluster
+
+
+@needs_etcd
+async def test_a_user_that_may_write_one_prefix(with_users: EtcdCluster, tmp_path: Path) -> None:
+    address = parse_etcd_address(with_users.store())
+    file = tmp_path / "user"
+    file.write_text("me:secret:with:colons\n")
+    async with EtcdClient(address, None, StoreCredentials(user_file=file).user()) as client:
+        assert await client.read(b"/lighthouse/k", None, 10) == ()
+        with pytest.raises(NotPermitted, match="permission denied"):
+            await client.read(b"/else", None, 10)
+        client._token = "gone"  # pyright: ignore[reportPrivateUsage]  as after a restart of etcd
+        with pytest.raises(NotPermitted, match="invalid auth token"):
+            await client.read(b"/lighthouse/k", None, 10)
+        assert await client.read(b"/lighthouse/k", None, 10) == (), "the next call logs in anew"
+    async with EtcdClient(address, None) as client:
+        with pytest.raises(NotPermitted):
+            await client.read(b"/lighthouse/k", None, 10)
+
+
+@pytest.mark.parametrize("text", ["", "me", ":x", "me:"])
+def test_what_is_no_user_is_refused_by_the_name_of_the_option(tmp_path: Path, text: str) -> None:
+    (tmp_path / "user").write_text(text)
+    for path in (tmp_path / "user", tmp_path / "none", tmp_path):
+        with pytest.raises(InvalidRequest, match="^--store-user-file: "):
+            StoreCredentials(user_file=path).user()
+
+
+def test_what_is_no_certificate_is_refused_by_the_name_of_the_option(folder: Path) -> None:
+    (folder / "empty").write_text("")
+    for ca in (folder / "empty", folder / "none"):
+        with pytest.raises(InvalidRequest, match="^--store-ca: cannot read "):
+            StoreCredentials(ca).tls()
+    with pytest.raises(InvalidRequest, match="^--store-cert: cannot read "):
+        StoreCredentials(folder / "ca.pem", folder / "empty").tls()
+    with pytest.raises(InvalidRequest, match="^--store-cert: also needs --store-ca"):
+        StoreCredentials(cert=folder / "client.pem").tls()
