@@ -18,7 +18,6 @@ from typing import Any
 from agent_client.healing.rules import StateServing
 from agent_client.healing.source import HealSource, StateOwner, key_of
 from agent_client.progress.activity import HealMark
-from agent_client.state.codec import Encoding, encode
 from agent_client.state.snapshot import StateMismatch, size_bytes
 from agent_client.state.train_state import TrainState
 from agent_client.transfer.connection import StateUnavailable
@@ -190,9 +189,9 @@ class HealTarget:
             own=self._own(assignment),
         )
 
-    def _own(self, assignment: Assignment) -> Encoding | None:
+    def _own(self, assignment: Assignment) -> dict[str, Any] | None:
         # At step 0 all groups may have loaded the same weights.
-        return None if assignment.max_step else encode({"train": self._state.in_place(), "agent": {}})
+        return None if assignment.max_step else {"train": self._state.in_place(), "agent": {}}
 
     def _sources(self, assignment: Assignment) -> Sources:
         named = {assignment.replica_ids[assignment.heal_from_rank or 0]: assignment.heal_from_address}

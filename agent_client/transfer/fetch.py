@@ -7,38 +7,40 @@ arrived completely, so two sources of the same piece cannot mix. A sole source's
 The lead alone sends a small state, or a state for a target that catches up, over the connection of its manifest. If the
 lead fails, another source leads. Errors name every source.
 
-A rank that may already hold the same state passes it as `own`. Equal pieces are then copied instead of read.
+A rank that may already hold the same state passes it as `own`. If all checksums are equal, no piece is read.
 """
 
 import http.client
 import logging
 import math
+import operator
 import secrets
 import socket
 import threading
 import time
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from itertools import accumulate
+from itertools import accumulate, tee
 from types import TracebackType
 from typing import Self
 
+from torch import Tensor
 from xxhash import xxh3_64
 
 from agent_client.state.codec import (
     CHECKSUM_BYTES,
     PIECE_BYTES,
-    Encoding,
     Head,
     TruncatedState,
     allocate,
     count_pieces,
+    encode,
     layout_digest,
     piece_views,
     read_head,
 )
-from agent_client.state.snapshot import StateMismatch
-from agent_client.state.tree import CorruptState, State, assemble
+from agent_client.state.snapshot import StateMismatch, copy_of
+from agent_client.state.tree import CorruptState, State, assemble, disassemble
 from agent_client.transfer.connection import (
     NONCE_HEADER,
     PROOF_HEADER,
@@ -63,7 +65,6 @@ from agent_client.transfer.rules.stripes import (
     Event,
     LeadLost,
     Led,
-    Own,
     PassedOver,
     Refused,
     StripePlan,
@@ -233,7 +234,7 @@ class Fetch:
         gives_way: bool = False,
         secret: str = "",
         on_received: OnBytes = lambda source, received, total: None,
-        own: Encoding | None = None,
+        own: State | None = None,
     ) -> None:
         """Prepare the transfer. Its time begins here.
 
@@ -249,7 +250,7 @@ class Fetch:
             gives_way: No group waits for the transfer, so it yields CPU time and uses one connection.
             secret: Source and target prove to each other that they know it, unless it is empty.
             on_received: Receives the progress.
-            own: State of this rank, if it may be the requested one. Pieces that are equal are not read.
+            own: State of this rank, if it may hold the same tensors as the requested one.
         """
         if not sources:
             raise ValueError("a transfer needs a source")
@@ -320,14 +321,19 @@ class Fetch:
                 response = connection.get(f"/manifest/{key_path(self._requests.key, wait_s)}", silence_s)
                 check_answer(response)
                 head = self._read_head(response)
-                checksums = _read_checksums(response, sum(map(count_pieces, head.layouts)))
+                compared, checksums = tee(_read_checksums(response, sum(map(count_pieces, head.layouts))))
+                if (tensors := self._own_tensors(head, compared)) is not None:
+                    self._accept(state := assemble(head.skeleton, tensors))
+                    self._on_received(lead, head.length, head.length)
+                    log.info("this rank already holds the tensors of %s, so none was transferred", self._requests.key)
+                    return state
                 if is_alone := head.length < MIN_STRIPED_BYTES or self._gives_way:
                     checksums = iter(list(checksums))
                     opened.pop_all()
                 transfer, skeleton = self._follow(lead, head, connection if is_alone else None), head.skeleton
                 del head
                 for checksum in checksums:
-                    transfer.summed(checksum)
+                    transfer.tell(Summed(checksum))
             transfer.finish()
             if not transfer.is_done:
                 if lead in transfer.failures:
@@ -356,6 +362,14 @@ class Fetch:
             self._expect(assemble(head.skeleton, head.layouts))
         return head
 
+    def _own_tensors(self, head: Head, checksums: Iterator[bytes]) -> list[Tensor] | None:
+        """Return copies of this rank's own tensors, or None if they differ from those of the lead."""
+        if self._own is None or (own := encode(self._own)).layout != layout_digest(head.layouts):
+            return None
+        if not all(map(operator.eq, checksums, own.checksums())):  # stops at the first piece that differs
+            return None
+        return [copy_of(tensor.detach()) for tensor in disassemble(self._own)[1]]
+
     def _follow(self, lead: str, head: Head, connection: "Connection | None") -> "_Transfer":
         layout = layout_digest(head.layouts)
         if self._transfer is not None and self._transfer.layout != layout:
@@ -363,7 +377,6 @@ class Fetch:
         if self._transfer is None:
             self._transfer = _Transfer(
                 {name: self._sources[name] for name in self._left},
-                self._own if self._own is not None and self._own.layout == layout else None,
                 self._requests,
                 head,
                 layout,
@@ -455,7 +468,6 @@ class _Transfer:
     def __init__(
         self,
         sources: Mapping[str, FindAddress],
-        own: Encoding | None,
         requests: Requests,
         head: Head,
         layout: str,
@@ -469,8 +481,6 @@ class _Transfer:
         self._is_sole = len(sources) == 1
         self._gives_way = gives_way
         self._requests = requests
-        self._own = own
-        self._own_checksums: Iterator[tuple[int, bytes]] = iter(())
         self.layout = layout
         self._head_bytes, self._total = head.size, head.length
         self._on_received = on_received
@@ -516,7 +526,6 @@ class _Transfer:
                 self._connections[lead] = connection
             self._lead = lead
             self._head_bytes, self._total = head.size, head.length
-        self._own_checksums = enumerate(self._own.checksums() if self._own is not None else ())
         self.tell(Led(lead))
         if not self._readers:
             for name in self._sources:
@@ -527,25 +536,6 @@ class _Transfer:
     def tell(self, event: Event) -> None:
         with self._changed:
             self._perform(event)
-
-    def summed(self, checksum: bytes) -> None:
-        """Record the next checksum of the lead, and compare this rank's own piece with it."""
-        self.tell(Summed(checksum))
-        if self._plan.looks_at_own and (found := next(self._own_checksums, None)) is not None:
-            self._look_at_own(*found)
-
-    def _look_at_own(self, piece: int, checksum: bytes) -> None:
-        with self._changed:
-            if self._own is not None and self._plan.wants_own(checksum):
-                self._copy(self._own, piece)
-            self._perform(Own(checksum))
-            self._show()
-
-    def _copy(self, own: Encoding, piece: int) -> None:
-        place, filled = self._places[piece], 0
-        for chunk in own.stripe(self._starts[piece], self._starts[piece + 1] - CHECKSUM_BYTES):
-            place[filled : filled + len(chunk)] = chunk
-            filled += len(chunk)
 
     def finish(self) -> None:
         """Wait until the state is complete, another lead is needed, or no source is left."""

@@ -15,12 +15,10 @@
 6. Another source leads if the lead is lost before all its checksums have arrived, or while a piece can only come from
    it. Pieces that the new lead has, too, stay.
 7. With `leads_alone`, the lead sends everything, and other sources get only the pieces that it cannot send.
-8. A piece that this rank already holds is not requested. Once MAX_DIFFERING_BYTES of its own pieces differ, no more of
-   them are compared.
 """
 
 import math
-from bisect import bisect_left, insort
+from bisect import insort
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -87,14 +85,7 @@ class Refused:
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
-class Own:
-    """This rank's own version of the lead's last described piece. It is already in place if `wants_own` is true."""
-
-    checksum: bytes
-
-
-Event = Led | Summed | LeadLost | Arrived | Broken | Refused | Own
+Event = Led | Summed | LeadLost | Arrived | Broken | Refused
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,8 +173,6 @@ class StripePlan:
         self._unasked_bytes = sum(sizes)
         self._unasked_of_lead: list[int] = []
         self._only_lead: set[int] = set()
-        self._own = _Source("this rank itself")
-        self._differing_of_own = 0
         self._effects: list[Effect] = []
         self.received = 0
         """Bytes of the pieces that have arrived."""
@@ -211,23 +200,13 @@ class StripePlan:
     @property
     def given(self) -> dict[str, int]:
         """Useful bytes by source."""
-        givers = [*self._sources.values(), self._own]
-        given = {source.name: source.given - source.differing for source in givers}
+        given = {name: source.given - source.differing for name, source in self._sources.items()}
         return {name: count for name, count in given.items() if count}
 
     def awaits(self, source: str) -> int | None:
         """Return the piece that comes next from this source, or None if its data is no longer useful."""
         asked = self._sources[source].asked
         return asked[-1] if asked else None
-
-    @property
-    def looks_at_own(self) -> bool:
-        """True while this rank's own pieces are worth comparing."""
-        return self._differing_of_own < MAX_DIFFERING_BYTES
-
-    def wants_own(self, checksum: bytes) -> bool:
-        """Check that an own piece has the lead's last checksum, and that the piece is still unassigned."""
-        return checksum == self._expected[-1] and self._is_unasked(len(self._expected) - 1)
 
     def handle(self, event: Event, now: float) -> list[Effect]:
         match event:
@@ -236,8 +215,6 @@ class StripePlan:
             case Summed(checksum):
                 self._expected.append(checksum)
                 self._compare(len(self._expected) - 1)
-            case Own(checksum):
-                self._look_at_own(checksum)
             case LeadLost():
                 self._lead = None
             case Arrived(name, checksum):
@@ -289,22 +266,6 @@ class StripePlan:
         self._sums[piece], self._givers[piece] = checksum, source
         self._compare(piece)
 
-    def _look_at_own(self, checksum: bytes) -> None:
-        piece = len(self._expected) - 1
-        if checksum != self._expected[piece]:
-            self._differing_of_own += self._sizes[piece]
-        elif self._is_unasked(piece):
-            self._unasked.remove(piece)
-            self._unasked_bytes -= self._sizes[piece]
-            self._own.given += self._sizes[piece]
-            self.received += self._sizes[piece]
-            self._sums[piece], self._givers[piece] = checksum, self._own
-            self._compare(piece)
-
-    def _is_unasked(self, piece: int) -> bool:
-        at = bisect_left(self._unasked, piece)
-        return at < len(self._unasked) and self._unasked[at] == piece
-
     def _break(self, source: _Source, reason: str, now: float) -> None:
         self._take_back(source)
         source.is_asked = False
@@ -354,8 +315,6 @@ class StripePlan:
         if giver is self._lead:
             return self._pass_over(giver, "sends something else than it announces")
         giver.differing += size
-        if giver is self._own:
-            return None
         if giver.differing > max(MAX_DIFFERING_BYTES, DIFFERING_SHARE * giver.given):
             lead = self._lead.name if self._lead else "the source before it"
             self._pass_over(giver, f"holds another state than {lead}")

@@ -14,7 +14,6 @@ from agent_client.transfer.rules.stripes import (
     Event,
     LeadLost,
     Led,
-    Own,
     PassedOver,
     Refused,
     StripePlan,
@@ -65,9 +64,7 @@ class Transfer:
         sizes: Sequence[int],
         sources: Sequence[Source],
         deadline: float = 10_000.0,
-        own: Sequence[bytes] = (),
     ) -> None:
-        self.own = own
         self.sizes = sizes
         self.sources = {source.name: source for source in sources}
         self.plan = StripePlan(sizes, list(self.sources), deadline=deadline, silence_s=SILENCE_S)
@@ -126,13 +123,7 @@ class Transfer:
             return self._tell(LeadLost())
         self._sums_told += 1
         self._sum_at = self.now + 1 / SUMS_PER_S if self._sums_told < len(self.sizes) else math.inf
-        self._tell(Summed(self.lead.holds[self._sums_told - 1]))
-        if self.own and self.plan.looks_at_own:
-            found = self.own[self._sums_told - 1]
-            if self.plan.wants_own(found):
-                self.places[self._sums_told - 1] = found
-            self._tell(Own(found))
-        return None
+        return self._tell(Summed(self.lead.holds[self._sums_told - 1]))
 
     def _happen(self, source: Source) -> None:
         event = source.next_event

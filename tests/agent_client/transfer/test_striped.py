@@ -19,6 +19,7 @@ from agent_client.transfer.server import StateServer
 from tests.agent_client.state.trees import same
 from tests.agent_client.transfer.sources import (
     KEY,
+    bytes_sent,
     serving,
     threads,
     took,
@@ -231,21 +232,40 @@ class TestNotAllOfThem:
             fetch(those).run()
 
 
-@pytest.mark.usefixtures("patient")
 class TestOwn:
-    """A state that this rank has itself, wholly or in part."""
+    """A rank that may hold the same tensors itself."""
 
-    def test_what_it_has_is_not_read(self, stack: ExitStack, caplog: pytest.LogCaptureFixture) -> None:
-        own = state(size=192 * MIB) | {"step": 10**9}
-        changed = [weight.clone() if number == 20 else weight for number, weight in enumerate(own["weights"])]
-        changed[20][0] = 7
-        theirs = own | {"weights": changed, "step": 12}
-        assert same(fetch(servers(stack, theirs), own=encode(own)).run(), theirs)
-        assert "this rank itself" in caplog.text
+    def test_equal_tensors_are_not_transferred(self, stack: ExitStack, monkeypatch: pytest.MonkeyPatch) -> None:
+        sent, told = bytes_sent(monkeypatch), list[tuple[str, int, int]]()
+        theirs = STATE | {"step": 10**9}
+        it = fetch(servers(stack, theirs), own=STATE, on_received=lambda *them: told.append(them))
+        assert same(it.run(), theirs)
+        assert not sent
+        assert told == [("a", encode(theirs).length, encode(theirs).length)]
 
-    @pytest.mark.parametrize("own", [state(size=42 * MIB), STATE | {"weights": [it + 1 for it in STATE["weights"]]}])
-    def test_another_state_is_no_hindrance(self, stack: ExitStack, own: Any) -> None:
-        assert same(fetch(servers(stack, STATE), own=encode(own)).run(), STATE)
+    def test_what_is_received_does_not_share_memory_with_what_is_held(self, stack: ExitStack) -> None:
+        received: Any = fetch(servers(stack, STATE), own=STATE).run()
+        assert received["weights"][0].data_ptr() != STATE["weights"][0].data_ptr()
+
+    def test_a_transposed_tensor_keeps_its_shape(self, stack: ExitStack) -> None:
+        held = {"weight": torch.arange(6.0).reshape(2, 3).t()}
+        assert same(fetch(servers(stack, held), own=held).run(), held)
+
+    @pytest.mark.parametrize(
+        "own",
+        [
+            state(size=42 * MIB),
+            state(buffers=1.0),
+            STATE | {"weights": [weight + 1 for weight in STATE["weights"]]},
+        ],
+        ids=["another_layout", "other_buffers", "other_weights"],
+    )
+    def test_if_a_tensor_differs_all_are_read(
+        self, stack: ExitStack, monkeypatch: pytest.MonkeyPatch, own: dict[str, Any]
+    ) -> None:
+        sent = bytes_sent(monkeypatch)
+        assert same(fetch(servers(stack, STATE), own=own).run(), STATE)
+        assert sum(sent) >= 48 * MIB
 
 
 def test_cancel_ends_it_at_once(stack: ExitStack, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 from agent_client.transfer.rules.stripes import (
     FIRST_BYTES,
     FIRST_PAUSE_S,
-    STRIPE_BYTES,
     TRIES,
     Arrived,
     Ask,
@@ -18,7 +17,6 @@ from agent_client.transfer.rules.stripes import (
     Cut,
     LeadLost,
     Led,
-    Own,
     PassedOver,
     Refused,
     StripePlan,
@@ -227,47 +225,6 @@ class TestOneState:
         assert not it.needs_lead
 
 
-ALONE_S = Transfer(SIZES, [source("a")]).seconds()
-
-
-class TestOwn:
-    """What this rank holds itself."""
-
-    def test_all_of_it_is_asked_of_nobody(self) -> None:
-        transfer = Transfer(SIZES, [source("a")], own=STATE)
-        assert transfer.seconds() < 0.1 * ALONE_S
-        assert transfer.places == STATE
-        assert transfer.asked_of.total() <= FIRST_BYTES + STRIPE_BYTES
-        assert transfer.plan.given["this rank itself"] > 0.8 * sum(SIZES)
-
-    def test_what_is_not_the_leads_comes_from_it(self) -> None:
-        own = [b"own" if number % 100 == 99 else it for number, it in enumerate(STATE)]
-        transfer = Transfer(SIZES, [source("a"), source("b")], own=own)
-        assert transfer.seconds() < 0.1 * ALONE_S
-        assert transfer.places == STATE
-
-    def test_one_that_differs_is_not_looked_at_for_long(self) -> None:
-        transfer = Transfer(SIZES, [source("a")], own=[b"own"] * 256)
-        assert transfer.seconds() < 1.01 * ALONE_S
-        assert sum(isinstance(event, Own) for _, event in transfer.log) == 4
-        assert transfer.places == STATE
-
-    def test_what_is_asked_for_already_is_waited_for(self) -> None:
-        it = plan(PIECE, PIECE, sources="a")
-        it.handle(Led("a"), 0)
-        it.handle(Summed(b"0"), 1)
-        assert not it.wants_own(b"0")
-        assert it.handle(Own(b"0"), 1) == []
-        it.handle(Arrived("a", b"0"), 2)
-        assert it.received == PIECE
-
-    def test_with_another_lead_it_is_compared_anew(self) -> None:
-        others = [b"other" if number == 250 else it for number, it in enumerate(STATE)]
-        transfer = Transfer(SIZES, [source("a", dies=0.05), source("b", holds=others)], own=STATE)
-        transfer.seconds()
-        assert transfer.places == others
-
-
 no_faults: dict[str, float] = {}
 faults = st.sampled_from([no_faults, no_faults, {"dies": 0.5}, {"silences": 0.5}, {"slows": 0.3}, {"dies": 0.0}])
 sizes_drawn = st.lists(st.sampled_from([8, 100, MIB, PIECE, PIECE]), min_size=1, max_size=60)
@@ -279,18 +236,17 @@ drawn = st.lists(
 
 
 @settings(max_examples=300, deadline=None)
-@given(sizes_drawn, drawn, st.sets(st.integers(0, 59)) | st.none())
+@given(sizes_drawn, drawn)
 def test_whatever_happens_what_is_here_in_the_end_is_what_its_lead_holds(
-    sizes: list[int], those: list[tuple[float, dict[str, float], int, float]], has: set[int] | None
+    sizes: list[int], those: list[tuple[float, dict[str, float], int, float]]
 ) -> None:
-    """And it is here, if a source is left that does not fail. `has`: what this rank has itself."""
+    """And it is here, if a source is left that does not fail."""
     sources: list[Source] = []
     for number, (speed, fault, own, scale) in enumerate(those):
         holds = [b"%d" % at if (at * 37) % 101 >= own or not number % 2 else b"own" for at in range(len(sizes))]
         moments = {what: at * scale for what, at in fault.items()}
         sources.append(Source(f"s{number}", speed * RATE, holds, moments))
-    own = [b"%d" % at if at in has else b"mine" for at in range(len(sizes))] if has is not None else []
-    transfer = Transfer(sizes, sources, own=own)
+    transfer = Transfer(sizes, sources)
     if transfer.run():
         assert transfer.lead is not None
         assert transfer.places == list(transfer.lead.holds)
