@@ -15,7 +15,6 @@ from concurrent.futures import Future
 from contextlib import contextmanager
 from typing import Any
 
-from agent_client.healing.rules import StateServing
 from agent_client.healing.source import HealSource, StateOwner, key_of
 from agent_client.progress.activity import HealMark
 from agent_client.state.snapshot import StateMismatch, size_bytes
@@ -268,11 +267,10 @@ class Healing:
         host: str,
         timeout_s: float,
         *,
-        state_serving: StateServing = StateServing.AUTO,
         on_received: OnReceived = lambda seconds, nbytes: None,
         on_begun: OnBegun = unread_mark,
     ) -> None:
-        self._source = HealSource(state, group_rank, host, timeout_s, state_serving)
+        self._source = HealSource(state, group_rank, host, timeout_s)
         self._target = HealTarget(state, group_rank, timeout_s, on_received, on_begun)
         self._quorum_id = 0
 

@@ -1,4 +1,4 @@
-"""Rules for healing while training continues (`heal_mode="catch_up"`), and the options of healing. No I/O.
+"""Rules for healing while training continues (`heal_mode="catch_up"`), and the option of healing. No I/O.
 
 A rank that catches up takes part in the current steps but *holds* the state of an earlier step. It contributes zeros,
 keeps the averaged gradients of each committed step, and fetches a peer's snapshot in the background. Then it installs
@@ -218,11 +218,3 @@ class HealMode(StrEnum):
 
     BLOCKING = "blocking"  # the other groups wait in one step until this group has its state
     CATCH_UP = "catch_up"  # this group takes part in steps while it heals, and the others do not wait
-
-
-class StateServing(StrEnum):
-    """How a rank serves its state to a peer that heals."""
-
-    AUTO = "auto"  # SNAPSHOT if there is enough memory, else HOLD
-    SNAPSHOT = "snapshot"  # serve a copy
-    HOLD = "hold"  # serve the state itself; the next write waits for the readers

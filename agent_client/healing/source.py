@@ -1,12 +1,12 @@
 """A rank that is ahead serves the state of its step to the peers that heal.
 
-A source with an assigned target serves a copy if there is enough memory ("snapshot"), so its optimizer waits for no
-reader. Otherwise ("hold") its next write waits until the readers have finished, up to `timeout_s`, or until the quorum
-is revoked. All other ranks that are up to date serve their state in place: they send parts of a large state, and
-replace a source that fails.
+Peers read the state in place. The source's next write waits until the readers have finished, up to `timeout_s`, or
+until the quorum is revoked. Ranks without an assigned target also serve their state: they send parts of a large state,
+and replace a source that fails.
 
-A target that catches up fetches while its steps continue, from a copy that its source retains after the step. Without
-memory for a copy, the source refuses.
+A source serves a copy in two cases. If its state moves during the step (`TrainState.stands_still` is False), the copy
+replaces the state until the next step. For a target that catches up, the source retains the copy after the step;
+without memory for the copy, it refuses.
 """
 
 import logging
@@ -15,7 +15,6 @@ import time
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from agent_client.healing.rules import StateServing
 from agent_client.state.snapshot import size_bytes
 from agent_client.state.train_state import TrainState
 from agent_client.transfer.memory import available_bytes
@@ -79,18 +78,10 @@ class _KeptCopy:
 class HealSource:
     """Offers the state of one rank. Only `cut_off` is safe in any thread."""
 
-    def __init__(
-        self,
-        state: TrainState,
-        group_rank: int,
-        host: str,
-        timeout_s: float,
-        serving: StateServing,
-    ) -> None:
+    def __init__(self, state: TrainState, group_rank: int, host: str, timeout_s: float) -> None:
         self._state = state
         self._group_rank = group_rank
         self._timeout_s = timeout_s
-        self._serving = serving
         self._server = StateServer(listening_host(host), advertise=host)
         self._is_read_in_place = False
         self._kept: dict[Key, _KeptCopy] = {}
@@ -109,7 +100,7 @@ class HealSource:
         offers = assignment.has_healing and is_up_to_date and (is_source or self._state.stands_still)
         if offers or beside:
             try:
-                self._offer(assignment, machine, beside, offers=offers, is_source=is_source)
+                self._offer(assignment, machine, beside, offers=offers)
             except (TypeError, ValueError) as error:  # ends the healing group: a retry would not help
                 self._server.withdraw()
                 log.error("cannot send the state to the healing group: %s", error)
@@ -136,9 +127,7 @@ class HealSource:
     def close(self) -> None:
         self._server.close()
 
-    def _offer(
-        self, assignment: Assignment, machine: StateOwner, beside: list[int], *, offers: bool, is_source: bool
-    ) -> None:
+    def _offer(self, assignment: Assignment, machine: StateOwner, beside: list[int], *, offers: bool) -> None:
         agent = {
             "step": machine.step,
             "tag_quorum_id": machine.tag_quorum_id,
@@ -146,7 +135,7 @@ class HealSource:
         }
         train = self._state.in_place()
         keeps = bool(beside) and has_room(size_bytes(train))
-        copies = keeps or (is_source and self._copies(train))
+        copies = keeps or (offers and not self._state.stands_still)
         state = {"train": self._state.snapshot() if copies else train, "agent": agent}
         if keeps:
             self._keep(assignment, state, beside)
@@ -155,11 +144,6 @@ class HealSource:
         if offers:
             self._server.publish(key_of(assignment, self._group_rank), state, assignment.secret)
             self._is_read_in_place = not copies
-
-    def _copies(self, train: dict[str, Any]) -> bool:
-        if not self._state.stands_still or self._serving is StateServing.SNAPSHOT:
-            return True
-        return self._serving is StateServing.AUTO and has_room(size_bytes(train))
 
     def _keep(self, assignment: Assignment, state: dict[str, Any], targets: list[int]) -> None:
         names = frozenset(assignment.replica_ids[target] for target in targets)

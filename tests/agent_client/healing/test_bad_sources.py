@@ -131,7 +131,7 @@ def test_a_state_that_cannot_be_sent_is_refused_with_its_reason() -> None:
         pair = Pair(stack)
         pair.states[0].optimizer.param_groups[0]["seen"] = {1}
         pair.serve(secret="of the quorum")
-        with pytest.raises(StateRefused, match=r"state\['optimizer'\].*\['seen'\] is a set"):
+        with pytest.raises(StateRefused, match=r"state\['train'\]\['optimizer'\].*\['seen'\] is a set"):
             pair.fetch(replace(TARGETS, secret="of the quorum"))
         with pytest.raises(StateUnavailable, match="it answered 403") as caught:
             pair.fetch(replace(TARGETS, secret="of a stranger"))

@@ -10,7 +10,6 @@ import pytest
 import torch
 
 from agent_client.healing.healing import BackgroundFetch
-from agent_client.healing.rules import StateServing
 from agent_client.state.codec import Encoding
 from agent_client.state.snapshot import StateMismatch
 from agent_client.transfer.connection import StateUnavailable
@@ -36,9 +35,7 @@ def kept(pair: Pair) -> int:
     return len(pair.source._source._server._offers._kept)
 
 
-@pytest.mark.parametrize("mode", list(StateServing))
-def test_the_copy_is_that_of_its_step_whatever_comes_after(stack: ExitStack, mode: StateServing) -> None:
-    pair = Pair(stack, state_serving=mode)
+def test_the_copy_is_that_of_its_step_whatever_comes_after(pair: Pair) -> None:
     serve(pair)
     before = pair.weights()[0].clone()
     pair.source.release(is_committed=True)
