@@ -13,17 +13,16 @@ import time
 from collections.abc import Callable, Generator
 from concurrent.futures import Future
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
-from agent_client.healing.rules import StateServing
+from agent_client.healing.connection import StateUnavailable
+from agent_client.healing.fetch import Fetch, FindAddress, OnBytes
+from agent_client.healing.memory import available_bytes
 from agent_client.healing.source import HealSource, StateOwner, key_of
 from agent_client.progress.activity import HealMark
-from agent_client.state.codec import Encoding, encode
 from agent_client.state.snapshot import StateMismatch, size_bytes
 from agent_client.state.train_state import TrainState
-from agent_client.transfer.connection import StateUnavailable
-from agent_client.transfer.fetch import Fetch, FindAddress, OnBytes
-from agent_client.transfer.memory import available_bytes
 from lighthouse_protocol.messages.membership import Assignment
 from lighthouse_protocol.rules.heal import GroupHeal
 from lighthouse_runtime.client.clients import ManagerClient
@@ -31,7 +30,7 @@ from lighthouse_runtime.client.clients import ManagerClient
 log = logging.getLogger(__name__)
 
 
-LOOKED_EVERY_S = 1.0
+LOG_INTERVAL_S = 1.0
 _RANK, _PROCESS = 0, ""  # GroupHeal can track several ranks; this log has one
 
 
@@ -42,11 +41,11 @@ def logged(mark: HealMark, *, is_beside: bool = False) -> Generator[None]:
     With `is_beside`, the lines use the words for catching up.
     """
     heal, is_over = GroupHeal(settled_s=0.0, is_beside=is_beside), threading.Event()
-    _look(heal, mark)
+    _log_progress(heal, mark)
 
     def follow() -> None:
-        while not is_over.wait(LOOKED_EVERY_S):
-            _look(heal, mark)
+        while not is_over.wait(LOG_INTERVAL_S):
+            _log_progress(heal, mark)
 
     thread = threading.Thread(target=follow, name="lighthouse heal", daemon=True)
     thread.start()
@@ -59,18 +58,18 @@ def logged(mark: HealMark, *, is_beside: bool = False) -> Generator[None]:
         mark.over()
     finally:
         is_over.set()
-        thread.join(LOOKED_EVERY_S)
-        _look(heal, mark)
+        thread.join(LOG_INTERVAL_S)
+        _log_progress(heal, mark)
 
 
-def _look(heal: GroupHeal, mark: HealMark) -> None:
+def _log_progress(heal: GroupHeal, mark: HealMark) -> None:
     now = time.monotonic()
     heal.add_report(_RANK, _PROCESS, mark.read(), now)
     while line := heal.next_line(now):
         log.info("%s", line)
 
 
-ASK_TIMEOUT_S = 5.0
+ADDRESS_TIMEOUT_S = 5.0
 SILENCE_SHARE = 0.1
 """Share of the heal timeout for which a source may send nothing while there is another source."""
 
@@ -99,139 +98,6 @@ def _unfit() -> Generator[None]:
         yield
     except StateMismatch as error:
         raise DoesNotFit(f"{error}", error.difference) from None
-
-
-class HealTarget:
-    """Receives the state of a peer, checks it and installs it. Only `revoke` is safe in any thread."""
-
-    def __init__(
-        self,
-        state: TrainState,
-        group_rank: int,
-        timeout_s: float,
-        on_received: OnReceived = lambda seconds, nbytes: None,
-        on_begun: OnBegun = unread_mark,
-    ) -> None:
-        self._state = state
-        self._on_begun = on_begun
-        self._on_received = on_received
-        self._group_rank = group_rank
-        self._timeout_s = timeout_s
-        self._received: dict[str, Any] | None = None
-        self._lock = threading.Lock()
-        self._fetch: Fetch | None = None
-        self._quorum_id = 0
-        """Quorum of `_fetch`."""
-        self._revoked_id = 0
-
-    def fetch(self, assignment: Assignment) -> None:
-        """Receive a peer's state if this rank heals. Raises the errors of `Fetch.run`."""
-        self._received = None
-        if not assignment.heals:
-            return
-        sources = self._sources(assignment)
-        began_at, mark = time.monotonic(), self._on_begun(next(iter(sources)), assignment.max_step)
-        with logged(mark):
-            received = self._begin(assignment, sources, mark.received).run()
-        self._received = received
-        self._on_received(time.monotonic() - began_at, size_bytes(received["train"]))
-
-    def install(self, machine: StateOwner) -> None:
-        """Install the received state, if there is one."""
-        received, self._received = self._received, None
-        if received is None:
-            return
-        agent = received["agent"]
-        machine.installing()
-        self._state.install(received["train"])
-        machine.installed(agent["step"], agent["tag_quorum_id"], agent["batches_committed"])
-
-    def fetch_beside(self, assignment: Assignment) -> "BackgroundFetch":
-        """Start to receive the state of the assigned source while the steps continue."""
-        name, find = next(iter(self._sources(assignment).items()))
-        mark = self._on_begun(name, assignment.max_step)
-        fetch = self._new_fetch(assignment, {name: find}, mark.received, gives_way=True)
-        return BackgroundFetch(fetch, mark, self._on_received)
-
-    def revoke(self, quorum_id: int, reason: str) -> None:
-        """End the transfer under that quorum or an earlier one, and refuse new ones."""
-        with self._lock:
-            self._revoked_id = max(self._revoked_id, quorum_id)
-            fetch = self._fetch if self._quorum_id <= quorum_id else None
-        if fetch is not None:
-            fetch.cancel(reason)
-
-    def _begin(self, assignment: Assignment, sources: Sources, told: OnBytes) -> Fetch:
-        with self._lock:
-            if assignment.quorum_id <= self._revoked_id:
-                raise StateUnavailable(f"quorum {assignment.quorum_id} was revoked")
-            self._fetch, self._quorum_id = self._new_fetch(assignment, sources, told), assignment.quorum_id
-            return self._fetch
-
-    def _new_fetch(
-        self,
-        assignment: Assignment,
-        sources: Sources,
-        told: OnBytes,
-        *,
-        gives_way: bool = False,
-    ) -> Fetch:
-        return Fetch(
-            sources,
-            key_of(assignment, self._group_rank),
-            self._timeout_s,
-            secret=assignment.secret,
-            accept=lambda received: self._check(assignment, received),
-            expect=self._check_layout,
-            silence_s=self._timeout_s * SILENCE_SHARE,
-            max_bytes=available_bytes(),
-            gives_way=gives_way,
-            on_received=told,
-            own=self._own(assignment),
-        )
-
-    def _own(self, assignment: Assignment) -> Encoding | None:
-        # At step 0 all groups may have loaded the same weights.
-        return None if assignment.max_step else encode({"train": self._state.in_place(), "agent": {}})
-
-    def _sources(self, assignment: Assignment) -> Sources:
-        named = {assignment.replica_ids[assignment.heal_from_rank or 0]: assignment.heal_from_address}
-        named |= {f"the group at {manager}": manager for manager in assignment.other_sources}
-        return {name: self._finds(assignment, manager) for name, manager in named.items()}
-
-    def _finds(self, assignment: Assignment, manager: str) -> FindAddress:
-        return lambda: self._ask(assignment, manager)
-
-    def _ask(self, assignment: Assignment, manager: str) -> str:
-        """Return the address at which the rank with the same group_rank serves its state."""
-        with ManagerClient(manager) as client:
-            return client.checkpoint_address(
-                self._group_rank,
-                quorum_id=assignment.quorum_id,
-                secret=assignment.secret,
-                timeout_s=min(ASK_TIMEOUT_S, self._timeout_s),
-            )
-
-    def _check(self, assignment: Assignment, received: object) -> None:
-        match received:
-            case {
-                "train": dict() as train,
-                "agent": {"step": int() as step, "tag_quorum_id": int() as tag, "batches_committed": int()},
-            } if 0 <= tag <= assignment.quorum_id:
-                if step != assignment.max_step:
-                    raise StateMismatch(f"it is of step {step}, not {assignment.max_step}")
-                if assignment.tag_quorum_id not in (None, tag):
-                    raise StateMismatch(f"quorum {tag} has committed it, not {assignment.tag_quorum_id}")
-                with _unfit():
-                    self._state.check(train)
-            case _:
-                raise StateMismatch("it is not what an Agent serves, or of another quorum's future")
-
-    def _check_layout(self, announced: object) -> None:
-        # Runs before the first tensor is received, so a state of another model fails at once.
-        if isinstance(announced, dict) and isinstance(train := announced.get("train"), dict):
-            with _unfit():
-                self._state.check_layout(train)
 
 
 class BackgroundFetch:
@@ -269,13 +135,22 @@ class Healing:
         host: str,
         timeout_s: float,
         *,
-        state_serving: StateServing = StateServing.AUTO,
         on_received: OnReceived = lambda seconds, nbytes: None,
         on_begun: OnBegun = unread_mark,
     ) -> None:
-        self._source = HealSource(state, group_rank, host, timeout_s, state_serving)
-        self._target = HealTarget(state, group_rank, timeout_s, on_received, on_begun)
+        self._source = HealSource(state, group_rank, host, timeout_s)
+        self._state = state
+        self._group_rank = group_rank
+        self._timeout_s = timeout_s
+        self._on_received = on_received
+        self._on_begun = on_begun
         self._quorum_id = 0
+        """The last quorum in which this rank served or fetched."""
+        self._received: dict[str, Any] | None = None
+        self._lock = threading.Lock()
+        self._fetch: Fetch | None = None
+        self._fetch_quorum_id = 0
+        self._revoked_id = 0
 
     @property
     def address(self) -> str:
@@ -296,24 +171,116 @@ class Healing:
 
     def fetch(self, assignment: Assignment) -> None:
         """Receive a peer's state if this rank heals. Raises the errors of `Fetch.run`."""
-        self._quorum_id = assignment.quorum_id
-        self._target.fetch(assignment)
+        self._quorum_id, self._received = assignment.quorum_id, None
+        if not assignment.heals:
+            return
+        sources = self._sources(assignment)
+        began_at, mark = time.monotonic(), self._on_begun(next(iter(sources)), assignment.max_step)
+        with logged(mark):
+            received = self._begin(assignment, sources, mark.received).run()
+        self._received = received
+        self._on_received(time.monotonic() - began_at, size_bytes(received["train"]))
 
     def install(self, machine: StateOwner) -> None:
         """Install the received state, if there is one."""
-        self._target.install(machine)
+        received, self._received = self._received, None
+        if received is None:
+            return
+        agent = received["agent"]
+        machine.installing()
+        self._state.install(received["train"])
+        machine.installed(agent["step"], agent["tag_quorum_id"], agent["batches_committed"])
 
-    def fetch_beside(self, assignment: Assignment) -> BackgroundFetch:
+    def fetch_in_background(self, assignment: Assignment) -> BackgroundFetch:
         """Start to receive the state of the assigned source while the steps continue."""
-        return self._target.fetch_beside(assignment)
+        name, find = next(iter(self._sources(assignment).items()))
+        mark = self._on_begun(name, assignment.max_step)
+        fetch = self._new_fetch(assignment, {name: find}, mark.received, is_background=True)
+        return BackgroundFetch(fetch, mark, self._on_received)
 
     def revoke(self, quorum_id: int | None, reason: str) -> None:
-        """End the transfers of that quorum and earlier ones in both directions, or all transfers if it is None."""
+        """End the transfers of that quorum and earlier ones in both directions, or all transfers if it is None.
+
+        Later transfers under these quorums are refused.
+        """
         ended = self._quorum_id if quorum_id is None else quorum_id
-        self._target.revoke(ended, reason)
+        with self._lock:
+            self._revoked_id = max(self._revoked_id, ended)
+            fetch = self._fetch if self._fetch_quorum_id <= ended else None
+        if fetch is not None:
+            fetch.cancel(reason)
         if ended >= self._quorum_id:
             self._source.cut_off()
 
     def close(self) -> None:
         self.revoke(None, "the Agent was closed")
         self._source.close()
+
+    def _begin(self, assignment: Assignment, sources: Sources, on_bytes: OnBytes) -> Fetch:
+        with self._lock:
+            if assignment.quorum_id <= self._revoked_id:
+                raise StateUnavailable(f"quorum {assignment.quorum_id} was revoked")
+            self._fetch, self._fetch_quorum_id = self._new_fetch(assignment, sources, on_bytes), assignment.quorum_id
+            return self._fetch
+
+    def _new_fetch(
+        self,
+        assignment: Assignment,
+        sources: Sources,
+        on_bytes: OnBytes,
+        *,
+        is_background: bool = False,
+    ) -> Fetch:
+        return Fetch(
+            sources,
+            key_of(assignment, self._group_rank),
+            self._timeout_s,
+            secret=assignment.secret,
+            accept=lambda received: self._check(assignment, received),
+            expect=self._check_layout,
+            silence_s=self._timeout_s * SILENCE_SHARE,
+            max_bytes=available_bytes(),
+            is_background=is_background,
+            on_received=on_bytes,
+            own=self._own(assignment),
+        )
+
+    def _own(self, assignment: Assignment) -> dict[str, Any] | None:
+        # At step 0 all groups may have loaded the same weights.
+        return None if assignment.max_step else {"train": self._state.in_place(), "agent": {}}
+
+    def _sources(self, assignment: Assignment) -> Sources:
+        named = {assignment.replica_ids[assignment.heal_from_rank or 0]: assignment.heal_from_address}
+        named |= {f"the group at {manager}": manager for manager in assignment.other_sources}
+        return {name: partial(self._find_address, assignment, manager) for name, manager in named.items()}
+
+    def _find_address(self, assignment: Assignment, manager: str) -> str:
+        """Return the address at which the rank with the same group_rank serves its state."""
+        with ManagerClient(manager) as client:
+            return client.checkpoint_address(
+                self._group_rank,
+                quorum_id=assignment.quorum_id,
+                secret=assignment.secret,
+                timeout_s=min(ADDRESS_TIMEOUT_S, self._timeout_s),
+            )
+
+    def _check(self, assignment: Assignment, received: object) -> None:
+        match received:
+            case {
+                "train": dict() as train,
+                "agent": {"step": int() as step, "tag_quorum_id": int() as tag, "batches_committed": int()},
+            } if 0 <= tag <= assignment.quorum_id:
+                if step != assignment.max_step:
+                    raise StateMismatch(f"it is of step {step}, not {assignment.max_step}")
+                if assignment.tag_quorum_id not in (None, tag):
+                    raise StateMismatch(f"quorum {tag} has committed it, not {assignment.tag_quorum_id}")
+                with _unfit():
+                    self._state.check(train)
+            case _:
+                raise StateMismatch("it is not what an Agent serves, or of another quorum's future")
+
+    def _check_layout(self, announced: object) -> None:
+        # Runs before the first tensor is received, so a state of another model fails at once.
+        if isinstance(announced, dict) and isinstance(train := announced.get("train"), dict):
+            with _unfit():
+                self._state.check_layout(train)

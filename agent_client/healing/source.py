@@ -1,25 +1,24 @@
 """A rank that is ahead serves the state of its step to the peers that heal.
 
-A source with an assigned target serves a copy if there is enough memory ("snapshot"), so its optimizer waits for no
-reader. Otherwise ("hold") its next write waits until the readers have finished, up to `timeout_s`, or until the quorum
-is revoked. All other ranks that are up to date serve their state in place: they send parts of a large state, and
-replace a source that fails.
+Peers read the state in place. The source's next write waits until the readers have finished, up to `timeout_s`, or
+until the quorum is revoked. Ranks without an assigned target also serve their state: they send parts of a large state,
+and replace a source that fails.
 
-A target that catches up fetches while its steps continue, from a copy that its source retains after the step. Without
-memory for a copy, the source refuses.
+A source serves a copy in two cases. If its state moves during the step (`TrainState.stands_still` is False), the copy
+replaces the state until the next step. For a target that catches up, the source retains the copy after the step;
+without memory for the copy, it refuses.
 """
 
 import logging
-import os
 import time
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from agent_client.healing.rules import StateServing
+from agent_client.healing.connection import StateKey
+from agent_client.healing.memory import has_room
+from agent_client.healing.server import StateServer
 from agent_client.state.snapshot import size_bytes
 from agent_client.state.train_state import TrainState
-from agent_client.transfer.memory import available_bytes
-from agent_client.transfer.server import StateServer
 from lighthouse_protocol.messages.membership import Assignment, Tag
 from lighthouse_runtime.net.address import listening_host
 
@@ -55,17 +54,11 @@ class StateOwner(Protocol):
     def installed(self, step: int, tag_quorum_id: int | None, batches_committed: int) -> None: ...
 
 
-Key = tuple[int, int, int]
-"""Identifies an offered state: quorum_id, step, group_rank."""
-
-ROOM_FOR_A_COPY = 2.0
-"""A state is copied only if this multiple of its size is free."""
-
 MAX_REASON_CHARS = 300
 
 
-def key_of(assignment: Assignment, group_rank: int) -> Key:
-    return (assignment.quorum_id, assignment.max_step, group_rank)
+def key_of(assignment: Assignment, group_rank: int) -> StateKey:
+    return StateKey(assignment.quorum_id, assignment.max_step, group_rank)
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,21 +72,13 @@ class _KeptCopy:
 class HealSource:
     """Offers the state of one rank. Only `cut_off` is safe in any thread."""
 
-    def __init__(
-        self,
-        state: TrainState,
-        group_rank: int,
-        host: str,
-        timeout_s: float,
-        serving: StateServing,
-    ) -> None:
+    def __init__(self, state: TrainState, group_rank: int, host: str, timeout_s: float) -> None:
         self._state = state
         self._group_rank = group_rank
         self._timeout_s = timeout_s
-        self._serving = serving
         self._server = StateServer(listening_host(host), advertise=host)
         self._is_read_in_place = False
-        self._kept: dict[Key, _KeptCopy] = {}
+        self._kept: dict[StateKey, _KeptCopy] = {}
 
     @property
     def address(self) -> str:
@@ -109,7 +94,7 @@ class HealSource:
         offers = assignment.has_healing and is_up_to_date and (is_source or self._state.stands_still)
         if offers or beside:
             try:
-                self._offer(assignment, machine, beside, offers=offers, is_source=is_source)
+                self._offer(assignment, machine, beside, offers=offers)
             except (TypeError, ValueError) as error:  # ends the healing group: a retry would not help
                 self._server.withdraw()
                 log.error("cannot send the state to the healing group: %s", error)
@@ -136,9 +121,7 @@ class HealSource:
     def close(self) -> None:
         self._server.close()
 
-    def _offer(
-        self, assignment: Assignment, machine: StateOwner, beside: list[int], *, offers: bool, is_source: bool
-    ) -> None:
+    def _offer(self, assignment: Assignment, machine: StateOwner, beside: list[int], *, offers: bool) -> None:
         agent = {
             "step": machine.step,
             "tag_quorum_id": machine.tag_quorum_id,
@@ -146,7 +129,7 @@ class HealSource:
         }
         train = self._state.in_place()
         keeps = bool(beside) and has_room(size_bytes(train))
-        copies = keeps or (is_source and self._copies(train))
+        copies = keeps or (offers and not self._state.stands_still)
         state = {"train": self._state.snapshot() if copies else train, "agent": agent}
         if keeps:
             self._keep(assignment, state, beside)
@@ -155,11 +138,6 @@ class HealSource:
         if offers:
             self._server.publish(key_of(assignment, self._group_rank), state, assignment.secret)
             self._is_read_in_place = not copies
-
-    def _copies(self, train: dict[str, Any]) -> bool:
-        if not self._state.stands_still or self._serving is StateServing.SNAPSHOT:
-            return True
-        return self._serving is StateServing.AUTO and has_room(size_bytes(train))
 
     def _keep(self, assignment: Assignment, state: dict[str, Any], targets: list[int]) -> None:
         names = frozenset(assignment.replica_ids[target] for target in targets)
@@ -176,12 +154,6 @@ class HealSource:
                 if not kept.targets & catching_up or time.monotonic() >= kept.until:
                     self._forget(key)
 
-    def _forget(self, key: Key) -> None:
+    def _forget(self, key: StateKey) -> None:
         del self._kept[key]
         self._server.forget(key)
-
-
-def has_room(size: int) -> bool:
-    """Check that each rank of this host has memory for a copy of `size` bytes."""
-    ranks_here = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
-    return available_bytes() > ROOM_FOR_A_COPY * ranks_here * size

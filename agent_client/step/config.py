@@ -13,11 +13,10 @@ from typing import Any, Literal, TypedDict, get_args
 
 from agent_client.collectives.connectors import PROCESS_GROUPS, ProcessGroupName
 from agent_client.errors import ConfigurationError
-from agent_client.healing.rules import HealMode, StateServing
+from agent_client.healing.rules.catch_up import HealMode
 from agent_client.step.rules.world_size import WorldSize, WorldSizeMode
 from lighthouse_protocol.limits import QUORUM_TIMEOUT_S
 
-StateServingName = Literal["auto", "snapshot", "hold"]
 HealModeName = Literal["blocking", "catch_up"]
 ReduceDtypeName = Literal["tensor", "float32"]
 WorldSizeModeName = Literal["dynamic", "fixed_with_spares", "constant_batch"]
@@ -51,9 +50,6 @@ class AgentConfig:
     through the CPU, `nccl` through the CUDA device. `isolated` and `isolated:nccl` run gloo or NCCL in a child process
     that can be killed. With `nccl`, create the Agent before any default process group that has NCCL, or set
     `TORCH_NCCL_DUMP_ON_TIMEOUT=0`: otherwise torch may end the process minutes after a peer was lost."""
-    state_serving: StateServingName = "auto"
-    """How this rank serves its state to a peer that heals. `snapshot` copies it, `hold` delays the next write until the
-    peer has read it, `auto` copies if there is enough memory and holds otherwise."""
     heal_mode: HealModeName = "blocking"
     """How this group heals. With `blocking` the other groups wait for it in one step. With `catch_up` it heals in
     parallel with its steps and they do not wait."""
@@ -113,7 +109,6 @@ def _values(kind: type[StrEnum]) -> tuple[str, ...]:
 
 _CHOICES = {
     "process_group": PROCESS_GROUPS,
-    "state_serving": _values(StateServing),
     "heal_mode": _values(HealMode),
     "reduce_dtype": get_args(ReduceDtypeName),
     "world_size_mode": _values(WorldSizeMode),
@@ -146,7 +141,6 @@ class AgentOptions(TypedDict, total=False):
     quorum_timeout_s: float
     heal_timeout_s: float
     process_group: ProcessGroupName
-    state_serving: StateServingName
     heal_mode: HealModeName
     reduce_dtype: ReduceDtypeName
     max_consecutive_discards: int

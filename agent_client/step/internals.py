@@ -19,7 +19,7 @@ from agent_client.collectives.peers import Peers
 from agent_client.errors import ConfigurationError
 from agent_client.healing.catch_up import CatchUpDriver
 from agent_client.healing.healing import Healing
-from agent_client.healing.rules import HealMode, StateServing
+from agent_client.healing.rules.catch_up import HealMode
 from agent_client.manager_client.client import ManagerConnection, Presence
 from agent_client.progress.progress import Progress
 from agent_client.progress.trace_file import make_progress
@@ -78,7 +78,7 @@ def make_parts(manager_address: str, state: TrainState, config: AgentConfig, pla
     machine = StepMachine(world_size=config.counting, is_alone=place.group_world_size == 1)
     catch_up = None
     if config.heal_mode == HealMode.CATCH_UP:
-        catch_up = CatchUpDriver(state, machine, lambda assignment: healing.fetch_beside(assignment))
+        catch_up = CatchUpDriver(state, machine, lambda assignment: healing.fetch_in_background(assignment))
     host = own_host(str(manager_at(manager_address)), config.advertise)
     peers = Peers(
         place.group_rank,
@@ -93,7 +93,6 @@ def make_parts(manager_address: str, state: TrainState, config: AgentConfig, pla
         place.group_rank,
         host,
         config.heal_timeout_s,
-        state_serving=StateServing(config.state_serving),
         on_received=progress.own.heal_received,
         on_begun=progress.own.heal_begins,
     )

@@ -14,15 +14,16 @@ from typing import Any, Protocol
 
 import torch
 
+from agent_client.healing.connection import StateKey
+from agent_client.healing.fetch import Fetch
+from agent_client.healing.server import StateServer
 from agent_client.state.train_state import TrainState
-from agent_client.transfer.fetch import Fetch
-from agent_client.transfer.server import StateServer
 from benchmarks.support.line_protocol import answer_orders
 from benchmarks.support.torchft_native import native
 
 TENSOR_BYTES = 16 * 2**20
 TIMEOUT_S = 600.0
-KEY = (1, 1, 0)
+KEY = StateKey(1, 1, 0)
 HERE = "127.0.0.1"
 
 

@@ -150,9 +150,6 @@ class Assignment:
     commit_failures: int = 0
     revoked: bool = False  # the quorum was revoked in the meantime: do the step and vote no
     other_sources: tuple[str, ...] = ()  # managers of replacements for the source
-    # Managers of the groups that share the state among them, in order, empty at this group's place. Each downloads its
-    # share and sends it to the others.
-    shares_with: tuple[str, ...] = ()
     catching_up: tuple[int, ...] = ()  # replica ranks that heal while training; they contribute nothing
     tag_quorum_id: int | None = None  # with `max_step`, the tag of the state before the step
     world: World | None = None  # newest version that the manager has, if it was requested with a quorum

@@ -71,7 +71,6 @@ def _differ(ask: QuorumRequest, other: QuorumRequest) -> str:
 
 
 MAX_OTHER_SOURCES = 4
-MAX_SHARING = 16  # maximum groups in `shares_with`, this one included
 
 
 def assign(
@@ -137,7 +136,6 @@ def assign(
         heal_from_rank=first,
         heal_from_address=members[first].address,
         other_sources=tuple(members[other].address for other in others),
-        shares_with=_sharing(members, mine, healing) if all_say else (),
     )
 
 
@@ -162,15 +160,6 @@ def _at_max(members: tuple[Participant, ...]) -> tuple[int, list[int]]:
 
 def _all_say(members: tuple[Participant, ...]) -> bool:
     return all(member.heals_first is not None for member in members)
-
-
-def _sharing(members: tuple[Participant, ...], mine: int, healing: Sequence[int]) -> tuple[str, ...]:
-    """Return the managers of up to MAX_SHARING groups that heal with this one, with "" in its own place."""
-    if mine not in healing:
-        return ()
-    first = healing.index(mine) // MAX_SHARING * MAX_SHARING
-    together = healing[first : first + MAX_SHARING]
-    return tuple("" if i == mine else members[i].address for i in together) if len(together) > 1 else ()
 
 
 def _catches_up(member: Participant, max_step: int, *, stands: bool) -> bool:
@@ -695,7 +684,6 @@ class GrantMachine:
             heal_from_rank=None,
             heal_from_address="",
             other_sources=(),
-            shares_with=(),
             serve_to=(),
             commit_failures=0,
             revoked=revoked,

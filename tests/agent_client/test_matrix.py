@@ -28,10 +28,3 @@ def test_all_groups_hold_the_same_bits(way: str, event: Event, make_job: MakeJob
     cell = Cell(way, make_job(WAYS[way], ranks=ranks, ballast=True))
     finish(cell, event(cell))
     assert lighthouse.is_alive
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("way", ["local_sgd", "streamed", "sharded"])
-def test_the_state_may_be_read_in_place(way: str, make_job: MakeJob) -> None:
-    cell = Cell(way, make_job(WAYS[way], state_serving="hold"))
-    finish(cell, kill_and_heal(cell))

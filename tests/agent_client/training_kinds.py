@@ -22,6 +22,7 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from agent_client.collectives.gloo import connect_store
 from agent_client.healing import catch_up, source
+from agent_client.healing.fetch import Fetch
 from agent_client.state.codec import Encoding
 from agent_client.state.train_state import TrainState
 from agent_client.training.ddp import DistributedDataParallel
@@ -29,7 +30,6 @@ from agent_client.training.hsdp import replicate
 from agent_client.training.local_sgd import DiLoCo, LocalSGD, OuterSteps
 from agent_client.training.optimizer import FaultTolerantOptimizer, FaultTolerantScheduler
 from agent_client.training.sampler import Position
-from agent_client.transfer.fetch import Fetch
 from tests.agent_client.actors import build_agent, digest
 from tests.processes import PATIENCE_S
 
@@ -274,9 +274,9 @@ class Ddp:
     def received(self) -> tuple[str, int, int]:
         """(from which group, how many bytes so far, of how many) of the transfer to here that is under way."""
         healing: Any = self.agent._healing
-        fetch = healing._target._fetch
+        fetch = healing._fetch
         transfer = fetch and fetch._transfer
-        return (transfer._lead, transfer._told, transfer._total) if transfer else ("", 0, 0)
+        return (transfer._lead, transfer._reported, transfer._total) if transfer else ("", 0, 0)
 
     def _gate_sending(self) -> None:
         self.may_send = threading.Event()

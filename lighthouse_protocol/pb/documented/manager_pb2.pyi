@@ -124,7 +124,6 @@ class ManagerQuorumResponse(google.protobuf.message.Message):
     PLACE_FIELD_NUMBER: builtins.int
     HEALING_FIELD_NUMBER: builtins.int
     SECRET_FIELD_NUMBER: builtins.int
-    SHARES_WITH_FIELD_NUMBER: builtins.int
     quorum_id: builtins.int
     address: builtins.str
     """the manager to heal from; without healing, the primary's"""
@@ -174,10 +173,6 @@ class ManagerQuorumResponse(google.protobuf.message.Message):
     def healing(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
         """replica ranks that take over a peer's state in this step; they are waited for"""
 
-    @property
-    def shares_with(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
-        """Managers of the groups among which this one shares out the state that it heals from; empty in its own place."""
-
     def __init__(
         self,
         *,
@@ -204,10 +199,9 @@ class ManagerQuorumResponse(google.protobuf.message.Message):
         place: builtins.int | None = ...,
         healing: collections.abc.Iterable[builtins.int] | None = ...,
         secret: builtins.str = ...,
-        shares_with: collections.abc.Iterable[builtins.str] | None = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["_max_rank", b"_max_rank", "_place", b"_place", "_recover_src_replica_rank", b"_recover_src_replica_rank", "_tag_quorum_id", b"_tag_quorum_id", "_world", b"_world", "max_rank", b"max_rank", "place", b"place", "recover_src_replica_rank", b"recover_src_replica_rank", "tag_quorum_id", b"tag_quorum_id", "world", b"world"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["_max_rank", b"_max_rank", "_place", b"_place", "_recover_src_replica_rank", b"_recover_src_replica_rank", "_tag_quorum_id", b"_tag_quorum_id", "_world", b"_world", "address", b"address", "catching_up", b"catching_up", "commit_failures", b"commit_failures", "compares", b"compares", "contributors", b"contributors", "heal", b"heal", "healing", b"healing", "max_rank", b"max_rank", "max_step", b"max_step", "max_world_size", b"max_world_size", "other_sources", b"other_sources", "place", b"place", "quorum_id", b"quorum_id", "recover_dst_replica_ranks", b"recover_dst_replica_ranks", "recover_src_replica_rank", b"recover_src_replica_rank", "replica_ids", b"replica_ids", "replica_rank", b"replica_rank", "replica_world_size", b"replica_world_size", "revoked", b"revoked", "secret", b"secret", "shares_with", b"shares_with", "store_address", b"store_address", "tag_quorum_id", b"tag_quorum_id", "world", b"world"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["_max_rank", b"_max_rank", "_place", b"_place", "_recover_src_replica_rank", b"_recover_src_replica_rank", "_tag_quorum_id", b"_tag_quorum_id", "_world", b"_world", "address", b"address", "catching_up", b"catching_up", "commit_failures", b"commit_failures", "compares", b"compares", "contributors", b"contributors", "heal", b"heal", "healing", b"healing", "max_rank", b"max_rank", "max_step", b"max_step", "max_world_size", b"max_world_size", "other_sources", b"other_sources", "place", b"place", "quorum_id", b"quorum_id", "recover_dst_replica_ranks", b"recover_dst_replica_ranks", "recover_src_replica_rank", b"recover_src_replica_rank", "replica_ids", b"replica_ids", "replica_rank", b"replica_rank", "replica_world_size", b"replica_world_size", "revoked", b"revoked", "secret", b"secret", "store_address", b"store_address", "tag_quorum_id", b"tag_quorum_id", "world", b"world"]) -> None: ...
     @typing.overload
     def WhichOneof(self, oneof_group: typing.Literal["_max_rank", b"_max_rank"]) -> typing.Literal["max_rank"] | None: ...
     @typing.overload

@@ -10,14 +10,14 @@ from typing import Any
 import pytest
 import torch
 
+from agent_client.healing.connection import StateRefused, StateUnavailable
 from agent_client.healing.healing import DoesNotFit
 from agent_client.state.codec import encode
 from agent_client.state.snapshot import StateMismatch
 from agent_client.state.tree import CorruptState
 from agent_client.step.rules.machine import StepMachine
-from agent_client.transfer.connection import StateRefused, StateUnavailable
 from tests.agent_client.healing.pair import TARGETS, Pair
-from tests.agent_client.transfer.sources import answering, ok, sends
+from tests.agent_client.healing.sources import answering, ok, sends
 
 Answer = Callable[[dict[str, Any]], tuple[bytes, bytes]]
 """What a source sends that holds this state: first its head and checksums, then its pieces."""
@@ -86,7 +86,7 @@ class BadPair(Pair):
         agent = {"step": 5, "tag_quorum_id": 3, "batches_committed": 10}
         parts = answer({"train": self.states[0].snapshot(), "agent": agent})
         address = stack.enter_context(answering(*map(sends, parts)))
-        self.target._target._ask = lambda assignment, manager: address  # type: ignore[method-assign]
+        self.target._find_address = lambda assignment, manager: address  # type: ignore[method-assign]
 
     def install(self) -> StepMachine:
         machine = StepMachine()
@@ -131,7 +131,7 @@ def test_a_state_that_cannot_be_sent_is_refused_with_its_reason() -> None:
         pair = Pair(stack)
         pair.states[0].optimizer.param_groups[0]["seen"] = {1}
         pair.serve(secret="of the quorum")
-        with pytest.raises(StateRefused, match=r"state\['optimizer'\].*\['seen'\] is a set"):
+        with pytest.raises(StateRefused, match=r"state\['train'\]\['optimizer'\].*\['seen'\] is a set"):
             pair.fetch(replace(TARGETS, secret="of the quorum"))
         with pytest.raises(StateUnavailable, match="it answered 403") as caught:
             pair.fetch(replace(TARGETS, secret="of a stranger"))

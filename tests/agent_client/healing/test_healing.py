@@ -12,12 +12,11 @@ from typing import Any
 import pytest
 import torch
 
+from agent_client.healing.connection import StateUnavailable
 from agent_client.healing.healing import Healing
-from agent_client.healing.rules import StateServing
 from agent_client.progress.activity import Activity
 from agent_client.state.codec import Encoding
 from agent_client.step.rules.machine import StepMachine
-from agent_client.transfer.connection import StateUnavailable
 from lighthouse_protocol.messages.membership import Assignment
 from lighthouse_protocol.messages.progress import HealProgress
 from tests.agent_client.healing.pair import ASSIGNMENT, TARGETS, Pair
@@ -30,13 +29,11 @@ from tests.processes import eventually
 @pytest.fixture
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     """A source is asked to wait for its state a moment only."""
-    monkeypatch.setattr("agent_client.transfer.fetch.WAIT_SHARE", 0.01)
+    monkeypatch.setattr("agent_client.healing.fetch.WAIT_SHARE", 0.01)
 
 
 class TestServing:
-    @pytest.mark.parametrize("mode", list(StateServing))
-    def test_in_every_mode_the_target_takes_it_over(self, stack: ExitStack, mode: StateServing) -> None:
-        pair = Pair(stack, state_serving=mode)
+    def test_the_target_takes_it_over(self, pair: Pair) -> None:
         pair.serve()
         pair.fetch()
         machine = StepMachine()
@@ -73,7 +70,7 @@ class TestServing:
         own = Activity(time.monotonic)
         pair = Pair(stack, on_begun=own.heal_begins)
         seen: list[HealProgress] = []
-        check = pair.target._target._check
+        check = pair.target._check
 
         def checked(assignment: Assignment, received: object) -> None:
             heal = own.read().heal
@@ -81,7 +78,7 @@ class TestServing:
             seen.append(heal)
             check(assignment, received)
 
-        pair.target._target._check = checked  # type: ignore[method-assign]
+        pair.target._check = checked  # type: ignore[method-assign]
         with caplog.at_level(logging.INFO):
             pair.serve()
             pair.fetch()
@@ -94,8 +91,8 @@ class TestServing:
             "healed from a at step 5: 4.0 MiB ",
         ]
 
-    def test_a_snapshot_is_what_it_was_when_it_was_taken(self, stack: ExitStack) -> None:
-        pair = Pair(stack, state_serving=StateServing.SNAPSHOT)
+    def test_a_state_that_moves_is_served_as_it_was(self, pair: Pair) -> None:
+        pair.states[0].stands_still = False
         pair.serve()
         before = pair.weights()[0].clone()
         pair.source.release(is_committed=True)
@@ -105,42 +102,15 @@ class TestServing:
         assert torch.equal(pair.weights()[1], before)
 
     @pytest.mark.usefixtures("impatient")
-    def test_what_is_held_is_not_offered_once_it_may_be_written(self, stack: ExitStack) -> None:
-        pair = Pair(stack, state_serving=StateServing.HOLD)
+    def test_what_is_held_is_not_offered_once_it_may_be_written(self, pair: Pair) -> None:
         pair.serve()
         pair.source.release(is_committed=True)
         with pytest.raises(StateUnavailable, match="from a is not available: it answered 409"):
             pair.fetch()
 
-    @pytest.mark.parametrize(
-        ("free_mib", "ranks_of_the_host", "is_read_in_place"),
-        [(1024, "1", False), (20, "1", False), (20, "8", True), (4, "1", True)],
-    )
-    def test_auto_copies_where_there_is_room_for_all_ranks_of_the_host(
-        self,
-        stack: ExitStack,
-        monkeypatch: pytest.MonkeyPatch,
-        free_mib: int,
-        ranks_of_the_host: str,
-        is_read_in_place: bool,
-    ) -> None:
-        monkeypatch.setattr("agent_client.healing.source.available_bytes", lambda: free_mib * 2**20)
-        monkeypatch.setenv("LOCAL_WORLD_SIZE", ranks_of_the_host)
-        pair = Pair(stack, state_serving=StateServing.AUTO)
-        pair.serve()
-        assert pair.source._source._is_read_in_place is is_read_in_place
-
-    def test_a_state_that_moves_is_never_read_in_place(self, stack: ExitStack) -> None:
-        pair = Pair(stack, state_serving=StateServing.HOLD)
-        pair.states[0].stands_still = False
-        pair.serve()
-        assert not pair.source._source._is_read_in_place
-
-    def test_whoever_is_up_to_date_stands_in(self, stack: ExitStack) -> None:
-        pair = Pair(stack, state_serving=StateServing.SNAPSHOT)
+    def test_whoever_is_up_to_date_stands_in(self, pair: Pair) -> None:
         pair.states[0].begin_step()
         pair.source.serve(ASSIGNMENT, pair.machine)  # another one was dealt the target
-        assert pair.source._source._is_read_in_place, "it costs no copy"
         pair.fetch()
 
     @pytest.mark.usefixtures("impatient")
@@ -171,8 +141,8 @@ def slow_chunks(pause_s: float) -> Any:
 
 def has_received(target: Healing) -> bool:
     """Some bytes of tensors have arrived, so the source sends the body and not its manifest."""
-    fetch = target._target._fetch
-    return fetch is not None and fetch._transfer is not None and fetch._transfer._told > 0
+    fetch = target._fetch
+    return fetch is not None and fetch._transfer is not None and fetch._transfer._reported > 0
 
 
 class TestHolding:
@@ -181,7 +151,7 @@ class TestHolding:
     @pytest.fixture
     def transfer(self, stack: ExitStack, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Pair, Any]]:
         monkeypatch.setattr(Encoding, "chunks", slow_chunks(0.1))
-        pair = Pair(stack, state_serving=StateServing.HOLD)
+        pair = Pair(stack)
         pair.serve()
         with ThreadPoolExecutor(1) as pool:
             running = pool.submit(pair.fetch)

@@ -15,7 +15,6 @@ REFUSED: list[tuple[str, Any]] = [
     ("quorum_timeout_s", math.inf),
     ("heal_timeout_s", math.nan),
     ("process_group", "glue"),
-    ("state_serving", "share"),
     ("heal_mode", "stall"),
     ("reduce_dtype", "float16"),
     ("max_consecutive_discards", 0),

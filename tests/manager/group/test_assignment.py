@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from lighthouse_protocol.messages.membership import Assignment, Participant, Quorum
 from manager.group.requests import assign, is_for_one_step
 from tests.manager.builders import member, quorum
-from tests.manager.plain_assignment import Plan, plan
+from tests.manager.plain_assignment import plan
 
 
 def test_the_whole_answer_of_one_that_heals():
@@ -138,7 +138,6 @@ def test_like_the_dumb_version(q: Quorum, group_rank: int, init_sync: bool, all_
             if participant.wire_id in expected.contributors
             else None,
             healing=tuple(i for i, p in enumerate(q.participants) if p in expected.healing),
-            shares_with=sharing(expected, participant),
         )
 
 
@@ -148,25 +147,6 @@ def stand_ins(sources: list[Participant], first: Participant | None) -> tuple[st
         return ()
     at = sources.index(first)
     return tuple(source.address for source in (sources[at + 1 :] + sources[:at])[:4])
-
-
-def sharing(expected: Plan, participant: Participant) -> tuple[str, ...]:
-    """Each of those that heal, if there are several Agents; at most 8 are drawn, so all are together."""
-    others = [p for p in expected.healing if p is not participant]
-    if not expected.all_are_agents or participant not in expected.healing or not others:
-        return ()
-    return tuple("" if p is participant else p.address for p in expected.healing)
-
-
-def test_sixteen_at_most_share_a_state_out() -> None:
-    names = [f"t{number:02}" for number in range(34)]
-    q = quorum(member("s", 7, heals_first=True), *(member(name, 3, heals_first=True) for name in names))
-    found = [assign(q, name, 0, init_sync=True).shares_with for name in names]
-    assert [len(those) for those in found] == [16] * 32 + [2] * 2
-    assert [those.index("") for those in found] == [*range(16), *range(16), 0, 1]
-    assert found[17] == ("t16:1", "", *(f"{name}:1" for name in names[18:32]))
-    alone = quorum(member("s", 7, heals_first=True), member("t", 3, heals_first=True))
-    assert assign(alone, "t", 0, init_sync=True).shares_with == ()
 
 
 @settings(max_examples=200)

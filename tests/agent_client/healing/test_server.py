@@ -17,15 +17,13 @@ from typing import Any
 import pytest
 import torch
 
+from agent_client.healing.connection import StateKey, StateUnavailable, split_address
+from agent_client.healing.fetch import Fetch
+from agent_client.healing.listener import MAX_CONNECTIONS, MAX_CONNECTIONS_OF_A_HOST
+from agent_client.healing.server import StateServer
 from agent_client.state.codec import Encoding, allocate, encode
 from agent_client.state.tree import CorruptState
-from agent_client.transfer.connection import StateUnavailable, split_address
-from agent_client.transfer.fetch import Fetch
-from agent_client.transfer.listener import MAX_CONNECTIONS, MAX_CONNECTIONS_OF_A_HOST
-from agent_client.transfer.offers import StateKey
-from agent_client.transfer.server import StateServer
-from tests.agent_client.state.trees import same
-from tests.agent_client.transfer.sources import (
+from tests.agent_client.healing.sources import (
     KEY,
     Script,
     answering,
@@ -36,6 +34,7 @@ from tests.agent_client.transfer.sources import (
     threads,
     took,
 )
+from tests.agent_client.state.trees import same
 from tests.processes import eventually
 
 OTHER = StateKey(8, 12, 0)
@@ -69,7 +68,7 @@ def _nothing_left_behind(capfd: pytest.CaptureFixture[str], caplog: pytest.LogCa
 @contextmanager
 def reading(server: StateServer, key: StateKey = KEY, wait_s: float = 0) -> Iterator[socket.socket]:
     """A reader in hand that has sent its request; what the kernel buffers for it is far less than BIG."""
-    held = server._offers._held
+    held = server._held
     encoding = held.encoding if held else encode(BIG)
     path = f"/pieces/{encoding.layout}/0-{encoding.body_length}/{key[0]}/{key[1]}/{key[2]}?wait_s={wait_s:.1f}"
     with idle(server) as reader:
@@ -139,7 +138,7 @@ class TestFetch:
         """One of what was put is waited for, also the second one."""
         paced: set[str] = set()
         for side in ("server", "fetch"):
-            monkeypatch.setattr(f"agent_client.transfer.{side}.Pace", lambda side=side: Noted(paced, side))
+            monkeypatch.setattr(f"agent_client.healing.{side}.Pace", lambda side=side: Noted(paced, side))
         with serving(STATE) as server:
             for _ in range(3):
                 fetch(server.address, KEY, 60)
@@ -147,7 +146,7 @@ class TestFetch:
             server.keep(OTHER, STATE, 2)
             fetch(server.address, OTHER, 60)
             assert paced == {"server"}
-            beside = Fetch({"a": lambda: server.address}, OTHER, 5, accept=lambda _: None, gives_way=True)
+            beside = Fetch({"a": lambda: server.address}, OTHER, 5, accept=lambda _: None, is_background=True)
             assert same(beside.run(), STATE)
             assert paced == {"server", "fetch"}
             assert eventually(lambda: is_refused(server.address, OTHER)), "the source hears of a read a moment later"
@@ -157,8 +156,8 @@ class TestFetch:
             for received in pool.map(lambda _: fetch(server.address, KEY, 60), range(8)):
                 assert same(received, BIG)
 
-    @pytest.mark.parametrize("asked", [OTHER, (7, 13, 0), (7, 12, 1)])
-    def test_another_key_is_refused_by_name(self, asked: tuple[int, int, int]) -> None:
+    @pytest.mark.parametrize("asked", [OTHER, KEY._replace(step=13), KEY._replace(group_rank=1)])
+    def test_another_key_is_refused_by_name(self, asked: StateKey) -> None:
         with serving(STATE) as server:
             with took(0, 20), pytest.raises(StateUnavailable) as caught:
                 fetch(server.address, asked, 60, wait_s=0)
@@ -181,7 +180,7 @@ class TestFetch:
             fetch(server.address, KEY, 60)
 
     def test_waits_no_longer_than_its_share_of_the_timeout(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr("agent_client.transfer.fetch.WAIT_SHARE", 0.01)
+        monkeypatch.setattr("agent_client.healing.fetch.WAIT_SHARE", 0.01)
         with serving() as server, took(0.3, 20), pytest.raises(StateUnavailable, match="409"):
             fetch(server.address, KEY, 30)
 
@@ -296,7 +295,7 @@ class TestWithdraw:
             server.withdraw()
             return allocate(*args)
 
-        monkeypatch.setattr("agent_client.transfer.fetch.allocate", allocate_once_withdrawn)
+        monkeypatch.setattr("agent_client.healing.fetch.allocate", allocate_once_withdrawn)
         with serving(BIG) as server:
             with pytest.raises(StateUnavailable, match=r"is not available: it answered 409.*null"):
                 fetch(server.address, KEY, 60)
@@ -312,7 +311,7 @@ class TestWithdraw:
             device.wait(5)
             yield memoryview(b"")
 
-        monkeypatch.setattr("agent_client.transfer.offers.ABORT_TIMEOUT_S", 0.1)
+        monkeypatch.setattr("agent_client.healing.server.ABORT_TIMEOUT_S", 0.1)
         monkeypatch.setattr(Encoding, "chunks", hang)
         device = threading.Event()
         with serving(STATE) as server:
@@ -533,7 +532,7 @@ def test_strangers_that_wait_make_room_for_a_reader_of_another_host(caplog: pyte
     server, strangers = StateServer("0.0.0.0", advertise="127.0.0.1"), list[socket.socket]()
     try:
         port = int(server.address.rpartition(":")[2])
-        server.publish((7, 3, 0), {"a": torch.zeros(4)})
+        server.publish(StateKey(7, 3, 0), {"a": torch.zeros(4)})
 
         def ask(source: str, path: str) -> socket.socket:
             connection = socket.create_connection(("127.0.0.1", port), 20, (source, 0))

@@ -10,12 +10,12 @@ from contextlib import ExitStack, closing, contextmanager
 import pytest
 import torch
 
-from agent_client.transfer import listener, server
-from agent_client.transfer.connection import NONCE_HEADER, PROOF_HEADER, StateUnavailable
-from agent_client.transfer.server import StateServer
+from agent_client.healing import listener, server
+from agent_client.healing.connection import NONCE_HEADER, PROOF_HEADER, StateUnavailable
+from agent_client.healing.server import StateServer
 from lighthouse_protocol.rules.access import TARGET_WORD, prove
+from tests.agent_client.healing.sources import KEY, fetch, threads, took
 from tests.agent_client.state.trees import same
-from tests.agent_client.transfer.sources import KEY, fetch, threads, took
 from tests.processes import eventually
 
 SECRET, OTHER = "known to the members of quorum 7", "known to the members of quorum 8"
@@ -119,7 +119,7 @@ def test_a_request_that_is_passed_on_opens_nothing(caplog: pytest.LogCaptureFixt
 
 
 def test_a_copy_that_is_kept_has_the_secret_of_its_quorum(caplog: pytest.LogCaptureFixture):
-    older = (KEY[0] - 1, *KEY[1:])
+    older = KEY._replace(quorum_id=KEY.quorum_id - 1)
     with serving() as it:
         it.keep(older, STATE, 2, OTHER)
         assert same(fetch(it.address, older, 60, secret=OTHER), STATE)

@@ -10,17 +10,19 @@ from typing import Any
 import pytest
 import torch
 
+from agent_client.healing.connection import StateUnavailable
+from agent_client.healing.fetch import Fetch
+from agent_client.healing.server import StateServer
 from agent_client.state.codec import Encoding, encode
 from agent_client.state.snapshot import StateMismatch
-from agent_client.transfer.fetch import Fetch
-from agent_client.transfer.server import StateServer
-from tests.agent_client.state.trees import same
-from tests.agent_client.transfer.sources import (
+from tests.agent_client.healing.sources import (
     KEY,
+    bytes_sent,
     serving,
     threads,
     took,
 )
+from tests.agent_client.state.trees import same
 from tests.processes import eventually
 
 MIB = 2**20
@@ -79,7 +81,7 @@ def _said(caplog: pytest.LogCaptureFixture) -> None:
 @pytest.fixture
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """No source counts as slow, on however slow a machine."""
-    monkeypatch.setattr("agent_client.transfer.rules.stripes.SLOW_S", 60.0)
+    monkeypatch.setattr("agent_client.healing.rules.stripes.SLOW_S", 60.0)
 
 
 @pytest.mark.usefixtures("patient")
@@ -143,7 +145,7 @@ class TestNotAllOfThem:
         self, stack: ExitStack, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, bad: str
     ) -> None:
         those = servers(stack, STATE, STATE, STATE)
-        damaged = those[bad]._offers._held.encoding  # type: ignore[union-attr]
+        damaged = those[bad]._held.encoding  # type: ignore[union-attr]
 
         def stripe(encoding: Encoding, start: int, stop: int, real: Any = Encoding.stripe) -> Iterator[bytes]:
             for chunk in real(encoding, start, stop):
@@ -159,7 +161,7 @@ class TestNotAllOfThem:
     ) -> None:
         """The lead, too: what is here by then stays."""
         those = servers(stack, *[state(step=10**number) for number in range(3)])
-        dying = those[lost]._offers._held.encoding  # type: ignore[union-attr]
+        dying = those[lost]._held.encoding  # type: ignore[union-attr]
         read: list[int] = []
 
         def stripe(encoding: Encoding, start: int, stop: int, real: Any = Encoding.stripe) -> Iterator[bytes]:
@@ -180,7 +182,7 @@ class TestNotAllOfThem:
         self, stack: ExitStack, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, stalled: str
     ) -> None:
         those, let_go = servers(stack, STATE, STATE, STATE), threading.Event()
-        stuck = those[stalled]._offers._held.encoding  # type: ignore[union-attr]
+        stuck = those[stalled]._held.encoding  # type: ignore[union-attr]
 
         def stripe(encoding: Encoding, start: int, stop: int, real: Any = Encoding.stripe) -> Iterator[bytes]:
             for chunk in real(encoding, start, stop):
@@ -198,7 +200,7 @@ class TestNotAllOfThem:
         self, stack: ExitStack, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
     ) -> None:
         those = servers(stack, state(step=1), state(step=22, buffers=1.0), state(step=333, buffers=1.0))
-        dying = those["a"]._offers._held.encoding  # type: ignore[union-attr]
+        dying = those["a"]._held.encoding  # type: ignore[union-attr]
 
         def checksums(encoding: Encoding, real: Any = Encoding.checksums) -> Iterator[bytes]:
             for number, checksum in enumerate(real(encoding)):
@@ -218,18 +220,56 @@ class TestNotAllOfThem:
         assert "b" not in shares(caplog)
 
 
-@pytest.mark.usefixtures("patient")
 class TestOwn:
-    """A state that this rank has itself, wholly or in part."""
+    """A rank that may hold the same tensors itself."""
 
-    def test_what_it_has_is_not_read(self, stack: ExitStack, caplog: pytest.LogCaptureFixture) -> None:
-        own = state(size=192 * MIB) | {"step": 10**9}
-        changed = [weight.clone() if number == 20 else weight for number, weight in enumerate(own["weights"])]
-        changed[20][0] = 7
-        theirs = own | {"weights": changed, "step": 12}
-        assert same(fetch(servers(stack, theirs), own=encode(own)).run(), theirs)
-        assert "this rank itself" in caplog.text
+    def test_equal_tensors_are_not_transferred(self, stack: ExitStack, monkeypatch: pytest.MonkeyPatch) -> None:
+        sent, told = bytes_sent(monkeypatch), list[tuple[str, int, int]]()
+        theirs = STATE | {"step": 10**9}
+        it = fetch(servers(stack, theirs), own=STATE, on_received=lambda *them: told.append(them))
+        assert same(it.run(), theirs)
+        assert not sent
+        assert told == [("a", encode(theirs).length, encode(theirs).length)]
 
-    @pytest.mark.parametrize("own", [state(size=42 * MIB), STATE | {"weights": [it + 1 for it in STATE["weights"]]}])
-    def test_another_state_is_no_hindrance(self, stack: ExitStack, own: Any) -> None:
-        assert same(fetch(servers(stack, STATE), own=encode(own)).run(), STATE)
+    def test_what_is_received_does_not_share_memory_with_what_is_held(self, stack: ExitStack) -> None:
+        received: Any = fetch(servers(stack, STATE), own=STATE).run()
+        assert received["weights"][0].data_ptr() != STATE["weights"][0].data_ptr()
+
+    def test_a_transposed_tensor_keeps_its_shape(self, stack: ExitStack) -> None:
+        held = {"weight": torch.arange(6.0).reshape(2, 3).t()}
+        assert same(fetch(servers(stack, held), own=held).run(), held)
+
+    @pytest.mark.parametrize(
+        "own",
+        [
+            state(size=42 * MIB),
+            state(buffers=1.0),
+            STATE | {"weights": [weight + 1 for weight in STATE["weights"]]},
+        ],
+        ids=["another_layout", "other_buffers", "other_weights"],
+    )
+    def test_if_a_tensor_differs_all_are_read(
+        self, stack: ExitStack, monkeypatch: pytest.MonkeyPatch, own: dict[str, Any]
+    ) -> None:
+        sent = bytes_sent(monkeypatch)
+        assert same(fetch(servers(stack, STATE), own=own).run(), STATE)
+        assert sum(sent) >= 48 * MIB
+
+
+def test_cancel_ends_it_at_once(stack: ExitStack, monkeypatch: pytest.MonkeyPatch) -> None:
+    those, let_go = servers(stack, STATE, STATE), threading.Event()
+
+    def stripe(encoding: Encoding, start: int, stop: int, real: Any = Encoding.stripe) -> Iterator[bytes]:
+        yield next(iter(real(encoding, start, stop)))
+        let_go.wait(60)
+
+    monkeypatch.setattr(Encoding, "stripe", stripe)
+    it, has_begun = fetch(those), []
+    it._on_received = lambda source, received, total: has_begun.append(received)
+    with ThreadPoolExecutor(1) as pool, took(0, 30):
+        running = pool.submit(it.run)
+        assert eventually(lambda: bool(has_begun) and max(has_begun) > MIB)
+        it.cancel("the quorum was revoked")
+        with pytest.raises(StateUnavailable, match="canceled: the quorum was revoked"):
+            running.result(30)
+        let_go.set()

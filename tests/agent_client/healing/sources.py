@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
+from agent_client.healing.connection import StateKey
+from agent_client.healing.fetch import Fetch
+from agent_client.healing.server import StateServer
 from agent_client.state.codec import Encoding
-from agent_client.transfer.fetch import Fetch
-from agent_client.transfer.offers import StateKey
-from agent_client.transfer.server import StateServer
 
 KEY = StateKey(7, 12, 0)
 
@@ -33,7 +33,7 @@ def serving(state: Any = None, **options: Any) -> Iterator[StateServer]:
         yield it
 
 
-def fetch(address: str, key: tuple[int, int, int], timeout_s: float, **options: Any) -> Any:
+def fetch(address: str, key: StateKey, timeout_s: float, **options: Any) -> Any:
     """The state that `address` holds under `key`, whatever it is."""
     return Fetch({address: lambda: address}, key, timeout_s, accept=lambda _: None, **options).run()
 
