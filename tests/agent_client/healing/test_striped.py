@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 import torch
 
-from agent_client.healing.connection import StateUnavailable
 from agent_client.healing.fetch import Fetch
 from agent_client.healing.server import StateServer
 from agent_client.state.codec import Encoding, encode
@@ -254,22 +253,3 @@ class TestOwn:
         sent = bytes_sent(monkeypatch)
         assert same(fetch(servers(stack, STATE), own=own).run(), STATE)
         assert sum(sent) >= 48 * MIB
-
-
-def test_cancel_ends_it_at_once(stack: ExitStack, monkeypatch: pytest.MonkeyPatch) -> None:
-    those, let_go = servers(stack, STATE, STATE), threading.Event()
-
-    def stripe(encoding: Encoding, start: int, stop: int, real: Any = Encoding.stripe) -> Iterator[bytes]:
-        yield next(iter(real(encoding, start, stop)))
-        let_go.wait(60)
-
-    monkeypatch.setattr(Encoding, "stripe", stripe)
-    it, has_begun = fetch(those), []
-    it._on_received = lambda source, received, total: has_begun.append(received)
-    with ThreadPoolExecutor(1) as pool, took(0, 30):
-        running = pool.submit(it.run)
-        assert eventually(lambda: bool(has_begun) and max(has_begun) > MIB)
-        it.cancel("the quorum was revoked")
-        with pytest.raises(StateUnavailable, match="canceled: the quorum was revoked"):
-            running.result(30)
-        let_go.set()
