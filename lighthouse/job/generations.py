@@ -19,8 +19,8 @@ generation O(n log n) once.
 """
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, fields, replace
+from collections.abc import Callable, Iterable, Iterator, Sequence, Set
+from dataclasses import fields, replace
 
 from lighthouse.job import events
 from lighthouse.job.events import IncidentChanged, RunVerdict
@@ -53,18 +53,10 @@ from lighthouse_protocol.rules.rate_limits import RestartBudget
 from lighthouse_protocol.rules.stall import GroupProgress, Process
 
 
-@dataclass(frozen=True, slots=True)
-class Candidate:
-    """A rank that `assign` may choose."""
-
-    rank: RankId
-    host: str = ""
-    is_ready: bool = True  # otherwise its host is incomplete (`hosts_together`)
-    waiting_since: float = 0.0  # orders the spares
-
-
-def assign(members: Iterable[Candidate], previous: Sequence[int], terms: RunTerms) -> tuple[RankId, ...]:
-    """Choose the active ranks and their places. All other ready ranks are spares.
+def assign(
+    members: Iterable[Rank], previous: Sequence[int], terms: RunTerms, running: Set[RankId] = frozenset()
+) -> tuple[RankId, ...]:
+    """Choose the active ranks and their places. All other ready ranks are spares. O(n log n).
 
     - The number of active ranks is a multiple of `divisible_by`, at least `min_active` and at most `active`, or 0.
     - A rank keeps its place, by slot, so a restarted process gets its predecessor's. Spares fill the holes, the longest
@@ -76,34 +68,31 @@ def assign(members: Iterable[Candidate], previous: Sequence[int], terms: RunTerm
         members: All known ranks.
         previous: Slot of each rank of the last generation.
         terms: Settings of the run.
+        running: Ranks that count as ready, too.
 
     Returns:
         The process of each rank, or an empty tuple if there are too few.
     """
-    here = _eligible(list(members), terms)
-    size = _size(len(here), terms)
-    if size == 0:
+    eligible = _eligible(list(members), terms, running)
+    size = min(len(eligible), terms.target) // terms.divisible_by * terms.divisible_by
+    if size == 0 or size < terms.min_active:
         return ()
-    by_slot = {candidate.rank.slot: candidate.rank for candidate in here}
+    by_slot = {member.rank.slot: member.rank for member in eligible}
     veterans = [(place, by_slot.pop(slot)) for place, slot in enumerate(previous) if slot in by_slot]
     places: dict[int, RankId] = {place: rank for place, rank in veterans if place < size}
     moved = [rank for place, rank in veterans if place >= size]
-    newcomers = [candidate for candidate in here if candidate.rank.slot in by_slot]
-    newcomers.sort(key=lambda c: (c.waiting_since if previous else 0.0, c.rank.slot))
-    fill = iter([*moved, *(candidate.rank for candidate in newcomers)])
+    newcomers = [member for member in eligible if member.rank.slot in by_slot]
+    newcomers.sort(key=lambda member: (member.waits_since or 0.0 if previous else 0.0, member.rank.slot))
+    fill = iter([*moved, *(member.rank for member in newcomers)])
     return tuple(places[place] if place in places else next(fill) for place in range(size))
 
 
-def _size(ready: int, terms: RunTerms) -> int:
-    size = min(ready, terms.target) // terms.divisible_by * terms.divisible_by
-    return size if size >= terms.min_active else 0
-
-
-def _eligible(members: list[Candidate], terms: RunTerms) -> list[Candidate]:
-    ready = [member for member in members if member.is_ready]
+def _eligible(members: list[Rank], terms: RunTerms, running: Set[RankId]) -> list[Rank]:
+    ready = [member for member in members if member.is_ready or member.rank in running]
     if not terms.hosts_together:
         return ready
-    torn = {member.host for member in members if member.host and not member.is_ready}
+    slots = {member.rank.slot for member in ready}
+    torn = {member.host for member in members if member.host and member.rank.slot not in slots}
     return [member for member in ready if member.host not in torn]
 
 
@@ -139,8 +128,7 @@ def learn(counters: RunCounters, seen: int, stride: int) -> RunCounters:
     return replace(counters, number=seen, global_iteration=max(counters.global_iteration, seen // stride * stride))
 
 
-KEPT = 16
-"""Restarts that a late report may still explain. The archive of incidents has all."""
+RESTARTS_KEPT = 16  # a late report may still explain them; the archive of incidents has all
 LOST_KEPT = 64  # lost ranks of one restart
 EVIDENCE_KEPT = 8  # dead processes of one restart, with their output
 
@@ -202,7 +190,8 @@ class RestartLog:
 
     def begin(self, number: int, cause: str, at: float, lost: tuple[RankId, ...], *, is_fault: bool) -> None:
         """Begin a restart because generation `number` broke, by a fault or by the return of a rank."""
-        self._add(RestartRecord(number, cause, at, self._make_id(at) if is_fault else "", lost))
+        incident = self._make_id(at) if is_fault else ""
+        self._add(RestartRecord(number, cause, at, incident, lost, caused_by=next(iter(lost), None)))
         if is_fault:
             self.counters = count_incident(self.counters)
 
@@ -216,7 +205,8 @@ class RestartLog:
         if last.incident:
             self._replace(last, worse)
             return False
-        self._replace(last, replace(worse, cause=cause, incident=self._make_id(last.noticed_at)))
+        incident = self._make_id(last.noticed_at)
+        self._replace(last, replace(worse, cause=cause, incident=incident, caused_by=next(iter(lost), None)))
         self.counters = count_incident(self.counters)
         return True
 
@@ -230,7 +220,7 @@ class RestartLog:
         found = next((restart for restart in reversed(self.restarts) if rank in restart.lost), None)
         if found is not None:
             if all(known.rank != rank for known in found.evidence):
-                cause = f"{rank}: {process.reason}" if found.cause.startswith(f"{rank}: ") else found.cause
+                cause = f"{rank}: {process.reason}" if found.caused_by == rank else found.cause
                 evidence = (*found.evidence, process)[:EVIDENCE_KEPT]
                 self._replace(found, replace(found, cause=cause, evidence=evidence))
         elif not is_rank:
@@ -270,7 +260,7 @@ class RestartLog:
     def _add(self, restart: RestartRecord) -> None:
         """Append a restart. The newest one that ended a generation stays, even if many follow that ended none."""
         followed = self._newest
-        self.restarts = (*self.restarts, restart)[-KEPT:]
+        self.restarts = (*self.restarts, restart)[-RESTARTS_KEPT:]
         if followed is not None and restart.ends_nothing and followed not in self.restarts:
             self.restarts = (followed, *self.restarts[1:])
         self._report(restart)
@@ -568,25 +558,9 @@ class FormationClock:
                 return RunVerdict.WAITING_FOR_RANKS
             if not _is_majority(ranks, current, terms):
                 return RunVerdict.NO_MAJORITY
-        if not choose(ranks, current, terms):
+        if not assign(ranks, current.slots, terms):
             return RunVerdict.TOO_FEW
         return RunVerdict.READY if now >= self._delayed_until else RunVerdict.BACKING_OFF
-
-
-def choose(
-    ranks: Ranks, current: GenerationState, terms: RunTerms, *, with_running: bool = False
-) -> tuple[RankId, ...]:
-    """Choose the ranks for a generation now, or once all running ranks are ready (`with_running`). O(n log n)."""
-    candidates = (
-        Candidate(
-            rank.rank,
-            rank.host,
-            rank.is_ready or (with_running and rank.rank in current.running),
-            rank.waits_since or 0.0,
-        )
-        for rank in ranks
-    )
-    return assign(candidates, current.slots, terms)
 
 
 def begins_by_restart(members: Sequence[Rank], current: GenerationState, counters: RunCounters) -> bool:
@@ -799,7 +773,7 @@ class Generations:
             return
         size = len(self.current.active)
         may_grow = size < self.terms.target and not self.current.finished
-        if may_grow and len(choose(self.ranks, self.current, self.terms, with_running=True)) > size:
+        if may_grow and len(assign(self.ranks, self.current.slots, self.terms, self.current.running)) > size:
             self._break(f"{rank.rank} comes in", now, is_fault=False)
         else:
             self._hand(rank)
@@ -884,7 +858,7 @@ class Generations:
         if limit is not None and self.restarts.formed >= limit:
             return f"max_iterations: {limit} generations were run"
         left_out, before = tuple(sorted(self.current.running)), self.current.number
-        generation = self._begin(choose(self.ranks, self.current, self.terms), now)
+        generation = self._begin(assign(self.ranks, self.current.slots, self.terms), now)
         spares = tuple(sorted(rank.rank for rank in self.ranks.ready.values()))
         self._emit(events.GenerationFormed(generation, spares))
         if left_out:
@@ -899,7 +873,8 @@ class Generations:
             self.wall(now),
             is_process_restart=begins_by_restart(members, self.current, self.restarts.counters),
         )
-        generation = self.current.begin(chosen, counters)
+        generation = Generation(chosen, counters)
+        self.current = GenerationState(generation, chosen)
         for rank in self.ranks:
             self.progress.remove_rank(rank.rank.slot)
         for rank in members:

@@ -108,9 +108,6 @@ class VerdictLog:
         self.look()
 
 
-SLOTS_LOGGED = 16
-
-
 def log_effect(name: RunName, effect: events.RunEffect) -> None:
     def told(kind: str, generation: int | None = None) -> Mapping[str, object]:
         return event(kind, job=name[0], run=name[1], generation=generation)
@@ -118,8 +115,8 @@ def log_effect(name: RunName, effect: events.RunEffect) -> None:
     match effect:
         case events.GenerationFormed(generation, spares):
             number, active = generation.number, generation.active
-            slots = [str(rank.slot) for rank in active[:SLOTS_LOGGED]]
-            more = " ..." if len(active) > SLOTS_LOGGED else ""
+            slots = [str(rank.slot) for rank in active[:NAMES_LOGGED]]
+            more = " ..." if len(active) > NAMES_LOGGED else ""
             text = "generation %d: slots %s%s; %d spares"
             log.info(text, number, " ".join(slots), more, len(spares), extra=told("generation_formed", number))
         case events.Interrupted(number, reason, _, is_new=True):

@@ -351,6 +351,7 @@ class RestartRecord:
     stepped_at: float | None = None  # first step in the next generation
     evidence: tuple[ProcessLost, ...] = ()
     ends_nothing: bool = False  # the dead process was no rank of a generation
+    caused_by: RankId | None = None  # rank whose loss is the cause
 
 
 @dataclass(frozen=True, slots=True)
@@ -486,11 +487,6 @@ class GenerationState:
     def slots(self) -> list[int]:
         """Slot of each active rank, indexed by rank."""
         return [rank.slot for rank in self.generation.active] if self.generation else []
-
-    def begin(self, active: tuple[RankId, ...], counters: RunCounters) -> Generation:
-        generation = Generation(active, counters)
-        self.__init__(generation, active)
-        return generation
 
     def has_heard(self, rank: RankId, generation: int | None) -> bool:
         """Return False if the rank is active but has not received this generation, so its report of ready is outdated.

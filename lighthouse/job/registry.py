@@ -269,7 +269,6 @@ class JobRegistry:
 
 MAX_RUNS = 1000
 SAVED_SHOWN = 32  # newest runs without processes
-NAMES_SHOWN = 16
 
 
 class RunRegistry:
@@ -352,7 +351,7 @@ class RunRegistry:
         """Return the driver of a run. Raise UnknownName if the run never had a process."""
         name = check_name(job, "job"), check_name(run, "run")
         if name not in self._drivers and self._store.load_run(name) is None:
-            known = ", ".join(sorted(other for at, other in self._names() if at == job)[:NAMES_SHOWN]) or "none"
+            known = ", ".join(sorted(other for at, other in self._names() if at == job)[:NAMES_LOGGED]) or "none"
             raise UnknownName(f"run: job {job!r} has no run {run!r}; known runs: {known}")
         return self.get(job, run)
 

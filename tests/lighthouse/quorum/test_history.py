@@ -3,7 +3,7 @@
 from lighthouse.job.events import QuorumEvent
 from lighthouse.job.forming import QuorumMachine
 from lighthouse.job.records import QuorumConfig
-from lighthouse.job.status import History
+from lighthouse.job.status import TimelineWriter
 from lighthouse_protocol.messages.progress import RankName
 from lighthouse_protocol.messages.session import STARTING
 from lighthouse_protocol.rules.stall import Kind, StallVerdict
@@ -17,7 +17,7 @@ class Job:
 
     def __init__(self, **config: object) -> None:
         self.machine = QuorumMachine(QuorumConfig(**config))
-        self.history = History(self.machine.roster)
+        self.history = TimelineWriter(self.machine.roster)
         self.read = 0
 
     def handle(self, event: QuorumEvent, now: float) -> None:

@@ -61,7 +61,8 @@ class TestAdvance:
         others = (stage.workers[0].rank, stage.workers[2].rank)
         reason = f"{stage.workers[1].rank}: its connection was lost"
         (restart,) = stage.machine.generations.restarts.restarts
-        assert restart == RestartRecord(0, reason, 0.0, "0.0", (stage.workers[1].rank,))
+        lost = stage.workers[1].rank
+        assert restart == RestartRecord(0, reason, 0.0, "0.0", (lost,), caused_by=lost)
         assert effects == [DUE, IncidentChanged(restart), Interrupted(0, reason, others, is_new=True)]
 
     @pytest.mark.parametrize("n", range(1, 10))

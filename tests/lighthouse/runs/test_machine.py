@@ -24,7 +24,7 @@ from lighthouse.job.events import (
     SupervisorJoined,
     SupervisorTold,
 )
-from lighthouse.job.generations import EVIDENCE_KEPT, KEPT, LOST_KEPT
+from lighthouse.job.generations import EVIDENCE_KEPT, LOST_KEPT, RESTARTS_KEPT
 from lighthouse.job.records import Membership, RunConfig, RunRecord, dump_run, parse_run
 from lighthouse.job.restarts import MAX_SUPERVISORS, RunMachine, Supervisors
 from lighthouse_protocol.messages import run as supervisor
@@ -265,7 +265,7 @@ class TestIncidents:
         stage.kill(1)
         for crash in range(crashes):
             stage.feed(RankLost(RankId(1, f"crashed at import {crash}"), "exit code 1", (), "g"))
-        assert len(stage.record.restarts) == min(crashes + 1, KEPT)
+        assert len(stage.record.restarts) == min(crashes + 1, RESTARTS_KEPT)
         stage.ready(0, 2)
         first, *others = stage.record.restarts
         assert (first.formed, {other.formed for other in others}) == (1, {None})

@@ -93,8 +93,8 @@ def _count_every_death(self: RestartLog, lost: tuple[RankId, ...], cause: str) -
     return True
 
 
-def _by_slot(members: Any, previous: Sequence[int], terms: Any) -> tuple[RankId, ...]:
-    return _assign(members, (), terms)
+def _by_slot(members: Any, previous: Sequence[int], terms: Any, *running: Any) -> tuple[RankId, ...]:
+    return _assign(members, (), terms, *running)
 
 
 def _unfenced(self: KeySpaces, generation: int) -> dict[Any, bytes]:
@@ -331,7 +331,7 @@ EXHIBITS = (
         "incidents-kept-for-ever",
         "the record grows with each incident",
         "G11",
-        ((generations, "KEPT", 10**9),),
+        ((generations, "RESTARTS_KEPT", 10**9),),
         plan={**PAIR, **CROWDED, "mix": ("raise_in_rank",), "fault_every_s": 0.2, "step_s": 0.1, "steps": 100},
         terms=OF_TWO,
     ),
