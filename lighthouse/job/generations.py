@@ -3,7 +3,7 @@
 1. The lighthouse alone assigns numbers. They are durable before a rank receives them, and never repeat.
 2. A generation stands until one of its active ranks is lost or fails. Then it is broken: the others are interrupted and
    report ready. A rank may also report ready on its own. The loss of a spare breaks nothing.
-3. `FormationClock` decides when the next generation forms, and `assign` of which ranks. All its ranks receive it at
+3. `decide_generation` decides when the next generation forms, and `assign` of which ranks. All its ranks receive it at
    once.
 4. A rank that connects while a generation stands becomes a spare and receives the generation at once. If it would
    enlarge the generation, the generation is broken, which is no incident.
@@ -20,7 +20,7 @@ generation O(n log n) once.
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence, Set
-from dataclasses import fields, replace
+from dataclasses import dataclass, fields, replace
 
 from lighthouse.job import events
 from lighthouse.job.events import IncidentChanged, RunVerdict
@@ -497,8 +497,35 @@ def _record(rank: Rank, wall_offset_s: float) -> RankRecord:
     return RankRecord(**kept, seen_at=rank.seen_at + wall_offset_s)
 
 
-class FormationClock:
-    """Decides when the next generation forms. Keeps only when waits began, the last check and the delay.
+@dataclass(frozen=True, slots=True)
+class GenerationDecision:
+    """Whether the next generation forms."""
+
+    verdict: RunVerdict = RunVerdict.NOBODY_READY
+    chosen: tuple[RankId, ...] = ()
+    """Its active ranks, if enough may be active."""
+    waits_since: float | None = None
+    """When enough ranks were ready to begin the wait for the others."""
+    short_since: float | None = None
+    """When too few ranks of the last generation remained."""
+    is_hopeless: bool = False
+    """The run has to stop, because too few ranks remained for too long."""
+    next_at: float | None = None
+    """When time alone may change the decision."""
+
+    def shift(self, by_s: float) -> "GenerationDecision":
+        """Move the waits after a pause of the lighthouse, during which it read no message."""
+        return replace(
+            self,
+            waits_since=None if self.waits_since is None else self.waits_since + by_s,
+            short_since=None if self.short_since is None else self.short_since + by_s,
+        )
+
+
+def decide_generation(
+    ranks: Ranks, current: GenerationState, terms: RunTerms, before: GenerationDecision, now: float
+) -> GenerationDecision:
+    """Decide whether the next generation forms now, and of which ranks.
 
     1. If all live active ranks of the last generation are ready, it forms at once, without the lost ranks. Processes
        that restart together with a lost one delay it, because they are about to die. The ready ranks wait for others
@@ -509,58 +536,35 @@ class FormationClock:
     4. An elastic run needs any `min_active` ranks. The wait begins when that number is ready. At a start it ends early
        when all that may be active are ready. The wait for fewer has no end.
     5. After repeated failures, the restart budget delays it.
+
+    Args:
+        ranks: Ranks of the run.
+        current: The last generation.
+        terms: Settings of the run.
+        before: The last decision, with the waits that have begun.
+        now: The present moment.
     """
-
-    def __init__(self) -> None:
-        self._waits_since: float | None = None
-        self._short_since: float | None = None
-        self._looked_at = -math.inf
-        self._delayed_until = -math.inf
-
-    def look(self, ranks: Ranks, current: GenerationState, terms: RunTerms, now: float) -> RunVerdict:
-        """Update the waits and return the verdict. Call after each change, and when it `is_due`."""
-        self._looked_at = now
-        is_begun = len(ranks.ready) >= (terms.min_active if terms.is_elastic else 1)
-        self._waits_since = _since(self._waits_since, now, is_begun and not current.stands)
-        verdict = self.verdict(ranks, current, terms, now)
-        self._short_since = _since(self._short_since, now, _is_short(verdict, current))
-        return verdict
-
-    def delay(self, until: float) -> None:
-        """Let no generation form before `until`."""
-        self._delayed_until = until
-
-    def is_hopeless(self, terms: RunTerms, now: float) -> bool:
-        return self._short_since is not None and now >= self._short_since + terms.return_timeout_s
-
-    def shift(self, by_s: float) -> None:
-        """Move the waits after a pause of the lighthouse, during which it read no message."""
-        self._waits_since = None if self._waits_since is None else self._waits_since + by_s
-        self._short_since = None if self._short_since is None else self._short_since + by_s
-
-    def is_due(self, terms: RunTerms, now: float) -> bool:
-        """Return whether time alone may have changed the verdict since the last `look`."""
-        return any(self._looked_at < moment <= now for moment in self.moments(terms))
-
-    def moments(self, terms: RunTerms) -> list[float]:
-        """Return when time alone may change the verdict or make it hopeless."""
-        waits = [] if self._waits_since is None else [self._waits_since + terms.join_timeout_s]
-        short = [] if self._short_since is None else [self._short_since + terms.return_timeout_s]
-        return [*waits, *short, self._delayed_until]
-
-    def verdict(self, ranks: Ranks, current: GenerationState, terms: RunTerms, now: float) -> RunVerdict:
-        if current.stands:
-            return RunVerdict.STANDS
-        if self._waits_since is None:
-            return RunVerdict.WAITING_FOR_RANKS if ranks.ready else RunVerdict.NOBODY_READY
-        if _is_incomplete(ranks, current, terms):
-            if now < self._waits_since + terms.join_timeout_s:
-                return RunVerdict.WAITING_FOR_RANKS
-            if not _is_majority(ranks, current, terms):
-                return RunVerdict.NO_MAJORITY
-        if not assign(ranks, current.slots, terms):
-            return RunVerdict.TOO_FEW
-        return RunVerdict.READY if now >= self._delayed_until else RunVerdict.BACKING_OFF
+    if current.stands:
+        return GenerationDecision(RunVerdict.STANDS)
+    is_begun = len(ranks.ready) >= (terms.min_active if terms.is_elastic else 1)
+    waits_since = _since(before.waits_since, now, is_begun)
+    join_by = math.inf if waits_since is None else waits_since + terms.join_timeout_s
+    is_incomplete = is_begun and _is_incomplete(ranks, current, terms)
+    chosen: tuple[RankId, ...] = ()
+    if not is_begun:
+        verdict = RunVerdict.WAITING_FOR_RANKS if ranks.ready else RunVerdict.NOBODY_READY
+    elif is_incomplete and now < join_by:
+        verdict = RunVerdict.WAITING_FOR_RANKS
+    elif is_incomplete and not _is_majority(ranks, current, terms):
+        verdict = RunVerdict.NO_MAJORITY
+    elif not (chosen := assign(ranks, current.slots, terms)):
+        verdict = RunVerdict.TOO_FEW
+    else:
+        verdict = RunVerdict.READY if now >= current.delayed_until else RunVerdict.BACKING_OFF
+    short_since = _since(before.short_since, now, _is_short(verdict, current))
+    stops_at = math.inf if short_since is None else short_since + terms.return_timeout_s
+    later = [moment for moment in (join_by, stops_at, current.delayed_until) if now < moment < math.inf]
+    return GenerationDecision(verdict, chosen, waits_since, short_since, now >= stops_at, min(later, default=None))
 
 
 def begins_by_restart(members: Sequence[Rank], current: GenerationState, counters: RunCounters) -> bool:
@@ -638,23 +642,24 @@ class Generations:
         self.progress = GroupProgress(config.run, config.limits)  # ranks that run the present generation
         self._emit = emit
         self._is_over = False
-        self._formation = FormationClock()
+        self._decision = GenerationDecision()
         self._held_until = now
         self._began_at = -math.inf  # start of the present generation
         self._has_stepped = False
         self.steps = 0  # reported steps of all generations
 
-    def verdict(self, now: float) -> events.RunVerdict:
-        return self._formation.verdict(self.ranks, self.current, self.terms, now)
+    def verdict(self, now: float) -> RunVerdict:
+        return self._decide(now).verdict
 
     def deadline(self, now: float) -> float | None:
         """Return the next moment after `now` at which time alone may change something."""
-        moments = [self.ranks.next_at(), *([] if self._is_over else self._formation.moments(self.terms))]
+        moments = (self.ranks.next_at(), None if self._is_over else self._decision.next_at)
         return min((moment for moment in moments if moment is not None and moment > now), default=None)
 
     def is_due(self, now: float) -> bool:
         """Return whether time alone may have changed the result of `settle`."""
-        return not self._is_over and self._formation.is_due(self.terms, now)
+        next_at = self._decision.next_at
+        return not self._is_over and next_at is not None and next_at <= now
 
     def pass_time(self, now: float) -> None:
         for rank in self.ranks.lapsed(now):
@@ -663,7 +668,7 @@ class Generations:
     def was_late(self, by_s: float, now: float) -> None:
         """Move the timeouts after a pause of the lighthouse."""
         self.ranks.shift(by_s)
-        self._formation.shift(by_s)
+        self._decision = self._decision.shift(by_s)
         self._held_until = now + by_s + CLOSINGS_HELD_S
 
     # -- end of the run
@@ -675,7 +680,7 @@ class Generations:
     def resume(self) -> None:
         """Continue after a stop. All waits begin now."""
         self._is_over = False
-        self._formation = FormationClock()
+        self._decision, self.current.delayed_until = GenerationDecision(), -math.inf
         self.budget = RestartBudget()
 
     def begin_anew(self) -> None:
@@ -790,7 +795,7 @@ class Generations:
             return
         lasted_s = now - self._began_at
         delay_s = self.budget.add_failure(self.terms, self.wall(now), lasted_s=lasted_s, has_stepped=self._has_stepped)
-        self._formation.delay(now + delay_s)
+        self.current.delayed_until = now + delay_s
         self._break(f"{rank.rank} has failed: {reason}", now, is_failure=True)
 
     def fail_behind(self, slots: Iterable[int], reason: str, now: float) -> None:
@@ -845,20 +850,23 @@ class Generations:
             return ""
         if self.current.is_broken and (why := self.budget.why_exhausted(self.terms)):
             return f"{why}; the last: {self.restarts.last_cause}"
-        verdict = self._formation.look(self.ranks, self.current, self.terms, now)
-        if verdict is events.RunVerdict.READY:
-            return self._form(now)
-        if self._formation.is_hopeless(self.terms, now):
+        self._decision = self._decide(now)
+        if self._decision.verdict is RunVerdict.READY:
+            return self._form(self._decision.chosen, now)
+        if self._decision.is_hopeless:
             needed = max(self.terms.min_active, self.terms.divisible_by)
             return f"min_active: {len(self.ranks.ready)} ranks are left, {needed} are needed"
         return ""
 
-    def _form(self, now: float) -> str:
+    def _decide(self, now: float) -> GenerationDecision:
+        return decide_generation(self.ranks, self.current, self.terms, self._decision, now)
+
+    def _form(self, chosen: tuple[RankId, ...], now: float) -> str:
         limit = self.terms.max_iterations
         if limit is not None and self.restarts.formed >= limit:
             return f"max_iterations: {limit} generations were run"
         left_out, before = tuple(sorted(self.current.running)), self.current.number
-        generation = self._begin(assign(self.ranks, self.current.slots, self.terms), now)
+        generation = self._begin(chosen, now)
         spares = tuple(sorted(rank.rank for rank in self.ranks.ready.values()))
         self._emit(events.GenerationFormed(generation, spares))
         if left_out:
@@ -880,7 +888,7 @@ class Generations:
         for rank in members:
             self.ranks.run(rank)
             rank.generation = generation.number
-        self._formation = FormationClock()
+        self._decision = self._decide(now)
         self._began_at, self._has_stepped = now, False
         return generation
 

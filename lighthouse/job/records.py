@@ -13,6 +13,7 @@ import base64
 import dataclasses
 import functools
 import json
+import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field, fields
@@ -470,6 +471,7 @@ class GenerationState:
         self.survivors = self.active.intersection(here)
         self.running = set(self.survivors)
         self.finished = set(finished)
+        self.delayed_until = -math.inf  # the next generation does not form before
         self._taken = frozenset(rank.slot for rank in self.active)
         self.lost_units = self._find_lost()
 
