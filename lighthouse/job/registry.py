@@ -21,7 +21,7 @@ from lighthouse.job.records import Membership, QuorumConfig, QuorumRecord, RunCo
 from lighthouse.job.restarts import RunMachine
 from lighthouse.job.run_driver import RunDriver
 from lighthouse.job.status import saved_run_status
-from lighthouse.job.store import JobStore, NoJobStore, RunStore
+from lighthouse.job.store import MemoryStore, RecordStore
 from lighthouse_protocol.identity import check_name
 from lighthouse_protocol.limits import SECRET_BYTES
 from lighthouse_protocol.messages.incident import Incident, RankEvidence
@@ -50,7 +50,7 @@ class JobRegistry:
         self,
         config: Callable[[int], QuorumConfig],
         timers: Timers,
-        memory: JobStore | None = None,
+        memory: RecordStore | None = None,
         give_up: Callable[[int], None] = lambda status: None,
         stall_after_s: float = FLOOR_S,
         incident_registry: IncidentRegistry | None = None,
@@ -78,7 +78,7 @@ class JobRegistry:
         self._is_busy = is_busy
         self._draw_secret = draw_secret
         self._config = config
-        self._memory = memory or NoJobStore()
+        self._memory = memory or MemoryStore()
         self._give_up = give_up
         self._stall_after_s = stall_after_s
         self._incident_registry = incident_registry or IncidentRegistry()
@@ -276,7 +276,7 @@ class RunRegistry:
 
     def __init__(
         self,
-        store: RunStore,
+        store: RecordStore,
         rank_timeout_s: float,
         lateness: LoopLag,
         guarded: Callable[[], AbstractContextManager[None]] = nullcontext,

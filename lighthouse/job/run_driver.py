@@ -18,7 +18,7 @@ from lighthouse.job.progress import RunRank
 from lighthouse.job.records import Membership, Rank, RunName, RunRecord
 from lighthouse.job.restarts import RunMachine
 from lighthouse.job.status import run_ranks, run_status
-from lighthouse.job.store import RunStore
+from lighthouse.job.store import RecordStore
 from lighthouse_protocol.identity import group_of_supervisor
 from lighthouse_protocol.messages import run
 from lighthouse_protocol.messages import run as supervisor
@@ -203,7 +203,7 @@ class RunDriver:
         self,
         name: RunName,
         machine: RunMachine,
-        store: RunStore,
+        store: RecordStore,
         timers: Timers,
         check_lateness: Callable[[], None] = lambda: None,
         report: Callable[[Incident], None] = lambda incident: None,

@@ -21,7 +21,6 @@ from lighthouse.job.incident_driver import IncidentRegistry, JobAccount
 from lighthouse.job.incidents import OnStall
 from lighthouse.job.progress import EVERY_S as SAMPLED_EVERY_S
 from lighthouse.job.registry import JobRegistry, RunRegistry
-from lighthouse.job.store import RunStoreInProcess
 from lighthouse.server.config import LighthouseConfig
 from lighthouse.server.listeners import ListenerSecurity
 from lighthouse.server.metrics import (
@@ -84,10 +83,11 @@ class LighthouseDaemon:
         self._shared = self._make_shared_store()
         self._incidents = self._make_incident_registry()
         counters = Counters()
+        store = self._memory if self._shared is None else self._shared.records
         self._jobs = JobRegistry(
             config.quorum_config,
             asyncio.get_running_loop(),
-            self._memory if self._shared is None else self._shared.records,
+            store,
             stop if self._shared is None else self._shared.give_up,
             config.stall_timeout_s,
             self._incidents,
@@ -95,10 +95,8 @@ class LighthouseDaemon:
             refused=counters.refused,
             is_busy=_is_busy,
         )
-        runs_kept = self._memory if isinstance(self._memory, Journal) else RunStoreInProcess()
-        runs_kept = runs_kept if self._shared is None else self._shared.records
         self._runs = RunRegistry(
-            runs_kept,
+            store,
             config.rank_timeout_s,
             self._jobs.lag,
             self._jobs.guarded,

@@ -10,7 +10,7 @@ from typing import Protocol
 
 import lighthouse.store.etcd_store
 import lighthouse.store.sqlite
-from lighthouse.job.store import JobStore, RunStore
+from lighthouse.job.store import RecordStore
 from lighthouse.store import sqlite as run_rows
 from lighthouse.store.election import Election, LeadershipDriver
 from lighthouse.store.etcd_client import EtcdClient, parse_etcd_address
@@ -24,14 +24,10 @@ CLAIM_S = 30.0
 TTL_S = 30.0  # a test may compute for seconds on a busy machine
 
 
-class Store(JobStore, RunStore, Protocol):
-    """What a lighthouse has of either."""
-
-
 class Holder(Protocol):
     """One lighthouse that has claimed the store."""
 
-    store: Store
+    store: RecordStore
 
     def settle(self) -> None:
         """All that was committed is durable. Raises a refusal if it will never be."""

@@ -232,7 +232,7 @@ class Contender(LighthouseProcess):
         if self.leadership is not None:
             self.leadership.feed(events.WriteRefused("its records cannot be written"))
 
-    # -- a JobStore
+    # -- a RecordStore, for jobs
 
     def load(self) -> "dict[str, QuorumRecord]":
         return dict(self.records.load())

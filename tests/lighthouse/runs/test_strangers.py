@@ -25,7 +25,7 @@ from lighthouse.job.generations import NAMES_KEPT_S
 from lighthouse.job.records import Membership, RunConfig, dump_run, parse_run
 from lighthouse.job.restarts import RunMachine
 from lighthouse.job.run_driver import RunDriver
-from lighthouse.job.store import RunStoreInProcess
+from lighthouse.job.store import MemoryStore
 from lighthouse_protocol.messages.run import (
     HelloRejected,
     HostExcluded,
@@ -240,7 +240,7 @@ class TestDriver:
 
     def test_a_stranger_ends_no_stream_of_a_rank_and_sets_no_key(self):
         loop = VirtualLoop()
-        driver = RunDriver(("j", "r"), RunMachine(), RunStoreInProcess(), loop)
+        driver = RunDriver(("j", "r"), RunMachine(), MemoryStore(), loop)
         rank, stranger = Listener(), Listener()
         driver.open_rank(RANK, rank)
         number = driver.open_rank(replace(RANK, attempt=1, secret=THEIRS), stranger)
@@ -255,7 +255,7 @@ class TestDriver:
                 driver.put_key(0, KeyKind.ITERATION, "a", b"", slot=slot, secret=secret)
 
     def test_nor_does_one_that_says_it_supervises_them(self):
-        driver = RunDriver(("j", "r"), RunMachine(), RunStoreInProcess(), VirtualLoop())
+        driver = RunDriver(("j", "r"), RunMachine(), MemoryStore(), VirtualLoop())
         ours, stranger = Listener(), Listener()
         driver.open_supervisor(SUPERVISOR, ours)
         driver.open_rank(RANK, Listener())
