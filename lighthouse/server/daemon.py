@@ -36,6 +36,7 @@ from lighthouse.server.metrics import (
 from lighthouse.server.page_acts import PageActs
 from lighthouse.server.services import REFLECTED, IncidentService, LighthouseService, RunService
 from lighthouse.store.election import SharedStore
+from lighthouse.store.etcd_client import EtcdClient
 from lighthouse.store.incident_files import IncidentFiles
 from lighthouse.store.sqlite import Journal
 from lighthouse_protocol import VERSION
@@ -327,7 +328,9 @@ class LighthouseDaemon:
         etcd = config.etcd()
         if etcd is None:
             return None
-        return SharedStore(etcd, config.store_ttl_s, config.store_credentials(), self._lead, self._follow)
+        credentials = config.store_credentials()
+        client = EtcdClient(etcd, credentials.tls(), credentials.user())
+        return SharedStore(client, config.store_ttl_s, self._lead, self._follow)
 
     def _lead(self) -> None:
         """Begin to lead, as after a restart: leases of the previous leader may still be valid."""
