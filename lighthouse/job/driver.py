@@ -400,7 +400,7 @@ class JobDriver:
             wall,
             runs,
             lambda: self.progress.observed,
-            lambda: self.progress.look(),
+            lambda: self.progress.check(),
             self._check_lag_for_looks,
         )
         self.progress = ProgressDriver(
@@ -554,7 +554,7 @@ class JobDriver:
 
     def _stalled(self, verdict: StallVerdict | None) -> None:
         self._timeline.stall(verdict, self._wall())
-        self.incidents.said(verdict)
+        self.incidents.take_verdict(verdict)
 
     def run(self, run_id: str) -> RunDriver | None:
         """Return a run of the job, or None if the run has no ranks."""
@@ -646,7 +646,7 @@ class JobDriver:
                     self.incidents.formed(effect.quorum, is_new=effect.is_new)
                 case _:
                     pass
-        self._verdicts.look()
+        self._verdicts.check()
         self._worlds.read(news)
         if not self._is_closed:
             self._timer.set(self.machine.deadline(now))

@@ -252,7 +252,7 @@ class RestartLog:
             if restart.formed == self.counters.number:
                 self._replace(restart, replace(restart, stepped_at=at))
 
-    def begin_anew(self) -> None:
+    def begin_launch(self) -> None:
         """Begin another launch. Only the numbers continue."""
         self.counters = RunCounters(self.counters.number, self.counters.global_iteration)
         self.formed = 0
@@ -683,11 +683,11 @@ class Generations:
         self._decision, self.current.delayed_until = GenerationDecision(), -math.inf
         self.budget = RestartBudget()
 
-    def begin_anew(self) -> None:
+    def begin_launch(self) -> None:
         """Begin another launch of the run. Its numbers continue."""
         self.ranks = Ranks(self.config.rank_timeout_s)
         self.current = GenerationState()
-        self.restarts.begin_anew()
+        self.restarts.begin_launch()
         self.resume()
 
     # -- arrivals and losses
@@ -705,7 +705,7 @@ class Generations:
         self.restarts.learn(entry.generation, self.terms.stride)
         rank = self.ranks.enter(entry, session, now)
         self.ranks.run(rank)
-        self.current.come_back(rank.rank)
+        self.current.reconnect(rank.rank)
         if entry.is_ready:
             return self._ready(rank, entry.generation, now)
         return self._holds(rank, entry.generation)
@@ -727,7 +727,7 @@ class Generations:
 
     # -- messages of ranks
 
-    def hear(self, rank_id: RankId, message: events.RankMessage, now: float) -> None:
+    def receive(self, rank_id: RankId, message: events.RankMessage, now: float) -> None:
         rank = self.ranks.get(rank_id)
         if rank is None:
             self._emit(events.RankRefused(rank_id, self.ranks.why_not(rank_id)))
@@ -764,8 +764,8 @@ class Generations:
             self._emit(events.Interrupted(generation, "this generation has ended", (rank.rank,)))
 
     def _ready(self, rank: Rank, generation: int | None, now: float) -> None:
-        if not self.current.has_heard(rank.rank, generation):
-            self._hand(rank)
+        if not self.current.has_received(rank.rank, generation):
+            self._send_generation(rank)
             return
         rank.generation = rank.generation if generation is None else generation
         self.ranks.wait(rank, now)
@@ -781,13 +781,13 @@ class Generations:
         if may_grow and len(assign(self.ranks, self.current.slots, self.terms, self.current.running)) > size:
             self._break(f"{rank.rank} comes in", now, is_fault=False)
         else:
-            self._hand(rank)
+            self._send_generation(rank)
 
-    def _hand(self, rank: Rank) -> None:
+    def _send_generation(self, rank: Rank) -> None:
         """Send the generation to a rank. The successor of a finished rank waits instead."""
         assert self.current.generation is not None
-        if not self.current.is_place_of_another(rank.rank):
-            self._emit(events.GenerationTold(rank.rank, self.current.generation))
+        if not self.current.is_place_taken(rank.rank):
+            self._emit(events.GenerationSent(rank.rank, self.current.generation))
 
     def _fail(self, rank: Rank, generation: int, reason: str, now: float) -> None:
         """Handle a failure of the function. In a broken generation it is a consequence of the break."""

@@ -490,7 +490,7 @@ class GenerationState:
         """Slot of each active rank, indexed by rank."""
         return [rank.slot for rank in self.generation.active] if self.generation else []
 
-    def has_heard(self, rank: RankId, generation: int | None) -> bool:
+    def has_received(self, rank: RankId, generation: int | None) -> bool:
         """Return False if the rank is active but has not received this generation, so its report of ready is outdated.
 
         Args:
@@ -507,11 +507,11 @@ class GenerationState:
         is_at_work = rank in self.survivors and rank not in self.finished
         return generation == self.number and is_at_work and not self.is_broken
 
-    def is_place_of_another(self, rank: RankId) -> bool:
+    def is_place_taken(self, rank: RankId) -> bool:
         """Return whether a finished predecessor of this process has the slot's place."""
         return rank.slot in self._taken and rank not in self.active
 
-    def come_back(self, rank: RankId) -> None:
+    def reconnect(self, rank: RankId) -> None:
         """Count a live process as running again after its connection broke."""
         if rank in self.active and rank not in self.survivors:
             self.survivors |= {rank}

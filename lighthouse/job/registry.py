@@ -406,7 +406,7 @@ class RunRegistry:
         for driver in drivers.values():
             driver.close(reason)
 
-    def begin_anew(self) -> None:
+    def reopen(self) -> None:
         """Serve again after `close`, from the store's present content."""
         self._closed = ""
         self._stopped.clear()

@@ -336,7 +336,7 @@ class LighthouseDaemon:
         """Begin to lead, as after a restart: leases of the previous leader may still be valid."""
         assert self._shared is not None
         self._jobs.remember(self._shared.records.load())
-        self._runs.begin_anew()
+        self._runs.reopen()
         self._set_serving(True)
 
     def _follow(self, refusal: NotLeader) -> None:

@@ -119,7 +119,7 @@ class RunInside:
         """What is told of what the ranks do; it grows."""
         told: list[Evidence | EvidenceDone] = []
         with self._lock:
-            self._driver.look(EvidenceRequest(1), told.append)
+            self._driver.collect_evidence(EvidenceRequest(1), told.append)
         return told
 
     def lose_streams(self) -> None:

@@ -1,6 +1,6 @@
 """The ranks of a run as they stand beside those of replica groups: what each does, and which are judged."""
 
-from lighthouse.job.events import RankSaid
+from lighthouse.job.events import RankReported
 from lighthouse.job.status import run_ranks, run_status
 from lighthouse_protocol.messages.progress import ProgressSample
 from lighthouse_protocol.messages.run import RankHeartbeat
@@ -9,7 +9,7 @@ from tests.lighthouse.run_stage import RunStage
 
 def beat(stage: RunStage, slot: int, step: int, still_s: float = 0.0) -> None:
     sample = ProgressSample(step, still_s=still_s)
-    stage.feed(RankSaid(stage.workers[slot].rank, RankHeartbeat(step + 100, "running", sample)))
+    stage.feed(RankReported(stage.workers[slot].rank, RankHeartbeat(step + 100, "running", sample)))
 
 
 def shown(stage: RunStage) -> list[str]:

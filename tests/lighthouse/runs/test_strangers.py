@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from lighthouse.job.events import (
-    OutsiderHeard,
+    OutsiderIgnored,
     RankJoined,
     RankLost,
     RankRefused,
@@ -17,7 +17,7 @@ from lighthouse.job.events import (
     SupervisorAsked,
     SupervisorEnded,
     SupervisorJoined,
-    SupervisorTold,
+    SupervisorMessage,
     WasLate,
 )
 from lighthouse.job.events import StopAsked as StopAskedByOperator
@@ -182,9 +182,9 @@ class TestStrangersUnderANameOfTheirOwn:
         if restarts:  # of the lighthouse
             machine = again(machine)
             assert why(machine, STRANGER, now=6.0) is None
-        said = [e for e in asked(machine, 9, STOP, membership) if isinstance(e, SupervisorTold | OutsiderHeard)]
+        said = [e for e in asked(machine, 9, STOP, membership) if isinstance(e, SupervisorMessage | OutsiderIgnored)]
         stop = RunStopped("a stranger says so", "z", machine.generations.current.number)
-        assert said == [OutsiderHeard("z", "its stop ends it alone"), SupervisorTold(9, stop)]
+        assert said == [OutsiderIgnored("z", "its stop ends it alone"), SupervisorMessage(9, stop)]
         assert (machine.stop, machine.generations.current.stands) == (None, True)
         assert isinstance(told(machine.handle(SupervisorJoined(STRANGER, 10), 3.0), 10), RunStopped), "it comes again"
         assert why(machine, replace(STRANGER, incarnation="z2"), session=11, now=3.0) is None
@@ -221,7 +221,7 @@ class TestStrangersUnderANameOfTheirOwn:
 
     def test_a_host_that_it_excludes_is_kept_from_itself_alone(self):
         machine = self.running()
-        assert OutsiderHeard("z", "host h1 is excluded for it alone") in asked(machine, 9, EXCLUDE, Membership.OPEN)
+        assert OutsiderIgnored("z", "host h1 is excluded for it alone") in asked(machine, 9, EXCLUDE, Membership.OPEN)
         assert machine.generations.current.stands
         for each in (machine, again(machine)):
             assert why(each, replace(STRANGER, incarnation="z2"), now=6.0) is WrongState
