@@ -49,7 +49,7 @@ from lighthouse.job.log import VerdictLog, log_cut, log_end, log_journal_outdate
 from lighthouse.job.progress import Grid, Levels, Pace, RanksKept, Samples, grid_of, levels_of
 from lighthouse.job.records import Group, QuorumRecord
 from lighthouse.job.run_driver import RunDriver
-from lighthouse.job.status import History, explain, job_status
+from lighthouse.job.status import TimelineWriter, explain, job_status
 from lighthouse_protocol.identity import split_replica_id
 from lighthouse_protocol.limits import answer_margin_s
 from lighthouse_protocol.messages.membership import MAX_PENDING_NAMED, Participant, Quorum, QuorumChange, World
@@ -387,7 +387,7 @@ class JobDriver:
         self._timer = DeadlineTimer(self._tick, timers)
         self._numbers = itertools.count(1)
         self._sessions = SessionTable()
-        self._history = History(machine.roster)
+        self._timeline = TimelineWriter(machine.roster)
         self._incident_registry = incident_registry or IncidentRegistry()
         self.incidents = IncidentDriver(
             job,
@@ -400,7 +400,7 @@ class JobDriver:
             wall,
             runs,
             lambda: self.progress.observed,
-            lambda: self.progress.look(),
+            lambda: self.progress.check(),
             self._check_lag_for_looks,
         )
         self.progress = ProgressDriver(
@@ -471,7 +471,7 @@ class JobDriver:
             case Heartbeat():
                 self._feed(SessionHeartbeatReceived(number, message))
                 self._account.take(session.replica_id, message.levels, self._clock())
-                self._history.beat(session.replica_id, self._wall())
+                self._timeline.beat(session.replica_id, self._wall())
                 if message.progress is not None:
                     self.progress.take(session.replica_id, message.progress)
                     self.incidents.viewed(session.replica_id, message.progress)
@@ -524,7 +524,7 @@ class JobDriver:
         """Return the job's status. `has_ranks` adds the place of every rank, and the timeline."""
         verdict, now, incidents = self.progress.verdict(), self._clock(), self._incident_registry.newest(self.job)
         ranks = self.progress.ranks() if has_ranks else ()
-        timeline = self._history.timeline.entries if has_ranks else ()
+        timeline = self._timeline.timeline.entries if has_ranks else ()
         rate, progress = self._samples.steps_per_s(self._levels(), now), self.progress
         return job_status(
             self.job, self.machine, now, verdict, ranks, timeline, incidents, progress.heals, progress.data, rate
@@ -550,11 +550,11 @@ class JobDriver:
 
     def note(self, kind: TimelineKind, replica_ids: Sequence[str], text: str) -> None:
         """Add an entry to the timeline."""
-        self._history.timeline.note(self._wall(), kind, replica_ids, text)
+        self._timeline.timeline.note(self._wall(), kind, replica_ids, text)
 
     def _stalled(self, verdict: StallVerdict | None) -> None:
-        self._history.stall(verdict, self._wall())
-        self.incidents.said(verdict)
+        self._timeline.stall(verdict, self._wall())
+        self.incidents.take_verdict(verdict)
 
     def run(self, run_id: str) -> RunDriver | None:
         """Return a run of the job, or None if the run has no ranks."""
@@ -635,7 +635,7 @@ class JobDriver:
             self._perform_one(effect)
         news = [effect for effect in effects if not isinstance(effect, HeartbeatAnswered)]
         if news:
-            self._history.read(news, self._wall())
+            self._timeline.read(news, self._wall())
         for effect in news:
             match effect:
                 case MemberLost():
@@ -646,7 +646,7 @@ class JobDriver:
                     self.incidents.formed(effect.quorum, is_new=effect.is_new)
                 case _:
                     pass
-        self._verdicts.look()
+        self._verdicts.check()
         self._worlds.read(news)
         if not self._is_closed:
             self._timer.set(self.machine.deadline(now))

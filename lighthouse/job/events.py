@@ -265,7 +265,7 @@ class RankJoined:
 
 
 @dataclass(frozen=True, slots=True)
-class RankSaid:
+class RankReported:
     """Message of a rank after its hello."""
 
     rank: RankId
@@ -339,7 +339,7 @@ class GenerationFormed:
 
 
 @dataclass(frozen=True, slots=True)
-class GenerationTold:
+class GenerationSent:
     """Present generation, for one rank that has not received it or is a spare."""
 
     rank: RankId
@@ -387,7 +387,7 @@ class Resumed:
 
 
 @dataclass(frozen=True, slots=True)
-class OutsiderHeard:
+class OutsiderIgnored:
     """Supervisor `who`, which has no part in the run, requested a change of the whole run."""
 
     who: str
@@ -407,7 +407,7 @@ class IncidentChanged:
 
 
 @dataclass(frozen=True, slots=True)
-class SupervisorTold:
+class SupervisorMessage:
     """Message for a supervisor. A refusal ends its stream."""
 
     session: int
@@ -430,7 +430,7 @@ class RunVerdict(StrEnum):
 
 RunEvent = (
     RankJoined
-    | RankSaid
+    | RankReported
     | SessionEnded
     | RankLost
     | RanksBehind
@@ -444,14 +444,14 @@ RunEvent = (
 RunEffect = (
     RecordDue
     | GenerationFormed
-    | GenerationTold
+    | GenerationSent
     | Interrupted
     | RankRefused
     | Completed
     | Stopped
     | Resumed
-    | SupervisorTold
-    | OutsiderHeard
+    | SupervisorMessage
+    | OutsiderIgnored
     | RecordChanged
     | IncidentChanged
 )

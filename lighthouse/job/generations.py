@@ -3,7 +3,7 @@
 1. The lighthouse alone assigns numbers. They are durable before a rank receives them, and never repeat.
 2. A generation stands until one of its active ranks is lost or fails. Then it is broken: the others are interrupted and
    report ready. A rank may also report ready on its own. The loss of a spare breaks nothing.
-3. `FormationClock` decides when the next generation forms, and `assign` of which ranks. All its ranks receive it at
+3. `decide_generation` decides when the next generation forms, and `assign` of which ranks. All its ranks receive it at
    once.
 4. A rank that connects while a generation stands becomes a spare and receives the generation at once. If it would
    enlarge the generation, the generation is broken, which is no incident.
@@ -19,7 +19,7 @@ generation O(n log n) once.
 """
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence, Set
 from dataclasses import dataclass, fields, replace
 
 from lighthouse.job import events
@@ -53,18 +53,10 @@ from lighthouse_protocol.rules.rate_limits import RestartBudget
 from lighthouse_protocol.rules.stall import GroupProgress, Process
 
 
-@dataclass(frozen=True, slots=True)
-class Candidate:
-    """A rank that `assign` may choose."""
-
-    rank: RankId
-    host: str = ""
-    is_ready: bool = True  # otherwise its host is incomplete (`hosts_together`)
-    waiting_since: float = 0.0  # orders the spares
-
-
-def assign(members: Iterable[Candidate], previous: Sequence[int], terms: RunTerms) -> tuple[RankId, ...]:
-    """Choose the active ranks and their places. All other ready ranks are spares.
+def assign(
+    members: Iterable[Rank], previous: Sequence[int], terms: RunTerms, running: Set[RankId] = frozenset()
+) -> tuple[RankId, ...]:
+    """Choose the active ranks and their places. All other ready ranks are spares. O(n log n).
 
     - The number of active ranks is a multiple of `divisible_by`, at least `min_active` and at most `active`, or 0.
     - A rank keeps its place, by slot, so a restarted process gets its predecessor's. Spares fill the holes, the longest
@@ -76,34 +68,31 @@ def assign(members: Iterable[Candidate], previous: Sequence[int], terms: RunTerm
         members: All known ranks.
         previous: Slot of each rank of the last generation.
         terms: Settings of the run.
+        running: Ranks that count as ready, too.
 
     Returns:
         The process of each rank, or an empty tuple if there are too few.
     """
-    here = _eligible(list(members), terms)
-    size = _size(len(here), terms)
-    if size == 0:
+    eligible = _eligible(list(members), terms, running)
+    size = min(len(eligible), terms.target) // terms.divisible_by * terms.divisible_by
+    if size == 0 or size < terms.min_active:
         return ()
-    by_slot = {candidate.rank.slot: candidate.rank for candidate in here}
+    by_slot = {member.rank.slot: member.rank for member in eligible}
     veterans = [(place, by_slot.pop(slot)) for place, slot in enumerate(previous) if slot in by_slot]
     places: dict[int, RankId] = {place: rank for place, rank in veterans if place < size}
     moved = [rank for place, rank in veterans if place >= size]
-    newcomers = [candidate for candidate in here if candidate.rank.slot in by_slot]
-    newcomers.sort(key=lambda c: (c.waiting_since if previous else 0.0, c.rank.slot))
-    fill = iter([*moved, *(candidate.rank for candidate in newcomers)])
+    newcomers = [member for member in eligible if member.rank.slot in by_slot]
+    newcomers.sort(key=lambda member: (member.waits_since or 0.0 if previous else 0.0, member.rank.slot))
+    fill = iter([*moved, *(member.rank for member in newcomers)])
     return tuple(places[place] if place in places else next(fill) for place in range(size))
 
 
-def _size(ready: int, terms: RunTerms) -> int:
-    size = min(ready, terms.target) // terms.divisible_by * terms.divisible_by
-    return size if size >= terms.min_active else 0
-
-
-def _eligible(members: list[Candidate], terms: RunTerms) -> list[Candidate]:
-    ready = [member for member in members if member.is_ready]
+def _eligible(members: list[Rank], terms: RunTerms, running: Set[RankId]) -> list[Rank]:
+    ready = [member for member in members if member.is_ready or member.rank in running]
     if not terms.hosts_together:
         return ready
-    torn = {member.host for member in members if member.host and not member.is_ready}
+    slots = {member.rank.slot for member in ready}
+    torn = {member.host for member in members if member.host and member.rank.slot not in slots}
     return [member for member in ready if member.host not in torn]
 
 
@@ -139,8 +128,7 @@ def learn(counters: RunCounters, seen: int, stride: int) -> RunCounters:
     return replace(counters, number=seen, global_iteration=max(counters.global_iteration, seen // stride * stride))
 
 
-KEPT = 16
-"""Restarts that a late report may still explain. The archive of incidents has all."""
+RESTARTS_KEPT = 16  # a late report may still explain them; the archive of incidents has all
 LOST_KEPT = 64  # lost ranks of one restart
 EVIDENCE_KEPT = 8  # dead processes of one restart, with their output
 
@@ -202,7 +190,8 @@ class RestartLog:
 
     def begin(self, number: int, cause: str, at: float, lost: tuple[RankId, ...], *, is_fault: bool) -> None:
         """Begin a restart because generation `number` broke, by a fault or by the return of a rank."""
-        self._add(RestartRecord(number, cause, at, self._make_id(at) if is_fault else "", lost))
+        incident = self._make_id(at) if is_fault else ""
+        self._add(RestartRecord(number, cause, at, incident, lost, caused_by=next(iter(lost), None)))
         if is_fault:
             self.counters = count_incident(self.counters)
 
@@ -216,7 +205,8 @@ class RestartLog:
         if last.incident:
             self._replace(last, worse)
             return False
-        self._replace(last, replace(worse, cause=cause, incident=self._make_id(last.noticed_at)))
+        incident = self._make_id(last.noticed_at)
+        self._replace(last, replace(worse, cause=cause, incident=incident, caused_by=next(iter(lost), None)))
         self.counters = count_incident(self.counters)
         return True
 
@@ -230,7 +220,7 @@ class RestartLog:
         found = next((restart for restart in reversed(self.restarts) if rank in restart.lost), None)
         if found is not None:
             if all(known.rank != rank for known in found.evidence):
-                cause = f"{rank}: {process.reason}" if found.cause.startswith(f"{rank}: ") else found.cause
+                cause = f"{rank}: {process.reason}" if found.caused_by == rank else found.cause
                 evidence = (*found.evidence, process)[:EVIDENCE_KEPT]
                 self._replace(found, replace(found, cause=cause, evidence=evidence))
         elif not is_rank:
@@ -262,7 +252,7 @@ class RestartLog:
             if restart.formed == self.counters.number:
                 self._replace(restart, replace(restart, stepped_at=at))
 
-    def begin_anew(self) -> None:
+    def begin_launch(self) -> None:
         """Begin another launch. Only the numbers continue."""
         self.counters = RunCounters(self.counters.number, self.counters.global_iteration)
         self.formed = 0
@@ -270,7 +260,7 @@ class RestartLog:
     def _add(self, restart: RestartRecord) -> None:
         """Append a restart. The newest one that ended a generation stays, even if many follow that ended none."""
         followed = self._newest
-        self.restarts = (*self.restarts, restart)[-KEPT:]
+        self.restarts = (*self.restarts, restart)[-RESTARTS_KEPT:]
         if followed is not None and restart.ends_nothing and followed not in self.restarts:
             self.restarts = (followed, *self.restarts[1:])
         self._report(restart)
@@ -507,8 +497,35 @@ def _record(rank: Rank, wall_offset_s: float) -> RankRecord:
     return RankRecord(**kept, seen_at=rank.seen_at + wall_offset_s)
 
 
-class FormationClock:
-    """Decides when the next generation forms. Keeps only when waits began, the last check and the delay.
+@dataclass(frozen=True, slots=True)
+class GenerationDecision:
+    """Whether the next generation forms."""
+
+    verdict: RunVerdict = RunVerdict.NOBODY_READY
+    chosen: tuple[RankId, ...] = ()
+    """Its active ranks, if enough may be active."""
+    waits_since: float | None = None
+    """When enough ranks were ready to begin the wait for the others."""
+    short_since: float | None = None
+    """When too few ranks of the last generation remained."""
+    is_hopeless: bool = False
+    """The run has to stop, because too few ranks remained for too long."""
+    next_at: float | None = None
+    """When time alone may change the decision."""
+
+    def shift(self, by_s: float) -> "GenerationDecision":
+        """Move the waits after a pause of the lighthouse, during which it read no message."""
+        return replace(
+            self,
+            waits_since=None if self.waits_since is None else self.waits_since + by_s,
+            short_since=None if self.short_since is None else self.short_since + by_s,
+        )
+
+
+def decide_generation(
+    ranks: Ranks, current: GenerationState, terms: RunTerms, before: GenerationDecision, now: float
+) -> GenerationDecision:
+    """Decide whether the next generation forms now, and of which ranks.
 
     1. If all live active ranks of the last generation are ready, it forms at once, without the lost ranks. Processes
        that restart together with a lost one delay it, because they are about to die. The ready ranks wait for others
@@ -519,74 +536,35 @@ class FormationClock:
     4. An elastic run needs any `min_active` ranks. The wait begins when that number is ready. At a start it ends early
        when all that may be active are ready. The wait for fewer has no end.
     5. After repeated failures, the restart budget delays it.
+
+    Args:
+        ranks: Ranks of the run.
+        current: The last generation.
+        terms: Settings of the run.
+        before: The last decision, with the waits that have begun.
+        now: The present moment.
     """
-
-    def __init__(self) -> None:
-        self._waits_since: float | None = None
-        self._short_since: float | None = None
-        self._looked_at = -math.inf
-        self._delayed_until = -math.inf
-
-    def look(self, ranks: Ranks, current: GenerationState, terms: RunTerms, now: float) -> RunVerdict:
-        """Update the waits and return the verdict. Call after each change, and when it `is_due`."""
-        self._looked_at = now
-        is_begun = len(ranks.ready) >= (terms.min_active if terms.is_elastic else 1)
-        self._waits_since = _since(self._waits_since, now, is_begun and not current.stands)
-        verdict = self.verdict(ranks, current, terms, now)
-        self._short_since = _since(self._short_since, now, _is_short(verdict, current))
-        return verdict
-
-    def delay(self, until: float) -> None:
-        """Let no generation form before `until`."""
-        self._delayed_until = until
-
-    def is_hopeless(self, terms: RunTerms, now: float) -> bool:
-        return self._short_since is not None and now >= self._short_since + terms.return_timeout_s
-
-    def shift(self, by_s: float) -> None:
-        """Move the waits after a pause of the lighthouse, during which it read no message."""
-        self._waits_since = None if self._waits_since is None else self._waits_since + by_s
-        self._short_since = None if self._short_since is None else self._short_since + by_s
-
-    def is_due(self, terms: RunTerms, now: float) -> bool:
-        """Return whether time alone may have changed the verdict since the last `look`."""
-        return any(self._looked_at < moment <= now for moment in self.moments(terms))
-
-    def moments(self, terms: RunTerms) -> list[float]:
-        """Return when time alone may change the verdict or make it hopeless."""
-        waits = [] if self._waits_since is None else [self._waits_since + terms.join_timeout_s]
-        short = [] if self._short_since is None else [self._short_since + terms.return_timeout_s]
-        return [*waits, *short, self._delayed_until]
-
-    def verdict(self, ranks: Ranks, current: GenerationState, terms: RunTerms, now: float) -> RunVerdict:
-        if current.stands:
-            return RunVerdict.STANDS
-        if self._waits_since is None:
-            return RunVerdict.WAITING_FOR_RANKS if ranks.ready else RunVerdict.NOBODY_READY
-        if _is_incomplete(ranks, current, terms):
-            if now < self._waits_since + terms.join_timeout_s:
-                return RunVerdict.WAITING_FOR_RANKS
-            if not _is_majority(ranks, current, terms):
-                return RunVerdict.NO_MAJORITY
-        if not choose(ranks, current, terms):
-            return RunVerdict.TOO_FEW
-        return RunVerdict.READY if now >= self._delayed_until else RunVerdict.BACKING_OFF
-
-
-def choose(
-    ranks: Ranks, current: GenerationState, terms: RunTerms, *, with_running: bool = False
-) -> tuple[RankId, ...]:
-    """Choose the ranks for a generation now, or once all running ranks are ready (`with_running`). O(n log n)."""
-    candidates = (
-        Candidate(
-            rank.rank,
-            rank.host,
-            rank.is_ready or (with_running and rank.rank in current.running),
-            rank.waits_since or 0.0,
-        )
-        for rank in ranks
-    )
-    return assign(candidates, current.slots, terms)
+    if current.stands:
+        return GenerationDecision(RunVerdict.STANDS)
+    is_begun = len(ranks.ready) >= (terms.min_active if terms.is_elastic else 1)
+    waits_since = _since(before.waits_since, now, is_begun)
+    join_by = math.inf if waits_since is None else waits_since + terms.join_timeout_s
+    is_incomplete = is_begun and _is_incomplete(ranks, current, terms)
+    chosen: tuple[RankId, ...] = ()
+    if not is_begun:
+        verdict = RunVerdict.WAITING_FOR_RANKS if ranks.ready else RunVerdict.NOBODY_READY
+    elif is_incomplete and now < join_by:
+        verdict = RunVerdict.WAITING_FOR_RANKS
+    elif is_incomplete and not _is_majority(ranks, current, terms):
+        verdict = RunVerdict.NO_MAJORITY
+    elif not (chosen := assign(ranks, current.slots, terms)):
+        verdict = RunVerdict.TOO_FEW
+    else:
+        verdict = RunVerdict.READY if now >= current.delayed_until else RunVerdict.BACKING_OFF
+    short_since = _since(before.short_since, now, _is_short(verdict, current))
+    stops_at = math.inf if short_since is None else short_since + terms.return_timeout_s
+    later = [moment for moment in (join_by, stops_at, current.delayed_until) if now < moment < math.inf]
+    return GenerationDecision(verdict, chosen, waits_since, short_since, now >= stops_at, min(later, default=None))
 
 
 def begins_by_restart(members: Sequence[Rank], current: GenerationState, counters: RunCounters) -> bool:
@@ -664,23 +642,24 @@ class Generations:
         self.progress = GroupProgress(config.run, config.limits)  # ranks that run the present generation
         self._emit = emit
         self._is_over = False
-        self._formation = FormationClock()
+        self._decision = GenerationDecision()
         self._held_until = now
         self._began_at = -math.inf  # start of the present generation
         self._has_stepped = False
         self.steps = 0  # reported steps of all generations
 
-    def verdict(self, now: float) -> events.RunVerdict:
-        return self._formation.verdict(self.ranks, self.current, self.terms, now)
+    def verdict(self, now: float) -> RunVerdict:
+        return self._decide(now).verdict
 
     def deadline(self, now: float) -> float | None:
         """Return the next moment after `now` at which time alone may change something."""
-        moments = [self.ranks.next_at(), *([] if self._is_over else self._formation.moments(self.terms))]
+        moments = (self.ranks.next_at(), None if self._is_over else self._decision.next_at)
         return min((moment for moment in moments if moment is not None and moment > now), default=None)
 
     def is_due(self, now: float) -> bool:
         """Return whether time alone may have changed the result of `settle`."""
-        return not self._is_over and self._formation.is_due(self.terms, now)
+        next_at = self._decision.next_at
+        return not self._is_over and next_at is not None and next_at <= now
 
     def pass_time(self, now: float) -> None:
         for rank in self.ranks.lapsed(now):
@@ -689,7 +668,7 @@ class Generations:
     def was_late(self, by_s: float, now: float) -> None:
         """Move the timeouts after a pause of the lighthouse."""
         self.ranks.shift(by_s)
-        self._formation.shift(by_s)
+        self._decision = self._decision.shift(by_s)
         self._held_until = now + by_s + CLOSINGS_HELD_S
 
     # -- end of the run
@@ -701,14 +680,14 @@ class Generations:
     def resume(self) -> None:
         """Continue after a stop. All waits begin now."""
         self._is_over = False
-        self._formation = FormationClock()
+        self._decision, self.current.delayed_until = GenerationDecision(), -math.inf
         self.budget = RestartBudget()
 
-    def begin_anew(self) -> None:
+    def begin_launch(self) -> None:
         """Begin another launch of the run. Its numbers continue."""
         self.ranks = Ranks(self.config.rank_timeout_s)
         self.current = GenerationState()
-        self.restarts.begin_anew()
+        self.restarts.begin_launch()
         self.resume()
 
     # -- arrivals and losses
@@ -726,7 +705,7 @@ class Generations:
         self.restarts.learn(entry.generation, self.terms.stride)
         rank = self.ranks.enter(entry, session, now)
         self.ranks.run(rank)
-        self.current.come_back(rank.rank)
+        self.current.reconnect(rank.rank)
         if entry.is_ready:
             return self._ready(rank, entry.generation, now)
         return self._holds(rank, entry.generation)
@@ -748,7 +727,7 @@ class Generations:
 
     # -- messages of ranks
 
-    def hear(self, rank_id: RankId, message: events.RankMessage, now: float) -> None:
+    def receive(self, rank_id: RankId, message: events.RankMessage, now: float) -> None:
         rank = self.ranks.get(rank_id)
         if rank is None:
             self._emit(events.RankRefused(rank_id, self.ranks.why_not(rank_id)))
@@ -785,8 +764,8 @@ class Generations:
             self._emit(events.Interrupted(generation, "this generation has ended", (rank.rank,)))
 
     def _ready(self, rank: Rank, generation: int | None, now: float) -> None:
-        if not self.current.has_heard(rank.rank, generation):
-            self._hand(rank)
+        if not self.current.has_received(rank.rank, generation):
+            self._send_generation(rank)
             return
         rank.generation = rank.generation if generation is None else generation
         self.ranks.wait(rank, now)
@@ -799,16 +778,16 @@ class Generations:
             return
         size = len(self.current.active)
         may_grow = size < self.terms.target and not self.current.finished
-        if may_grow and len(choose(self.ranks, self.current, self.terms, with_running=True)) > size:
+        if may_grow and len(assign(self.ranks, self.current.slots, self.terms, self.current.running)) > size:
             self._break(f"{rank.rank} comes in", now, is_fault=False)
         else:
-            self._hand(rank)
+            self._send_generation(rank)
 
-    def _hand(self, rank: Rank) -> None:
+    def _send_generation(self, rank: Rank) -> None:
         """Send the generation to a rank. The successor of a finished rank waits instead."""
         assert self.current.generation is not None
-        if not self.current.is_place_of_another(rank.rank):
-            self._emit(events.GenerationTold(rank.rank, self.current.generation))
+        if not self.current.is_place_taken(rank.rank):
+            self._emit(events.GenerationSent(rank.rank, self.current.generation))
 
     def _fail(self, rank: Rank, generation: int, reason: str, now: float) -> None:
         """Handle a failure of the function. In a broken generation it is a consequence of the break."""
@@ -816,7 +795,7 @@ class Generations:
             return
         lasted_s = now - self._began_at
         delay_s = self.budget.add_failure(self.terms, self.wall(now), lasted_s=lasted_s, has_stepped=self._has_stepped)
-        self._formation.delay(now + delay_s)
+        self.current.delayed_until = now + delay_s
         self._break(f"{rank.rank} has failed: {reason}", now, is_failure=True)
 
     def fail_behind(self, slots: Iterable[int], reason: str, now: float) -> None:
@@ -871,20 +850,23 @@ class Generations:
             return ""
         if self.current.is_broken and (why := self.budget.why_exhausted(self.terms)):
             return f"{why}; the last: {self.restarts.last_cause}"
-        verdict = self._formation.look(self.ranks, self.current, self.terms, now)
-        if verdict is events.RunVerdict.READY:
-            return self._form(now)
-        if self._formation.is_hopeless(self.terms, now):
+        self._decision = self._decide(now)
+        if self._decision.verdict is RunVerdict.READY:
+            return self._form(self._decision.chosen, now)
+        if self._decision.is_hopeless:
             needed = max(self.terms.min_active, self.terms.divisible_by)
             return f"min_active: {len(self.ranks.ready)} ranks are left, {needed} are needed"
         return ""
 
-    def _form(self, now: float) -> str:
+    def _decide(self, now: float) -> GenerationDecision:
+        return decide_generation(self.ranks, self.current, self.terms, self._decision, now)
+
+    def _form(self, chosen: tuple[RankId, ...], now: float) -> str:
         limit = self.terms.max_iterations
         if limit is not None and self.restarts.formed >= limit:
             return f"max_iterations: {limit} generations were run"
         left_out, before = tuple(sorted(self.current.running)), self.current.number
-        generation = self._begin(choose(self.ranks, self.current, self.terms), now)
+        generation = self._begin(chosen, now)
         spares = tuple(sorted(rank.rank for rank in self.ranks.ready.values()))
         self._emit(events.GenerationFormed(generation, spares))
         if left_out:
@@ -899,13 +881,14 @@ class Generations:
             self.wall(now),
             is_process_restart=begins_by_restart(members, self.current, self.restarts.counters),
         )
-        generation = self.current.begin(chosen, counters)
+        generation = Generation(chosen, counters)
+        self.current = GenerationState(generation, chosen)
         for rank in self.ranks:
             self.progress.remove_rank(rank.rank.slot)
         for rank in members:
             self.ranks.run(rank)
             rank.generation = generation.number
-        self._formation = FormationClock()
+        self._decision = self._decide(now)
         self._began_at, self._has_stepped = now, False
         return generation
 

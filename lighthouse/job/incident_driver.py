@@ -107,7 +107,7 @@ class JobHeals:
         for rank in view.ranks:
             at = now - rank.beat_age_s
             heal.add_report(rank.name.group_rank, rank.rank_incarnation, rank.sample.heal, at)
-        self._say(view.replica_id, heal, now)
+        self._log(view.replica_id, heal, now)
         if not is_reported and heal.next_at(now) is None:
             del self._heals[view.replica_id]
         self._set_timer(now)
@@ -128,17 +128,17 @@ class JobHeals:
     def _look(self) -> None:
         now = self._clock()
         for replica_id, heal in self._heals.items():
-            self._say(replica_id, heal, now)
+            self._log(replica_id, heal, now)
         self._set_timer(now)
 
     def _set_timer(self, now: float) -> None:
         due = [at for heal in self._heals.values() if (at := heal.next_at(now)) is not None]
         self._timer.set(min(due, default=None))
 
-    def _say(self, replica_id: str, heal: GroupHeal, now: float) -> None:
+    def _log(self, replica_id: str, heal: GroupHeal, now: float) -> None:
         while line := heal.next_line(now):
-            told = event("heal", job=self._job, replica_group=replica_id)
-            log.info("%s: %s", replica_id, line, extra=told)
+            extra = event("heal", job=self._job, replica_group=replica_id)
+            log.info("%s: %s", replica_id, line, extra=extra)
 
 
 class ProgressDriver:
@@ -153,7 +153,7 @@ class ProgressDriver:
         roster: Roster,
         timers: Timers,
         floor_s: float = FLOOR_S,
-        said: Callable[[StallVerdict | None], None] = lambda verdict: None,
+        report: Callable[[StallVerdict | None], None] = lambda verdict: None,
         runs: Callable[[], Runs] = tuple,
         kept: RanksKept | None = None,
         check_lag: Callable[[], None] = lambda: None,
@@ -165,7 +165,7 @@ class ProgressDriver:
             roster: Its replica groups.
             timers: Clock and timers.
             floor_s: Shortest time without progress that counts as a stall.
-            said: Receives each new verdict, and None when something moves again.
+            report: Receives each new verdict, and None when something moves again.
             runs: Returns the present places of the ranks of the job's runs.
             kept: Limit on known ranks, shared by all jobs.
             check_lag: Calls `was_late` if the process itself was paused.
@@ -176,7 +176,7 @@ class ProgressDriver:
         self._heals = JobHeals(job, timers)
         self._clock = timers.time
         self._check_lag = check_lag
-        self._watch = StallWatch(timers, log, job, self._verdict, self._left_s, floor_s, said)
+        self._watch = StallWatch(timers, log, job, self._verdict, self._left_s, floor_s, report)
 
     def take(self, replica_id: str, view: GroupView) -> None:
         """Take a view from the session of `replica_id`. Views of other groups are ignored."""
@@ -193,7 +193,7 @@ class ProgressDriver:
         """Handle a pause of the whole process. Call before the next verdict."""
         self._progress.was_late(by_s, self._clock())
 
-    def look(self) -> None:
+    def check(self) -> None:
         """Look for a verdict now. Otherwise a timer does it when one is possible."""
         self._watch.check_now()
 
@@ -404,13 +404,15 @@ class Run(Protocol):
         """Number that grows with each step of a rank."""
         ...
 
-    def look(self, request: EvidenceRequest, told: Callable[[Evidence | EvidenceDone], None]) -> None: ...
+    def collect_evidence(
+        self, request: EvidenceRequest, deliver: Callable[[Evidence | EvidenceDone], None]
+    ) -> None: ...
 
 
 @dataclass(slots=True)
 class _OpenRound:
     round: EvidenceRound
-    told: Callable[[Gathered], None]
+    deliver: Callable[[Gathered], None]
     due_at: float
     limit: DeadlineTimer
 
@@ -426,14 +428,14 @@ class IncidentDriver:
         job: str,
         roster: Roster,
         registry: IncidentRegistry,
-        tell: Callable[[Group, ToManager], bool],
+        send: Callable[[Group, ToManager], bool],
         note: Callable[[TimelineKind, Sequence[str], str], None],
         is_asked: Callable[[], bool],
         timers: Timers,
         wall: Callable[[], float],
         runs: Callable[[], Sequence[Run]] = tuple,
         observed: Callable[[], Iterable[str]] = tuple,
-        look_again: Callable[[], None] = lambda: None,
+        check_again: Callable[[], None] = lambda: None,
         check_lag: Callable[[], None] = lambda: None,
     ) -> None:
         """Begin with no incident.
@@ -442,20 +444,20 @@ class IncidentDriver:
             job: Name of the job.
             roster: Its replica groups.
             registry: Shared by all jobs.
-            tell: Sends a message to a member. Returns False if it has no session.
+            send: Sends a message to a member. Returns False if it has no session.
             note: Adds an entry to the timeline.
             is_asked: Checks whether any group waits for a quorum.
             timers: Clock and timers.
             wall: Time in seconds since the epoch.
             runs: Lists the job's runs.
             observed: Lists the groups without Agents.
-            look_again: Updates the verdict on the job's progress now.
+            check_again: Updates the verdict on the job's progress now.
             check_lag: Calls `was_late` if the process itself was paused.
         """
         self._job = job
         self._roster = roster
         self._registry = registry
-        self._tell = tell
+        self._send = send
         self._note = note
         self._is_asked = is_asked
         self._incidents = IncidentMachine(job, registry.policy, registry.archive.make_id)
@@ -463,7 +465,7 @@ class IncidentDriver:
         self._clock = timers.time
         self._wall = wall
         self._all_runs, self._observed = runs, observed
-        self._look_again, self._check_lag = look_again, check_lag
+        self._check_again, self._check_lag = check_again, check_lag
         self._numbers = itertools.count(1)
         self._rounds: dict[int, _OpenRound] = {}
         self._is_closed = False
@@ -484,7 +486,7 @@ class IncidentDriver:
     def joined(self, participant: Participant) -> None:
         if self._incidents.is_followed or self._incidents.listens_to(participant):
             now = self._clock()
-            self._perform(self._incidents.told(participant.replica_id, participant.distrust, now, self._wall()))
+            self._perform(self._incidents.distrust(participant.replica_id, participant.distrust, now, self._wall()))
             self._perform(self._incidents.asked(now))
             self._perform(self._incidents.reached(participant.requested_step, participant.seen_quorum_id, now))
 
@@ -532,7 +534,7 @@ class IncidentDriver:
         if not self._is_closed:
             self._perform(self._incidents.expire(self._clock()))
 
-    def said(self, verdict: StallVerdict | None) -> None:
+    def take_verdict(self, verdict: StallVerdict | None) -> None:
         """Take a new verdict, or None when something moves again.
 
         A wait of all ranks for a quorum is no incident: the lighthouse causes it and reports the reason.
@@ -594,18 +596,18 @@ class IncidentDriver:
         session = member.session if member.is_connected else None
         return EvidenceTarget(member.replica_id, session)
 
-    def _begin(self, evidence_round: EvidenceRound, told: Callable[[Gathered], None]) -> None:
+    def _begin(self, evidence_round: EvidenceRound, deliver: Callable[[Gathered], None]) -> None:
         number = next(self._numbers)
         due_at, limit = self._clock() + WITHIN_S, DeadlineTimer(functools.partial(self._tick, number), self._timers)
         limit.set(due_at)
-        self._rounds[number] = _OpenRound(evidence_round, told, due_at, limit)
+        self._rounds[number] = _OpenRound(evidence_round, deliver, due_at, limit)
         runs = {run.run_id: run for run in self._all_runs()}
         for question in evidence_round.questions:
             request = EvidenceRequest(number, question.group_ranks)
             member = self._roster.get(question.replica_id)
             if isinstance(question.session, str):
-                runs[question.session].look(request, functools.partial(self.received, question.session))
-            elif member is None or not self._tell(member, request):
+                runs[question.session].collect_evidence(request, functools.partial(self.received, question.session))
+            elif member is None or not self._send(member, request):
                 evidence_round.ended(question.session)
         self._finish_if_complete(number)
 
@@ -624,7 +626,7 @@ class IncidentDriver:
     def _finish(self, number: int) -> None:
         round_ = self._rounds.pop(number)
         round_.limit.cancel()
-        round_.told(round_.round.result())
+        round_.deliver(round_.round.result())
 
     # -- effects
 
@@ -633,7 +635,7 @@ class IncidentDriver:
             match effect:
                 case incidents.Opened(incident):
                     self._registry.opened(incident)
-                    self._say_opened(incident)
+                    self._log_opened(incident)
                 case incidents.Changed(incident):
                     self._registry.keep(incident)
                 case incidents.Recovered(incident):
@@ -647,27 +649,27 @@ class IncidentDriver:
                         ),
                     )
                 case incidents.EvidenceWanted(id, suspects):
-                    self._look_at(id, suspects)
+                    self._collect(id, suspects)
                 case incidents.ActionDue(id, decision):
                     self._act(id, decision)
 
-    def _say_opened(self, incident: Incident) -> None:
+    def _log_opened(self, incident: Incident) -> None:
         summary = incident.summary
-        told = event(
+        extra = event(
             "incident_opened",
             job=self._job,
             incident=summary.id,
             kind=summary.kind.value,
             suspects=list(summary.suspects),
         )
-        log.warning("incident %s: %s: %s", summary.id, summary.kind, summary.text, extra=told)
+        log.warning("incident %s: %s: %s", summary.id, summary.kind, summary.text, extra=extra)
         groups = sorted({name.rpartition("/")[0] or name for name in summary.suspects})
         self._note(TimelineKind.INCIDENT, groups, f"{summary.id}: {summary.kind}")
 
-    def _look_at(self, id: str, suspects: Sequence[str]) -> None:
+    def _collect(self, id: str, suspects: Sequence[str]) -> None:
         began_at = self._clock()
 
-        def told(gathered: Gathered) -> None:
+        def deliver(gathered: Gathered) -> None:
             now = self._clock()
             log.info(
                 "incident %s: evidence of %d ranks after %.1f s%s",
@@ -678,14 +680,14 @@ class IncidentDriver:
                 extra=event("incident_evidence", job=self._job, incident=id, ranks=len(gathered.evidence)),
             )
             if not self._is_closed:
-                self._look_again()  # the verdict may be outdated by now
+                self._check_again()  # the verdict may be outdated by now
             members = {
                 member.replica_id: member.participant.group_world_size if member.participant is not None else 1
                 for member in self._members()
             } | {name: run.size for name, run in self._runs.items()}
             self._perform(self._incidents.took(id, gathered, members, now))
 
-        self._begin(EvidenceRound(self._targets(), suspects=suspects), told)
+        self._begin(EvidenceRound(self._targets(), suspects=suspects), deliver)
 
     def _act(self, id: str, decision: Decision) -> None:
         if self._is_closed:
@@ -718,7 +720,7 @@ class IncidentDriver:
         """Kill groups. `behind` names the ranks at fault. Without it, the request looks like an operator's."""
         requests = {name: KillRequest(reason, (behind or {}).get(name, frozenset())) for name in names}
         found = {name: self._roster.get(name) for name in requests}
-        missed = [n for n, m in found.items() if m is None or not self._tell(m, requests[n])]
+        missed = [n for n, m in found.items() if m is None or not self._send(m, requests[n])]
         return f"; not notified: {', '.join(missed)}" if missed else ""
 
     def close(self, reason: str) -> None:

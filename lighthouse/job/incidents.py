@@ -116,7 +116,7 @@ def _restart(ranks: tuple[RankName, ...], members: Mapping[str, int]) -> Decisio
 MAX_LOOKS = 3
 MAX_FOLLOWED = 8
 UNCONFIRMED_S = 60.0
-MAX_TOLD = 16  # losses named in a text
+MAX_NAMED = 16  # losses named in a text
 MAX_DISTRUSTED = 256  # groups with a remembered report
 MAX_SUSPECTS = 64
 EXIT_KEPT_S = 10.0  # longest time from the report of a dead process to the loss that it explains
@@ -215,9 +215,9 @@ class _Lost:
 
     @property
     def text(self) -> str:
-        more = f" and {len(self.by_name) - MAX_TOLD} more" if len(self.by_name) > MAX_TOLD else ""
-        told = itertools.islice(self.by_name.items(), MAX_TOLD)
-        return "; ".join(f"{name}: {loss.reason}" for name, loss in told) + more
+        more = f" and {len(self.by_name) - MAX_NAMED} more" if len(self.by_name) > MAX_NAMED else ""
+        named = itertools.islice(self.by_name.items(), MAX_NAMED)
+        return "; ".join(f"{name}: {loss.reason}" for name, loss in named) + more
 
     @property
     def suspects(self) -> tuple[str, ...]:
@@ -414,7 +414,7 @@ class IncidentMachine:
         """Return whether the group's report about its state is news."""
         return self._distrusted.get(participant.replica_id) != participant.distrust
 
-    def told(self, replica_id: str, distrust: Distrust | None, now: float, unix_s: float) -> list[Effect]:
+    def distrust(self, replica_id: str, distrust: Distrust | None, now: float, unix_s: float) -> list[Effect]:
         """Read from a join whether the group distrusts its state."""
         if distrust is None:
             self._distrusted.pop(replica_id, None)

@@ -13,6 +13,7 @@ import base64
 import dataclasses
 import functools
 import json
+import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field, fields
@@ -351,6 +352,7 @@ class RestartRecord:
     stepped_at: float | None = None  # first step in the next generation
     evidence: tuple[ProcessLost, ...] = ()
     ends_nothing: bool = False  # the dead process was no rank of a generation
+    caused_by: RankId | None = None  # rank whose loss is the cause
 
 
 @dataclass(frozen=True, slots=True)
@@ -469,6 +471,7 @@ class GenerationState:
         self.survivors = self.active.intersection(here)
         self.running = set(self.survivors)
         self.finished = set(finished)
+        self.delayed_until = -math.inf  # the next generation does not form before
         self._taken = frozenset(rank.slot for rank in self.active)
         self.lost_units = self._find_lost()
 
@@ -487,12 +490,7 @@ class GenerationState:
         """Slot of each active rank, indexed by rank."""
         return [rank.slot for rank in self.generation.active] if self.generation else []
 
-    def begin(self, active: tuple[RankId, ...], counters: RunCounters) -> Generation:
-        generation = Generation(active, counters)
-        self.__init__(generation, active)
-        return generation
-
-    def has_heard(self, rank: RankId, generation: int | None) -> bool:
+    def has_received(self, rank: RankId, generation: int | None) -> bool:
         """Return False if the rank is active but has not received this generation, so its report of ready is outdated.
 
         Args:
@@ -509,11 +507,11 @@ class GenerationState:
         is_at_work = rank in self.survivors and rank not in self.finished
         return generation == self.number and is_at_work and not self.is_broken
 
-    def is_place_of_another(self, rank: RankId) -> bool:
+    def is_place_taken(self, rank: RankId) -> bool:
         """Return whether a finished predecessor of this process has the slot's place."""
         return rank.slot in self._taken and rank not in self.active
 
-    def come_back(self, rank: RankId) -> None:
+    def reconnect(self, rank: RankId) -> None:
         """Count a live process as running again after its connection broke."""
         if rank in self.active and rank not in self.survivors:
             self.survivors |= {rank}

@@ -21,7 +21,7 @@ from lighthouse.job.records import Membership, QuorumConfig, QuorumRecord, RunCo
 from lighthouse.job.restarts import RunMachine
 from lighthouse.job.run_driver import RunDriver
 from lighthouse.job.status import saved_run_status
-from lighthouse.job.store import JobStore, NoJobStore, RunStore
+from lighthouse.job.store import MemoryStore, RecordStore
 from lighthouse_protocol.identity import check_name
 from lighthouse_protocol.limits import SECRET_BYTES
 from lighthouse_protocol.messages.incident import Incident, RankEvidence
@@ -50,7 +50,7 @@ class JobRegistry:
         self,
         config: Callable[[int], QuorumConfig],
         timers: Timers,
-        memory: JobStore | None = None,
+        memory: RecordStore | None = None,
         give_up: Callable[[int], None] = lambda status: None,
         stall_after_s: float = FLOOR_S,
         incident_registry: IncidentRegistry | None = None,
@@ -78,7 +78,7 @@ class JobRegistry:
         self._is_busy = is_busy
         self._draw_secret = draw_secret
         self._config = config
-        self._memory = memory or NoJobStore()
+        self._memory = memory or MemoryStore()
         self._give_up = give_up
         self._stall_after_s = stall_after_s
         self._incident_registry = incident_registry or IncidentRegistry()
@@ -269,7 +269,6 @@ class JobRegistry:
 
 MAX_RUNS = 1000
 SAVED_SHOWN = 32  # newest runs without processes
-NAMES_SHOWN = 16
 
 
 class RunRegistry:
@@ -277,7 +276,7 @@ class RunRegistry:
 
     def __init__(
         self,
-        store: RunStore,
+        store: RecordStore,
         rank_timeout_s: float,
         lateness: LoopLag,
         guarded: Callable[[], AbstractContextManager[None]] = nullcontext,
@@ -352,7 +351,7 @@ class RunRegistry:
         """Return the driver of a run. Raise UnknownName if the run never had a process."""
         name = check_name(job, "job"), check_name(run, "run")
         if name not in self._drivers and self._store.load_run(name) is None:
-            known = ", ".join(sorted(other for at, other in self._names() if at == job)[:NAMES_SHOWN]) or "none"
+            known = ", ".join(sorted(other for at, other in self._names() if at == job)[:NAMES_LOGGED]) or "none"
             raise UnknownName(f"run: job {job!r} has no run {run!r}; known runs: {known}")
         return self.get(job, run)
 
@@ -407,7 +406,7 @@ class RunRegistry:
         for driver in drivers.values():
             driver.close(reason)
 
-    def begin_anew(self) -> None:
+    def reopen(self) -> None:
         """Serve again after `close`, from the store's present content."""
         self._closed = ""
         self._stopped.clear()

@@ -232,7 +232,7 @@ class Supervisors:
         """Return the supervisor, or None if it was refused or has another stream now."""
         return self._sessions.get(session)
 
-    def hear(self, session: int, heartbeat: SupervisorHeartbeat) -> None:
+    def receive_heartbeat(self, session: int, heartbeat: SupervisorHeartbeat) -> None:
         if (known := self._sessions.get(session)) is not None:
             known.last = heartbeat
 
@@ -341,8 +341,8 @@ class Launches:
         former = self.former
         if former is None:
             return None
-        told = [number for number in (entry.seen, entry.generation) if number is not None]
-        is_of = entry.rank.supervisor in former.incarnations or any(number <= former.number for number in told)
+        numbers = [number for number in (entry.seen, entry.generation) if number is not None]
+        is_of = entry.rank.supervisor in former.incarnations or any(number <= former.number for number in numbers)
         return former.number if is_of else None
 
     def completed_for(self, supervisor: str) -> int | None:
@@ -469,7 +469,7 @@ class RunMachine:
             self.supervisors.shift(event.by_s)
         self.generations.pass_time(now)
         self._dispatch(event, now)
-        is_beat = isinstance(event, events.RankSaid) and isinstance(event.message, RankHeartbeat)
+        is_beat = isinstance(event, events.RankReported) and isinstance(event.message, RankHeartbeat)
         return self._done(now, settles=bool(self._effects) or not is_beat or self.generations.is_due(now))
 
     def tick(self, now: float) -> Sequence[events.RunEffect]:
@@ -484,9 +484,9 @@ class RunMachine:
         match event:
             case events.RankJoined(entry, session):
                 self._enter(entry, session, now)
-            case events.RankSaid(rank, message):
-                if not self._tell_end(rank):
-                    self.generations.hear(rank, message, now)
+            case events.RankReported(rank, message):
+                if not self._send_end(rank):
+                    self.generations.receive(rank, message, now)
             case events.SessionEnded(session):
                 self.generations.end_session(session, now)
             case events.RankLost():
@@ -500,7 +500,7 @@ class RunMachine:
             case events.StopAsked(reason, who):
                 self._stop(reason, who)
             case events.SupervisorAsked():
-                self._hear_supervisor(event, now)
+                self._receive_from_supervisor(event, now)
             case events.ResumeAsked():
                 self._resume()
             case events.WasLate():
@@ -532,14 +532,14 @@ class RunMachine:
         if (number := self.launches.completed_before(entry)) is not None:
             self._emit(events.Completed(number, (entry.rank,)))
         else:
-            if self._may_begin_anew and self.launches.is_first(entry, ranks, self.supervisors):
-                self._begin_anew()
+            if self._may_begin_launch and self.launches.is_first(entry, ranks, self.supervisors):
+                self._begin_launch()
             error = None if self._is_over else self._why_excluded(entry) or self._clash(entry.rank)
             if error is not None:
                 self._emit(events.RankRefused(entry.rank, error))
-            elif not self._tell_end(entry.rank):
+            elif not self._send_end(entry.rank):
                 self.generations.enter(entry, session, now)
-        self._tell_stop(_supervisors((entry.rank,)))
+        self._note_stop(_supervisors((entry.rank,)))
 
     def _why_excluded(self, entry: RankHello) -> WrongState | None:
         return self.supervisors.why_excluded(entry.host, self.supervisors.name_of(entry.rank.supervisor))
@@ -558,7 +558,7 @@ class RunMachine:
             "own --slot-offset"
         )
 
-    def _tell_end(self, rank: RankId) -> bool:
+    def _send_end(self, rank: RankId) -> bool:
         """Notify the rank if the run is over. Return whether it is."""
         if self.stop is not None:
             self._emit(events.Stopped(self.stop, (rank,)))
@@ -576,15 +576,15 @@ class RunMachine:
             self._explain(event, now)
 
     @property
-    def _may_begin_anew(self) -> bool:
+    def _may_begin_launch(self) -> bool:
         is_free = not self.generations.ranks.are_connected and not self.supervisors.are_connected
         return self.completed is not None and self.stop is None and is_free
 
-    def _begin_anew(self) -> None:
+    def _begin_launch(self) -> None:
         assert self.completed is not None
         self.launches.begin(self.completed, self.generations.ranks, self.supervisors)
         self.supervisors = Supervisors(excluded=self.supervisors.excluded)
-        self.generations.begin_anew()
+        self.generations.begin_launch()
         self.keys = KeySpaces()
         self.completed = None
 
@@ -601,7 +601,7 @@ class RunMachine:
         self.generations.end()
         self._emit(events.Stopped(self.stop, self.generations.everyone, is_new=True))
 
-    def _tell_stop(self, supervisors: set[str]) -> None:
+    def _note_stop(self, supervisors: set[str]) -> None:
         """Note that these supervisors, or ranks of them, receive the stop, if the run is stopped."""
         if self.stop is not None and self.supervisors.stop(self.stop.reason, supervisors):
             self._emit(events.RecordChanged())
@@ -617,12 +617,12 @@ class RunMachine:
 
     def _supervise(self, entry: SupervisorHello, session: int, now: float) -> None:
         ranks = self.generations.ranks
-        if self._may_begin_anew and not self.launches.knows(entry.incarnation, ranks, self.supervisors):
-            self._begin_anew()
-        if (said := self._why_not(entry, now)) is not None:
-            self._emit(events.SupervisorTold(session, said))
-            self._tell_stop({entry.incarnation})
-            is_of_this_launch = isinstance(said, HelloRejected) or self.completed is not None
+        if self._may_begin_launch and not self.launches.knows(entry.incarnation, ranks, self.supervisors):
+            self._begin_launch()
+        if (answer := self._why_not(entry, now)) is not None:
+            self._emit(events.SupervisorMessage(session, answer))
+            self._note_stop({entry.incarnation})
+            is_of_this_launch = isinstance(answer, HelloRejected) or self.completed is not None
             if is_of_this_launch and self.supervisors.refuse(entry):
                 self._emit(events.RecordChanged())
             return
@@ -630,8 +630,8 @@ class RunMachine:
         has_part = generation is not None and digest_of(entry.secret) in self._secrets_of(generation)
         replaced = self.supervisors.enter(entry, session, has_part=has_part)
         if replaced is not None:
-            self._emit(events.SupervisorTold(replaced[0], HelloRejected(replaced[1])))
-        self._emit(events.SupervisorTold(session, SupervisorWelcome(self.config.beat_interval_s)))
+            self._emit(events.SupervisorMessage(replaced[0], HelloRejected(replaced[1])))
+        self._emit(events.SupervisorMessage(session, SupervisorWelcome(self.config.beat_interval_s)))
         self._emit(events.RecordChanged())
 
     def _why_not(self, entry: SupervisorHello, now: float) -> ToSupervisor | None:
@@ -658,7 +658,7 @@ class RunMachine:
             is_rank=generations.ranks.knows(event.rank),
         )
 
-    def has_say(self, session: int, membership: Membership) -> bool:
+    def counts_for_all(self, session: int, membership: Membership) -> bool:
         """Return whether this supervisor's stop counts for the whole run (rule 4 of `Supervisors`)."""
         is_open = membership is Membership.OPEN and self.generations.current.generation is None
         return is_open or self._has_part(session, membership)
@@ -672,7 +672,7 @@ class RunMachine:
         found = (self.generations.ranks.of_slot(rank.slot) for rank in generation.active)
         return {rank.secret for rank in found if rank is not None and rank.secret and rank.rank in generation.active}
 
-    def _hear_supervisor(self, event: events.SupervisorAsked, now: float) -> None:
+    def _receive_from_supervisor(self, event: events.SupervisorAsked, now: float) -> None:
         known = self.supervisors.of_session(event.session)
         if known is None or self._is_over:
             return
@@ -680,7 +680,7 @@ class RunMachine:
             case StopAsked(reason):
                 if self.supervisors.stopped_by(known.entry.incarnation) is not None:
                     return
-                if self.has_say(event.session, event.membership):
+                if self.counts_for_all(event.session, event.membership):
                     self._stop(reason, known.entry.name)
                 else:
                     self._stop_alone(event.session, known.entry, reason)
@@ -689,9 +689,9 @@ class RunMachine:
 
     def _stop_alone(self, session: int, entry: SupervisorHello, reason: str) -> None:
         self.supervisors.stop(reason, {entry.incarnation})
-        self._emit(events.OutsiderHeard(entry.name, "its stop ends it alone"))
+        self._emit(events.OutsiderIgnored(entry.name, "its stop ends it alone"))
         stop = RunStopped(reason, entry.name, self.generations.current.number)
-        self._emit(events.SupervisorTold(session, stop))
+        self._emit(events.SupervisorMessage(session, stop))
         self._emit(events.RecordChanged())
 
     def _exclude(self, entry: SupervisorHello, reason: str, now: float, *, is_for_all: bool) -> None:
@@ -699,7 +699,7 @@ class RunMachine:
         if not self.supervisors.exclude(host, reason, self.generations.wall(now), whom):
             return
         if whom:
-            self._emit(events.OutsiderHeard(whom, f"host {host} is excluded for it alone"))
+            self._emit(events.OutsiderIgnored(whom, f"host {host} is excluded for it alone"))
         for rank in [rank for rank in self.generations.ranks.here if rank.host == host]:
             if is_for_all or self.supervisors.name_of(rank.rank.supervisor) == whom:
                 self.generations.lose(rank, f"its host {host} is excluded: {reason}", now)

@@ -18,7 +18,7 @@ from lighthouse.job.progress import RunRank
 from lighthouse.job.records import Membership, Rank, RunName, RunRecord
 from lighthouse.job.restarts import RunMachine
 from lighthouse.job.status import run_ranks, run_status
-from lighthouse.job.store import RunStore
+from lighthouse.job.store import RecordStore
 from lighthouse_protocol.identity import group_of_supervisor
 from lighthouse_protocol.messages import run
 from lighthouse_protocol.messages import run as supervisor
@@ -90,7 +90,7 @@ class RankStreams:
         self.open[session] = Stream(rank, peer)
         self._newest[rank] = session
 
-    def tell(self, ranks: Sequence[RankId], message: ToRunRank) -> None:
+    def send(self, ranks: Sequence[RankId], message: ToRunRank) -> None:
         for rank in ranks:
             self.open.send(self._newest.get(rank, 0), message)
 
@@ -109,15 +109,15 @@ SILENT = (
 )
 OUTSIDE = "process and output: they are its manager's to tell, of a rank with an Agent"
 
-Told = Callable[[Evidence | EvidenceDone], None]
+Deliver = Callable[[Evidence | EvidenceDone], None]
 
 
 @dataclass(slots=True)
-class _Look:
+class _Round:
     """Open round of evidence."""
 
     number: int
-    told: Told
+    deliver: Deliver
     began_at: float
     size: int
     waiting: dict[RankId, RankEvidence]  # known facts about the ranks without an answer
@@ -131,9 +131,9 @@ class RunEvidence:
         self._timers = timers
         self._ask = ask
         self._numbers = itertools.count(1)
-        self._looks: dict[int, _Look] = {}
+        self._rounds: dict[int, _Round] = {}
 
-    def look(self, request: EvidenceRequest, ranks: Iterable[Rank], told: Told) -> None:
+    def collect(self, request: EvidenceRequest, ranks: Iterable[Rank], deliver: Deliver) -> None:
         waiting = {
             rank.rank: RankEvidence(rank.rank.slot, rank.rank.incarnation, rank.pid, rank.host)
             for rank in ranks
@@ -141,36 +141,36 @@ class RunEvidence:
         }
         number, now = next(self._numbers), self._timers.time()
         limit = self._timers.call_later(ANSWERED_WITHIN_S, self._end, number)
-        self._looks[number] = _Look(request.number, told, now, len(waiting), waiting, limit)
+        self._rounds[number] = _Round(request.number, deliver, now, len(waiting), waiting, limit)
         self._ask(waiting, EvidenceAsked(number))
 
     def answered(self, rank: RankId, own: SelfReport) -> None:
-        look = self._looks.get(own.number)
-        known = None if look is None else look.waiting.pop(rank, None)
-        if look is None or known is None:
+        round_ = self._rounds.get(own.number)
+        known = None if round_ is None else round_.waiting.pop(rank, None)
+        if round_ is None or known is None:
             return
-        took_s = self._timers.time() - look.began_at
-        said = replace(
+        took_s = self._timers.time() - round_.began_at
+        evidence = replace(
             known,
             stacks=own.stacks,
             flight_recorder=own.flight_recorder,
             missing=(*own.missing, OUTSIDE),
             took_s=took_s,
         )
-        look.told(Evidence(look.number, fit_evidence(said, look.size)))
-        if not look.waiting:
+        round_.deliver(Evidence(round_.number, fit_evidence(evidence, round_.size)))
+        if not round_.waiting:
             self._end(own.number)
 
     def close(self) -> None:
-        for number in list(self._looks):
+        for number in list(self._rounds):
             self._end(number)
 
     def _end(self, number: int) -> None:
-        look = self._looks.pop(number)
-        look.limit.cancel()
-        for known in look.waiting.values():
-            look.told(Evidence(look.number, replace(known, missing=(SILENT,))))
-        look.told(EvidenceDone(look.number))
+        round_ = self._rounds.pop(number)
+        round_.limit.cancel()
+        for known in round_.waiting.values():
+            round_.deliver(Evidence(round_.number, replace(known, missing=(SILENT,))))
+        round_.deliver(EvidenceDone(round_.number))
 
 
 class RateLimit:
@@ -203,7 +203,7 @@ class RunDriver:
         self,
         name: RunName,
         machine: RunMachine,
-        store: RunStore,
+        store: RecordStore,
         timers: Timers,
         check_lateness: Callable[[], None] = lambda: None,
         report: Callable[[Incident], None] = lambda incident: None,
@@ -243,7 +243,7 @@ class RunDriver:
         self._key_writes = RateLimit("keys written for one run", KEY_WRITES_PER_S, KEY_WRITES_AT_ONCE)
         self._numbers = itertools.count(1)
         self._ranks = RankStreams()
-        self._evidence = RunEvidence(timers, lambda ranks, asked: self._ranks.tell(tuple(ranks), asked))
+        self._evidence = RunEvidence(timers, lambda ranks, asked: self._ranks.send(tuple(ranks), asked))
         self._supervisors = Streams[supervisor.SupervisorHello, supervisor.ToSupervisor]()
 
     # -- ranks
@@ -276,7 +276,7 @@ class RunDriver:
         if isinstance(message, SelfReport):
             self._evidence.answered(rank, message)
         else:
-            self._feed(events.RankSaid(rank, message))
+            self._feed(events.RankReported(rank, message))
             self._moved()
 
     def end_rank(self, session: int) -> None:
@@ -298,7 +298,7 @@ class RunDriver:
             return
         match message:
             case supervisor.SupervisorHeartbeat():
-                self.machine.supervisors.hear(session, message)
+                self.machine.supervisors.receive_heartbeat(session, message)
             case supervisor.ProcessLost(rank, reason, output):
                 output = tuple(map(without_credentials, output))  # stored in files and bug reports
                 message = supervisor.ProcessLost(rank, reason, output)
@@ -309,10 +309,10 @@ class RunDriver:
             case supervisor.SupervisorHello():
                 raise InvalidRequest("a supervisor's stream has one", field="hello")
 
-    def has_say(self, session: int) -> bool:
+    def counts_for_all(self, session: int) -> bool:
         """Return whether this supervisor's requests count for the others (rule 4 of `Supervisors`)."""
         entry = self._supervisors.who(session)
-        return entry is not None and self.machine.has_say(session, self._membership(entry))
+        return entry is not None and self.machine.counts_for_all(session, self._membership(entry))
 
     def is_changed_by(
         self, entry: supervisor.SupervisorHello, asked: supervisor.StopAsked | supervisor.HostExcluded
@@ -365,12 +365,12 @@ class RunDriver:
         """Number of reported steps. It grows when any rank moves."""
         return self.machine.generations.steps
 
-    def look(self, request: EvidenceRequest, told: Told) -> None:
+    def collect_evidence(self, request: EvidenceRequest, deliver: Deliver) -> None:
         """Collect evidence from the requested ranks, or from all active ones."""
         generations = self.machine.generations
         here = generations.ranks.here
         ranks = here if request.group_ranks else [rank for rank in here if rank.rank in generations.current.active]
-        self._evidence.look(request, ranks, told)
+        self._evidence.collect(request, ranks, deliver)
 
     # -- operators and keys
 
@@ -467,26 +467,26 @@ class RunDriver:
             case events.RecordDue(record):
                 self._remember(record)
             case events.GenerationFormed(generation, spares):
-                self._tell(generation, (*generation.active, *spares))
-            case events.GenerationTold(rank, generation):
-                self._tell(generation, (rank,))
+                self._send_generation(generation, (*generation.active, *spares))
+            case events.GenerationSent(rank, generation):
+                self._send_generation(generation, (rank,))
             case events.Interrupted(number, reason, ranks, is_failure=is_failure):
-                self._ranks.tell(ranks, run.GenerationEnded(number, reason, is_failure))
+                self._ranks.send(ranks, run.GenerationEnded(number, reason, is_failure))
             case events.RankRefused(rank, error):
                 self._ranks.refuse(rank, run.HelloRejected(error))
             case events.Completed(number, ranks, is_new):
-                self._ranks.tell(ranks, run.RunCompleted(number))
+                self._ranks.send(ranks, run.RunCompleted(number))
                 if is_new:
                     self._supervisors.send_all(run.RunCompleted(number))
             case events.Stopped(stop, ranks, is_new):
-                self._ranks.tell(ranks, stop)
+                self._ranks.send(ranks, stop)
                 if is_new:
                     self._supervisors.send_all(stop)
-            case events.Resumed() | events.OutsiderHeard():
+            case events.Resumed() | events.OutsiderIgnored():
                 pass
-            case events.SupervisorTold(session, run.HelloRejected() as refusal):
+            case events.SupervisorMessage(session, run.HelloRejected() as refusal):
                 self._supervisors.refuse(session, refusal)
-            case events.SupervisorTold(session, message):
+            case events.SupervisorMessage(session, message):
                 self._supervisors.send(session, message)
             case events.RecordChanged():
                 self._note()
@@ -495,9 +495,9 @@ class RunDriver:
                 self._note()
         log_effect(self.name, effect)
 
-    def _tell(self, generation: run.Generation, ranks: Sequence[run.RankId]) -> None:
+    def _send_generation(self, generation: run.Generation, ranks: Sequence[run.RankId]) -> None:
         slots = tuple(rank.slot for rank in generation.active)
-        self._ranks.tell(ranks, run.GenerationFormed(generation.counters, slots))
+        self._ranks.send(ranks, run.GenerationFormed(generation.counters, slots))
 
     def _remember(self, record: RunRecord) -> None:
         kept = self.machine.keys.generations

@@ -1,7 +1,8 @@
 """Status of a job and of a run, as log, CLI, dashboard and metrics show it, and the job's timeline.
 
-`explain` describes in one line why there is or is not a quorum. `History` fills the timeline from the machine's effects
-and the members' steps. A status costs O(n log n), so it is built for people and scrapes, never for a round.
+`explain` describes in one line why there is or is not a quorum. `TimelineWriter` fills the timeline from the effects
+of the machine and the steps of the members. A status costs O(n log n), so it is built for people and scrapes, never for
+a round.
 """
 
 from collections import deque
@@ -257,7 +258,7 @@ def _is_same(newest: TimelineEntry, at_unix_s: float, kind: TimelineKind, text: 
     return is_now and (newest.kind, newest.text) == (kind, text) and bool(newest.replica_ids)
 
 
-class History:
+class TimelineWriter:
     """Fills a job's timeline.
 
     A participant below its quorum's highest step heals. It has healed once it works on a later step, or joins at that

@@ -1,7 +1,6 @@
-"""Interfaces of the stores that keep a job's records, and stores that keep nothing on disk.
+"""Interface of the store that keeps a job's quorum record and its runs, and a store in memory.
 
-`JobStore` keeps quorum records and `RunStore` keeps runs with their keys. The daemon chooses a file, etcd, or, with
-`--journal none`, the classes in this module.
+The daemon chooses a file, etcd, or, with `--journal none`, the store in memory.
 """
 
 from collections.abc import Mapping, Sequence
@@ -12,14 +11,25 @@ from lighthouse.job.records import QuorumRecord, Row, RunName, RunRecord, SavedR
 
 FORGOTTEN_JOBS = 1000
 """Number of inactive jobs whose last id is kept. All others share the highest."""
+FINISHED_RUNS_KEPT = 500
+RUNS_KEPT = 4000
 
 
-class JobStore(Protocol):
-    """Storage of quorum records.
+class RecordStore(Protocol):
+    """Storage of quorum records, and of runs with their keys.
 
     One lighthouse owns it at a time. Every method may raise WrongState, InvalidRequest or NotLeader, with a remedy in
     the message.
+
+    A commit makes its record durable before any later message leaves this process. The store writes before it returns,
+    or holds messages until the write is complete (OutputGate). If it raises, the record may or may not be stored:
+    commit again, or end the process.
     """
+
+    @property
+    def term(self) -> int:
+        """Number that grows with each claim of the store. 0 if nothing survives the process."""
+        ...
 
     def load(self) -> Mapping[str, QuorumRecord]:
         """Return all records by job, including forgotten jobs (quorum None)."""
@@ -29,21 +39,34 @@ class JobStore(Protocol):
         """Return the id that all later quorum_ids of this job must exceed. 0 if nothing is known."""
         ...
 
-    def commit(self, job: str, record: QuorumRecord) -> None:
-        """Make the record durable before any later message leaves this process.
-
-        The store writes before it returns, or holds messages until the write is complete (OutputGate). If it raises,
-        the record may or may not be stored: commit again, or end the process.
-        """
-        ...
+    def commit(self, job: str, record: QuorumRecord) -> None: ...
 
     def forget(self, job: str) -> None:
         """Drop an inactive job, except for its highest id."""
         ...
 
+    def load_run(self, name: RunName) -> SavedRun | None: ...
 
-class NoJobStore:
-    """Store that keeps nothing (`--journal none`)."""
+    def commit_run(self, name: RunName, record: RunRecord, keys_from: int) -> None:
+        """Store a run. Drop its keys of generations below `keys_from`, and the oldest finished runs."""
+        ...
+
+    def commit_key(self, name: RunName, row: Row) -> None:
+        """Store a key of a committed run."""
+        ...
+
+    def run_names(self, newest: int) -> Sequence[RunName]:
+        """Return the `newest` most recent runs, the newest last."""
+        ...
+
+
+class MemoryStore:
+    """Store that keeps runs until the process ends, and no quorum (`--journal none`)."""
+
+    term = 0
+
+    def __init__(self) -> None:
+        self._runs: dict[RunName, SavedRun] = {}
 
     def claim(self) -> int:
         return 0
@@ -60,48 +83,6 @@ class NoJobStore:
     def forget(self, job: str) -> None:
         pass
 
-    def release(self, *, is_unused: bool = False) -> None:
-        pass
-
-
-FINISHED_RUNS_KEPT = 500
-RUNS_KEPT = 4000
-
-
-class RunStore(Protocol):
-    """Storage of runs and their keys. Every method may raise WrongState with a remedy in the message."""
-
-    @property
-    def term(self) -> int:
-        """Number that grows with each claim of the store. 0 if nothing survives the process."""
-        ...
-
-    def load_run(self, name: RunName) -> SavedRun | None: ...
-
-    def commit_run(self, name: RunName, record: RunRecord, keys_from: int) -> None:
-        """Store a run, durable as in `JobStore.commit`.
-
-        Drops keys of generations below `keys_from`, and the oldest finished runs.
-        """
-        ...
-
-    def commit_key(self, name: RunName, row: Row) -> None:
-        """Store a key of a committed run, durable as in `JobStore.commit`."""
-        ...
-
-    def run_names(self, newest: int) -> Sequence[RunName]:
-        """Return the `newest` most recent runs, the newest last."""
-        ...
-
-
-class RunStoreInProcess:
-    """Store that keeps runs until the process ends (`--journal none`)."""
-
-    term = 0
-
-    def __init__(self) -> None:
-        self._runs: dict[RunName, SavedRun] = {}
-
     def load_run(self, name: RunName) -> SavedRun | None:
         return self._runs.get(name)
 
@@ -117,3 +98,6 @@ class RunStoreInProcess:
 
     def run_names(self, newest: int) -> Sequence[RunName]:
         return list(self._runs)[-newest:]
+
+    def release(self, *, is_unused: bool = False) -> None:
+        pass

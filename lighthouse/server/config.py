@@ -12,7 +12,7 @@ import click
 
 from lighthouse.job.incidents import OnStall
 from lighthouse.job.records import QuorumConfig
-from lighthouse.job.store import NoJobStore
+from lighthouse.job.store import MemoryStore
 from lighthouse.store.etcd_client import EtcdAddress, StoreCredentials, parse_etcd_address
 from lighthouse.store.sqlite import Journal, default_path
 from lighthouse_protocol.limits import JOIN_TIMEOUT_S, KEEPALIVE_S, LIGHTHOUSE_HTTP_PORT, LIGHTHOUSE_PORT
@@ -278,14 +278,14 @@ class LighthouseConfig:
     def store_credentials(self) -> StoreCredentials:
         return StoreCredentials(self.store_ca, self.store_cert, self.store_key, self.store_user_file)
 
-    def memory(self) -> Journal | NoJobStore:
+    def memory(self) -> Journal | MemoryStore:
         """Return the journal, not yet claimed, or a store that keeps nothing.
 
         A lighthouse on port 0 gets no journal by default: it would not find the file after a restart, on another port.
         """
         _, port = split_bind(self.bind, "--bind")
         if self.store is not None or self.journal == "none" or (self.journal is None and not port):
-            return NoJobStore()
+            return MemoryStore()
         path = Path(self.journal) if self.journal else default_path().with_name(f"journal-{port}.sqlite")
         return Journal(path, self.bind)
 
@@ -302,7 +302,7 @@ class LighthouseConfig:
         folder = Path(self.journal).parent if self.journal and has_journal else state_folder("--credentials")
         return folder / f"credentials-{port}"
 
-    def incident_folder(self, memory: Journal | NoJobStore) -> Path | None:
+    def incident_folder(self, memory: Journal | MemoryStore) -> Path | None:
         """Return the folder for incidents, or None if the lighthouse keeps them in memory only."""
         if self.incident_dir is not None:
             return self.incident_dir

@@ -21,7 +21,6 @@ from lighthouse.job.incident_driver import IncidentRegistry, JobAccount
 from lighthouse.job.incidents import OnStall
 from lighthouse.job.progress import EVERY_S as SAMPLED_EVERY_S
 from lighthouse.job.registry import JobRegistry, RunRegistry
-from lighthouse.job.store import RunStoreInProcess
 from lighthouse.server.config import LighthouseConfig
 from lighthouse.server.listeners import ListenerSecurity
 from lighthouse.server.metrics import (
@@ -37,6 +36,7 @@ from lighthouse.server.metrics import (
 from lighthouse.server.page_acts import PageActs
 from lighthouse.server.services import REFLECTED, IncidentService, LighthouseService, RunService
 from lighthouse.store.election import SharedStore
+from lighthouse.store.etcd_client import EtcdClient
 from lighthouse.store.incident_files import IncidentFiles
 from lighthouse.store.sqlite import Journal
 from lighthouse_protocol import VERSION
@@ -84,10 +84,11 @@ class LighthouseDaemon:
         self._shared = self._make_shared_store()
         self._incidents = self._make_incident_registry()
         counters = Counters()
+        store = self._memory if self._shared is None else self._shared.records
         self._jobs = JobRegistry(
             config.quorum_config,
             asyncio.get_running_loop(),
-            self._memory if self._shared is None else self._shared.records,
+            store,
             stop if self._shared is None else self._shared.give_up,
             config.stall_timeout_s,
             self._incidents,
@@ -95,10 +96,8 @@ class LighthouseDaemon:
             refused=counters.refused,
             is_busy=_is_busy,
         )
-        runs_kept = self._memory if isinstance(self._memory, Journal) else RunStoreInProcess()
-        runs_kept = runs_kept if self._shared is None else self._shared.records
         self._runs = RunRegistry(
-            runs_kept,
+            store,
             config.rank_timeout_s,
             self._jobs.lag,
             self._jobs.guarded,
@@ -329,13 +328,15 @@ class LighthouseDaemon:
         etcd = config.etcd()
         if etcd is None:
             return None
-        return SharedStore(etcd, config.store_ttl_s, config.store_credentials(), self._lead, self._follow)
+        credentials = config.store_credentials()
+        client = EtcdClient(etcd, credentials.tls(), credentials.user())
+        return SharedStore(client, config.store_ttl_s, self._lead, self._follow)
 
     def _lead(self) -> None:
         """Begin to lead, as after a restart: leases of the previous leader may still be valid."""
         assert self._shared is not None
         self._jobs.remember(self._shared.records.load())
-        self._runs.begin_anew()
+        self._runs.reopen()
         self._set_serving(True)
 
     def _follow(self, refusal: NotLeader) -> None:

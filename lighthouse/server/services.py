@@ -170,21 +170,27 @@ class RunService:
                 if message is None:
                     continue
                 if isinstance(message, StopAsked | HostExcluded):
-                    self._note(call, driver, entry, message, has_say=driver.has_say(session))
+                    self._note(call, driver, entry, message, counts_for_all=driver.counts_for_all(session))
                 driver.receive_from_supervisor(session, message)
         finally:
             driver.end_supervisor(session)
 
     def _note(
-        self, call: Call, driver: RunDriver, entry: SupervisorHello, asked: StopAsked | HostExcluded, *, has_say: bool
+        self,
+        call: Call,
+        driver: RunDriver,
+        entry: SupervisorHello,
+        asked: StopAsked | HostExcluded,
+        *,
+        counts_for_all: bool,
     ) -> None:
         """Audit a supervisor's request: as an action if it changes the run, else as a refusal."""
         what = type(asked).__name__
         target = f"job={driver.name[0]}, run={driver.name[1]}, by={entry.name}, reason={asked.reason}"
-        if has_say and driver.is_changed_by(entry, asked):
+        if counts_for_all and driver.is_changed_by(entry, asked):
             self._audit.act(call.principal, call.caller, what, target)
         else:
-            self._audit.refuse(call.principal, call.caller, what, ALREADY if has_say else NO_PART, target)
+            self._audit.refuse(call.principal, call.caller, what, ALREADY if counts_for_all else NO_PART, target)
 
     def _get(self, call: Call) -> RunDriver:
         """Return the run for one more process, and charge the process and a new run to the caller's limits."""

@@ -1,8 +1,8 @@
 """Leader election and record writing on etcd.
 
-`LeadershipDriver` feeds a `Candidate` (leadership.py) with events and performs its effects. `Election` sends the
-candidate's requests to etcd, and writes the records that the leader queues in its `EtcdStore`. `SharedStore` combines
-both for the daemon with an output gate: the leader's answers wait until etcd has acknowledged the records behind them.
+`LeadershipDriver` feeds a `Candidate` (leadership.py) with events and performs its effects. `SharedStore` sends the
+candidate's requests to etcd, and writes the records that the leader queues in its `EtcdStore`. With its output gate,
+the leader's answers wait until etcd has acknowledged the records behind them.
 """
 
 import asyncio
@@ -16,7 +16,7 @@ from lighthouse.store import etcd_client as etcd
 from lighthouse.store import etcd_store as keys
 from lighthouse.store import etcd_store as store
 from lighthouse.store import leadership as events
-from lighthouse.store.etcd_client import EtcdAddress, EtcdClient, KeyValue, LeaseGone, StoreCredentials
+from lighthouse.store.etcd_client import EtcdClient, KeyValue, LeaseGone
 from lighthouse.store.etcd_store import EtcdStore
 from lighthouse.store.leadership import (
     FENCE_SHARE,
@@ -142,34 +142,53 @@ class LeadershipDriver:
 RETRY_S = 0.05
 
 
-class Election:
-    """Connection between a candidate, the records and etcd. It implements LeaderStore.
+class SharedStore:
+    """A lighthouse's share of an etcd cluster: its candidacy, its records and its output gate.
 
-    `me` becomes the content of the leader's key, apart from the term. The caller sets `driver` before `start`.
+    Args:
+        client: Client of the cluster, not yet open.
+        ttl_s: The lease's duration in seconds.
+        began: Called when this lighthouse leads and `records` are loaded.
+        ended: Called when it no longer leads.
     """
 
-    def __init__(self, client: EtcdClient, records: EtcdStore, config: CandidateConfig, me: Leader) -> None:
+    def __init__(
+        self, client: EtcdClient, ttl_s: float, began: Callable[[], None], ended: Callable[[NotLeader], None]
+    ) -> None:
         self._client = client
-        self._records = records
-        self._config = config
-        self._timeout_s = config.request_timeout_s
-        self.me = me
-        self.driver: LeadershipDriver | None = None
+        self._began = began
+        self._ended = ended
+        self.gate = OutputGate(self.refusal)
+        self.records = EtcdStore(client.address.prefix, self._wake, self.gate.block)
+        self._config = CandidateConfig(secrets.token_hex(8), ttl_s)
+        self._timeout_s = self._config.request_timeout_s
+        self._me = Leader(self._config.name, "", "", 0)
+        self._driver: LeadershipDriver | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         self._has_work = asyncio.Event()
         self._is_idle = asyncio.Event()
         self._writer: asyncio.Task[None] | None = None
 
-    async def start(self) -> None:
+    async def start(self, address: str, page: str, ca_pin: str = "") -> None:
+        """Start to campaign.
+
+        Args:
+            address: gRPC address at which others reach this lighthouse if it leads.
+            page: URL of its dashboard.
+            ca_pin: Pin of the lighthouse's own CA, or empty if another CA signs its certificate.
+        """
+        self._me = Leader(self._config.name, address, page, 0, ca_pin)
+        timers = SuspensionTimers(asyncio.get_running_loop())
+        self._driver = LeadershipDriver(self._config, timers, self, self._begin, self._end, self._compare)
         await self._client.open()
         self._writer = asyncio.create_task(self._write(), name="etcd writer")
-        assert self.driver is not None
-        self.driver.start()
+        self._driver.start()
 
     async def stop(self) -> None:
         """Write what is left and revoke the lease, so that another lighthouse may lead at once."""
-        assert self.driver is not None
-        if self.driver.refusal() is None and not self._records.is_written:
+        if self._driver is None:
+            return
+        if self._driver.refusal() is None and not self.records.is_written:
             try:
                 async with asyncio.timeout(self._config.ttl_s * FENCE_SHARE):
                     await self._is_idle.wait()
@@ -177,7 +196,7 @@ class Election:
                 log.warning("store: the last records were not written", extra=event("store_not_written"))
         if self._writer is not None:
             self._writer.cancel()
-        self.driver.resign()
+        self._driver.resign()
         if self._tasks:
             await asyncio.wait(self._tasks, timeout=self._timeout_s)
         for task in self._tasks:
@@ -185,10 +204,32 @@ class Election:
         await asyncio.gather(*self._tasks, return_exceptions=True)
         await self._client.close()
 
-    def wake(self) -> None:
-        """Start writing the queued changes."""
-        self._is_idle.clear()
-        self._has_work.set()
+    def refusal(self) -> NotLeader | None:
+        """Return the refusal for callers at this moment, or None if this lighthouse leads."""
+        return self._driver.refusal() if self._driver is not None else NotLeader("this lighthouse is starting")
+
+    def status(self) -> CandidateStatus | None:
+        return self._driver.status() if self._driver is not None else None
+
+    def give_up(self, status: int) -> None:
+        """Give up the leadership because a record cannot be written."""
+        self._refuse("its records cannot be written")
+
+    # -- the candidate's effects
+
+    def _begin(self, term: int, revision: int) -> None:
+        self.records.begin(term, revision)
+        self._began()
+
+    def _end(self, reason: str) -> None:
+        self.records.end()
+        refusal = self.refusal() or NotLeader(reason)
+        self.gate.drop(refusal)
+        self._ended(refusal)
+
+    def _compare(self, leader: Leader | None) -> None:
+        if leader is not None and (text := difference(self._me, leader)):
+            log.error("%s", text, extra=event("credentials_differ", leader=leader.address))
 
     def send(self, request: Request) -> None:
         task = asyncio.create_task(self._perform(request))
@@ -203,13 +244,13 @@ class Election:
             if isinstance(request, events.RevokeLease):
                 return  # the lease expires without it
             answer = events.RequestFailed(request.number, _reason(e))
-        if answer is not None and self.driver is not None:
-            self.driver.feed(answer)
+        if answer is not None and self._driver is not None:
+            self._driver.feed(answer)
 
     async def _answer(self, request: Request) -> events.Event | None:
         match request:
             case events.ReadLeader(number):
-                found = await self._client.read(self._records.keys.leader, None, self._timeout_s)
+                found = await self._client.read(self.records.keys.leader, None, self._timeout_s)
                 return events.LeaderRead(number, _leader(found))
             case events.GrantLease(number, ttl_s):
                 lease = await self._client.grant(round(ttl_s), self._timeout_s)
@@ -217,10 +258,10 @@ class Election:
             case events.Claim(number, lease):
                 return await self._claim(number, lease)
             case events.LoadRecords(number):
-                everything = self._records.keys.all
+                everything = self.records.keys.all
                 end = etcd.after_prefix(everything)
                 timeout_s = self._config.ttl_s * FENCE_SHARE
-                self._records.take(await self._client.read(everything, end, timeout_s))
+                self.records.take(await self._client.read(everything, end, timeout_s))
                 return events.RecordsLoaded(number)
             case events.RenewLease(number, lease):
                 try:
@@ -232,13 +273,13 @@ class Election:
                 return None
 
     async def _claim(self, number: int, lease: int) -> events.ClaimWon | events.ClaimLost:
-        names = self._records.keys
+        names = self.records.keys
         before = await self._client.transact([], [etcd.read(names.term), etcd.read(names.format)], [], self._timeout_s)
         found, format_ = before.reads
         if format_:
             keys.check_format(names.format, format_[0].value)
         term, changed_at = (keys.parse_number(names.term, found[0].value), found[0].mod_revision) if found else (0, 0)
-        me = dataclasses.replace(self.me, term=term + 1)
+        me = dataclasses.replace(self._me, term=term + 1)
         answer = await self._client.transact(
             [etcd.was_made_at(names.leader, 0), etcd.was_changed_at(names.term, changed_at)],
             [
@@ -253,6 +294,13 @@ class Election:
             return events.ClaimWon(number, answer.revision, me.term)
         return events.ClaimLost(number, _leader(answer.reads[0]))
 
+    # -- the records
+
+    def _wake(self) -> None:
+        """Start writing the queued changes."""
+        self._is_idle.clear()
+        self._has_work.set()
+
     async def _write(self) -> None:
         while True:
             try:
@@ -265,7 +313,7 @@ class Election:
         began_at: float | None = None
         clock = asyncio.get_running_loop().time
         while True:
-            batch = self._records.next_batch()
+            batch = self.records.next_batch()
             if batch is None:
                 began_at = None
                 self._has_work.clear()
@@ -276,22 +324,22 @@ class Election:
             try:
                 is_written = await self._write_batch(batch)
             except Exception:
-                if self._records.next_batch() is not batch:
+                if self.records.next_batch() is not batch:
                     continue
                 if clock() - began_at >= FENCE_SHARE * self._config.ttl_s:
                     raise
                 await asyncio.sleep(RETRY_S)
                 continue
-            if self._records.next_batch() is not batch:
+            if self.records.next_batch() is not batch:
                 continue  # this leadership has ended in the meantime
             began_at = None
             if is_written:
-                self._records.written()
+                self.records.written()
             else:
                 self._refuse("another lighthouse leads: the leader's key is not this one's any more")
 
     async def _write_batch(self, batch: store.Batch) -> bool:
-        names = self._records.keys
+        names = self.records.keys
         answer = await self._client.transact(
             store.guards(names, batch), store.operations(names, batch), [etcd.read(names.leader)], self._timeout_s
         )
@@ -301,8 +349,8 @@ class Election:
         return store.was_written(batch, found[0] if found else None)
 
     def _refuse(self, reason: str) -> None:
-        if self.driver is not None:
-            self.driver.feed(events.WriteRefused(reason))
+        if self._driver is not None:
+            self._driver.feed(events.WriteRefused(reason))
 
 
 def _reason(error: Exception) -> str:
@@ -327,81 +375,3 @@ def _leader(found: tuple[KeyValue, ...]) -> Leader | None:
         return parse(found[0].value)
     except ValueError as e:
         raise keys.Damaged(found[0].key, str(e)) from e
-
-
-class SharedStore:
-    """A lighthouse's share of an etcd cluster: its candidacy, its records and its output gate.
-
-    Args:
-        address: The etcd cluster.
-        ttl_s: The lease's duration in seconds.
-        credentials: Files that authenticate to etcd.
-        began: Called when this lighthouse leads and `records` are loaded.
-        ended: Called when it no longer leads.
-
-    Raises:
-        InvalidRequest: If the credentials cannot be read.
-    """
-
-    def __init__(
-        self,
-        address: EtcdAddress,
-        ttl_s: float,
-        credentials: StoreCredentials,
-        began: Callable[[], None],
-        ended: Callable[[NotLeader], None],
-    ) -> None:
-        self._began = began
-        self._ended = ended
-        self.gate = OutputGate(self.refusal)
-        self.records = EtcdStore(address.prefix, lambda: self._election.wake(), self.gate.block)
-        name = secrets.token_hex(8)
-        self._config = CandidateConfig(name, ttl_s)
-        client = EtcdClient(address, credentials.tls(), credentials.user())
-        self._election = Election(client, self.records, self._config, Leader(name, "", "", 0))
-        self._driver: LeadershipDriver | None = None
-
-    async def start(self, address: str, page: str, ca_pin: str = "") -> None:
-        """Start to campaign.
-
-        Args:
-            address: gRPC address at which others reach this lighthouse if it leads.
-            page: URL of its dashboard.
-            ca_pin: Pin of the lighthouse's own CA, or empty if another CA signs its certificate.
-        """
-        self._election.me = Leader(self._config.name, address, page, 0, ca_pin)
-        timers = SuspensionTimers(asyncio.get_running_loop())
-        self._driver = LeadershipDriver(self._config, timers, self._election, self._begin, self._end, self._compare)
-        self._election.driver = self._driver
-        await self._election.start()
-
-    async def stop(self) -> None:
-        """Write what is left and resign, so that another lighthouse may lead at once."""
-        if self._driver is not None:
-            await self._election.stop()
-
-    def refusal(self) -> NotLeader | None:
-        """Return the refusal for callers at this moment, or None if this lighthouse leads."""
-        return self._driver.refusal() if self._driver is not None else NotLeader("this lighthouse is starting")
-
-    def status(self) -> CandidateStatus | None:
-        return self._driver.status() if self._driver is not None else None
-
-    def give_up(self, status: int) -> None:
-        """Give up the leadership because a record cannot be written."""
-        if self._driver is not None:
-            self._driver.feed(events.WriteRefused("its records cannot be written"))
-
-    def _compare(self, leader: Leader | None) -> None:
-        if leader is not None and (told := difference(self._election.me, leader)):
-            log.error("%s", told, extra=event("credentials_differ", leader=leader.address))
-
-    def _begin(self, term: int, revision: int) -> None:
-        self.records.begin(term, revision)
-        self._began()
-
-    def _end(self, reason: str) -> None:
-        self.records.end()
-        refusal = self.refusal() or NotLeader(reason)
-        self.gate.drop(refusal)
-        self._ended(refusal)

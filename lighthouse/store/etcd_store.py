@@ -218,7 +218,7 @@ class Batch:
 
 
 class EtcdStore:
-    """JobStore and RunStore of a leader.
+    """RecordStore of a leader.
 
     Args:
         prefix: Prefix of all keys.

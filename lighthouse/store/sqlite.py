@@ -395,7 +395,7 @@ def default_path() -> Path:
 
 
 class Journal:
-    """JobStore and RunStore in a file.
+    """RecordStore in a file.
 
     `owner` describes this process to another lighthouse that tries to claim the file, for example by its address.
     """

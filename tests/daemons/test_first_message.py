@@ -11,7 +11,7 @@ import pytest
 
 from lighthouse.job.records import QuorumConfig
 from lighthouse.job.registry import JobRegistry
-from lighthouse.job.store import NoJobStore
+from lighthouse.job.store import MemoryStore
 from lighthouse.server.metrics import Counters
 from lighthouse.server.services import LighthouseService
 from lighthouse_protocol.messages.membership import Participant
@@ -33,7 +33,7 @@ LONG_S = 600.0
 
 
 def lighthouse(within_s: float) -> LighthouseService:
-    return service_of(JobRegistry(lambda job: QuorumConfig(), asyncio.get_running_loop(), NoJobStore()), within_s)
+    return service_of(JobRegistry(lambda job: QuorumConfig(), asyncio.get_running_loop(), MemoryStore()), within_s)
 
 
 def service_of(jobs: JobRegistry, within_s: float) -> LighthouseService:
@@ -81,7 +81,7 @@ async def test_it_is_ended_with_what_is_missing(service: Any, path: str, first: 
 
 async def test_a_job_that_is_forgotten_before_its_first_hello_knows_who_says_it():
     """Whoever asks for a status has quiet jobs forgotten."""
-    jobs = JobRegistry(lambda job: QuorumConfig(), asyncio.get_running_loop(), NoJobStore())
+    jobs = JobRegistry(lambda job: QuorumConfig(), asyncio.get_running_loop(), MemoryStore())
     service = service_of(jobs, LONG_S)
     async with opened(service, SESSION.path) as stream:
         await asyncio.sleep(4 * SOON_S)  # it is open, and has said nothing

@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-import uuid
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
@@ -10,28 +9,20 @@ from typing import Protocol
 
 import lighthouse.store.etcd_store
 import lighthouse.store.sqlite
-from lighthouse.job.store import JobStore, RunStore
+from lighthouse.job.store import RecordStore
 from lighthouse.store import sqlite
-from lighthouse.store.election import Election, LeadershipDriver
+from lighthouse.store.election import SharedStore
 from lighthouse.store.etcd_client import EtcdClient, parse_etcd_address
-from lighthouse.store.etcd_store import EtcdStore
-from lighthouse.store.leadership import CandidateConfig, Leader
 from lighthouse.store.sqlite import Journal
-from lighthouse_protocol.refusals import LighthouseError
-from lighthouse_runtime.server.streams import OutputGate
 
 CLAIM_S = 30.0
 TTL_S = 30.0  # a test may compute for seconds on a busy machine
 
 
-class Store(JobStore, RunStore, Protocol):
-    """What a lighthouse has of either."""
-
-
 class Holder(Protocol):
     """One lighthouse that has claimed the store."""
 
-    store: Store
+    store: RecordStore
 
     def settle(self) -> None:
         """All that was committed is durable. Raises a refusal if it will never be."""
@@ -91,42 +82,22 @@ class Journals:
 class EtcdHolder:
     def __init__(self, run: Callable[..., None], address: str) -> None:
         self._run = run
-        self.gate = OutputGate(self._refusal)
-        self._began = asyncio.Event()
-        self.ended = ""
+        self._leads = asyncio.Event()
         self._client = EtcdClient(parse_etcd_address(address))
-        self.store = EtcdStore(self._client.address.prefix, lambda: self._election.wake(), self.gate.block)
-        config = CandidateConfig(uuid.uuid4().hex, TTL_S)
-        self._election = Election(self._client, self.store, config, Leader(config.name, "me:1", "http://me:2", 0))
-        self._config = config
-
-    def _refusal(self) -> LighthouseError | None:
-        return self._election.driver.refusal() if self._election.driver is not None else None
+        self.shared = SharedStore(self._client, TTL_S, self._leads.set, lambda refusal: None)
+        self.store = self.shared.records
 
     def start(self) -> None:
         self._run(self._start())
 
     async def _start(self) -> None:
-        timers = asyncio.get_running_loop()
-        self._election.driver = LeadershipDriver(self._config, timers, self._election, self._begin, self._end)
-        await self._election.start()
+        await self.shared.start("me:1", "http://me:2")
         async with asyncio.timeout(CLAIM_S):
-            await self._began.wait()
-
-    def _begin(self, term: int, revision: int) -> None:
-        self.store.begin(term, revision)
-        self._began.set()
-
-    def _end(self, reason: str) -> None:
-        self.ended = reason
-        self.store.end()
-        refusal = self._refusal()
-        assert refusal is not None
-        self.gate.drop(refusal)
+            await self._leads.wait()
 
     async def _passed(self) -> None:
         async with asyncio.timeout(CLAIM_S):
-            await self.gate.wait_delivered()
+            await self.shared.gate.wait_delivered()
 
     def settle(self) -> None:
         self._run(self._passed())
@@ -139,7 +110,7 @@ class EtcdHolder:
         self._run(revoke())
 
     def release(self) -> None:
-        self._run(self._election.stop())
+        self._run(self.shared.stop())
 
 
 class Etcds:

@@ -10,7 +10,7 @@ from pathlib import Path
 from lighthouse.job.driver import JobDriver
 from lighthouse.job.records import QuorumConfig
 from lighthouse.job.registry import JobRegistry
-from lighthouse.job.store import NoJobStore
+from lighthouse.job.store import MemoryStore
 from lighthouse.store.sqlite import Journal
 from lighthouse_protocol.messages.membership import Participant, Quorum
 from lighthouse_protocol.messages.session import (
@@ -50,7 +50,7 @@ class Life:
         self.gave_up: list[int] = []
         self.wall_ms = FIRST_WALL_MS + round(loop.time() * 1000) if wall_ms is None else wall_ms
         self.began_at = loop.time()
-        self.memory = NoJobStore() if path is None else Journal(path)
+        self.memory = MemoryStore() if path is None else Journal(path)
         self.jobs = JobRegistry(
             lambda first_id: QuorumConfig(**({"first_quorum_id": first_id} | config)),  # pyright: ignore[reportArgumentType]
             loop,

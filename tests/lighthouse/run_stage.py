@@ -6,13 +6,13 @@ from dataclasses import dataclass, field
 from lighthouse.job.events import (
     Completed,
     GenerationFormed,
-    GenerationTold,
+    GenerationSent,
     IncidentChanged,
     Interrupted,
     RankJoined,
     RankLost,
     RankRefused,
-    RankSaid,
+    RankReported,
     RecordChanged,
     RecordDue,
     Resumed,
@@ -20,7 +20,7 @@ from lighthouse.job.events import (
     RunEvent,
     SessionEnded,
     Stopped,
-    SupervisorTold,
+    SupervisorMessage,
 )
 from lighthouse.job.records import RunConfig, RunRecord, dump_run, parse_run
 from lighthouse.job.restarts import RunMachine
@@ -155,23 +155,23 @@ class RunStage:
             if worker.is_done:
                 continue
             worker.runs, worker.is_ready = False, True
-            self.feed(RankSaid(worker.rank, ReadyReport(worker.generation)))
+            self.feed(RankReported(worker.rank, ReadyReport(worker.generation)))
 
     def fail(self, slot: int, reason: str = "ValueError") -> None:
         worker = self.workers[slot]
         assert worker.generation is not None
-        self.feed(RankSaid(worker.rank, FailureReport(worker.generation, reason)))
+        self.feed(RankReported(worker.rank, FailureReport(worker.generation, reason)))
         self.obey()
 
     def finish(self, *slots: int) -> None:
         for slot in slots:
             worker = self.workers[slot]
             assert worker.generation is not None
-            self.feed(RankSaid(worker.rank, FinishReport(worker.generation)))
+            self.feed(RankReported(worker.rank, FinishReport(worker.generation)))
 
     def close(self, slot: int) -> None:
         self.is_closed |= self.terms.is_elastic
-        self.feed(RankSaid(self.workers[slot].rank, CloseReport()))
+        self.feed(RankReported(self.workers[slot].rank, CloseReport()))
 
     def kill(self, *slots: int) -> None:
         for slot in slots:
@@ -208,7 +208,7 @@ class RunStage:
 
     def beat(self, *slots: int, step: int = 0) -> None:
         for slot in slots:
-            self.feed(RankSaid(self.workers[slot].rank, RankHeartbeat(step)))
+            self.feed(RankReported(self.workers[slot].rank, RankHeartbeat(step)))
 
     def obey(self) -> None:
         """Whoever was interrupted has stopped, and is ready."""
@@ -252,7 +252,7 @@ class RunStage:
 
     def feed(self, event: RunEvent) -> None:
         match event:
-            case RankSaid(rank, FinishReport(generation)):
+            case RankReported(rank, FinishReport(generation)):
                 self.finished.add((rank, generation))
             case _:
                 pass
@@ -275,7 +275,7 @@ class RunStage:
                 self.check(generation)
                 for rank in (*generation.active, *spares):
                     self._tell(rank, generation)
-            case GenerationTold(rank, generation):
+            case GenerationSent(rank, generation):
                 self.check(generation)
                 self._tell(rank, generation)
             case Interrupted(number, _, ranks):
@@ -294,7 +294,7 @@ class RunStage:
                     self._end(self.worker(rank))
             case RecordChanged() | IncidentChanged():
                 self.record = self.machine.record(self.now)
-            case Resumed() | SupervisorTold():
+            case Resumed() | SupervisorMessage():
                 pass
 
     def _end(self, worker: Worker) -> None:

@@ -34,7 +34,7 @@ SCRAPED_EVERY_S = 15.0
 
 
 class LighthouseProcess(Process):
-    """A JobStore, too: what it commits is in the site's journal."""
+    """The part of a RecordStore for jobs, too: what it commits is in the site's journal."""
 
     def __init__(self, site: "Lighthouse") -> None:
         super().__init__(site.world, f"{site.host}{site.starts}", site.host)

@@ -231,7 +231,7 @@ class Contender(LighthouseProcess):
         if self.leadership is not None:
             self.leadership.feed(leadership.WriteRefused("its records cannot be written"))
 
-    # -- a JobStore
+    # -- a RecordStore, for jobs
 
     def load(self) -> "dict[str, QuorumRecord]":
         return dict(self.records.load())

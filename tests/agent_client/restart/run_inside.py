@@ -11,7 +11,7 @@ from typing import Any
 
 from lighthouse.job.restarts import RunMachine
 from lighthouse.job.run_driver import RunDriver
-from lighthouse.job.store import RunStoreInProcess
+from lighthouse.job.store import MemoryStore
 from lighthouse_protocol.messages.progress import ProgressSample
 from lighthouse_protocol.messages.run import FromRunRank, RankHeartbeat, RankHello, ToRunRank
 from lighthouse_protocol.messages.session import Evidence, EvidenceDone, EvidenceRequest
@@ -69,7 +69,7 @@ class RunInside:
 
     def __init__(self) -> None:
         machine = RunMachine(now=time.monotonic())
-        self._driver = RunDriver(("default", "r"), machine, RunStoreInProcess(), NoTimers())
+        self._driver = RunDriver(("default", "r"), machine, MemoryStore(), NoTimers())
         self._lock = threading.RLock()
         self._streams: set[StreamInside] = set()
         self.steps: dict[int, int] = {}
@@ -119,7 +119,7 @@ class RunInside:
         """What is told of what the ranks do; it grows."""
         told: list[Evidence | EvidenceDone] = []
         with self._lock:
-            self._driver.look(EvidenceRequest(1), told.append)
+            self._driver.collect_evidence(EvidenceRequest(1), told.append)
         return told
 
     def lose_streams(self) -> None:

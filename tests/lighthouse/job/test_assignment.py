@@ -3,21 +3,23 @@
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from lighthouse.job.generations import Candidate, assign
+from lighthouse.job.generations import assign
+from lighthouse.job.records import Rank
 from lighthouse_protocol.messages.run import RankId, RunTerms
 
 WORLD = 10
 
 
 @st.composite
-def members(draw: st.DrawFn) -> list[Candidate]:
+def members(draw: st.DrawFn) -> list[Rank]:
     slots = draw(st.lists(st.integers(0, WORLD - 1), unique=True))
     return [
-        Candidate(
+        Rank(
             RankId(slot, draw(st.sampled_from("ab"))),
+            seen_at=0.0,
+            lapses_at=0.0,
             host=f"node{slot // 3}",
-            is_ready=draw(st.sampled_from([True, True, True, False])),
-            waiting_since=draw(st.sampled_from([0.0, 1.0, 2.0])),
+            waits_since=draw(st.sampled_from([None, 0.0, 0.0, 1.0, 1.0, 2.0])),
         )
         for slot in slots
     ]
@@ -40,7 +42,7 @@ unhurried = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow]
 
 @unhurried
 @given(members(), previous_slots, terms(False) | terms(True))
-def test_sizes(members: list[Candidate], previous: list[int], terms: RunTerms):
+def test_sizes(members: list[Rank], previous: list[int], terms: RunTerms):
     active = assign(members, previous, terms)
     ready = {member.rank for member in members if member.is_ready}
     assert set(active) <= ready
@@ -54,7 +56,7 @@ def test_sizes(members: list[Candidate], previous: list[int], terms: RunTerms):
 
 @unhurried
 @given(members(), previous_slots, terms(False))
-def test_who_was_active_stays_and_keeps_its_rank(members: list[Candidate], previous: list[int], terms: RunTerms):
+def test_who_was_active_stays_and_keeps_its_rank(members: list[Rank], previous: list[int], terms: RunTerms):
     active = assign(members, previous, terms)
     slots = [rank.slot for rank in active]
     ready = {member.rank.slot for member in members if member.is_ready}
@@ -70,19 +72,17 @@ def test_who_was_active_stays_and_keeps_its_rank(members: list[Candidate], previ
 
 @unhurried
 @given(members(), previous_slots.map(lambda slots: slots or [0]), terms(False))
-def test_no_chosen_spare_waits_shorter_than_one_left_out(
-    members: list[Candidate], previous: list[int], terms: RunTerms
-):
+def test_no_chosen_spare_waits_shorter_than_one_left_out(members: list[Rank], previous: list[int], terms: RunTerms):
     active = set(assign(members, previous, terms))
     spares = [member for member in members if member.is_ready and member.rank.slot not in previous]
-    chosen = [member.waiting_since for member in spares if member.rank in active]
-    left_out = [member.waiting_since for member in spares if member.rank not in active]
+    chosen = [member.waits_since or 0.0 for member in spares if member.rank in active]
+    left_out = [member.waits_since or 0.0 for member in spares if member.rank not in active]
     assert max(chosen, default=0.0) <= min(left_out, default=9.0)
 
 
 @unhurried
 @given(members(), previous_slots, terms(True))
-def test_no_host_is_torn(members: list[Candidate], previous: list[int], terms: RunTerms):
+def test_no_host_is_torn(members: list[Rank], previous: list[int], terms: RunTerms):
     active = set(assign(members, previous, terms))
     torn = {member.host for member in members if not member.is_ready}
     assert not {member.host for member in members if member.rank in active} & torn
@@ -90,6 +90,6 @@ def test_no_host_is_torn(members: list[Candidate], previous: list[int], terms: R
 
 @unhurried
 @given(members(), previous_slots, terms(False) | terms(True))
-def test_nothing_changes_without_a_change(members: list[Candidate], previous: list[int], terms: RunTerms):
+def test_nothing_changes_without_a_change(members: list[Rank], previous: list[int], terms: RunTerms):
     active = assign(members, previous, terms)
     assert assign(members, [rank.slot for rank in active], terms) == active

@@ -6,12 +6,12 @@ import pytest
 
 from lighthouse.job.events import (
     GenerationFormed,
-    GenerationTold,
+    GenerationSent,
     IncidentChanged,
     Interrupted,
     RankJoined,
     RankMessage,
-    RankSaid,
+    RankReported,
     RecordDue,
     SessionEnded,
     StopAsked,
@@ -45,12 +45,12 @@ class TestAdvance:
         a, b = RankId(0, "a"), RankId(1, "b")
         assert machine.handle(RankJoined(RankHello(a, terms), 1), 0.0) == []
         assert machine.handle(RankJoined(RankHello(b, terms), 2), 0.0) == []
-        assert machine.handle(RankSaid(a, ReadyReport()), 1.0) == []
+        assert machine.handle(RankReported(a, ReadyReport()), 1.0) == []
         formed = Generation((a, b), RunCounters(number=0))
-        assert machine.handle(RankSaid(b, ReadyReport()), 2.0) == [DUE, GenerationFormed(formed)]
-        assert machine.handle(RankSaid(a, ReadyReport(0)), 3.0) == []
+        assert machine.handle(RankReported(b, ReadyReport()), 2.0) == [DUE, GenerationFormed(formed)]
+        assert machine.handle(RankReported(a, ReadyReport(0)), 3.0) == []
         again = Generation((a, b), RunCounters(number=1, global_iteration=1))
-        assert machine.handle(RankSaid(b, ReadyReport(0)), 4.0) == [DUE, GenerationFormed(again)]
+        assert machine.handle(RankReported(b, ReadyReport(0)), 4.0) == [DUE, GenerationFormed(again)]
 
     def test_a_loss_interrupts_the_others_at_once(self):
         stage = running(3, obedient=False)
@@ -58,7 +58,8 @@ class TestAdvance:
         others = (stage.workers[0].rank, stage.workers[2].rank)
         reason = f"{stage.workers[1].rank}: its connection was lost"
         (restart,) = stage.machine.generations.restarts.restarts
-        assert restart == RestartRecord(0, reason, 0.0, "0.0", (stage.workers[1].rank,))
+        lost = stage.workers[1].rank
+        assert restart == RestartRecord(0, reason, 0.0, "0.0", (lost,), caused_by=lost)
         assert effects == [DUE, IncidentChanged(restart), Interrupted(0, reason, others, is_new=True)]
 
     @pytest.mark.parametrize("n", range(1, 10))
@@ -136,14 +137,14 @@ class TestCatchUp:
         stage = running(2)
         rank = stage.workers[0].rank
         assert stage.named[0].active[0] == rank
-        assert stage.machine.handle(RankSaid(rank, ReadyReport()), 1.0) == [GenerationTold(rank, stage.named[0])]
+        assert stage.machine.handle(RankReported(rank, ReadyReport()), 1.0) == [GenerationSent(rank, stage.named[0])]
         assert stage.machine.generations.current.stands
 
     def test_a_predecessors_messages_are_refused(self):
         stage = running(2, **SUPERVISED)
         old = stage.workers[1].rank
         stage.start(1)
-        for event in (RankSaid(old, RankHeartbeat()), RankSaid(old, ReadyReport(0))):
+        for event in (RankReported(old, RankHeartbeat()), RankReported(old, ReadyReport(0))):
             assert isinstance(refusal(stage.machine.handle(event, stage.now)), Superseded)
 
     def test_a_lost_journal_is_learned_again_from_who_runs(self):
@@ -158,7 +159,7 @@ class TestCatchUp:
     def test_who_is_gone_must_enter_again(self):
         stage = running(2)
         stage.kill(1)
-        effects = stage.machine.handle(RankSaid(stage.workers[1].rank, RankHeartbeat()), stage.now)
+        effects = stage.machine.handle(RankReported(stage.workers[1].rank, RankHeartbeat()), stage.now)
         assert isinstance(refusal(effects), UnknownName)
 
     def test_an_older_generation_is_over(self):
@@ -212,7 +213,7 @@ class TestRecords:
         stage.start(0)
         stage.start(1, host="node7")
         stage.wait(3)
-        stage.feed(RankSaid(stage.workers[1].rank, RankHeartbeat(41, "forward")))
+        stage.feed(RankReported(stage.workers[1].rank, RankHeartbeat(41, "forward")))
         stage.kill(1)
         stage.kill_lighthouse()
         stage.start_lighthouse()
@@ -240,7 +241,7 @@ class TestLighthouseGone:
         stage = running(3, obedient=False)
         stage.fail(0)
         stage.ready(0, 1)
-        effects = list(stage.machine.handle(RankSaid(stage.workers[2].rank, ReadyReport(0)), stage.now))
+        effects = list(stage.machine.handle(RankReported(stage.workers[2].rank, ReadyReport(0)), stage.now))
         assert isinstance(effects[0], RecordDue)
         stage.workers[2].runs, stage.workers[2].is_ready = False, True
         stage.record = effects[0].record
@@ -271,4 +272,4 @@ def test_whoever_says_something_is_told_again(message: RankMessage):
     stage = stopped()
     rank = stage.workers[2].rank
     assert stage.machine.stop is not None
-    assert stage.machine.handle(RankSaid(rank, message), stage.now) == [Stopped(stage.machine.stop, (rank,))]
+    assert stage.machine.handle(RankReported(rank, message), stage.now) == [Stopped(stage.machine.stop, (rank,))]

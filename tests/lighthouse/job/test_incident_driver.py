@@ -16,7 +16,7 @@ from lighthouse.job.presence import JUDGED_AFTER_S
 from lighthouse.job.records import QuorumConfig, RunConfig
 from lighthouse.job.restarts import RunMachine
 from lighthouse.job.run_driver import RunDriver
-from lighthouse.job.store import RunStoreInProcess
+from lighthouse.job.store import MemoryStore
 from lighthouse_protocol.messages.incident import (
     EvidenceAsked,
     Gathered,
@@ -371,7 +371,7 @@ class WrappedJob:
     def __init__(self, loop: VirtualLoop, registry: IncidentRegistry) -> None:
         self.loop, self.registry = loop, registry
         machine = RunMachine(RunConfig(run="r"))
-        self.run = RunDriver(("j", "r"), machine, RunStoreInProcess(), loop, moved=lambda: self.driver.run_moved())
+        self.run = RunDriver(("j", "r"), machine, MemoryStore(), loop, moved=lambda: self.driver.run_moved())
         quorum = QuorumMachine(QuorumConfig())
         self.driver = JobDriver("j", quorum, loop, time.time, incident_registry=registry, runs=lambda: [self.run])
         self.slots = [Slot(self, slot) for slot in range(3)]

@@ -347,30 +347,30 @@ class TestNoState:
 
     def test_what_a_group_says_of_its_state_is_an_incident_once(self):
         stage = Stage()
-        [opened] = stage.machine.told("b", self.TORN, stage.now, UNIX_S)
+        [opened] = stage.machine.distrust("b", self.TORN, stage.now, UNIX_S)
         assert isinstance(opened, Opened)
         summary = opened.incident.summary
         assert (summary.kind, summary.suspects, summary.noticed_s) == (IncidentKind.NOT_APPLIED, ("b",), 0.0)
         assert summary.text == f"b: {self.TORN.text}"
-        assert stage.machine.told("b", self.TORN, stage.now + 1, UNIX_S) == [], "it says so until it has healed"
+        assert stage.machine.distrust("b", self.TORN, stage.now + 1, UNIX_S) == [], "it says so until it has healed"
         [recovered] = [
             effect
             for effect in [*stage.machine.formed(8, 6, 1001.0, is_new=True), *stage.machine.reached(7, 8, 1002.0)]
             if isinstance(effect, Recovered)
         ]
         assert recovered.incident.summary.step_s == 2.0
-        assert stage.machine.told("b", self.TORN, 1003.0, UNIX_S) == [], "also when the others have gone on"
+        assert stage.machine.distrust("b", self.TORN, 1003.0, UNIX_S) == [], "also when the others have gone on"
 
     def test_after_it_has_healed_the_same_is_another_one(self):
         stage = Stage()
-        stage.machine.told("b", self.TORN, stage.now, UNIX_S)
-        assert stage.machine.told("b", None, stage.now, UNIX_S) == []
-        assert len(stage.machine.told("b", self.TORN, stage.now, UNIX_S)) == 1
+        stage.machine.distrust("b", self.TORN, stage.now, UNIX_S)
+        assert stage.machine.distrust("b", None, stage.now, UNIX_S) == []
+        assert len(stage.machine.distrust("b", self.TORN, stage.now, UNIX_S)) == 1
 
     def test_what_is_remembered_is_bounded(self):
         stage = Stage()
         for number in range(2 * MAX_DISTRUSTED):
-            stage.machine.told(f"g{number}", self.TORN, stage.now, UNIX_S)
+            stage.machine.distrust(f"g{number}", self.TORN, stage.now, UNIX_S)
         assert len(stage.machine._distrusted) == MAX_DISTRUSTED
 
 

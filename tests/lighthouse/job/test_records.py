@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lighthouse.job.records import JoinState, QuorumRecord, dump_quorum, parse_quorum
-from lighthouse.job.store import JobStore, NoJobStore
+from lighthouse.job.store import MemoryStore, RecordStore
 from lighthouse_protocol.messages.membership import Participant, Quorum
 
 # Every field by its type: one that is added is drawn from then on. `distrust` ends with its join, and is not kept.
@@ -67,7 +67,7 @@ def test_anything_else_is_refused(raw: bytes) -> None:
 
 
 def test_no_memory_keeps_nothing() -> None:
-    memory: JobStore = NoJobStore()
+    memory: RecordStore = MemoryStore()
     assert memory.claim() == 0
     memory.commit("job", FULL)
     assert memory.load() == {}

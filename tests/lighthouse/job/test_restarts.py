@@ -8,7 +8,7 @@ from lighthouse.job.events import (
     RankJoined,
     RankLost,
     RankRefused,
-    RankSaid,
+    RankReported,
     RecordChanged,
     RecordDue,
     ResumeAsked,
@@ -21,9 +21,9 @@ from lighthouse.job.events import (
     SupervisorAsked,
     SupervisorEnded,
     SupervisorJoined,
-    SupervisorTold,
+    SupervisorMessage,
 )
-from lighthouse.job.generations import EVIDENCE_KEPT, KEPT, LOST_KEPT
+from lighthouse.job.generations import EVIDENCE_KEPT, LOST_KEPT, RESTARTS_KEPT
 from lighthouse.job.records import Membership, RunConfig, RunRecord, dump_run, parse_run
 from lighthouse.job.restarts import MAX_SUPERVISORS, RunMachine, Supervisors
 from lighthouse_protocol.messages import run
@@ -65,7 +65,7 @@ def asks(session: int, reason: str, membership: Membership = Membership.OPEN) ->
 
 def told(effects: object, session: int) -> object:
     assert isinstance(effects, list)
-    return next(e.message for e in effects if isinstance(e, SupervisorTold) and e.session == session)
+    return next(e.message for e in effects if isinstance(e, SupervisorMessage) and e.session == session)
 
 
 def refusal(message: object) -> LighthouseError:
@@ -94,7 +94,7 @@ class TestSupervisors:
         assert "h2" in str(error)
         for session, each in enumerate([machine, again(machine)], start=3):
             (effect,) = each.handle(joins(session, incarnation="old", host="h1"), 2.0)
-            assert isinstance(effect, SupervisorTold)
+            assert isinstance(effect, SupervisorMessage)
             assert isinstance(refusal(effect.message), Superseded)
 
     def test_a_stop_is_told_to_who_comes_later_and_outlives_the_lighthouse(self):
@@ -103,7 +103,7 @@ class TestSupervisors:
         stop = RunStopped("exit code 130", "g", -1)
         assert machine.handle(asks(1, "exit code 130"), 1.0) == [DUE, Stopped(stop, (), is_new=True)]
         for each in (machine, again(machine)):
-            assert each.handle(joins(2, "late"), 6.0) == [SupervisorTold(2, stop)]
+            assert each.handle(joins(2, "late"), 6.0) == [SupervisorMessage(2, stop)]
             assert each.handle(RankJoined(RankHello(RankId(0, "a"), RunTerms(2)), 3), 6.0) == [
                 Stopped(stop, (RankId(0, "a"),))
             ]
@@ -264,7 +264,7 @@ class TestIncidents:
         stage.kill(1)
         for crash in range(crashes):
             stage.feed(RankLost(RankId(1, f"crashed at import {crash}"), "exit code 1", (), "g"))
-        assert len(stage.record.restarts) == min(crashes + 1, KEPT)
+        assert len(stage.record.restarts) == min(crashes + 1, RESTARTS_KEPT)
         stage.ready(0, 2)
         first, *others = stage.record.restarts
         assert (first.formed, {other.formed for other in others}) == (1, {None})
@@ -314,7 +314,7 @@ class TestIncidents:
         assert stage.record.restarts[0].stepped_at == 1002.0
         stage.wait(1)
         for step in (8, 9):
-            assert stage.machine.handle(RankSaid(stage.workers[0].rank, RankHeartbeat(step)), stage.now) == []
+            assert stage.machine.handle(RankReported(stage.workers[0].rank, RankHeartbeat(step)), stage.now) == []
         assert stage.record.restarts[0].stepped_at == 1002.0
 
     def test_a_step_that_is_no_higher_is_none(self):
@@ -382,9 +382,9 @@ class TestCompletion:
             RankHello(RankId(1, "told"), stage.terms, seen=0),
         ]
         for session, entry in enumerate(late, start=90):
-            for event in (RankJoined(entry, session), RankSaid(entry.rank, ReadyReport(0))):
+            for event in (RankJoined(entry, session), RankReported(entry.rank, ReadyReport(0))):
                 assert stage.machine.handle(event, stage.now) == [Completed(0, (entry.rank,))]
-        assert stage.machine.handle(joins(71, incarnation="old"), 9.0) == [SupervisorTold(71, RunCompleted(0))]
+        assert stage.machine.handle(joins(71, incarnation="old"), 9.0) == [SupervisorMessage(71, RunCompleted(0))]
         assert stage.machine.handle(StopAsked("late", "g"), 9.0) == []
         stage.wait(1000)
         assert stage.number == 0
@@ -392,7 +392,7 @@ class TestCompletion:
     def test_while_one_of_it_is_connected_nothing_begins(self):
         stage = self.completed()
         newer = joins(71, "other", "2")
-        assert stage.machine.handle(newer, 9.0) == [SupervisorTold(71, RunCompleted(0))]
+        assert stage.machine.handle(newer, 9.0) == [SupervisorMessage(71, RunCompleted(0))]
         stage.feed(SupervisorEnded(70))
         assert told(stage.machine.handle(newer, 10.0), 71) == WELCOME
 
@@ -423,7 +423,7 @@ class TestCompletion:
             assert stage.machine.handle(RankJoined(entry, 99), stage.now) == [Completed(0, (rank,))]
         if by_supervisor:
             late = joins(72, incarnation="old")
-            assert stage.machine.handle(late, stage.now) == [SupervisorTold(72, RunCompleted(0))]
+            assert stage.machine.handle(late, stage.now) == [SupervisorMessage(72, RunCompleted(0))]
         stage.wait(100)
         assert (stage.number, stage.running()) == (100, {0, 1})
 
@@ -461,9 +461,9 @@ class TestCompletion:
         """The lighthouse has lost its journal, and the supervisor comes later than its ranks."""
         machine, rank = RunMachine(), RankId(0, "old.1")
         hello = RankJoined(RankHello(rank, RunTerms(1)), 70)
-        for event in (hello, RankSaid(rank, ReadyReport()), RankSaid(rank, FinishReport(0)), SessionEnded(70)):
+        for event in (hello, RankReported(rank, ReadyReport()), RankReported(rank, FinishReport(0)), SessionEnded(70)):
             machine.handle(event, 0.0)
-        assert machine.handle(joins(71, incarnation="old"), 1.0) == [SupervisorTold(71, RunCompleted(0))]
+        assert machine.handle(joins(71, incarnation="old"), 1.0) == [SupervisorMessage(71, RunCompleted(0))]
 
 
 def test_effects_of_time_come_first():
@@ -474,7 +474,7 @@ def test_effects_of_time_come_first():
     stage.start_lighthouse()
     stage.now += 31
     effects: list[RunEffect] = list(stage.machine.handle(joins(70), stage.now))
-    assert isinstance(effects[-2], SupervisorTold)
+    assert isinstance(effects[-2], SupervisorMessage)
     assert len(effects) > 2
 
 

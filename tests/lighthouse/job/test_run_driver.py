@@ -23,7 +23,7 @@ class Run:
         self.evidence = RunEvidence(loop, lambda ranks, asked: self.asked.append(([r.slot for r in ranks], asked)))
 
     def look(self, *slots: int) -> EvidenceAsked:
-        self.evidence.look(EvidenceRequest(7, slots), RANKS, self.told.append)
+        self.evidence.collect(EvidenceRequest(7, slots), RANKS, self.told.append)
         asked_slots, asked = self.asked.pop()
         assert asked_slots == list(slots or range(3))
         return asked

@@ -12,7 +12,7 @@ from lighthouse.job.incident_driver import IncidentRegistry
 from lighthouse.job.registry import RunRegistry
 from lighthouse.job.restarts import RunMachine
 from lighthouse.job.run_driver import KEY_WRITES_AT_ONCE, NOTED_WITHIN_S, RunDriver
-from lighthouse.job.store import RunStoreInProcess
+from lighthouse.job.store import MemoryStore
 from lighthouse_protocol.identity import group_run
 from lighthouse_protocol.messages.incident import IncidentKind
 from lighthouse_protocol.messages.run import (
@@ -57,8 +57,8 @@ class Rank(Listener):
 
 
 @pytest.fixture
-def memory() -> RunStoreInProcess:
-    return RunStoreInProcess()
+def memory() -> MemoryStore:
+    return MemoryStore()
 
 
 @pytest.fixture
@@ -67,7 +67,7 @@ def incidents() -> IncidentRegistry:
 
 
 @pytest.fixture
-async def runs(memory: RunStoreInProcess, incidents: IncidentRegistry) -> AsyncIterator[RunRegistry]:
+async def runs(memory: MemoryStore, incidents: IncidentRegistry) -> AsyncIterator[RunRegistry]:
     lateness = LoopLag(asyncio.get_running_loop())
     made = RunRegistry(memory, 30.0, lateness, make_id=incidents.make_id, report=incidents.report)
     yield made
@@ -89,7 +89,7 @@ async def test_all_are_told_one_message(runs: RunRegistry):
 
 
 async def test_what_is_told_was_written_down_before(
-    runs: RunRegistry, memory: RunStoreInProcess, monkeypatch: pytest.MonkeyPatch
+    runs: RunRegistry, memory: MemoryStore, monkeypatch: pytest.MonkeyPatch
 ):
     heard_at_write: list[int] = []
     ranks: list[Rank] = []
@@ -217,9 +217,7 @@ async def test_a_restart_is_an_incident(runs: RunRegistry, incidents: IncidentRe
     ]
 
 
-async def test_what_is_worth_no_write_of_its_own_is_written_a_little_later(
-    runs: RunRegistry, memory: RunStoreInProcess
-):
+async def test_what_is_worth_no_write_of_its_own_is_written_a_little_later(runs: RunRegistry, memory: MemoryStore):
     driver = runs.get("j", "r")
     driver.open_supervisor(SupervisorHello("g", "1"), Listener())
     assert memory.load_run(("j", "r")) is None
@@ -230,7 +228,7 @@ async def test_what_is_worth_no_write_of_its_own_is_written_a_little_later(
 
 
 async def test_where_nothing_can_be_written_runs_are_closed_and_forgotten_all_the_same(
-    runs: RunRegistry, memory: RunStoreInProcess, monkeypatch: pytest.MonkeyPatch
+    runs: RunRegistry, memory: MemoryStore, monkeypatch: pytest.MonkeyPatch
 ):
     """The daemon is ending by that, and has more to close. Who looks at the status has nothing to do with it."""
 
@@ -256,7 +254,7 @@ def test_a_timer_that_comes_first_after_a_pause_raises_nothing():
             raise WrongState("no space left on device")
 
     loop, late = VirtualLoop(), list[float]()
-    driver = RunDriver(("j", "r"), RunMachine(), RunStoreInProcess(), loop, was_late)
+    driver = RunDriver(("j", "r"), RunMachine(), MemoryStore(), loop, was_late)
     entered(driver, 0)
     loop.go(100.0)
     assert late != []
@@ -323,7 +321,7 @@ async def test_keys_are_written_only_so_often(runs: RunRegistry):
 
 
 async def test_the_name_of_a_supervisor_that_does_not_come_back_is_kept_once(
-    runs: RunRegistry, memory: RunStoreInProcess, monkeypatch: pytest.MonkeyPatch
+    runs: RunRegistry, memory: MemoryStore, monkeypatch: pytest.MonkeyPatch
 ):
     """After a restart of the lighthouse. The run is quiet after each refusal, and made again by the next attempt."""
     gone, new = (SupervisorHello("g", each, slots=(0,), secret=f"the secret of {each}") for each in ("gone", "new"))

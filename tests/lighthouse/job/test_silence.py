@@ -4,7 +4,7 @@ from collections.abc import Iterable
 
 import pytest
 
-from lighthouse.job.events import HeartbeatReceived, HostBusy, WasLate
+from lighthouse.job.events import HeartbeatReceived, HostBusy, MemberLost, Ordered, WasLate
 from lighthouse.job.forming import QuorumMachine
 from lighthouse.job.status import explain
 from lighthouse_protocol.messages.session import QuorumOrder, QuorumPhase
@@ -236,6 +236,16 @@ class TestClosedTogether:
         [order] = m.handle(asks(9, 2, native("b", 5, seen_quorum_id=1, commit_failures=1)), 0.51)
         assert order == told("revoked", (2, 3), "a", "connection")
         assert alive(m) == "bc"
+
+    def test_those_that_a_failed_step_shows_as_lost_are_lost_in_the_order_in_which_they_joined(self):
+        """The first of them is named as the reason, so it must not depend on where the records lie in memory."""
+        m = standing("abcdefghi", kind=QuorumMachine)
+        for session in (4, 2, 3, 1):
+            m.handle(ended(session), 0.5)
+        effects = m.handle(asks(99, 9, native("i", 5, seen_quorum_id=1, commit_failures=1)), 0.503)
+        assert [e.replica_id for e in effects if isinstance(e, MemberLost)] == ["a", "b", "c", "d"]
+        [order] = {e.order for e in effects if isinstance(e, Ordered)}
+        assert order.lost == "a"
 
     def test_one_that_comes_a_little_later_finds_the_others_held(self):
         m = standing("abc")

@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import pytest
 
-from lighthouse.job.events import RankSaid
+from lighthouse.job.events import RankReported
 from lighthouse.job.forming import QuorumMachine
 from lighthouse.job.records import Verdict
 from lighthouse.job.status import NAMES_SHOWN, awaited, explain, job_status, run_ranks, run_status
@@ -227,7 +227,7 @@ def test_sessions_whose_heartbeat_is_overdue_are_named():
 
 def rank_beat(stage: RunStage, slot: int, step: int, still_s: float = 0.0) -> None:
     sample = ProgressSample(step, still_s=still_s)
-    stage.feed(RankSaid(stage.workers[slot].rank, RankHeartbeat(step + 100, "running", sample)))
+    stage.feed(RankReported(stage.workers[slot].rank, RankHeartbeat(step + 100, "running", sample)))
 
 
 def shown(stage: RunStage) -> list[str]:

@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from lighthouse.job.events import (
-    OutsiderHeard,
+    OutsiderIgnored,
     RankJoined,
     RankLost,
     RankRefused,
@@ -17,7 +17,7 @@ from lighthouse.job.events import (
     SupervisorAsked,
     SupervisorEnded,
     SupervisorJoined,
-    SupervisorTold,
+    SupervisorMessage,
     WasLate,
 )
 from lighthouse.job.events import StopAsked as StopAskedByOperator
@@ -25,7 +25,7 @@ from lighthouse.job.generations import NAMES_KEPT_S
 from lighthouse.job.records import Membership, RunConfig, dump_run, parse_run
 from lighthouse.job.restarts import RunMachine
 from lighthouse.job.run_driver import RunDriver
-from lighthouse.job.store import RunStoreInProcess
+from lighthouse.job.store import MemoryStore
 from lighthouse_protocol.messages.run import (
     HelloRejected,
     HostExcluded,
@@ -182,9 +182,9 @@ class TestStrangersUnderANameOfTheirOwn:
         if restarts:  # of the lighthouse
             machine = again(machine)
             assert why(machine, STRANGER, now=6.0) is None
-        said = [e for e in asked(machine, 9, STOP, membership) if isinstance(e, SupervisorTold | OutsiderHeard)]
+        said = [e for e in asked(machine, 9, STOP, membership) if isinstance(e, SupervisorMessage | OutsiderIgnored)]
         stop = RunStopped("a stranger says so", "z", machine.generations.current.number)
-        assert said == [OutsiderHeard("z", "its stop ends it alone"), SupervisorTold(9, stop)]
+        assert said == [OutsiderIgnored("z", "its stop ends it alone"), SupervisorMessage(9, stop)]
         assert (machine.stop, machine.generations.current.stands) == (None, True)
         assert isinstance(told(machine.handle(SupervisorJoined(STRANGER, 10), 3.0), 10), RunStopped), "it comes again"
         assert why(machine, replace(STRANGER, incarnation="z2"), session=11, now=3.0) is None
@@ -221,7 +221,7 @@ class TestStrangersUnderANameOfTheirOwn:
 
     def test_a_host_that_it_excludes_is_kept_from_itself_alone(self):
         machine = self.running()
-        assert OutsiderHeard("z", "host h1 is excluded for it alone") in asked(machine, 9, EXCLUDE, Membership.OPEN)
+        assert OutsiderIgnored("z", "host h1 is excluded for it alone") in asked(machine, 9, EXCLUDE, Membership.OPEN)
         assert machine.generations.current.stands
         for each in (machine, again(machine)):
             assert why(each, replace(STRANGER, incarnation="z2"), now=6.0) is WrongState
@@ -240,7 +240,7 @@ class TestDriver:
 
     def test_a_stranger_ends_no_stream_of_a_rank_and_sets_no_key(self):
         loop = VirtualLoop()
-        driver = RunDriver(("j", "r"), RunMachine(), RunStoreInProcess(), loop)
+        driver = RunDriver(("j", "r"), RunMachine(), MemoryStore(), loop)
         rank, stranger = Listener(), Listener()
         driver.open_rank(RANK, rank)
         number = driver.open_rank(replace(RANK, attempt=1, secret=THEIRS), stranger)
@@ -255,7 +255,7 @@ class TestDriver:
                 driver.put_key(0, KeyKind.ITERATION, "a", b"", slot=slot, secret=secret)
 
     def test_nor_does_one_that_says_it_supervises_them(self):
-        driver = RunDriver(("j", "r"), RunMachine(), RunStoreInProcess(), VirtualLoop())
+        driver = RunDriver(("j", "r"), RunMachine(), MemoryStore(), VirtualLoop())
         ours, stranger = Listener(), Listener()
         driver.open_supervisor(SUPERVISOR, ours)
         driver.open_rank(RANK, Listener())

@@ -3,7 +3,7 @@
 from lighthouse.job.events import QuorumEvent
 from lighthouse.job.forming import QuorumMachine
 from lighthouse.job.records import QuorumConfig
-from lighthouse.job.status import NAMES, History, Timeline
+from lighthouse.job.status import NAMES, Timeline, TimelineWriter
 from lighthouse_protocol.messages.progress import RankName
 from lighthouse_protocol.messages.session import STARTING
 from lighthouse_protocol.messages.status import TimelineEntry, TimelineKind
@@ -59,7 +59,7 @@ class Job:
 
     def __init__(self, **config: object) -> None:
         self.machine = QuorumMachine(QuorumConfig(**config))
-        self.history = History(self.machine.roster)
+        self.history = TimelineWriter(self.machine.roster)
         self.read = 0
 
     def handle(self, event: QuorumEvent, now: float) -> None:

@@ -6,13 +6,9 @@ from typing import Any
 import pytest
 
 from lighthouse.job.records import QuorumRecord
-from lighthouse.store import leadership
-from lighthouse.store.election import Election, LeadershipDriver
-from lighthouse.store.etcd_client import Answer, EtcdClient, KeyValue, Lease
-from lighthouse.store.etcd_store import EtcdStore
-from lighthouse.store.leadership import CandidateConfig, Leader
+from lighthouse.store.election import SharedStore
+from lighthouse.store.etcd_client import Answer, EtcdClient, KeyValue, Lease, parse_etcd_address
 from lighthouse_protocol.refusals import NotLeader
-from lighthouse_runtime.server.streams import OutputGate
 from tests.processes import PATIENCE_S
 
 TTL_S = 1.2
@@ -22,6 +18,7 @@ class OddClient(EtcdClient):
     """An empty etcd, but for one kind of request, which fails by an error that no refusal describes."""
 
     def __init__(self, fails: str, error: Exception) -> None:
+        super().__init__(parse_etcd_address("etcd://nowhere:1/l"))
         self.fails, self.error = fails, error
         self.revoked: list[int] = []
 
@@ -56,38 +53,25 @@ class OddClient(EtcdClient):
         self._maybe("revoke")
 
 
-class WatchedDriver(LeadershipDriver):
-    def feed(self, event: leadership.Event) -> None:
-        super().feed(event)
-        if isinstance(event, leadership.RequestFailed) and not self.failed.done():
-            self.failed.set_result(event.reason)
-
-    failed: "asyncio.Future[str]"
-
-
 class Lighthouse:
     def __init__(self, client: OddClient) -> None:
         self.client = client
-        self.ended: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        self.ended: asyncio.Future[NotLeader] = asyncio.get_running_loop().create_future()
         self.began = asyncio.Event()
-        self.gate = OutputGate()
-        self.store = EtcdStore("/l", lambda: self.election.wake(), self.gate.block)
-        config = CandidateConfig("me", TTL_S)
-        self.election = Election(client, self.store, config, Leader("me", "me:1", "http://me:2", 0))
-        timers = asyncio.get_running_loop()
-        self.driver = WatchedDriver(config, timers, self.election, self._begin, self._end)
-        self.driver.failed = timers.create_future()
-        self.election.driver = self.driver
+        self.shared = SharedStore(client, TTL_S, self.began.set, self._end)
 
-    def _begin(self, term: int, revision: int) -> None:
-        self.store.begin(term, revision)
-        self.began.set()
+    async def start(self) -> None:
+        await self.shared.start("me:1", "http://me:2")
 
-    def _end(self, reason: str) -> None:
-        self.store.end()
-        self.gate.drop(NotLeader(reason))
+    async def error(self) -> str:
+        """What the store's status shows of the first request that failed."""
+        while (status := self.shared.status()) is None or not status.store_error:  # noqa: ASYNC110
+            await asyncio.sleep(0)
+        return status.store_error
+
+    def _end(self, refusal: NotLeader) -> None:
         if not self.ended.done():
-            self.ended.set_result(reason)
+            self.ended.set_result(refusal)
 
 
 @pytest.mark.parametrize("fails", ["read", "grant", "claim", "load"])
@@ -95,44 +79,46 @@ async def test_a_request_that_fails_by_any_exception_is_a_failed_one_with_its_te
     fails: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     lighthouse = Lighthouse(OddClient(fails, UnicodeDecodeError("utf-8", b"\xff", 0, 1, "invalid start byte")))
-    await lighthouse.election.start()
+    await lighthouse.start()
     async with asyncio.timeout(PATIENCE_S):
-        assert (await lighthouse.driver.failed).startswith("UnicodeDecodeError: 'utf-8' codec can't decode byte 0xff")
+        assert (await lighthouse.error()).startswith("UnicodeDecodeError: 'utf-8' codec can't decode byte 0xff")
     await asyncio.sleep(0)  # the lease is given back by another task
     if fails in ("claim", "load"):
         assert lighthouse.client.revoked == [5], "its lease is given back, so that another lighthouse may lead"
     assert not lighthouse.began.is_set()
     assert any(record.exc_info for record in caplog.records), "a defect of ours: its traceback is in the log"
-    await lighthouse.election.stop()
+    await lighthouse.shared.stop()
 
 
 async def test_a_writer_that_fails_by_any_exception_ends_the_leadership(caplog: pytest.LogCaptureFixture) -> None:
     lighthouse = Lighthouse(OddClient("write", KeyError("header")))
-    await lighthouse.election.start()
+    await lighthouse.start()
     async with asyncio.timeout(PATIENCE_S):
         await lighthouse.began.wait()
-        lighthouse.store.commit("j", QuorumRecord(1))
-        assert await lighthouse.ended == "its records cannot be written: KeyError: 'header'"
+        lighthouse.shared.records.commit("j", QuorumRecord(1))
+        await lighthouse.ended
+    assert "no longer leads: its records cannot be written: KeyError: 'header'" in caplog.text
     lighthouse.client.fails = "nothing"
     lighthouse.began.clear()
     async with asyncio.timeout(PATIENCE_S):
         await lighthouse.began.wait()
-        lighthouse.store.commit("j", QuorumRecord(2))
-        await lighthouse.gate.wait_delivered()  # the same writer goes on in the next term
-    await lighthouse.election.stop()
+        lighthouse.shared.records.commit("j", QuorumRecord(2))
+        await lighthouse.shared.gate.wait_delivered()  # the same writer goes on in the next term
+    await lighthouse.shared.stop()
 
 
-async def test_what_a_write_sets_free_may_fail_too() -> None:
+async def test_what_a_write_sets_free_may_fail_too(caplog: pytest.LogCaptureFixture) -> None:
     """It must not end the writer: the lighthouse would hold back all that it says from then on."""
     lighthouse = Lighthouse(OddClient("nothing", ValueError()))
-    await lighthouse.election.start()
+    await lighthouse.start()
     async with asyncio.timeout(PATIENCE_S):
         await lighthouse.began.wait()
 
         def fail() -> None:
             raise ValueError("a stream is closed")
 
-        lighthouse.store._hold = lambda: fail  # pyright: ignore[reportPrivateUsage]
-        lighthouse.store.commit("j", QuorumRecord(1))
-        assert await lighthouse.ended == "its records cannot be written: ValueError: a stream is closed"
-    await lighthouse.election.stop()
+        lighthouse.shared.records._hold = lambda: fail  # pyright: ignore[reportPrivateUsage]
+        lighthouse.shared.records.commit("j", QuorumRecord(1))
+        await lighthouse.ended
+    assert "no longer leads: its records cannot be written: ValueError: a stream is closed" in caplog.text
+    await lighthouse.shared.stop()

@@ -272,7 +272,7 @@ def test_a_late_copy_of_a_batch_undoes_nothing(etcd: EtcdCluster) -> None:
     stores = Etcds(etcd.store("late-copy"))
     holder = stores.claim()
     sent: list[Batch] = []
-    write = holder._election._write_batch  # pyright: ignore[reportPrivateUsage]
+    write = holder.shared._write_batch  # pyright: ignore[reportPrivateUsage]
 
     async def twice(batch: Batch) -> bool:
         """The answer to the first attempt is lost, and the one before comes once more."""
@@ -282,7 +282,7 @@ def test_a_late_copy_of_a_batch_undoes_nothing(etcd: EtcdCluster) -> None:
             assert not await write(earlier)
         return await write(batch)
 
-    holder._election._write_batch = twice  # type: ignore[method-assign]  # pyright: ignore[reportPrivateUsage]
+    holder.shared._write_batch = twice  # type: ignore[method-assign]  # pyright: ignore[reportPrivateUsage]
     for quorum_id in range(1, 6):
         holder.store.commit("j", QuorumRecord(quorum_id))
         holder.settle()
@@ -304,6 +304,6 @@ def test_another_format_is_refused_and_left_as_it_is(etcd: EtcdCluster) -> None:
         patch.setattr("tests.lighthouse.held_stores.CLAIM_S", 1.0)
         with pytest.raises(TimeoutError):
             stores.claim()
-    refusal = stores._holders[-1]._refusal()  # pyright: ignore[reportPrivateUsage]
+    refusal = stores._holders[-1].shared.refusal()  # pyright: ignore[reportPrivateUsage]
     stores.close()
     assert "'/format/format' in etcd says format 9, and this lighthouse knows 1" in str(refusal)

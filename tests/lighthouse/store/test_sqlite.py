@@ -18,7 +18,7 @@ import pytest
 
 import lighthouse.store.sqlite
 from lighthouse.job.records import Former, JoinState, QuorumRecord, RestartRecord, RunRecord, SupervisorRecord
-from lighthouse.job.store import RunStoreInProcess
+from lighthouse.job.store import MemoryStore
 from lighthouse.store import sqlite
 from lighthouse.store.sqlite import Journal, default_path
 from lighthouse_protocol.limits import MAX_QUORUM_ID
@@ -580,7 +580,7 @@ RUN = ("job", "run")
 
 
 def test_a_run_in_this_process_keeps_its_keys_and_old_spaces_go() -> None:
-    memory = RunStoreInProcess()
+    memory = MemoryStore()
     memory.commit_run(RUN, FULL, 0)
     for generation, value in ((2, b"1"), (3, b"2"), (3, b"3")):
         memory.commit_key(RUN, (generation, KeyKind.ITERATION, "a", value))

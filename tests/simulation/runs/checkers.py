@@ -104,7 +104,7 @@ class Checkers:
         match effect:
             case events.GenerationFormed(generation, spares):
                 self._formed(machine, generation, spares)
-            case events.GenerationTold(rank, generation):
+            case events.GenerationSent(rank, generation):
                 self._named(generation, f"handed to {rank}")
             case events.Interrupted(number, reason, _, is_new=True):
                 self._interrupted(number, reason)

@@ -88,13 +88,13 @@ class Recount:
             return
         number = self._generation.number
         match event:
-            case events.RankSaid(rank, FailureReport(generation)) if (
+            case events.RankReported(rank, FailureReport(generation)) if (
                 generation == number and rank in here - self.finished
             ):
                 self._has_fault = self._has_fault or stood
             case events.RanksBehind(slots) if any(rank.slot in slots for rank in here - self.finished):
                 self._has_fault = self._has_fault or stood
-            case events.RankSaid(rank, FinishReport(generation)) if generation == number and rank in here and stood:
+            case events.RankReported(rank, FinishReport(generation)) if generation == number and rank in here and stood:
                 self.finished.add(rank)
             case _:
                 pass

@@ -29,7 +29,7 @@ WALL_SKEW_S = (0.0, -31.0, 31.0)
 
 
 class RunLighthouse(Process):
-    """A RunStore, too: what it commits is in the site's journal."""
+    """The part of a RecordStore for runs, too: what it commits is in the site's journal."""
 
     term = 0
 

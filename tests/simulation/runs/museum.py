@@ -12,7 +12,7 @@ from agent_client.restart.rules import events
 from agent_client.restart.rules.machine import RankMachine
 from lighthouse.job import events as lighthouse_events
 from lighthouse.job import generations
-from lighthouse.job.events import GenerationTold
+from lighthouse.job.events import GenerationSent
 from lighthouse.job.generations import Generations, Ranks, RestartLog
 from lighthouse.job.records import GenerationState, KeySpaces
 from lighthouse.job.restarts import RunMachine, Supervisors
@@ -67,9 +67,9 @@ def _forgets(**fields: Any) -> Any:
     return lambda self, now: replace(whole(self, now), **fields)
 
 
-def _hand_by_slot(self: Generations, rank: Any) -> None:
+def _send_by_slot(self: Generations, rank: Any) -> None:
     assert self.current.generation is not None
-    self._emit(GenerationTold(rank.rank, self.current.generation))
+    self._emit(GenerationSent(rank.rank, self.current.generation))
 
 
 def _end_without_an_incident(self: Generations, slots: Sequence[int], reason: str, now: float) -> None:
@@ -94,8 +94,8 @@ def _count_every_death(self: RestartLog, lost: tuple[RankId, ...], cause: str) -
     return True
 
 
-def _by_slot(members: Any, previous: Sequence[int], terms: Any) -> tuple[RankId, ...]:
-    return _assign(members, (), terms)
+def _by_slot(members: Any, previous: Sequence[int], terms: Any, *running: Any) -> tuple[RankId, ...]:
+    return _assign(members, (), terms, *running)
 
 
 def _unfenced(self: KeySpaces, generation: int) -> dict[Any, bytes]:
@@ -110,8 +110,8 @@ def _break_for_anybody(self: GenerationState, rank: RankId) -> bool:
 
 def _launch_for_anybody(self: RunMachine, entry: RankHello, session: int | None, now: float) -> None:
     if self.completed is not None:
-        self._begin_anew()
-    if not self._tell_end(entry.rank):
+        self._begin_launch()
+    if not self._send_end(entry.rank):
         self.generations.enter(entry, session, now)
 
 
@@ -192,7 +192,7 @@ EXHIBITS = (
         "place-of-a-finished-predecessor",
         "who comes is told a generation in which its slot is that of its predecessor, which has finished",
         "G3",
-        ((Generations, "_hand", _hand_by_slot),),
+        ((Generations, "_send_generation", _send_by_slot),),
         scenario="ends",
         plan={**CROWDED, "mix": ("pause_rank", *3 * ("kill_rank",), "launch_again"), "steps": 3},
         shown_by=range(9, 60),
@@ -201,7 +201,7 @@ EXHIBITS = (
         "spare-told-nothing",
         "who comes while a generation stands is not told so, and waits for a number that has passed",
         "G4",
-        ((Generations, "_hand", lambda self, rank: None),),
+        ((Generations, "_send_generation", lambda self, rank: None),),
         terms=WITH_SPARES,
     ),
     Exhibit(
@@ -239,7 +239,7 @@ EXHIBITS = (
         "G5",
         (
             (RunMachine, "_stop", _stop_ranks_only),
-            (RunMachine, "_tell_stop", lambda self, supervisors: None),
+            (RunMachine, "_note_stop", lambda self, supervisors: None),
         ),
         scenario="stops",
         plan={"mix": ("stop_run", "resume", "break_supervisor", "pause_supervisor"), "fault_every_s": 0.3},
@@ -332,7 +332,7 @@ EXHIBITS = (
         "incidents-kept-for-ever",
         "the record grows with each incident",
         "G11",
-        ((generations, "KEPT", 10**9),),
+        ((generations, "RESTARTS_KEPT", 10**9),),
         plan={**PAIR, **CROWDED, "mix": ("raise_in_rank",), "fault_every_s": 0.2, "step_s": 0.1, "steps": 100},
         terms=OF_TWO,
     ),
