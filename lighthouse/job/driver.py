@@ -43,7 +43,7 @@ from lighthouse.job.events import (
     Welcomed,
     Withdrawn,
 )
-from lighthouse.job.forming import QuorumMachine
+from lighthouse.job.forming import QuorumMachine, peers_pending
 from lighthouse.job.incident_driver import IncidentDriver, IncidentRegistry, JobAccount, ProgressDriver
 from lighthouse.job.log import VerdictLog, log_cut, log_end, log_journal_outdated, log_order, log_quorum
 from lighthouse.job.progress import Grid, Levels, Pace, RanksKept, Samples, grid_of, levels_of
@@ -317,7 +317,7 @@ class WorldBroadcast:
 
 def world_of(machine: QuorumMachine, grid: Grid, waiting_for: str = "") -> World:
     """Compute the world without a group's own size, which differs by group."""
-    pending = machine.peers_pending
+    pending = peers_pending(machine.job)
     return World(
         global_world_size=grid.global_world_size,
         largest_peer_group_world_size=grid.largest_peer_group_world_size,
@@ -445,7 +445,7 @@ class JobDriver:
             self._feed(Withdrawn(call))
 
     def _too_late(self, time_left_s: float) -> DeadlinePassed:
-        reason = f"{self.machine.verdict()}: {explain(self.machine, self._clock())}"
+        reason = f"{self.machine.decision.verdict}: {explain(self.machine, self._clock())}"
         return DeadlinePassed(f"no quorum within {time_left_s:.3g} s: {reason}")
 
     def beat(self, replica_id: str, incarnation: str) -> None:

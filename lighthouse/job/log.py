@@ -88,7 +88,7 @@ class VerdictLog:
 
     def look(self) -> None:
         """Check the verdict after an event."""
-        if self._machine.verdict() in (Verdict.FORMED, Verdict.NO_JOINS):
+        if self._machine.decision.verdict in (Verdict.FORMED, Verdict.NO_JOINS):
             self._logged = None
             self.close()
             self._said("")
@@ -99,7 +99,7 @@ class VerdictLog:
         self._timer.cancel()
 
     def _say(self) -> None:
-        verdict = self._machine.verdict()
+        verdict = self._machine.decision.verdict
         if verdict is not self._logged:
             self._logged = verdict
             told = event("no_quorum", job=self._job, verdict=verdict.value)

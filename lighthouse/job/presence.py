@@ -12,14 +12,13 @@
 `JobEnd` decides when the job has ended, and which groups come too late.
 """
 
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 
 from lighthouse.job import events
 from lighthouse.job.events import ConnectionsCut, MemberDraining, MemberLeft, MemberLost
-from lighthouse.job.lineage import Numbering
-from lighthouse.job.records import Group, Job, Kind, Membership, QuorumConfig
-from lighthouse.job.roster import JoinQueue, Roster, is_reborn, membership_of, refusal, sent_away, why_impostor
-from lighthouse.job.standing import ResendQuorum, Standing
+from lighthouse.job.records import Group, Kind, Membership
+from lighthouse.job.roster import Job, Roster, is_reborn, membership_of, refusal, sent_away, why_impostor
+from lighthouse.job.standing import ResendQuorum
 from lighthouse_protocol.messages.membership import Participant
 from lighthouse_protocol.messages.session import (
     LEFT,
@@ -68,13 +67,10 @@ class MassSilence:
        members have CLOSINGS_HELD_S left, and unjudged ones are judged at once.
     """
 
-    def __init__(
-        self, roster: Roster, heartbeat_timeout_s: float, lease_s: float, emit: Callable[[ConnectionsCut], None]
-    ) -> None:
-        self._emit = emit
+    def __init__(self, roster: Roster) -> None:
         self._roster = roster
-        self._timeout_s = heartbeat_timeout_s
-        self._lease_s = lease_s
+        self._timeout_s = roster.job.config.heartbeat_timeout_s
+        self._lease_s = roster.job.config.lease_s
         self._closings_held_until = 0.0
         self._is_shared_until = 0.0
         self.braked_until = 0.0
@@ -171,7 +167,7 @@ class MassSilence:
         held = [m for m in members if m.burst == self._burst and m.closes_at is not None]
         for member in held:
             self._roster.close(member, until, now)
-        self._emit(ConnectionsCut(tuple(sorted(m.replica_id for m in held)), self._lease_s))
+        self._roster.job.emit(ConnectionsCut(tuple(sorted(m.replica_id for m in held)), self._lease_s))
 
     def _ended(self) -> tuple[list[Group], list[Group]]:
         """Return the members that had a session before the burst, and those whose connection has ended since."""
@@ -289,27 +285,15 @@ MAX_REPORTED = 500
 class Presence:
     """Sessions and joins of a job's groups. A part of `QuorumMachine`."""
 
-    def __init__(
-        self,
-        config: QuorumConfig,
-        job: Job,
-        standing: Standing,
-        numbering: Numbering,
-        emit: Callable[[events.QuorumEffect], None],
-        holders_until: float | None = None,
-        end: JobEnd | None = None,
-    ) -> None:
+    def __init__(self, job: Job, job_end: JobEnd, holders_until: float | None) -> None:
         """Create the part. Until `holders_until`, members may hold quorums that the restored record lacks."""
-        self._config = config
+        self._config = job.config
         self._job = job
-        self._emit = emit
-        self.job_end = end or JobEnd()
-        self.standing = standing
-        self.roster = Roster(config.heartbeat_timeout_s, emit, job)
-        self.silence = MassSilence(self.roster, config.heartbeat_timeout_s, config.lease_s, emit)
-        self.joins = JoinQueue(config.heartbeat_timeout_s, emit, job)
+        self.job_end = job_end
+        self.standing, self.joins = job.standing, job.joins
+        self.roster = Roster(job)
+        self.silence = MassSilence(self.roster)
         self.seen_id = 0
-        self._numbering = numbering
         self._holders_until = holders_until
         self._sessions: dict[int, Group] = {}
         self._leaving: list[int] = []
@@ -337,7 +321,7 @@ class Presence:
     def join(self, event: events.Joined, now: float) -> None:
         participant = event.participant
         if (error := self._join_refusal(event, now)) is not None:
-            return self._emit(events.JoinRefused(event.call, error))
+            return self._job.emit(events.JoinRefused(event.call, error))
         self._send_away(participant, now)
         self._supersede(participant, now)
         member = self._admit(participant, event.session, now)
@@ -381,7 +365,7 @@ class Presence:
             assert member.participant is not None
             late = self.job_end.refusal(member.participant, self._others(member.replica_id))
             if late is not None and member.call is not None:
-                self._emit(events.JoinRefused(member.call, late))
+                self._job.emit(events.JoinRefused(member.call, late))
                 self.joins.withdraw(member.call, now)
 
     def has_ended(self) -> bool:
@@ -399,7 +383,7 @@ class Presence:
         if old is not None and is_reborn(participant, old):
             reason = "its ranks have restarted"
             if old.is_alive:
-                self._emit(MemberLost(old.replica_id, self._ends_without(old), reason))
+                self._job.emit(MemberLost(old.replica_id, self._ends_without(old), reason))
             self._tell(self.standing.lose(old.replica_id, old.incarnation, reason))
             if session is not None and session == old.session:
                 self.standing.end_lease(old.replica_id, old.incarnation)
@@ -430,14 +414,14 @@ class Presence:
         secret = event.hello.secret
         error = self._refusal(participant, now, event.hello.levels, session=session, is_hello=True, secret=secret)
         if error is not None:
-            return self._emit(events.SessionRefused(session, error))
+            return self._job.emit(events.SessionRefused(session, error))
         self._send_away(participant, now)
         self._take_place(participant, now)
         member = self._sessions[session] = self.roster.greet(participant, session, now, digest_of(secret))
         self._learn(participant, participant.seen_quorum_id, now)
         self._read_levels(member, event.hello.levels, now)
         order = self.standing.order_for(member.replica_id, member.incarnation, event.hello.levels.held)
-        return self._emit(events.Welcomed(session, Welcome(self.beat_interval_s, self._config.lease_s, order)))
+        return self._job.emit(events.Welcomed(session, Welcome(self.beat_interval_s, self._config.lease_s, order)))
 
     def beat(self, event: events.SessionHeartbeatReceived, now: float) -> None:
         member = self._sessions.get(event.session)
@@ -445,12 +429,12 @@ class Presence:
             return
         levels = event.beat.levels
         if (error := self._unheard_of(None, levels, now)) is not None:
-            self._emit(events.SessionRefused(event.session, error))
+            self._job.emit(events.SessionRefused(event.session, error))
             return
         self.roster.see(member, now)
         self._read_levels(member, levels, now)
         order = self.standing.order_for(member.replica_id, member.incarnation, levels.held)
-        self._emit(events.HeartbeatAnswered(event.session, event.beat.number, order))
+        self._job.emit(events.HeartbeatAnswered(event.session, event.beat.number, order))
 
     def end(self, event: events.SessionEnded, now: float) -> None:
         member = self._sessions.pop(event.session, None)
@@ -470,7 +454,7 @@ class Presence:
         if member is None or member.session != event.session:
             return
         self._drop_join(member, now)
-        self._emit(MemberLeft(member.replica_id))
+        self._job.emit(MemberLeft(member.replica_id))
         self._tell(self.standing.left(member.replica_id, member.incarnation))
         self.roster.remove(member)
         self._leaving.append(event.session)
@@ -488,7 +472,7 @@ class Presence:
             return
         leaving, self._leaving = self._leaving, []
         for session in leaving:
-            self._emit(events.SessionRefused(session, None, "as requested"))
+            self._job.emit(events.SessionRefused(session, None, "as requested"))
 
     # -- time
 
@@ -550,10 +534,10 @@ class Presence:
         held = levels.held if levels is not None else None
         try:
             if participant is not None:
-                self._numbering.check(participant.seen_quorum_id, "seen_quorum_id", now)
-                self._numbering.check(participant.tag_quorum_id or 0, "tag_quorum_id", now)
+                self._job.numbering.check(participant.seen_quorum_id, "seen_quorum_id", now)
+                self._job.numbering.check(participant.tag_quorum_id or 0, "tag_quorum_id", now)
             if held is not None:
-                self._numbering.check(held.quorum_id, "quorum_id", now)
+                self._job.numbering.check(held.quorum_id, "quorum_id", now)
         except InvalidRequest as error:
             return error
         return None
@@ -561,21 +545,22 @@ class Presence:
     def _learn(self, member: Participant | Group, seen_id: int, now: float) -> None:
         """Note the highest quorum id that a member has seen. If the journal lacks that id, it is outdated."""
         self.seen_id = max(self.seen_id, seen_id)
-        if self._holders_until is None or not self._numbering.is_unknown(seen_id):
+        if self._holders_until is None or not self._job.numbering.is_unknown(seen_id):
             return
         until, self._holders_until = self._holders_until, None
-        self._emit(events.JournalOutdated(member.replica_id, seen_id, self._numbering.quorum_id, max(0.0, until - now)))
+        wait_s = max(0.0, until - now)
+        self._job.emit(events.JournalOutdated(member.replica_id, seen_id, self._job.numbering.quorum_id, wait_s))
         if now >= until:
             return
         sessions = self._holders()
         order = self.standing.distrust(until, f"{member.replica_id} was told quorum {seen_id}, which is not remembered")
         if order is not None:
-            self._emit(events.Ordered(order, sessions))
+            self._job.emit(events.Ordered(order, sessions))
 
     def _tell(self, order: QuorumOrder | None) -> None:
         """Send an order to every holder with a session."""
         if order is not None:
-            self._emit(events.Ordered(order, self._holders()))
+            self._job.emit(events.Ordered(order, self._holders()))
 
     def _holders(self) -> tuple[int, ...]:
         """Return the sessions of the quorum's members."""
@@ -601,19 +586,19 @@ class Presence:
 
     def _resend(self, member: Group, call: int) -> None:
         assert self.standing.quorum is not None
-        self._emit(events.QuorumResent(self.standing.quorum, call))
+        self._job.emit(events.QuorumResent(self.standing.quorum, call))
         if (
             self.standing.phase in (QuorumPhase.RECALLED, QuorumPhase.RESUMED, QuorumPhase.REVOKED)
             and member.session is not None
         ):
-            self._emit(events.Ordered(self.standing.order(), (member.session,)))
+            self._job.emit(events.Ordered(self.standing.order(), (member.session,)))
 
     def _send_away(self, participant: Participant, now: float) -> None:
         for member, error in sent_away(participant, self._job):
             if member.call is not None:
-                self._emit(events.JoinRefused(member.call, error))
+                self._job.emit(events.JoinRefused(member.call, error))
             if member.session is not None:
-                self._emit(events.SessionRefused(member.session, error))
+                self._job.emit(events.SessionRefused(member.session, error))
             self._lose(member, "its address is a loopback", now)
             self.roster.remove(member)
 
@@ -624,7 +609,7 @@ class Presence:
         call = old.call
         self.joins.withdraw(call, now)
         error = Superseded(f"{participant.replica_id} has asked again; its newer call is answered")
-        self._emit(events.JoinRefused(call, error))
+        self._job.emit(events.JoinRefused(call, error))
 
     def _take_place(self, participant: Participant, now: float) -> None:
         """Let a new session replace an older one. Another incarnation is the loss of the old one."""
@@ -634,7 +619,8 @@ class Presence:
         self._supersede(participant, now)
         if old.session is not None and old.is_connected:
             self._sessions.pop(old.session, None)
-            self._emit(events.SessionRefused(old.session, Superseded(f"{old.replica_id} has opened a newer session")))
+            error = Superseded(f"{old.replica_id} has opened a newer session")
+            self._job.emit(events.SessionRefused(old.session, error))
         if old.incarnation != participant.incarnation:
             self._lose(old, "has restarted", now)
 
@@ -649,12 +635,12 @@ class Presence:
             if levels.held.mode is HoldState.LEAVING and self.standing.is_holder(name, incarnation):
                 self.job_end.finish(name, levels.held.granted + 1)
         if levels.drains and not member.drains:
-            self._emit(MemberDraining(name))
+            self._job.emit(MemberDraining(name))
         if levels.drains != member.drains:
             member.drains = levels.drains
             self.roster.count(member)
         if levels.drains and member.call is not None:
-            self._emit(events.JoinRefused(member.call, _drains(name)))
+            self._job.emit(events.JoinRefused(member.call, _drains(name)))
             self._drop_join(member, now)
         if levels.down or not member.down:  # a group that is down is starting until it joins
             member.is_starting = levels.down in (STARTING, RESTARTING)
@@ -667,9 +653,9 @@ class Presence:
         self._drop_join(member, now)
         quorum_id = self._ends_without(member)
         if reason == LEFT:
-            self._emit(MemberLeft(member.replica_id))
+            self._job.emit(MemberLeft(member.replica_id))
         elif reason != STARTING or quorum_id is not None:
-            self._emit(MemberLost(member.replica_id, quorum_id, reason))
+            self._job.emit(MemberLost(member.replica_id, quorum_id, reason))
         self.roster.go_down(member, reason)
         if reason != LEFT:
             self._tell(self.standing.lose(member.replica_id, member.incarnation, reason))
@@ -683,7 +669,7 @@ class Presence:
         if session is not None:
             timeout_s = self._config.heartbeat_timeout_s
             gone = Unreachable(f"the lighthouse received no heartbeat from {member.replica_id} for {timeout_s:g} s")
-            self._emit(events.SessionRefused(session, gone))
+            self._job.emit(events.SessionRefused(session, gone))
 
     def _lose(self, member: Group, reason: str, now: float, last_seen_at: float | None = None) -> None:
         self._drop_join(member, now)

@@ -27,7 +27,7 @@ import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
-from lighthouse.job.records import Job, JoinState, QuorumRecord, Remembered
+from lighthouse.job.records import Group, JoinState, QuorumRecord, Remembered
 from lighthouse_protocol.messages.membership import Participant, Quorum
 from lighthouse_protocol.messages.session import HeldQuorum, HoldState, QuorumOrder, QuorumPhase
 
@@ -76,8 +76,9 @@ Outcome = QuorumOrder | ResendQuorum | None
 class Standing:
     """The quorum that stands, or stood last. Moments are the lighthouse's monotonic clock."""
 
-    def __init__(self, job: Job) -> None:
-        self._job = job
+    def __init__(self) -> None:
+        self.quorum: Quorum | None = None
+        """The quorum that stands or stood. None if its members are unknown."""
         self.phase = QuorumPhase.NONE
         self.upto = 0
         self.reason = ""
@@ -91,11 +92,6 @@ class Standing:
         self._await()
 
     # -- queries
-
-    @property
-    def quorum(self) -> Quorum | None:
-        """The present quorum if it stands or stood, else None. Also None if its members are unknown."""
-        return self._job.quorum if self._holders else None
 
     @property
     def holds_back(self) -> bool:
@@ -137,12 +133,8 @@ class Standing:
             return self.order()
         return QuorumOrder(held.quorum_id, QuorumPhase.REVOKED, reason="the lighthouse no longer holds this quorum")
 
-    def may_form(self, chosen: Iterable[Participant], now: float) -> bool:
-        """Apply rule 4 to `chosen`, which have joined and grant no more."""
-        return not self.holds_back and now >= self.free_at(chosen)
-
-    def free_at(self, chosen: Iterable[Participant] = ()) -> float:
-        """Return when the leases end that keep `chosen` from forming a quorum.
+    def free_at(self, chosen: Iterable[Group] = ()) -> float:
+        """Return when the leases end that keep `chosen`, which have joined, from forming a quorum (rule 4).
 
         If `chosen` includes a member, only leases of members without a message since the restart count.
         """
@@ -168,11 +160,10 @@ class Standing:
 
     # -- events
 
-    def form(self, entries: Mapping[str, JoinState], leases: Mapping[str, float]) -> None:
-        """Make the present quorum stand. `leases` has the end of each member's earlier lease."""
-        assert self._job.quorum is not None
-        self._begin(QuorumPhase.STANDING)
-        for member in self._job.quorum.participants:
+    def form(self, quorum: Quorum, entries: Mapping[str, JoinState], leases: Mapping[str, float]) -> None:
+        """Make a new quorum stand. `leases` has the end of each member's earlier lease."""
+        self._begin(QuorumPhase.STANDING, quorum)
+        for member in quorum.participants:
             name = member.replica_id
             self._holders[name] = _Holder(member.incarnation, leases[name], entries[name])
         self._await()
@@ -191,7 +182,7 @@ class Standing:
         """
         if record is not None and record.quorum is not None and not record.stands:
             return
-        self._begin(QuorumPhase.RETURNING)
+        self._begin(QuorumPhase.RETURNING, record.quorum if record is not None else None)
         self._returns_until, self._returns_at_most = until, until if at_most is None else at_most
         if record is not None and record.quorum is not None:
             for member in record.quorum.participants:
@@ -342,7 +333,8 @@ class Standing:
 
     # -- internals
 
-    def _begin(self, phase: QuorumPhase) -> None:
+    def _begin(self, phase: QuorumPhase, quorum: Quorum | None = None) -> None:
+        self.quorum = quorum
         self.phase, self.upto, self.reason, self.lost = phase, 0, "", ""
         self._holders = {}
         self._is_odd = self._has_leaver = False

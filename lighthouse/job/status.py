@@ -18,7 +18,7 @@ from lighthouse.job.events import (
     QuorumEffect,
     QuorumFormed,
 )
-from lighthouse.job.forming import QuorumMachine
+from lighthouse.job.forming import QuorumMachine, stragglers
 from lighthouse.job.progress import Grid, RunRank, grid_of
 from lighthouse.job.records import Group, Heal, QuorumConfig, Rank, RunName, SavedRun, Verdict
 from lighthouse.job.restarts import RunMachine
@@ -62,7 +62,7 @@ def job_status(
         job=job,
         quorum_id=machine.quorum.quorum_id if machine.quorum else 0,
         quorum_age_s=now - own.formed_at if own.formed_at is not None else 0.0,
-        verdict=machine.verdict().value,
+        verdict=machine.decision.verdict.value,
         explanation=explain(machine, now, steps_per_s),
         quorums_formed=own.changes,
         rounds=own.rounds,
@@ -82,12 +82,12 @@ def job_status(
 
 def explain(machine: QuorumMachine, now: float, steps_per_s: float | None = None) -> str:
     """Describe the verdict with its numbers."""
-    held = machine.presence.silence.braked_for if now < machine.braked_until else ""
+    held = machine.presence.silence.braked_for if now < machine.presence.silence.braked_until else ""
     silent = machine.presence.silent(now)
     overdue = f"no heartbeat in time from {_shown(silent)}" if silent else ""
     grid = grid_of(machine.roster)
     starting = _starting(machine, grid)
-    are_all_starting = machine.verdict() is Verdict.NO_JOINS and all(
+    are_all_starting = machine.decision.verdict is Verdict.NO_JOINS and all(
         member.is_starting for member in machine.roster if member.is_alive
     )
     why = "" if starting and are_all_starting else _explain(machine, now, steps_per_s)
@@ -105,7 +105,7 @@ def awaited(machine: QuorumMachine) -> str:
 def _awaited(machine: QuorumMachine) -> str:
     joined, config = machine.joins.candidates, machine.config
     names = _shown(sorted(member.replica_id for member in machine.joins.list_candidates()))
-    match machine.verdict():
+    match machine.decision.verdict:
         case Verdict.TOO_FEW_PARTICIPANTS:
             more = config.min_replicas - joined
             groups = f"{more} more replica group{'s' if more > 1 else ''}"
@@ -137,7 +137,8 @@ def _starting(machine: QuorumMachine, grid: Grid) -> str:
 
 def _explain(machine: QuorumMachine, now: float, steps_per_s: float | None) -> str:
     joined, healthy, config = machine.joins.candidates, machine.roster.healthy, machine.config
-    match machine.verdict():
+    left = max(0.0, (machine.decision.until or now) - now)
+    match machine.decision.verdict:
         case Verdict.NO_JOINS:
             end = machine.job_end.step
             return f"waiting for a replica group to join; {healthy} alive" if end is None else f"ended at step {end}"
@@ -150,20 +151,16 @@ def _explain(machine: QuorumMachine, now: float, steps_per_s: float | None) -> s
         case Verdict.WAITING_FOR_MEMBERS:
             return f"waiting for {_names(machine)} to finish their step; {joined} joined"
         case Verdict.WAITING_FOR_STRAGGLERS:
-            left = max(0.0, (machine.missed_at() or now) - now)
             return f"waiting for {_names(machine)}, {left:.0f} s more at most; {joined} of {healthy} joined"
         case Verdict.WAITING_FOR_RECALL:
             return f"waiting for the quorum's members to report their step: {machine.standing.reason}; {joined} joined"
         case Verdict.WAITING_FOR_RECONNECT:
-            left = (machine.standing.returns_until() or now) - now
             return f"waiting for the quorum to reconnect after a restart, {left:.1f} s more at most; {joined} joined"
         case Verdict.WAITING_FOR_LEASES:
-            left = machine.leases_until() - now
             away = _shown(sorted(machine.standing.unheard(now)))
             what = f"{away} to return after a restart" if away else "the last quorum's leases to expire"
             return f"waiting for {what}, {left:.1f} s more at most; {joined} joined"
         case Verdict.WAITING_FOR_LOST_MEMBER:
-            left = (machine.last_call_until or now) - now
             return f"waiting {left:.1f} s more for a lost member before a spare replaces it; {joined} joined"
         case Verdict.READY:
             return f"forming a quorum; {joined} joined"
@@ -184,7 +181,7 @@ def _sizes(config: QuorumConfig) -> str:
 
 
 def _names(machine: QuorumMachine) -> str:
-    return _shown(machine.stragglers())
+    return _shown([group.replica_id for group in stragglers(machine.job)])
 
 
 def _shown(names: Sequence[str]) -> str:
@@ -220,7 +217,7 @@ def _state(member: Group, machine: QuorumMachine) -> MemberState:
         return MemberState.DOWN
     if member.has_missed:
         return MemberState.TIMED_OUT
-    if len(machine.joins) and machine.missed_at() is not None:
+    if machine.decision.missed_at is not None:
         return MemberState.STRAGGLER
     return MemberState.PARTICIPANT if member.is_participant else MemberState.IDLE
 

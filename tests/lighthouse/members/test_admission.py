@@ -2,8 +2,8 @@
 
 import pytest
 
-from lighthouse.job.records import Job, LastQuorumTold
-from lighthouse.job.roster import Roster, refusal, sent_away
+from lighthouse.job.records import LastQuorumTold, QuorumConfig
+from lighthouse.job.roster import Job, Roster, refusal, sent_away
 from lighthouse_protocol.messages.membership import Participant, Tag
 from lighthouse_protocol.messages.session import RESTARTING
 from lighthouse_protocol.refusals import DuplicateReplica, InvalidRequest, LighthouseError, LimitReached, WrongState
@@ -11,7 +11,7 @@ from tests.lighthouse.builders import group, on_loopback
 
 
 def roster_of(*participants: Participant) -> Roster:
-    roster = Roster(5, [].append, Job())
+    roster = Roster(Job(QuorumConfig(heartbeat_timeout_s=5)))
     for participant in participants:
         roster.admit(participant, 0)
     return roster

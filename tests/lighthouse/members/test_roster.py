@@ -4,10 +4,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lighthouse.job.records import Group, Job, Kind
-from lighthouse.job.roster import Roster, is_reborn
+from lighthouse.job.records import Group, Kind, QuorumConfig, QuorumRecord
+from lighthouse.job.roster import Job, Roster, is_reborn
 from lighthouse_protocol.messages.membership import Quorum
 from tests.lighthouse.builders import group
+
+
+def roster_of(timeout: float = 5, record: QuorumRecord | None = None) -> Roster:
+    return Roster(Job(QuorumConfig(heartbeat_timeout_s=timeout), record))
 
 
 def alive(roster: Roster) -> str:
@@ -25,7 +29,7 @@ def healthy(roster: Roster) -> set[str]:
 class TestLapse:
     @pytest.mark.parametrize("sign", ["beat", "admit"])
     def test_who_comes_back_lapses_again_as_soon_as_before(self, sign: str):
-        roster = Roster(5, [].append, Job())
+        roster = roster_of()
         roster.beat("a", "i1", 0)
         roster.expire(5)
         roster.beat("a", "i1", 20) if sign == "beat" else roster.admit(group("a"), 20)
@@ -34,7 +38,7 @@ class TestLapse:
         assert [m.replica_id for m in roster.expire(25)] == ["a"]
 
     def test_coming_and_going_leaves_nothing_behind(self):
-        roster = Roster(5, [].append, Job())
+        roster = roster_of()
         for n in range(200):
             roster.beat("a", "i1", 6 * n)
             roster.expire(6 * n + 5)
@@ -42,7 +46,7 @@ class TestLapse:
 
     @pytest.mark.parametrize(("timeout", "forgotten_after"), [(0.5, 60), (5, 60), (10, 120)])
     def test_is_forgotten_after_twelve_timeouts_or_a_minute(self, timeout: float, forgotten_after: float):
-        roster = Roster(timeout, [].append, Job())
+        roster = roster_of(timeout)
         roster.beat("a", "", 0)
         roster.expire(timeout)
         roster.expire(timeout + forgotten_after - 0.01)
@@ -51,7 +55,7 @@ class TestLapse:
         assert (known(roster), roster.next_at()) == ("", None)
 
     def test_next_at_is_at_or_before_the_next_lapse_and_after_now(self):
-        roster = Roster(5, [].append, Job())
+        roster = roster_of()
         assert roster.next_at() is None
         roster.beat("a", "", 3)
         roster.beat("b", "", 1)
@@ -63,7 +67,7 @@ class TestLapse:
 
 class TestIncarnations:
     def test_a_beat_of_another_incarnation_is_nothing_while_one_is_alive(self):
-        roster = Roster(5, [].append, Job())
+        roster = roster_of()
         roster.beat("a", "i1", 0)
         assert roster.beat("a", "i2", 3) is None
         assert [m.incarnation for m in roster.expire(5)] == ["i1"]
@@ -85,7 +89,7 @@ class TestIncarnations:
         assert is_reborn(group("a", after[1], after[0]), old) is reborn
 
     def test_a_join_says_which_step_it_holds_now(self):
-        roster = Roster(5, [].append, Job())
+        roster = roster_of()
         assert [roster.admit(group("a", step), 0).step for step in (7, 5)] == [7, 5]
 
     def test_one_that_only_beat_has_no_step_to_go_back_from(self):
@@ -94,7 +98,7 @@ class TestIncarnations:
 
 class TestHealth:
     def test_who_missed_is_alive_and_not_healthy_until_it_joins(self):
-        roster = Roster(5, [].append, Job())
+        roster = roster_of()
         member = roster.beat("a", "i1", 0)
         roster.miss(member)
         roster.beat("a", "i1", 1)
@@ -107,7 +111,7 @@ class TestReported:
     """Members of which only heartbeats without a session have come: anyone can send these, under any name."""
 
     def test_they_are_counted_apart_until_they_join(self):
-        roster = Roster(5, [].append, Job())
+        roster = roster_of()
         for name in "abc":
             roster.beat(name, "i1", 0)
         assert (len(roster), roster.present, roster.reported) == (3, 0, 3)
@@ -118,12 +122,11 @@ class TestReported:
         assert roster.reported == 0
 
     def test_where_others_hold_sessions_only_the_first_quorum_waits_for_them(self):
-        job = Job()
-        roster = Roster(5, [].append, job)
+        roster = roster_of()
         roster.beat("stranger", "i1", 0)
         members = [roster.greet(group("a"), 1, 0)]
         assert healthy(roster) == {"a", "stranger"}, "there was no quorum yet"
-        job.form(Quorum(1, (group("a"),)), members, 1, is_new=True)
+        roster.job.form(Quorum(1, (group("a"),)), members, 1, is_new=True)
         roster.form()
         roster.beat("another", "i1", 1)
         assert healthy(roster) == {"a"}
@@ -132,9 +135,7 @@ class TestReported:
 
     def test_a_member_of_the_quorum_is_waited_for_by_its_heartbeats_alone(self):
         """As after a restart of the lighthouse."""
-        job = Job()
-        job.restore(Quorum(1, (group("a"), group("t"))))
-        roster = Roster(5, [].append, job)
+        roster = roster_of(record=QuorumRecord(1, Quorum(1, (group("a"), group("t")))))
         roster.greet(group("a"), 1, 0)
         roster.beat("t", "i1", 0)
         roster.beat("stranger", "i1", 0)
@@ -152,7 +153,7 @@ signs = st.tuples(
 @given(st.sampled_from([0.5, 2, 5, 30]), st.lists(signs, max_size=40))
 def test_alive_is_who_gave_a_sign(timeout: float, happenings: list[tuple[str, str, int]]):
     """Alive for sure: an open call, or a sign younger than the timeout. Dead for sure: neither, for that long."""
-    roster, now = Roster(timeout, [].append, Job()), 0
+    roster, now = roster_of(timeout), 0
     signed: dict[str, float] = {}
     ended: dict[str, float] = {}
     for what, who, wait in happenings:

@@ -5,8 +5,8 @@ from hypothesis import strategies as st
 
 from agent_client.step.config import AgentConfig
 from lighthouse.job.events import QuorumFormed
-from lighthouse.job.records import Group, Job, QuorumConfig
-from lighthouse.job.roster import JoinQueue
+from lighthouse.job.records import Group, QuorumConfig, QuorumRecord
+from lighthouse.job.roster import Job
 from lighthouse_protocol.limits import ANSWER_MARGIN_S, JOIN_TIMEOUT_S, QUORUM_TIMEOUT_S
 from lighthouse_protocol.messages.membership import Quorum
 from tests.lighthouse.builders import beat, beating, group, join, machine
@@ -20,9 +20,7 @@ def member(name: str, **fields: object) -> Group:
 
 @given(st.lists(st.tuples(st.booleans(), st.integers(0, 5), st.integers(0, 50)), max_size=30))
 def test_the_earliest_deadline_is_the_earliest(events: list[tuple[bool, int, int]]):
-    job = Job()
-    job.restore(Quorum(1, tuple(map(group, MEMBERS))))
-    joins = JoinQueue(5, [].append, job)
+    joins = Job(QuorumConfig(), QuorumRecord(1, Quorum(1, tuple(map(group, MEMBERS))))).joins
     waiting: dict[int, int] = {}
     for joined, call, deadline_at in events:
         if joined and call not in waiting:

@@ -28,9 +28,9 @@ from tests.lighthouse.builders import (
 
 def test_one_alone_forms_at_once():
     m = machine(first_quorum_id=17)
-    assert m.verdict() is Verdict.NO_JOINS
+    assert m.decision.verdict is Verdict.NO_JOINS
     assert m.handle(join(1, "a"), now=1) == [formed(17, (1,), group("a"))]
-    assert m.verdict() is Verdict.FORMED
+    assert m.decision.verdict is Verdict.FORMED
 
 
 def test_participants_are_sorted_by_the_id_that_their_callers_write():
@@ -78,9 +78,9 @@ def test_the_id_is_above_what_any_member_was_ever_told(field: str):
 
 def test_a_refused_join_changes_nothing():
     m = training("ab", max_replicas=2)
-    before = m.deadline(1), len(m.roster), m.verdict()
+    before = m.deadline(1), len(m.roster), m.decision.verdict
     assert m.handle(join(3, "c"), now=1) == [refused(3, LimitReached, "replica_id", "c", "2", "--max-members")]
-    assert (m.deadline(1), len(m.roster), m.verdict()) == before
+    assert (m.deadline(1), len(m.roster), m.decision.verdict) == before
     assert m.handle(Withdrawn(3), now=1) == []
 
 
