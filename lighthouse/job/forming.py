@@ -38,7 +38,7 @@ from lighthouse.job.lineage import (
     tag_of,
 )
 from lighthouse.job.presence import JobEnd, Presence
-from lighthouse.job.records import Group, Kind, LastQuorumTold, QuorumConfig, QuorumRecord, Verdict
+from lighthouse.job.records import Group, Kind, LastAssignment, QuorumConfig, QuorumRecord, Verdict
 from lighthouse.job.roster import Job
 from lighthouse.job.standing import entry_of
 from lighthouse_protocol.messages.membership import Participant, Quorum, Tag
@@ -83,7 +83,7 @@ def decide(job: Job, now: float) -> Decision:
         if config.active is not None and job.lost_at is not None and joins.members.asking < size:
             last_call_until = min(job.lost_at + config.last_call_s, answer_by)
         moments = [missed_at, cut_at, last_call_until, standing.free_at()]
-        if standing.unheard(now):
+        if standing.unreported(now):
             moments.append(standing.free_at(choose_members(job, now)))
         next_at = min((at for at in moments if at is not None and now < at < math.inf), default=None)
 
@@ -165,13 +165,13 @@ def known_history(job: Job, candidates: Sequence[Group], now: float) -> History:
 
 
 def _claim(job: Job, member: Group, participant: Participant) -> Claim:
-    told, tag = member.last_told, tag_of(participant, member.last_told)
-    is_member = member.is_participant and not (told is not None and told.has_not_healed(participant))
-    was_told = tag is not None and (
-        (told is not None and tag in (told.quorum_id, told.formed_from)) or job.may_hold(member.replica_id, tag)
+    last, tag = member.last_assignment, tag_of(participant, member.last_assignment)
+    is_member = member.is_participant and not (last is not None and last.has_not_healed(participant))
+    was_assigned = tag is not None and (
+        (last is not None and tag in (last.quorum_id, last.formed_from)) or job.may_hold(member.replica_id, tag)
     )
     # A step needs all members of a quorum, so they are at most one step apart.
-    may_be_ahead: int | None = int(was_told)
+    may_be_ahead: int | None = int(was_assigned)
     if tag is not None and job.numbering.is_unknown(tag):
         may_be_ahead = None
     return Claim(participant.step, tag, is_member, may_be_ahead, participant.ranks_disagree, participant.works_at)
@@ -325,7 +325,7 @@ class QuorumMachine:
     def _form(self, chosen: Sequence[Group], now: float) -> None:
         job = self.job
         participants = [member.participant for member in chosen if member.participant]
-        tags = [tag_of(member.participant, member.last_told) for member in chosen if member.participant]
+        tags = [tag_of(member.participant, member.last_assignment) for member in chosen if member.participant]
         lineage = assign_steps(participants, tags, find_foreign(job, chosen, now))
         stands = self.config.stands and all(m.is_connected and _can_stand(m.participant) for m in chosen)
         always = stands or self.standing.phase is not QuorumPhase.NONE
@@ -337,8 +337,8 @@ class QuorumMachine:
             tag_quorum_id = lineage.tag_quorum_id if given.step == joined.step else None
             was_at = joined.step if joined.step > lineage.max_step else None
             max_step, held = lineage.max_step, Tag(joined.step, joined.tag_quorum_id)
-            lowest = max_step if member.last_told is None else member.last_told.lowest_with(held, max_step)
-            member.last_told = LastQuorumTold(
+            lowest = max_step if member.last_assignment is None else member.last_assignment.lowest_with(held, max_step)
+            member.last_assignment = LastAssignment(
                 quorum.quorum_id, max_step, tag_quorum_id, was_at, held, lowest, lineage.tag_quorum_id
             )
             self.roster.see(member, now)

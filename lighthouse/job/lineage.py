@@ -25,7 +25,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence, Set
 from dataclasses import dataclass, replace
 
-from lighthouse.job.records import Group, LastQuorumTold, QuorumRecord
+from lighthouse.job.records import Group, LastAssignment, QuorumRecord
 from lighthouse_protocol.messages.membership import Participant
 from lighthouse_protocol.refusals import InvalidRequest
 
@@ -65,17 +65,17 @@ class Lineage:
     tag_quorum_id: int | None
 
 
-def tag_of(participant: Participant, told: LastQuorumTold | None) -> int | None:
+def tag_of(participant: Participant, last: LastAssignment | None) -> int | None:
     """Return the quorum under which the participant's state was committed, or None if unknown."""
     if participant.step == 0:
         return 0
-    if participant.tag_quorum_id is not None or told is None:
+    if participant.tag_quorum_id is not None or last is None:
         return participant.tag_quorum_id
-    if told.was_at is not None and participant.step >= told.was_at:
+    if last.was_at is not None and participant.step >= last.was_at:
         return None  # it may not have healed
-    if participant.step > told.max_step:
-        return told.quorum_id
-    return told.tag_quorum_id if participant.step == told.max_step else None
+    if participant.step > last.max_step:
+        return last.quorum_id
+    return last.tag_quorum_id if participant.step == last.max_step else None
 
 
 @dataclass(frozen=True, slots=True)

@@ -31,21 +31,21 @@ def log_quorum(job: str, quorum: Quorum, *, is_new: bool) -> None:
     names = [f"{p.replica_id}@{p.step}" for p in quorum.participants]
     more = f" and {len(names) - NAMES_LOGGED} more" if len(names) > NAMES_LOGGED else ""
     step = max(p.step for p in quorum.participants)
-    told = event("quorum_formed", job=job, quorum_id=quorum.quorum_id, step=step, participants=len(names))
-    log.info("quorum %d: %s%s", quorum.quorum_id, " ".join(names[:NAMES_LOGGED]), more, extra=told)
+    fields = event("quorum_formed", job=job, quorum_id=quorum.quorum_id, step=step, participants=len(names))
+    log.info("quorum %d: %s%s", quorum.quorum_id, " ".join(names[:NAMES_LOGGED]), more, extra=fields)
 
 
 def log_order(job: str, order: QuorumOrder) -> None:
     if order.phase in _WORTH_A_LINE:
         reason = f": {order.reason}" if order.reason else ""
-        told = event(f"quorum_{order.phase}", job=job, quorum_id=order.quorum_id, lost=order.lost or None)
-        log.info("quorum %d %s%s", order.quorum_id, order.phase, reason, extra=told)
+        fields = event(f"quorum_{order.phase}", job=job, quorum_id=order.quorum_id, lost=order.lost or None)
+        log.info("quorum %d %s%s", order.quorum_id, order.phase, reason, extra=fields)
 
 
 def log_end(job: str, end: JobEnded) -> None:
     late = f"; absent: {', '.join(end.absent[:NAMES_LOGGED])}" if end.absent else ""
-    told = event("job_ended", job=job, step=end.step)
-    log.info("the job ended at step %d: all remaining groups have finished%s", end.step, late, extra=told)
+    fields = event("job_ended", job=job, step=end.step)
+    log.info("the job ended at step %d: all remaining groups have finished%s", end.step, late, extra=fields)
 
 
 def log_journal_outdated(job: str, found: JournalOutdated) -> None:
@@ -76,43 +76,43 @@ def log_cut(job: str, cut: ConnectionsCut) -> None:
 
 
 class VerdictLog:
-    """Logs why no quorum forms if the wait lasts, and each new reason. `said` receives what the wait is for."""
+    """Logs why no quorum forms if the wait lasts, and each new reason. `report` receives what the wait is for."""
 
-    def __init__(self, job: str, machine: QuorumMachine, timers: Timers, said: Callable[[str], None]) -> None:
+    def __init__(self, job: str, machine: QuorumMachine, timers: Timers, report: Callable[[str], None]) -> None:
         self._job = job
         self._machine = machine
         self._clock = timers.time
-        self._said = said
+        self._report = report
         self._logged: Verdict | None = None
-        self._timer = DeadlineTimer(self._say, timers)
+        self._timer = DeadlineTimer(self._log, timers)
 
-    def look(self) -> None:
+    def check(self) -> None:
         """Check the verdict after an event."""
         if self._machine.decision.verdict in (Verdict.FORMED, Verdict.NO_JOINS):
             self._logged = None
             self.close()
-            self._said("")
+            self._report("")
         elif not self._timer.is_set:
             self._timer.set_after(WAIT_LOGGED_AFTER_S)
 
     def close(self) -> None:
         self._timer.cancel()
 
-    def _say(self) -> None:
+    def _log(self) -> None:
         verdict = self._machine.decision.verdict
         if verdict is not self._logged:
             self._logged = verdict
-            told = event("no_quorum", job=self._job, verdict=verdict.value)
-            log.info("no quorum: %s (%s)", verdict, explain(self._machine, self._clock()), extra=told)
-        self._said(awaited(self._machine))
-        self.look()
+            fields = event("no_quorum", job=self._job, verdict=verdict.value)
+            log.info("no quorum: %s (%s)", verdict, explain(self._machine, self._clock()), extra=fields)
+        self._report(awaited(self._machine))
+        self.check()
 
 
 SLOTS_LOGGED = 16
 
 
 def log_effect(name: RunName, effect: events.RunEffect) -> None:
-    def told(kind: str, generation: int | None = None) -> Mapping[str, object]:
+    def fields(kind: str, generation: int | None = None) -> Mapping[str, object]:
         return event(kind, job=name[0], run=name[1], generation=generation)
 
     match effect:
@@ -121,19 +121,19 @@ def log_effect(name: RunName, effect: events.RunEffect) -> None:
             slots = [str(rank.slot) for rank in active[:SLOTS_LOGGED]]
             more = " ..." if len(active) > SLOTS_LOGGED else ""
             text = "generation %d: slots %s%s; %d spares"
-            log.info(text, number, " ".join(slots), more, len(spares), extra=told("generation_formed", number))
+            log.info(text, number, " ".join(slots), more, len(spares), extra=fields("generation_formed", number))
         case events.Interrupted(number, reason, _, is_new=True):
-            log.info("generation %d ended: %s", number, reason, extra=told("generation_over", number))
+            log.info("generation %d ended: %s", number, reason, extra=fields("generation_over", number))
         case events.RankRefused(rank, error):
-            log.info("refused %s: %s", rank, error, extra=told("rank_refused"))
+            log.info("refused %s: %s", rank, error, extra=fields("rank_refused"))
         case events.Completed(number, _, is_new=True):
-            log.info("completed in generation %d", number, extra=told("run_completed", number))
+            log.info("completed in generation %d", number, extra=fields("run_completed", number))
         case events.Stopped(stop, _, is_new=True):
-            log.warning("stopped by %s: %s", stop.who or "the lighthouse", stop.reason, extra=told("run_stopped"))
+            log.warning("stopped by %s: %s", stop.who or "the lighthouse", stop.reason, extra=fields("run_stopped"))
         case events.OutsiderHeard(who, what):
             text = "ignored supervisor %s, which has no rank in run %s and no place in the quorum of job %s: %s"
-            log.warning(text, who, name[1], name[0], what, extra=told("outsider_heard"))
+            log.warning(text, who, name[1], name[0], what, extra=fields("outsider_heard"))
         case events.Resumed():
-            log.info("resumed", extra=told("run_resumed"))
+            log.info("resumed", extra=fields("run_resumed"))
         case _:
             pass

@@ -72,14 +72,14 @@ class MassSilence:
         self._timeout_s = roster.job.config.heartbeat_timeout_s
         self._lease_s = roster.job.config.lease_s
         self._closings_held_until = 0.0
-        self._is_shared_until = 0.0
-        self.braked_until = 0.0
+        self._most_silent_until = 0.0
+        self.all_excused_until = 0.0
         self._burst = 0  # number of the last burst
         self._is_judged = True
         self._judge_at = self._judge_by = 0.0
         self._postponed = 0
         self._cut_until = 0.0  # members of a judged burst count as alive
-        self.braked_for = ""
+        self.all_excused_for = ""
 
     def was_late(self, by_s: float, now: float) -> None:
         self._roster.shift(by_s)
@@ -106,8 +106,8 @@ class MassSilence:
         if now < self._closings_held_until:
             return self._closings_held_until
         is_silent = _is_silent(member, beat_interval_s, now)
-        if is_silent and self._is_shared(beat_interval_s, now):
-            return self._brake(now + self._timeout_s, SILENT_TOGETHER)
+        if is_silent and self._are_most_silent(beat_interval_s, now):
+            return self._excuse_all(now + self._timeout_s, SILENT_TOGETHER)
         if not self._roster.has_peers(member):
             return None
         if self._is_judged or now > self._judge_by:
@@ -124,9 +124,9 @@ class MassSilence:
         if member.closes_at is not None:
             return self._excuse_closing(member, now)
         was_excused = member.excused_until > member.seen_at + self._timeout_s
-        if was_excused or not self._is_shared(beat_interval_s, now):
+        if was_excused or not self._are_most_silent(beat_interval_s, now):
             return False
-        self._roster.excuse(member, self._brake(now + self._timeout_s, SILENT_TOGETHER), now)
+        self._roster.excuse(member, self._excuse_all(now + self._timeout_s, SILENT_TOGETHER), now)
         return True
 
     def is_cut(self, member: Group, now: float) -> bool:
@@ -163,7 +163,7 @@ class MassSilence:
         self._is_judged = True
         if 2 * len(ended) <= len(members) or len(members) < 2:
             return
-        until = self._cut_until = self._brake(now + self._lease_s, CLOSED_TOGETHER)
+        until = self._cut_until = self._excuse_all(now + self._lease_s, CLOSED_TOGETHER)
         held = [m for m in members if m.burst == self._burst and m.closes_at is not None]
         for member in held:
             self._roster.close(member, until, now)
@@ -177,13 +177,13 @@ class MassSilence:
     def _is_unjudged(self, member: Group) -> bool:
         return not self._is_judged and member.burst == self._burst
 
-    def _brake(self, until: float, why: str) -> float:
-        self.braked_until, self.braked_for = until, why
+    def _excuse_all(self, until: float, why: str) -> float:
+        self.all_excused_until, self.all_excused_for = until, why
         return until
 
-    def _is_shared(self, beat_interval_s: float, now: float) -> bool:
+    def _are_most_silent(self, beat_interval_s: float, now: float) -> bool:
         """Return whether more than half of the members with a session are silent. O(n), for each loss."""
-        if now < self._is_shared_until:
+        if now < self._most_silent_until:
             return True
         members = silent = 0
         for member in self._roster.participants():
@@ -192,7 +192,7 @@ class MassSilence:
                 silent += _is_silent(member, beat_interval_s, now)
         if 2 * silent <= members or members < 2:
             return False
-        self._is_shared_until = now + SAME_MOMENT_S
+        self._most_silent_until = now + SAME_MOMENT_S
         return True
 
 
@@ -333,9 +333,9 @@ class Presence:
         outcome = self.standing.joined(participant, now)
         if isinstance(outcome, ResendQuorum):
             self._resend(member, event.call)
-            return self._tell(outcome.order)
+            return self._send_order(outcome.order)
         self.joins.add(member, event.call, event.deadline_at, now)
-        return self._tell(outcome)
+        return self._send_order(outcome)
 
     def _join_refusal(self, event: events.Joined, now: float) -> LighthouseError | None:
         if event.session is not None:
@@ -384,7 +384,7 @@ class Presence:
             reason = "its ranks have restarted"
             if old.is_alive:
                 self._job.emit(MemberLost(old.replica_id, self._ends_without(old), reason))
-            self._tell(self.standing.lose(old.replica_id, old.incarnation, reason))
+            self._send_order(self.standing.lose(old.replica_id, old.incarnation, reason))
             if session is not None and session == old.session:
                 self.standing.end_lease(old.replica_id, old.incarnation)
         member = self.roster.admit(participant, now)
@@ -428,7 +428,7 @@ class Presence:
         if member is None:
             return
         levels = event.beat.levels
-        if (error := self._unheard_of(None, levels, now)) is not None:
+        if (error := self._unknown_id(None, levels, now)) is not None:
             self._job.emit(events.SessionRefused(event.session, error))
             return
         self.roster.see(member, now)
@@ -455,7 +455,7 @@ class Presence:
             return
         self._drop_join(member, now)
         self._job.emit(MemberLeft(member.replica_id))
-        self._tell(self.standing.left(member.replica_id, member.incarnation))
+        self._send_order(self.standing.left(member.replica_id, member.incarnation))
         self.roster.remove(member)
         self._leaving.append(event.session)
 
@@ -503,7 +503,7 @@ class Presence:
         secret: str = "",
     ) -> LighthouseError | None:
         return (
-            self._unheard_of(participant, levels, now)
+            self._unknown_id(participant, levels, now)
             or self._impostor(participant, session, secret, now)
             or refusal(
                 participant,
@@ -527,7 +527,7 @@ class Presence:
         is_cut = old is not None and self.silence.is_cut(old, now)
         return why_impostor(participant, secret, old, self.standing.remembered(name), is_cut=is_cut)
 
-    def _unheard_of(
+    def _unknown_id(
         self, participant: Participant | None, levels: GroupReport | None, now: float
     ) -> LighthouseError | None:
         """Return the error for a quorum id that was never assigned."""
@@ -557,7 +557,7 @@ class Presence:
         if order is not None:
             self._job.emit(events.Ordered(order, sessions))
 
-    def _tell(self, order: QuorumOrder | None) -> None:
+    def _send_order(self, order: QuorumOrder | None) -> None:
         """Send an order to every holder with a session."""
         if order is not None:
             self._job.emit(events.Ordered(order, self._holders()))
@@ -579,10 +579,10 @@ class Presence:
         return sorted(member.replica_id for member in self.roster if Kind.DRAINING in member.counts_as)
 
     def recall(self, reason: str) -> None:
-        self._tell(self.standing.recall(reason))
+        self._send_order(self.standing.recall(reason))
 
     def standing_time(self, now: float) -> None:
-        self._tell(self.standing.pass_time(now))
+        self._send_order(self.standing.pass_time(now))
 
     def _resend(self, member: Group, call: int) -> None:
         assert self.standing.quorum is not None
@@ -647,7 +647,7 @@ class Presence:
         is_waited_for = levels.down == STARTING and self._job.quorum is None
         if levels.down and not member.down and not is_waited_for:
             self._go_down(member, levels.down, now)
-        self._tell(self.standing.observe(name, incarnation, levels.held, now))
+        self._send_order(self.standing.observe(name, incarnation, levels.held, now))
 
     def _go_down(self, member: Group, reason: str, now: float) -> None:
         self._drop_join(member, now)
@@ -658,7 +658,7 @@ class Presence:
             self._job.emit(MemberLost(member.replica_id, quorum_id, reason))
         self.roster.go_down(member, reason)
         if reason != LEFT:
-            self._tell(self.standing.lose(member.replica_id, member.incarnation, reason))
+            self._send_order(self.standing.lose(member.replica_id, member.incarnation, reason))
 
     def _lapse(self, member: Group, now: float) -> None:
         if self.silence.excuse(member, self.beat_interval_s, now):
@@ -676,7 +676,7 @@ class Presence:
         if member.session is not None:
             self._sessions.pop(member.session, None)
         self.roster.lose(member, now, reason, quorum_id=self._ends_without(member), last_seen_at=last_seen_at)
-        self._tell(self.standing.lose(member.replica_id, member.incarnation, reason))
+        self._send_order(self.standing.lose(member.replica_id, member.incarnation, reason))
 
     def _ends_without(self, member: Group) -> int | None:
         return self.standing.ends_without(member.replica_id, member.incarnation)

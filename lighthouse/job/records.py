@@ -545,7 +545,7 @@ class GenerationState:
 
 
 @dataclass(slots=True)
-class LastQuorumTold:
+class LastAssignment:
     """Last quorum that a member received. `tag_of` uses it for joins without a tag."""
 
     quorum_id: int
@@ -641,7 +641,7 @@ class Group:
 
     is_participant: bool = False
     """The present quorum contains this incarnation."""
-    last_told: LastQuorumTold | None = None
+    last_assignment: LastAssignment | None = None
     lease_until: float = 0.0
     heal: Heal | None = None
     """Heal whose end the timeline has not seen."""

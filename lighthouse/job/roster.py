@@ -23,7 +23,7 @@ from lighthouse.job.lineage import History, Numbering
 from lighthouse.job.records import (
     Group,
     Kind,
-    LastQuorumTold,
+    LastAssignment,
     Membership,
     QuorumConfig,
     QuorumRecord,
@@ -171,12 +171,12 @@ class Job:
         if replica_id not in self.participants:
             self._secrets.pop(replica_id, None)
 
-    def assigned_before(self, replica_id: str, incarnation: str) -> LastQuorumTold | None:
+    def assigned_before(self, replica_id: str, incarnation: str) -> LastAssignment | None:
         """Return what an earlier lighthouse assigned to a member of the present quorum, or None."""
         member = self.participants.get(replica_id) if self.rounds == 0 else None
         if self.quorum is None or member is None or member.incarnation != incarnation:
             return None
-        return LastQuorumTold(self.quorum.quorum_id, self.max_step, None, lowest=0)
+        return LastAssignment(self.quorum.quorum_id, self.max_step, None, lowest=0)
 
     def consists_of(self, members: Sequence[Group]) -> bool:
         """Return whether this lighthouse formed the quorum from these members at the same addresses."""
@@ -390,7 +390,7 @@ class Roster:
 
     def _add(self, replica_id: str, incarnation: str, now: float) -> Group:
         assigned = self.job.assigned_before(replica_id, incarnation)
-        member = Group(replica_id, incarnation, now, is_participant=assigned is not None, last_told=assigned)
+        member = Group(replica_id, incarnation, now, is_participant=assigned is not None, last_assignment=assigned)
         self.job.groups[replica_id] = member
         self.job.emit(MemberJoined(replica_id))
         self._push(member, now)
@@ -620,8 +620,8 @@ def _backwards(participant: Participant, old: Group | None) -> InvalidRequest | 
         return None
     before = old.participant
     # The group may heal to an older state than its own, chosen some quorums ago if it catches up.
-    told = old.last_told
-    lowest = before.step if told is None else min(before.step, told.max_step if told.lowest is None else told.lowest)
+    last = old.last_assignment
+    lowest = before.step if last is None else min(before.step, last.max_step if last.lowest is None else last.lowest)
     if before.incarnation != participant.incarnation or participant.step >= lowest:
         return None
     return InvalidRequest(

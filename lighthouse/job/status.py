@@ -82,7 +82,7 @@ def job_status(
 
 def explain(machine: QuorumMachine, now: float, steps_per_s: float | None = None) -> str:
     """Describe the verdict with its numbers."""
-    held = machine.presence.silence.braked_for if now < machine.presence.silence.braked_until else ""
+    held = machine.presence.silence.all_excused_for if now < machine.presence.silence.all_excused_until else ""
     silent = machine.presence.silent(now)
     overdue = f"no heartbeat in time from {_shown(silent)}" if silent else ""
     grid = grid_of(machine.roster)
@@ -157,7 +157,7 @@ def _explain(machine: QuorumMachine, now: float, steps_per_s: float | None) -> s
         case Verdict.WAITING_FOR_RECONNECT:
             return f"waiting for the quorum to reconnect after a restart, {left:.1f} s more at most; {joined} joined"
         case Verdict.WAITING_FOR_LEASES:
-            away = _shown(sorted(machine.standing.unheard(now)))
+            away = _shown(sorted(machine.standing.unreported(now)))
             what = f"{away} to return after a restart" if away else "the last quorum's leases to expire"
             return f"waiting for {what}, {left:.1f} s more at most; {joined} joined"
         case Verdict.WAITING_FOR_LOST_MEMBER:
@@ -337,7 +337,7 @@ def run_status(name: RunName, machine: RunMachine, now: float) -> RunStatus:
     generations = machine.generations
     generation = generations.current.generation
     places = {rank: place for place, rank in enumerate(generation.active if generation else ())}
-    heard = {view.name.group_rank: view.sample.step for view in generations.progress.ranks(now)}
+    reported = {view.name.group_rank: view.sample.step for view in generations.progress.ranks(now)}
     return RunStatus(
         job=name[0],
         run=name[1],
@@ -348,7 +348,7 @@ def run_status(name: RunName, machine: RunMachine, now: float) -> RunStatus:
         is_complete=machine.completed is not None,
         stop=machine.stop,
         ranks=tuple(
-            _rank(rank, places.get(rank.rank), heard.get(rank.rank.slot, rank.step), _run_state(rank, machine), now)
+            _rank(rank, places.get(rank.rank), reported.get(rank.rank.slot, rank.step), _run_state(rank, machine), now)
             for rank in sorted(generations.ranks, key=lambda rank: rank.rank)
         ),
         supervisors=tuple(
@@ -373,7 +373,7 @@ def saved_run_status(name: RunName, saved: SavedRun) -> RunStatus:
 
 def run_ranks(machine: RunMachine, now: float) -> tuple[RunRank, ...]:
     """Describe a run's ranks like those of replica groups, without those that have finished and ended."""
-    heard = {view.name.group_rank: view for view in machine.generations.progress.ranks(now)}
+    reported = {view.name.group_rank: view for view in machine.generations.progress.ranks(now)}
     current = machine.generations.current
     found: list[RunRank] = []
     for rank in machine.generations.ranks:
@@ -383,14 +383,14 @@ def run_ranks(machine: RunMachine, now: float) -> tuple[RunRank, ...]:
         shown = {RankState.LOST: PlaceState.LOST, RankState.SPARE: PlaceState.SPARE}.get(state)
         is_bare = machine.generations.terms.is_elastic  # its ranks only launch what trains
         is_judged = shown is None and rank.rank in current.active and not current.is_broken and not is_bare
-        view = heard.get(rank.rank.slot)
+        view = reported.get(rank.rank.slot)
         if view is None or state is not RankState.ACTIVE:
             view = _idle(RankName(machine.config.run, rank.rank.slot), rank, view, state, now)
         found.append(RunRank(view, rank.generation, shown, is_judged))
     return tuple(found)
 
 
-def _idle(name: RankName, rank: Rank, heard: RankView | None, state: RankState, now: float) -> RankView:
+def _idle(name: RankName, rank: Rank, reported: RankView | None, state: RankState, now: float) -> RankView:
     """Describe a rank that does not report its place, because it runs nothing or has just begun.
 
     Its last report still ages, and a stall is far away.
@@ -398,9 +398,9 @@ def _idle(name: RankName, rank: Rank, heard: RankView | None, state: RankState, 
     beat_age_s, limit_s, waits_for = max(0.0, now - rank.seen_at), FIRST_S, _WAITS.get(state, "")
     phase = rank.phase if state is RankState.STARTING and rank.phase else STEP
     sample = ProgressSample(rank.step, (OpenPhase(phase),), waits_for=waits_for)
-    if heard is not None:
-        still_s = max(0.0, heard.progress_age_s - beat_age_s)
-        sample, limit_s = replace(heard.sample, still_s=still_s, waits_for=waits_for), heard.limit_s
+    if reported is not None:
+        still_s = max(0.0, reported.progress_age_s - beat_age_s)
+        sample, limit_s = replace(reported.sample, still_s=still_s, waits_for=waits_for), reported.limit_s
     return RankView(name, sample, limit_s, beat_age_s, rank.rank.incarnation, rank.host, rank.pid)
 
 

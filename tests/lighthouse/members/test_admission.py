@@ -2,7 +2,7 @@
 
 import pytest
 
-from lighthouse.job.records import LastQuorumTold, QuorumConfig
+from lighthouse.job.records import LastAssignment, QuorumConfig
 from lighthouse.job.roster import Job, Roster, refusal, sent_away
 from lighthouse_protocol.messages.membership import Participant, Tag
 from lighthouse_protocol.messages.session import RESTARTING
@@ -86,7 +86,7 @@ class TestBackwards:
     def test_not_for_one_that_was_told_to_heal_to_an_older_state(self):
         """Its ranks disagreed at step 7, the others were at 5: it took their state, and goes on from there."""
         roster = roster_of(group("a", 7, ranks_disagree=True))
-        roster.get("a").last_told = LastQuorumTold(quorum_id=3, max_step=5, tag_quorum_id=2)
+        roster.get("a").last_assignment = LastAssignment(quorum_id=3, max_step=5, tag_quorum_id=2)
         assert why(group("a", 5), roster) is None
         assert why(group("a", 6), roster) is None
         assert isinstance(why(group("a", 4), roster), InvalidRequest)
@@ -100,7 +100,9 @@ class TestBackwards:
         held, handed = Tag(11, 2), None
         for quorum_id, max_step in ((3, 1), (4, 2), (5, 4)):
             lowest = max_step if handed is None else handed.lowest_with(held, max_step)
-            handed = roster.get("a").last_told = LastQuorumTold(quorum_id, max_step, None, held=held, lowest=lowest)
+            handed = roster.get("a").last_assignment = LastAssignment(
+                quorum_id, max_step, None, held=held, lowest=lowest
+            )
         assert why(group("a", 1), roster) is None
         assert isinstance(why(group("a", 0), roster), InvalidRequest)
         assert handed is not None

@@ -7,7 +7,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from lighthouse.job.lineage import RANGES_KEPT, Claim, History, assign_steps, foreign, tag_of
-from lighthouse.job.records import LastQuorumTold
+from lighthouse.job.records import LastAssignment
 from lighthouse_protocol.messages.membership import Participant
 from tests.lighthouse.builders import group
 
@@ -26,21 +26,21 @@ class TestTagOf:
         ("step", "sent", "told", "tag"),
         [
             (5, 7, None, 7),
-            (5, 7, LastQuorumTold(9, 4, 8), 7),
+            (5, 7, LastAssignment(9, 4, 8), 7),
             (0, None, None, 0),
             (0, 7, None, 0),
             (5, None, None, None),
-            (5, None, LastQuorumTold(9, 4, 8), 9),
-            (6, None, LastQuorumTold(9, 4, 8), 9),
-            (4, None, LastQuorumTold(9, 4, 8), 8),
-            (4, None, LastQuorumTold(9, 4, None), None),
-            (3, None, LastQuorumTold(9, 4, 8), None),
-            (99, None, LastQuorumTold(9, 4, None, was_at=99), None),
-            (100, None, LastQuorumTold(9, 4, None, was_at=99), None),
-            (5, None, LastQuorumTold(9, 4, None, was_at=99), 9),
+            (5, None, LastAssignment(9, 4, 8), 9),
+            (6, None, LastAssignment(9, 4, 8), 9),
+            (4, None, LastAssignment(9, 4, 8), 8),
+            (4, None, LastAssignment(9, 4, None), None),
+            (3, None, LastAssignment(9, 4, 8), None),
+            (99, None, LastAssignment(9, 4, None, was_at=99), None),
+            (100, None, LastAssignment(9, 4, None, was_at=99), None),
+            (5, None, LastAssignment(9, 4, None, was_at=99), 9),
         ],
     )
-    def test_by_table(self, step: int, sent: int | None, told: LastQuorumTold | None, tag: int | None):
+    def test_by_table(self, step: int, sent: int | None, told: LastAssignment | None, tag: int | None):
         assert tag_of(group("a", step, tag_quorum_id=sent), told) == tag
 
 

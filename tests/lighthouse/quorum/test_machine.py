@@ -48,10 +48,10 @@ def test_what_a_member_was_told_to_heal_to_is_known_until_it_comes_with_another_
     for call, step, lowest in ((3, 7, 7), (5, 9, 7)):
         m.handle(join(call, "a", step=3, tag_quorum_id=0), now=call)
         m.handle(join(call + 1, "b", step=step, tag_quorum_id=0), now=call)
-        assert m.roster.get("a").last_told.lowest == lowest
+        assert m.roster.get("a").last_assignment.lowest == lowest
     m.handle(join(7, "a", step=7, tag_quorum_id=1), now=7)
     m.handle(join(8, "b", step=11, tag_quorum_id=1), now=7)
-    assert m.roster.get("a").last_told.lowest == 11
+    assert m.roster.get("a").last_assignment.lowest == 11
 
 
 def test_an_answer_is_a_sign_of_life():

@@ -121,9 +121,13 @@ class TestPhases:
         """The journal may be older than what was told: then one that is away holds a later quorum."""
         standing = returning(until=5)
         assert phase_of(says(standing, "c", "revoked", 4)) is QuorumPhase.REVOKED
-        assert (standing.free_at([native("c")]), standing.unheard(4.9), standing.unheard(5)) == (5, ["a", "b"], [])
+        assert (standing.free_at([native("c")]), standing.unreported(4.9), standing.unreported(5)) == (
+            5,
+            ["a", "b"],
+            [],
+        )
         says(standing, "a", "standing")
-        assert (may_form(standing, [native("c")], 4.9), standing.unheard(4.9)) == (False, ["b"])
+        assert (may_form(standing, [native("c")], 4.9), standing.unreported(4.9)) == (False, ["b"])
         standing.joined(holds("b", 6), 0.0)
         assert may_form(standing, [native("c")], 4.9)
         assert not may_form(standing, [native("x")], 4.9)
