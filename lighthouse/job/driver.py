@@ -43,7 +43,7 @@ from lighthouse.job.events import (
     Welcomed,
     Withdrawn,
 )
-from lighthouse.job.forming import QuorumMachine
+from lighthouse.job.forming import QuorumMachine, peers_pending
 from lighthouse.job.incident_driver import IncidentDriver, IncidentRegistry, JobAccount, ProgressDriver
 from lighthouse.job.log import VerdictLog, log_cut, log_end, log_journal_outdated, log_order, log_quorum
 from lighthouse.job.progress import Grid, Levels, Pace, RanksKept, Samples, grid_of, levels_of
@@ -80,10 +80,10 @@ from lighthouse_runtime.timing.timers import DeadlineTimer, SustainedNotice
 log = logging.getLogger(__name__)
 
 
-class Handout:
+class QuorumDelivery:
     """A new quorum, with the change for managers that hold the previous one. Computed once, on demand."""
 
-    def __init__(self, quorum: Quorum, before: "Handout | None" = None) -> None:
+    def __init__(self, quorum: Quorum, before: "QuorumDelivery | None" = None) -> None:
         self._quorum = quorum
         self._before = before
         if before is not None:
@@ -111,7 +111,7 @@ class Answer:
     quorum: Quorum
     stands: bool
     secret: str = field(default="", repr=False)  # known to the quorum's members with sessions
-    handout: Handout | None = field(default=None, repr=False)  # None for a quorum that is always sent whole
+    delivery: QuorumDelivery | None = field(default=None, repr=False)  # None for a quorum that is always sent whole
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,7 +123,7 @@ class SessionReply:
     holds: str = field(default="", compare=False)  # digest of the quorum that the manager holds
 
     def answer(self, value: Answer) -> None:
-        change = value.handout.change_for(self.holds) if value.handout is not None else None
+        change = value.delivery.change_for(self.holds) if value.delivery is not None else None
         if change is None:
             self.peer.send(JoinAccepted(self.join, value.quorum, value.stands, value.secret))
         else:
@@ -222,9 +222,9 @@ class SessionTable(dict[int, Session]):
         session.peer.end(error)
 
 
-TOLD_AFTER_S = 0.1  # a burst of changes is sent once
-TOLD_AT_ONCE = 50  # sessions for each timer call, so that other work does not wait
-SESSIONS_LOOKED_AT_PER_S = 5000  # the more sessions, the rarer a new world
+SEND_AFTER_S = 0.1  # a burst of changes is sent once
+SENT_AT_ONCE = 50  # sessions for each timer call, so that other work does not wait
+SESSIONS_RENEWED_PER_S = 5000  # the more sessions, the rarer a new world
 # Ranks of one group connect one after the other. A short wait is not logged.
 HELD_BACK_LOGGED_AFTER_S = 10.0
 
@@ -244,12 +244,12 @@ class WorldBroadcast:
         self._has_grid_changed = False
         self._has_changed = False
         self._clock = timers.time
-        self._look_at = 0.0
+        self._renew_at = 0.0
         self._grid = Grid(())
         self._world: World | None = None
         self._waiting_for = ""
         self._held_back = SustainedNotice(timers, self._log_held_back, self._log_whole, HELD_BACK_LOGGED_AFTER_S)
-        self._timer = DeadlineTimer(self._look, timers)
+        self._timer = DeadlineTimer(self._send_next, timers)
 
     def opened(self, number: int) -> None:
         """Send the world to a new session."""
@@ -271,22 +271,22 @@ class WorldBroadcast:
     def wake(self) -> None:
         """Set the timer if there is news to send. O(1)."""
         if not self._timer.is_set and (self._behind or self._is_new):
-            self._timer.set_after(TOLD_AFTER_S)
+            self._timer.set_after(SEND_AFTER_S)
 
     @property
     def _is_new(self) -> bool:
         """True if something has changed since the world was computed."""
-        told = self._world.waiting_for if self._world is not None else ""
-        return self._has_changed or self._waiting_for != told
+        sent = self._world.waiting_for if self._world is not None else ""
+        return self._has_changed or self._waiting_for != sent
 
     def close(self) -> None:
         self._held_back.close()
         self._timer.cancel()
 
-    def _look(self) -> None:
-        if self._world is None or (self._is_new and self._clock() >= self._look_at):
+    def _send_next(self) -> None:
+        if self._world is None or (self._is_new and self._clock() >= self._renew_at):
             self._renew()
-        for number in list(itertools.islice(self._behind, TOLD_AT_ONCE)):
+        for number in list(itertools.islice(self._behind, SENT_AT_ONCE)):
             del self._behind[number]
             assert self._world is not None
             self._sessions.send(number, self._world)
@@ -294,22 +294,22 @@ class WorldBroadcast:
 
     def _renew(self) -> None:
         """Compute the world. The grid is only recomputed after `GridChanged`."""
-        self._look_at = self._clock() + len(self._sessions) / SESSIONS_LOOKED_AT_PER_S
+        self._renew_at = self._clock() + len(self._sessions) / SESSIONS_RENEWED_PER_S
         has_grid_changed, self._has_grid_changed, self._has_changed = self._has_grid_changed, False, False
         if has_grid_changed:
             self._grid = grid_of(self._machine.roster)
             self._held_back.set(self._grid.explain())
         world = world_of(self._machine, self._grid, self._waiting_for)
         if world.pending and (self._world is None or world.pending != self._world.pending):
-            told = event("groups_join", job=self._job, groups=world.peers_pending)
-            log.info("waiting to join: %s", world.joining_names, extra=told)
+            fields = event("groups_join", job=self._job, groups=world.peers_pending)
+            log.info("waiting to join: %s", world.joining_names, extra=fields)
         if world != self._world:
             self._behind |= dict.fromkeys(self._sessions)  # waiting sessions keep their place
         self._world = world
 
     def _log_held_back(self, groups: str) -> None:
-        told = event("groups_incomplete", job=self._job)
-        log.warning("%s; a replica group joins only when all its ranks are connected", groups, extra=told)
+        fields = event("groups_incomplete", job=self._job)
+        log.warning("%s; a replica group joins only when all its ranks are connected", groups, extra=fields)
 
     def _log_whole(self) -> None:
         log.info("all replica groups are complete", extra=event("groups_complete", job=self._job))
@@ -317,7 +317,7 @@ class WorldBroadcast:
 
 def world_of(machine: QuorumMachine, grid: Grid, waiting_for: str = "") -> World:
     """Compute the world without a group's own size, which differs by group."""
-    pending = machine.peers_pending
+    pending = peers_pending(machine.job)
     return World(
         global_world_size=grid.global_world_size,
         largest_peer_group_world_size=grid.largest_peer_group_world_size,
@@ -393,7 +393,7 @@ class JobDriver:
             job,
             machine.roster,
             self._incident_registry,
-            self.tell,
+            self.send,
             self.note,
             lambda: len(machine.joins) > 0,
             timers,
@@ -416,7 +416,7 @@ class JobDriver:
         self._worlds = WorldBroadcast(job, machine, self._sessions, timers)
         self._waiting = WaitingJoins(self._clock, self._account.waits.add, refused)
         self._verdicts = VerdictLog(job, machine, timers, self._worlds.wait)
-        self._handout: Handout | None = None  # newest, formed by this lighthouse
+        self._delivery: QuorumDelivery | None = None  # newest, formed by this lighthouse
         self._is_closed = False
         self._timer.set(machine.deadline(self._clock()))  # restored state may have a deadline
 
@@ -445,7 +445,7 @@ class JobDriver:
             self._feed(Withdrawn(call))
 
     def _too_late(self, time_left_s: float) -> DeadlinePassed:
-        reason = f"{self.machine.verdict()}: {explain(self.machine, self._clock())}"
+        reason = f"{self.machine.decision.verdict}: {explain(self.machine, self._clock())}"
         return DeadlinePassed(f"no quorum within {time_left_s:.3g} s: {reason}")
 
     def beat(self, replica_id: str, incarnation: str) -> None:
@@ -500,7 +500,7 @@ class JobDriver:
             self._waiting.drop(session.join)
             self._feed(SessionEnded(number))
 
-    def tell(self, member: Group, message: ToManager) -> bool:
+    def send(self, member: Group, message: ToManager) -> bool:
         """Send a message on the member's session. Return False if it has none."""
         if member.session is None or not member.is_connected:
             return False
@@ -599,9 +599,9 @@ class JobDriver:
         self._check_lag()
         now = self._now()
         self._perform(self.machine.handle(event, now), now)
-        self._tell_incidents(event)
+        self._notify_incidents(event)
 
-    def _tell_incidents(self, event: QuorumEvent) -> None:
+    def _notify_incidents(self, event: QuorumEvent) -> None:
         match event:
             case SessionEnded(session):
                 self.incidents.session_ended(session)
@@ -658,8 +658,8 @@ class JobDriver:
                     self._secret = self._draw_secret()
                 if record is not None:
                     self._remember(replace(record, secret=self._secret))
-                self._handout = Handout(quorum, self._handout)
-                self._waiting.answer(calls, Answer(quorum, stands, self._secret, self._handout))
+                self._delivery = QuorumDelivery(quorum, self._delivery)
+                self._waiting.answer(calls, Answer(quorum, stands, self._secret, self._delivery))
                 log_quorum(self.job, quorum, is_new=is_new)
             case QuorumResent(quorum, call):
                 self._waiting.answer([call], Answer(quorum, stands=True, secret=self._secret))

@@ -25,7 +25,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence, Set
 from dataclasses import dataclass, replace
 
-from lighthouse.job.records import Group, Job, LastQuorumTold, QuorumRecord
+from lighthouse.job.records import Group, LastAssignment, QuorumRecord
 from lighthouse_protocol.messages.membership import Participant
 from lighthouse_protocol.refusals import InvalidRequest
 
@@ -65,17 +65,17 @@ class Lineage:
     tag_quorum_id: int | None
 
 
-def tag_of(participant: Participant, told: LastQuorumTold | None) -> int | None:
+def tag_of(participant: Participant, last: LastAssignment | None) -> int | None:
     """Return the quorum under which the participant's state was committed, or None if unknown."""
     if participant.step == 0:
         return 0
-    if participant.tag_quorum_id is not None or told is None:
+    if participant.tag_quorum_id is not None or last is None:
         return participant.tag_quorum_id
-    if told.was_at is not None and participant.step >= told.was_at:
+    if last.was_at is not None and participant.step >= last.was_at:
         return None  # it may not have healed
-    if participant.step > told.max_step:
-        return told.quorum_id
-    return told.tag_quorum_id if participant.step == told.max_step else None
+    if participant.step > last.max_step:
+        return last.quorum_id
+    return last.tag_quorum_id if participant.step == last.max_step else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,20 +167,13 @@ class Numbering:
     so these are skipped.
     """
 
-    def __init__(self, first_id: int, record: QuorumRecord | None, job: Job) -> None:
-        """Continue after an earlier lighthouse, or begin.
-
-        Args:
-            first_id: Lowest id for a new quorum.
-            record: What an earlier lighthouse has stored.
-            job: The job's live records.
-        """
+    def __init__(self, first_id: int, record: QuorumRecord | None) -> None:
+        """Continue after `record`, which an earlier lighthouse has stored, or begin with `first_id`."""
         self.quorum_id = record.quorum_id if record is not None else 0
         self._recorded_id = self.quorum_id
         self._first_id = first_id
         self._own_first_id: int | None = None
         self._began_at: float | None = None
-        self._job = job
 
     def check(self, seen_id: int, field: str, now: float) -> None:
         """Check that a lighthouse of this job can have assigned an id.
@@ -206,10 +199,20 @@ class Numbering:
         own = self._own_first_id is not None and self._own_first_id <= seen_id <= self.quorum_id
         return seen_id > self._recorded_id and not own
 
-    def number(self, chosen: Sequence[Group], seen_id: int, *, always: bool) -> bool:
-        """Assign the id of a new quorum of `chosen`, above `seen_id`. Return whether it is a new id."""
+    def number(self, chosen: Sequence[Group], seen_id: int, *, are_same: bool, always: bool) -> bool:
+        """Assign the id of a new quorum, above `seen_id`.
+
+        Args:
+            chosen: Members of the new quorum.
+            seen_id: Highest id that a member has seen.
+            are_same: They also were the members of the last quorum (`Job.consists_of`).
+            always: The quorum needs a new id.
+
+        Returns:
+            Whether the id is new.
+        """
         has_failed = any(member.participant is not None and member.participant.commit_failures > 0 for member in chosen)
-        is_same = self._job.consists_of(chosen) and not has_failed and not always
+        is_same = are_same and not has_failed and not always
         if is_same and seen_id <= self.quorum_id:
             return False
         next_id = max(self._first_id, self.quorum_id + 1)

@@ -88,7 +88,7 @@ class VerdictLog:
 
     def check(self) -> None:
         """Check the verdict after an event."""
-        if self._machine.verdict() in (Verdict.FORMED, Verdict.NO_JOINS):
+        if self._machine.decision.verdict in (Verdict.FORMED, Verdict.NO_JOINS):
             self._logged = None
             self.close()
             self._report("")
@@ -99,7 +99,7 @@ class VerdictLog:
         self._timer.cancel()
 
     def _log(self) -> None:
-        verdict = self._machine.verdict()
+        verdict = self._machine.decision.verdict
         if verdict is not self._logged:
             self._logged = verdict
             extra = event("no_quorum", job=self._job, verdict=verdict.value)

@@ -12,14 +12,13 @@
 `JobEnd` decides when the job has ended, and which groups come too late.
 """
 
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 
 from lighthouse.job import events
 from lighthouse.job.events import ConnectionsCut, MemberDraining, MemberLeft, MemberLost
-from lighthouse.job.lineage import Numbering
-from lighthouse.job.records import Group, Job, Kind, Membership, QuorumConfig
-from lighthouse.job.roster import JoinQueue, Roster, is_reborn, membership_of, refusal, sent_away, why_impostor
-from lighthouse.job.standing import ResendQuorum, Standing
+from lighthouse.job.records import Group, Kind, Membership
+from lighthouse.job.roster import Job, Roster, is_reborn, membership_of, refusal, sent_away, why_impostor
+from lighthouse.job.standing import ResendQuorum
 from lighthouse_protocol.messages.membership import Participant
 from lighthouse_protocol.messages.session import (
     LEFT,
@@ -68,22 +67,19 @@ class MassSilence:
        members have CLOSINGS_HELD_S left, and unjudged ones are judged at once.
     """
 
-    def __init__(
-        self, roster: Roster, heartbeat_timeout_s: float, lease_s: float, emit: Callable[[ConnectionsCut], None]
-    ) -> None:
-        self._emit = emit
+    def __init__(self, roster: Roster) -> None:
         self._roster = roster
-        self._timeout_s = heartbeat_timeout_s
-        self._lease_s = lease_s
+        self._timeout_s = roster.job.config.heartbeat_timeout_s
+        self._lease_s = roster.job.config.lease_s
         self._closings_held_until = 0.0
-        self._is_shared_until = 0.0
-        self.braked_until = 0.0
+        self._most_silent_until = 0.0
+        self.all_excused_until = 0.0
         self._burst = 0  # number of the last burst
         self._is_judged = True
         self._judge_at = self._judge_by = 0.0
         self._postponed = 0
         self._cut_until = 0.0  # members of a judged burst count as alive
-        self.braked_for = ""
+        self.all_excused_for = ""
 
     def was_late(self, by_s: float, now: float) -> None:
         self._roster.shift(by_s)
@@ -110,8 +106,8 @@ class MassSilence:
         if now < self._closings_held_until:
             return self._closings_held_until
         is_silent = _is_silent(member, beat_interval_s, now)
-        if is_silent and self._is_shared(beat_interval_s, now):
-            return self._brake(now + self._timeout_s, SILENT_TOGETHER)
+        if is_silent and self._are_most_silent(beat_interval_s, now):
+            return self._excuse_all(now + self._timeout_s, SILENT_TOGETHER)
         if not self._roster.has_peers(member):
             return None
         if self._is_judged or now > self._judge_by:
@@ -128,9 +124,9 @@ class MassSilence:
         if member.closes_at is not None:
             return self._excuse_closing(member, now)
         was_excused = member.excused_until > member.seen_at + self._timeout_s
-        if was_excused or not self._is_shared(beat_interval_s, now):
+        if was_excused or not self._are_most_silent(beat_interval_s, now):
             return False
-        self._roster.excuse(member, self._brake(now + self._timeout_s, SILENT_TOGETHER), now)
+        self._roster.excuse(member, self._excuse_all(now + self._timeout_s, SILENT_TOGETHER), now)
         return True
 
     def is_cut(self, member: Group, now: float) -> bool:
@@ -167,11 +163,11 @@ class MassSilence:
         self._is_judged = True
         if 2 * len(ended) <= len(members) or len(members) < 2:
             return
-        until = self._cut_until = self._brake(now + self._lease_s, CLOSED_TOGETHER)
+        until = self._cut_until = self._excuse_all(now + self._lease_s, CLOSED_TOGETHER)
         held = [m for m in members if m.burst == self._burst and m.closes_at is not None]
         for member in held:
             self._roster.close(member, until, now)
-        self._emit(ConnectionsCut(tuple(sorted(m.replica_id for m in held)), self._lease_s))
+        self._roster.job.emit(ConnectionsCut(tuple(sorted(m.replica_id for m in held)), self._lease_s))
 
     def _ended(self) -> tuple[list[Group], list[Group]]:
         """Return the members that had a session before the burst, and those whose connection has ended since."""
@@ -181,13 +177,13 @@ class MassSilence:
     def _is_unjudged(self, member: Group) -> bool:
         return not self._is_judged and member.burst == self._burst
 
-    def _brake(self, until: float, why: str) -> float:
-        self.braked_until, self.braked_for = until, why
+    def _excuse_all(self, until: float, why: str) -> float:
+        self.all_excused_until, self.all_excused_for = until, why
         return until
 
-    def _is_shared(self, beat_interval_s: float, now: float) -> bool:
+    def _are_most_silent(self, beat_interval_s: float, now: float) -> bool:
         """Return whether more than half of the members with a session are silent. O(n), for each loss."""
-        if now < self._is_shared_until:
+        if now < self._most_silent_until:
             return True
         members = silent = 0
         for member in self._roster.participants():
@@ -196,7 +192,7 @@ class MassSilence:
                 silent += _is_silent(member, beat_interval_s, now)
         if 2 * silent <= members or members < 2:
             return False
-        self._is_shared_until = now + SAME_MOMENT_S
+        self._most_silent_until = now + SAME_MOMENT_S
         return True
 
 
@@ -289,27 +285,15 @@ MAX_REPORTED = 500
 class Presence:
     """Sessions and joins of a job's groups. A part of `QuorumMachine`."""
 
-    def __init__(
-        self,
-        config: QuorumConfig,
-        job: Job,
-        standing: Standing,
-        numbering: Numbering,
-        emit: Callable[[events.QuorumEffect], None],
-        holders_until: float | None = None,
-        end: JobEnd | None = None,
-    ) -> None:
+    def __init__(self, job: Job, job_end: JobEnd, holders_until: float | None) -> None:
         """Create the part. Until `holders_until`, members may hold quorums that the restored record lacks."""
-        self._config = config
+        self._config = job.config
         self._job = job
-        self._emit = emit
-        self.job_end = end or JobEnd()
-        self.standing = standing
-        self.roster = Roster(config.heartbeat_timeout_s, emit, job)
-        self.silence = MassSilence(self.roster, config.heartbeat_timeout_s, config.lease_s, emit)
-        self.joins = JoinQueue(config.heartbeat_timeout_s, emit, job)
+        self.job_end = job_end
+        self.standing, self.joins = job.standing, job.joins
+        self.roster = Roster(job)
+        self.silence = MassSilence(self.roster)
         self.seen_id = 0
-        self._numbering = numbering
         self._holders_until = holders_until
         self._sessions: dict[int, Group] = {}
         self._leaving: list[int] = []
@@ -337,7 +321,7 @@ class Presence:
     def join(self, event: events.Joined, now: float) -> None:
         participant = event.participant
         if (error := self._join_refusal(event, now)) is not None:
-            return self._emit(events.JoinRefused(event.call, error))
+            return self._job.emit(events.JoinRefused(event.call, error))
         self._send_away(participant, now)
         self._supersede(participant, now)
         member = self._admit(participant, event.session, now)
@@ -349,9 +333,9 @@ class Presence:
         outcome = self.standing.joined(participant, now)
         if isinstance(outcome, ResendQuorum):
             self._resend(member, event.call)
-            return self._tell(outcome.order)
+            return self._send_order(outcome.order)
         self.joins.add(member, event.call, event.deadline_at, now)
-        return self._tell(outcome)
+        return self._send_order(outcome)
 
     def _join_refusal(self, event: events.Joined, now: float) -> LighthouseError | None:
         if event.session is not None:
@@ -381,7 +365,7 @@ class Presence:
             assert member.participant is not None
             late = self.job_end.refusal(member.participant, self._others(member.replica_id))
             if late is not None and member.call is not None:
-                self._emit(events.JoinRefused(member.call, late))
+                self._job.emit(events.JoinRefused(member.call, late))
                 self.joins.withdraw(member.call, now)
 
     def has_ended(self) -> bool:
@@ -399,8 +383,8 @@ class Presence:
         if old is not None and is_reborn(participant, old):
             reason = "its ranks have restarted"
             if old.is_alive:
-                self._emit(MemberLost(old.replica_id, self._ends_without(old), reason))
-            self._tell(self.standing.lose(old.replica_id, old.incarnation, reason))
+                self._job.emit(MemberLost(old.replica_id, self._ends_without(old), reason))
+            self._send_order(self.standing.lose(old.replica_id, old.incarnation, reason))
             if session is not None and session == old.session:
                 self.standing.end_lease(old.replica_id, old.incarnation)
         member = self.roster.admit(participant, now)
@@ -430,27 +414,27 @@ class Presence:
         secret = event.hello.secret
         error = self._refusal(participant, now, event.hello.levels, session=session, is_hello=True, secret=secret)
         if error is not None:
-            return self._emit(events.SessionRefused(session, error))
+            return self._job.emit(events.SessionRefused(session, error))
         self._send_away(participant, now)
         self._take_place(participant, now)
         member = self._sessions[session] = self.roster.greet(participant, session, now, digest_of(secret))
         self._learn(participant, participant.seen_quorum_id, now)
         self._read_levels(member, event.hello.levels, now)
         order = self.standing.order_for(member.replica_id, member.incarnation, event.hello.levels.held)
-        return self._emit(events.Welcomed(session, Welcome(self.beat_interval_s, self._config.lease_s, order)))
+        return self._job.emit(events.Welcomed(session, Welcome(self.beat_interval_s, self._config.lease_s, order)))
 
     def beat(self, event: events.SessionHeartbeatReceived, now: float) -> None:
         member = self._sessions.get(event.session)
         if member is None:
             return
         levels = event.beat.levels
-        if (error := self._unheard_of(None, levels, now)) is not None:
-            self._emit(events.SessionRefused(event.session, error))
+        if (error := self._unknown_id(None, levels, now)) is not None:
+            self._job.emit(events.SessionRefused(event.session, error))
             return
         self.roster.see(member, now)
         self._read_levels(member, levels, now)
         order = self.standing.order_for(member.replica_id, member.incarnation, levels.held)
-        self._emit(events.HeartbeatAnswered(event.session, event.beat.number, order))
+        self._job.emit(events.HeartbeatAnswered(event.session, event.beat.number, order))
 
     def end(self, event: events.SessionEnded, now: float) -> None:
         member = self._sessions.pop(event.session, None)
@@ -470,8 +454,8 @@ class Presence:
         if member is None or member.session != event.session:
             return
         self._drop_join(member, now)
-        self._emit(MemberLeft(member.replica_id))
-        self._tell(self.standing.left(member.replica_id, member.incarnation))
+        self._job.emit(MemberLeft(member.replica_id))
+        self._send_order(self.standing.left(member.replica_id, member.incarnation))
         self.roster.remove(member)
         self._leaving.append(event.session)
 
@@ -488,7 +472,7 @@ class Presence:
             return
         leaving, self._leaving = self._leaving, []
         for session in leaving:
-            self._emit(events.SessionRefused(session, None, "as requested"))
+            self._job.emit(events.SessionRefused(session, None, "as requested"))
 
     # -- time
 
@@ -519,7 +503,7 @@ class Presence:
         secret: str = "",
     ) -> LighthouseError | None:
         return (
-            self._unheard_of(participant, levels, now)
+            self._unknown_id(participant, levels, now)
             or self._impostor(participant, session, secret, now)
             or refusal(
                 participant,
@@ -543,17 +527,17 @@ class Presence:
         is_cut = old is not None and self.silence.is_cut(old, now)
         return why_impostor(participant, secret, old, self.standing.remembered(name), is_cut=is_cut)
 
-    def _unheard_of(
+    def _unknown_id(
         self, participant: Participant | None, levels: GroupReport | None, now: float
     ) -> LighthouseError | None:
         """Return the error for a quorum id that was never assigned."""
         held = levels.held if levels is not None else None
         try:
             if participant is not None:
-                self._numbering.check(participant.seen_quorum_id, "seen_quorum_id", now)
-                self._numbering.check(participant.tag_quorum_id or 0, "tag_quorum_id", now)
+                self._job.numbering.check(participant.seen_quorum_id, "seen_quorum_id", now)
+                self._job.numbering.check(participant.tag_quorum_id or 0, "tag_quorum_id", now)
             if held is not None:
-                self._numbering.check(held.quorum_id, "quorum_id", now)
+                self._job.numbering.check(held.quorum_id, "quorum_id", now)
         except InvalidRequest as error:
             return error
         return None
@@ -561,21 +545,22 @@ class Presence:
     def _learn(self, member: Participant | Group, seen_id: int, now: float) -> None:
         """Note the highest quorum id that a member has seen. If the journal lacks that id, it is outdated."""
         self.seen_id = max(self.seen_id, seen_id)
-        if self._holders_until is None or not self._numbering.is_unknown(seen_id):
+        if self._holders_until is None or not self._job.numbering.is_unknown(seen_id):
             return
         until, self._holders_until = self._holders_until, None
-        self._emit(events.JournalOutdated(member.replica_id, seen_id, self._numbering.quorum_id, max(0.0, until - now)))
+        wait_s = max(0.0, until - now)
+        self._job.emit(events.JournalOutdated(member.replica_id, seen_id, self._job.numbering.quorum_id, wait_s))
         if now >= until:
             return
         sessions = self._holders()
         order = self.standing.distrust(until, f"{member.replica_id} was told quorum {seen_id}, which is not remembered")
         if order is not None:
-            self._emit(events.Ordered(order, sessions))
+            self._job.emit(events.Ordered(order, sessions))
 
-    def _tell(self, order: QuorumOrder | None) -> None:
+    def _send_order(self, order: QuorumOrder | None) -> None:
         """Send an order to every holder with a session."""
         if order is not None:
-            self._emit(events.Ordered(order, self._holders()))
+            self._job.emit(events.Ordered(order, self._holders()))
 
     def _holders(self) -> tuple[int, ...]:
         """Return the sessions of the quorum's members."""
@@ -594,26 +579,26 @@ class Presence:
         return sorted(member.replica_id for member in self.roster if Kind.DRAINING in member.counts_as)
 
     def recall(self, reason: str) -> None:
-        self._tell(self.standing.recall(reason))
+        self._send_order(self.standing.recall(reason))
 
     def standing_time(self, now: float) -> None:
-        self._tell(self.standing.pass_time(now))
+        self._send_order(self.standing.pass_time(now))
 
     def _resend(self, member: Group, call: int) -> None:
         assert self.standing.quorum is not None
-        self._emit(events.QuorumResent(self.standing.quorum, call))
+        self._job.emit(events.QuorumResent(self.standing.quorum, call))
         if (
             self.standing.phase in (QuorumPhase.RECALLED, QuorumPhase.RESUMED, QuorumPhase.REVOKED)
             and member.session is not None
         ):
-            self._emit(events.Ordered(self.standing.order(), (member.session,)))
+            self._job.emit(events.Ordered(self.standing.order(), (member.session,)))
 
     def _send_away(self, participant: Participant, now: float) -> None:
         for member, error in sent_away(participant, self._job):
             if member.call is not None:
-                self._emit(events.JoinRefused(member.call, error))
+                self._job.emit(events.JoinRefused(member.call, error))
             if member.session is not None:
-                self._emit(events.SessionRefused(member.session, error))
+                self._job.emit(events.SessionRefused(member.session, error))
             self._lose(member, "its address is a loopback", now)
             self.roster.remove(member)
 
@@ -624,7 +609,7 @@ class Presence:
         call = old.call
         self.joins.withdraw(call, now)
         error = Superseded(f"{participant.replica_id} has asked again; its newer call is answered")
-        self._emit(events.JoinRefused(call, error))
+        self._job.emit(events.JoinRefused(call, error))
 
     def _take_place(self, participant: Participant, now: float) -> None:
         """Let a new session replace an older one. Another incarnation is the loss of the old one."""
@@ -634,7 +619,8 @@ class Presence:
         self._supersede(participant, now)
         if old.session is not None and old.is_connected:
             self._sessions.pop(old.session, None)
-            self._emit(events.SessionRefused(old.session, Superseded(f"{old.replica_id} has opened a newer session")))
+            error = Superseded(f"{old.replica_id} has opened a newer session")
+            self._job.emit(events.SessionRefused(old.session, error))
         if old.incarnation != participant.incarnation:
             self._lose(old, "has restarted", now)
 
@@ -649,30 +635,30 @@ class Presence:
             if levels.held.mode is HoldState.LEAVING and self.standing.is_holder(name, incarnation):
                 self.job_end.finish(name, levels.held.granted + 1)
         if levels.drains and not member.drains:
-            self._emit(MemberDraining(name))
+            self._job.emit(MemberDraining(name))
         if levels.drains != member.drains:
             member.drains = levels.drains
             self.roster.count(member)
         if levels.drains and member.call is not None:
-            self._emit(events.JoinRefused(member.call, _drains(name)))
+            self._job.emit(events.JoinRefused(member.call, _drains(name)))
             self._drop_join(member, now)
         if levels.down or not member.down:  # a group that is down is starting until it joins
             member.is_starting = levels.down in (STARTING, RESTARTING)
         is_waited_for = levels.down == STARTING and self._job.quorum is None
         if levels.down and not member.down and not is_waited_for:
             self._go_down(member, levels.down, now)
-        self._tell(self.standing.observe(name, incarnation, levels.held, now))
+        self._send_order(self.standing.observe(name, incarnation, levels.held, now))
 
     def _go_down(self, member: Group, reason: str, now: float) -> None:
         self._drop_join(member, now)
         quorum_id = self._ends_without(member)
         if reason == LEFT:
-            self._emit(MemberLeft(member.replica_id))
+            self._job.emit(MemberLeft(member.replica_id))
         elif reason != STARTING or quorum_id is not None:
-            self._emit(MemberLost(member.replica_id, quorum_id, reason))
+            self._job.emit(MemberLost(member.replica_id, quorum_id, reason))
         self.roster.go_down(member, reason)
         if reason != LEFT:
-            self._tell(self.standing.lose(member.replica_id, member.incarnation, reason))
+            self._send_order(self.standing.lose(member.replica_id, member.incarnation, reason))
 
     def _lapse(self, member: Group, now: float) -> None:
         if self.silence.excuse(member, self.beat_interval_s, now):
@@ -683,14 +669,14 @@ class Presence:
         if session is not None:
             timeout_s = self._config.heartbeat_timeout_s
             gone = Unreachable(f"the lighthouse received no heartbeat from {member.replica_id} for {timeout_s:g} s")
-            self._emit(events.SessionRefused(session, gone))
+            self._job.emit(events.SessionRefused(session, gone))
 
     def _lose(self, member: Group, reason: str, now: float, last_seen_at: float | None = None) -> None:
         self._drop_join(member, now)
         if member.session is not None:
             self._sessions.pop(member.session, None)
         self.roster.lose(member, now, reason, quorum_id=self._ends_without(member), last_seen_at=last_seen_at)
-        self._tell(self.standing.lose(member.replica_id, member.incarnation, reason))
+        self._send_order(self.standing.lose(member.replica_id, member.incarnation, reason))
 
     def _ends_without(self, member: Group) -> int | None:
         return self.standing.ends_without(member.replica_id, member.incarnation)

@@ -109,8 +109,8 @@ def difference(before: GroupCounts, now: GroupCounts) -> GroupCounts:
 
 def _numbers(counts: GroupCounts) -> tuple[float, ...]:
     healed, discards = counts.healed, counts.discards
-    told = (getattr(discards, name) for name in REASONS)
-    return (counts.commits, counts.step_s, healed.heals, healed.seconds, healed.bytes, *told)
+    reasons = (getattr(discards, name) for name in REASONS)
+    return (counts.commits, counts.step_s, healed.heals, healed.seconds, healed.bytes, *reasons)
 
 
 EVERY_S = 2.0
@@ -316,7 +316,7 @@ Runs: TypeAlias = Sequence[Sequence[RunRank]]
 
 
 @dataclass(frozen=True, slots=True)
-class _Told:
+class _Report:
     view: GroupView
     at: float
 
@@ -350,20 +350,20 @@ class JobProgress:
     def __init__(self, floor_s: float = FLOOR_S, kept: RanksKept | None = None) -> None:
         self._kept = kept or RanksKept()
         self._floor_s = floor_s
-        self._told: dict[str, _Told] = {}
+        self._reports: dict[str, _Report] = {}
         self._held_up = PauseLog()
         self._past_s: dict[str, float] = {}  # of former groups and managers
         self._known: set[str] = set()  # names of phases, MAX_KNOWN at most
 
     def take(self, view: GroupView, now: float) -> None:
         """Take a group's view. One from another manager replaces the old view, whose sums still count."""
-        before = self._told.get(view.replica_id)
+        before = self._reports.get(view.replica_id)
         if before is not None and _is_over(before.view, view):
             self.drop(view.replica_id)
             before = None
         if not self._kept.grow(len(view.ranks) - (len(before.view.ranks) if before is not None else 0)):
             return
-        self._told[view.replica_id] = _Told(view, now)
+        self._reports[view.replica_id] = _Report(view, now)
         unknown = [name for name, _ in view.seconds if name not in self._known]
         self._known.update(unknown[: MAX_KNOWN - len(self._known)])
 
@@ -373,23 +373,23 @@ class JobProgress:
 
     def drop(self, replica_id: str) -> None:
         """Forget a group that is lost or has left."""
-        told = self._told.pop(replica_id, None)
-        if told is not None:
-            self._kept.grow(-len(told.view.ranks))
-            self._add(self._past_s, told.view)
+        report = self._reports.pop(replica_id, None)
+        if report is not None:
+            self._kept.grow(-len(report.view.ranks))
+            self._add(self._past_s, report.view)
 
     def ranks(self, now: float) -> list[RankView]:
-        return [rank for name in sorted(self._told) for rank in self._ranks_of(name, now)]
+        return [rank for name in sorted(self._reports) for rank in self._ranks_of(name, now)]
 
     @property
     def names(self) -> list[str]:
         """Replica groups with a known view."""
-        return sorted(self._told)
+        return sorted(self._reports)
 
     @property
     def data(self) -> DataUse | None:
         """Data use as the most advanced rank reports it. Exact only if all ranks say so."""
-        samples = [rank.sample for told in self._told.values() for rank in told.view.ranks]
+        samples = [rank.sample for report in self._reports.values() for rank in report.view.ranks]
         uses = [sample.data for sample in samples if sample.data is not None]
         if not uses:
             return None
@@ -403,7 +403,7 @@ class JobProgress:
         Groups outside `members` may send views at any time. Return None if no view is known.
         """
         left_s = [time_left_s(party.ranks, self._floor_s) for party in self._parties(members, now, runs)]
-        return min(left_s, default=self._floor_s if self._told else None)
+        return min(left_s, default=self._floor_s if self._reports else None)
 
     def verdict(self, members: Collection[str], now: float, runs: Runs = ()) -> StallVerdict | None:
         """Judge the quorum's `members` together, then each observed group and each run."""
@@ -416,16 +416,16 @@ class JobProgress:
     @property
     def observed(self) -> list[str]:
         """Groups whose ranks have no Agents. They train alone, outside quorums."""
-        return [name for name in self.names if self._told[name].view.is_observed]
+        return [name for name in self.names if self._reports[name].view.is_observed]
 
     def _parties(self, members: Collection[str], now: float, runs: Runs) -> list[_Party]:
-        here = [name for name in sorted(members) if name in self._told]
+        here = [name for name in sorted(members) if name in self._reports]
         ranks = [rank for name in here for rank in self._ranks_of(name, now)]
         parties = [_Party(ranks, len(here) == len(members))]
         for name in self.observed:
             if name not in members:
                 alone = self._ranks_of(name, now)
-                parties.append(_Party(alone, len(alone) == self._told[name].view.group_world_size))
+                parties.append(_Party(alone, len(alone) == self._reports[name].view.group_world_size))
         known = _processes(rank for party in parties for rank in party.ranks)
         for run in runs:
             judged = [each.view for each in run if each.is_judged]
@@ -463,8 +463,8 @@ class JobProgress:
     def seconds(self) -> dict[str, float]:
         """Seconds of each phase itself, over all ranks ever. Unknown phases above the limit count as OTHER."""
         total = self._past_s.copy()
-        for told in self._told.values():
-            self._add(total, told.view)
+        for report in self._reports.values():
+            self._add(total, report.view)
         return total
 
     def _add(self, total: dict[str, float], view: GroupView) -> None:
@@ -473,8 +473,8 @@ class JobProgress:
             total[known] = total.get(known, 0.0) + seconds
 
     def _ranks_of(self, replica_id: str, now: float) -> list[RankView]:
-        told = self._told[replica_id]
-        return [rank.aged(now - told.at) for rank in told.view.ranks]
+        report = self._reports[replica_id]
+        return [rank.aged(now - report.at) for rank in report.view.ranks]
 
 
 def _is_over(before: GroupView, view: GroupView) -> bool:

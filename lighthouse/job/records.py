@@ -14,8 +14,7 @@ import dataclasses
 import functools
 import json
 import math
-from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence, Set
+from collections.abc import Iterable, Mapping, Set
 from dataclasses import dataclass, field, fields
 from enum import Enum, StrEnum, auto
 from functools import lru_cache
@@ -544,7 +543,7 @@ class GenerationState:
 
 
 @dataclass(slots=True)
-class LastQuorumTold:
+class LastAssignment:
     """Last quorum that a member received. `tag_of` uses it for joins without a tag."""
 
     quorum_id: int
@@ -640,7 +639,7 @@ class Group:
 
     is_participant: bool = False
     """The present quorum contains this incarnation."""
-    last_told: LastQuorumTold | None = None
+    last_assignment: LastAssignment | None = None
     lease_until: float = 0.0
     heal: Heal | None = None
     """Heal whose end the timeline has not seen."""
@@ -663,120 +662,6 @@ class Group:
     @property
     def is_connected(self) -> bool:
         return self.session is not None and self.closes_at is None
-
-
-class Job:
-    """Replica groups of a job, and the last quorum that this lighthouse or an earlier one formed."""
-
-    def __init__(self) -> None:
-        self.groups: dict[str, Group] = {}
-        """By replica_id. Lapsed groups stay for a while."""
-        self.counts = Counter[Kind | int]()
-        """Number of groups of each kind. Kinds without groups are missing."""
-        self.quorum: Quorum | None = None
-        self.participants: dict[str, Participant] = {}
-        """Participants of the quorum, by replica_id."""
-        self.max_step = 0
-        """Highest step among the participants."""
-        self.formed_at: float | None = None
-        """When the quorum_id last changed. A quorum of an earlier lighthouse counts from this one's first event."""
-        self.rounds = 0
-        """Quorums that this lighthouse has formed."""
-        self.changes = 0
-        """How many of them got a new quorum_id."""
-        self._tags: set[int | None] = set()  # of the states that the quorum started from and commits
-        self._secrets: dict[str, str] = {}  # by replica_id, for participants and former ones with a record
-
-    @property
-    def replica_ids(self) -> Set[str]:
-        """Participants of the quorum."""
-        return self.participants.keys()
-
-    def count(self, group: Group, kinds: frozenset[Kind | int]) -> None:
-        """Count the group under these kinds only."""
-        for kind in group.counts_as - kinds:
-            self.counts[kind] -= 1
-            if not self.counts[kind]:
-                del self.counts[kind]
-        self.counts.update(kinds - group.counts_as)
-        group.counts_as = kinds
-
-    def others(self, replica_id: str, kind: Kind | int) -> list[Group]:
-        """List the other groups of a kind, sorted. O(1) if there are none, else O(n)."""
-        own = self.groups.get(replica_id)
-        if self.counts[kind] == (own is not None and kind in own.counts_as):
-            return []
-        found = [group for group in self.groups.values() if kind in group.counts_as and group is not own]
-        return sorted(found, key=attrgetter("replica_id"))
-
-    def restore(self, quorum: Quorum) -> None:
-        """Continue with the last quorum of an earlier lighthouse."""
-        self._set(quorum)
-
-    def form(self, quorum: Quorum, members: Sequence[Group], now: float, *, is_new: bool) -> None:
-        """Continue with a quorum that has just formed. O(n).
-
-        Args:
-            quorum: The quorum.
-            members: The records of its participants, in the same order.
-            now: The present moment.
-            is_new: Whether the quorum has a new id.
-        """
-        for group in self.groups.values():
-            group.is_participant = False
-        for member in members:
-            member.is_participant = True
-        former = {name: secret for name, secret in self._secrets.items() if name in self.groups}
-        self._secrets = former | {member.replica_id: member.secret for member in members}
-        self._set(quorum)
-        self.rounds += 1
-        if is_new:
-            self.changes += 1
-            self.formed_at = now
-
-    def pass_time(self, now: float) -> None:
-        if self.formed_at is None and self.quorum is not None:
-            self.formed_at = now
-
-    def _set(self, quorum: Quorum) -> None:
-        self.quorum = quorum
-        self.participants = {member.replica_id: member for member in quorum.participants}
-        self.max_step = max(member.step for member in quorum.participants)
-        sources = (member for member in quorum.participants if member.step == self.max_step)
-        self._tags = {quorum.quorum_id, *(source.tag_quorum_id for source in sources)}
-
-    def may_hold(self, replica_id: str, tag: int) -> bool:
-        """Return whether ranks of the group, under any manager, may hold a state with this tag.
-
-        They may if the group is in the quorum, and the quorum started from that state or commits it.
-        """
-        return tag in self._tags and replica_id in self.participants
-
-    def secret_of(self, replica_id: str) -> str:
-        """Return the digest that the group's manager had in the group's last quorum, or "" if there was none."""
-        return self._secrets.get(replica_id, "")
-
-    def forget(self, replica_id: str) -> None:
-        """Drop the secret of a group that is no longer a participant."""
-        if replica_id not in self.participants:
-            self._secrets.pop(replica_id, None)
-
-    def assigned_before(self, replica_id: str, incarnation: str) -> LastQuorumTold | None:
-        """Return what an earlier lighthouse assigned to a member of the present quorum, or None."""
-        member = self.participants.get(replica_id) if self.rounds == 0 else None
-        if self.quorum is None or member is None or member.incarnation != incarnation:
-            return None
-        return LastQuorumTold(self.quorum.quorum_id, self.max_step, None, lowest=0)
-
-    def consists_of(self, members: Sequence[Group]) -> bool:
-        """Return whether this lighthouse formed the quorum from these members at the same addresses."""
-        participants = self.quorum.participants if self.quorum is not None and self.rounds else ()
-        return len(members) == len(participants) and all(
-            member.is_participant
-            and member.participant is not None
-            and member.participant.identity == participant.identity
-            for member, participant in zip(members, participants, strict=True)
-        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,20 +13,26 @@ the lighthouse's monotonic clock. Every operation costs O(log n) unless noted.
 
 import heapq
 import math
-from collections.abc import Callable, Iterator, Set
+from collections import Counter
+from collections.abc import Iterator, Sequence, Set
 from dataclasses import dataclass
+from operator import attrgetter
 
-from lighthouse.job.events import GridChanged, MemberBack, MemberEffect, MemberJoined, MemberLost, NewcomersChanged
+from lighthouse.job.events import GridChanged, MemberBack, MemberJoined, MemberLost, NewcomersChanged, QuorumEffect
+from lighthouse.job.lineage import History, Numbering
 from lighthouse.job.records import (
     Group,
-    Job,
     Kind,
+    LastAssignment,
     Membership,
+    QuorumConfig,
+    QuorumRecord,
     Remembered,
     is_loopback,
     unreachable,
 )
-from lighthouse_protocol.messages.membership import Participant
+from lighthouse.job.standing import Standing
+from lighthouse_protocol.messages.membership import Participant, Quorum
 from lighthouse_protocol.messages.session import RESTARTING
 from lighthouse_protocol.rank_set import NO_RANKS
 from lighthouse_protocol.refusals import (
@@ -43,14 +49,153 @@ FORGET_AFTER_TIMEOUTS = 12
 MIN_FORGET_AFTER_S = 60.0
 
 
+class Job:
+    """Everything that the rules of forming a quorum read (forming.py): groups, joins and the last quorum."""
+
+    def __init__(self, config: QuorumConfig, record: QuorumRecord | None = None) -> None:
+        """Create a job, or continue it from what an earlier lighthouse has stored."""
+        self.config = config
+        self.standing = Standing()
+        self.numbering = Numbering(config.first_quorum_id, record)
+        self.history = History(record.named if record is not None else ())
+        self.groups: dict[str, Group] = {}
+        """By replica_id. Lapsed groups stay for a while."""
+        self.counts = Counter[Kind | int]()
+        """Number of groups of each kind. Kinds without groups are missing."""
+        self.quorum: Quorum | None = None
+        self.participants: dict[str, Participant] = {}
+        """Participants of the quorum, by replica_id."""
+        self.max_step = 0
+        """Highest step among the participants."""
+        self.formed_at: float | None = None
+        """When the quorum_id last changed. A quorum of an earlier lighthouse counts from this one's first event."""
+        self.first_formed_at: float | None = None
+        """When this lighthouse formed its first quorum."""
+        self.lost_at: float | None = None
+        """Last loss of a member of the present quorum."""
+        self.rounds = 0
+        """Quorums that this lighthouse has formed."""
+        self.changes = 0
+        """How many of them got a new quorum_id."""
+        self._tags: set[int | None] = set()  # of the states that the quorum started from and commits
+        self._secrets: dict[str, str] = {}  # by replica_id, for participants and former ones with a record
+
+        self.joins = JoinQueue(self)
+        self._effects: list[QuorumEffect] = []
+        self._has_grid_changed = False
+        if record is not None and record.quorum is not None:
+            self._set(record.quorum)
+            self.history.add(record.quorum.quorum_id)
+
+    def emit(self, effect: QuorumEffect) -> None:
+        """Collect an effect of the present event. `GridChanged` is collected once."""
+        if isinstance(effect, GridChanged):
+            if self._has_grid_changed:
+                return
+            self._has_grid_changed = True
+        self._effects.append(effect)
+
+    def take_effects(self) -> list[QuorumEffect]:
+        effects, self._effects, self._has_grid_changed = self._effects, [], False
+        return effects
+
+    @property
+    def replica_ids(self) -> Set[str]:
+        """Participants of the quorum."""
+        return self.participants.keys()
+
+    def count(self, group: Group, kinds: frozenset[Kind | int]) -> None:
+        """Count the group under these kinds only."""
+        for kind in group.counts_as - kinds:
+            self.counts[kind] -= 1
+            if not self.counts[kind]:
+                del self.counts[kind]
+        self.counts.update(kinds - group.counts_as)
+        group.counts_as = kinds
+
+    def others(self, replica_id: str, kind: Kind | int) -> list[Group]:
+        """List the other groups of a kind, sorted. O(1) if there are none, else O(n)."""
+        own = self.groups.get(replica_id)
+        if self.counts[kind] == (own is not None and kind in own.counts_as):
+            return []
+        found = [group for group in self.groups.values() if kind in group.counts_as and group is not own]
+        return sorted(found, key=attrgetter("replica_id"))
+
+    def form(self, quorum: Quorum, members: Sequence[Group], now: float, *, is_new: bool) -> None:
+        """Continue with a quorum that has just formed. O(n).
+
+        Args:
+            quorum: The quorum.
+            members: The records of its participants, in the same order.
+            now: The present moment.
+            is_new: Whether the quorum has a new id.
+        """
+        for group in self.groups.values():
+            group.is_participant = False
+        for member in members:
+            member.is_participant = True
+        former = {name: secret for name, secret in self._secrets.items() if name in self.groups}
+        self._secrets = former | {member.replica_id: member.secret for member in members}
+        self._set(quorum)
+        self.lost_at = None
+        self.first_formed_at = now if self.first_formed_at is None else self.first_formed_at
+        self.rounds += 1
+        if is_new:
+            self.changes += 1
+            self.formed_at = now
+
+    def pass_time(self, now: float) -> None:
+        if self.formed_at is None and self.quorum is not None:
+            self.formed_at = now
+
+    def _set(self, quorum: Quorum) -> None:
+        self.quorum = quorum
+        self.participants = {member.replica_id: member for member in quorum.participants}
+        self.max_step = max(member.step for member in quorum.participants)
+        sources = (member for member in quorum.participants if member.step == self.max_step)
+        self._tags = {quorum.quorum_id, *(source.tag_quorum_id for source in sources)}
+
+    def may_hold(self, replica_id: str, tag: int) -> bool:
+        """Return whether ranks of the group, under any manager, may hold a state with this tag.
+
+        They may if the group is in the quorum, and the quorum started from that state or commits it.
+        """
+        return tag in self._tags and replica_id in self.participants
+
+    def secret_of(self, replica_id: str) -> str:
+        """Return the digest that the group's manager had in the group's last quorum, or "" if there was none."""
+        return self._secrets.get(replica_id, "")
+
+    def forget(self, replica_id: str) -> None:
+        """Drop the secret of a group that is no longer a participant."""
+        if replica_id not in self.participants:
+            self._secrets.pop(replica_id, None)
+
+    def assigned_before(self, replica_id: str, incarnation: str) -> LastAssignment | None:
+        """Return what an earlier lighthouse assigned to a member of the present quorum, or None."""
+        member = self.participants.get(replica_id) if self.rounds == 0 else None
+        if self.quorum is None or member is None or member.incarnation != incarnation:
+            return None
+        return LastAssignment(self.quorum.quorum_id, self.max_step, None, lowest=0)
+
+    def consists_of(self, members: Sequence[Group]) -> bool:
+        """Return whether this lighthouse formed the quorum from these members at the same addresses."""
+        participants = self.quorum.participants if self.quorum is not None and self.rounds else ()
+        return len(members) == len(participants) and all(
+            member.is_participant
+            and member.participant is not None
+            and member.participant.identity == participant.identity
+            for member, participant in zip(members, participants, strict=True)
+        )
+
+
 class Roster:
     """Live and recently lapsed groups of a job, with their counts and timeouts."""
 
-    def __init__(self, heartbeat_timeout_s: float, emit: Callable[[MemberEffect], None], job: Job) -> None:
-        self._emit = emit
+    def __init__(self, job: Job) -> None:
         self.job = job
-        self._timeout_s = heartbeat_timeout_s
-        self._forget_after_s = max(MIN_FORGET_AFTER_S, FORGET_AFTER_TIMEOUTS * heartbeat_timeout_s)
+        self._timeout_s = job.config.heartbeat_timeout_s
+        self._forget_after_s = max(MIN_FORGET_AFTER_S, FORGET_AFTER_TIMEOUTS * self._timeout_s)
         self._due: list[tuple[float, int, Group]] = []
         self._pushed = 0
 
@@ -115,8 +260,8 @@ class Roster:
         if member is None:
             member = self._add(participant.replica_id, participant.incarnation, now)
         if member.down:
-            self._emit(MemberBack(member.replica_id, "all its ranks are connected"))
-            self._emit(GridChanged())
+            self.job.emit(MemberBack(member.replica_id, "all its ranks are connected"))
+            self.job.emit(GridChanged())
         member.has_missed, member.down, member.is_starting = False, "", False
         self.miss_ranks(member, NO_RANKS)
         self._describe(member, participant)
@@ -145,8 +290,8 @@ class Roster:
         member.seen_at = now
         if not member.is_alive:
             member.is_alive = True
-            self._emit(MemberBack(member.replica_id, "is back"))
-            self._emit(GridChanged())
+            self.job.emit(MemberBack(member.replica_id, "is back"))
+            self.job.emit(GridChanged())
             self.count(member)
             self._push(member, now)
         elif not member.is_healthy:
@@ -164,14 +309,14 @@ class Roster:
     def go_down(self, member: Group, reason: str) -> None:
         """Mark a live group as down. The others stop waiting for it until it joins."""
         member.down = reason
-        self._emit(GridChanged())
+        self.job.emit(GridChanged())
         self.count(member)
 
     def miss_ranks(self, member: Group, missing: Set[int]) -> None:
         """Note which ranks are not connected."""
         if member.missing != missing:
             member.missing = missing
-            self._emit(GridChanged())
+            self.job.emit(GridChanged())
 
     def close(self, member: Group, at: float, now: float) -> None:
         """Note that the stream has ended. The group is lost at `at` unless it reconnects."""
@@ -212,7 +357,7 @@ class Roster:
                 self.count(member)
 
     def remove(self, member: Group) -> None:
-        self._emit(GridChanged())
+        self.job.emit(GridChanged())
         del self.job.groups[member.replica_id]
         self._count_as(member, frozenset())
         self.job.forget(member.replica_id)
@@ -245,9 +390,9 @@ class Roster:
 
     def _add(self, replica_id: str, incarnation: str, now: float) -> Group:
         assigned = self.job.assigned_before(replica_id, incarnation)
-        member = Group(replica_id, incarnation, now, is_participant=assigned is not None, last_told=assigned)
+        member = Group(replica_id, incarnation, now, is_participant=assigned is not None, last_assignment=assigned)
         self.job.groups[replica_id] = member
-        self._emit(MemberJoined(replica_id))
+        self.job.emit(MemberJoined(replica_id))
         self._push(member, now)
         return member
 
@@ -293,8 +438,8 @@ class Roster:
         return (now if member.call is not None else member.seen_at) + self._timeout_s
 
     def _lapse(self, member: Group, now: float, loss: MemberLost) -> None:
-        self._emit(loss)
-        self._emit(GridChanged())
+        self.job.emit(loss)
+        self.job.emit(GridChanged())
         member.is_alive = False
         member.lapsed_at = now
         self.count(member)
@@ -309,7 +454,7 @@ class Roster:
         ):
             member.participant = participant
             return
-        self._emit(GridChanged())
+        self.job.emit(GridChanged())
         member.participant = participant
         member.is_loopback = is_loopback(participant)
         self.count(member)
@@ -475,8 +620,8 @@ def _backwards(participant: Participant, old: Group | None) -> InvalidRequest | 
         return None
     before = old.participant
     # The group may heal to an older state than its own, chosen some quorums ago if it catches up.
-    told = old.last_told
-    lowest = before.step if told is None else min(before.step, told.max_step if told.lowest is None else told.lowest)
+    last = old.last_assignment
+    lowest = before.step if last is None else min(before.step, last.max_step if last.lowest is None else last.lowest)
     if before.incarnation != participant.incarnation or participant.step >= lowest:
         return None
     return InvalidRequest(
@@ -550,8 +695,7 @@ class JoinTimer:
 class JoinQueue:
     """Waiting joins in the order of their calls. Members are those of the present quorum."""
 
-    def __init__(self, grace_s: float, emit: Callable[[NewcomersChanged], None], job: Job) -> None:
-        self._emit = emit
+    def __init__(self, job: Job) -> None:
         self._job = job
         self._calls: dict[int, Group] = {}
         self._participants = 0
@@ -560,8 +704,8 @@ class JoinQueue:
         """When the first call expires."""
         self.members_deadline_at: float | None = None
         """When the first call of a member expires."""
-        self.anyone = JoinTimer(grace_s)
-        self.members = JoinTimer(grace_s)
+        self.anyone = JoinTimer(job.config.heartbeat_timeout_s)
+        self.members = JoinTimer(job.config.heartbeat_timeout_s)
 
     def __len__(self) -> int:
         return len(self._calls)
@@ -591,7 +735,7 @@ class JoinQueue:
         self._released(member)
         return member
 
-    def take(self, members: list[Group], now: float) -> tuple[int, ...]:
+    def take(self, members: Sequence[Group], now: float) -> tuple[int, ...]:
         """Return the calls of `members`, which form the present quorum. The others keep waiting."""
         calls: list[int] = []
         for member in members:
@@ -620,6 +764,15 @@ class JoinQueue:
         """Number of groups that may be in the next quorum. If a member asks to shrink, only members may."""
         return self._participants if self._shrinking else len(self)
 
+    def waiting_since(self, now: float, *, of_members: bool) -> float | None:
+        """Return since when groups have waited, or only members of the present quorum. None if they do not wait."""
+        clock = self.members if of_members else self.anyone
+        return clock.running_since(now)
+
+    def first_deadline_at(self, *, of_members: bool) -> float | None:
+        """Return when the first call expires, or the first call of a member."""
+        return self.members_deadline_at if of_members else self.earliest_deadline_at
+
     def list_candidates(self) -> list[Group]:
         return [member for member in self if member.is_participant] if self._shrinking else list(self)
 
@@ -628,7 +781,7 @@ class JoinQueue:
 
     def _count(self, member: Group, change: int) -> None:
         if member.replica_id not in self._job.replica_ids:
-            self._emit(NewcomersChanged())
+            self._job.emit(NewcomersChanged())
         if member.is_participant:
             self._participants += change
             self._shrinking += change * (member.participant is not None and member.participant.shrink_only)

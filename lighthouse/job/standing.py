@@ -27,7 +27,7 @@ import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
-from lighthouse.job.records import Job, JoinState, QuorumRecord, Remembered
+from lighthouse.job.records import Group, JoinState, QuorumRecord, Remembered
 from lighthouse_protocol.messages.membership import Participant, Quorum
 from lighthouse_protocol.messages.session import HeldQuorum, HoldState, QuorumOrder, QuorumPhase
 
@@ -45,8 +45,8 @@ class _Holder:
     granted: int | None = None  # highest granted step, reported since the recall
     is_spent: bool = False  # it grants no more
     has_left: bool = False  # its ranks have ended in good order
-    is_back: bool = True  # it has confirmed the quorum to this lighthouse
-    is_heard: bool = True  # it has sent anything to this lighthouse
+    has_confirmed: bool = True  # it has reported to this lighthouse that it holds the quorum
+    has_reported: bool = True  # it has sent anything to this lighthouse
 
 
 class _Awaited:
@@ -76,8 +76,9 @@ Outcome = QuorumOrder | ResendQuorum | None
 class Standing:
     """The quorum that stands, or stood last. Moments are the lighthouse's monotonic clock."""
 
-    def __init__(self, job: Job) -> None:
-        self._job = job
+    def __init__(self) -> None:
+        self.quorum: Quorum | None = None
+        """The quorum that stands or stood. None if its members are unknown."""
         self.phase = QuorumPhase.NONE
         self.upto = 0
         self.reason = ""
@@ -86,16 +87,11 @@ class Standing:
         self.revokes = 0
         self._holders: dict[str, _Holder] = {}
         self._returns_until = self._returns_at_most = 0.0
-        self._came_back_at = -math.inf
-        self._is_odd = self._has_leaver = False
+        self._confirmed_at = -math.inf
+        self._needs_recall = self._has_leaver = False
         self._await()
 
     # -- queries
-
-    @property
-    def quorum(self) -> Quorum | None:
-        """The present quorum if it stands or stood, else None. Also None if its members are unknown."""
-        return self._job.quorum if self._holders else None
 
     @property
     def holds_back(self) -> bool:
@@ -116,7 +112,7 @@ class Standing:
         holder = self._holders.get(replica_id)
         if holder is None:
             return None
-        is_awaited = self.phase is QuorumPhase.RETURNING and not holder.is_back
+        is_awaited = self.phase is QuorumPhase.RETURNING and not holder.has_confirmed
         return Remembered(holder.incarnation, holder.entry.secret, is_awaited)
 
     def is_holder(self, replica_id: str, incarnation: str) -> bool:
@@ -137,42 +133,37 @@ class Standing:
             return self.order()
         return QuorumOrder(held.quorum_id, QuorumPhase.REVOKED, reason="the lighthouse no longer holds this quorum")
 
-    def may_form(self, chosen: Iterable[Participant], now: float) -> bool:
-        """Apply rule 4 to `chosen`, which have joined and grant no more."""
-        return not self.holds_back and now >= self.free_at(chosen)
-
-    def free_at(self, chosen: Iterable[Participant] = ()) -> float:
-        """Return when the leases end that keep `chosen` from forming a quorum.
+    def free_at(self, chosen: Iterable[Group] = ()) -> float:
+        """Return when the leases end that keep `chosen`, which have joined, from forming a quorum (rule 4).
 
         If `chosen` includes a member, only leases of members without a message since the restart count.
         """
         has_member = any(self.is_holder(p.replica_id, p.incarnation) for p in chosen)
         holders = self._holders.values()
         if has_member:
-            is_free = self._heard.all_have()
-            return 0.0 if is_free else max((h.lease_until for h in holders if not h.is_heard), default=0.0)
+            is_free = self._reported.all_have()
+            return 0.0 if is_free else max((h.lease_until for h in holders if not h.has_reported), default=0.0)
         if self._free_at is None:
             self._free_at = max((h.lease_until for h in holders), default=0.0)
         return self._free_at
 
-    def unheard(self, now: float) -> list[str]:
+    def unreported(self, now: float) -> list[str]:
         """List members without a message since this lighthouse started, whose leases may still run."""
-        if self._heard.all_have():
+        if self._reported.all_have():
             return []
-        return [name for name, holder in self._holders.items() if not holder.is_heard and now < holder.lease_until]
+        return [name for name, holder in self._holders.items() if not holder.has_reported and now < holder.lease_until]
 
     def returns_until(self) -> float | None:
         if self.phase is not QuorumPhase.RETURNING:
             return None
-        return max(self._returns_until, min(self._came_back_at + STILL_COME_S, self._returns_at_most))
+        return max(self._returns_until, min(self._confirmed_at + STILL_COME_S, self._returns_at_most))
 
     # -- events
 
-    def form(self, entries: Mapping[str, JoinState], leases: Mapping[str, float]) -> None:
-        """Make the present quorum stand. `leases` has the end of each member's earlier lease."""
-        assert self._job.quorum is not None
-        self._begin(QuorumPhase.STANDING)
-        for member in self._job.quorum.participants:
+    def form(self, quorum: Quorum, entries: Mapping[str, JoinState], leases: Mapping[str, float]) -> None:
+        """Make a new quorum stand. `leases` has the end of each member's earlier lease."""
+        self._begin(QuorumPhase.STANDING, quorum)
+        for member in quorum.participants:
             name = member.replica_id
             self._holders[name] = _Holder(member.incarnation, leases[name], entries[name])
         self._await()
@@ -191,13 +182,13 @@ class Standing:
         """
         if record is not None and record.quorum is not None and not record.stands:
             return
-        self._begin(QuorumPhase.RETURNING)
+        self._begin(QuorumPhase.RETURNING, record.quorum if record is not None else None)
         self._returns_until, self._returns_at_most = until, until if at_most is None else at_most
         if record is not None and record.quorum is not None:
             for member in record.quorum.participants:
                 name = member.replica_id
                 self._holders[name] = _Holder(
-                    member.incarnation, until, record.entries[name], is_back=False, is_heard=False
+                    member.incarnation, until, record.entries[name], has_confirmed=False, has_reported=False
                 )
             self._await()
 
@@ -215,7 +206,7 @@ class Standing:
         """Move the waits after a pause of the lighthouse, during which no member could reconnect."""
         self._returns_until += by_s
         self._returns_at_most += by_s
-        self._came_back_at += by_s
+        self._confirmed_at += by_s
 
     def renew(self, replica_id: str, incarnation: str, until: float) -> None:
         """Extend the member's lease after an answered heartbeat. A revoked quorum has no new leases."""
@@ -226,7 +217,7 @@ class Standing:
 
     def observe(self, replica_id: str, incarnation: str, held: HeldQuorum | None, now: float) -> QuorumOrder | None:
         """Read what a member holds from its hello or heartbeat, and return the order that follows."""
-        holder = self._hear(replica_id, incarnation)
+        holder = self._find_reporting(replica_id, incarnation)
         if holder is None or self.phase in (QuorumPhase.NONE, QuorumPhase.REVOKED):
             return None
         if held is None or self.quorum is None or held.quorum_id != self.quorum.quorum_id:
@@ -239,26 +230,26 @@ class Standing:
         if held.mode is HoldState.LEAVING:
             return self._leave(holder, replica_id, held.granted, now)
         if self.phase is QuorumPhase.RETURNING:
-            return self._come_back(holder, now, is_odd=held.mode is not HoldState.STANDING)
+            return self._confirm(holder, now, needs_recall=held.mode is not HoldState.STANDING)
         if held.mode is HoldState.STANDING:
             return self.recall(f"{replica_id} has caught up, or cannot") if held.wants_next else None
         order = self.recall("a member has stopped granting") if self.phase is QuorumPhase.STANDING else None
         is_spent = held.mode is HoldState.JOINING
         if is_spent or (self.phase is QuorumPhase.RECALLED and held.mode is HoldState.RECALLED):
-            return self._told(holder, held.granted, is_spent=is_spent) or order
+            return self._note_grant(holder, held.granted, is_spent=is_spent) or order
         return order
 
     def _leave(self, holder: _Holder, replica_id: str, committed: int, now: float) -> QuorumOrder | None:
         holder.has_left = self._has_leaver = True
         if self.phase is QuorumPhase.RETURNING:
             holder.granted, holder.is_spent = committed, True
-            return self._come_back(holder, now, is_odd=True)
+            return self._confirm(holder, now, needs_recall=True)
         order = self.recall(f"{replica_id} has left") if self.phase is QuorumPhase.STANDING else None
-        return self._told(holder, committed, is_spent=True) or order
+        return self._note_grant(holder, committed, is_spent=True) or order
 
     def joined(self, participant: Participant, now: float) -> Outcome:
         """Handle a member's request for the next quorum."""
-        holder = self._hear(participant.replica_id, participant.incarnation)
+        holder = self._find_reporting(participant.replica_id, participant.incarnation)
         if holder is None or self.quorum is None or self.phase in (QuorumPhase.NONE, QuorumPhase.REVOKED):
             return None
         name = participant.replica_id
@@ -266,18 +257,18 @@ class Standing:
             if entry_of(participant) != holder.entry:
                 return self.revoke(f"{name} has lost it")
             is_awaited = self.phase is QuorumPhase.RETURNING
-            return ResendQuorum(self._come_back(holder, now, is_odd=False) if is_awaited else None)
+            return ResendQuorum(self._confirm(holder, now, needs_recall=False) if is_awaited else None)
         if participant.commit_failures > 0:
             return self.revoke(f"{name} has discarded its step")
         if self.phase is QuorumPhase.RETURNING:
             holder.granted, holder.is_spent = participant.requested_step - 1, True
-            return self._come_back(holder, now, is_odd=True)
+            return self._confirm(holder, now, needs_recall=True)
         if self.phase is QuorumPhase.RESUMED:
             if participant.requested_step <= self.upto:
                 return self.revoke(f"{name} asks for step {participant.requested_step} already")
-            return self._told(holder, participant.requested_step - 1, is_spent=True)
+            return self._note_grant(holder, participant.requested_step - 1, is_spent=True)
         order = self.recall(f"{name} asks for a quorum") if self.phase is QuorumPhase.STANDING else None
-        return self._told(holder, participant.requested_step - 1, is_spent=True) or order
+        return self._note_grant(holder, participant.requested_step - 1, is_spent=True) or order
 
     def lose(self, replica_id: str, incarnation: str, reason: str) -> QuorumOrder | None:
         """Handle the loss of a member that has disconnected, is down, or has another incarnation."""
@@ -314,7 +305,7 @@ class Standing:
         holder = self._holder(replica_id, incarnation)
         if holder is None or holder.has_left:
             return False
-        return self.phase is not QuorumPhase.RETURNING or holder.is_back
+        return self.phase is not QuorumPhase.RETURNING or holder.has_confirmed
 
     def recall(self, reason: str) -> QuorumOrder | None:
         if self.phase is not QuorumPhase.STANDING:
@@ -334,7 +325,7 @@ class Standing:
         until = self.returns_until()
         if until is None or now < until:
             return None
-        missing = sorted(name for name, holder in self._holders.items() if not holder.is_back)
+        missing = sorted(name for name, holder in self._holders.items() if not holder.has_confirmed)
         if not self._holders:
             self._begin(QuorumPhase.NONE)
             return None
@@ -342,43 +333,44 @@ class Standing:
 
     # -- internals
 
-    def _begin(self, phase: QuorumPhase) -> None:
+    def _begin(self, phase: QuorumPhase, quorum: Quorum | None = None) -> None:
+        self.quorum = quorum
         self.phase, self.upto, self.reason, self.lost = phase, 0, "", ""
         self._holders = {}
-        self._is_odd = self._has_leaver = False
+        self._needs_recall = self._has_leaver = False
         self._await()
 
     def _await(self) -> None:
         holders = self._holders.values()
         self._free_at: float | None = None  # end of all leases; None if not computed
-        self._heard = _Awaited(holders, lambda holder: holder.is_heard)
-        self._back = _Awaited(holders, lambda holder: holder.is_back)
-        self._have_told = _Awaited(holders, lambda holder: holder.granted is not None)
+        self._reported = _Awaited(holders, lambda holder: holder.has_reported)
+        self._have_confirmed = _Awaited(holders, lambda holder: holder.has_confirmed)
+        self._have_granted = _Awaited(holders, lambda holder: holder.granted is not None)
         self._have_done = _Awaited(holders, lambda holder: holder.is_spent or (holder.granted or 0) > self.upto)
 
     def _holder(self, replica_id: str, incarnation: str) -> _Holder | None:
         holder = self._holders.get(replica_id)
         return holder if holder is not None and holder.incarnation == incarnation else None
 
-    def _hear(self, replica_id: str, incarnation: str) -> _Holder | None:
+    def _find_reporting(self, replica_id: str, incarnation: str) -> _Holder | None:
         holder = self._holder(replica_id, incarnation)
         if holder is not None:
-            holder.is_heard = True
+            holder.has_reported = True
         return holder
 
-    def _come_back(self, holder: _Holder, now: float, *, is_odd: bool) -> QuorumOrder | None:
-        if not holder.is_back:
-            holder.is_back, self._came_back_at = True, now
-        self._is_odd |= is_odd
-        if not self._back.all_have():
+    def _confirm(self, holder: _Holder, now: float, *, needs_recall: bool) -> QuorumOrder | None:
+        if not holder.has_confirmed:
+            holder.has_confirmed, self._confirmed_at = True, now
+        self._needs_recall |= needs_recall
+        if not self._have_confirmed.all_have():
             return None
         self.phase = QuorumPhase.STANDING
-        if not self._is_odd:
+        if not self._needs_recall:
             return self.order()
         order = self.recall("a member returned during a recall")
         return self._settle() or order
 
-    def _told(self, holder: _Holder, granted: int, *, is_spent: bool) -> QuorumOrder | None:
+    def _note_grant(self, holder: _Holder, granted: int, *, is_spent: bool) -> QuorumOrder | None:
         holder.granted = granted
         holder.is_spent |= is_spent
         return self._settle() if self.phase is QuorumPhase.RECALLED else self._end_when_done()
@@ -387,11 +379,11 @@ class Standing:
         """Once all have reported their grants, resume up to the highest step that all can do."""
         if self.phase is not QuorumPhase.RECALLED:
             return None
-        if not self._have_told.all_have():
+        if not self._have_granted.all_have():
             return None
-        told = [holder.granted or 0 for holder in self._holders.values()]
+        granted = [holder.granted or 0 for holder in self._holders.values()]
         last_steps = [holder.granted or 0 for holder in self._holders.values() if holder.has_left]
-        self.upto = min([max(told), *last_steps])
+        self.upto = min([max(granted), *last_steps])
         behind = [n for n, h in self._holders.items() if h.is_spent and (h.granted or 0) < self.upto]
         if behind:
             return self.revoke(f"{behind[0]} cannot do step {self.upto} any more")

@@ -19,7 +19,7 @@ from lighthouse.job.events import (
     QuorumEffect,
     QuorumFormed,
 )
-from lighthouse.job.forming import QuorumMachine
+from lighthouse.job.forming import QuorumMachine, stragglers
 from lighthouse.job.progress import Grid, RunRank, grid_of
 from lighthouse.job.records import Group, Heal, QuorumConfig, Rank, RunName, SavedRun, Verdict
 from lighthouse.job.restarts import RunMachine
@@ -63,7 +63,7 @@ def job_status(
         job=job,
         quorum_id=machine.quorum.quorum_id if machine.quorum else 0,
         quorum_age_s=now - own.formed_at if own.formed_at is not None else 0.0,
-        verdict=machine.verdict().value,
+        verdict=machine.decision.verdict.value,
         explanation=explain(machine, now, steps_per_s),
         quorums_formed=own.changes,
         rounds=own.rounds,
@@ -83,12 +83,12 @@ def job_status(
 
 def explain(machine: QuorumMachine, now: float, steps_per_s: float | None = None) -> str:
     """Describe the verdict with its numbers."""
-    held = machine.presence.silence.braked_for if now < machine.braked_until else ""
+    held = machine.presence.silence.all_excused_for if now < machine.presence.silence.all_excused_until else ""
     silent = machine.presence.silent(now)
     overdue = f"no heartbeat in time from {_shown(silent)}" if silent else ""
     grid = grid_of(machine.roster)
     starting = _starting(machine, grid)
-    are_all_starting = machine.verdict() is Verdict.NO_JOINS and all(
+    are_all_starting = machine.decision.verdict is Verdict.NO_JOINS and all(
         member.is_starting for member in machine.roster if member.is_alive
     )
     why = "" if starting and are_all_starting else _explain(machine, now, steps_per_s)
@@ -106,7 +106,7 @@ def awaited(machine: QuorumMachine) -> str:
 def _awaited(machine: QuorumMachine) -> str:
     joined, config = machine.joins.candidates, machine.config
     names = _shown(sorted(member.replica_id for member in machine.joins.list_candidates()))
-    match machine.verdict():
+    match machine.decision.verdict:
         case Verdict.TOO_FEW_PARTICIPANTS:
             more = config.min_replicas - joined
             groups = f"{more} more replica group{'s' if more > 1 else ''}"
@@ -138,7 +138,8 @@ def _starting(machine: QuorumMachine, grid: Grid) -> str:
 
 def _explain(machine: QuorumMachine, now: float, steps_per_s: float | None) -> str:
     joined, healthy, config = machine.joins.candidates, machine.roster.healthy, machine.config
-    match machine.verdict():
+    left = max(0.0, (machine.decision.until or now) - now)
+    match machine.decision.verdict:
         case Verdict.NO_JOINS:
             end = machine.job_end.step
             return f"waiting for a replica group to join; {healthy} alive" if end is None else f"ended at step {end}"
@@ -151,20 +152,16 @@ def _explain(machine: QuorumMachine, now: float, steps_per_s: float | None) -> s
         case Verdict.WAITING_FOR_MEMBERS:
             return f"waiting for {_names(machine)} to finish their step; {joined} joined"
         case Verdict.WAITING_FOR_STRAGGLERS:
-            left = max(0.0, (machine.missed_at() or now) - now)
             return f"waiting for {_names(machine)}, {left:.0f} s more at most; {joined} of {healthy} joined"
         case Verdict.WAITING_FOR_RECALL:
             return f"waiting for the quorum's members to report their step: {machine.standing.reason}; {joined} joined"
         case Verdict.WAITING_FOR_RECONNECT:
-            left = (machine.standing.returns_until() or now) - now
             return f"waiting for the quorum to reconnect after a restart, {left:.1f} s more at most; {joined} joined"
         case Verdict.WAITING_FOR_LEASES:
-            left = machine.leases_until() - now
-            away = _shown(sorted(machine.standing.unheard(now)))
+            away = _shown(sorted(machine.standing.unreported(now)))
             what = f"{away} to return after a restart" if away else "the last quorum's leases to expire"
             return f"waiting for {what}, {left:.1f} s more at most; {joined} joined"
         case Verdict.WAITING_FOR_LOST_MEMBER:
-            left = (machine.last_call_until or now) - now
             return f"waiting {left:.1f} s more for a lost member before a spare replaces it; {joined} joined"
         case Verdict.READY:
             return f"forming a quorum; {joined} joined"
@@ -185,7 +182,7 @@ def _sizes(config: QuorumConfig) -> str:
 
 
 def _names(machine: QuorumMachine) -> str:
-    return _shown(machine.stragglers())
+    return _shown([group.replica_id for group in stragglers(machine.job)])
 
 
 def _shown(names: Sequence[str]) -> str:
@@ -221,7 +218,7 @@ def _state(member: Group, machine: QuorumMachine) -> MemberState:
         return MemberState.DOWN
     if member.has_missed:
         return MemberState.TIMED_OUT
-    if len(machine.joins) and machine.missed_at() is not None:
+    if machine.decision.missed_at is not None:
         return MemberState.STRAGGLER
     return MemberState.PARTICIPANT if member.is_participant else MemberState.IDLE
 
@@ -341,7 +338,7 @@ def run_status(name: RunName, machine: RunMachine, now: float) -> RunStatus:
     generations = machine.generations
     generation = generations.current.generation
     places = {rank: place for place, rank in enumerate(generation.active if generation else ())}
-    heard = {view.name.group_rank: view.sample.step for view in generations.progress.ranks(now)}
+    reported = {view.name.group_rank: view.sample.step for view in generations.progress.ranks(now)}
     return RunStatus(
         job=name[0],
         run=name[1],
@@ -352,7 +349,7 @@ def run_status(name: RunName, machine: RunMachine, now: float) -> RunStatus:
         is_complete=machine.completed is not None,
         stop=machine.stop,
         ranks=tuple(
-            _rank(rank, places.get(rank.rank), heard.get(rank.rank.slot, rank.step), _run_state(rank, machine), now)
+            _rank(rank, places.get(rank.rank), reported.get(rank.rank.slot, rank.step), _run_state(rank, machine), now)
             for rank in sorted(generations.ranks, key=lambda rank: rank.rank)
         ),
         supervisors=tuple(
@@ -377,7 +374,7 @@ def saved_run_status(name: RunName, saved: SavedRun) -> RunStatus:
 
 def run_ranks(machine: RunMachine, now: float) -> tuple[RunRank, ...]:
     """Describe a run's ranks like those of replica groups, without those that have finished and ended."""
-    heard = {view.name.group_rank: view for view in machine.generations.progress.ranks(now)}
+    reported = {view.name.group_rank: view for view in machine.generations.progress.ranks(now)}
     current = machine.generations.current
     found: list[RunRank] = []
     for rank in machine.generations.ranks:
@@ -387,14 +384,14 @@ def run_ranks(machine: RunMachine, now: float) -> tuple[RunRank, ...]:
         shown = {RankState.LOST: PlaceState.LOST, RankState.SPARE: PlaceState.SPARE}.get(state)
         is_bare = machine.generations.terms.is_elastic  # its ranks only launch what trains
         is_judged = shown is None and rank.rank in current.active and not current.is_broken and not is_bare
-        view = heard.get(rank.rank.slot)
+        view = reported.get(rank.rank.slot)
         if view is None or state is not RankState.ACTIVE:
             view = _idle(RankName(machine.config.run, rank.rank.slot), rank, view, state, now)
         found.append(RunRank(view, rank.generation, shown, is_judged))
     return tuple(found)
 
 
-def _idle(name: RankName, rank: Rank, heard: RankView | None, state: RankState, now: float) -> RankView:
+def _idle(name: RankName, rank: Rank, reported: RankView | None, state: RankState, now: float) -> RankView:
     """Describe a rank that does not report its place, because it runs nothing or has just begun.
 
     Its last report still ages, and a stall is far away.
@@ -402,9 +399,9 @@ def _idle(name: RankName, rank: Rank, heard: RankView | None, state: RankState, 
     beat_age_s, limit_s, waits_for = max(0.0, now - rank.seen_at), FIRST_S, _WAITS.get(state, "")
     phase = rank.phase if state is RankState.STARTING and rank.phase else STEP
     sample = ProgressSample(rank.step, (OpenPhase(phase),), waits_for=waits_for)
-    if heard is not None:
-        still_s = max(0.0, heard.progress_age_s - beat_age_s)
-        sample, limit_s = replace(heard.sample, still_s=still_s, waits_for=waits_for), heard.limit_s
+    if reported is not None:
+        still_s = max(0.0, reported.progress_age_s - beat_age_s)
+        sample, limit_s = replace(reported.sample, still_s=still_s, waits_for=waits_for), reported.limit_s
     return RankView(name, sample, limit_s, beat_age_s, rank.rank.incarnation, rank.host, rank.pid)
 
 

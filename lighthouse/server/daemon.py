@@ -296,7 +296,7 @@ class LighthouseDaemon:
     def state(self) -> str:
         """Describe the jobs in one line, for systemd."""
         jobs = [
-            f"{driver.job}: {driver.machine.verdict()}, {len(driver.machine.roster.participants())} groups train"
+            f"{driver.job}: {driver.machine.decision.verdict}, {len(driver.machine.roster.participants())} groups train"
             for driver in itertools.islice(self._jobs, JOBS_NAMED)
         ]
         return "; ".join(jobs) or "serves, and knows no job"

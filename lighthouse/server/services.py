@@ -450,7 +450,7 @@ class LighthouseService:
         log.warning("%s kills %s: %s", call.caller, member.replica_id, reason or "no reason given", extra=told)
         driver.note(TimelineKind.KILLED, (member.replica_id,), reason)
         why = f"by {call.caller}" + (f": {reason}" if reason else "")
-        if not driver.tell(member, KillRequest(reason or f"killed {why}")):
+        if not driver.send(member, KillRequest(reason or f"killed {why}")):
             await self._kill(_manager_address(member), reason or f"killed {why}", call.time_left_s or 10.0)
         driver.killed(member, why)
         return lighthouse_pb2.LighthouseKillResponse()
@@ -461,7 +461,7 @@ class LighthouseService:
         driver, member, reason = self._control(request, call)
         told = event("drain_asked", job=driver.job, replica_group=member.replica_id, peer=call.caller, reason=reason)
         log.info("%s drains %s: %s", call.caller, member.replica_id, reason or "no reason given", extra=told)
-        if not driver.tell(member, DrainRequest(reason or f"drained by {call.caller}")):
+        if not driver.send(member, DrainRequest(reason or f"drained by {call.caller}")):
             raise WrongState(
                 f"replica_id: {member.replica_id} holds no session, so it cannot be asked; kill it instead"
             )

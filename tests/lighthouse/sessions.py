@@ -18,6 +18,7 @@ from lighthouse.job.events import (
 from lighthouse.job.forming import QuorumMachine
 from lighthouse.job.presence import JUDGED_AFTER_S
 from lighthouse.job.records import QuorumConfig, QuorumRecord
+from lighthouse.job.standing import Standing
 from lighthouse_protocol.messages.membership import Participant, Quorum
 from lighthouse_protocol.messages.session import (
     GroupReport,
@@ -173,6 +174,11 @@ def resumed(names: str = "ab", upto: int = 4, now: float = 0.0, **config: object
         machine.handle(pulse(session, held=held(1, "recalled", upto if session == len(names) else upto - 1)), now)
     assert (machine.standing.phase, machine.standing.upto) == (QuorumPhase.RESUMED, upto)
     return machine
+
+
+def may_form(standing: Standing, chosen: list[Participant], now: float) -> bool:
+    """The standing quorum and its leases allow `chosen` to form a quorum."""
+    return not standing.holds_back and now >= standing.free_at(chosen)
 
 
 def record_of(machine: QuorumMachine) -> QuorumRecord:

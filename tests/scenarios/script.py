@@ -35,6 +35,7 @@ from lighthouse.job.events import (
     Welcomed,
     Withdrawn,
 )
+from lighthouse.job.forming import stragglers
 from lighthouse.job.records import QuorumConfig, QuorumRecord, Verdict
 from lighthouse.job.status import explain
 from lighthouse_protocol.messages.membership import Participant, Quorum
@@ -79,18 +80,19 @@ class Script:
 
     def verdict(self) -> str:
         """Why there is no quorum, with names and times."""
-        machine, verdict = self._machine, self._machine.verdict()
-        at = machine.missed_at()
+        machine, decision = self._machine, self._machine.decision
+        verdict = decision.verdict
         match verdict:
             case Verdict.FORMED | Verdict.NO_JOINS:
                 return verdict.value
             case Verdict.WAITING_FOR_STRAGGLERS | Verdict.WAITING_FOR_MEMBERS:
-                until = "" if at is None else f", until {at:g}s"
-                return f"no quorum: {verdict} ({_list(machine.stragglers())}){until}"
+                until = "" if decision.until is None else f", until {decision.until:g}s"
+                names = [group.replica_id for group in stragglers(machine.job)]
+                return f"no quorum: {verdict} ({_list(names)}){until}"
             case Verdict.TOO_FEW_PARTICIPANTS:
                 return f"no quorum: {verdict} ({len(machine.joins.list_candidates())} of {machine.config.min_replicas})"
             case Verdict.WAITING_FOR_LOST_MEMBER:
-                return f"no quorum: {verdict}, until {machine.last_call_until:g}s"
+                return f"no quorum: {verdict}, until {decision.until:g}s"
             case _:
                 return f"no quorum: {verdict}"
 

@@ -227,7 +227,7 @@ class Simulation(System):
             standing = process.machine.standing
             parts.append(
                 f"lighthouse {standing.phase} {standing.quorum and standing.quorum.quorum_id}"
-                f" verdict {process.machine.verdict()} joined {[m.replica_id for m in process.machine.joins]}"
+                f" verdict {process.machine.decision.verdict} joined {[m.replica_id for m in process.machine.joins]}"
             )
         for group in self.groups:
             ranks = [f"{r.machine.phase}@{r.machine.step}/{r.quorum_id}+{r.commits}-{r.discards}" for r in group.ranks]

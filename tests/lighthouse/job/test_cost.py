@@ -109,12 +109,11 @@ def replaced(groups: int) -> None:
 
 
 class Driven(QuorumMachine):
-    """As by its driver: after each event it is asked when to be called next, and for its verdict."""
+    """As by its driver: after each event it is asked when to be called next."""
 
     def handle(self, event: QuorumEvent, now: float) -> Sequence[QuorumEffect]:
         effects = super().handle(event, now)
         self.deadline(now)
-        self.verdict()
         return effects
 
 

@@ -28,9 +28,9 @@ from tests.lighthouse.builders import (
 
 def test_one_alone_forms_at_once():
     m = machine(first_quorum_id=17)
-    assert m.verdict() is Verdict.NO_JOINS
+    assert m.decision.verdict is Verdict.NO_JOINS
     assert m.handle(join(1, "a"), now=1) == [formed(17, (1,), group("a"))]
-    assert m.verdict() is Verdict.FORMED
+    assert m.decision.verdict is Verdict.FORMED
 
 
 def test_participants_are_sorted_by_the_id_that_their_callers_write():
@@ -48,10 +48,10 @@ def test_what_a_member_was_told_to_heal_to_is_known_until_it_comes_with_another_
     for call, step, lowest in ((3, 7, 7), (5, 9, 7)):
         m.handle(join(call, "a", step=3, tag_quorum_id=0), now=call)
         m.handle(join(call + 1, "b", step=step, tag_quorum_id=0), now=call)
-        assert m.roster.get("a").last_told.lowest == lowest
+        assert m.roster.get("a").last_assignment.lowest == lowest
     m.handle(join(7, "a", step=7, tag_quorum_id=1), now=7)
     m.handle(join(8, "b", step=11, tag_quorum_id=1), now=7)
-    assert m.roster.get("a").last_told.lowest == 11
+    assert m.roster.get("a").last_assignment.lowest == 11
 
 
 def test_an_answer_is_a_sign_of_life():
@@ -78,9 +78,9 @@ def test_the_id_is_above_what_any_member_was_ever_told(field: str):
 
 def test_a_refused_join_changes_nothing():
     m = training("ab", max_replicas=2)
-    before = m.deadline(1), len(m.roster), m.verdict()
+    before = m.deadline(1), len(m.roster), m.decision.verdict
     assert m.handle(join(3, "c"), now=1) == [refused(3, LimitReached, "replica_id", "c", "2", "--max-members")]
-    assert (m.deadline(1), len(m.roster), m.verdict()) == before
+    assert (m.deadline(1), len(m.roster), m.decision.verdict) == before
     assert m.handle(Withdrawn(3), now=1) == []
 
 

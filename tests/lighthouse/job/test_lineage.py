@@ -17,7 +17,7 @@ from lighthouse.job.lineage import (
     size_for,
     tag_of,
 )
-from lighthouse.job.records import Job, LastQuorumTold, QuorumRecord
+from lighthouse.job.records import LastAssignment, QuorumRecord
 from lighthouse_protocol.messages.membership import Participant
 from tests.lighthouse.builders import group
 
@@ -36,21 +36,21 @@ class TestTagOf:
         ("step", "sent", "told", "tag"),
         [
             (5, 7, None, 7),
-            (5, 7, LastQuorumTold(9, 4, 8), 7),
+            (5, 7, LastAssignment(9, 4, 8), 7),
             (0, None, None, 0),
             (0, 7, None, 0),
             (5, None, None, None),
-            (5, None, LastQuorumTold(9, 4, 8), 9),
-            (6, None, LastQuorumTold(9, 4, 8), 9),
-            (4, None, LastQuorumTold(9, 4, 8), 8),
-            (4, None, LastQuorumTold(9, 4, None), None),
-            (3, None, LastQuorumTold(9, 4, 8), None),
-            (99, None, LastQuorumTold(9, 4, None, was_at=99), None),
-            (100, None, LastQuorumTold(9, 4, None, was_at=99), None),
-            (5, None, LastQuorumTold(9, 4, None, was_at=99), 9),
+            (5, None, LastAssignment(9, 4, 8), 9),
+            (6, None, LastAssignment(9, 4, 8), 9),
+            (4, None, LastAssignment(9, 4, 8), 8),
+            (4, None, LastAssignment(9, 4, None), None),
+            (3, None, LastAssignment(9, 4, 8), None),
+            (99, None, LastAssignment(9, 4, None, was_at=99), None),
+            (100, None, LastAssignment(9, 4, None, was_at=99), None),
+            (5, None, LastAssignment(9, 4, None, was_at=99), 9),
         ],
     )
-    def test_by_table(self, step: int, sent: int | None, told: LastQuorumTold | None, tag: int | None):
+    def test_by_table(self, step: int, sent: int | None, told: LastAssignment | None, tag: int | None):
         assert tag_of(group("a", step, tag_quorum_id=sent), told) == tag
 
 
@@ -170,10 +170,10 @@ class TestAheadOfTheMembers:
 
 
 def test_an_id_that_was_told_is_known_if_it_was_written_down_or_given_out_here():
-    numbering = Numbering(100, QuorumRecord(50), Job())
+    numbering = Numbering(100, QuorumRecord(50))
     assert numbering.is_unknown(51)
-    assert numbering.number([], 0, always=True)
-    assert numbering.number([], 0, always=True)
+    assert numbering.number([], 0, are_same=False, always=True)
+    assert numbering.number([], 0, are_same=False, always=True)
     assert numbering.quorum_id == 101
     known = {seen_id: not numbering.is_unknown(seen_id) for seen_id in (1, 50, 51, 99, 100, 101, 102)}
     assert known == {1: True, 50: True, 51: False, 99: False, 100: True, 101: True, 102: False}

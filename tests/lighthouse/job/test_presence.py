@@ -198,7 +198,7 @@ class TestDuplicates:
         if session is not None:
             m.handle(opened(session, native("a", incarnation="i2"), ANOTHER), 1)
         assert m.handle(asks(8, session, "a", incarnation="i2"), 1) == []
-        assert m.verdict() is Verdict.WAITING_FOR_LEASES
+        assert m.decision.verdict is Verdict.WAITING_FOR_LEASES
 
     def test_a_hello_beyond_the_limit_is_refused(self):
         m = connected("ab", max_replicas=2)
@@ -272,7 +272,7 @@ class TestDown:
         m = connected("a")
         m.handle(opened(2, "b", down=STARTING), 0)
         assert m.handle(asks(1, 1, "a"), 0) == []
-        assert m.verdict() is Verdict.WAITING_FOR_STRAGGLERS
+        assert m.decision.verdict is Verdict.WAITING_FOR_STRAGGLERS
         m.handle(asks(2, 2, "b"), 1)
         m.handle(opened(3, "c", down=STARTING), 2)
         m.handle(ended(2), 2)

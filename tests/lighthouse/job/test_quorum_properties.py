@@ -137,7 +137,7 @@ class Story:
         effects = list(self.machine.handle(event, self.now) if event else self.machine.tick(self.now))
         self.plain.check(event, effects, self.now)
         self.formed += [effect for effect in effects if isinstance(effect, QuorumFormed)]
-        assert self.machine.verdict() is not Verdict.READY
+        assert self.machine.decision.verdict is not Verdict.READY
 
 
 def told(config: QuorumConfig, happenings: list[Step], *, is_punctual: bool = True) -> Story:

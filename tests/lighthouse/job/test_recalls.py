@@ -43,7 +43,7 @@ class TestNewcomer:
         m = standing("ab", **config)
         m.handle(opened(3, "x"), 1)
         assert m.handle(asks(3, 3, "x"), 1) == []
-        assert m.verdict() is Verdict.FORMED
+        assert m.decision.verdict is Verdict.FORMED
         assert pulsing(m, {1: HOLDS, 2: HOLDS, 3: {}}, 1, 100) == []
 
     def test_a_second_one_makes_an_allowed_size(self):
@@ -86,7 +86,7 @@ class TestLeasesOfTheLost:
         for session, name in ((3, "x"), (4, "y")):
             assert m.handle(replace(asks(session, session, name), deadline_at=3), 1) == []
         assert ticked(m, 1, 2.5) == []
-        assert m.verdict() is not Verdict.READY
+        assert m.decision.verdict is not Verdict.READY
 
 
 class TestLongSteps:

@@ -10,13 +10,14 @@ from lighthouse.job.status import explain, job_status
 from lighthouse_protocol.messages.session import QuorumOrder, QuorumPhase
 from lighthouse_protocol.refusals import DuplicateReplica, Unreachable
 from tests.lighthouse.builders import join, refused, ticked
-from tests.lighthouse.job.test_standing import ENTRY, QUORUM_ID, holds, phase_of, quorum, says, standing_of
+from tests.lighthouse.job.test_standing import ENTRY, QUORUM_ID, holds, phase_of, quorum, says
 from tests.lighthouse.sessions import (
     ANOTHER,
     asks,
     closed,
     held,
     lose,
+    may_form,
     native,
     opened,
     pulse,
@@ -31,7 +32,7 @@ from tests.lighthouse.sessions import (
 
 
 def returning(names: str = "abc", until: float = 5.0, at_most: float | None = None, *, stands: bool = True) -> Standing:
-    standing = standing_of(quorum(names))
+    standing = Standing()
     standing.restore(QuorumRecord(QUORUM_ID, quorum(names), stands, dict.fromkeys(names, ENTRY)), until, at_most)
     return standing
 
@@ -120,25 +121,29 @@ class TestPhases:
         """The journal may be older than what was told: then one that is away holds a later quorum."""
         standing = returning(until=5)
         assert phase_of(says(standing, "c", "revoked", 4)) is QuorumPhase.REVOKED
-        assert (standing.free_at([native("c")]), standing.unheard(4.9), standing.unheard(5)) == (5, ["a", "b"], [])
+        assert (standing.free_at([native("c")]), standing.unreported(4.9), standing.unreported(5)) == (
+            5,
+            ["a", "b"],
+            [],
+        )
         says(standing, "a", "standing")
-        assert (standing.may_form([native("c")], 4.9), standing.unheard(4.9)) == (False, ["b"])
+        assert (may_form(standing, [native("c")], 4.9), standing.unreported(4.9)) == (False, ["b"])
         standing.joined(holds("b", 6), 0.0)
-        assert standing.may_form([native("c")], 4.9)
-        assert not standing.may_form([native("x")], 4.9)
+        assert may_form(standing, [native("c")], 4.9)
+        assert not may_form(standing, [native("x")], 4.9)
 
     def test_a_lease_that_is_over_is_no_lease_of_a_later_quorum(self):
         standing = returning(until=5)
         says(standing, "c", "revoked", 4)
-        assert [standing.may_form([native("c")], now) for now in (4.99, 5)] == [False, True]
+        assert [may_form(standing, [native("c")], now) for now in (4.99, 5)] == [False, True]
 
     def test_a_journal_that_remembers_an_id_alone_is_as_one_that_is_lost(self):
-        standing = standing_of(None)
+        standing = Standing()
         standing.restore(QuorumRecord(QUORUM_ID), 5)
         assert (standing.phase, standing.returns_until()) == (QuorumPhase.RETURNING, 5)
 
     def test_a_lost_journal_holds_back_for_the_lease_and_is_forgotten(self):
-        standing = standing_of(None)
+        standing = Standing()
         standing.restore(None, 5)
         assert standing.holds_back
         assert standing.returns_until() == 5
@@ -146,7 +151,7 @@ class TestPhases:
         assert standing.pass_time(4.9) is None
         assert standing.holds_back
         assert standing.pass_time(5) is None
-        assert (standing.phase, standing.may_form([native("x")], now=5)) == (QuorumPhase.NONE, True)
+        assert (standing.phase, may_form(standing, [native("x")], now=5)) == (QuorumPhase.NONE, True)
 
     def test_what_did_not_stand_is_held_by_nobody(self):
         standing = returning(stands=False)
@@ -167,7 +172,7 @@ class TestMachine:
         assert ticked(m, 5.49, 5.5) == [told("revoked", (2,), "not reconnected", "b")]
         m.handle(pulse(1), 5.5)
         lose(m, 2, 5.5)
-        assert m.verdict() is Verdict.WAITING_FOR_LEASES
+        assert m.decision.verdict is Verdict.WAITING_FOR_LEASES
         assert ticked(m, 5.5, 9.49) == []
         assert ticked(m, 9.49, 9.5) == [stands(2, (1,), native("x"))]
 
@@ -176,11 +181,11 @@ class TestMachine:
         m = restarted(RECORD, until=5)
         m.handle(opened(1, "a", held=held(1, "revoked")), 1)
         m.handle(asks(1, 1, "a", seen_quorum_id=1, commit_failures=1), 1)
-        assert m.verdict() is Verdict.WAITING_FOR_LEASES
+        assert m.decision.verdict is Verdict.WAITING_FOR_LEASES
         assert "waiting for b to return after a restart, 4.0 s more at most" in explain(m, 1)
         effects = m.handle(opened(2, native("b", seen_quorum_id=2), held=held(2)), 1.5)
         assert JournalOutdated("b", 2, 1, 3.5) in effects
-        assert m.verdict() is Verdict.WAITING_FOR_RECONNECT
+        assert m.decision.verdict is Verdict.WAITING_FOR_RECONNECT
 
     def test_one_that_stays_away_is_waited_for_until_its_lease_is_over(self):
         m = restarted(RECORD, until=5)
@@ -227,7 +232,7 @@ class TestLostJournal:
         assert (order.quorum_id, order.phase) == (1, QuorumPhase.REVOKED)
         a = native("a", 3, seen_quorum_id=1, tag_quorum_id=1)
         assert m.handle(asks(1, 1, a), 1) == []
-        assert m.verdict() is Verdict.WAITING_FOR_RECONNECT
+        assert m.decision.verdict is Verdict.WAITING_FOR_RECONNECT
         assert pulsing(m, {1: {}}, 1, 6) == [stands(1000, (1,), a)]
 
     @pytest.mark.parametrize(("knows", "steps"), [("a", [1, 70, 70]), ("bc", [1, 70, 70]), ("", [1, 0, 0])])

@@ -6,13 +6,17 @@ from hypothesis import strategies as st
 
 from agent_client.step.config import AgentConfig
 from lighthouse.job.events import QuorumFormed
-from lighthouse.job.records import Group, Job, Kind, LastQuorumTold, QuorumConfig
-from lighthouse.job.roster import JoinQueue, Roster, is_reborn, refusal, sent_away
+from lighthouse.job.records import Group, Kind, LastAssignment, QuorumConfig, QuorumRecord
+from lighthouse.job.roster import Job, Roster, is_reborn, refusal, sent_away
 from lighthouse_protocol.limits import ANSWER_MARGIN_S, JOIN_TIMEOUT_S, QUORUM_TIMEOUT_S
 from lighthouse_protocol.messages.membership import Participant, Quorum, Tag
 from lighthouse_protocol.messages.session import RESTARTING
 from lighthouse_protocol.refusals import DuplicateReplica, InvalidRequest, LighthouseError, LimitReached, WrongState
 from tests.lighthouse.builders import beat, beating, group, join, machine, on_loopback
+
+
+def empty_roster(timeout: float = 5, record: QuorumRecord | None = None) -> Roster:
+    return Roster(Job(QuorumConfig(heartbeat_timeout_s=timeout), record))
 
 
 def alive(roster: Roster) -> str:
@@ -30,7 +34,7 @@ def healthy(roster: Roster) -> set[str]:
 class TestLapse:
     @pytest.mark.parametrize("sign", ["beat", "admit"])
     def test_who_comes_back_lapses_again_as_soon_as_before(self, sign: str):
-        roster = Roster(5, [].append, Job())
+        roster = empty_roster()
         roster.beat("a", "i1", 0)
         roster.expire(5)
         roster.beat("a", "i1", 20) if sign == "beat" else roster.admit(group("a"), 20)
@@ -39,7 +43,7 @@ class TestLapse:
         assert [m.replica_id for m in roster.expire(25)] == ["a"]
 
     def test_coming_and_going_leaves_nothing_behind(self):
-        roster = Roster(5, [].append, Job())
+        roster = empty_roster()
         for n in range(200):
             roster.beat("a", "i1", 6 * n)
             roster.expire(6 * n + 5)
@@ -47,7 +51,7 @@ class TestLapse:
 
     @pytest.mark.parametrize(("timeout", "forgotten_after"), [(0.5, 60), (5, 60), (10, 120)])
     def test_is_forgotten_after_twelve_timeouts_or_a_minute(self, timeout: float, forgotten_after: float):
-        roster = Roster(timeout, [].append, Job())
+        roster = empty_roster(timeout)
         roster.beat("a", "", 0)
         roster.expire(timeout)
         roster.expire(timeout + forgotten_after - 0.01)
@@ -56,7 +60,7 @@ class TestLapse:
         assert (known(roster), roster.next_at()) == ("", None)
 
     def test_next_at_is_at_or_before_the_next_lapse_and_after_now(self):
-        roster = Roster(5, [].append, Job())
+        roster = empty_roster()
         assert roster.next_at() is None
         roster.beat("a", "", 3)
         roster.beat("b", "", 1)
@@ -68,7 +72,7 @@ class TestLapse:
 
 class TestIncarnations:
     def test_a_beat_of_another_incarnation_is_nothing_while_one_is_alive(self):
-        roster = Roster(5, [].append, Job())
+        roster = empty_roster()
         roster.beat("a", "i1", 0)
         assert roster.beat("a", "i2", 3) is None
         assert [m.incarnation for m in roster.expire(5)] == ["i1"]
@@ -90,7 +94,7 @@ class TestIncarnations:
         assert is_reborn(group("a", after[1], after[0]), old) is reborn
 
     def test_a_join_says_which_step_it_holds_now(self):
-        roster = Roster(5, [].append, Job())
+        roster = empty_roster()
         assert [roster.admit(group("a", step), 0).step for step in (7, 5)] == [7, 5]
 
     def test_one_that_only_beat_has_no_step_to_go_back_from(self):
@@ -99,7 +103,7 @@ class TestIncarnations:
 
 class TestHealth:
     def test_who_missed_is_alive_and_not_healthy_until_it_joins(self):
-        roster = Roster(5, [].append, Job())
+        roster = empty_roster()
         member = roster.beat("a", "i1", 0)
         roster.miss(member)
         roster.beat("a", "i1", 1)
@@ -112,7 +116,7 @@ class TestReported:
     """Members of which only heartbeats without a session have come: anyone can send these, under any name."""
 
     def test_they_are_counted_apart_until_they_join(self):
-        roster = Roster(5, [].append, Job())
+        roster = empty_roster()
         for name in "abc":
             roster.beat(name, "i1", 0)
         assert (len(roster), roster.present, roster.reported) == (3, 0, 3)
@@ -123,12 +127,11 @@ class TestReported:
         assert roster.reported == 0
 
     def test_where_others_hold_sessions_only_the_first_quorum_waits_for_them(self):
-        job = Job()
-        roster = Roster(5, [].append, job)
+        roster = empty_roster()
         roster.beat("stranger", "i1", 0)
         members = [roster.greet(group("a"), 1, 0)]
         assert healthy(roster) == {"a", "stranger"}, "there was no quorum yet"
-        job.form(Quorum(1, (group("a"),)), members, 1, is_new=True)
+        roster.job.form(Quorum(1, (group("a"),)), members, 1, is_new=True)
         roster.form()
         roster.beat("another", "i1", 1)
         assert healthy(roster) == {"a"}
@@ -137,9 +140,7 @@ class TestReported:
 
     def test_a_member_of_the_quorum_is_waited_for_by_its_heartbeats_alone(self):
         """As after a restart of the lighthouse."""
-        job = Job()
-        job.restore(Quorum(1, (group("a"), group("t"))))
-        roster = Roster(5, [].append, job)
+        roster = empty_roster(record=QuorumRecord(1, Quorum(1, (group("a"), group("t")))))
         roster.greet(group("a"), 1, 0)
         roster.beat("t", "i1", 0)
         roster.beat("stranger", "i1", 0)
@@ -157,7 +158,7 @@ signs = st.tuples(
 @given(st.sampled_from([0.5, 2, 5, 30]), st.lists(signs, max_size=40))
 def test_alive_is_who_gave_a_sign(timeout: float, happenings: list[tuple[str, str, int]]):
     """Alive for sure: an open call, or a sign younger than the timeout. Dead for sure: neither, for that long."""
-    roster, now = Roster(timeout, [].append, Job()), 0
+    roster, now = empty_roster(timeout), 0
     signed: dict[str, float] = {}
     ended: dict[str, float] = {}
     for what, who, wait in happenings:
@@ -193,9 +194,7 @@ def member(name: str, **fields: object) -> Group:
 
 @given(st.lists(st.tuples(st.booleans(), st.integers(0, 5), st.integers(0, 50)), max_size=30))
 def test_the_earliest_deadline_is_the_earliest(events: list[tuple[bool, int, int]]):
-    job = Job()
-    job.restore(Quorum(1, tuple(map(group, MEMBERS))))
-    joins = JoinQueue(5, [].append, job)
+    joins = Job(QuorumConfig(), QuorumRecord(1, Quorum(1, tuple(map(group, MEMBERS))))).joins
     waiting: dict[int, int] = {}
     for joined, call, deadline_at in events:
         if joined and call not in waiting:
@@ -232,7 +231,7 @@ class TestTimeouts:
 
 
 def roster_of(*participants: Participant) -> Roster:
-    roster = Roster(5, [].append, Job())
+    roster = empty_roster()
     for participant in participants:
         roster.admit(participant, 0)
     return roster
@@ -307,7 +306,7 @@ class TestBackwards:
     def test_not_for_one_that_was_told_to_heal_to_an_older_state(self):
         """Its ranks disagreed at step 7, the others were at 5: it took their state, and goes on from there."""
         roster = roster_of(group("a", 7, ranks_disagree=True))
-        roster.get("a").last_told = LastQuorumTold(quorum_id=3, max_step=5, tag_quorum_id=2)
+        roster.get("a").last_assignment = LastAssignment(quorum_id=3, max_step=5, tag_quorum_id=2)
         assert why(group("a", 5), roster) is None
         assert why(group("a", 6), roster) is None
         assert isinstance(why(group("a", 4), roster), InvalidRequest)
@@ -321,7 +320,9 @@ class TestBackwards:
         held, handed = Tag(11, 2), None
         for quorum_id, max_step in ((3, 1), (4, 2), (5, 4)):
             lowest = max_step if handed is None else handed.lowest_with(held, max_step)
-            handed = roster.get("a").last_told = LastQuorumTold(quorum_id, max_step, None, held=held, lowest=lowest)
+            handed = roster.get("a").last_assignment = LastAssignment(
+                quorum_id, max_step, None, held=held, lowest=lowest
+            )
         assert why(group("a", 1), roster) is None
         assert isinstance(why(group("a", 0), roster), InvalidRequest)
         assert handed is not None

@@ -70,7 +70,7 @@ class TestMassSilence:
         assert ticked(m, 0, 8) == []
         assert beating(m, range(1, 5), 8, 9) == []
         assert ticked(m, 9, 17.9) == []
-        assert m.braked_until == 18
+        assert m.presence.silence.all_excused_until == 18
         assert ticked(m, 17.9, 18)[0] == told("revoked", (2, 3, 4), "silent")
 
     @pytest.mark.parametrize(("names", "silent"), [("ab", 1), ("abc", 1), ("abcd", 2), ("abcdef", 3)])
@@ -79,7 +79,7 @@ class TestMassSilence:
         talking = range(silent + 1, len(names) + 1)
         [first, *_] = beating(m, talking, 0, 5.1)
         assert first == told("revoked", tuple(range(2, len(names) + 1)), "a", "silent")
-        assert m.braked_until == 0
+        assert m.presence.silence.all_excused_until == 0
 
     @pytest.mark.parametrize(("names", "silent"), [("ab", 2), ("abc", 2), ("abcdef", 4)])
     def test_of_more_than_half_is(self, names: str, silent: int):
@@ -100,7 +100,7 @@ class TestMassSilence:
         """The server's keepalive closes them after two seconds of silence."""
         m = standing("abc")
         assert [m.handle(ended(n), 2) for n in (1, 2, 3)] == [[], [], []]
-        assert m.braked_until == 7
+        assert m.presence.silence.all_excused_until == 7
         assert ticked(m, 2, 6.99) == []
         assert ticked(m, 6.99, 7)[0] == told("revoked", (), "connection")
 
@@ -159,13 +159,13 @@ class TestClosedTogether:
         assert ticked(m, 0.5, 0.506) == []
         rest = tuple(range(closed + 1, len(names) + 1))
         assert ticked(m, 0.506, 0.508)[0] == told("revoked", rest, "a", "connection")
-        assert (alive(m), m.braked_until) == (names[closed:], 0)
+        assert (alive(m), m.presence.silence.all_excused_until) == (names[closed:], 0)
 
     @pytest.mark.parametrize(("names", "closed"), [("ab", 2), ("abc", 2), ("abcd", 3), ("abcdef", 4)])
     def test_more_than_half_are_held_for_a_lease(self, names: str, closed: int):
         m = standing(names, lease_s=3)
         assert cut(m, range(1, closed + 1), 0.5) == []
-        assert m.braked_until == pytest.approx(3.507)
+        assert m.presence.silence.all_excused_until == pytest.approx(3.507)
         assert "the connections of most members ended together" in explain(m, 3)
         rest = range(closed + 1, len(names) + 1)
         assert beating(m, rest, 1, 3.5) == []
@@ -219,7 +219,7 @@ class TestClosedTogether:
         for session in (1, 2, 3):
             m.handle(ended(session), 0.5)
         assert on_a_busy_host(m, 0.5, 0.505) == []
-        assert m.braked_until == pytest.approx(5.507)
+        assert m.presence.silence.all_excused_until == pytest.approx(5.507)
 
     def test_a_host_that_is_busy_long_before_changes_nothing(self):
         m = standing("abc")

@@ -184,7 +184,7 @@ class TestAwaited:
     def test_every_verdict_that_is_a_wait_has_words(self):
         for verdict in Verdict:
             m = training("ab")
-            m.verdict = lambda verdict=verdict: verdict  # type: ignore[method-assign]
+            m.decision = m.decision._replace(verdict=verdict)
             assert bool(awaited(m)) == (verdict not in (Verdict.NO_JOINS, Verdict.FORMED, Verdict.READY))
 
 
@@ -197,7 +197,7 @@ class TestExplain:
         beating(m, "a", 1, 10)
         for call, name in enumerate("dea", start=4):
             m.handle(join(call, name, shrink_only=name == "a"), now=10)
-        assert m.verdict() is Verdict.TOO_FEW_PARTICIPANTS
+        assert m.decision.verdict is Verdict.TOO_FEW_PARTICIPANTS
         assert explain(m, 10).startswith("waiting for replica groups: 1 of at least 2 ")
 
     def test_no_more_names_than_fit(self):

@@ -6,8 +6,8 @@ import pytest
 
 from lighthouse.job.driver import (
     HELD_BACK_LOGGED_AFTER_S,
-    TOLD_AFTER_S,
-    TOLD_AT_ONCE,
+    SEND_AFTER_S,
+    SENT_AT_ONCE,
     Session,
     SessionTable,
     WorldBroadcast,
@@ -53,24 +53,24 @@ def test_a_burst_is_told_once(job: Job):
 
 def test_many_are_told_a_few_at_a_time_and_each_the_newest(job: Job):
     """So that heartbeats need not wait for it; who has been told something older hears once more."""
-    size = 3 * TOLD_AT_ONCE
+    size = 3 * SENT_AT_ONCE
     heard = [job.come(number, f"g{number}") for number in range(size)]
     before, after = World(size, size), World(size + 1, size + 1)
 
     def told() -> int:
         return sum(len(one.messages) for one in heard)
 
-    job.loop.go(1.5 * TOLD_AFTER_S)
-    assert told() == TOLD_AT_ONCE
+    job.loop.go(1.5 * SEND_AFTER_S)
+    assert told() == SENT_AT_ONCE
     last = job.come(size, "last")
-    job.loop.go(TOLD_AFTER_S)
-    assert (told(), last.messages) == (2 * TOLD_AT_ONCE, [])
-    job.loop.go(10 * TOLD_AFTER_S)
-    first, later = heard[:TOLD_AT_ONCE], heard[TOLD_AT_ONCE:]
+    job.loop.go(SEND_AFTER_S)
+    assert (told(), last.messages) == (2 * SENT_AT_ONCE, [])
+    job.loop.go(10 * SEND_AFTER_S)
+    first, later = heard[:SENT_AT_ONCE], heard[SENT_AT_ONCE:]
     assert [one.messages for one in first] == [[before, after]] * len(first)
     assert {one.messages[-1] for one in later} == {after}
     assert last.messages == [after]
-    assert told() <= size + 2 * TOLD_AT_ONCE
+    assert told() <= size + 2 * SENT_AT_ONCE
     assert job.loop.timers == 0
 
 

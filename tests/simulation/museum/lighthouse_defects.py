@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
+from lighthouse.job import forming
 from lighthouse.job.driver import JobDriver
 from lighthouse.job.events import Left, QuorumEffect, QuorumFormed, SessionEnded
 from lighthouse.job.forming import QuorumMachine
@@ -13,7 +14,7 @@ from lighthouse.job.lineage import Claim, Numbering
 from lighthouse.job.presence import MassSilence, Presence
 from lighthouse.job.records import Group, QuorumRecord
 from lighthouse.job.registry import JobRegistry
-from lighthouse.job.roster import JoinQueue, Roster
+from lighthouse.job.roster import Job, JoinQueue, Roster
 from lighthouse.job.standing import Standing
 from lighthouse_protocol.messages.membership import Participant
 from lighthouse_protocol.messages.session import QuorumOrder, QuorumPhase
@@ -24,7 +25,8 @@ from tests.simulation.museum.exhibit import Replaced
 _take_place = Presence._take_place
 _number = Numbering.number
 _expire = Roster.expire
-_claim = QuorumMachine._claim
+_claim = forming._claim
+_free_at = Standing.free_at
 _perform_one = JobDriver._perform_one
 _remember = JobRegistry.remember
 
@@ -70,14 +72,12 @@ def _keep_waiting(self: JoinQueue, call: int, now: float) -> None:
     """A call that has ended waits on."""
 
 
-def _free_at_once(self: Standing, chosen: list[Participant], now: float) -> bool:
-    return not self.holds_back
+def _free_at_once(self: Standing, chosen: Iterable[Participant] = ()) -> float:
+    return 0.0 if chosen else _free_at(self)
 
 
-def _free_by_name(self: Standing, chosen: list[Participant], now: float) -> bool:
-    if self.holds_back:
-        return False
-    return any(self.remembered(p.replica_id) for p in chosen) or now >= self.free_at()
+def _free_by_name(self: Standing, chosen: Iterable[Participant] = ()) -> float:
+    return 0.0 if any(self.remembered(p.replica_id) for p in chosen) else _free_at(self)
 
 
 def _free_with_any_member(self: Standing, chosen: Iterable[Participant] = ()) -> float:
@@ -113,12 +113,12 @@ def _resume_at_highest(self: Standing) -> QuorumOrder | None:
     return self._end_when_done() or self.order()
 
 
-def _keep_id(self: Numbering, chosen: list[Group], seen_id: int, *, always: bool) -> bool:
-    return _number(self, chosen, seen_id, always=False)
+def _keep_id(self: Numbering, chosen: list[Group], seen_id: int, *, are_same: bool, always: bool) -> bool:
+    return _number(self, chosen, seen_id, are_same=are_same, always=False)
 
 
-def _forget_seen_ids(self: Numbering, chosen: list[Group], seen_id: int, *, always: bool) -> bool:
-    return _number(self, chosen, 0, always=always)
+def _forget_seen_ids(self: Numbering, chosen: list[Group], seen_id: int, *, are_same: bool, always: bool) -> bool:
+    return _number(self, chosen, 0, are_same=are_same, always=always)
 
 
 def _recall_for_anybody(self: QuorumMachine) -> None:
@@ -131,11 +131,8 @@ def _recall_for_anybody(self: QuorumMachine) -> None:
         self.presence.recall(f"{self.joins.newcomers} waiting to join")
 
 
-def _missed_by_anyones_clock(self: QuorumMachine) -> float | None:
-    if not self._has_stragglers() or not len(self.joins) or self.standing.holds_back:
-        return None
-    started_at = self.joins.anyone.running_since(self._now)
-    return None if started_at is None else started_at + self.config.join_timeout_s
+def _waiting_since_anyones_join(self: JoinQueue, now: float, *, of_members: bool) -> float | None:
+    return self.anyone.running_since(now)
 
 
 def _expire_and_remember(self: Roster, now: float) -> list[Group]:
@@ -145,12 +142,12 @@ def _expire_and_remember(self: Roster, now: float) -> list[Group]:
     return lapsed
 
 
-def _tag_alone_counts(self: QuorumMachine, member: Group, participant: Participant) -> Claim:
-    return replace(_claim(self, member, participant), may_be_ahead=None)
+def _tag_alone_counts(job: Job, member: Group, participant: Participant) -> Claim:
+    return replace(_claim(job, member, participant), may_be_ahead=None)
 
 
-def _no_other_is_ahead(self: QuorumMachine, member: Group, participant: Participant) -> Claim:
-    claim = _claim(self, member, participant)
+def _no_other_is_ahead(job: Job, member: Group, participant: Participant) -> Claim:
+    claim = _claim(job, member, participant)
     return replace(claim, may_be_ahead=claim.may_be_ahead and 0)
 
 
@@ -182,10 +179,10 @@ OLD_SESSION_ENDS_NEWER = (
 )
 END_UNNOTICED = (Replaced(Presence, "end", _end_unnoticed),)
 ENDED_CALL_WAITS = (Replaced(JoinQueue, "withdraw", _keep_waiting),)
-FREE_AT_ONCE = (Replaced(Standing, "may_form", _free_at_once),)
+FREE_AT_ONCE = (Replaced(Standing, "free_at", _free_at_once),)
 ANOTHER_SESSION_ENDS_THE_LEASE = (Replaced(Presence, "_take_place", _take_place_and_lease),)
 FREE_WHILE_ONE_IS_AWAY = (Replaced(Standing, "free_at", _free_with_any_member),)
-FREE_BY_NAME = (Replaced(Standing, "may_form", _free_by_name),)
+FREE_BY_NAME = (Replaced(Standing, "free_at", _free_by_name),)
 RESUMED_TOO_LOW = (Replaced(Standing, "_settle", _resume_at_lowest),)
 ENDED_FOR_A_LATER_GRANT = (Replaced(Standing, "_settle", _resume_at_highest),)
 SAME_ID_AGAIN = (Replaced(Numbering, "number", _keep_id),)
@@ -200,9 +197,9 @@ ID_GOES_BACK = (
 )
 SHORTER_LEASE = (Replaced(JobRegistry, "remember", _wait_for_own_lease),)
 RECALL_FOR_NOTHING = (Replaced(QuorumMachine, "_review", _recall_for_anybody),)
-NEWCOMERS_CLOCK = (Replaced(QuorumMachine, "missed_at", _missed_by_anyones_clock),)
+NEWCOMERS_CLOCK = (Replaced(JoinQueue, "waiting_since", _waiting_since_anyones_join),)
 NOBODY_FORGOTTEN = (Replaced(Roster, "expire", _expire_and_remember),)
-TAG_ALONE_COUNTS = (Replaced(QuorumMachine, "_claim", _tag_alone_counts),)
-NO_OTHER_IS_AHEAD = (Replaced(QuorumMachine, "_claim", _no_other_is_ahead),)
+TAG_ALONE_COUNTS = (Replaced(forming, "_claim", _tag_alone_counts),)
+NO_OTHER_IS_AHEAD = (Replaced(forming, "_claim", _no_other_is_ahead),)
 ANYBODY_IS_ADMITTED = (Replaced(Presence, "_refusal", _no_refusal),)
 IMPOSTOR_IS_TAKEN = (Replaced(Presence, "_impostor", _by_incarnation),)
