@@ -40,7 +40,7 @@ from lighthouse_protocol.messages.run import (
     SupervisorHello,
     SupervisorWelcome,
 )
-from lighthouse_protocol.refusals import DuplicateReplica, NotPermitted, Superseded, WrongState
+from lighthouse_protocol.refusals import DuplicateReplica, NotPermitted, WrongState
 from tests.lighthouse.job.test_restarts import again, refusal, told
 from tests.lighthouse.peers import Listener
 from tests.lighthouse.run_stage import running
@@ -72,12 +72,6 @@ class TestSupervisors:
         assert isinstance(answer, DuplicateReplica)
         assert all(word in str(answer) for word in ("h1", "h2", "as soon as the lighthouse has detected"))
         assert machine.supervisors.connected == {"s"}
-
-    def test_its_own_newer_stream_takes_the_older_ones_place(self):
-        machine = supervised()
-        effects = machine.handle(SupervisorJoined(SUPERVISOR, 2), 1.0)
-        assert isinstance(refusal(told(effects, 1)), Superseded)
-        assert told(effects, 2) == SupervisorWelcome(1.0)
 
     def test_the_name_is_free_when_its_stream_has_ended_and_its_incarnation_is_not(self):
         machine = supervised()
