@@ -53,8 +53,8 @@ from lighthouse_runtime.ports import Peer, Reply, Timer, Timers
 from lighthouse_runtime.timing.timers import DeadlineTimer, StallWatch, SustainedNotice
 from manager.group import events
 from manager.group.counts import GroupStatus, say_missing
+from manager.group.events import PendingVote, QuorumRequest
 from manager.group.machine import GroupMachine
-from manager.group.records import PendingVote, QuorumRequest
 from manager.group.requests import check_rank
 from manager.group.session import ProgressReporter
 
@@ -397,7 +397,7 @@ class GroupDriver:
 
     def describe(self, me: Participant) -> None:
         """Replace the participant once its addresses are known."""
-        self.machine.me = me
+        self.machine.group.me = me
 
     def status(self) -> GroupStatus:
         return self.machine.status()
@@ -437,7 +437,7 @@ class GroupDriver:
         Raises:
             InvalidRequest: The group has no such rank.
         """
-        check_rank(group_rank, self.machine.me.group_world_size)
+        check_rank(group_rank, self.machine.group.me.group_world_size)
         self._feed(events.RankFailed(group_rank, rank_incarnation, reason, ends_group))
 
     def drain_for(self, group_rank: int, rank_incarnation: str, reason: str) -> None:
@@ -447,14 +447,14 @@ class GroupDriver:
             InvalidRequest: The group has no such rank.
             WrongState: The manager does not watch this process.
         """
-        check_rank(group_rank, self.machine.me.group_world_size)
+        check_rank(group_rank, self.machine.group.me.group_world_size)
         if not self.machine.watches.is_watched(group_rank, rank_incarnation):
             raise WrongState(f"rank {group_rank}: this process is not watched here, so it drains no group")
         log.info("%s: the group drains", reason, extra=event("drain_asked", reason=reason))
         self.drain(reason)
 
     def checkpoint_address(self, group_rank: int, step: int | None) -> str:
-        """Return the address at which a rank serves its state; see `GatherMachine.checkpoint_address`."""
+        """Return the address at which a rank serves its state; see `QuorumRequests.checkpoint_address`."""
         return self.machine.checkpoint_address(group_rank, step)
 
     def check_peer(self, group_rank: int, quorum_id: int, proof: str) -> None:
@@ -466,8 +466,8 @@ class GroupDriver:
         secret = self.machine.secret_of(quorum_id)
         if self.machine.proves_itself and not is_proven(proof, secret, ADDRESS_WORD, quorum_id, group_rank):
             raise NotPermitted(
-                f"quorum_id: where {self.machine.me.replica_id} serves its state is told to members of its quorum "
-                "alone, and the caller does not prove that it is one"
+                f"quorum_id: where {self.machine.group.me.replica_id} serves its state is told to members of its "
+                "quorum alone, and the caller does not prove that it is one"
             )
 
     def _told(self, assignment: Assignment) -> Assignment:
@@ -485,7 +485,7 @@ class GroupDriver:
         Raises:
             InvalidRequest: The group has no such rank.
         """
-        check_rank(hello.group_rank, self.machine.me.group_world_size)
+        check_rank(hello.group_rank, self.machine.group.me.group_world_size)
         number, watch = next(self._numbers), Watch(hello, peer, is_local, self._clock())
         self._watches.add(number, watch)
         self._progress.opened(watch)

@@ -39,14 +39,9 @@ class RankPresence:
         return all(rank.watch is not None for rank in self._group.ranks)
 
     @property
-    def is_starting(self) -> bool:
-        """Return whether some rank has never connected."""
-        return any(not rank.is_present and rank.loss is None for rank in self._group.ranks)
-
-    @property
     def has_ranks(self) -> bool:
         """Return whether any rank is present, watched or not."""
-        return any(rank.is_present for rank in self._group.ranks)
+        return any(rank.watch is not None or rank.has_asked for rank in self._group.ranks)
 
     @property
     def losses(self) -> list[LostRank]:

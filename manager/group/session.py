@@ -80,15 +80,11 @@ class SessionMachine:
     """State machine of the session.
 
     Args:
-        report: Returns the group's current levels.
         progress: Adds progress to the heartbeats, or None for heartbeats without it.
         secret: Proves to the lighthouse on a later session that this is the same manager.
     """
 
-    def __init__(
-        self, report: Callable[[], session.GroupReport], progress: ProgressReporter | None = None, secret: str = ""
-    ) -> None:
-        self._report = report
+    def __init__(self, progress: ProgressReporter | None = None, secret: str = "") -> None:
         self._secret = secret
         self._progress = progress
         self.is_open = False
@@ -106,7 +102,12 @@ class SessionMachine:
         self._join: _Join | None = None
         self.known: NamedQuorum | None = None  # last received quorum, on which the lighthouse bases its changes
 
-    def opened(self, me: Participant, now: float) -> list[session.ToLighthouse]:
+    @property
+    def is_joining(self) -> bool:
+        """Return whether a join waits for its answer."""
+        return self._join is not None
+
+    def opened(self, me: Participant, report: session.GroupReport, now: float) -> list[session.ToLighthouse]:
         self.is_open = True
         self._sent_at = {}
         self._heard_at = now
@@ -115,21 +116,20 @@ class SessionMachine:
         if self._progress is not None:
             self._progress.begin()
         messages: list[session.ToLighthouse] = [
-            session.Hello(me, self._report(), self._secret),
-            self._beat(now),
+            session.Hello(me, report, self._secret),
+            self._beat(report, now),
         ]
         if self._join is not None:
-            messages.append(self._ask(self._join, now))
+            messages.append(self._request(self._join, now))
         return messages
 
     def closed(self) -> None:
         self.is_open = False
 
-    def tick(self, now: float) -> list[session.ToLighthouse]:
-        """Send a heartbeat if one is due, or if the report has news for which the lighthouse waits."""
-        report = self._report()
+    def tick(self, report: session.GroupReport, now: float) -> list[session.ToLighthouse]:
+        """Send a heartbeat if one is due, or if the group's report has news for which the lighthouse waits."""
         is_due = now >= self._next_beat_at or _is_news(report, self._told) or self._is_first_commit(report.held)
-        return [self._beat(now)] if self.is_open and is_due else []
+        return [self._beat(report, now)] if self.is_open and is_due else []
 
     def is_given_up(self, now: float) -> bool:
         return self.is_open and now >= self._heard_at + self.lease_s
@@ -174,7 +174,7 @@ class SessionMachine:
     def join(self, participant: Participant, deadline_at: float, now: float) -> list[session.ToLighthouse]:
         self._joins += 1
         self._join = _Join(self._joins, participant, deadline_at)
-        return [self._ask(self._join, now)] if self.is_open else []
+        return [self._request(self._join, now)] if self.is_open else []
 
     def withdraw(self) -> list[session.ToLighthouse]:
         join, self._join = self._join, None
@@ -215,11 +215,11 @@ class SessionMachine:
 
     # -- within
 
-    def _beat(self, now: float) -> session.Heartbeat:
+    def _beat(self, report: session.GroupReport, now: float) -> session.Heartbeat:
         self._beats += 1
         self._sent_at[self._beats] = now
         self._next_beat_at = now + self._interval_s
-        self._told = self._report()
+        self._told = report
         progress = self._progress.news(now) if self._progress is not None else None
         return session.Heartbeat(self._beats, self._told, progress)
 
@@ -235,7 +235,7 @@ class SessionMachine:
         told, first = self._told.held, self._entered[1]
         return held.granted > first and (told is None or (told.quorum_id, told.granted) <= (held.quorum_id, first))
 
-    def _ask(self, join: _Join, now: float) -> session.JoinRequest:
+    def _request(self, join: _Join, now: float) -> session.JoinRequest:
         held = self.known.digest if self.known is not None else ""
         return session.JoinRequest(join.number, join.participant, max(0.001, join.deadline_at - now), held)
 

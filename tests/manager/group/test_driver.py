@@ -133,9 +133,9 @@ class TestWatches:
         for _ in range(2):
             group.driver.end_watch(number)
         assert (len(heard.messages), heard.has_ended, group.loop.timers) == (1, True, timers - 1)
-        assert not group.driver.machine.commit.is_voting
+        assert not group.driver.machine.votes.is_voting
         group.driver.receive(number, session.Vote(8, 0, True, None, False, 60.0))
-        assert not group.driver.machine.commit.is_voting
+        assert not group.driver.machine.votes.is_voting
 
     def test_what_a_rank_says_shows_that_it_runs(self, group: Group):
         number, _ = group.watch(0)

@@ -1,7 +1,12 @@
 """Which ranks are there."""
 
+from lighthouse_protocol.messages.membership import Participant
 from manager.group.presence import RankPresence
 from manager.group.records import LostRank, ReplicaGroup
+
+
+def records(size: int) -> ReplicaGroup:
+    return ReplicaGroup(Participant("a", group_world_size=size))
 
 
 def lost(watches: RankPresence) -> list[int]:
@@ -12,33 +17,37 @@ def missing(watches: RankPresence) -> frozenset[int]:
     return watches._group.missing
 
 
+def is_starting(watches: RankPresence) -> bool:
+    return any(rank.watch is None and not rank.has_asked and rank.loss is None for rank in watches._group.ranks)
+
+
 def is_restarting(watches: RankPresence) -> bool:
     return bool(watches.losses) and all(loss.is_restarted for loss in watches.losses)
 
 
 def watched(size: int = 2) -> RankPresence:
-    watches = RankPresence(ReplicaGroup("a", size))
+    watches = RankPresence(records(size))
     for rank in range(size):
-        assert watches.is_starting
+        assert is_starting(watches)
         assert not watches.is_complete
         assert not watches.opened(rank + 1, rank, f"w{rank}")
-    assert (watches.is_complete, watches.is_starting, lost(watches)) == (True, False, [])
+    assert (watches.is_complete, is_starting(watches), lost(watches)) == (True, False, [])
     assert watches.staying() == tuple(range(1, size + 1))
     return watches
 
 
 def test_one_rank_twice_is_one_rank():
-    watches = RankPresence(ReplicaGroup("a", 2))
+    watches = RankPresence(records(2))
     watches.opened(1, 0, "w0")
     assert not watches.opened(2, 0, "w0")
-    assert (watches.is_complete, watches.is_starting) == (False, True)
+    assert (watches.is_complete, is_starting(watches)) == (False, True)
 
 
 def test_the_end_of_its_watch_is_the_loss_of_the_rank():
     watches = watched(3)
     assert [watches.ended(watch, 0.0) for watch in (3, 1, 3, 99)] == [2, 0, None, None]
     assert (lost(watches), watches.is_complete, watches.staying()) == ([0, 2], False, (2,))
-    assert not watches.is_starting, "it has been there"
+    assert not is_starting(watches), "it has been there"
 
 
 def test_all_that_are_lost_are_started_again_until_they_are_back_or_lost_anew():
@@ -99,16 +108,16 @@ def test_an_old_process_of_a_rank_stays_for_nobody():
 
 
 def test_a_rank_without_a_watch_is_there_when_it_asks_and_is_not_complete():
-    watches = RankPresence(ReplicaGroup("a", 2))
+    watches = RankPresence(records(2))
     for rank in (-1, 2, 0):
         watches.asked(rank)
-        assert watches.is_starting
+        assert is_starting(watches)
     watches.asked(1)
-    assert (watches.is_starting, watches.is_complete, watches.staying()) == (False, False, ())
+    assert (is_starting(watches), watches.is_complete, watches.staying()) == (False, False, ())
 
 
 def test_coming_and_going_leaves_nothing_behind():
-    group = ReplicaGroup("a", 2)
+    group = records(2)
     watches = RankPresence(group)
     for n in range(100):
         watches.opened(n, n % 2, f"w{n}")
@@ -129,7 +138,7 @@ def test_a_rank_that_says_why_it_ends_is_lost_once_and_an_older_process_says_not
 
 class TestRankTimeout:
     def test_a_silent_rank_without_a_watch_is_lost_until_it_asks_again(self):
-        watches = RankPresence(ReplicaGroup("a", 2), rank_timeout_s=10)
+        watches = RankPresence(records(2), rank_timeout_s=10)
         watches.asked(0)
         watches.heard([0], 5)
         assert watches.deadline() == 15
@@ -141,7 +150,10 @@ class TestRankTimeout:
         assert (lost(watches), watches.deadline()) == ([], 30)
 
     def test_with_a_watch_or_without_a_timeout_silence_is_nothing(self):
-        seen, endless = RankPresence(ReplicaGroup("a", 1), rank_timeout_s=10), RankPresence(ReplicaGroup("a", 1))
+        seen, endless = (
+            RankPresence(records(1), rank_timeout_s=10),
+            RankPresence(records(1)),
+        )
         seen.opened(1, 0, "w")
         for watches in (seen, endless):
             watches.asked(0)
@@ -150,7 +162,7 @@ class TestRankTimeout:
 
 
 def test_a_manager_that_was_paused_gives_its_ranks_that_time():
-    watches = RankPresence(ReplicaGroup("a", 2), rank_timeout_s=10)
+    watches = RankPresence(records(2), rank_timeout_s=10)
     watches.opened(1, 1, "w1")
     watches.ended(1, 4.0)
     watches.asked(0)
@@ -203,7 +215,7 @@ class TestWhoIsNotBack:
 
 
 def test_the_missing_ones_are_those_that_have_not_come_or_have_gone():
-    watches = RankPresence(ReplicaGroup("a", 4))
+    watches = RankPresence(records(4))
     watches.opened(1, 0, "w0")
     watches.asked(2)
     watches.asked(9)

@@ -3,6 +3,7 @@
 from collections.abc import Generator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
+from types import ModuleType
 from typing import Any
 from unittest import mock
 
@@ -29,7 +30,7 @@ class Recipe:
 class Replaced:
     """`owner.name` is `by` while the defect is planted."""
 
-    owner: type
+    owner: type | ModuleType
     name: str
     by: Any
 
