@@ -139,7 +139,7 @@ class TestWatches:
 
     def test_what_a_rank_says_shows_that_it_runs(self, group: Group):
         number, _ = group.watch(0)
-        [watch] = group.driver._watches
+        [watch] = group.driver._watches.values()
         for message in (ProgressSample(1), session.Leaving(1), None):
             group.loop.go(1)
             group.driver.receive(number, message)
