@@ -129,9 +129,9 @@ class LightManager:
                     self._requests.renew(sent_at + LEASE_SHARE * self._session.lease_s)
             case JoinAccepted(join) | QuorumChanged(join):
                 if self._session.is_waiting(join):
-                    self._handed = self._session.whole(message)
+                    self._handed = self._session.full_answer(message)
                     if self._handed is None:
-                        self._send(self._session.ask_whole(self._clock()))
+                        self._send(self._session.request_full(self._clock()))
             case JoinRejected(join):
                 self._crowd.tally.refusals += 1
                 self._waits = self._waits or self._session.answered(join)
@@ -226,5 +226,5 @@ class LightManager:
     def _flush(self) -> None:
         now = self._clock()
         self._send(self._session.tick(self._report(), now))
-        self._session.news_of_silence(now)  # takes the news without acting on it
+        self._session.silence_change(now)  # takes the news without acting on it
         self._timer.set(self._session.deadline())

@@ -61,17 +61,17 @@ class SharingSession(SessionMachine):
         super().__init__(secret=secret)
         self._shared = shared
 
-    def whole(self, told: JoinAccepted | QuorumChanged) -> JoinAccepted | None:
-        kind = type(told)
-        what = id(told.quorum) if isinstance(told, JoinAccepted) else (self.digest, told.change.digest)
+    def full_answer(self, answer: JoinAccepted | QuorumChanged) -> JoinAccepted | None:
+        kind = type(answer)
+        what = id(answer.quorum) if isinstance(answer, JoinAccepted) else (self.digest, answer.change.digest)
         if kind not in self._shared.known or self._shared.known[kind][0] != what:
-            whole = super().whole(told)
+            whole = super().full_answer(answer)
             self._shared.known[kind] = what, self.known
             return whole
         self.known = self._shared.known[kind][1]
         if self.known is None:
             return None
-        return JoinAccepted(told.join, self.known.quorum, told.stands, told.secret)
+        return JoinAccepted(answer.join, self.known.quorum, answer.stands, answer.secret)
 
     @property
     def digest(self) -> str:

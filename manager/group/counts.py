@@ -159,7 +159,7 @@ class GroupStatus:
         return "; ".join(filter(None, parts))
 
 
-def say_missing(me: Participant, missing: Set[int]) -> str:
+def describe_missing(me: Participant, missing: Set[int]) -> str:
     """Describe the present and the missing ranks. Return an empty string if all or none are missing."""
     size = me.group_world_size
     return describe_missing_ranks(me.replica_id, size, missing) if 0 < len(missing) < size else ""

@@ -51,7 +51,7 @@ from lighthouse_runtime.log_event import event
 from lighthouse_runtime.ports import Peer, Reply, Timer, Timers
 from lighthouse_runtime.timing.timers import DeadlineTimer, StallWatch, SustainedNotice
 from manager.group import events
-from manager.group.counts import GroupStatus, say_missing
+from manager.group.counts import GroupStatus, describe_missing
 from manager.group.events import PendingVote, QuorumRequest
 from manager.group.machine import GroupMachine
 from manager.group.requests import check_rank
@@ -259,11 +259,11 @@ class LighthousePort(Protocol):
         """End this connection and open another."""
         ...
 
-    def connect_beside(self, reason: str) -> None:
+    def connect_second(self, reason: str) -> None:
         """Open a second connection and move the session there."""
         ...
 
-    def stay(self) -> None:
+    def cancel_second(self) -> None:
         """Cancel the second connection, which is not needed any more."""
         ...
 
@@ -312,7 +312,7 @@ class _Call:
 class GroupDriver:
     """Driver of one group. Ranks call `ask`, `vote` and `open_watch`; the link calls `opened`, `received`, `closed`.
 
-    `me`, `life`, `secret`, `show_handles` and `rank_timeout_s` are the arguments of GroupMachine.
+    `me`, `life`, `secret`, `encode_handles` and `rank_timeout_s` are the arguments of GroupMachine.
 
     Args:
         timers: The clock.
@@ -335,7 +335,7 @@ class GroupDriver:
         end: Callable[[int], None],
         *,
         secret: str = "",
-        show_handles: Callable[[tuple[str, ...]], bytes] = lambda handles: b"",
+        encode_handles: Callable[[tuple[str, ...]], bytes] = lambda handles: b"",
         rank_timeout_s: float | None = None,
         limits: Limits | None = None,
         on_given_up: Callable[[events.RankGivenUp | events.GroupGivenUp], None] = lambda _: None,
@@ -359,7 +359,7 @@ class GroupDriver:
         self._worlds = Worlds(timers, self._watches)
         self._waits = Waits(timers, self._watches, lambda: self.machine.status().waiting_for(link.error))
         self.machine = GroupMachine(
-            me, life, show_handles, rank_timeout_s, ProgressReporter(self._progress.view), secret
+            me, life, encode_handles, rank_timeout_s, ProgressReporter(self._progress.view), secret
         )
         self._timer = DeadlineTimer(self._tick, timers)
         self._closed: LighthouseError | None = None
@@ -583,7 +583,7 @@ class GroupDriver:
         if status.silent and status.is_gathering:
             size = status.me.group_world_size
             what = f"ranks {status.silent} of {size} have not asked for a quorum within {within_s:.3g} s"
-            return DeadlinePassed(f"{what}; {say_missing(status.me, status.missing) or 'all are connected'}")
+            return DeadlinePassed(f"{what}; {describe_missing(status.me, status.missing) or 'all are connected'}")
         if self._link.error:
             return Unreachable(f"lighthouse: {self._link.error}; tried for {within_s:.3g} s")
         return DeadlinePassed(f"the lighthouse gave no quorum within {within_s:.3g} s")
@@ -645,9 +645,9 @@ class GroupDriver:
                 case events.SessionGivenUp(reason):
                     self._link.give_up(reason)
                 case events.SessionSilent(reason):
-                    self._link.connect_beside(reason)
+                    self._link.connect_second(reason)
                 case events.SessionHeard():
-                    self._link.stay()
+                    self._link.cancel_second()
                 case events.Killed(reason):
                     log.error("killed by the lighthouse: %s", reason, extra=event("killed", reason=reason))
                     self.kill(effect)

@@ -34,7 +34,7 @@ from lighthouse_protocol.messages.session import (
 )
 from lighthouse_protocol.refusals import Drained, LighthouseError, Superseded, WrongState
 from manager.group import events
-from manager.group.counts import GroupStatus, StepCounts, say_missing
+from manager.group.counts import GroupStatus, StepCounts, describe_missing
 from manager.group.events import PendingVote, QuorumRequest
 from manager.group.presence import RankPresence
 from manager.group.records import LostRank, ReplicaGroup
@@ -51,7 +51,7 @@ class GroupMachine:
     Args:
         me: This group as a participant. The fields that change with each join are filled in later.
         life: Identifies this start of the manager.
-        show_handles: Encodes the handles of torchft's ranks, which are relayed to the peers.
+        encode_handles: Encodes the handles of torchft's ranks, which are relayed to the peers.
         rank_timeout_s: As in RankPresence.
         progress: As in SessionMachine.
         secret: As in SessionMachine.
@@ -63,13 +63,13 @@ class GroupMachine:
         self,
         me: Participant,
         life: str,
-        show_handles: Callable[[tuple[str, ...]], bytes] | None = None,
+        encode_handles: Callable[[tuple[str, ...]], bytes] | None = None,
         rank_timeout_s: float | None = None,
         progress: ProgressReporter | None = None,
         secret: str = "",
     ) -> None:
         self._life = life
-        self._show_handles = show_handles
+        self._encode_handles = encode_handles
         self.group = ReplicaGroup(me)
         self.requests = QuorumRequests(self.group)
         self.votes = Votes(self.group)
@@ -81,7 +81,7 @@ class GroupMachine:
         self._draining = ""  # reason of the drain
         self._why_over = ""  # reason of the lighthouse's refusal to let the group join again
         self._has_left = self._has_ended = False
-        self._let_go = ""  # how the session ended after the group left
+        self._session_end = ""  # how the session ended after the group left
         self._awaited = ""  # reason for the wait, from the lighthouse
         self._missing: Set[int] = self.group.missing
         self._is_waiting = False
@@ -120,7 +120,7 @@ class GroupMachine:
         return STARTING if is_starting else ""
 
     @property
-    def unaware(self) -> set[int]:
+    def ranks_to_notify(self) -> set[int]:
         """The remaining ranks that have not been notified yet that the group leaves."""
         return {rank for rank in self.watches.staying_ranks if not self.group.ranks[rank].is_dismissed}
 
@@ -188,7 +188,7 @@ class GroupMachine:
                 self._awaited = ""
                 self._unopened = None  # asked for again on the next session
                 if self._has_left:
-                    self._let_go = self._let_go or "its session has ended"
+                    self._session_end = self._session_end or "its session has ended"
                 if self.group.drains:
                     self._leave_if_idle()
             case events.Received(message):
@@ -208,13 +208,13 @@ class GroupMachine:
             self._leave()
         report = self.report()
         self._send(self.session.tick(report, now))
-        if (is_silent := self.session.news_of_silence(now)) is not None:
+        if (is_silent := self.session.silence_change(now)) is not None:
             silent = events.SessionSilent("it has not answered the last heartbeat")
             self._add(silent if is_silent else events.SessionHeard())
-        if self._let_go and not self._has_ended and not self.unaware:
+        if self._session_end and not self._has_ended and not self.ranks_to_notify:
             # The session has ended, and every rank has been notified that the group leaves.
             self._has_ended = True
-            self._add(events.HasLeft(self._why_over or self._let_go))
+            self._add(events.HasLeft(self._why_over or self._session_end))
         self._note_changes(report.missing)
         return self.group.effects
 
@@ -225,8 +225,8 @@ class GroupMachine:
             case QuorumRequest() | PendingVote() if not 0 <= event.group_rank < self.group.size:
                 self.group.refuse(event.call, no_such_rank(event.group_rank, self.group.size))
             case QuorumRequest():
-                self.watches.asked(event.group_rank)
-                self.watches.heard((event.group_rank,), now)
+                self.watches.record_request(event.group_rank)
+                self.watches.restart_timeout((event.group_rank,), now)
                 self._decide_step(self.votes.note_request(event), now)
                 self._answer_request(event, now)
             case PendingVote():
@@ -305,8 +305,8 @@ class GroupMachine:
         elif decision.verdict is Verdict.JOIN:
             asks = sorted(self.group.pending(is_gathering=True), key=lambda ask: ask.group_rank)
             me = self.requests.join(self._participant())
-            if self._show_handles is not None:
-                me = replace(me, wire=self._show_handles(tuple(ask.handle for ask in asks)))
+            if self._encode_handles is not None:
+                me = replace(me, wire=self._encode_handles(tuple(ask.handle for ask in asks)))
             self._send(self.session.join(me, min(ask.deadline_at for ask in asks), now))
 
     def _open_step(self, now: float) -> None:
@@ -340,16 +340,16 @@ class GroupMachine:
             self._answer_request(request, now)
 
     def _count_vote(self, vote: PendingVote, now: float) -> None:
-        self.watches.heard((vote.group_rank,), now)
-        self.watches.moves_on(vote.group_rank)
+        self.watches.restart_timeout((vote.group_rank,), now)
+        self.watches.remove_mate(vote.group_rank)
         was_last = self.requests.voted(vote)
         self._decide_step(self.votes.infer(vote), now)
         self._decide_step(self.votes.count(vote), now)
         if self.group.attempt is not None and self.group.attempt.decision is None:
             for request in self.group.pending(is_gathering=True):
                 self._decide_step(self.votes.note_request(request), now)
-            for group_rank in self.watches.missed:
-                self.votes.miss(group_rank, self.watches.loss_of(group_rank).reason)
+            for group_rank in self.watches.given_up_ranks:
+                self.votes.give_up_rank(group_rank, self.watches.loss_of(group_rank).reason)
         if was_last:
             self._decide_again(now)
 
@@ -389,7 +389,7 @@ class GroupMachine:
 
     def _push_revoked(self, reason: str, lost: str = "") -> None:
         if (standing := self.group.standing) is not None:
-            self._add(events.Pushed(Revoked(standing.quorum.quorum_id, reason, lost), self.watches.staying()))
+            self._add(events.Pushed(Revoked(standing.quorum.quorum_id, reason, lost), self.watches.staying_watches()))
 
     # -- the ends of ranks and calls
 
@@ -397,7 +397,7 @@ class GroupMachine:
         """Restart the rank timeout of ranks with open calls."""
         if self.watches.times_out:
             open_calls = [r.group_rank for r in self.group.ranks if r.pending is not None or r.vote is not None]
-            self.watches.heard(open_calls, now)
+            self.watches.restart_timeout(open_calls, now)
 
     def _expire_ranks(self, now: float) -> None:
         """Handle the ranks that exceed the rank timeout, and the lost ranks that have not returned in time."""
@@ -418,8 +418,8 @@ class GroupMachine:
 
     def _end_mates(self, group_rank: int, mates: frozenset[str], reason: str) -> None:
         """Notify the mates of a lost rank, and refuse their requests."""
-        self._add(events.Pushed(RankGone(group_rank, reason), self.watches.of(mates)))
-        self.votes.miss(group_rank, self.watches.loss_of(group_rank).reason)
+        self._add(events.Pushed(RankGone(group_rank, reason), self.watches.watches_of(mates)))
+        self.votes.give_up_rank(group_rank, self.watches.loss_of(group_rank).reason)
         for request in (*self.group.pending(is_gathering=False), *self.group.pending(is_gathering=True)):
             if request.rank_incarnation in mates:
                 self._refuse(request.group_rank, WrongState(reason))
@@ -477,11 +477,11 @@ class GroupMachine:
             case session.JoinAccepted(join) | session.QuorumChanged(join):
                 if not self.session.is_waiting(join):
                     return
-                self._unopened = self.session.whole(message)
+                self._unopened = self.session.full_answer(message)
                 if self._unopened is not None:
                     self._open(now)
                 else:
-                    self._send(self.session.ask_whole(now))
+                    self._send(self.session.request_full(now))
             case session.JoinRejected(join, error):
                 is_ours = self.session.answered(join) if join else self.session.is_joining
                 if is_ours and isinstance(error, Drained) and not self.group.drains:  # the job has ended for this group
@@ -504,7 +504,7 @@ class GroupMachine:
             case session.EvidenceRequest():
                 self._add(events.EvidenceWanted(message))
             case session.Goodbye(reason):
-                self._let_go = reason if self._has_left else ""
+                self._session_end = reason if self._has_left else ""
 
     def _obey(self, order: session.QuorumOrder | None, now: float) -> None:
         if order is None:
@@ -551,7 +551,7 @@ class GroupMachine:
             is_waiting |= rank.pending is not None
         if missing != self._missing:
             self._missing = missing
-            self._add(events.MissingChanged(say_missing(self.group.me, missing)))
+            self._add(events.MissingChanged(describe_missing(self.group.me, missing)))
         if is_waiting and (not self._is_waiting or self._has_entered_quorum()):
             self._add(events.WaitBegan())
         elif self._is_waiting and not is_waiting:
@@ -584,7 +584,7 @@ class GroupMachine:
         self._has_left = True
         self._refuse_all(self._drained())
         if not self.session.is_open:
-            self._let_go = "it had no session to say so on"
+            self._session_end = "it had no session to say so on"
             return
         self._send(self.session.leave(self._draining))
         self.session.closed()

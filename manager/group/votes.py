@@ -94,7 +94,7 @@ class Votes:
             return None if may_vote else False
         return self._note_without_step(request.group_rank)
 
-    def miss(self, group_rank: int, reason: str) -> None:
+    def give_up_rank(self, group_rank: int, reason: str) -> None:
         """Refuse the votes on an inherited attempt if only this lost rank may have known the decision."""
         attempt, rank = self._group.attempt, self._group.ranks[group_rank]
         if attempt is None or not attempt.is_inherited or rank.is_without_step or rank.vote is not None:

@@ -104,7 +104,7 @@ class Guard:
                 self._pass_on(order["signal"], order["pass"])
             elif "tail" in order:
                 child = self._children.get(order["tail"])
-                self._say({"tail": order["tail"], "output": child.lines.so_far if child is not None else []})
+                self._send({"tail": order["tail"], "output": child.lines.so_far if child is not None else []})
             else:
                 self._halt_order(order["halt"], order["grace_s"])
 
@@ -113,13 +113,13 @@ class Guard:
         try:
             error_file = self._folder / f"{number}.json"
             child = Child(number, label, order["is_shown"], order["log"], error_file, is_users=not order["has_input"])
-            if said := child.open_log():
-                self._note(label, said)
+            if text := child.open_log():
+                self._print(label, text)
             child.spawn(order["argv"], order["env"], has_input=order["has_input"])
         except (OSError, subprocess.SubprocessError) as e:
-            said = f"cannot run {order['argv'][0]}: {e}"
-            self._note(label, said)
-            self._say({"ended": number, "status": 127, "output": [said], "error": "", "why": ""})
+            text = f"cannot run {order['argv'][0]}: {e}"
+            self._print(label, text)
+            self._send({"ended": number, "status": 127, "output": [text], "error": "", "why": ""})
             return
         self._children[number] = child
         self._resume(child)
@@ -132,7 +132,7 @@ class Guard:
         if (child := self._children.get(number)) is not None and child.status is None:
             reached = process_tree.pass_on(child.pid, signal_number)
             name = signal.Signals(signal_number).name
-            self._note(child.label, f"{name} is passed on" if reached else f"{name} is not passed on: it would end it")
+            self._print(child.label, f"{name} is passed on" if reached else f"{name} is not passed on: it would end it")
 
     def _halt(self, child: Child, grace_s: float) -> None:
         if child.status is None and child.kill_at is None and grace_s > 0:
@@ -200,7 +200,9 @@ class Guard:
         self._show(child, child.lines.end())
         child.close()
         output = child.lines.tail + ([f"(processes {left} cannot be killed)"] if left else [])
-        self._say({"ended": child.number, "status": status, "output": output, "error": child.error(), "why": child.why})
+        self._send(
+            {"ended": child.number, "status": status, "output": output, "error": child.error(), "why": child.why}
+        )
 
     def _end_all(self) -> None:
         """Kill all descendants of the guard, including new ones."""
@@ -222,8 +224,8 @@ class Guard:
             self._pause(child)
             child.is_read = True
             return False
-        if said := child.write_log(data):
-            self._note(child.label, said)
+        if text := child.write_log(data):
+            self._print(child.label, text)
         self._show(child, child.lines.feed(data))
         return True
 
@@ -273,10 +275,10 @@ class Guard:
         while self._outlet.has_some and poll.poll(1000 * max(0.0, ends_at - time.monotonic())):
             self._write()
 
-    def _note(self, label: str, said: str) -> None:
-        self._outlet.put(f"[{label}] ", [said.encode()])
+    def _print(self, label: str, text: str) -> None:
+        self._outlet.put(f"[{label}] ", [text.encode()])
 
-    def _say(self, event: dict[str, Any]) -> None:
+    def _send(self, event: dict[str, Any]) -> None:
         with contextlib.suppress(ConnectionError):
             self._control.sendall(json.dumps(event).encode() + b"\n")
 

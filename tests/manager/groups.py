@@ -80,7 +80,7 @@ def holding(size: int = 2, step: int = 0, names: str = "ab") -> GroupMachine:
     machine = joined(size, step)
     answers = machine.handle(handed(1, formed(1, step, names)), 0)
     assert sum(isinstance(effect, events.QuorumAnswered) for effect in answers) == size
-    assert (machine.held, machine.session._beats) == (held(granted=step), 2)
+    assert (machine.held, machine.session._heartbeats) == (held(granted=step), 2)
     return machine
 
 

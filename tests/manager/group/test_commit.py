@@ -46,7 +46,7 @@ class Group:
             "Opened": self.open,
             "Withdrawn": lambda call: self.votes.withdraw(call) or [],
             "RankLost": lambda rank: self.follows(self.votes.lose(rank)),
-            "RankMissed": lambda rank, reason: self.follows(self.votes.miss(rank, reason)),
+            "RankMissed": lambda rank, reason: self.follows(self.votes.give_up_rank(rank, reason)),
             "Asked": self.ask,
         }
 

@@ -251,7 +251,7 @@ def test_a_wait_for_a_quorum_ends_by_a_grant_and_not_by_a_step_of_a_revoked_one(
     caplog.clear()
     group.ask(0, 1)
     group.loop.go(7)
-    group.hear(session.HeartbeatAck(group.driver.machine.session._beats, 1.0))
+    group.hear(session.HeartbeatAck(group.driver.machine.session._heartbeats, 1.0))
     assert [line.partition(":")[0] for line in caplog.messages] == ["no quorum for 5 s", "there is a quorum, after 7 s"]
     group.ask(0, 1, commit_failures=1)
     caplog.clear()

@@ -62,7 +62,7 @@ class Group:
     stands = False
 
     def __init__(self, name: str, size: int) -> None:
-        self.machine = unwatched(size, name, show_handles=lambda handles: " ".join(handles).strip().encode())
+        self.machine = unwatched(size, name, encode_handles=lambda handles: " ".join(handles).strip().encode())
         self.name, self.size = name, size
         self.asks: dict[int, QuorumRequest] = {}
         self.words = vars(refusals) | {

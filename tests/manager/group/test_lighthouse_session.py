@@ -78,17 +78,17 @@ class TestBeats:
         assert session.deadline() == 1
         session.tick(1)
         assert session.deadline() == 1.5, "one and a half intervals after the beat that has no answer"
-        assert session.news_of_silence(1.5) is True
+        assert session.silence_change(1.5) is True
         for now in (2, 3, 4):
             session.tick(now)
             assert session.deadline() == now + 1
         session.echo(1, 4.2, interval_s=3.0)
-        assert session.news_of_silence(4.2) is False
+        assert session.silence_change(4.2) is False
         session.tick(5)
         assert session.deadline() == 8
         session.tick(8)
         assert session.deadline() == 8.7, "one and a half of the new intervals after the echo"
-        assert session.news_of_silence(8.7) is True
+        assert session.silence_change(8.7) is True
         assert session.deadline() == 9.2, "five seconds after the echo"
 
 
@@ -109,7 +109,7 @@ class TestEchoes:
         now = 0.0
         while not session.is_given_up(now):
             session.tick(now)
-            session.news_of_silence(now)
+            session.silence_change(now)
             assert session.deadline() > now
             now = session.deadline()
         assert len(session._sent_at) <= 6
@@ -118,20 +118,20 @@ class TestEchoes:
 class TestSilence:
     def test_is_a_beat_without_an_answer_for_one_and_a_half_intervals(self, session: Session):
         session.echo(1, 0.1)
-        assert session.news_of_silence(50) is None, "nothing was asked"
+        assert session.silence_change(50) is None, "nothing was asked"
         session.tick(1)
-        assert [session.news_of_silence(now) for now in (2.49, 2.5, 2.5)] == [None, True, None], "it is said once"
+        assert [session.silence_change(now) for now in (2.49, 2.5, 2.5)] == [None, True, None], "it is said once"
         session.welcomed(Welcome(0.25, 1.0), 3)
-        assert [session.news_of_silence(now) for now in (3, 3.37, 3.375)] == [False, None, True]
+        assert [session.silence_change(now) for now in (3, 3.37, 3.375)] == [False, None, True]
 
     def test_ends_with_any_answer(self, session: Session):
         session.tick(1)
         session.tick(2)
-        assert session.news_of_silence(2) is True
+        assert session.silence_change(2) is True
         session.echo(1, 2.1)
-        assert session.news_of_silence(2.1) is False
-        assert session.news_of_silence(3.59) is None, "the answer itself is a sign that the connection carries"
-        assert session.news_of_silence(3.6) is True
+        assert session.silence_change(2.1) is False
+        assert session.silence_change(3.59) is None, "the answer itself is a sign that the connection carries"
+        assert session.silence_change(3.6) is True
 
     @pytest.mark.parametrize("lease_s", [1.0, 5.0, 40.0])
     def test_leaves_time_to_move_within_every_lease(self, session: Session, lease_s: float):
@@ -148,7 +148,7 @@ class TestSilence:
             session.opened(ME, session.levels, now)
             now += patience_s
             assert session._silent_at == now
-            assert session.news_of_silence(now) is True
+            assert session.silence_change(now) is True
         session.welcomed(Welcome(1.0, 5.0), now)
         session.opened(ME, session.levels, now)
         assert session._silent_at == now + 1.5
@@ -208,10 +208,10 @@ class TestQuorumsByWhatHasChanged:
     def test_a_join_names_the_quorum_that_it_was_told_last_in_whatever_way(self, session: Session):
         assert session.join(ME, 30, 0) == [JoinRequest(1, ME, 30)]
         accepted = JoinAccepted(1, self.ONE.quorum, True)
-        assert session.whole(accepted) is accepted
+        assert session.full_answer(accepted) is accepted
         assert session.join(ME, 30, 0) == [JoinRequest(2, ME, 30, self.ONE.digest)]
         told = JoinAccepted(2, self.TWO.quorum, True, "a secret")
-        assert session.whole(self.change(2, self.ONE, self.TWO)) == told
+        assert session.full_answer(self.change(2, self.ONE, self.TWO)) == told
         assert session.join(ME, 30, 0) == [JoinRequest(3, ME, 30, self.TWO.digest)]
         session.closed()
         assert session.opened(ME, session.levels, 5)[2:] == [JoinRequest(3, ME, 25, self.TWO.digest)], (
@@ -220,16 +220,16 @@ class TestQuorumsByWhatHasChanged:
 
     def test_a_change_of_another_quorum_is_none_and_the_whole_is_asked_for(self, session: Session):
         session.join(ME, 30, 0)
-        session.whole(JoinAccepted(1, self.ONE.quorum, True))
+        session.full_answer(JoinAccepted(1, self.ONE.quorum, True))
         session.join(ME, 30, 0)
-        assert session.whole(self.change(2, self.TWO, self.THREE)) is None
-        assert session.ask_whole(10) == [JoinRequest(3, ME, 20)]
+        assert session.full_answer(self.change(2, self.TWO, self.THREE)) is None
+        assert session.request_full(10) == [JoinRequest(3, ME, 20)]
         assert [session.is_waiting(number) for number in (2, 3)] == [False, True]
 
     def test_so_is_one_to_a_manager_that_holds_none(self, session: Session):
         session.join(ME, 30, 0)
-        assert session.whole(self.change(1, self.ONE, self.TWO)) is None
-        assert session.ask_whole(10) == [JoinRequest(2, ME, 20)]
+        assert session.full_answer(self.change(1, self.ONE, self.TWO)) is None
+        assert session.request_full(10) == [JoinRequest(2, ME, 20)]
 
     def test_for_no_join_nothing_is_asked(self, session: Session):
-        assert session.ask_whole(0) == []
+        assert session.request_full(0) == []

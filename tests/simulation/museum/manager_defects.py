@@ -34,7 +34,7 @@ from tests.simulation.world import Process
 _decide = Votes.decide
 _open = Votes.open
 _opened = SessionMachine.opened
-_whole = SessionMachine.whole
+_whole = SessionMachine.full_answer
 _assignment = QuorumRequests.assignment
 _hold = QuorumRequests.hold
 _obey = QuorumRequests.obey
@@ -151,7 +151,7 @@ def _pause_with_its_clock(self: ManagerProcess, for_s: float) -> None:
     self._offset -= (self.held_until - before) * self.rate
 
 
-NEWCOMERS_ALONE = (Replaced(SessionMachine, "whole", _take_newcomers_alone),)
+NEWCOMERS_ALONE = (Replaced(SessionMachine, "full_answer", _take_newcomers_alone),)
 LEASE_NEVER_ENDS = (Replaced(QuorumRequests, "renew", _renew_for_ever),)
 VOTE_FOR_ANOTHER_QUORUM = (
     Replaced(Votes, "open", _open_with_votes_of_the_same_step),
