@@ -142,8 +142,8 @@ class LighthouseLink:
         backoff = Backoff()
         waits = True
 
-        def on_message(line: _Connection, message: ToManager) -> None:
-            if line is not self._connection:
+        def on_message(connection: _Connection, message: ToManager) -> None:
+            if connection is not self._connection:
                 return
             if self.error:
                 self._set_error("")
@@ -158,40 +158,41 @@ class LighthouseLink:
         client: AsyncLighthouseClient | None = None
         try:
             while True:
-                line = self._connection = _Connection(client or self._connect(), on_message)
+                connection = self._connection = _Connection(client or self._connect(), on_message)
                 opened()
                 try:
-                    await asyncio.wait((line.over, line.successor), return_when=asyncio.FIRST_COMPLETED)
+                    await asyncio.wait((connection.over, connection.successor), return_when=asyncio.FIRST_COMPLETED)
                     self.cancel_second()
-                    client = line.successor.result() if line.successor.done() else None
+                    client = connection.successor.result() if connection.successor.done() else None
                     if client is None:
-                        error = line.over.result()
+                        error = connection.over.result()
                         if isinstance(error, WrongProtocol | NotServed) and not (
                             self._has_answered or self._has_choice
                         ):
                             raise error
                         if error is None and self._is_leaving:
-                            return self._end()
+                            self._was_reachable, self.error = False, "this replica group has left its job"
+                            return
                         is_refused = error is not None and not isinstance(error, Unreachable | Superseded)
-                        text = str(error or f"{line.client.address} closed the session")
+                        text = str(error or f"{connection.client.address} closed the session")
                         waits = self._search is None or self._search.mark_failed(error or Unreachable(text))
                         if waits or not isinstance(error, NotLeader):  # a follower's redirect is no failure
                             self._set_error(text, is_reachable=is_refused)
                         if error is not None and is_refused:
                             received(JoinRejected(0, error))
                 finally:
-                    self._abandoned.add(line)
+                    self._abandoned.add(connection)
                     self._connection = None
                     closed()
                 if client is None:
                     if waits:
                         await backoff.wait()
-                elif not line.client.is_connected:  # its messages must not reach the lighthouse later
-                    line.session.cancel()
+                elif not connection.client.is_connected:  # its messages must not reach the lighthouse later
+                    connection.session.cancel()
         finally:
             self.cancel_second()
             self._close_abandoned()
-            await asyncio.gather(*(line.over for line in self._closing), return_exceptions=True)
+            await asyncio.gather(*(connection.over for connection in self._closing), return_exceptions=True)
 
     def send(self, message: ToLighthouse) -> None:
         self._is_leaving |= isinstance(message, Leave)
@@ -245,9 +246,9 @@ class LighthouseLink:
 
     def _close_abandoned(self) -> None:
         """Close the abandoned connections."""
-        for line in self._abandoned:
-            line.session.cancel()
-        self._closing = {line for line in self._closing | self._abandoned if not line.over.done()}
+        for connection in self._abandoned:
+            connection.session.cancel()
+        self._closing = {connection for connection in self._closing | self._abandoned if not connection.over.done()}
         self._abandoned = set()
 
     def _set_error(self, error: str, *, is_reachable: bool = False) -> None:
@@ -263,6 +264,3 @@ class LighthouseLink:
             log.info("connected to the lighthouse at %s", self.address, extra=told)
         self._was_reachable = is_reachable or not error
         self.error = error
-
-    def _end(self) -> None:
-        self._was_reachable, self.error = False, "this replica group has left its job"

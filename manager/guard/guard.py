@@ -106,7 +106,8 @@ class Guard:
                 child = self._children.get(order["tail"])
                 self._send({"tail": order["tail"], "output": child.lines.so_far if child is not None else []})
             else:
-                self._halt_order(order["halt"], order["grace_s"])
+                if (child := self._children.get(order["halt"])) is not None:
+                    self._halt(child, order["grace_s"])
 
     def _start(self, order: dict[str, Any]) -> None:
         number, label = order["start"], order["label"]
@@ -123,10 +124,6 @@ class Guard:
             return
         self._children[number] = child
         self._resume(child)
-
-    def _halt_order(self, number: int, grace_s: float) -> None:
-        if (child := self._children.get(number)) is not None:
-            self._halt(child, grace_s)
 
     def _pass_on(self, number: int, signal_number: int) -> None:
         if (child := self._children.get(number)) is not None and child.status is None:
@@ -168,7 +165,9 @@ class Guard:
                 child.stopped_at = None
                 if child.kill_at is None:
                     child.kill_at, child.why = now, f"it was stopped by a signal for {STOPPED_S:g} s, and killed"
-            left = self._tree(child) if child.status is not None or _is_due(child, now) else [child.pid]
+            left = [child.pid]
+            if child.status is not None or _is_due(child, now):
+                left = process_tree.marked(os.getpid(), child.mark, child.pid)
             if _is_due(child, now):
                 process_tree.kill(left)
             if child.status is not None and (not left or now >= (child.kill_at or now) + _UNKILLABLE_S):
@@ -187,9 +186,6 @@ class Guard:
             process_tree.kill(stray.tree)
         if not due or time.monotonic() >= self._strays_until:
             self._strays_until = None
-
-    def _tree(self, child: Child) -> list[int]:
-        return process_tree.marked(os.getpid(), child.mark, child.pid)
 
     def _ended(self, child: Child, status: int, left: list[int]) -> None:
         del self._children[child.number]

@@ -12,7 +12,7 @@ import random
 import signal
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from lighthouse_protocol.identity import parse_address
 from lighthouse_protocol.messages import hosts
@@ -49,6 +49,14 @@ SILENCE_S = 10.0
 _PROBE_TIMEOUT_S = PROBE_TIMEOUT_S + 0.5
 
 
+@dataclass(slots=True)
+class _Host:
+    """Connection to the supervisor of another host."""
+
+    sender: Sender
+    heard_at: float  # when its last message arrived
+
+
 class WorkerHosts:
     """Connections to the supervisors of the group's other hosts.
 
@@ -64,8 +72,7 @@ class WorkerHosts:
         self._plan = plan
         self._report = report
         self._end = end
-        self._senders: dict[int, Sender] = {}
-        self._heard_at: dict[int, float] = {}
+        self._hosts: dict[int, _Host] = {}
         self._over: hosts.GroupEnded | None = None
         self._numbers = itertools.count(1)
         self._probes: dict[int, asyncio.Future[ProcessSnapshot]] = {}
@@ -76,19 +83,19 @@ class WorkerHosts:
 
     def send(self, host: int, message: hosts.ToHost) -> None:
         """Send a message to a host. Drop it if the host is not connected: its loss is already reported."""
-        if (sender := self._senders.get(host)) is not None:
-            sender.send(NODE_RESPONSES.write(message))
+        if (connected := self._hosts.get(host)) is not None:
+            connected.sender.send(NODE_RESPONSES.write(message))
 
     async def probe(self, request: WatchHello) -> ProcessSnapshot:
         """Ask all other hosts to inspect a rank's process. The host that runs it answers."""
-        if not self._senders:
+        if not self._hosts:
             return ProcessSnapshot(missing=(ELSEWHERE,))
         number = next(self._numbers)
         seen = self._probes[number] = asyncio.get_running_loop().create_future()
         offer = request.offer or EvidenceOffer()
         message = hosts.ProbeRequest(number, request.group_rank, request.pid, request.host, request.started, offer)
         try:
-            for host in self._senders:
+            for host in self._hosts:
                 self.send(host, message)
             return await asyncio.wait_for(seen, _PROBE_TIMEOUT_S)
         except TimeoutError:
@@ -99,7 +106,7 @@ class WorkerHosts:
 
     def end_all(self, over: hosts.GroupEnded, excluded: dict[int, str]) -> None:
         self._over = over
-        for host in self._senders:
+        for host in self._hosts:
             self.send(host, hosts.GroupEnded(over.status, over.why, excluded.get(host, "")))
 
     async def serve(self, requests: Requests[hosts.FromHost], _: Call, sender: Sender) -> None:
@@ -108,16 +115,19 @@ class WorkerHosts:
             return
         self._check(entry)
         host = entry.node_rank
-        self._enter(host, sender)
-        watch = asyncio.create_task(self._send_heartbeats(host, sender))
+        connected = self._enter(host, sender)
+        heartbeats = asyncio.create_task(_send_heartbeats(host, connected))
         try:
             async for message in requests:
-                self._heard_at[host] = asyncio.get_running_loop().time()
+                connected.heard_at = asyncio.get_running_loop().time()
                 if message is not None:
                     self.receive(host, message)
         finally:
-            watch.cancel()
-            self._leave(host, sender)
+            heartbeats.cancel()
+            if self._hosts.get(host) is connected:
+                del self._hosts[host]
+                log.warning("lost host %d", host, extra=event("host_lost", host=host))
+                self._report(HostLost(host, "its supervisor disconnected"))
 
     def _check(self, entry: hosts.HostHello) -> None:
         plan = self._plan()
@@ -129,30 +139,18 @@ class WorkerHosts:
                 f"and host 0 for {ours}; give all hosts of a group the same options"
             )
 
-    def _enter(self, host: int, sender: Sender) -> None:
-        if (older := self._senders.pop(host, None)) is not None:
-            older.end(Superseded(f"another supervisor of host {host} has come"))
+    def _enter(self, host: int, sender: Sender) -> _Host:
+        if (older := self._hosts.pop(host, None)) is not None:
+            older.sender.end(Superseded(f"another supervisor of host {host} has come"))
             self._report(HostLost(host, "its supervisor was started again"))
         log.info("host %d connected", host, extra=event("host_joined", host=host))
-        self._senders[host] = sender
-        self._heard_at[host] = asyncio.get_running_loop().time()
+        connected = self._hosts[host] = _Host(sender, asyncio.get_running_loop().time())
         address, port = self._plan().master
         self.send(host, hosts.HostWelcome(address, port))
         if self._over is not None:
             self.send(host, self._over)
         self._report(HostReady(host))
-
-    def _leave(self, host: int, sender: Sender) -> None:
-        if self._senders.get(host) is sender:
-            del self._senders[host]
-            log.warning("lost host %d", host, extra=event("host_lost", host=host))
-            self._report(HostLost(host, "its supervisor disconnected"))
-
-    async def _send_heartbeats(self, host: int, sender: Sender) -> None:
-        while asyncio.get_running_loop().time() < self._heard_at[host] + SILENCE_S:
-            sender.send(NODE_RESPONSES.write(hosts.HostHeartbeat()))
-            await asyncio.sleep(HEARTBEAT_S)
-        sender.end(Unreachable(f"host {host} was silent for {SILENCE_S:g} s"))  # it may reconnect
+        return connected
 
     def receive(self, host: int, message: hosts.FromHost) -> None:
         match message:
@@ -175,6 +173,13 @@ class WorkerHosts:
                 pass
             case hosts.HostHello():
                 raise InvalidRequest("came twice", field="hello")
+
+
+async def _send_heartbeats(host: int, connected: _Host) -> None:
+    while asyncio.get_running_loop().time() < connected.heard_at + SILENCE_S:
+        connected.sender.send(NODE_RESPONSES.write(hosts.HostHeartbeat()))
+        await asyncio.sleep(HEARTBEAT_S)
+    connected.sender.end(Unreachable(f"host {host} was silent for {SILENCE_S:g} s"))  # it may reconnect
 
 
 LOOPBACK = "127.0.0.1"

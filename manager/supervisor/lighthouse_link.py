@@ -149,17 +149,14 @@ class SupervisorLink:
         self._set_error("")
         match message:
             case supervisor.SupervisorWelcome(interval_s):
-                self._welcomed(stream, interval_s)
+                self._stream = stream
+                self._report.welcomed(self._clock())
+                self._send_heartbeat(stream, interval_s)
             case run.RunStopped() | run.RunCompleted():  # a completed run needs no stop
                 self._has_stop_arrived.set()
             case run.HelloRejected():
                 self._is_over = True
         return self._on_message(message)
-
-    def _welcomed(self, stream: SupervisorStream, interval_s: float) -> None:
-        self._stream = stream
-        self._report.welcomed(self._clock())
-        self._send_heartbeat(stream, interval_s)
 
     def _send_heartbeat(self, stream: SupervisorStream, interval_s: float) -> None:
         if self._stream is stream:
@@ -173,13 +170,11 @@ class SupervisorLink:
     def _set_error(self, error: str, what: str = "lighthouse unreachable") -> None:
         if error:
             if text := self._absence.next_line(error, self._clock()):
-                log.warning("%s: %s; %s", what, text, self._consequence(), extra=event("lighthouse_lost"))
+                cost = "the ranks keep running" if self._has_answered else "the ranks start when it answers"
+                log.warning("%s: %s; %s", what, text, cost, extra=event("lighthouse_lost"))
         else:
             if self._is_away:
                 log.info("lighthouse reachable again", extra=event("lighthouse_answers"))
             self._absence.ended()
             self._has_answered = True
         self._is_away = bool(error)
-
-    def _consequence(self) -> str:
-        return "the ranks keep running" if self._has_answered else "the ranks start when it answers"
